@@ -1,0 +1,139 @@
+"""Shapes of models and facts of checkpoints, as frozen dataclasses, and the named presets."""
+
+import dataclasses
+import math
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenSpec:
+    """Special tokens of one checkpoint.
+
+    A shared vocabulary is not a shared token table, so these ids belong to the checkpoint and are never
+    guessed from the tokenizer.
+
+    Attributes:
+      bos: id put before every prompt, or None.
+      stop: ids that end a generation (end of text, end of turn).
+      pad: id that fills buffers beyond a row's length.
+      mask: id of the mask of a denoiser, or None.
+      alignment: which token the logits of position p predict: "next" (p + 1) or "own" (p).
+    """
+
+    bos: int | None = None
+    stop: tuple[int, ...] = ()
+    pad: int = 0
+    mask: int | None = None
+    alignment: str = "next"
+
+    def __post_init__(self) -> None:
+        if self.alignment not in ("next", "own"):
+            raise ValueError(f"alignment must be 'next' or 'own', not {self.alignment!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentDepthConfig:
+    """Shape of a recurrent-depth model (Geiping et al. 2025, Huginn-0125): prelude, core, coda.
+
+    Attributes:
+      vocab_size: V, rows of the embedding.
+      width: D, width of the residual stream and of the latent state.
+      heads: H; key-value heads are as many, head channels are C = D / H.
+      feed_forward: F, inner width of the gated MLP.
+      prelude_layers, core_layers, coda_layers: sandwich blocks of each part; the core is the repeated part.
+      max_length: longest sequence the model was built for.
+      rope_base: base of the rotary embedding.
+      norm_eps: epsilon of RMSNorm.
+      qk_bias: whether queries and keys carry a learned bias (before the rotation).
+      tie_embeddings: whether the output matrix is the embedding.
+      mean_recurrence: default recurrences at inference, mean of the training draw.
+      mean_backprop_depth: last recurrences of a training step that carry gradient.
+      dtype: dtype of activations; norms, softmax and logits are float32 whatever it is.
+      param_dtype: dtype of parameters.
+      remat: "none" or "iteration" (one rematerialised region per recurrence).
+    """
+
+    vocab_size: int
+    width: int
+    heads: int
+    feed_forward: int
+    prelude_layers: int = 2
+    core_layers: int = 4
+    coda_layers: int = 2
+    max_length: int = 4096
+    rope_base: float = 50_000.0
+    norm_eps: float = 1e-6
+    qk_bias: bool = True
+    tie_embeddings: bool = True
+    mean_recurrence: int = 32
+    mean_backprop_depth: int = 8
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+    remat: str = "none"
+
+    family = "recurrent_depth"
+
+    def __post_init__(self) -> None:
+        sizes = (
+            "vocab_size width heads feed_forward prelude_layers core_layers coda_layers max_length "
+            "mean_recurrence mean_backprop_depth"
+        )
+        for name in sizes.split():
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.width % self.heads or (self.width // self.heads) % 2:
+            raise ValueError(
+                f"width {self.width} must split into {self.heads} heads of an even number of channels"
+            )
+        if self.remat not in ("none", "iteration"):
+            raise ValueError(f"remat must be 'none' or 'iteration', not {self.remat!r}")
+
+    @property
+    def head_dim(self) -> int:
+        """C, channels of a head."""
+        return self.width // self.heads
+
+    @property
+    def init_std(self) -> float:
+        """Standard deviation sqrt(2 / 5D) of embeddings, input matrices and initial states."""
+        return math.sqrt(2 / (5 * self.width))
+
+    @property
+    def effective_depth(self) -> int:
+        """Layers a token passes at the mean recurrence: prelude + coda + core * mean_recurrence."""
+        return self.prelude_layers + self.coda_layers + self.core_layers * self.mean_recurrence
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as a dictionary that JSON can hold."""
+        return dataclasses.asdict(self)
+
+
+PRESETS: dict[str, RecurrentDepthConfig] = {
+    "huginn-0125": RecurrentDepthConfig(
+        vocab_size=65_536, width=5280, heads=55, feed_forward=17_920, dtype="bfloat16"
+    ),
+    "tiny-recurrent": RecurrentDepthConfig(
+        vocab_size=512,
+        width=128,
+        heads=4,
+        feed_forward=352,
+        prelude_layers=1,
+        core_layers=2,
+        coda_layers=1,
+        max_length=512,
+        mean_recurrence=16,
+        mean_backprop_depth=4,
+    ),
+    "test-recurrent": RecurrentDepthConfig(
+        vocab_size=32,
+        width=16,
+        heads=2,
+        feed_forward=24,
+        prelude_layers=1,
+        core_layers=2,
+        coda_layers=1,
+        max_length=64,
+        mean_recurrence=4,
+        mean_backprop_depth=2,
+    ),
+}
