@@ -1,0 +1,190 @@
+"""Training batches of word problems as a resumable grain pipeline, and padded prompts for decoding."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import grain
+import numpy as np
+from jaxtyping import Int32
+
+from paradec_jax.config import TokenSpec
+from paradec_jax.data.vocabulary import token_spec
+from paradec_jax.data.word_problems import WordProblem, problem
+from paradec_jax.tokenizer import Tokenizer
+
+Batch = dict[str, np.ndarray]
+Mixture = Sequence[tuple[int, Sequence[float]]]
+
+_NUM_BATCHES = 2**31 - 1
+_LENGTH_SAMPLE = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    """Problems of `steps_low` to `steps_high` steps, padded to `length` positions (T of the batch)."""
+
+    steps_low: int
+    steps_high: int
+    length: int
+
+
+# The lengths hold every problem that the templates can make, not only those seen.
+BUCKETS = (Bucket(2, 3, 164), Bucket(4, 5, 228), Bucket(6, 8, 328))
+MIXTURE = ((0, (0.4, 0.3, 0.3)),)
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchMaker:
+    """Makes batch i, a pure function of the fields and i. See `word_problem_batches`."""
+
+    tokenizer: Tokenizer
+    seed: int
+    split: str
+    batch_tokens: int
+    buckets: tuple[Bucket, ...]
+    mixture: tuple[tuple[int, tuple[float, ...]], ...]
+    prompt_weight: float
+    spec: TokenSpec
+
+    def __post_init__(self) -> None:
+        if not self.buckets:
+            raise ValueError("buckets must hold at least one bucket")
+        if not self.spec.stop:
+            raise ValueError("spec must name a stop token: every row ends in one")
+        _check_mixture(self.mixture, len(self.buckets))
+        for bucket in self.buckets:
+            if bucket.length > self.batch_tokens:
+                raise ValueError(f"batch_tokens {self.batch_tokens} cannot hold a row of {bucket.length}")
+            steps = bucket.steps_high
+            self._rows([problem(self.seed, i, self.split, steps) for i in range(_LENGTH_SAMPLE)], bucket)
+
+    def bucket_of(self, index: int) -> Bucket:
+        """The bucket of batch `index`: a draw from the stage of the mixture that `index` falls in."""
+        weights = np.asarray([stage for start, stage in self.mixture if start <= index][-1], np.float64)
+        draw = np.random.Generator(np.random.Philox([self.seed, index])).random()
+        which = int(np.searchsorted(np.cumsum(weights) / weights.sum(), draw, side="right"))
+        return self.buckets[min(which, int(np.flatnonzero(weights)[-1]))]
+
+    def problems(self, index: int) -> list[WordProblem]:
+        """The problems of batch `index`; no two batches share a problem index."""
+        bucket = self.bucket_of(index)
+        stride = self.batch_tokens // min(bucket.length for bucket in self.buckets)
+        steps = (bucket.steps_low, bucket.steps_high)
+        rows = range(self.batch_tokens // bucket.length)
+        return [problem(self.seed, index * stride + row, self.split, steps) for row in rows]
+
+    def __call__(self, index: int) -> Batch:
+        """Batch `index` as {"tokens", "targets", "weights"}, each [B, T]."""
+        bucket = self.bucket_of(index)
+        rows = self._rows(self.problems(index), bucket)
+        tokens = np.full((len(rows), bucket.length + 1), self.spec.pad, np.int32)
+        weights = np.zeros((len(rows), bucket.length), np.float32)
+        for i, (prompt, solution) in enumerate(rows):
+            end = len(prompt) + len(solution)
+            tokens[i, :end] = prompt + solution
+            weights[i, : len(prompt) - 1] = self.prompt_weight
+            weights[i, len(prompt) - 1 : end - 1] = 1
+        return {"tokens": tokens[:, :-1].copy(), "targets": tokens[:, 1:].copy(), "weights": weights}
+
+    def _rows(self, problems: list[WordProblem], bucket: Bucket) -> list[tuple[list[int], list[int]]]:
+        """Ids of each problem: (bos + prompt, solution + stop)."""
+        texts = [item.prompt for item in problems] + [item.solution for item in problems]
+        ids = self.tokenizer.encode_batch(texts)
+        begin = [] if self.spec.bos is None else [self.spec.bos]
+        pairs = zip(ids[: len(problems)], ids[len(problems) :], strict=True)
+        rows = [(begin + prompt, [*solution, self.spec.stop[0]]) for prompt, solution in pairs]
+        longest = max(len(prompt) + len(solution) for prompt, solution in rows) - 1
+        if longest > bucket.length:
+            raise ValueError(
+                f"a problem of {bucket.steps_low} to {bucket.steps_high} steps needs {longest} positions "
+                f"and its bucket has length {bucket.length}: give the bucket a greater length"
+            )
+        return rows
+
+
+def word_problem_batches(
+    tokenizer: Tokenizer,
+    *,
+    seed: int,
+    split: str = "train",
+    batch_tokens: int = 16_384,
+    buckets: Sequence[Bucket] = BUCKETS,
+    mixture: Mixture = MIXTURE,
+    prompt_weight: float = 0.0,
+    spec: TokenSpec | None = None,
+    prefetch: int = 2,
+) -> grain.DatasetIterator[Batch]:
+    """An endless iterator over batches of word problems; `get_state` and `set_state` resume it exactly.
+
+    A row is bos + prompt + solution + stop. A batch is B = batch_tokens // T rows of one bucket of length T:
+    {"tokens": int32 [B, T], "targets": int32 [B, T], "weights": float32 [B, T]}. Targets are the tokens one
+    position later; weights are 1 where the target belongs to the answer (solution and stop token),
+    `prompt_weight` where it belongs to the prompt and 0 on padding.
+
+    Args:
+      tokenizer: the tokenizer of the model.
+      seed: non-negative seed; batch i is a pure function of (seed, i) and the other arguments.
+      split: "train", "tune" or "test".
+      batch_tokens: positions of a batch, padding included.
+      buckets: the shapes of batches.
+      mixture: stages (first batch index, weight of each bucket) in ascending order, the first at 0.
+      prompt_weight: weight of a prompt's tokens in the loss.
+      spec: special tokens of the model; those of `build_tokenizer` when None.
+      prefetch: batches made ahead in a thread; 0 makes each one when it is asked for.
+
+    Raises:
+      ValueError: when an argument is out of range or problems do not fit their bucket.
+    """
+    stages = tuple((int(start), tuple(float(w) for w in weights)) for start, weights in mixture)
+    spec = token_spec() if spec is None else spec
+    make = BatchMaker(tokenizer, seed, split, batch_tokens, tuple(buckets), stages, prompt_weight, spec)
+    options = grain.ReadOptions(num_threads=min(prefetch, 1), prefetch_buffer_size=prefetch)
+    return iter(grain.MapDataset.range(_NUM_BATCHES).map(make).to_iter_dataset(options))
+
+
+def encode_prompts(
+    tokenizer: Tokenizer,
+    prompts: Sequence[str | WordProblem],
+    *,
+    spec: TokenSpec | None = None,
+    bucket: int = 32,
+) -> tuple[Int32[np.ndarray, "B P"], Int32[np.ndarray, " B"]]:
+    """Prompts as bos + ids, padded on the right to P: the longest, rounded up to a multiple of `bucket`.
+
+    Args:
+      tokenizer: the tokenizer of the model.
+      prompts: texts, or problems whose `prompt` is meant; at least one.
+      spec: special tokens of the model; those of `build_tokenizer` when None.
+      bucket: lengths that share one compiled program.
+
+    Returns:
+      (tokens [B, P], lengths [B]), the lengths counting bos.
+
+    Raises:
+      ValueError: when there is no prompt, or a prompt without any token.
+    """
+    if not prompts or bucket < 1:
+        raise ValueError(f"need at least one prompt and bucket >= 1, got {len(prompts)} and {bucket}")
+    spec = token_spec() if spec is None else spec
+    begin = [] if spec.bos is None else [spec.bos]
+    texts = [item.prompt if isinstance(item, WordProblem) else item for item in prompts]
+    rows = [begin + ids for ids in tokenizer.encode_batch(texts)]
+    lengths = np.asarray([len(row) for row in rows], np.int32)
+    if lengths.min() == 0:
+        raise ValueError(f"prompt {int(lengths.argmin())} has no token and the model no bos to start from")
+    tokens = np.full((len(rows), -(-int(lengths.max()) // bucket) * bucket), spec.pad, np.int32)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = row
+    return tokens, lengths
+
+
+def _check_mixture(mixture: tuple[tuple[int, tuple[float, ...]], ...], buckets: int) -> None:
+    starts = [start for start, _ in mixture]
+    if not starts or starts[0] != 0 or starts != sorted(set(starts)):
+        raise ValueError(f"mixture must have ascending stages, the first at batch 0, not at {starts}")
+    for start, weights in mixture:
+        if len(weights) != buckets or min(weights) < 0 or sum(weights) <= 0:
+            raise ValueError(
+                f"mixture from batch {start} must give {buckets} weights, none negative and one positive, "
+                f"not {list(weights)}"
+            )

@@ -1,0 +1,50 @@
+"""Keys per request, folded by (purpose, step, position), never by row.
+
+A row therefore draws the same alone, at any place of a batch, or refilled from a queue. Recorded draws may take
+the place of the keys; that is how runs of other programs are replayed.
+"""
+
+import dataclasses
+import enum
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+class Purpose(enum.IntEnum):
+    """What a draw is for."""
+
+    STATE = 0
+    TOKEN = 1
+    NOISE = 2
+    FILLER = 3
+    DRAFT = 4
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """Draws recorded from another program, shared by all rows and indexed by position; any may be missing.
+
+    Attributes:
+      states: initial latent state of each position at scale 1, [P, D].
+      uniforms: number in [0, 1) that samples the token at each position, [P].
+    """
+
+    states: Float[Array, "P D"] | None = None
+    uniforms: Float[Array, "P"] | None = None
+
+
+def fold(
+    keys: Array, purpose: Purpose, positions: Int[Array, "B W"], step: Int[Array, "B"] | None = None
+) -> Array:
+    """One key for each row and position, [B, W], from one key a row."""
+    if step is None:
+        step = jnp.zeros(positions.shape[:1], jnp.int32)
+
+    def of_row(key: Array, step: Array, positions: Array) -> Array:
+        key = jax.random.fold_in(jax.random.fold_in(key, purpose), step)
+        return jax.vmap(lambda position: jax.random.fold_in(key, position))(positions)
+
+    return jax.vmap(of_row)(keys, step, positions)

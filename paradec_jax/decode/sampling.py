@@ -1,0 +1,142 @@
+"""From logits to one token: temperature, top-k, top-p, min-p, and the draw."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from paradec_jax.decode.randomness import Purpose, Recorded, fold
+
+TOP_P_RULES = ("drop", "keep")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SamplingKnobs:
+    """Arrays that shape the token distribution; changing them never recompiles.
+
+    Attributes:
+      temperature: T; 0 takes the most probable token.
+      top_k: tokens kept, ties at the k-th included; 0 keeps all.
+      top_p: probability mass kept; 1 keeps all.
+      min_p: smallest probability kept, relative to the largest; 0 keeps all.
+    """
+
+    temperature: Float[Array, "..."] | float = 0.0
+    top_k: Int[Array, "..."] | int = 0
+    top_p: Float[Array, "..."] | float = 1.0
+    min_p: Float[Array, "..."] | float = 0.0
+
+    def checked(self) -> "SamplingKnobs":
+        """Self, after a look at the values that are not traced. Raises ValueError."""
+        _check(self.temperature, "temperature", lambda x: x >= 0, "at least 0")
+        _check(self.top_k, "top_k", lambda x: x >= 0, "at least 0 (0 keeps all tokens)")
+        _check(self.top_p, "top_p", lambda x: (x > 0) & (x <= 1), "above 0 and at most 1")
+        _check(self.min_p, "min_p", lambda x: (x >= 0) & (x <= 1), "between 0 and 1")
+        return self
+
+
+def _check(value: Any, name: str, allowed: Any, text: str) -> None:
+    if isinstance(value, jax.core.Tracer):
+        return
+    if not np.all(allowed(np.asarray(value))):
+        raise ValueError(f"{name} must be {text}, not {value}")
+
+
+def filtered_probabilities(
+    logits: Float[Array, "*shape V"],
+    knobs: SamplingKnobs,
+    *,
+    top_p_rule: str = "drop",
+) -> Float[Array, "*shape V"]:
+    """Softmax of `logits / temperature` after top-k, top-p and min-p, in this order, renormalised; float32.
+
+    Each filter works on what the one before left, without renormalising in between. The two rules of top-p
+    differ in the token that crosses the threshold: "drop" removes it (Huginn's release), "keep" keeps it (the
+    usual rule); the most probable token always stays.
+    """
+    if top_p_rule not in TOP_P_RULES:
+        raise ValueError(f"top_p_rule must be one of {', '.join(TOP_P_RULES)}, not {top_p_rule!r}")
+    vocab = logits.shape[-1]
+    temperature = jnp.where(jnp.asarray(knobs.temperature) == 0, 1.0, knobs.temperature)
+    probs = jax.nn.softmax(logits.astype(jnp.float32) / temperature, axis=-1)
+
+    top_k = jnp.where(jnp.asarray(knobs.top_k) == 0, vocab, jnp.minimum(knobs.top_k, vocab))
+    ordered = jnp.flip(jnp.sort(probs, axis=-1), axis=-1)
+    kth = jnp.take_along_axis(ordered, jnp.broadcast_to(top_k - 1, (*probs.shape[:-1], 1)), axis=-1)
+    probs = jnp.where(probs < kth, 0.0, probs)
+
+    order = jnp.argsort(-probs, axis=-1, stable=True)
+    ordered = jnp.take_along_axis(probs, order, axis=-1)
+    mass = jnp.cumsum(ordered, axis=-1)
+    reached = mass if top_p_rule == "drop" else mass - ordered
+    # Rounding may lift the whole mass above 1; a threshold of 1 must still keep everything.
+    outside = (reached > knobs.top_p) & (jnp.arange(vocab) > 0) & (jnp.asarray(knobs.top_p) < 1)
+    rank = jnp.argsort(order, axis=-1)
+    probs = jnp.where(jnp.take_along_axis(outside, rank, axis=-1), 0.0, probs)
+
+    probs = jnp.where(probs < knobs.min_p * jnp.max(probs, axis=-1, keepdims=True), 0.0, probs)
+    return probs / jnp.maximum(jnp.sum(probs, axis=-1, keepdims=True), 1e-10)
+
+
+def repetition_penalty(
+    logits: Float[Array, "*shape V"], seen: Bool[Array, "*shape V"], penalty: Float[Array, ""] | float
+) -> Float[Array, "*shape V"]:
+    """Lowers the logits of tokens already seen: negative ones times the penalty, others divided by it."""
+    return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def inverse_cdf(probs: Float[Array, "*shape V"], uniform: Float[Array, "*shape"]) -> Int[Array, "*shape"]:
+    """First index whose cumulative probability exceeds the number."""
+    exceeds = jnp.cumsum(probs, axis=-1) > uniform[..., None]
+    return jnp.argmax(exceeds, axis=-1).astype(jnp.int32)
+
+
+def sample(
+    logits: Float[Array, "B W V"],
+    positions: Int[Array, "B W"],
+    keys: Array,
+    knobs: SamplingKnobs,
+    recorded: Recorded | None = None,
+    *,
+    top_p_rule: str = "drop",
+    purpose: Purpose = Purpose.TOKEN,
+) -> Int[Array, "B W"]:
+    """Draws the token of each position with Gumbel noise, `argmax(log p + g)`; temperature 0 is argmax.
+
+    The noise belongs to the position, not to the step: a decoder that revises a position sees the same noise
+    each time, so its candidate settles once the logits do, and every decoder draws the same token from the
+    same logits.
+
+    Args:
+      logits: scores of the tokens at `positions`.
+      positions: absolute positions of the tokens to be drawn.
+      keys: one key a row.
+      knobs: the distribution's shape.
+      recorded: recorded uniforms, used through the inverse cumulative distribution in place of the noise.
+      top_p_rule: see `filtered_probabilities`.
+      purpose: what the draw is for.
+    """
+
+    def greedy(logits: Array) -> Array:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+    def stochastic(logits: Array) -> Array:
+        probs = filtered_probabilities(logits, knobs, top_p_rule=top_p_rule)
+        if recorded is not None and recorded.uniforms is not None:
+            return inverse_cdf(probs, recorded.uniforms[jnp.minimum(positions, len(recorded.uniforms) - 1)])
+        folded = fold(keys, purpose, positions)
+        noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:], jnp.float32)))(folded)
+        return jnp.argmax(jnp.log(probs) + noise, axis=-1).astype(jnp.int32)
+
+    return lax.cond(jnp.asarray(knobs.temperature) > 0, stochastic, greedy, logits)
+
+
+def log_probability(logits: Float[Array, "*shape V"], tokens: Int[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Log-probability of each token under the unfiltered softmax, float32, in nats."""
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    return jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0]

@@ -1,0 +1,143 @@
+"""Training of recurrent-depth models: random recurrence, truncated backpropagation (tech report, section 3)."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from paradec_jax.losses.cross_entropy import cross_entropy
+
+Draw = Callable[[Array, Array], Int[Array, ""]]
+Mean = float | Callable[[Array], Array]
+
+
+class RecurrentNetwork(Protocol):
+    """What the objective needs of a network; see `paradec_jax.models.RecurrentDepthNetwork`."""
+
+    def view(self, positions: Array) -> Any: ...
+    def empty_window(self, batch: int, width: int) -> Any: ...
+    def initial_state(self, keys: Array, scale: float) -> Array: ...
+    def embed(self, params: Any, tokens: Array, view: Any, window: Any) -> tuple[Array, Any]: ...
+    def iterate(
+        self, params: Any, state: Array, e: Array, view: Any, window: Any, index: Any
+    ) -> tuple[Array, Any]: ...
+    def readout(self, params: Any, state: Array, view: Any, window: Any) -> tuple[Array, Any]: ...
+    def logits(self, params: Any, hidden: Array) -> Array: ...
+
+
+def _at(mean: Mean, step: Array) -> Array:
+    return jnp.asarray(mean(step) if callable(mean) else mean, jnp.float32)
+
+
+def poisson_lognormal(mean: Mean, sigma: float = 0.5) -> Draw:
+    """Draws the recurrence r of a training step with a heavy right tail.
+
+    `lambda ~ LogNormal(ln M - sigma^2 / 2, sigma)`, `r ~ Poisson(lambda) + 1`, so that E[r] = M + 1.
+
+    Args:
+      mean: M, or a schedule from the step number to M (a curriculum for small budgets).
+      sigma: spread of the log-normal.
+    """
+
+    def draw(key: Array, step: Array) -> Array:
+        of_rate, of_count = jax.random.split(key)
+        normal = jax.random.normal(of_rate)
+        rate = jnp.exp(jnp.log(_at(mean, step)) - sigma**2 / 2 + sigma * normal)
+        return jax.random.poisson(of_count, rate).astype(jnp.int32) + 1
+
+    return draw
+
+
+def exponential(mean: Mean) -> Draw:
+    """Draws `r = max(1, round(Exp(M)))`, as the paper's math finetune does (arXiv 2510.14961, C.6).
+
+    The paper gives neither rounding nor minimum; these are ours.
+    """
+
+    def draw(key: Array, step: Array) -> Array:
+        return jnp.maximum(1, jnp.round(_at(mean, step) * jax.random.exponential(key))).astype(jnp.int32)
+
+    return draw
+
+
+def unroll(
+    network: RecurrentNetwork,
+    params: Any,
+    state: Float[Array, "B T D"],
+    e: Float[Array, "B T D"],
+    view: Any,
+    recurrence: Int[Array, ""] | int,
+    backprop_depth: int,
+    remat: bool = False,
+) -> Float[Array, "B T D"]:
+    """Iterates the core `recurrence` times; only the last `backprop_depth` steps carry gradient.
+
+    The first `n = max(r - K, 0)` steps run in a dynamic loop on constants, the last `k = min(r, K)` in a scan of
+    K steps whose first K - k are skipped, so that one program serves every r. The prelude output e carries
+    gradient through the last k steps alone.
+    """
+    window = network.empty_window(*state.shape[:2])
+
+    def iterate(params: Any, state: Array, e: Array) -> Array:
+        return network.iterate(params, state, e, view, window, 0)[0]
+
+    step = jax.checkpoint(iterate) if remat else iterate
+    constants = lax.stop_gradient((params, e))
+    constant_steps = jnp.maximum(recurrence - backprop_depth, 0)
+    state = lax.fori_loop(
+        0, constant_steps, lambda _, s: iterate(constants[0], s, constants[1]), lax.stop_gradient(state)
+    )
+    skipped = jnp.maximum(backprop_depth - recurrence, 0)
+
+    def body(state: Array, index: Array) -> tuple[Array, None]:
+        return lax.cond(index >= skipped, lambda s: step(params, s, e), lambda s: s, state), None
+
+    return lax.scan(body, lax.stop_gradient(state), jnp.arange(backprop_depth))[0]
+
+
+def recurrent_loss(
+    network: RecurrentNetwork,
+    draw: Draw,
+    backprop_depth: int,
+    *,
+    init_scale: float = 1.0,
+    remat: bool = False,
+) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
+    """Next-token cross-entropy at a random recurrence, one draw a step for the whole batch.
+
+    Args:
+      network: the recurrent-depth network.
+      draw: `poisson_lognormal` or `exponential`.
+      backprop_depth: K, the last recurrences that carry gradient.
+      init_scale: scale of the random initial states.
+      remat: recompute each recurrence in the backward pass.
+
+    Returns:
+      A loss over batches of `tokens`, `targets` [B, T], `weights` [B, T] and the scalar `step`. A batch may
+      bring its own `state` [B, T, D] and `recurrence`, which take the place of the draws.
+    """
+
+    def loss(
+        params: Any, frozen: Any, batch: dict[str, Array], key: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        del frozen
+        of_recurrence, of_state = jax.random.split(key)
+        tokens = batch["tokens"]
+        view = network.view(jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape))
+        recurrence = batch.get("recurrence")
+        if recurrence is None:
+            recurrence = draw(of_recurrence, batch["step"])
+        state = batch.get("state")
+        if state is None:
+            state = network.initial_state(jax.random.split(of_state, tokens.shape), init_scale)
+        window = network.empty_window(*tokens.shape)
+        e, window = network.embed(params, tokens, view, window)
+        state = unroll(network, params, state, e, view, recurrence, backprop_depth, remat)
+        hidden, _ = network.readout(params, state, view, window)
+        value, accuracy = cross_entropy(network.logits(params, hidden), batch["targets"], batch["weights"])
+        return value, {"accuracy": accuracy, "recurrence": jnp.asarray(recurrence, jnp.float32)}
+
+    return loss

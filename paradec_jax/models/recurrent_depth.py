@@ -1,0 +1,372 @@
+"""The recurrent-depth transformer (Geiping et al. 2025, Huginn-0125) and its adapter for decoders.
+
+A prelude embeds tokens, a core refines a latent state as often as one likes, a coda reads the state out::
+
+    e = prelude(sqrt(D) * embedding[tokens])
+    s <- core(adapter [s ; e])           repeated r times, from a random s
+    logits = norm(coda(norm(s))) embedding^T
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from paradec_jax.config import RecurrentDepthConfig
+from paradec_jax.nn import cache as kv_cache
+from paradec_jax.nn import masks
+from paradec_jax.nn.blocks import SandwichBlock, truncated_normal
+from paradec_jax.nn.cache import KV
+from paradec_jax.nn.norms import rms_norm
+from paradec_jax.nn.rope import Rotation, rotation
+
+Layers = tuple[KV, ...]
+CACHE_MODES = ("shared", "full", "latest")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RecurrentKV:
+    """Keys and values of every layer, of a whole buffer (the cache) or of one window.
+
+    Attributes:
+      prelude, coda: a KV [B, H, S, C] for each layer.
+      core: a KV for each layer, [B, H, S, C] where recurrences share one slot (the newest wins), else
+        [R, B, H, S, C].
+      depth: recurrences that each position has done, int32: [B, S] of a cache, [B] of a window.
+    """
+
+    prelude: Layers
+    core: Layers
+    coda: Layers
+    depth: Int[Array, "..."]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class View:
+    """All that a window of positions sees besides its own states: angles, masks and the cached prefix."""
+
+    angles: Rotation
+    window_mask: Bool[Array, "*B W W"]
+    cache: RecurrentKV | None = None
+    prefix_mask: Bool[Array, "B S"] | None = None
+
+
+class RecurrentDepth(nn.Module):
+    """Names the parameters; the three public parts are pure functions of them.
+
+    Parameters: `embedding` [V, D], `prelude_i`, `core_i`, `coda_i` (sandwich blocks), `adapter` [2D, D] (state
+    rows first), `final_norm` [D], and `head` [D, V] where the output matrix is not the embedding.
+    """
+
+    config: RecurrentDepthConfig
+
+    def setup(self) -> None:
+        c = self.config
+        dtype, param_dtype = jnp.dtype(c.dtype), jnp.dtype(c.param_dtype)
+        std, std_out = c.init_std, c.init_std / (2 * c.effective_depth) ** 0.5
+
+        def block() -> SandwichBlock:
+            return SandwichBlock(
+                c.width, c.heads, c.feed_forward, c.qk_bias, c.norm_eps, std, std_out, dtype, param_dtype
+            )
+
+        self.embedding = self.param("embedding", truncated_normal(std), (c.vocab_size, c.width), param_dtype)
+        self.prelude = [block() for _ in range(c.prelude_layers)]
+        self.adapter = self.param("adapter", truncated_normal(std), (2 * c.width, c.width), param_dtype)
+        self.core = [block() for _ in range(c.core_layers)]
+        self.coda = [block() for _ in range(c.coda_layers)]
+        self.final_norm = self.param("final_norm", nn.initializers.ones, (c.width,), param_dtype)
+        if not c.tie_embeddings:
+            self.head = self.param("head", truncated_normal(std), (c.width, c.vocab_size), param_dtype)
+
+    def __call__(self, tokens: Int[Array, "B W"]) -> Float[Array, "B W V"]:
+        """One pass with a zero state and one recurrence; touches every parameter, for `init`."""
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        c = self.config
+        view = View(rotation(positions, c.head_dim, c.rope_base), masks.causal(tokens.shape[1]))
+        e, _ = self.embed(tokens, view)
+        state, _ = self.iterate(jnp.zeros_like(e), e, view)
+        hidden, _ = self.readout(state, view)
+        return self.logits(hidden)
+
+    def embed(self, tokens: Int[Array, "B W"], view: View) -> tuple[Float[Array, "B W D"], Layers]:
+        """Prelude output e, constant through all recurrences."""
+        dtype = jnp.dtype(self.config.dtype)
+        x = self.embedding[tokens].astype(dtype) * jnp.asarray(self.config.width**0.5, dtype)
+        return self._blocks(self.prelude, x, view, view.cache.prelude if view.cache else None, view.prefix_mask)
+
+    def iterate(
+        self,
+        state: Float[Array, "B W D"],
+        e: Float[Array, "B W D"],
+        view: View,
+        prefix: Layers | None = None,
+        prefix_mask: Bool[Array, "B S"] | None = None,
+    ) -> tuple[Float[Array, "B W D"], Layers]:
+        """One recurrence, `core(adapter [s ; e])`, over the cached keys of this recurrence."""
+        x = jnp.concatenate([state, e], axis=-1) @ self.adapter.astype(state.dtype)
+        return self._blocks(self.core, x, view, prefix, prefix_mask)
+
+    def readout(self, state: Float[Array, "B W D"], view: View) -> tuple[Float[Array, "B W D"], Layers]:
+        """Input of the output matrix, `norm(coda(norm(s)))`, both norms with the same gain."""
+        x = self.normalise(state)
+        x, own = self._blocks(self.coda, x, view, view.cache.coda if view.cache else None, view.prefix_mask)
+        return self.normalise(x), own
+
+    def normalise(self, state: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]:
+        """The final norm, which reads a state out and ends the coda."""
+        return rms_norm(state, self.final_norm, self.config.norm_eps)
+
+    def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
+        """Output scores, multiplied in the model's dtype and returned in float32."""
+        if self.config.tie_embeddings:
+            scores = jnp.einsum("...d,vd->...v", hidden, self.embedding.astype(hidden.dtype))
+        else:
+            scores = hidden @ self.head.astype(hidden.dtype)
+        return scores.astype(jnp.float32)
+
+    def _blocks(
+        self,
+        blocks: list[SandwichBlock],
+        x: Float[Array, "B W D"],
+        view: View,
+        prefix: Layers | None,
+        prefix_mask: Bool[Array, "B S"] | None,
+    ) -> tuple[Float[Array, "B W D"], Layers]:
+        own = []
+        for i, block in enumerate(blocks):
+            x, kv = block(x, view.angles, view.window_mask, prefix[i] if prefix else None, prefix_mask)
+            own.append(kv)
+        return x, tuple(own)
+
+
+def parameter_shapes(config: RecurrentDepthConfig) -> dict[str, Any]:
+    """Shapes and dtypes of the parameters, without allocating any."""
+    shapes = jax.eval_shape(RecurrentDepth(config).init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
+    return shapes["params"]
+
+
+def init_params(config: RecurrentDepthConfig, key: Array) -> dict[str, Any]:
+    """Random parameters: std sqrt(2 / 5D), output matrices divided by sqrt(2 * effective depth)."""
+    module = RecurrentDepth(config)
+    return jax.jit(module.init)(key, jnp.zeros((1, 2), jnp.int32))["params"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Forward:
+    """What one call of the network returns: head input, normalised latent, keys and values."""
+
+    hidden: Float[Array, "B W D"]
+    latent: Float[Array, "B W D"]
+    kv: RecurrentKV
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentDepthNetwork:
+    """The network as decoders and losses see it: equal by its config, parameters always an argument.
+
+    Attributes:
+      config: the model's shape.
+      cache: what a position leaves for later ones. "shared": one slot a layer, the newest recurrence wins (the
+        paper's cache with budget 1). "full": one slot a recurrence; positions that stopped earlier are not
+        seen by deeper queries. "latest": as "full", but a position that stopped earlier is seen by its last
+        recurrence.
+      recurrence: r, recurrences of `forward` unless told otherwise, and the slots of "full" and "latest".
+    """
+
+    config: RecurrentDepthConfig
+    cache: str = "shared"
+    recurrence: int = 0
+
+    def __post_init__(self) -> None:
+        if self.cache not in CACHE_MODES:
+            raise ValueError(f"cache must be one of {', '.join(CACHE_MODES)}, not {self.cache!r}")
+        if self.recurrence < 0:
+            raise ValueError(f"recurrence must be positive (or 0 for the config's mean), not {self.recurrence}")
+        if self.recurrence == 0:
+            object.__setattr__(self, "recurrence", self.config.mean_recurrence)
+
+    @property
+    def module(self) -> RecurrentDepth:
+        """The Linen module."""
+        return RecurrentDepth(self.config)
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.config.vocab_size
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence the model was built for."""
+        return self.config.max_length
+
+    def _apply(self, params: Any, method: Callable, *args: Any) -> Any:
+        return self.module.apply({"params": params}, *args, method=method)
+
+    def _empty(self, batch: int, size: int, depth_shape: tuple[int, ...]) -> RecurrentKV:
+        c = self.config
+        slots = () if self.cache == "shared" else (self.recurrence,)
+
+        def part(layers: int, slots: tuple[int, ...] = ()) -> Layers:
+            dtype = jnp.dtype(c.dtype)
+            return tuple(kv_cache.empty(batch, c.heads, size, c.head_dim, dtype, slots) for _ in range(layers))
+
+        return RecurrentKV(
+            part(c.prelude_layers),
+            part(c.core_layers, slots),
+            part(c.coda_layers),
+            jnp.zeros(depth_shape, jnp.int32),
+        )
+
+    def init_cache(self, batch: int, size: int) -> RecurrentKV:
+        """An empty cache for `size` positions a row."""
+        return self._empty(batch, size, (batch, size))
+
+    def empty_window(self, batch: int, width: int) -> RecurrentKV:
+        """Room for the keys and values of one window of `width` positions."""
+        return self._empty(batch, width, (batch,))
+
+    def write(self, cache: RecurrentKV, window: RecurrentKV, at: Int[Array, "B"]) -> RecurrentKV:
+        """The cache with a window stored at positions `at .. at + W - 1` of each row."""
+        core = window.core
+        if self.cache == "latest":
+            core = tuple(_fill_from_last(kv, window.depth) for kv in core)
+        width = window.prelude[0].k.shape[2]
+
+        def layers(old: Layers, new: Layers) -> Layers:
+            return tuple(kv_cache.write(a, b, at) for a, b in zip(old, new, strict=True))
+
+        depth = cache.depth
+        if self.cache == "full":
+            done = jnp.broadcast_to(window.depth[:, None], (at.shape[0], width))
+            depth = jax.vmap(lambda row, new, p: lax.dynamic_update_slice(row, new, (p,)))(depth, done, at)
+        return RecurrentKV(
+            layers(cache.prelude, window.prelude),
+            layers(cache.core, core),
+            layers(cache.coda, window.coda),
+            depth,
+        )
+
+    def view(
+        self,
+        positions: Int[Array, "B W"],
+        cache: RecurrentKV | None = None,
+        visible: Int[Array, "B"] | None = None,
+        window_mask: Bool[Array, "*B W W"] | None = None,
+    ) -> View:
+        """What a window at `positions` sees: the first `visible` cached positions and itself, causally."""
+        if window_mask is None:
+            window_mask = masks.causal(positions.shape[1])
+        prefix_mask = None
+        if cache is not None and visible is not None:
+            prefix_mask = masks.prefix(visible, cache.depth.shape[1])
+        angles = rotation(positions, self.config.head_dim, self.config.rope_base)
+        return View(angles, window_mask, cache, prefix_mask)
+
+    def initial_state(self, keys: Array, scale: Float[Array, ""] | float = 1.0) -> Float[Array, "B W D"]:
+        """Random states `sqrt(D) * TruncNormal(0, std, +-3 std)`, `std = scale * sqrt(2 / 5D)`, one key each."""
+        c = self.config
+        std = c.width**0.5 * c.init_std
+        draw = functools.partial(jax.random.truncated_normal, lower=-3.0, upper=3.0, shape=(c.width,))
+        draws = jax.vmap(draw)(keys.reshape(-1)).reshape(*keys.shape, c.width)
+        return (draws * std * scale).astype(c.dtype)
+
+    def embed(
+        self, params: Any, tokens: Int[Array, "B W"], view: View, window: RecurrentKV
+    ) -> tuple[Float[Array, "B W D"], RecurrentKV]:
+        """Prelude output e of a window, and the window with the prelude's keys and values."""
+        e, own = self._apply(params, RecurrentDepth.embed, tokens, view)
+        return e, dataclasses.replace(window, prelude=own)
+
+    def iterate(
+        self,
+        params: Any,
+        state: Float[Array, "B W D"],
+        e: Float[Array, "B W D"],
+        view: View,
+        window: RecurrentKV,
+        index: Int[Array, ""] | int,
+        rows: Bool[Array, "B"] | None = None,
+    ) -> tuple[Float[Array, "B W D"], RecurrentKV]:
+        """One recurrence of the window; `index` counts recurrences, `rows` (default all) are those that move."""
+        prefix, prefix_mask = None, view.prefix_mask
+        if view.cache is not None and view.prefix_mask is not None:
+            prefix = view.cache.core
+            if self.cache != "shared":
+                prefix = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False), prefix)
+            if self.cache == "full":
+                prefix_mask = view.prefix_mask & (view.cache.depth > index)
+        new, own = self._apply(params, RecurrentDepth.iterate, state, e, view, prefix, prefix_mask)
+        depth = jnp.broadcast_to(jnp.asarray(index + 1, jnp.int32), window.depth.shape)
+        if rows is not None:
+            new = jnp.where(rows[:, None, None], new, state)
+            depth = jnp.where(rows, depth, window.depth)
+
+        def store(old: Array, fresh: Array) -> Array:
+            slot = old if self.cache == "shared" else lax.dynamic_index_in_dim(old, index, keepdims=False)
+            kept = fresh if rows is None else jnp.where(rows[:, None, None, None], fresh, slot)
+            return kept if self.cache == "shared" else lax.dynamic_update_index_in_dim(old, kept, index, 0)
+
+        core = jax.tree.map(store, window.core, own)
+        return new, dataclasses.replace(window, core=core, depth=depth)
+
+    def readout(
+        self, params: Any, state: Float[Array, "B W D"], view: View, window: RecurrentKV
+    ) -> tuple[Float[Array, "B W D"], RecurrentKV]:
+        """Head input of each state, and the window with the coda's keys and values."""
+        hidden, own = self._apply(params, RecurrentDepth.readout, state, view)
+        return hidden, dataclasses.replace(window, coda=own)
+
+    def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
+        """Output scores in float32."""
+        return self._apply(params, RecurrentDepth.logits, hidden)
+
+    def normalise(self, params: Any, state: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]:
+        """A raw state after the final norm."""
+        return self._apply(params, RecurrentDepth.normalise, state)
+
+    def forward(
+        self,
+        params: Any,
+        tokens: Int[Array, "B W"],
+        positions: Int[Array, "B W"],
+        cache: RecurrentKV | None,
+        visible: Int[Array, "B"] | None,
+        state: Float[Array, "B W D"],
+        recurrence: int | None = None,
+    ) -> Forward:
+        """Reads a window through prelude, r recurrences and coda. The caller stores the keys and values.
+
+        Args:
+          params: the parameters.
+          tokens, positions: the window and its absolute positions.
+          cache, visible: the cache and how many of its positions each row may see; None for no cache.
+          state: initial latent states.
+          recurrence: r; the network's own by default.
+        """
+        r = self.recurrence if recurrence is None else recurrence
+        view = self.view(positions, cache, visible)
+        e, window = self.embed(params, tokens, view, self.empty_window(*tokens.shape))
+
+        def body(carry: tuple[Array, RecurrentKV], index: Array) -> tuple[tuple[Array, RecurrentKV], None]:
+            return self.iterate(params, carry[0], e, view, carry[1], index), None
+
+        (state, window), _ = lax.scan(body, (state, window), jnp.arange(r))
+        hidden, window = self.readout(params, state, view, window)
+        return Forward(hidden, self.normalise(params, state), window)
+
+
+def _fill_from_last(kv: KV, depth: Int[Array, "B"]) -> KV:
+    """Copies each row's last recurrence into the slots it did not reach, of a window [R, B, H, W, C]."""
+    index = jnp.minimum(jnp.arange(kv.k.shape[0])[:, None], depth - 1)[:, :, None, None, None]
+    return KV(*(jnp.take_along_axis(x, index, axis=0) for x in kv))

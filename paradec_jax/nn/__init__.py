@@ -1,0 +1,1 @@
+"""Pieces of networks: norms, rotary embedding, visibility rules, attention, caches, blocks."""

@@ -1,0 +1,51 @@
+"""Attention of a window over a cached prefix and over itself."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from paradec_jax.nn.cache import KV
+
+MASKED = float(jnp.finfo(jnp.float32).min)
+
+
+def attend(
+    q: Float[Array, "B H W C"],
+    window: KV,
+    window_mask: Bool[Array, "*B W W"],
+    prefix: KV | None = None,
+    prefix_mask: Bool[Array, "B S"] | None = None,
+) -> Float[Array, "B H W C"]:
+    """Softmax attention `softmax(q k^T / sqrt(C)) v` over prefix and window keys together.
+
+    The prefix is read in place: neither its keys nor its values are joined with the window's, only the scores
+    are. Scores, mask and softmax are float32. G key-value heads serve H = G * R query heads.
+
+    Args:
+      q: queries after bias and rotation.
+      window: keys and values [B, G, W, C] of the window itself.
+      window_mask: which window keys a query sees.
+      prefix: cached keys and values [B, G, S, C], or None.
+      prefix_mask: which cached positions a row sees.
+    """
+    batch, heads, width, channels = q.shape
+    groups = window.k.shape[1]
+    grouped = q.reshape(batch, groups, heads // groups, width, channels)
+    scale = channels**-0.5
+
+    def scores_of(keys: Array) -> Array:
+        return jnp.einsum("bgrwc,bgsc->bgrws", grouped, keys, preferred_element_type=jnp.float32) * scale
+
+    if window_mask.ndim == 3:
+        window_mask = window_mask[:, None, None]
+    scores = jnp.where(window_mask, scores_of(window.k), MASKED)
+    size = 0
+    if prefix is not None and prefix_mask is not None:
+        size = prefix.k.shape[2]
+        seen = jnp.where(prefix_mask[:, None, None, None, :], scores_of(prefix.k), MASKED)
+        scores = jnp.concatenate([seen, scores], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
+    out = jnp.einsum("bgrws,bgsc->bgrwc", weights[..., size:], window.v)
+    if prefix is not None and prefix_mask is not None:
+        out = out + jnp.einsum("bgrws,bgsc->bgrwc", weights[..., :size], prefix.v)
+    return out.reshape(q.shape)

@@ -1,0 +1,137 @@
+"""Transformer blocks. Linen names the parameters and does nothing else."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from paradec_jax.nn.attention import attend
+from paradec_jax.nn.cache import KV
+from paradec_jax.nn.norms import rms_norm
+from paradec_jax.nn.rope import Rotation, rotate
+
+
+def truncated_normal(std: float) -> jax.nn.initializers.Initializer:
+    """Normal draws cut at three standard deviations; `std` is the one before the cut."""
+
+    def init(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
+        return std * jax.random.truncated_normal(key, -3.0, 3.0, shape, dtype)
+
+    return init
+
+
+class Attention(nn.Module):
+    """Multi-head attention with a fused input matrix and an optional bias on queries and keys.
+
+    The bias is added before the rotation; cached keys are the rotated ones.
+    """
+
+    width: int
+    heads: int
+    qk_bias: bool
+    std: float
+    std_out: float
+    dtype: jnp.dtype
+    param_dtype: jnp.dtype
+
+    def setup(self) -> None:
+        head_dim = self.width // self.heads
+        self.qkv = self.param(
+            "qkv", truncated_normal(self.std), (self.width, 3, self.heads, head_dim), self.param_dtype
+        )
+        self.out = self.param(
+            "out", truncated_normal(self.std_out), (self.heads, head_dim, self.width), self.param_dtype
+        )
+        if self.qk_bias:
+            self.bias = self.param(
+                "qk_bias", nn.initializers.zeros, (2, self.heads, head_dim), self.param_dtype
+            )
+
+    def __call__(
+        self,
+        x: Float[Array, "B W D"],
+        angles: Rotation,
+        window_mask: Bool[Array, "*B W W"],
+        prefix: KV | None,
+        prefix_mask: Bool[Array, "B S"] | None,
+    ) -> tuple[Float[Array, "B W D"], KV]:
+        """The attended window and its own keys and values [B, H, W, C]."""
+        batch, width, _ = x.shape
+        fused = x @ self.qkv.reshape(self.width, -1).astype(self.dtype)
+        q, k, v = fused.reshape(batch, width, 3, self.heads, -1).transpose(2, 0, 3, 1, 4)
+        if self.qk_bias:
+            bias = self.bias.astype(self.dtype)[:, :, None]
+            q, k = q + bias[0], k + bias[1]
+        q, k = rotate(q, angles), rotate(k, angles)
+        own = KV(k, v)
+        mixed = attend(q, own, window_mask, prefix, prefix_mask)
+        joined = mixed.transpose(0, 2, 1, 3).reshape(batch, width, -1)
+        return joined @ self.out.reshape(-1, self.width).astype(self.dtype), own
+
+
+class GatedMLP(nn.Module):
+    """Gated MLP `W_down (silu(W_gate x) * (W_up x))`, gate and up fused in one matrix."""
+
+    width: int
+    feed_forward: int
+    std: float
+    std_out: float
+    dtype: jnp.dtype
+    param_dtype: jnp.dtype
+
+    def setup(self) -> None:
+        self.gate_up = self.param(
+            "gate_up", truncated_normal(self.std), (self.width, 2, self.feed_forward), self.param_dtype
+        )
+        self.down = self.param(
+            "down", truncated_normal(self.std_out), (self.feed_forward, self.width), self.param_dtype
+        )
+
+    def __call__(self, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+        """The branch's output, without the residual sum."""
+        gate, up = jnp.split(x @ self.gate_up.reshape(self.width, -1).astype(self.dtype), 2, axis=-1)
+        return (jax.nn.silu(gate) * up) @ self.down.astype(self.dtype)
+
+
+class SandwichBlock(nn.Module):
+    """A block with norms before each branch and after each residual sum (tech report of Huginn, section 3).
+
+    ::
+
+        x <- norm_2( x + Attention(norm_1(x)) )
+        x <- norm_4( x + MLP(norm_3(x)) )
+    """
+
+    width: int
+    heads: int
+    feed_forward: int
+    qk_bias: bool
+    norm_eps: float
+    std: float
+    std_out: float
+    dtype: jnp.dtype
+    param_dtype: jnp.dtype
+
+    def setup(self) -> None:
+        ones = nn.initializers.ones
+        self.gains = [self.param(f"norm_{i}", ones, (self.width,), self.param_dtype) for i in range(1, 5)]
+        shared = (self.std, self.std_out, self.dtype, self.param_dtype)
+        self.attention = Attention(self.width, self.heads, self.qk_bias, *shared)
+        self.mlp = GatedMLP(self.width, self.feed_forward, *shared)
+
+    def __call__(
+        self,
+        x: Float[Array, "B W D"],
+        angles: Rotation,
+        window_mask: Bool[Array, "*B W W"],
+        prefix: KV | None = None,
+        prefix_mask: Bool[Array, "B S"] | None = None,
+    ) -> tuple[Float[Array, "B W D"], KV]:
+        """The block's output and the window's keys and values."""
+        mixed, own = self.attention(self.norm(1, x), angles, window_mask, prefix, prefix_mask)
+        x = self.norm(2, x + mixed)
+        return self.norm(4, x + self.mlp(self.norm(3, x))), own
+
+    def norm(self, which: int, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+        """The `which`-th of the four norms."""
+        return rms_norm(x, self.gains[which - 1], self.norm_eps)

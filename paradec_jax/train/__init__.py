@@ -1,0 +1,19 @@
+"""Training: state, step, optimizers, checkpoints, loop. Knows only the signature of a loss."""
+
+from paradec_jax.train.checkpoint import Checkpoints
+from paradec_jax.train.loop import NonFiniteLoss, fit
+from paradec_jax.train.optimizers import adamw, decay_mask, trapezoid
+from paradec_jax.train.state import TrainState, update_ema
+from paradec_jax.train.step import make_train_step
+
+__all__ = [
+    "Checkpoints",
+    "NonFiniteLoss",
+    "TrainState",
+    "adamw",
+    "decay_mask",
+    "fit",
+    "make_train_step",
+    "trapezoid",
+    "update_ema",
+]

@@ -1,0 +1,230 @@
+"""Checkpoints of a run: Orbax, asynchronous, atomic, verified when read."""
+
+import base64
+import json
+import math
+import shutil
+import warnings
+import zlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from paradec_jax.train.state import TrainState
+
+PyTree = Any
+
+FORMAT = 1
+
+
+class Checkpoints:
+    """The newest `keep` checkpoints of one run, each a folder `FOLDER/STEP` that appears whole or not at all.
+
+    A checkpoint holds the arrays of a TrainState (item `state`; the key as its data words) and a JSON document
+    (item `run`): format, versions, position in the data, and shape, dtype and checksum of every array. Checksums
+    are needed because truncated array files fail to decode while altered ones may not.
+
+    Args:
+      folder: on a local or mounted file system; made if missing.
+      keep: checkpoints to keep, at least 1.
+      read_only: never writes, for readers beside a running trainer, whose unfinished saves a writer would clear.
+
+    Raises:
+      ValueError: if `keep` is less than 1.
+    """
+
+    def __init__(self, folder: str | Path, keep: int = 2, *, read_only: bool = False) -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, not {keep}")
+        self.folder = Path(folder).resolve()
+        if read_only:
+            options = ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0, create=False)
+        else:
+            options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+        self._manager = ocp.CheckpointManager(self.folder, options=options, item_names=("state", "run"))
+        self._unreadable: list[int] = []
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Waits for the save in flight and releases the threads."""
+        self._manager.close()
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints on disk, ascending, after waiting for the save in flight."""
+        self._manager.wait_until_finished()
+        return sorted(set(self._manager.all_steps()) - set(self._unreadable))
+
+    def path(self, step: int) -> Path:
+        """Folder of the checkpoint of a step."""
+        return self.folder / str(step)
+
+    def save(self, state: TrainState, data_state: Any = None) -> None:
+        """Starts saving; the state may be donated as soon as this returns.
+
+        Folders that the last `restore` could not read are first renamed to `STEP.unreadable`.
+
+        Args:
+          state: its step names the checkpoint.
+          data_state: what the data iterator's `get_state()` gave: bytes, or anything JSON can hold, NumPy
+            numbers and arrays included.
+        """
+        self._manager.wait_until_finished()
+        self._set_aside()
+        tree = _to_arrays(state)
+        body = {
+            "format": FORMAT,
+            "versions": {"jax": jax.__version__, "orbax": ocp.__version__},
+            "key": str(jax.random.key_impl(state.key)),
+            "data": _encode(data_state),
+            "arrays": _describe(tree, checksums=True),
+        }
+        self._manager.save(
+            int(state.step),
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(tree), run=ocp.args.JsonSave({"crc32": _crc32(body), "body": body})
+            ),
+        )
+
+    def restore(self, state: TrainState) -> tuple[TrainState, Any]:
+        """The newest checkpoint that can be read, and the data state saved with it.
+
+        Warns once for every newer folder that cannot be read. Arrays take the shardings of `state`, so a run
+        may resume on another mesh.
+
+        Args:
+          state: a state of the same structure, shapes and dtypes, as `TrainState.create` makes; unchanged.
+
+        Raises:
+          FileNotFoundError: if the folder has no checkpoint.
+          ValueError: if a checkpoint was written for other parameters or another optimizer.
+          RuntimeError: if none can be read, with the reason for each.
+        """
+        steps, reasons = self.steps(), []
+        if not steps:
+            raise FileNotFoundError(f"no checkpoint in {self.folder}")
+        target = _to_arrays(state)
+        for step in reversed(steps):
+            try:
+                body = self._read_body(step)
+            except Exception as error:
+                reasons.append(self._reject(step, error))
+                continue
+            self._check_layout(step, body, target, state)
+            try:
+                tree = self._read_arrays(step, body, target)
+            except Exception as error:
+                reasons.append(self._reject(step, error))
+                continue
+            key = jax.random.wrap_key_data(tree.pop("key"), impl=jax.random.key_impl(state.key))
+            return TrainState(**({"ema": None} | tree), key=key), _decode(body["data"])
+        raise RuntimeError(f"none of the checkpoints in {self.folder} can be read:\n" + "\n".join(reasons))
+
+    def _read_body(self, step: int) -> dict[str, Any]:
+        run = self._manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))["run"]
+        if run["crc32"] != _crc32(run["body"]):
+            raise OSError("its JSON document has another checksum than when it was saved")
+        return run["body"]
+
+    def _read_arrays(self, step: int, body: dict[str, Any], target: PyTree) -> PyTree:
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), target)
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
+        tree = self._manager.restore(step, args=args)["state"]
+        found, saved = _describe(tree, checksums=True), body["arrays"]
+        bad = [name for name in saved if found[name] != saved[name]]
+        if bad:
+            raise OSError(f"{len(bad)} arrays have other checksums than when they were saved, first {bad[0]}")
+        # Orbax commits every array to its devices; what was free to move (step, counts) must stay so.
+        return jax.tree.map(lambda x, t: x if t.committed else jnp.asarray(np.asarray(x)), tree, target)
+
+    def _check_layout(self, step: int, body: dict[str, Any], target: PyTree, state: TrainState) -> None:
+        where = f"checkpoint {self.path(step)}"
+        if body["format"] != FORMAT:
+            raise ValueError(f"{where} has format {body['format']}; this version reads {FORMAT}")
+        if body["key"] != str(jax.random.key_impl(state.key)):
+            raise ValueError(f"{where} has a {body['key']} key, the run a {jax.random.key_impl(state.key)} key")
+        saved = {name: entry[:2] for name, entry in body["arrays"].items()}
+        here = _describe(target, checksums=False)
+        if saved != here:
+            name = min(n for n in saved.keys() | here.keys() if saved.get(n) != here.get(n))
+            raise ValueError(
+                f"{where} was written for other parameters, another optimizer or another ema: {name} is "
+                f"{saved.get(name, 'missing')} there and {here.get(name, 'missing')} in this run"
+            )
+
+    def _reject(self, step: int, error: Exception) -> str:
+        reason = f"{self.path(step)}: {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+        warnings.warn(f"cannot read checkpoint {reason}; trying the one before it", RuntimeWarning, stacklevel=3)
+        self._unreadable.append(step)
+        return reason
+
+    def _set_aside(self) -> None:
+        if not self._unreadable:
+            return
+        if jax.process_index() == 0:
+            for step in self._unreadable:
+                aside = self.folder / f"{step}.unreadable"
+                shutil.rmtree(aside, ignore_errors=True)
+                self.path(step).rename(aside)
+        multihost_utils.sync_global_devices("set aside unreadable checkpoints")
+        self._unreadable = []
+        self._manager.reload()
+
+
+def _to_arrays(state: TrainState) -> dict[str, PyTree]:
+    tree = {"step": state.step, "params": state.params, "opt_state": state.opt_state}
+    ema = {} if state.ema is None else {"ema": state.ema}
+    return tree | ema | {"key": jax.random.key_data(state.key)}
+
+
+def _describe(tree: PyTree, *, checksums: bool) -> dict[str, list[Any]]:
+    """Shape and dtype, and on request the checksum, of every array by its path."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    entries = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): [list(x.shape), str(x.dtype)] for path, x in leaves
+    }
+    if checksums:
+        for entry, total in zip(entries.values(), jax.device_get(_checksums([x for _, x in leaves])), strict=True):
+            entry.append(int(total))
+    return entries
+
+
+@jax.jit
+def _checksums(arrays: list[jax.Array]) -> list[jax.Array]:
+    """sum_i (2 i + 1) bits_i mod 2^32 of each array, on its devices: no change of one word goes unseen."""
+
+    def checksum(x: jax.Array) -> jax.Array:
+        if x.dtype == jnp.bool_:
+            x = x.astype(jnp.uint8)
+        word = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
+        bits = jax.lax.bitcast_convert_type(x, word).astype(jnp.uint32)
+        index = jnp.zeros(bits.shape, jnp.uint32)
+        for axis in range(bits.ndim):  # not a ravelled iota, which would gather a sharded array
+            stride = math.prod(bits.shape[axis + 1 :]) % 2**32
+            index += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(stride)
+        return jnp.sum((2 * index + 1) * bits, dtype=jnp.uint32)
+
+    return [checksum(x) for x in arrays]
+
+
+def _crc32(body: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(body, sort_keys=True).encode())
+
+
+def _encode(data_state: Any) -> dict[str, Any]:
+    if isinstance(data_state, bytes):
+        return {"bytes": base64.b64encode(data_state).decode()}
+    return {"json": json.loads(json.dumps(data_state, default=lambda x: x.tolist()))}
+
+
+def _decode(encoded: dict[str, Any]) -> Any:
+    return base64.b64decode(encoded["bytes"]) if "bytes" in encoded else encoded["json"]

@@ -1,0 +1,95 @@
+"""Metrics of a run: JSON lines on disk, and a progress bar or plain lines on the terminal."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+
+class Log:
+    """Appends one JSON object a line, `{"step": n, ...}`, each flushed as it is written.
+
+    Opening drops the lines of steps beyond `step`, and a line cut short by a kill, so that a resumed run repeats
+    none. Numbers that are not finite are written as null. Only the first process of a cluster writes and shows.
+
+    Args:
+      path: file of the JSON lines, or None for none.
+      step: updates already applied, 0 for a new run.
+      steps: updates of the whole run.
+      progress: whether to show a bar (on a terminal) or lines (elsewhere).
+      primary: whether this process is the one that writes.
+    """
+
+    def __init__(
+        self, path: str | Path | None, *, step: int, steps: int, progress: bool = True, primary: bool = True
+    ) -> None:
+        self._steps = steps
+        self._file = None
+        if path is not None and primary:
+            _truncate(Path(path), step)
+            self._file = Path(path).open("a", encoding="utf-8")
+        console = Console()
+        self._plain = progress and primary and not console.is_terminal
+        self._bar = None
+        if progress and primary and console.is_terminal:
+            columns = (TextColumn("{task.completed}/{task.total}"), BarColumn(), TextColumn("{task.description}"))
+            self._bar = Progress(*columns, console=console)
+            self._task = self._bar.add_task("compiling", total=steps, completed=step)
+            self._bar.start()
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes and shows metrics after `step` updates. `step_s`, the seconds of one update, gives the ETA."""
+        if self._file is not None:
+            finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
+            self._file.write(json.dumps({"step": step} | finite) + "\n")
+            self._file.flush()
+        text = _summary(metrics, self._steps - step)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, description=text)
+        if self._plain:
+            print(f"step {step}/{self._steps}  {text}", flush=True)
+
+    def close(self) -> None:
+        """Closes the file and the bar."""
+        if self._file is not None:
+            self._file.close()
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _summary(metrics: Mapping[str, float], steps_left: int) -> str:
+    parts = [f"{name} {value:.4g}" for name, value in metrics.items() if name == "loss" or name.startswith("eval/")]
+    if "tokens_per_s" in metrics:
+        parts.append(f"{metrics['tokens_per_s']:,.0f} tokens/s")
+    if "step_s" in metrics:
+        parts.append(f"ETA {timedelta(seconds=round(steps_left * metrics['step_s']))}")
+    return "  ".join(parts)
+
+
+def _truncate(path: Path, step: int) -> None:
+    """Rewrites the file without lines beyond `step` or cut short; atomic."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            keep = json.loads(line)["step"] <= step
+        except (ValueError, TypeError, KeyError):
+            keep = False
+        if keep:
+            kept.append(line + "\n")
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    os.replace(temporary, path)

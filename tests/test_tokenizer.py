@@ -1,0 +1,114 @@
+"""The tokenizer: lossless, byte-complete, streamed without a character cut in two."""
+
+import pickle
+import re
+
+import numpy as np
+import pytest
+
+from paradec_jax.data import vocabulary
+from paradec_jax.data import word_problems as wp
+from paradec_jax.tokenizer import StreamDecoder, Tokenizer
+
+TEXTS = [
+    "",
+    " ",
+    "  two  spaces\tand\r\n\n lines ",
+    "Ana has 1234 apples; Anatomy of café — naïve 日本語 👩‍👩‍👧 \u0301\u200b\u00a0\u3000\x00\x7f",
+    "#### 61",
+    "supercalifragilisticexpialidocious" * 20,
+    "��",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return vocabulary.build_tokenizer()
+
+
+def random_text(rng, length):
+    """Characters of every plane, surrogates left out, among ASCII."""
+    high = rng.integers(0, 0x110000 - 0x800, length)
+    points = np.where(rng.random(length) < 0.5, rng.integers(0, 128, length), high)
+    return "".join(chr(p if p < 0xD800 else p + 0x800) for p in points.tolist())
+
+
+def every_text():
+    rng = np.random.default_rng(0)
+    return TEXTS + [random_text(rng, 50) for _ in range(200)]
+
+
+def test_round_trip_is_lossless_without_specials(tokenizer):
+    for text in every_text():
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text
+        assert all(3 <= i < tokenizer.vocab_size for i in ids)
+
+
+def test_batch_is_row_by_row(tokenizer):
+    texts = every_text()
+    assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
+
+
+def test_vocabulary(tokenizer):
+    spec = vocabulary.token_spec()
+    assert tokenizer.vocab_size <= 512
+    assert [tokenizer.token_id(token) for token in vocabulary.SPECIAL_TOKENS] == [0, 1, 2]
+    assert (spec.pad, spec.bos, spec.stop) == (0, 1, (2,))
+    assert tokenizer.encode("Ana<|eos|>")[1:] == [2]
+    assert tokenizer.decode([1, *tokenizer.encode("Ana"), 2], skip_special=True) == "Ana"
+    assert tokenizer.decode([tokenizer.vocab_size + 7]) == ""
+
+
+def test_a_word_or_digit_is_one_token(tokenizer):
+    for steps in range(wp.MIN_STEPS, wp.MAX_STEPS + 1):
+        for i in range(20):
+            item = wp.problem(1, i, "tune", steps)
+            text = item.prompt + item.solution
+            pieces = [tokenizer.decode([token]) for token in tokenizer.encode(text)]
+            assert all(piece.strip().isalpha() or len(piece.strip()) <= 1 for piece in pieces)
+            words = [word for word in re.findall(r"\w+", text) if word.isalpha()]
+            assert [piece.strip() for piece in pieces if piece.strip().isalpha()] == words
+    assert len(tokenizer.encode("7")) == len(tokenizer.encode(" 7")) == 1
+    assert len(tokenizer.encode("37")) == len(tokenizer.encode(" 37")) == 2
+
+
+def test_prompt_and_solution_split_at_a_token(tokenizer):
+    item = wp.problem(0, 0, "train", 4)
+    joined = tokenizer.encode(item.prompt + item.solution)
+    assert joined == tokenizer.encode(item.prompt) + tokenizer.encode(item.solution)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_stream_gives_whole_characters(tokenizer, size):
+    for text in every_text()[:40]:
+        ids, stream = tokenizer.encode(text), StreamDecoder(tokenizer)
+        pieces = [stream.push(ids[i : i + size]) for i in range(0, len(ids), size)]
+        assert all("�" not in piece for piece in pieces) or "�" in text
+        assert "".join([*pieces, stream.finish()]) == text
+
+
+def test_stream_keeps_a_broken_tail_until_the_end(tokenizer):
+    stream = StreamDecoder(tokenizer)
+    first, *rest = tokenizer.encode("é")
+    assert stream.push([first]) == ""
+    assert stream.finish() == "�"
+    assert stream.push([first, *rest]) == "é"
+
+
+def test_save_and_load(tmp_path, tokenizer):
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(path)
+    for copy in (Tokenizer.from_file(path), pickle.loads(pickle.dumps(tokenizer))):
+        assert copy.vocab_size == tokenizer.vocab_size
+        assert copy.encode_batch(TEXTS) == tokenizer.encode_batch(TEXTS)
+
+
+def test_missing_and_corrupt_files(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no tokenizer at"):
+        Tokenizer.from_file(tmp_path / "none.json")
+    for content in (b"{}", b"\xff\xfe", b""):
+        path = tmp_path / "bad.json"
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"bad\.json is not a tokenizer"):
+            Tokenizer.from_file(path)

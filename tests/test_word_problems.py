@@ -1,0 +1,310 @@
+"""The word-problem generator and its batches."""
+
+import itertools
+import operator
+import re
+
+import numpy as np
+import pytest
+
+from paradec_jax.data import batches, vocabulary
+from paradec_jax.data import word_problems as wp
+
+EQUATION = re.compile(r"(\d+) ([+*/-]) (\d+) = (\d+)")
+OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+ALL_STEPS = range(wp.MIN_STEPS, wp.MAX_STEPS + 1)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return vocabulary.build_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def sample():
+    return [wp.problem(3, i, "train", steps) for steps in ALL_STEPS for i in range(150)]
+
+
+def make(tokenizer, **changes):
+    arguments = {"seed": 5, "batch_tokens": 1000, "prefetch": 0}
+    return batches.word_problem_batches(tokenizer, **(arguments | changes))
+
+
+def make_maker(tokenizer, **changes):
+    arguments = {"seed": 5, "split": "train", "batch_tokens": 1000, "buckets": batches.BUCKETS}
+    arguments |= {"mixture": batches.MIXTURE, "prompt_weight": 0.0, "spec": vocabulary.token_spec()}
+    return batches.BatchMaker(tokenizer, **(arguments | changes))
+
+
+# A reader of its own: it solves the question from the story and knows nothing of how the story was made.
+
+
+def solve(question, items):
+    held = {}
+    *story, asked = re.split(r"(?<=[.]) ", question)
+    for sentence in story:
+        read(sentence.rstrip("."), items, held)
+    names = re.findall(r"[A-Z][a-z]+", asked.removeprefix("How"))
+    if "together" in asked:
+        return held[names[0]] + held[names[1]]
+    return held[names[0]] - held[names[1]] if "more" in asked else held[names[0]]
+
+
+def read(sentence, items, held):
+    subject, verb, *rest = sentence.split()
+    numbers = [int(word) for word in rest if word.isdigit()]
+    source = rest[-1]
+    if items not in rest or subject == "Each":
+        return
+    if "half of the" in sentence:
+        held[subject] //= 2
+    elif verb in ("buys", "finds"):
+        held[subject] += numbers[0]
+    elif verb in ("loses", "gives"):
+        held[subject] -= numbers[0]
+    elif "together" in rest:
+        held[subject] = held[rest[-4]] + held[rest[-2]]
+    elif "more" in rest:
+        held[subject] = held[source] + numbers[0]
+    elif "fewer" in rest:
+        held[subject] = held[source] - numbers[0]
+    elif "half" in rest:
+        held[subject] = held[source] // 2
+    elif "twice" in rest or "times" in rest:
+        held[subject] = held[source] * (numbers[0] if numbers else 2)
+    else:
+        held[subject] = numbers[0]
+
+
+def test_equations_hold(sample):
+    for item in sample:
+        *lines, last = item.solution.split("\n")
+        assert len(lines) == item.steps
+        for line in lines:
+            (found,) = EQUATION.findall(line)
+            left, right, result = int(found[0]), int(found[2]), int(found[3])
+            assert OPERATORS[found[1]](left, right) == result
+            assert {left, right, result} <= set(range(wp.MAX_VALUE + 1))
+        assert result == item.answer
+        assert last == f"#### {item.answer}"
+
+
+def test_story_alone_gives_the_answer(sample):
+    for item in sample:
+        items = re.search(r"How many (?:more )?(\w+)", item.question)[1]
+        assert solve(item.question, items) == item.answer, item
+
+
+def test_lines_follow_the_story(sample):
+    for item in sample:
+        place = 0
+        for line in item.solution.split("\n")[:-1]:
+            if "the total is" not in line and "the difference is" not in line:
+                sentence = line.split(", so ")[0] + "."
+                place = item.question.index(sentence, place) + len(sentence)
+
+
+def test_every_wording_and_distractor_appears(sample):
+    text = "\n".join(item.question for item in sample)
+    templates = [relation.sentence for relation in wp.RELATIONS]
+    templates += [*wp.DISTRACTORS, wp.ASK_VALUE, wp.ASK_MORE, wp.ASK_TOTAL]
+    for template in templates:
+        assert re.search(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(template)), text), template
+    prices = sum("costs" in item.question or "years old" in item.question for item in sample)
+    assert 0.2 < prices / len(sample) < 0.8
+
+
+def test_draws_are_deterministic_and_differ():
+    first = wp.problem(0, 7, "train", (2, 4))
+    assert first == wp.problem(0, 7, "train", (2, 4))
+    assert wp.problem(0, 7, "train", 3) == wp.problem(0, 7, "train", (3, 3))
+    others = [wp.problem(1, 7, "train", (2, 4)), wp.problem(0, 8, "train", (2, 4))]
+    assert first not in [*others, wp.problem(0, 7, "tune", (2, 4)), wp.problem(0, 7, "train", (2, 5))]
+
+
+def test_draws_are_the_published_ones():
+    item = wp.problem(0, 3, "test", 2)
+    assert item.question == (
+        "Fay has 43 nuts. Fay buys 36 more nuts. Pam has 29 nuts. Fay is 72 years old. "
+        "Ola has 14 more nuts than Fay. How many nuts does Ola have?"
+    )
+    assert item.solution == (
+        "Fay buys 36 more nuts, so Fay now has 43 + 36 = 79 nuts.\n"
+        "Ola has 14 more nuts than Fay, so Ola has 79 + 14 = 93 nuts.\n"
+        "#### 93"
+    )
+    assert item.prompt == f"Question: {item.question}\nAnswer:\n"
+
+
+def test_splits_are_disjoint_across_seeds():
+    questions = {split: set() for split in wp.SPLITS}
+    for split, seed in itertools.product(wp.SPLITS, (0, 11)):
+        questions[split] |= {wp.problem(seed, i, split, (2, 4)).question for i in range(1000)}
+    for one, other in itertools.combinations(wp.SPLITS, 2):
+        assert not questions[one] & questions[other]
+    assert all(wp.split_of(text) == split for split, texts in questions.items() for text in texts)
+    assert min(len(texts) for texts in questions.values()) > 1990
+
+
+def test_answers_spread(sample):
+    counts = np.bincount([item.answer for item in sample], minlength=100)
+    assert counts.max() < 0.05 * len(sample)
+    assert (counts > 0).sum() > 90
+
+
+def test_answer_lengths(sample, tokenizer):
+    lengths = np.asarray([len(tokenizer.encode(item.solution)) + 1 for item in sample]).reshape(7, -1)
+    assert lengths.min() >= 40 and lengths.max() <= 200
+    assert np.all(np.diff(lengths.mean(1)) > 15)
+
+
+def count(tokenizer, template, amount=99):
+    people = dict.fromkeys(("subject", "source", "other", "holder", "stranger"), "Ana")
+    return len(
+        tokenizer.encode(" " + template.format(**people, items="nuts", other_items="eggs", amount=amount))
+    )
+
+
+def step_cost(tokenizer, relation):
+    """Most tokens of a relation: its sentence in the story and its line of the solution."""
+    amount = max(relation.factors, default=99)
+    equation = count(tokenizer, f", so {{subject}} has 99 + {amount} = 99 {{items}}.\n") - 1
+    full_stop, now = 1, int(relation.updates)
+    return 2 * count(tokenizer, relation.sentence, amount) + full_stop + now + equation
+
+
+@pytest.mark.parametrize("bucket", batches.BUCKETS)
+def test_default_buckets_hold_every_problem(tokenizer, bucket):
+    """Adds up the longest wordings, so that no draw can exceed the length."""
+    steps, most = bucket.steps_high, 3
+    plain = max(step_cost(tokenizer, relation) for relation in wp.RELATIONS if relation is not wp.TOGETHER)
+    ask = {text: count(tokenizer, text) for text in (wp.ASK_VALUE, wp.ASK_MORE, wp.ASK_TOTAL)}
+    joint = max(count(tokenizer, text) for text in (wp.STEP_MORE, wp.STEP_TOTAL))
+    joint += count(tokenizer, ", so the total is 99 + 99 = 99 {items}.\n") - 1
+    total = most * step_cost(tokenizer, wp.TOGETHER) + (steps - most) * plain
+    total += max(ask[wp.ASK_VALUE], max(ask.values()) + joint - plain)
+    total += most * count(tokenizer, wp.GIVEN)
+    total += sum(sorted(count(tokenizer, text) for text in wp.DISTRACTORS)[-2:])
+    total += len(tokenizer.encode(wp.PROMPT.format(question="").replace(" ", "") + "#### 99"))
+    assert total + 1 <= bucket.length
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("so 1 + 2 = 3.\n#### 3", 3),
+        ("#### 3\n#### 12 apples", 12),
+        ("####7", 7),
+        ("#### $1,234.", 1234),
+        ("#### -5", -5),
+        ("#### 61.5", None),
+        ("#### ", None),
+        ("#### about 4", None),
+        ("the answer is 4", None),
+        ("#### " + "9" * 5000, None),
+        ("", None),
+    ],
+)
+def test_extract_answer(text, answer):
+    assert wp.extract_answer(text) == answer
+
+
+def test_jsonl_round_trip(tmp_path, sample):
+    path = tmp_path / "problems.jsonl"
+    wp.write_jsonl(path, sample[::50])
+    assert wp.read_jsonl(path) == sample[::50]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "3", '{"question": "a"}', '{"question": "a", "answer": "b"}'])
+def test_bad_jsonl_names_the_line(tmp_path, line):
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"question": "a", "answer": "#### 1"}\n' + line)
+    with pytest.raises(ValueError, match="line 2"):
+        wp.read_jsonl(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 0, "dev", 3), "split must be one of train, tune, test"),
+        ((0, 0, "train", 9), "steps must lie in 2..8"),
+        ((0, 0, "train", (5, 4)), "steps must lie in 2..8"),
+        ((-1, 0, "train", 3), "must not be negative"),
+    ],
+)
+def test_bad_arguments_of_problem(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        wp.problem(*arguments)
+
+
+def test_batch_rows(tokenizer):
+    maker = make_maker(tokenizer, prompt_weight=0.25)
+    batch, problems = maker(0), maker.problems(0)
+    bucket = maker.bucket_of(0)
+    assert batch["tokens"].shape == (1000 // bucket.length, bucket.length)
+    dtypes = {name: array.dtype for name, array in batch.items()}
+    assert dtypes == {"tokens": np.int32, "targets": np.int32, "weights": np.float32}
+    for item, tokens, targets, weights in zip(problems, *batch.values(), strict=True):
+        prompt, solution = [1, *tokenizer.encode(item.prompt)], [*tokenizer.encode(item.solution), 2]
+        row = np.asarray(prompt + solution)
+        np.testing.assert_array_equal(tokens[: len(row)], row)
+        np.testing.assert_array_equal(targets[: len(row) - 1], row[1:])
+        np.testing.assert_array_equal(targets[weights == 1], solution)
+        np.testing.assert_array_equal(targets[weights == 0.25], prompt[1:])
+        assert not tokens[len(row) :].any() and not weights[len(row) - 1 :].any()
+
+
+def test_mixture_sets_the_buckets(tokenizer):
+    maker = make_maker(tokenizer, mixture=((0, (1.0, 0.0, 0.0)), (50, (0.0, 1.0, 3.0))))
+    drawn = [maker.buckets.index(maker.bucket_of(i)) for i in range(450)]
+    assert set(drawn[:50]) == {0}
+    assert 0.65 < np.mean(np.asarray(drawn[50:]) == 2) < 0.85
+    assert 0 not in drawn[50:]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_batches_resume_bitwise(tokenizer, prefetch):
+    iterator = make(tokenizer, prefetch=prefetch)
+    for _ in range(3):
+        next(iterator)
+    state = iterator.get_state()
+    ahead = [next(iterator) for _ in range(3)]
+    fresh = make(tokenizer, prefetch=prefetch)
+    fresh.set_state(state)
+    for expected in ahead:
+        got = next(fresh)
+        assert all(np.array_equal(got[name], expected[name]) for name in ("tokens", "targets", "weights"))
+
+
+def test_batches_do_not_share_problems(tokenizer):
+    maker = make_maker(tokenizer)
+    questions = [item.question for i in range(20) for item in maker.problems(i)]
+    assert len(set(questions)) == len(questions)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_tokens": 100}, "batch_tokens 100 cannot hold a row of 164"),
+        ({"buckets": (batches.Bucket(2, 3, 90),), "mixture": ((0, (1,)),)}, "its bucket has length 90"),
+        ({"buckets": ()}, "at least one bucket"),
+        ({"mixture": ((0, (1, 1)),)}, "must give 3 weights"),
+        ({"mixture": ((0, (0, 0, 0)),)}, "one positive"),
+        ({"mixture": ((5, (1, 1, 1)),)}, "the first at batch 0"),
+        ({"split": "dev"}, "split must be one of"),
+    ],
+)
+def test_bad_arguments_of_batches(tokenizer, changes, message):
+    with pytest.raises(ValueError, match=message):
+        make(tokenizer, **changes)
+
+
+def test_encode_prompts(tokenizer, sample):
+    tokens, lengths = batches.encode_prompts(tokenizer, [sample[0], "Ana has 3 apples."], bucket=16)
+    assert tokens.dtype == lengths.dtype == np.int32
+    assert tokens.shape[1] % 16 == 0 and tokens.shape[1] - lengths.max() < 16
+    assert tokens[0, : lengths[0]].tolist() == [1, *tokenizer.encode(sample[0].prompt)]
+    assert tokenizer.decode(tokens[1, 1 : lengths[1]]) == "Ana has 3 apples."
+    assert not tokens[1, lengths[1] :].any()
+    with pytest.raises(ValueError, match="at least one prompt"):
+        batches.encode_prompts(tokenizer, [])
