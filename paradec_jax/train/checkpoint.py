@@ -25,14 +25,14 @@ FORMAT = 1
 class Checkpoints:
     """The newest `keep` checkpoints of one run, each a folder `FOLDER/STEP` that appears whole or not at all.
 
-    A checkpoint holds the arrays of a TrainState (item `state`; the key as its data words) and a JSON document
-    (item `run`): format, versions, position in the data, and shape, dtype and checksum of every array. Checksums
-    are needed because truncated array files fail to decode while altered ones may not.
+    A checkpoint holds the arrays of a TrainState (item `state`; the key as its data words) and one JSON
+    document (item `run`): format, versions, position in the data, and shape, dtype and checksum of every
+    array. Checksums, because truncated array files fail to decode while altered ones may not.
 
     Args:
       folder: on a local or mounted file system; made if missing.
       keep: checkpoints to keep, at least 1.
-      read_only: never writes, for readers beside a running trainer, whose unfinished saves a writer would clear.
+      read_only: never writes, for readers beside a running trainer, whose unfinished saves a writer clears.
 
     Raises:
       ValueError: if `keep` is less than 1.
@@ -47,6 +47,7 @@ class Checkpoints:
         else:
             options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
         self._manager = ocp.CheckpointManager(self.folder, options=options, item_names=("state", "run"))
+        self._read_only = read_only
         self._unreadable: list[int] = []
 
     def __enter__(self) -> "Checkpoints":
@@ -77,7 +78,12 @@ class Checkpoints:
           state: its step names the checkpoint.
           data_state: what the data iterator's `get_state()` gave: bytes, or anything JSON can hold, NumPy
             numbers and arrays included.
+
+        Raises:
+          ValueError: if the state is older than the newest checkpoint, or the folder was opened read-only.
         """
+        if self._read_only:
+            raise ValueError(f"{self.folder} was opened read-only")
         self._manager.wait_until_finished()
         self._set_aside()
         tree = _to_arrays(state)
@@ -88,12 +94,15 @@ class Checkpoints:
             "data": _encode(data_state),
             "arrays": _describe(tree, checksums=True),
         }
-        self._manager.save(
+        saved = self._manager.save(
             int(state.step),
             args=ocp.args.Composite(
-                state=ocp.args.StandardSave(tree), run=ocp.args.JsonSave({"crc32": _crc32(body), "body": body})
+                state=ocp.args.StandardSave(tree),
+                run=ocp.args.JsonSave({"crc32": _crc32(body), "body": body}),
             ),
         )
+        if not saved:
+            raise ValueError(f"step {state.step} is not beyond the newest checkpoint in {self.folder}")
 
     def restore(self, state: TrainState) -> tuple[TrainState, Any]:
         """The newest checkpoint that can be read, and the data state saved with it.
@@ -139,19 +148,21 @@ class Checkpoints:
         abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), target)
         args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
         tree = self._manager.restore(step, args=args)["state"]
+        # Orbax commits every array to its devices; what was free to move (step, counts) must stay so.
+        tree = jax.tree.map(lambda x, t: x if t.committed else jnp.asarray(np.asarray(x)), tree, target)
         found, saved = _describe(tree, checksums=True), body["arrays"]
         bad = [name for name in saved if found[name] != saved[name]]
         if bad:
             raise OSError(f"{len(bad)} arrays have other checksums than when they were saved, first {bad[0]}")
-        # Orbax commits every array to its devices; what was free to move (step, counts) must stay so.
-        return jax.tree.map(lambda x, t: x if t.committed else jnp.asarray(np.asarray(x)), tree, target)
+        return tree
 
     def _check_layout(self, step: int, body: dict[str, Any], target: PyTree, state: TrainState) -> None:
         where = f"checkpoint {self.path(step)}"
         if body["format"] != FORMAT:
             raise ValueError(f"{where} has format {body['format']}; this version reads {FORMAT}")
-        if body["key"] != str(jax.random.key_impl(state.key)):
-            raise ValueError(f"{where} has a {body['key']} key, the run a {jax.random.key_impl(state.key)} key")
+        key = str(jax.random.key_impl(state.key))
+        if body["key"] != key:
+            raise ValueError(f"{where} has a {body['key']} key, the run a {key} key")
         saved = {name: entry[:2] for name, entry in body["arrays"].items()}
         here = _describe(target, checksums=False)
         if saved != here:
@@ -162,8 +173,9 @@ class Checkpoints:
             )
 
     def _reject(self, step: int, error: Exception) -> str:
-        reason = f"{self.path(step)}: {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-        warnings.warn(f"cannot read checkpoint {reason}; trying the one before it", RuntimeWarning, stacklevel=3)
+        summary = (str(error).splitlines() or [""])[0]
+        reason = f"{self.path(step)}: {type(error).__name__}: {summary}"
+        warnings.warn(f"cannot read checkpoint {reason}", RuntimeWarning, stacklevel=3)
         self._unreadable.append(step)
         return reason
 
@@ -188,18 +200,19 @@ def _to_arrays(state: TrainState) -> dict[str, PyTree]:
 
 def _describe(tree: PyTree, *, checksums: bool) -> dict[str, list[Any]]:
     """Shape and dtype, and on request the checksum, of every array by its path."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    entries = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): [list(x.shape), str(x.dtype)] for path, x in leaves
+    leaves = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): x
+        for path, x in jax.tree_util.tree_leaves_with_path(tree)
     }
+    entries: dict[str, list[Any]] = {name: [list(x.shape), str(x.dtype)] for name, x in leaves.items()}
     if checksums:
-        for entry, total in zip(entries.values(), jax.device_get(_checksums([x for _, x in leaves])), strict=True):
-            entry.append(int(total))
+        for name, total in jax.device_get(_checksums(leaves)).items():
+            entries[name].append(int(total))
     return entries
 
 
 @jax.jit
-def _checksums(arrays: list[jax.Array]) -> list[jax.Array]:
+def _checksums(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """sum_i (2 i + 1) bits_i mod 2^32 of each array, on its devices: no change of one word goes unseen."""
 
     def checksum(x: jax.Array) -> jax.Array:
@@ -213,7 +226,7 @@ def _checksums(arrays: list[jax.Array]) -> list[jax.Array]:
             index += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(stride)
         return jnp.sum((2 * index + 1) * bits, dtype=jnp.uint32)
 
-    return [checksum(x) for x in arrays]
+    return {name: checksum(x) for name, x in arrays.items()}
 
 
 def _crc32(body: dict[str, Any]) -> int:

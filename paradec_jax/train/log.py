@@ -14,8 +14,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 class Log:
     """Appends one JSON object a line, `{"step": n, ...}`, each flushed as it is written.
 
-    Opening drops the lines of steps beyond `step`, and a line cut short by a kill, so that a resumed run repeats
-    none. Numbers that are not finite are written as null. Only the first process of a cluster writes and shows.
+    Opening drops the lines of steps beyond `step`, and a line cut short by a kill, so that a resumed run
+    repeats none. Numbers that are not finite are written as null.
 
     Args:
       path: file of the JSON lines, or None for none.
@@ -32,13 +32,13 @@ class Log:
         self._file = None
         if path is not None and primary:
             _truncate(Path(path), step)
-            self._file = Path(path).open("a", encoding="utf-8")
+            self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115
         console = Console()
         self._plain = progress and primary and not console.is_terminal
         self._bar = None
         if progress and primary and console.is_terminal:
-            columns = (TextColumn("{task.completed}/{task.total}"), BarColumn(), TextColumn("{task.description}"))
-            self._bar = Progress(*columns, console=console)
+            count, text = TextColumn("{task.completed}/{task.total}"), TextColumn("{task.description}")
+            self._bar = Progress(count, BarColumn(), text, console=console)
             self._task = self._bar.add_task("compiling", total=steps, completed=step)
             self._bar.start()
 
@@ -49,7 +49,7 @@ class Log:
         self.close()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes and shows metrics after `step` updates. `step_s`, the seconds of one update, gives the ETA."""
+        """Writes and shows metrics after `step` updates; `step_s`, seconds an update, gives the ETA."""
         if self._file is not None:
             finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
             self._file.write(json.dumps({"step": step} | finite) + "\n")
@@ -69,7 +69,8 @@ class Log:
 
 
 def _summary(metrics: Mapping[str, float], steps_left: int) -> str:
-    parts = [f"{name} {value:.4g}" for name, value in metrics.items() if name == "loss" or name.startswith("eval/")]
+    shown = [name for name in metrics if name == "loss" or name.startswith("eval/")]
+    parts = [f"{name} {metrics[name]:.4g}" for name in shown]
     if "tokens_per_s" in metrics:
         parts.append(f"{metrics['tokens_per_s']:,.0f} tokens/s")
     if "step_s" in metrics:

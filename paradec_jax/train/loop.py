@@ -28,7 +28,9 @@ class NonFiniteLoss(RuntimeError):
 
     def __init__(self, step: int, loss: float, grad_norm: float, checkpoint: Path | None) -> None:
         kept = f"the last good checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint"
-        super().__init__(f"update {step} had loss {loss} and gradient norm {grad_norm} and was not applied; {kept}")
+        super().__init__(
+            f"update {step} had loss {loss} and gradient norm {grad_norm} and was not applied; {kept}"
+        )
         self.step = step
         self.checkpoint = checkpoint
 
@@ -66,8 +68,8 @@ def fit(
 ) -> TrainState:
     """Trains to `steps` updates, from scratch or from the newest readable checkpoint in `folder`.
 
-    A run that is killed and called again with the same arguments ends as the run that was not, to the bit where
-    the device's arithmetic is deterministic: parameters, randomness, position in the data and logged losses.
+    A run that is killed and called again with the same arguments ends as the run that was not, to the bit
+    where the device's arithmetic is deterministic: parameters, randomness, place in the data, logged losses.
     The host waits for the device only to log, evaluate, save, and once to compile.
 
     Args:
@@ -86,8 +88,8 @@ def fit(
         included) and, on the first line of a process, `compile_s`, whose update is left out of the rates.
       ema_decay: decay of the moving average of parameters, or None for none.
       accumulate: micro-batches an update.
-      evaluate: called with the state every `evaluate_every` updates and at the end, logged as `eval/NAME`; must
-        not keep the state, whose arrays are donated to the next update.
+      evaluate: called with the state every `evaluate_every` updates and at the end, logged as `eval/NAME`;
+        must not keep the state, whose arrays are donated to the next update.
       evaluate_every: updates between evaluations.
       resume: whether to go on from a checkpoint in `folder`.
       progress: whether to show progress on the terminal.
@@ -97,8 +99,8 @@ def fit(
 
     Raises:
       NonFiniteLoss: at the first line of the log after such an update; the checkpoints stay as they were.
-      ValueError: if a count is not positive, if `folder` has checkpoints and `resume` is false, if its newest is
-        beyond `steps`, if the data ends early, or from `make_train_step` and `Checkpoints.restore`.
+      ValueError: if a count is not positive, if `folder` has checkpoints and `resume` is false, if its newest
+        is beyond `steps`, if the data ends early, or from `make_train_step` and `Checkpoints.restore`.
       RuntimeError: if `folder` has checkpoints and none can be read.
     """
     counts = {
@@ -132,18 +134,21 @@ def fit(
             state, metrics = train_step(state, frozen, batch)
             window.add(step, metrics, batch)
 
-            last = step == steps
-            save = checkpoints is not None and (step % checkpoint_every == 0 or last)
-            test = evaluate is not None and (step % evaluate_every == 0 or last)
-            if not (save or test or step % log_every == 0 or last):
+            test = evaluate if _due(step, evaluate_every, steps) else None
+            save = checkpoints if _due(step, checkpoint_every, steps) else None
+            if not (test or save or _due(step, log_every, steps)):
                 continue
             log.write(step, window.flush(checkpoints))
-            if save:
-                checkpoints.save(state, data.get_state())
             if test:
-                log.write(step, {f"eval/{name}": float(value) for name, value in evaluate(state).items()})
+                log.write(step, {f"eval/{name}": float(value) for name, value in test(state).items()})
+            if save:
+                save.save(state, data.get_state())
             window.restart_clock()
     return state
+
+
+def _due(step: int, every: int, steps: int) -> bool:
+    return step % every == 0 or step == steps
 
 
 def _resume(
@@ -161,7 +166,7 @@ def _resume(
 
 
 class _Window:
-    """Metrics since the last line of the log, left on the device until `flush`, and the clock of their updates."""
+    """Metrics since the last line of the log, left on the device until `flush`, and their clock."""
 
     def __init__(self) -> None:
         self._pending: list[tuple[int, Metrics]] = []
@@ -189,8 +194,8 @@ class _Window:
         self._pending = []
         for step, metrics in fetched:
             if not metrics["finite"]:
-                saved = checkpoints.steps() if checkpoints else []
-                last = checkpoints.path(saved[-1]) if saved else None
+                saved = [checkpoints.path(s) for s in checkpoints.steps()] if checkpoints else []
+                last = saved[-1] if saved else None
                 raise NonFiniteLoss(step, float(metrics["loss"]), float(metrics["grad_norm"]), last)
         names = [name for name in fetched[0][1] if name != "finite"]
         line = {name: float(np.mean([m[name] for _, m in fetched], dtype=np.float64)) for name in names}

@@ -34,10 +34,12 @@ def trapezoid(peak: float, steps: int, *, warmup: int = 0, cooldown: int = 0) ->
 
 
 def decay_mask(params: PyTree, exempt: str = "norm|bias") -> PyTree:
-    """Booleans shaped like `params`: false where the regex `exempt` is found in the path ("layers/norm/scale")."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: re.search(exempt, jax.tree_util.keystr(path, simple=True, separator="/")) is None, params
-    )
+    """Booleans shaped like `params`, false where the regex `exempt` is found in the path ("a/norm/scale")."""
+
+    def decays(path: tuple[Any, ...], _: jax.Array) -> bool:
+        return re.search(exempt, jax.tree_util.keystr(path, simple=True, separator="/")) is None
+
+    return jax.tree_util.tree_map_with_path(decays, params)
 
 
 def adamw(

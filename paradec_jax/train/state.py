@@ -38,8 +38,8 @@ class TrainState:
         Raises:
           TypeError: if `key` is not one typed PRNG key (`jax.random.key(seed)`).
         """
-        if not (isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0):
-            given = f"{getattr(key, 'dtype', type(key).__name__)}{list(getattr(key, 'shape', ()))}"
+        if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.ndim:
+            given = f"{key.dtype}{list(key.shape)}"
             raise TypeError(f"key must be one typed PRNG key, as jax.random.key(seed) makes, not {given}")
         params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
         return cls(

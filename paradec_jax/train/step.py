@@ -29,24 +29,24 @@ def make_train_step(
 
         g = mean_i grad loss(params, frozen, batch_i | {"step": t}, fold_in(fold_in(key, t), i))
 
-    summed in float32. An update whose loss or gradient norm is not finite is not applied: the state comes back
-    as it went in, its step number included, with `finite` false in the metrics.
+    summed in float32. An update whose loss or gradient norm is not finite is not applied: the state comes
+    back as it went in, its step number included, with `finite` false in the metrics.
 
     Args:
       loss: `(params, frozen, batch, key) -> (scalar, metrics)`; differentiated in `params` only. `batch` is a
         dict and gains `batch["step"]`, the int32 step number, for curricula that must not recompile.
       optimizer: an optax chain; clipping belongs to it.
       ema_decay: decay of the moving average (`update_ema`), needed iff the state has one.
-      accumulate: micro-batches an update; every array of the batch is split along its leading axis. Equals the
-        full batch for a loss that is a mean over rows (a mean over a varying number of tokens is not).
+      accumulate: micro-batches an update; every array of the batch is split along its leading axis. Equals
+        the full batch for a loss that is a mean over rows (a mean over a varying number of tokens is not).
 
     Returns:
       The step. Its metrics are the loss's own, averaged over micro-batches, and `loss`, `grad_norm` (before
       clipping) and `finite` (bool), all scalars that stay on the device.
 
     Raises:
-      ValueError: if `accumulate` or `ema_decay` is out of range or, while tracing, if the batch does not divide
-        or if only one of `ema_decay` and `state.ema` is given.
+      ValueError: if `accumulate` or `ema_decay` is out of range or, while tracing, if the batch does not
+        divide, a metric is not a scalar, or only one of `ema_decay` and `state.ema` is given.
     """
     if accumulate < 1:
         raise ValueError(f"accumulate must be at least 1, not {accumulate}")
@@ -55,7 +55,8 @@ def make_train_step(
 
     def step(state: TrainState, frozen: PyTree, batch: PyTree) -> tuple[TrainState, Metrics]:
         if (ema_decay is None) != (state.ema is None):
-            raise ValueError(f"ema_decay is {ema_decay} but the state has {'no' if state.ema is None else 'an'} ema")
+            has = "no ema" if state.ema is None else "an ema"
+            raise ValueError(f"ema_decay is {ema_decay} but the state has {has}")
         key = jax.random.fold_in(state.key, state.step)
 
         def gradient(i: int | jax.Array, rows: PyTree) -> tuple[Metrics, PyTree]:
@@ -63,14 +64,18 @@ def make_train_step(
             (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(
                 state.params, frozen, rows, jax.random.fold_in(key, i)
             )
-            return metrics | {"loss": value}, grads
+            metrics = metrics | {"loss": value}
+            for name, metric in metrics.items():
+                if jnp.ndim(metric):
+                    raise ValueError(f"metric {name!r} must be a scalar, not of shape {metric.shape}")
+            return metrics, grads
 
         if accumulate == 1:
             metrics, grads = gradient(0, batch)
         else:
             metrics, grads = _mean_gradient(gradient, state.params, _split(batch, accumulate), accumulate)
 
-        norm = optax.global_norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
+        norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
         finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(norm)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -85,7 +90,7 @@ def make_train_step(
 def _mean_gradient(
     gradient: Callable[[jax.Array, PyTree], tuple[Metrics, PyTree]], params: PyTree, batches: PyTree, n: int
 ) -> tuple[Metrics, PyTree]:
-    """Mean of metrics and gradients over the leading axis of `batches`, one micro-batch in memory at a time."""
+    """Mean of metrics and gradients over the leading axis of `batches`, one micro-batch at a time."""
 
     def body(total: PyTree, inputs: tuple[jax.Array, PyTree]) -> tuple[PyTree, Metrics]:
         metrics, grads = gradient(*inputs)
@@ -103,7 +108,9 @@ def _split(batch: PyTree, n: int) -> PyTree:
     def split(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
         if not x.ndim or x.shape[0] % n:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
-            raise ValueError(f"batch[{name!r}] has shape {x.shape}, whose first axis must divide by accumulate={n}")
+            raise ValueError(
+                f"batch[{name!r}] has shape {x.shape}; its first axis must be a multiple of accumulate={n}"
+            )
         return x.reshape(n, x.shape[0] // n, *x.shape[1:])
 
     return jax.tree_util.tree_map_with_path(split, batch)

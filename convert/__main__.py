@@ -1,0 +1,7 @@
+"""`python -m convert`."""
+
+import sys
+
+from convert.cli import main
+
+sys.exit(main())

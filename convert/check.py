@@ -1,0 +1,64 @@
+"""Compares a model's logits with recorded ones."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from convert.engine import ConvertError
+from paradec_jax.store import Model
+
+
+def errors(model: Model, recorded: Mapping[str, np.ndarray]) -> Iterator[tuple[str, float]]:
+    """Largest absolute difference of each recorded array of logits from the model's own, in exact float32.
+
+    Args:
+      model: in float32.
+      recorded: `input_ids` [B, T], perhaps `init_state` [B, T, D] (zeros if absent), and `logits_r<n>`
+        [B, T, V] for any numbers n of recurrences, or `logits` with `num_steps`.
+
+    Raises:
+      ConvertError: when an array is missing or has a shape that the model cannot give.
+    """
+    config = model.config
+    wanted = _wanted(recorded)
+    tokens = recorded.get("input_ids")
+    if tokens is None or tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
+        raise ConvertError("array input_ids must hold integers [B, T]")
+    if tokens.min() < 0 or tokens.max() >= config.vocab_size:
+        raise ConvertError(f"array input_ids holds ids beyond the vocabulary of {config.vocab_size}")
+    state = recorded.get("init_state", np.zeros((*tokens.shape, config.width), np.float32))
+    for name, array, last in (
+        ("init_state", state, config.width),
+        *((n, a, config.vocab_size) for n, a, _ in wanted),
+    ):
+        if array.shape != (*tokens.shape, last):
+            raise ConvertError(f"array {name} has shape {array.shape}, but must have {(*tokens.shape, last)}")
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+
+    @jax.jit(static_argnums=3)
+    def logits(params, tokens, state, recurrences):
+        output = model.network.forward(params, tokens, positions, None, None, state, recurrences)
+        return model.network.logits(params, output.hidden)
+
+    with jax.default_matmul_precision("highest"):
+        for name, array, recurrences in wanted:
+            own = logits(
+                model.params, jnp.asarray(tokens, jnp.int32), jnp.asarray(state, jnp.float32), recurrences
+            )
+            yield name, float(np.max(np.abs(np.asarray(own, np.float64) - array.astype(np.float64))))
+
+
+def _wanted(recorded: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray, int]]:
+    """Names, arrays and recurrences of the recorded logits, fewest recurrences first."""
+    found = {name: re.fullmatch(r"logits_r(\d+)", name) for name in recorded}
+    wanted = [(name, recorded[name], int(match[1])) for name, match in found.items() if match]
+    if not wanted and "logits" in recorded:
+        if "num_steps" not in recorded:
+            raise ConvertError("array logits needs num_steps beside it")
+        wanted = [("logits", recorded["logits"], int(recorded["num_steps"]))]
+    if not wanted:
+        raise ConvertError("there is neither an array logits_r<n> nor logits with num_steps")
+    return sorted(wanted, key=lambda item: item[2])

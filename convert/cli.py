@@ -1,0 +1,155 @@
+"""Command line of the converters."""
+
+import dataclasses
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Literal
+
+import numpy as np
+from flax.traverse_util import flatten_dict
+from tyro.conf import Positional, arg
+from tyro.extras import SubcommandApp
+
+from convert import check as checking
+from convert import huginn, torch_check
+from convert.engine import PICKLES, ConvertError, read_json, refuse_pickle
+from paradec_jax import store
+from paradec_jax.tokenizer import Tokenizer
+
+ARCHITECTURES: tuple[ModuleType, ...] = (huginn,)
+Source = Positional[Annotated[Path, arg(metavar="SRC")]]
+Target = Positional[Annotated[Path, arg(metavar="DST")]]
+app = SubcommandApp()
+
+
+@app.command(name="import")
+def import_model(
+    src: Source,
+    dst: Target,
+    tokenizer: Path | None = None,
+    dtype: Literal["float32", "bfloat16"] | None = None,
+    overwrite: bool = False,
+) -> int:
+    """Converts a Hugging Face folder to a model folder, whole or not at all.
+
+    Args:
+      src: folder with config.json and safetensors.
+      dst: model folder to write.
+      tokenizer: a tokenizer.json; the one in SRC by default, where there is one.
+      dtype: type of the stored parameters; as in the file by default.
+      overwrite: replace a model folder at DST.
+    """
+    store.refuse_existing(dst, overwrite=overwrite)
+    if src.suffix in PICKLES and src.is_file():
+        raise refuse_pickle(src)
+    if not src.is_dir():
+        raise ConvertError(f"there is no folder {src}")
+    fields = read_json(src / "config.json")
+    module = _find("MODEL_TYPE", fields.get("model_type"))
+    model = module.read(src, fields, dtype)
+    if tokenizer is None and (src / "tokenizer.json").is_file():
+        tokenizer = src / "tokenizer.json"
+    if tokenizer is not None:
+        model = dataclasses.replace(model, tokenizer=_read_tokenizer(tokenizer, model.config.vocab_size))
+    store.save(dst, model, overwrite=overwrite)
+    return _report("imported", model, dst)
+
+
+@app.command(name="export")
+def export_model(
+    src: Source,
+    dst: Target,
+    max_shard_gigabytes: float = 5.0,
+    overwrite: bool = False,
+) -> int:
+    """Converts a model folder to a Hugging Face folder, whole or not at all.
+
+    Args:
+      src: model folder, or the name of a bundled model.
+      dst: folder to write.
+      max_shard_gigabytes: weights beyond this size are split into shards with an index.
+      overwrite: replace a folder with a config.json at DST.
+    """
+    store.refuse_existing(dst, overwrite=overwrite)
+    if not max_shard_gigabytes > 0:
+        raise ConvertError(f"--max-shard-gigabytes must be positive, not {max_shard_gigabytes}")
+    model = store.load(src, host=True)
+    module = _find("FAMILY", model.family)
+    with store.staged(dst, overwrite=overwrite) as folder:
+        module.write(folder, model, int(max_shard_gigabytes * 1e9))
+        if model.tokenizer is not None:
+            model.tokenizer.save(folder / "tokenizer.json")
+    return _report("exported", model, dst)
+
+
+@app.command(name="check")
+def check_model(
+    src: Source,
+    logits: Path | None = None,
+    torch: Annotated[Path | None, arg(metavar="FOLDER")] = None,
+    tolerance: float = 5e-5,
+) -> int:
+    """Compares a model's logits, computed in float32, with recorded ones.
+
+    Args:
+      src: model folder, or the name of a bundled model.
+      logits: an .npz with input_ids, perhaps init_state, and logits_r<n> (or logits and num_steps).
+      torch: instead, a Hugging Face folder whose own model code is run in PyTorch (a separate process).
+      tolerance: largest absolute difference allowed.
+    """
+    if (logits is None) == (torch is None):
+        raise ConvertError("exactly one of --logits and --torch must be given")
+    model = store.load(src, dtype="float32")
+    recorded = _read_arrays(logits) if logits is not None else torch_check.record(torch)
+    passed = True
+    for name, error in checking.errors(model, recorded):
+        good = error <= tolerance  # false for NaN
+        passed &= good
+        print(f"{name}: largest absolute error {error:.2e}, {'ok' if good else f'above {tolerance:.0e}'}")
+    return 0 if passed else 1
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code: 1, with one sentence on stderr, for input that is wrong."""
+    try:
+        return app.cli(args=args, prog="python -m convert", description="Weight converters.")
+    except (ConvertError, store.StoreError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _find(attribute: str, value: object) -> ModuleType:
+    """The architecture whose MODEL_TYPE or FAMILY is `value`."""
+    known = {getattr(module, attribute): module for module in ARCHITECTURES}
+    if str(value) not in known:
+        raise ConvertError(f"{attribute.lower()} must be one of {', '.join(known)}, not {value!r}")
+    return known[str(value)]
+
+
+def _read_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_file(path)
+    except ValueError as error:
+        raise ConvertError(str(error)) from error
+    if tokenizer.vocab_size > vocab_size:
+        raise ConvertError(f"{path} has {tokenizer.vocab_size} tokens, but the model has {vocab_size}")
+    return tokenizer
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        raise ConvertError(f"there is no file {path}")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise ConvertError(f"{path} is not an .npz file of plain arrays ({error})") from error
+
+
+def _report(verb: str, model: store.Model, folder: Path) -> int:
+    leaves = flatten_dict(model.params).values()
+    print(f"{verb} {sum(leaf.size for leaf in leaves):,} parameters ({model.config.param_dtype}) to {folder}")
+    return 0

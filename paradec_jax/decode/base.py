@@ -1,0 +1,82 @@
+"""What the decoders of autoregressive networks share: binding, prefill, the end."""
+
+import dataclasses
+from typing import Any, Self
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from paradec_jax.decode import stop
+from paradec_jax.decode.protocol import Decoded, Progress, Request
+from paradec_jax.decode.randomness import Purpose, Recorded, fold
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderBase:
+    """Static fields and the methods that no decoder changes.
+
+    Attributes:
+      network: the network; may be bound later.
+      size: S, positions of prompt and new tokens together; may be bound later.
+      pad: token behind a row's end in the result.
+      log_probs: keep the log-probability of each committed token.
+      top_p_rule: "drop" or "keep", see `sampling.filtered_probabilities`.
+      bounded: inner loops run a fixed number of masked steps (for reverse mode).
+    """
+
+    network: Any = None
+    size: int = 0
+    _: dataclasses.KW_ONLY
+    pad: int = 0
+    log_probs: bool = False
+    top_p_rule: str = "drop"
+    bounded: bool = False
+
+    def bind(self, network: Any, size: int, pad: int = 0) -> Self:
+        """The same decoder for a network and a buffer of `size` positions."""
+        return dataclasses.replace(self, network=network, size=size, pad=pad)
+
+    def differentiable(self) -> Self:
+        """The same decoder with inner loops of a fixed number of steps."""
+        return dataclasses.replace(self, bounded=True)
+
+    def done(self, state: Any) -> Bool[Array, "B"]:
+        """Rows that have stopped."""
+        return state.progress.done
+
+    def finish(self, state: Any) -> Decoded:
+        """The result so far."""
+        return stop.finish(state.progress, self.size, self.pad)
+
+    def interrupt(self, state: Any, rows: Bool[Array, "B"]) -> Any:
+        """Stops rows at the caller's word."""
+        return dataclasses.replace(state, progress=stop.stop_rows(state.progress, rows))
+
+    def latents(
+        self,
+        keys: Array,
+        positions: Int[Array, "B W"],
+        scale: Float[Array, ""] | float,
+        recorded: Recorded | None,
+    ) -> Float[Array, "B W D"]:
+        """Initial latent state of each position, the same in every call that computes the position."""
+        if recorded is not None and recorded.states is not None:
+            return recorded.states[jnp.minimum(positions, len(recorded.states) - 1)] * scale
+        return self.network.initial_state(fold(keys, Purpose.STATE, positions), scale)
+
+
+def prompt_positions(request: Request) -> Int[Array, "B P"]:
+    """Positions 0 .. P-1 of every row."""
+    batch, width = request.tokens.shape
+    return jnp.broadcast_to(jnp.arange(width), (batch, width))
+
+
+def last_of(hidden: Float[Array, "B P D"], lengths: Int[Array, "B"]) -> Float[Array, "B 1 D"]:
+    """The row's last prompt position."""
+    return jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)
+
+
+def newest(progress: Progress) -> tuple[Int[Array, "B 1"], Int[Array, "B 1"]]:
+    """The last committed token of each row and its position."""
+    at = progress.length - 1
+    return stop.window(progress.tokens, at, 1), at[:, None]

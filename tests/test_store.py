@@ -1,0 +1,261 @@
+"""Model folders: round trips, atomic writes, and one clear error for each way of being broken."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from paradec_jax import store
+from paradec_jax.config import PRESETS, TokenSpec
+from paradec_jax.store import Model, StoreError
+
+CONFIG = PRESETS["test-recurrent"]
+TOKENS = TokenSpec(bos=3, stop=(1, 2), pad=4)
+
+
+def make_model(config=CONFIG, seed=0) -> Model:
+    rng = np.random.default_rng(seed)
+    params = jax.tree.map(lambda s: rng.normal(size=s.shape).astype(s.dtype), store.expected_shapes(config))
+    return Model(config, params, TOKENS)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("store") / "model"
+    store.save(folder, make_model())
+    return folder
+
+
+@pytest.fixture
+def copy(saved, tmp_path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def edit(folder: Path, change) -> None:
+    """Applies `change` to the object in config.json."""
+    description = json.loads((folder / "config.json").read_text())
+    change(description)
+    (folder / "config.json").write_text(json.dumps(description))
+
+
+def assert_same(a, b) -> None:
+    a, b = flatten_dict(a, sep="/"), flatten_dict(b, sep="/")
+    assert a.keys() == b.keys()
+    for path in a:
+        assert a[path].dtype == b[path].dtype, path
+        assert np.asarray(a[path]).tobytes() == np.asarray(b[path]).tobytes(), path
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CONFIG,
+        dataclasses.replace(CONFIG, param_dtype="bfloat16", dtype="bfloat16"),
+        dataclasses.replace(CONFIG, qk_bias=False, tie_embeddings=False, rope_base=1e4, remat="iteration"),
+    ],
+    ids=["plain", "bfloat16", "untied"],
+)
+def test_load_gives_back_what_save_got(config, tmp_path):
+    model = make_model(config)
+    store.save(tmp_path / "new" / "model", model)
+    again = store.load(tmp_path / "new" / "model")
+    assert (again.config, again.token_spec, again.tokenizer) == (config, TOKENS, None)
+    assert again.family == "recurrent_depth" and again.network.vocab_size == config.vocab_size
+    assert_same(again.params, model.params)
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["model"]
+
+
+def test_dtype_casts_parameters_and_computation(saved):
+    model = store.load(saved, dtype="bfloat16")
+    assert (model.config.dtype, model.config.param_dtype) == ("bfloat16", "bfloat16")
+    assert_same(model.params, jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), make_model().params))
+
+
+def test_host_keeps_numpy_arrays(saved):
+    assert all(type(x) is np.ndarray for x in jax.tree.leaves(store.load(saved, host=True).params))
+
+
+def test_tokenizer_travels_along(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    tokenizer = store.Tokenizer(backend)
+    store.save(tmp_path / "model", dataclasses.replace(make_model(), tokenizer=tokenizer))
+    assert store.load(tmp_path / "model").tokenizer.token_id("b") == 1
+    (tmp_path / "model" / "tokenizer.json").write_text("{")
+    with pytest.raises(StoreError, match=r"tokenizer\.json"):
+        store.load(tmp_path / "model")
+
+
+def test_bare_name_finds_a_bundled_model(saved, tmp_path, monkeypatch):
+    shutil.copytree(saved, tmp_path / "assets" / "bundled")
+    monkeypatch.setattr(store, "ASSETS", tmp_path / "assets")
+    monkeypatch.chdir(tmp_path)
+    assert store.load("bundled").config == CONFIG
+    with pytest.raises(StoreError, match=r"no model folder nowhere.*bundled: bundled"):
+        store.load("nowhere")
+
+
+class TestSave:
+    def test_refuses_an_existing_folder_unless_told(self, copy):
+        other = make_model(seed=1)
+        with pytest.raises(StoreError, match="exists"):
+            store.save(copy, other)
+        assert_same(store.load(copy).params, make_model().params)
+        store.save(copy, other, overwrite=True)
+        assert_same(store.load(copy).params, other.params)
+        assert [p.name for p in copy.parent.iterdir()] == ["model"]
+
+    def test_never_overwrites_what_is_no_model(self, tmp_path):
+        (tmp_path / "thesis.tex").write_text("years of work")
+        with pytest.raises(StoreError, match="not a model folder"):
+            store.save(tmp_path, make_model(), overwrite=True)
+        with pytest.raises(StoreError, match="not a folder"):
+            store.save(tmp_path / "thesis.tex", make_model(), overwrite=True)
+        assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+    @pytest.mark.parametrize("moment", ["write", "rename"])
+    def test_failure_leaves_nothing_new_and_the_old_intact(self, copy, monkeypatch, moment):
+        def fail(*_, **__):
+            raise KeyboardInterrupt
+
+        if moment == "write":
+            monkeypatch.setattr(store.ocp.Checkpointer, "save", fail)
+        else:
+            rename = Path.rename
+            monkeypatch.setattr(
+                Path, "rename", lambda a, b: fail() if a.suffix == ".tmp" and a.is_dir() else rename(a, b)
+            )
+        for folder, overwrite in ((copy.parent / "new", False), (copy, True)):
+            with pytest.raises(KeyboardInterrupt):
+                store.save(folder, make_model(seed=1), overwrite=overwrite)
+        monkeypatch.undo()
+        assert [p.name for p in copy.parent.iterdir()] == ["model"]
+        assert_same(store.load(copy).params, make_model().params)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda p: p.pop("adapter"), "adapter is missing"),
+            (lambda p: p.update(extra=p["adapter"]), "extra is there"),
+            (lambda p: p.update(adapter=p["adapter"][1:]), r"adapter has shape \(31, 16\).*\(32, 16\)"),
+            (lambda p: p.update(adapter=p["adapter"].astype(np.float16)), "adapter is float16"),
+        ],
+        ids=["missing", "unknown", "misshapen", "mistyped"],
+    )
+    def test_refuses_parameters_that_contradict_the_config(self, tmp_path, change, message):
+        model = make_model()
+        params = dict(model.params)
+        change(params)
+        with pytest.raises(StoreError, match=message):
+            store.save(tmp_path / "model", dataclasses.replace(model, params=params))
+        assert not list(tmp_path.iterdir())
+
+    def test_refuses_tokens_beyond_the_vocabulary(self, tmp_path):
+        model = dataclasses.replace(make_model(), token_spec=TokenSpec(pad=32))
+        with pytest.raises(StoreError, match="32, which is no id"):
+            store.save(tmp_path / "model", model)
+
+
+class TestLoad:
+    def test_hugging_face_folder_names_the_command(self, tmp_path):
+        (tmp_path / "model.safetensors").touch()
+        command = f"python -m convert import {tmp_path} DST"
+        with pytest.raises(StoreError, match=command):
+            store.load(tmp_path)
+        (tmp_path / "config.json").write_text('{"model_type": "huginn_raven"}')
+        with pytest.raises(StoreError, match=command):
+            store.load(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda d: d.update(format_version=2), "format 2, newer than format 1"),
+            (lambda d: d.update(format_version="1"), "format_version"),
+            (lambda d: d.pop("format_version"), "no format_version"),
+            (lambda d: d.update(family="mamba"), "family.*recurrent_depth.*'mamba'"),
+            (lambda d: d.pop("config"), "config of .* must be a JSON object"),
+            (lambda d: d.pop("sha256"), "no table of digests"),
+            (lambda d: d["config"].update(depth=3), "unknown field 'depth'"),
+            (lambda d: d["config"].pop("width"), "width"),
+            (lambda d: d["config"].update(width="16"), "width .* type int, not '16'"),
+            (lambda d: d["config"].update(heads=3), "3 heads"),
+            (lambda d: d["config"].update(dtype="float8"), "dtype must be one of"),
+            (lambda d: d["token_spec"].update(pad=99), "99, which is no id"),
+            (lambda d: d["token_spec"].update(stop=["a"]), "'a', which is no id"),
+            (lambda d: d["token_spec"].update(alignment="previous"), "alignment"),
+            (lambda d: d["config"].update(vocab_size=64), r"embedding has shape \(32, 16\).*\(64, 16\)"),
+            (lambda d: d["config"].update(core_layers=3), "core.* is missing|core.* has shape"),
+            (lambda d: d["config"].update(qk_bias=False), "qk_bias is there"),
+            (lambda d: d["config"].update(tie_embeddings=False), "head is missing"),
+            (
+                lambda d: d["config"].update(param_dtype="bfloat16"),
+                "is float32, but the config asks for bfloat16",
+            ),
+            (lambda d: d["sha256"].update(adapter="0" * 64), "adapter differs from its digest"),
+            (lambda d: d["sha256"].pop("final_norm"), "final_norm is missing"),
+        ],
+    )
+    def test_config_that_is_wrong(self, copy, change, message):
+        edit(copy, change)
+        with pytest.raises(StoreError, match=message) as caught:
+            store.load(copy)
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("text", ["{", "[]", "\N{SNOWMAN}"])
+    def test_config_that_is_no_json_object(self, copy, text):
+        (copy / "config.json").write_text(text, encoding="utf-16")
+        with pytest.raises(StoreError, match=r"config\.json"):
+            store.load(copy)
+        (copy / "config.json").write_text(text, encoding="utf-8")
+        with pytest.raises(StoreError, match=r"config\.json"):
+            store.load(copy)
+
+    def test_missing_parts(self, copy):
+        with pytest.raises(StoreError, match="is a file"):
+            store.load(copy / "config.json")
+        shutil.rmtree(copy / "params")
+        with pytest.raises(StoreError, match="missing or damaged"):
+            store.load(copy)
+        (copy / "config.json").unlink()
+        with pytest.raises(StoreError, match=r"no config\.json"):
+            store.load(copy)
+        with pytest.raises(StoreError, match="dtype"):
+            store.load(copy, dtype="int8")
+
+    @pytest.mark.parametrize("damage", ["remove", "truncate", "flip"])
+    def test_damaged_parameter_files_never_load(self, saved, tmp_path, damage):
+        """Whatever file is hit, the load fails, or the parameters are still the right ones."""
+        errors = []
+        files = [p.relative_to(saved) for p in sorted((saved / "params").rglob("*")) if p.is_file()]
+        for file in files:
+            folder = Path(shutil.copytree(saved, tmp_path / "model"))
+            content = (folder / file).read_bytes()
+            middle = len(content) // 2
+            (folder / file).unlink()
+            if damage == "truncate":
+                (folder / file).write_bytes(content[:middle])
+            if damage == "flip":
+                flipped = bytes([content[middle] ^ 0xFF])
+                (folder / file).write_bytes(content[:middle] + flipped + content[middle + 1 :])
+            try:
+                assert_same(store.load(folder).params, make_model().params)
+            except StoreError as error:
+                errors.append(str(error))
+            shutil.rmtree(folder)
+        assert len(errors) >= 3 and all("parameter " in e and "\n" not in e for e in errors)
+
+    def test_other_values_under_the_same_name_are_noticed(self, saved, copy, tmp_path):
+        params = flatten_dict(make_model().params, sep="/")
+        params["adapter"] = params["adapter"] + 1
+        forged = dataclasses.replace(make_model(), params=unflatten_dict(params, sep="/"))
+        store.save(tmp_path / "forged", forged)
+        shutil.copy(saved / "config.json", tmp_path / "forged" / "config.json")
+        with pytest.raises(StoreError, match="adapter differs from its digest"):
+            store.load(tmp_path / "forged")
+        assert_same(store.load(tmp_path / "forged", verify=False).params, forged.params)
