@@ -100,10 +100,13 @@ def check_model(
       torch: instead, a Hugging Face folder whose own model code is run in PyTorch (a separate process).
       tolerance: largest absolute difference allowed.
     """
-    if (logits is None) == (torch is None):
+    if logits is not None and torch is None:
+        recorded = _read_arrays(logits)
+    elif torch is not None and logits is None:
+        recorded = torch_check.record(torch)
+    else:
         raise ConvertError("exactly one of --logits and --torch must be given")
     model = store.load(src, dtype="float32")
-    recorded = _read_arrays(logits) if logits is not None else torch_check.record(torch)
     passed = True
     for name, error in checking.errors(model, recorded):
         good = error <= tolerance  # false for NaN

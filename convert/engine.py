@@ -1,6 +1,7 @@
 """Moves tensors between safetensors files and parameter trees, both ways, as a table of rows says."""
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -267,12 +268,12 @@ class Lazy:
 def export_tree(params: Mapping[str, Any], rows: Sequence[Row], axes: Mapping[str, int]) -> dict[str, Lazy]:
     """The tensors of a checkpoint by name, made from a parameter tree one at a time when written."""
     leaves = flatten_dict(params, sep="/")
-    tensors = {}
+    tensors: dict[str, Lazy] = {}
     for row in rows:
         for path, names in row.leaves():
             parts = leaves[path] if row.stacked else [leaves[path]]
             for name, part in zip(names, parts, strict=True):
-                tensors[name] = Lazy(part.nbytes, lambda row=row, part=part: row.dump(np.asarray(part), axes))
+                tensors[name] = Lazy(part.nbytes, functools.partial(row.dump, part, axes))
     return tensors
 
 
@@ -289,7 +290,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Lazy], max_shard_bytes: in
     if len(shards) == 1:
         _write_shard(folder / "model.safetensors", tensors, shards[0])
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for i, names in enumerate(shards, start=1):
         file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
         _write_shard(folder / file, tensors, names)

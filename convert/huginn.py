@@ -244,10 +244,10 @@ def parse_tokens(fields: Mapping[str, Any], vocab_size: int) -> TokenSpec:
                 raise ConvertError(f"field {name} of config.json must hold token ids, not {value!r}")
         ids[name] = [token for token in values if token < vocab_size]
     release = vocab_size == RELEASE_VOCAB
-    bos = ids["bos_token_id"] or ([BOS] if release else [None])
-    pad = ids["pad_token_id"] or ([PAD] if release else [0])
+    bos = next(iter(ids["bos_token_id"]), BOS if release else None)
+    pad = next(iter(ids["pad_token_id"]), PAD if release else 0)
     stop = (*(STOP if release else ()), *ids["eos_token_id"])
-    return TokenSpec(bos=bos[0], stop=tuple(dict.fromkeys(stop)), pad=pad[0])
+    return TokenSpec(bos=bos, stop=tuple(dict.fromkeys(stop)), pad=pad)
 
 
 def format_tokens(tokens: TokenSpec) -> dict[str, Any]:

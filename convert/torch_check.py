@@ -63,7 +63,7 @@ def _child(folder: str, out: str) -> None:
         for r in RECURRENCES:
             output = model(torch.from_numpy(tokens), input_states=torch.from_numpy(state), num_steps=r)
             arrays[f"logits_r{r}"] = output.logits.float().numpy()
-    np.savez(out, **arrays)
+    np.savez(out, **arrays)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -113,9 +113,9 @@ PRESETS: dict[str, RecurrentDepthConfig] = {
         vocab_size=65_536, width=5280, heads=55, feed_forward=17_920, dtype="bfloat16"
     ),
     "tiny-recurrent": RecurrentDepthConfig(
-        vocab_size=512,
+        vocab_size=384,
         width=128,
-        heads=4,
+        heads=2,
         feed_forward=352,
         prelude_layers=1,
         core_layers=2,

@@ -152,7 +152,7 @@ def load(
     if (folder / "tokenizer.json").exists():
         try:
             tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise StoreError(str(error)) from error
     return Model(config, unflatten_dict(leaves, sep="/"), token_spec, tokenizer)
 
@@ -231,7 +231,7 @@ def _replace(folder: Path, temporary: Path) -> None:
 def _digest(leaf: np.ndarray) -> str:
     """SHA-256 over type, shape and little-endian bytes."""
     digest = hashlib.sha256(f"{leaf.dtype.name}{list(leaf.shape)}".encode())
-    digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8))
+    digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
@@ -297,13 +297,13 @@ def _read_description(folder: Path) -> dict[str, Any]:
             raise StoreError(foreign)
         raise StoreError(f"{path} has no format_version: not a model of paradec_jax")
     version = description["format_version"]
-    if not isinstance(version, int) or version < 1:
+    if not matches(version, int) or version < 1:
         raise StoreError(f"format_version of {path} must be a positive integer, not {version!r}")
     if version > FORMAT_VERSION:
         raise StoreError(
             f"{folder} has format {version}, newer than format {FORMAT_VERSION} that this version reads"
         )
-    if description.get("family") not in FAMILIES:
+    if str(description.get("family")) not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise StoreError(f"family of {path} must be one of {known}, not {description.get('family')!r}")
     return description
@@ -321,6 +321,8 @@ def _build(cls: type, values: Any, folder: Path, section: str) -> Any:
         kind = fields[name]
         if kind in (int, float, str, bool) and not matches(value, kind):
             raise StoreError(f"{name} in {where} must be of type {kind.__name__}, not {value!r}")
+        if kind == tuple[int, ...] and not isinstance(value, list):
+            raise StoreError(f"{name} in {where} must be a list, not {value!r}")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     try:
         return cls(**values)

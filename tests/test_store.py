@@ -176,7 +176,7 @@ class TestLoad:
         ("change", "message"),
         [
             (lambda d: d.update(format_version=2), "format 2, newer than format 1"),
-            (lambda d: d.update(format_version="1"), "format_version"),
+            (lambda d: d.update(format_version=True), "format_version .* positive integer, not True"),
             (lambda d: d.pop("format_version"), "no format_version"),
             (lambda d: d.update(family="mamba"), "family.*recurrent_depth.*'mamba'"),
             (lambda d: d.pop("config"), "config of .* must be a JSON object"),
@@ -188,6 +188,7 @@ class TestLoad:
             (lambda d: d["config"].update(dtype="float8"), "dtype must be one of"),
             (lambda d: d["token_spec"].update(pad=99), "99, which is no id"),
             (lambda d: d["token_spec"].update(stop=["a"]), "'a', which is no id"),
+            (lambda d: d["token_spec"].update(stop=5), "stop .* must be a list, not 5"),
             (lambda d: d["token_spec"].update(alignment="previous"), "alignment"),
             (lambda d: d["config"].update(vocab_size=64), r"embedding has shape \(32, 16\).*\(64, 16\)"),
             (lambda d: d["config"].update(core_layers=3), "core.* is missing|core.* has shape"),

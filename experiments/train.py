@@ -1,0 +1,123 @@
+"""Trains the small models that the README's command shows. `python experiments/train.py tiny-recurrent`.
+
+The recipe of `tiny-recurrent`: word problems of growing length, a recurrence whose mean grows with the step,
+truncated backpropagation. A run that was stopped goes on where its last checkpoint stood.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import tyro
+
+from paradec_jax import store
+from paradec_jax.config import PRESETS
+from paradec_jax.data import build_tokenizer, token_spec, word_problem_batches
+from paradec_jax.data.batches import Bucket
+from paradec_jax.losses import poisson_lognormal, recurrent_loss
+from paradec_jax.models.recurrent_depth import RecurrentDepthNetwork, init_params
+from paradec_jax.train import adamw, fit
+
+BUCKETS = (Bucket(2, 2, 132), Bucket(3, 4, 196), Bucket(5, 6, 264), Bucket(7, 8, 328))
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Numbers of one run.
+
+    Attributes:
+      preset: model shape, a name of `paradec_jax.config.PRESETS`.
+      steps: updates.
+      batch_tokens: positions of a batch, padding included.
+      learning_rate: peak of the trapezoid.
+      weight_decay: decoupled decay of matrices.
+      first_mean, last_mean: mean recurrence before and after the curriculum.
+      growth: fractions of the run between which the mean grows.
+      backprop_depth: recurrences that carry gradient.
+      ema_decay: decay of the averaged weights, which are the ones exported.
+      seed: of parameters, data and draws.
+    """
+
+    preset: str = "tiny-recurrent"
+    steps: int = 4000
+    batch_tokens: int = 4096
+    learning_rate: float = 2e-3
+    weight_decay: float = 0.05
+    first_mean: float = 1.5
+    last_mean: float = 7.0
+    growth: tuple[float, float] = (0.3, 0.8)
+    backprop_depth: int = 4
+    ema_decay: float = 0.998
+    seed: int = 0
+
+    def mean_recurrence(self, step: jax.Array) -> jax.Array:
+        """Mean of the recurrence at an update: constant, then linear, then constant."""
+        start, end = (fraction * self.steps for fraction in self.growth)
+        progress = jnp.clip((step - start) / (end - start), 0.0, 1.0)
+        return self.first_mean + progress * (self.last_mean - self.first_mean)
+
+    def mixture(self) -> tuple[tuple[int, tuple[float, ...]], ...]:
+        """Weights of the buckets over the run: two-step problems first, all lengths in the end."""
+        return (
+            (0, (1.0, 0.0, 0.0, 0.0)),
+            (int(0.25 * self.steps), (0.5, 0.5, 0.0, 0.0)),
+            (int(0.45 * self.steps), (0.3, 0.4, 0.15, 0.15)),
+        )
+
+
+def main(name: str, /, recipe: Recipe = Recipe(), folder: Path | None = None, export: Path | None = None) -> None:
+    """Trains a preset and, when done, writes the averaged weights as a model folder.
+
+    Args:
+      name: the model to train.
+      recipe: its numbers.
+      folder: where checkpoints and metrics go; `runs/NAME` by default.
+      export: where the finished model goes; `FOLDER/model` by default.
+    """
+    recipe = dataclasses.replace(recipe, preset=name)
+    config = PRESETS[recipe.preset]
+    folder = Path("runs") / name if folder is None else folder
+    tokenizer = build_tokenizer()
+    network = RecurrentDepthNetwork(config)
+    key = jax.random.key(recipe.seed)
+    data = word_problem_batches(
+        tokenizer,
+        seed=recipe.seed,
+        batch_tokens=recipe.batch_tokens,
+        buckets=BUCKETS,
+        mixture=recipe.mixture(),
+    )
+    loss = recurrent_loss(network, poisson_lognormal(recipe.mean_recurrence), recipe.backprop_depth)
+    optimizer = adamw(
+        recipe.learning_rate,
+        recipe.steps,
+        warmup=100,
+        cooldown=recipe.steps // 4,
+        weight_decay=recipe.weight_decay,
+    )
+    state = fit(
+        loss,
+        init_params(config, jax.random.fold_in(key, 0)),
+        data,
+        optimizer=optimizer,
+        steps=recipe.steps,
+        key=jax.random.fold_in(key, 1),
+        folder=folder,
+        checkpoint_every=200,
+        log_every=20,
+        ema_decay=recipe.ema_decay,
+    )
+    model = store.Model(
+        family=config.family,
+        config=config,
+        params=state.ema,
+        token_spec=token_spec(),
+        tokenizer=tokenizer,
+    )
+    store.save(folder / "model" if export is None else export, model, overwrite=True)
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_compilation_cache_dir", str(Path(".cache/jax").resolve()))
+    tyro.cli(main)

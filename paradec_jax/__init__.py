@@ -1,0 +1,1 @@
+"""Language models that decode many tokens per network call."""
