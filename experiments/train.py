@@ -88,7 +88,7 @@ def main(name: str, /, recipe: Recipe = Recipe(), folder: Path | None = None, ex
         buckets=BUCKETS,
         mixture=recipe.mixture(),
     )
-    loss = recurrent_loss(network, poisson_lognormal(recipe.mean_recurrence), recipe.backprop_depth)
+    loss = recurrent_loss(network, poisson_lognormal(recipe.mean_recurrence), recipe.backprop_depth, remat=True)
     optimizer = adamw(
         recipe.learning_rate,
         recipe.steps,
@@ -109,7 +109,6 @@ def main(name: str, /, recipe: Recipe = Recipe(), folder: Path | None = None, ex
         ema_decay=recipe.ema_decay,
     )
     model = store.Model(
-        family=config.family,
         config=config,
         params=state.ema,
         token_spec=token_spec(),

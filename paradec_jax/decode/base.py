@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.decode import stop
 from paradec_jax.decode.protocol import Decoded, Progress, Request
 from paradec_jax.decode.randomness import Purpose, Recorded, fold
+from paradec_jax.decode.sampling import log_probability, sample
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,46 @@ class DecoderBase:
         if recorded is not None and recorded.states is not None:
             return recorded.states[jnp.minimum(positions, len(recorded.states) - 1)] * scale
         return self.network.initial_state(fold(keys, Purpose.STATE, positions), scale)
+
+    def prefill(
+        self, params: Any, request: Request, knobs: Any, recurrence: int, scratch: int
+    ) -> tuple[Progress, Any, Float[Array, "B 1 D"]]:
+        """Reads the prompts in one call and commits the token each predicts.
+
+        Args:
+          params, request, knobs: as for `init`.
+          recurrence: r of the call.
+          scratch: positions that buffers hold beyond `size`.
+
+        Returns:
+          Progress, a cache that holds the prompts, and the normalised latent of each last prompt position.
+        """
+        progress = stop.start(request, self.size, scratch, self.log_probs)
+        cache = self.network.init_cache(request.batch, self.size + scratch)
+        positions = prompt_positions(request)
+        state = self.latents(request.keys, positions, knobs.init_scale, request.recorded)
+        none = jnp.zeros(request.batch, jnp.int32)
+        out = self.network.forward(params, request.tokens, positions, cache, none, state, recurrence)
+        cache = self.network.write(cache, out.kv, none)
+        progress = progress.count(1, request.lengths, recurrence)
+        progress = self.commit_next(params, progress, last_of(out.hidden, request.lengths), knobs)
+        return progress, cache, last_of(out.latent, request.lengths)
+
+    def commit_next(
+        self, params: Any, progress: Progress, hidden: Float[Array, "B 1 D"], knobs: Any
+    ) -> Progress:
+        """Samples the token behind each row's last one and commits it."""
+        logits = self.network.logits(params, hidden)
+        token = sample(
+            logits,
+            progress.length[:, None],
+            progress.keys,
+            knobs,
+            progress.recorded,
+            top_p_rule=self.top_p_rule,
+        )
+        scores = log_probability(logits, token) if self.log_probs else None
+        return stop.commit(progress, token, jnp.ones_like(progress.length), scores)
 
 
 def prompt_positions(request: Request) -> Int[Array, "B P"]:

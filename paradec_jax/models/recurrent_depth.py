@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.nn import cache as kv_cache
 from paradec_jax.nn import masks
-from paradec_jax.nn.blocks import SandwichBlock, truncated_normal
+from paradec_jax.nn.blocks import SandwichBlock, dense, truncated_normal
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.rope import Rotation, rotation
@@ -112,7 +112,7 @@ class RecurrentDepth(nn.Module):
         prefix_mask: Bool[Array, "B S"] | None = None,
     ) -> tuple[Float[Array, "B W D"], Layers]:
         """One recurrence, `core(adapter [s ; e])`, over the cached keys of this recurrence."""
-        x = jnp.concatenate([state, e], axis=-1) @ self.adapter.astype(state.dtype)
+        x = dense(jnp.concatenate([state, e], axis=-1), self.adapter)
         return self._blocks(self.core, x, view, prefix, prefix_mask)
 
     def readout(self, state: Float[Array, "B W D"], view: View) -> tuple[Float[Array, "B W D"], Layers]:
@@ -128,9 +128,9 @@ class RecurrentDepth(nn.Module):
     def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Output scores, multiplied in the model's dtype and returned in float32."""
         if self.config.tie_embeddings:
-            scores = jnp.einsum("...d,vd->...v", hidden, self.embedding.astype(hidden.dtype))
+            scores = dense(hidden, self.embedding.T)
         else:
-            scores = hidden @ self.head.astype(hidden.dtype)
+            scores = dense(hidden, self.head)
         return scores.astype(jnp.float32)
 
     def _blocks(

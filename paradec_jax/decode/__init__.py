@@ -1,0 +1,29 @@
+"""The decoding machine: a protocol, four drivers, and one file a decoder."""
+
+from paradec_jax.decode.adaptive import Adaptive
+from paradec_jax.decode.autoregressive import AutoRegressive
+from paradec_jax.decode.drive import rollout, run, stream, trace
+from paradec_jax.decode.protocol import Decoded, Decoder, Network, Reason, Request, make_request
+from paradec_jax.decode.randomness import Recorded
+from paradec_jax.decode.sampling import SamplingKnobs
+from paradec_jax.decode.speculative import SelfSpeculative
+from paradec_jax.decode.wavefront import Wavefront
+
+__all__ = [
+    "Adaptive",
+    "AutoRegressive",
+    "Decoded",
+    "Decoder",
+    "Network",
+    "Reason",
+    "Recorded",
+    "Request",
+    "SamplingKnobs",
+    "SelfSpeculative",
+    "Wavefront",
+    "make_request",
+    "rollout",
+    "run",
+    "stream",
+    "trace",
+]

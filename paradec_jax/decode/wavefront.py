@@ -1,0 +1,288 @@
+"""The wavefront sampler of recurrent-depth models, clean rule (arXiv 2510.14961, Algorithm 2 and Eq. 3).
+
+Instead of finishing a token before the next one starts, every step refines the latent states of a whole window
+by a few recurrences, reads out a candidate for each, and appends new positions in front. Positions are committed
+in order, once their states have stopped moving::
+
+    slot          0            1 .. c-1          c .. w-1            w .. W-1
+             [ newest     ][ converged     ][ still moving    ][ not yet      ]
+    tokens   committed      = their inputs    candidates         unused
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from paradec_jax.decode import score, select, stop
+from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
+from paradec_jax.decode.base import DecoderBase
+from paradec_jax.decode.protocol import Progress, Request
+from paradec_jax.decode.randomness import Purpose, fold
+from paradec_jax.decode.sampling import log_probability, sample
+
+NOISE_MIXERS = ("dampened", "constant", "sqrt")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WavefrontKnobs(AutoRegressiveKnobs):
+    """Sampling, and how the wave moves. Defaults are the paper's.
+
+    Attributes:
+      exit_threshold: epsilon; a position has converged when its state's relative change in a step is below it.
+      momentum: eta of the average over steps of the conditioning e, `e <- (1 - eta) e_new + eta e_old`.
+      noise: beta, share of fresh noise mixed into the states before each step.
+      max_wavefront: active positions at most (the compiled width bounds it); 0 for the compiled width.
+      max_recurrence: recurrences after which a position counts as converged; 0 for no bound.
+    """
+
+    exit_threshold: Float[Array, "..."] | float = 0.03
+    momentum: Float[Array, "..."] | float = 0.1
+    noise: Float[Array, "..."] | float = 0.0
+    max_wavefront: Int[Array, "..."] | int = 0
+    max_recurrence: Int[Array, "..."] | int = 0
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WavefrontState:
+    """Rows, cache (one entry less than committed tokens), and the window in front of it.
+
+    Slot i of a row is position `progress.length - 1 + i`; slot 0 is the newest committed token.
+
+    Attributes:
+      progress: the rows.
+      cache: keys and values of the positions before slot 0.
+      candidates: input tokens of the window; slot 0 is committed, the others are drafts, [B, W].
+      latents: states z, [B, W, D].
+      embedded: conditioning e after momentum, [B, W, D].
+      seen: recurrences done in each slot; 0 in a fresh one, [B, W].
+      active: width w of the wave, [B].
+      distance: relative change of each slot in the newest step, before the shift, [B, W].
+      committed: tokens committed in the newest step, [B].
+      steps: steps done by each row, [B].
+    """
+
+    progress: Progress
+    cache: Any
+    candidates: Int[Array, "B W"]
+    latents: Float[Array, "B W D"]
+    embedded: Float[Array, "B W D"]
+    seen: Int[Array, "B W"]
+    active: Int[Array, "B"]
+    distance: Float[Array, "B W"]
+    committed: Int[Array, "B"]
+    steps: Int[Array, "B"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Wavefront(DecoderBase):
+    """Refines a window of latent states and commits its converged prefix.
+
+    Attributes:
+      inner_recurrence: r', recurrences of a step.
+      width: W, slots of the compiled window; `knobs.max_wavefront` narrows it without recompiling.
+      headway: positions appended a step; those beyond the first start from random tokens.
+      prefill_recurrence: r of the prompt; the network's default when None.
+      noise_mixer: "dampened" (share `beta / (1 + n)`, n the recurrences a slot has done), "constant" (beta), or
+        "sqrt" (dampened, mixed as variances).
+      buckets: narrower widths that are compiled as well; a step runs at the smallest that holds every wave.
+    """
+
+    _: dataclasses.KW_ONLY
+    inner_recurrence: int = 4
+    width: int = 32
+    headway: int = 1
+    prefill_recurrence: int | None = None
+    noise_mixer: str = "dampened"
+    buckets: tuple[int, ...] = ()
+    Knobs: ClassVar[type] = WavefrontKnobs
+
+    def __post_init__(self) -> None:
+        for name in ("inner_recurrence", "width", "headway"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.noise_mixer not in NOISE_MIXERS:
+            raise ValueError(f"noise_mixer must be one of {', '.join(NOISE_MIXERS)}, not {self.noise_mixer!r}")
+        if any(not 1 <= b < self.width for b in self.buckets) or list(self.buckets) != sorted(set(self.buckets)):
+            raise ValueError(f"buckets must ascend from 1 to below the width {self.width}, not {self.buckets}")
+
+    @property
+    def _r(self) -> int:
+        return self.network.recurrence if self.prefill_recurrence is None else self.prefill_recurrence
+
+    def init(self, params: Any, request: Request, knobs: WavefrontKnobs) -> WavefrontState:
+        """Reads the prompt with r recurrences, commits the first token, and starts a wave of one position."""
+        progress, cache, _ = self.prefill(params, request, knobs, self._r, self.width)
+        batch, width = request.batch, self.width
+        slots = jnp.zeros((batch, width), jnp.int32)
+        newest = stop.window(progress.tokens, progress.length - 1, 1)
+        latents = self._fresh(progress, knobs)
+        rows = jnp.zeros(batch, jnp.int32)
+        return WavefrontState(
+            progress=progress,
+            cache=cache,
+            candidates=slots.at[:, :1].set(newest),
+            latents=latents,
+            embedded=jnp.zeros_like(latents),
+            seen=slots,
+            active=rows + 1,
+            distance=jnp.zeros((batch, width), jnp.float32),
+            committed=rows,
+            steps=rows,
+        )
+
+    def step(self, params: Any, state: WavefrontState, knobs: WavefrontKnobs) -> WavefrontState:
+        """One sampler step: refine all active states, re-predict, commit the converged prefix, move on."""
+        refined, kv, embedded, predicted, scores = self._refine(params, state, knobs)
+        cache = self.network.write(state.cache, kv, state.progress.length - 1)
+        seen = state.seen + self.inner_recurrence
+
+        # Eq. 3: a position is final when its state and those of all before it have stopped moving, and when the
+        # token it was computed from is still the one its predecessor predicts.
+        distance = score.latent_change(refined, state.latents)
+        converged = distance < knobs.exit_threshold
+        converged |= (knobs.max_recurrence > 0) & (seen >= knobs.max_recurrence)
+        unchanged = jnp.pad(predicted[:, :-1] == state.candidates[:, 1:], ((0, 0), (1, 0)), constant_values=True)
+        slot = jnp.arange(self.width)
+        final = select.prefix(converged & unchanged & (slot < state.active[:, None]))
+
+        progress = state.progress
+        count = stop.allowed(progress, predicted, final)
+        progress = progress.count(1, state.active, self.inner_recurrence)
+        progress = stop.commit(progress, predicted, final, scores)
+        state = dataclasses.replace(
+            state,
+            progress=progress,
+            cache=cache,
+            latents=refined,
+            embedded=embedded,
+            seen=seen,
+            distance=jnp.where(slot < state.active[:, None], distance, jnp.nan),
+            committed=count,
+            steps=state.steps + ~progress.done,
+        )
+        return self._advance(state, predicted, knobs)
+
+    def _refine(
+        self, params: Any, state: WavefrontState, knobs: WavefrontKnobs
+    ) -> tuple[Array, Any, Array, Array, Array | None]:
+        """Runs the network on the window: states, keys and values, e, predicted tokens, log-probabilities.
+
+        Where narrower widths are compiled, the smallest that holds every running wave does the work.
+        """
+        widths = (*self.buckets, self.width)
+        needed = jnp.max(jnp.where(state.progress.done, 1, state.active))
+        branches = [lambda s, w=w: self._refine_at(params, s, knobs, w) for w in widths]
+        if len(branches) == 1:
+            return branches[0](state)
+        return lax.switch(jnp.searchsorted(jnp.asarray(widths), needed), branches, state)
+
+    def _refine_at(
+        self, params: Any, state: WavefrontState, knobs: WavefrontKnobs, width: int
+    ) -> tuple[Array, Any, Array, Array, Array | None]:
+        network, progress = self.network, state.progress
+        at = progress.length - 1
+        positions = at[:, None] + jnp.arange(width)
+        view = network.view(positions, state.cache, at)
+        seen = state.seen[:, :width]
+        window = network.empty_window(progress.length.shape[0], width)
+
+        e, window = network.embed(params, state.candidates[:, :width], view, window)
+        momentum = jnp.where(seen > 0, knobs.momentum, 0.0)[..., None].astype(e.dtype)
+        e = (1 - momentum) * e + momentum * state.embedded[:, :width]
+        z = self._mix_noise(state.latents[:, :width], seen, positions, state, knobs)
+
+        def body(carry: tuple[Array, Any], index: Array) -> tuple[tuple[Array, Any], None]:
+            return network.iterate(params, carry[0], e, view, carry[1], index), None
+
+        (z, window), _ = lax.scan(body, (z, window), jnp.arange(self.inner_recurrence))
+        hidden, window = network.readout(params, z, view, window)
+        logits = network.logits(params, hidden)
+        predicted = sample(
+            logits, positions + 1, progress.keys, knobs, progress.recorded, top_p_rule=self.top_p_rule
+        )
+        scores = log_probability(logits, predicted) if self.log_probs else None
+
+        def widen(x: Array, axis: int) -> Array:
+            extra = self.width - width
+            return x if not extra else jnp.pad(x, [(0, extra if i == axis else 0) for i in range(x.ndim)])
+
+        window = jax.tree.map(lambda x: widen(x, x.ndim - 2) if x.ndim > 1 else x, window)
+        z, e, predicted = widen(z, 1), widen(e, 1), widen(predicted, 1)
+        return z, window, e, predicted, None if scores is None else widen(scores, 1)
+
+    def _mix_noise(
+        self,
+        z: Float[Array, "B W D"],
+        seen: Int[Array, "B W"],
+        positions: Int[Array, "B W"],
+        state: WavefrontState,
+        knobs: WavefrontKnobs,
+    ) -> Float[Array, "B W D"]:
+        """`(1 - b) z + b g`, or `sqrt(1 - b) z + sqrt(b) g`, with g drawn like an initial state (Eq. 2)."""
+
+        def mix(z: Array) -> Array:
+            keys = fold(state.progress.keys, Purpose.NOISE, positions, state.steps)
+            noise = self.network.initial_state(keys, knobs.init_scale)
+            share = jnp.asarray(knobs.noise, jnp.float32)
+            if self.noise_mixer != "constant":
+                share = share / (1 + seen)
+            share = jnp.broadcast_to(share, seen.shape)[..., None]
+            keep = 1 - share
+            if self.noise_mixer == "sqrt":
+                keep, share = jnp.sqrt(jnp.maximum(keep, 0)), jnp.sqrt(share)
+            return (keep * z + share * noise).astype(z.dtype)
+
+        return lax.cond(jnp.asarray(knobs.noise) > 0, mix, lambda z: z, z)
+
+    def _advance(
+        self, state: WavefrontState, predicted: Int[Array, "B W"], knobs: WavefrontKnobs
+    ) -> WavefrontState:
+        """Shifts the window by the committed positions and appends `headway` new ones in front."""
+        progress = state.progress
+        limit = jnp.where(knobs.max_wavefront > 0, jnp.minimum(knobs.max_wavefront, self.width), self.width)
+        kept = state.active - state.committed
+        active = jnp.minimum(kept + self.headway, limit)
+
+        def shift(x: Array) -> Array:
+            room = jnp.concatenate([x, jnp.zeros_like(x)], axis=1)
+            starts = (0,) * (x.ndim - 2)
+            return jax.vmap(
+                lambda row, by: lax.dynamic_slice(row, (by, *starts), (self.width, *row.shape[1:]))
+            )(room, state.committed)
+
+        # The input of slot i is what slot i - 1 predicts; the input of slot 0 is committed.
+        inputs = jnp.concatenate([state.candidates[:, :1], predicted], axis=1)
+        room = jnp.concatenate([inputs, jnp.zeros_like(inputs)], axis=1)
+        candidates = stop.window(room, state.committed, self.width)
+        slot = jnp.arange(self.width)
+        fresh = slot >= kept[:, None]
+        if self.headway > 1:
+            filler = self._filler(progress)
+            candidates = jnp.where(slot > kept[:, None], filler, candidates)
+        return dataclasses.replace(
+            state,
+            candidates=candidates,
+            latents=jnp.where(fresh[..., None], self._fresh(progress, knobs), shift(state.latents)),
+            embedded=shift(state.embedded),
+            seen=jnp.where(fresh, 0, shift(state.seen)),
+            active=jnp.where(progress.done, state.active, active),
+        )
+
+    def _slots(self, progress: Progress) -> Int[Array, "B W"]:
+        return (progress.length - 1)[:, None] + jnp.arange(self.width)
+
+    def _fresh(self, progress: Progress, knobs: WavefrontKnobs) -> Float[Array, "B W D"]:
+        """Initial states of the positions the window covers."""
+        return self.latents(progress.keys, self._slots(progress), knobs.init_scale, progress.recorded)
+
+    def _filler(self, progress: Progress) -> Int[Array, "B W"]:
+        """Random tokens for positions that nothing predicts yet."""
+        keys = fold(progress.keys, Purpose.FILLER, self._slots(progress))
+        draw = jax.vmap(jax.vmap(lambda key: jax.random.randint(key, (), 0, self.network.vocab_size)))
+        return draw(keys)
