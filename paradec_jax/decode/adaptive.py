@@ -105,7 +105,7 @@ class Adaptive(DecoderBase):
         zeros = jnp.zeros(request.batch, jnp.int32)
         empty = AdaptiveState(progress, cache, latent[:, :1], zeros, jnp.zeros((request.batch, self._max)))
         return self._decode(
-            params, empty, knobs, request.tokens, positions, zeros, request.lengths, latent, self.exit_in_prefill
+            params, empty, knobs, request.tokens, positions, zeros, request.lengths, latent, prefill=True
         )
 
     def step(self, params: Any, state: AdaptiveState, knobs: AdaptiveKnobs) -> AdaptiveState:
@@ -117,7 +117,7 @@ class Adaptive(DecoderBase):
             latent = self.latents(progress.keys, positions, knobs.init_scale, progress.recorded)
         cached = progress.length - 1
         ones = jnp.ones_like(cached)
-        return self._decode(params, state, knobs, tokens, positions, cached, ones, latent, True)
+        return self._decode(params, state, knobs, tokens, positions, cached, ones, latent)
 
     def _decode(
         self,
@@ -129,11 +129,11 @@ class Adaptive(DecoderBase):
         cached: Int[Array, "B"],
         widths: Int[Array, "B"],
         latent: Float[Array, "B W D"],
-        may_exit: bool,
+        prefill: bool = False,
     ) -> AdaptiveState:
         """Feeds a window whose first `widths` positions are real, and commits what its last one predicts."""
         progress = state.progress
-        thought = self._think(params, state, knobs, tokens, positions, cached, widths, latent, may_exit)
+        thought = self._think(params, state, knobs, tokens, positions, cached, widths, latent, prefill)
         cache = self.network.write(state.cache, thought.window, cached)
         recurrences = thought.window.depth
         progress = progress.count(1, widths, recurrences)
@@ -152,14 +152,15 @@ class Adaptive(DecoderBase):
         cached: Array,
         widths: Array,
         latent: Array,
-        may_exit: bool,
+        prefill: bool,
     ) -> _Thought:
         """Repeats the recurrence; rows whose criterion has fired stay as they are."""
         network, criterion = self.network, CRITERIA[self.criterion]
         reads_logits = criterion.looks_at == "logits"
-        view = network.view(positions, state.cache, cached)
+        view = network.view(positions, None if prefill else state.cache, None if prefill else cached)
         valid = jnp.arange(tokens.shape[1]) < widths[:, None]
         e, window = network.embed(params, tokens, view, network.empty_window(*tokens.shape))
+        may_exit = self.exit_in_prefill or not prefill
         threshold = jnp.where(jnp.isnan(knobs.exit_threshold), criterion.threshold, knobs.exit_threshold)
 
         def read(latent: Array, window: Any) -> tuple[Array, Any]:

@@ -202,7 +202,8 @@ class Network(Protocol):
     """A network as the machine drives it; frozen and hashable, parameters always an argument.
 
     A cache is addressed by absolute position. `forward` reads the first `visible` positions of it and returns
-    the window's keys and values; the decoder stores them with `write`, or does not.
+    the window's keys and values; the decoder stores them with `write`, or does not. Without a cache a window
+    sees itself alone.
     """
 
     @property
@@ -219,8 +220,8 @@ class Network(Protocol):
         params: Params,
         tokens: Int[Array, "B W"],
         positions: Int[Array, "B W"],
-        cache: Cache,
-        visible: Int[Array, "B"],
+        cache: Cache | None,
+        visible: Int[Array, "B"] | None,
         state: Float[Array, "B W D"],
         recurrence: int | None = None,
     ) -> Any: ...
@@ -230,7 +231,9 @@ class Network(Protocol):
 class RecurrentNetwork(Network, Protocol):
     """A network whose forward can be taken apart: prelude, one recurrence at a time, coda."""
 
-    def view(self, positions: Int[Array, "B W"], cache: Cache, visible: Int[Array, "B"]) -> Any: ...
+    def view(
+        self, positions: Int[Array, "B W"], cache: Cache | None, visible: Int[Array, "B"] | None
+    ) -> Any: ...
     def empty_window(self, batch: int, width: int) -> Window: ...
     def embed(
         self, params: Params, tokens: Int[Array, "B W"], view: Any, window: Window
