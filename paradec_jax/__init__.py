@@ -1,1 +1,65 @@
-"""Language models that decode many tokens per network call."""
+"""Language models that decode many tokens per network call.
+
+::
+
+    import paradec_jax as pd
+
+    model = pd.load("tiny-recurrent")
+    out = pd.generate(model, ["Question: ..."], pd.Wavefront(inner_recurrence=4), max_new_tokens=200, seed=0)
+    print(out.text[0], out.network_calls[0], out.tokens_per_call[0])
+"""
+
+from paradec_jax.config import PRESETS, RecurrentDepthConfig, TokenSpec
+from paradec_jax.decode import (
+    Adaptive,
+    AutoRegressive,
+    Decoded,
+    Decoder,
+    Network,
+    Reason,
+    Recorded,
+    Request,
+    SamplingKnobs,
+    SelfSpeculative,
+    Wavefront,
+    make_request,
+    rollout,
+    run,
+    stream,
+    trace,
+)
+from paradec_jax.generate import Generation, generate
+from paradec_jax.store import Model, StoreError, load, save
+from paradec_jax.tokenizer import StreamDecoder, Tokenizer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "PRESETS",
+    "Adaptive",
+    "AutoRegressive",
+    "Decoded",
+    "Decoder",
+    "Generation",
+    "Model",
+    "Network",
+    "Reason",
+    "Recorded",
+    "RecurrentDepthConfig",
+    "Request",
+    "SamplingKnobs",
+    "SelfSpeculative",
+    "StoreError",
+    "StreamDecoder",
+    "TokenSpec",
+    "Tokenizer",
+    "Wavefront",
+    "generate",
+    "load",
+    "make_request",
+    "rollout",
+    "run",
+    "save",
+    "stream",
+    "trace",
+]

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode import stop
 from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
-from paradec_jax.decode.base import DecoderBase, last_of, newest, prompt_positions
+from paradec_jax.decode.base import DecoderBase, after, last_of, newest, prompt_positions
 from paradec_jax.decode.criteria import CRITERIA, Criterion
 from paradec_jax.decode.protocol import Progress, Request
 
@@ -98,10 +98,9 @@ class Adaptive(DecoderBase):
 
     def init(self, params: Any, request: Request, knobs: AdaptiveKnobs) -> AdaptiveState:
         """Thinks about the prompt and commits the first token."""
-        progress = stop.start(request, self.size, 1, self.log_probs)
-        cache = self.network.init_cache(request.batch, self.size + 1)
+        progress, cache = self.start(request, knobs, 1)
         positions = prompt_positions(request)
-        latent = self.latents(request.keys, positions, knobs.init_scale, request.recorded)
+        latent = progress.initial[:, : request.tokens.shape[1]]
         zeros = jnp.zeros(request.batch, jnp.int32)
         empty = AdaptiveState(progress, cache, latent[:, :1], zeros, jnp.zeros((request.batch, self._max)))
         return self._decode(
@@ -114,7 +113,7 @@ class Adaptive(DecoderBase):
         tokens, positions = newest(progress)
         latent = state.latent
         if not self.continuous:
-            latent = self.latents(progress.keys, positions, knobs.init_scale, progress.recorded)
+            latent = stop.window(progress.initial, positions[:, 0], 1)
         cached = progress.length - 1
         ones = jnp.ones_like(cached)
         return self._decode(params, state, knobs, tokens, positions, cached, ones, latent)
@@ -134,10 +133,10 @@ class Adaptive(DecoderBase):
         """Feeds a window whose first `widths` positions are real, and commits what its last one predicts."""
         progress = state.progress
         thought = self._think(params, state, knobs, tokens, positions, cached, widths, latent, prefill)
-        cache = self.network.write(state.cache, thought.window, cached)
         recurrences = thought.window.depth
         progress = progress.count(1, widths, recurrences)
-        progress = self.commit_next(params, progress, thought.hidden, knobs)
+        progress, token = self.commit_next(params, progress, thought.hidden, knobs)
+        cache = self.network.write(state.cache, thought.window, after(cached, token))
         return AdaptiveState(
             progress, cache, last_of(thought.latent, widths), recurrences, thought.exit_values
         )

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 import jax
 from jaxtyping import Array, Float
 
-from paradec_jax.decode.base import DecoderBase, newest
+from paradec_jax.decode import stop
+from paradec_jax.decode.base import DecoderBase, after, newest
 from paradec_jax.decode.protocol import Progress, Request
 from paradec_jax.decode.sampling import SamplingKnobs
 
@@ -61,9 +62,9 @@ class AutoRegressive(DecoderBase):
         tokens, positions = newest(progress)
         latent = state.latent
         if not self.continuous:
-            latent = self.latents(progress.keys, positions, knobs.init_scale, progress.recorded)
+            latent = stop.window(progress.initial, positions[:, 0], 1)
         cached = progress.length - 1
         out = self.network.forward(params, tokens, positions, state.cache, cached, latent, self._r)
-        cache = self.network.write(state.cache, out.kv, cached)
-        progress = self.commit_next(params, progress.count(1, 1, self._r), out.hidden, knobs)
+        progress, token = self.commit_next(params, progress.count(1, 1, self._r), out.hidden, knobs)
+        cache = self.network.write(state.cache, out.kv, after(cached, token))
         return AutoRegressiveState(progress, cache, out.latent)

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode import stop
 from paradec_jax.decode.protocol import Decoded, Progress, Request
-from paradec_jax.decode.randomness import Purpose, Recorded, fold
+from paradec_jax.decode.randomness import Purpose, fold
 from paradec_jax.decode.sampling import log_probability, sample
 
 AnyDecoder = TypeVar("AnyDecoder", bound="DecoderBase")  # not Self, which the type checks of tests refuse
@@ -55,17 +55,22 @@ class DecoderBase:
         """Stops rows at the caller's word."""
         return dataclasses.replace(state, progress=stop.stop_rows(state.progress, rows))
 
-    def latents(
-        self,
-        keys: Array,
-        positions: Int[Array, "B W"],
-        scale: Float[Array, ""] | float,
-        recorded: Recorded | None,
-    ) -> Float[Array, "B W D"]:
-        """Initial latent state of each position, the same in every call that computes the position."""
+    def start(self, request: Request, knobs: Any, scratch: int) -> tuple[Progress, Any]:
+        """Fresh rows and an empty cache, with room for `scratch` positions beyond `size`.
+
+        The initial latent states of all positions are drawn here, once: inside the loop the draws would cost
+        more than a layer of a small model.
+        """
+        room = self.size + scratch
+        positions = jnp.broadcast_to(jnp.arange(room), (request.batch, room))
+        recorded = request.recorded
         if recorded is not None and recorded.states is not None:
-            return recorded.states[jnp.minimum(positions, len(recorded.states) - 1)] * scale
-        return self.network.initial_state(fold(keys, Purpose.STATE, positions), scale)
+            rows = recorded.states[jnp.minimum(positions, len(recorded.states) - 1)]
+            initial = rows * knobs.init_scale
+        else:
+            initial = self.network.initial_state(fold(request.keys, Purpose.STATE, positions), knobs.init_scale)
+        progress = stop.start(request, self.size, scratch, initial, self.log_probs)
+        return progress, self.network.init_cache(request.batch, room)
 
     def prefill(
         self, params: Any, request: Request, knobs: Any, recurrence: int, scratch: int
@@ -80,20 +85,19 @@ class DecoderBase:
         Returns:
           Progress, a cache that holds the prompts, and the normalised latent of each last prompt position.
         """
-        progress = stop.start(request, self.size, scratch, self.log_probs)
-        cache = self.network.init_cache(request.batch, self.size + scratch)
+        progress, cache = self.start(request, knobs, scratch)
         positions = prompt_positions(request)
-        state = self.latents(request.keys, positions, knobs.init_scale, request.recorded)
+        state = progress.initial[:, : request.tokens.shape[1]]
         out = self.network.forward(params, request.tokens, positions, None, None, state, recurrence)
-        cache = self.network.write(cache, out.kv, jnp.zeros(request.batch, jnp.int32))
+        cache = self.network.write(cache, out.kv, jnp.zeros_like(request.lengths))
         progress = progress.count(1, request.lengths, recurrence)
-        progress = self.commit_next(params, progress, last_of(out.hidden, request.lengths), knobs)
+        progress, _ = self.commit_next(params, progress, last_of(out.hidden, request.lengths), knobs)
         return progress, cache, last_of(out.latent, request.lengths)
 
     def commit_next(
         self, params: Any, progress: Progress, hidden: Float[Array, "B 1 D"], knobs: Any
-    ) -> Progress:
-        """Samples the token behind each row's last one and commits it."""
+    ) -> tuple[Progress, Int[Array, "B 1"]]:
+        """Samples the token behind each row's last one and commits it; returns the token as well."""
         logits = self.network.logits(params, hidden)
         token = sample(
             logits,
@@ -104,7 +108,7 @@ class DecoderBase:
             top_p_rule=self.top_p_rule,
         )
         scores = log_probability(logits, token) if self.log_probs else None
-        return stop.commit(progress, token, jnp.ones_like(progress.length), scores)
+        return stop.commit(progress, token, jnp.ones_like(progress.length), scores), token
 
 
 def prompt_positions(request: Request) -> Int[Array, "B P"]:
@@ -116,6 +120,15 @@ def prompt_positions(request: Request) -> Int[Array, "B P"]:
 def last_of(hidden: Float[Array, "B P D"], lengths: Int[Array, "B"]) -> Float[Array, "B 1 D"]:
     """The row's last prompt position."""
     return jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)
+
+
+def after(at: Int[Array, "B"], tokens: Int[Array, "B W"]) -> Int[Array, "B"]:
+    """`at`, made to depend on tokens that were computed from the cache.
+
+    A write at `at` then comes after every read of the old cache, so XLA updates it in place; otherwise it copies
+    the whole cache, twice a step. Token ids are never negative, which XLA does not know, so nothing changes.
+    """
+    return at - jnp.minimum(jnp.min(tokens, axis=1), 0)
 
 
 def newest(progress: Progress) -> tuple[Int[Array, "B 1"], Int[Array, "B 1"]]:

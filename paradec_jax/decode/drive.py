@@ -92,6 +92,7 @@ def _run(decoder: Any, params: Any, request: Request, knobs: Any, max_steps: Any
     def body(carry: tuple[Any, Any]) -> tuple[Any, Any]:
         return decoder.step(params, carry[0], knobs), carry[1] + 1
 
+    params = decoder.network.prepare(params)
     state, _ = lax.while_loop(going, body, (decoder.init(params, request, knobs), jnp.int32(0)))
     return decoder.finish(state)
 
@@ -122,6 +123,7 @@ def _trace(
         state = decoder.step(params, state, knobs)
         return state, record(state)
 
+    params = decoder.network.prepare(params)
     state, records = lax.scan(body, decoder.init(params, request, knobs), length=n)
     return decoder.finish(state), records
 
@@ -158,6 +160,7 @@ def rollout(
         raise ValueError(f"segment must divide n = {n}, but it is {segment}")
     decoder = decoder.differentiable()
     knobs = _knobs(decoder, knobs)
+    params = decoder.network.prepare(params)
 
     def body(state: Any, _: None) -> tuple[Any, Any]:
         state = decoder.step(params, state, knobs)
@@ -218,4 +221,5 @@ def _steps(decoder: Any, params: Any, state: Any, knobs: Any, count: Any) -> Any
     def going(carry: tuple[Any, Any]) -> Any:
         return (carry[1] < count) & ~jnp.all(decoder.done(carry[0]))
 
+    params = decoder.network.prepare(params)
     return lax.while_loop(going, body, (state, jnp.int32(0)))[0]

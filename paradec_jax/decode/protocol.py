@@ -119,6 +119,7 @@ class Progress:
       limit: length at which the budget is used, [B].
       reason: a `Reason`, [B].
       keys, stop: of the request.
+      initial: initial latent state of each position, the same in every call that computes it, [B, S, D].
       log_probs: log-probability of each committed token, [B, S], or None where not asked for.
       network_calls: calls of the network while the row was running, prefill included, [B].
       positions: positions those calls computed for the row, [B].
@@ -133,6 +134,7 @@ class Progress:
     reason: Int[Array, "B"]
     keys: Array
     stop: Int[Array, "B K"]
+    initial: Float[Array, "B S D"]
     log_probs: Float[Array, "B S"] | None
     network_calls: Int[Array, "B"]
     positions: Int[Array, "B"]
@@ -212,6 +214,7 @@ class Network(Protocol):
     def max_length(self) -> int: ...
     @property
     def recurrence(self) -> int: ...
+    def prepare(self, params: Params) -> Params: ...
     def init_cache(self, batch: int, size: int) -> Cache: ...
     def write(self, cache: Cache, window: Window, at: Int[Array, "B"]) -> Cache: ...
     def initial_state(self, keys: Array, scale: Any) -> Float[Array, "B W D"]: ...
@@ -248,6 +251,7 @@ class RecurrentNetwork(Network, Protocol):
         index: Any,
         rows: Bool[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B W D"], Window]: ...
+    def widen(self, window: Window, width: int) -> Window: ...
     def readout(
         self, params: Params, state: Float[Array, "B W D"], view: Any, window: Window
     ) -> tuple[Float[Array, "B W D"], Window]: ...

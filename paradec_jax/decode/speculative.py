@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode import select, stop
 from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
-from paradec_jax.decode.base import DecoderBase, newest
+from paradec_jax.decode.base import DecoderBase, after, newest
 from paradec_jax.decode.protocol import Progress, Request
 from paradec_jax.decode.sampling import log_probability, sample
 
@@ -87,9 +87,8 @@ class SelfSpeculative(DecoderBase):
         fed = jnp.concatenate([newest(progress)[0], drafts[:, :-1]], axis=1)
         positions = cached[:, None] + jnp.arange(self.lookahead)
         if not self.continuous:
-            latent = self.latents(progress.keys, positions, knobs.init_scale, progress.recorded)
+            latent = stop.window(progress.initial, cached, self.lookahead)
         out = self.network.forward(params, fed, positions, cache, cached, latent, self._r)
-        cache = self.network.write(cache, out.kv, cached)
         logits = self.network.logits(params, out.hidden)
 
         matches = select.prefix(self._accepts(logits, drafts, knobs.accept_threshold))
@@ -102,6 +101,7 @@ class SelfSpeculative(DecoderBase):
             progress.recorded,
             top_p_rule=self.top_p_rule,
         )
+        cache = self.network.write(cache, out.kv, after(cached, verified))
         kept = jnp.arange(self.lookahead) < matches[:, None]
         tokens = jnp.where(kept, drafts, verified)
         count = matches + rejected
@@ -123,10 +123,9 @@ class SelfSpeculative(DecoderBase):
         def body(carry: tuple[Any, Array, Array, Array], _: None) -> tuple[Any, Array]:
             cache, token, position, latent = carry
             if not self.continuous:
-                latent = self.latents(progress.keys, position, knobs.init_scale, progress.recorded)
+                latent = stop.window(progress.initial, position[:, 0], 1)
             at = position[:, 0]
             out = self.network.forward(params, token, position, cache, at, latent, self.draft_recurrence)
-            cache = self.network.write(cache, out.kv, at)
             token = sample(
                 self.network.logits(params, out.hidden),
                 position + 1,
@@ -135,6 +134,7 @@ class SelfSpeculative(DecoderBase):
                 progress.recorded,
                 top_p_rule=self.top_p_rule,
             )
+            cache = self.network.write(cache, out.kv, after(at, token))
             return (cache, token, position + 1, out.latent), token[:, 0]
 
         carry = (state.cache, first, position, state.latent)

@@ -5,18 +5,21 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from paradec_jax.decode.protocol import Decoded, Progress, Reason, Request
 
 
-def start(request: Request, size: int, scratch: int, log_probs: bool) -> Progress:
+def start(
+    request: Request, size: int, scratch: int, initial: Float[Array, "B S D"], log_probs: bool
+) -> Progress:
     """Progress of fresh rows: buffers of `size + scratch` positions that hold the prompts.
 
     Args:
       request: the request; a row's budget is cut where prompt and budget exceed `size`.
       size: positions a row may fill.
       scratch: room behind them for a window.
+      initial: initial latent state of each of the `size + scratch` positions.
       log_probs: whether to keep log-probabilities.
     """
     batch, prompt = request.tokens.shape
@@ -32,6 +35,7 @@ def start(request: Request, size: int, scratch: int, log_probs: bool) -> Progres
         reason=zeros + jnp.where(request.lengths >= size, int(Reason.BUDGET), int(Reason.RUNNING)),
         keys=request.keys,
         stop=request.stop,
+        initial=initial,
         log_probs=jnp.zeros(tokens.shape, jnp.float32) if log_probs else None,
         network_calls=zeros,
         positions=zeros,
@@ -89,9 +93,9 @@ def _write(buffer: Array, new: Array, at: Array, count: Array) -> Array:
     return jax.vmap(of_row)(buffer, new, at, count)
 
 
-def window(tokens: Int[Array, "B S"], at: Int[Array, "B"], width: int) -> Int[Array, "B W"]:
-    """The tokens at positions `at .. at + width - 1` of each row."""
-    return jax.vmap(lambda row, p: lax.dynamic_slice(row, (p,), (width,)))(tokens, at)
+def window(rows: Shaped[Array, "B S *rest"], at: Int[Array, "B"], width: int) -> Shaped[Array, "B W *rest"]:
+    """Positions `at .. at + width - 1` of each row."""
+    return jax.vmap(lambda row, p: lax.dynamic_slice_in_dim(row, p, width))(rows, at)
 
 
 def stop_rows(progress: Progress, rows: Bool[Array, "B"]) -> Progress:

@@ -19,11 +19,12 @@ from jaxtyping import Array, Float, Int
 
 from paradec_jax.decode import score, select, stop
 from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
-from paradec_jax.decode.base import DecoderBase
+from paradec_jax.decode.base import DecoderBase, after
 from paradec_jax.decode.protocol import Progress, Request
 from paradec_jax.decode.randomness import Purpose, fold
 from paradec_jax.decode.sampling import log_probability, sample
 
+UNROLL = 4
 NOISE_MIXERS = ("dampened", "constant", "sqrt")
 
 
@@ -121,7 +122,7 @@ class Wavefront(DecoderBase):
         batch, width = request.batch, self.width
         slots = jnp.zeros((batch, width), jnp.int32)
         newest = stop.window(progress.tokens, progress.length - 1, 1)
-        latents = self._fresh(progress, knobs)
+        latents = self._fresh(progress)
         rows = jnp.zeros(batch, jnp.int32)
         return WavefrontState(
             progress=progress,
@@ -139,7 +140,7 @@ class Wavefront(DecoderBase):
     def step(self, params: Any, state: WavefrontState, knobs: WavefrontKnobs) -> WavefrontState:
         """One sampler step: refine all active states, re-predict, commit the converged prefix, move on."""
         refined, kv, embedded, predicted, scores = self._refine(params, state, knobs)
-        cache = self.network.write(state.cache, kv, state.progress.length - 1)
+        cache = self.network.write(state.cache, kv, after(state.progress.length - 1, predicted))
         seen = state.seen + self.inner_recurrence
 
         # Eq. 3: a position is final when its state and those of all before it have stopped moving, and when the
@@ -200,7 +201,8 @@ class Wavefront(DecoderBase):
         def body(carry: tuple[Array, Any], index: Array) -> tuple[tuple[Array, Any], None]:
             return network.iterate(params, carry[0], e, view, carry[1], index), None
 
-        (z, window), _ = lax.scan(body, (z, window), jnp.arange(self.inner_recurrence))
+        indices = jnp.arange(self.inner_recurrence)
+        (z, window), _ = lax.scan(body, (z, window), indices, unroll=min(self.inner_recurrence, UNROLL))
         hidden, window = network.readout(params, z, view, window)
         logits = network.logits(params, hidden)
         predicted = sample(
@@ -208,13 +210,12 @@ class Wavefront(DecoderBase):
         )
         scores = log_probability(logits, predicted) if self.log_probs else None
 
-        def widen(x: Array, axis: int) -> Array:
-            extra = self.width - width
-            return x if not extra else jnp.pad(x, [(0, extra if i == axis else 0) for i in range(x.ndim)])
+        def widen(x: Array) -> Array:
+            return jnp.pad(x, [(0, 0), (0, self.width - width), *[(0, 0)] * (x.ndim - 2)])
 
-        window = jax.tree.map(lambda x: widen(x, x.ndim - 2) if x.ndim > 1 else x, window)
-        z, e, predicted = widen(z, 1), widen(e, 1), widen(predicted, 1)
-        return z, window, e, predicted, None if scores is None else widen(scores, 1)
+        window = network.widen(window, self.width)
+        scores = None if scores is None else widen(scores)
+        return widen(z), window, widen(e), widen(predicted), scores
 
     def _mix_noise(
         self,
@@ -268,7 +269,7 @@ class Wavefront(DecoderBase):
         return dataclasses.replace(
             state,
             candidates=candidates,
-            latents=jnp.where(fresh[..., None], self._fresh(progress, knobs), shift(state.latents)),
+            latents=jnp.where(fresh[..., None], self._fresh(progress), shift(state.latents)),
             embedded=shift(state.embedded),
             seen=jnp.where(fresh, 0, shift(state.seen)),
             active=jnp.where(progress.done, state.active, active),
@@ -277,9 +278,9 @@ class Wavefront(DecoderBase):
     def _slots(self, progress: Progress) -> Int[Array, "B W"]:
         return (progress.length - 1)[:, None] + jnp.arange(self.width)
 
-    def _fresh(self, progress: Progress, knobs: WavefrontKnobs) -> Float[Array, "B W D"]:
+    def _fresh(self, progress: Progress) -> Float[Array, "B W D"]:
         """Initial states of the positions the window covers."""
-        return self.latents(progress.keys, self._slots(progress), knobs.init_scale, progress.recorded)
+        return stop.window(progress.initial, progress.length - 1, self.width)
 
     def _filler(self, progress: Progress) -> Int[Array, "B W"]:
         """Random tokens for positions that nothing predicts yet."""

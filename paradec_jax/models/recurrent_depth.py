@@ -9,7 +9,7 @@ A prelude embeds tokens, a core refines a latent state as often as one likes, a 
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -27,6 +27,7 @@ from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.rope import Rotation, rotation
 
 Layers = tuple[KV, ...]
+UNROLL = 4
 CACHE_MODES = ("shared", "full", "latest")
 
 
@@ -36,9 +37,8 @@ class RecurrentKV:
     """Keys and values of every layer, of a whole buffer (the cache) or of one window.
 
     Attributes:
-      prelude, coda: a KV [B, H, S, C] for each layer.
-      core: a KV for each layer, [B, H, S, C] where recurrences share one slot (the newest wins), else
-        [R, B, H, S, C].
+      prelude, coda: a KV for each layer.
+      core: a KV for each layer, with a leading axis of R slots unless recurrences share one (the newest wins).
       depth: recurrences that each position has done, int32: [B, S] of a cache, [B] of a window.
     """
 
@@ -84,7 +84,8 @@ class RecurrentDepth(nn.Module):
         self.core = [block() for _ in range(c.core_layers)]
         self.coda = [block() for _ in range(c.coda_layers)]
         self.final_norm = self.param("final_norm", nn.initializers.ones, (c.width,), param_dtype)
-        if not c.tie_embeddings:
+        self.has_head = not c.tie_embeddings or self.has_variable("params", "head")
+        if self.has_head:
             self.head = self.param("head", truncated_normal(std), (c.width, c.vocab_size), param_dtype)
 
     def __call__(self, tokens: Int[Array, "B W"]) -> Float[Array, "B W V"]:
@@ -127,15 +128,12 @@ class RecurrentDepth(nn.Module):
 
     def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Output scores, multiplied in the model's dtype and returned in float32."""
-        if self.config.tie_embeddings:
-            scores = dense(hidden, self.embedding.T)
-        else:
-            scores = dense(hidden, self.head)
+        scores = dense(hidden, self.head if self.has_head else self.embedding.T)
         return scores.astype(jnp.float32)
 
     def _blocks(
         self,
-        blocks: list[SandwichBlock],
+        blocks: Sequence[SandwichBlock],
         x: Float[Array, "B W D"],
         view: View,
         prefix: Layers | None,
@@ -210,6 +208,15 @@ class RecurrentDepthNetwork:
         """Longest sequence the model was built for."""
         return self.config.max_length
 
+    def prepare(self, params: Any) -> Any:
+        """Parameters as a decoding loop wants them: a tied output matrix is laid out once, as `head` [D, V].
+
+        The CPU backend multiplies by a transposed matrix 20 times slower than by a plain one.
+        """
+        if not self.config.tie_embeddings:
+            return params
+        return {**params, "head": lax.optimization_barrier(params["embedding"].T)}
+
     def _apply(self, params: Any, method: Callable, *args: Any) -> Any:
         return self.module.apply({"params": params}, *args, method=method)
 
@@ -241,7 +248,7 @@ class RecurrentDepthNetwork:
         core = window.core
         if self.cache == "latest":
             core = tuple(_fill_from_last(kv, window.depth) for kv in core)
-        width = window.prelude[0].k.shape[2]
+        width = window.prelude[0].v.shape[-2]
 
         def layers(old: Layers, new: Layers) -> Layers:
             return tuple(kv_cache.write(a, b, at) for a, b in zip(old, new, strict=True))
@@ -327,6 +334,14 @@ class RecurrentDepthNetwork:
         hidden, own = self._apply(params, RecurrentDepth.readout, state, view)
         return hidden, dataclasses.replace(window, coda=own)
 
+    def widen(self, window: RecurrentKV, width: int) -> RecurrentKV:
+        """The window with room for `width` positions, the new ones zero."""
+        layers = [
+            tuple(kv_cache.widen(kv, width) for kv in part)
+            for part in (window.prelude, window.core, window.coda)
+        ]
+        return RecurrentKV(*layers, window.depth)
+
     def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Output scores in float32."""
         return self._apply(params, RecurrentDepth.logits, hidden)
@@ -361,12 +376,12 @@ class RecurrentDepthNetwork:
         def body(carry: tuple[Array, RecurrentKV], index: Array) -> tuple[tuple[Array, RecurrentKV], None]:
             return self.iterate(params, carry[0], e, view, carry[1], index), None
 
-        (state, window), _ = lax.scan(body, (state, window), jnp.arange(r))
+        (state, window), _ = lax.scan(body, (state, window), jnp.arange(r), unroll=max(1, min(r, UNROLL)))
         hidden, window = self.readout(params, state, view, window)
         return Forward(hidden, self.normalise(params, state), window)
 
 
 def _fill_from_last(kv: KV, depth: Int[Array, "B"]) -> KV:
-    """Copies each row's last recurrence into the slots it did not reach, of a window [R, B, H, W, C]."""
+    """Copies each row's last recurrence into the slots it did not reach, of a window with R slots."""
     index = jnp.minimum(jnp.arange(kv.k.shape[0])[:, None], depth - 1)[:, :, None, None, None]
     return KV(*(jnp.take_along_axis(x, index, axis=0) for x in kv))

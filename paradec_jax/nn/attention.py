@@ -23,9 +23,9 @@ def attend(
 
     Args:
       q: queries after bias and rotation.
-      window: keys and values [B, G, W, C] of the window itself.
+      window: keys [B, G, C, W] and values [B, G, W, C] of the window itself.
       window_mask: which window keys a query sees.
-      prefix: cached keys and values [B, G, S, C], or None.
+      prefix: cached keys [B, G, C, S] and values [B, G, S, C], or None.
       prefix_mask: which cached positions a row sees.
     """
     batch, heads, width, channels = q.shape
@@ -34,14 +34,14 @@ def attend(
     scale = channels**-0.5
 
     def scores_of(keys: Array) -> Array:
-        return jnp.einsum("bgrwc,bgsc->bgrws", grouped, keys, preferred_element_type=jnp.float32) * scale
+        return jnp.einsum("bgrwc,bgcs->bgrws", grouped, keys, preferred_element_type=jnp.float32) * scale
 
     if window_mask.ndim == 3:
         window_mask = window_mask[:, None, None]
     scores = jnp.where(window_mask, scores_of(window.k), MASKED)
     size = 0
     if prefix is not None and prefix_mask is not None:
-        size = prefix.k.shape[2]
+        size = prefix.k.shape[-1]
         seen = jnp.where(prefix_mask[:, None, None, None, :], scores_of(prefix.k), MASKED)
         scores = jnp.concatenate([seen, scores], axis=-1)
     weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)

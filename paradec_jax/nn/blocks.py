@@ -64,7 +64,7 @@ class Attention(nn.Module):
         prefix: KV | None,
         prefix_mask: Bool[Array, "B S"] | None,
     ) -> tuple[Float[Array, "B W D"], KV]:
-        """The attended window and its own keys and values [B, H, W, C]."""
+        """The attended window and its own keys and values."""
         batch, width, _ = x.shape
         fused = dense(x, self.qkv.reshape(self.width, -1))
         q, k, v = fused.reshape(batch, width, 3, self.heads, -1).transpose(2, 0, 3, 1, 4)
@@ -72,7 +72,7 @@ class Attention(nn.Module):
             bias = self.bias.astype(self.dtype)[:, :, None]
             q, k = q + bias[0], k + bias[1]
         q, k = rotate(q, angles), rotate(k, angles)
-        own = KV(k, v)
+        own = KV(k.swapaxes(-1, -2), v)
         mixed = attend(q, own, window_mask, prefix, prefix_mask)
         joined = mixed.transpose(0, 2, 1, 3).reshape(batch, width, -1)
         return dense(joined, self.out.reshape(-1, self.width)), own

@@ -13,39 +13,50 @@ from jaxtyping import Array, Float, Int
 
 
 class KV(NamedTuple):
-    """Keys (after bias and rotation) and values; heads stand before positions so that a product over
-    positions reads memory in order."""
+    """Keys (after bias and rotation) and values of S positions.
 
-    k: Float[Array, "*slots B G S C"]
+    Each lies as its product wants it, keys as columns and values as rows: with keys as rows the CPU backend
+    transposes the whole cache in every layer of every step.
+    """
+
+    k: Float[Array, "*slots B G C S"]
     v: Float[Array, "*slots B G S C"]
 
 
 def empty(batch: int, heads: int, size: int, head_dim: int, dtype: jnp.dtype, slots: tuple[int, ...] = ()) -> KV:
-    """Zeros [*slots, B, G, S, C] for keys and for values, each a buffer of its own."""
-    shape = (*slots, batch, heads, size, head_dim)
-    return KV(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+    """Zeros for `size` positions, keys and values each a buffer of its own."""
+    rows = (*slots, batch, heads)
+    return KV(jnp.zeros((*rows, head_dim, size), dtype), jnp.zeros((*rows, size, head_dim), dtype))
 
 
 def write_rows(
-    buffer: Float[Array, "*slots B G S C"], window: Float[Array, "*slots B G W C"], at: Int[Array, "B"]
-) -> Float[Array, "*slots B G S C"]:
-    """Writes each row's window at its own position, touching only the W positions written.
+    buffer: Float[Array, "*slots B G _ _"],
+    window: Float[Array, "*slots B G _ _"],
+    at: Int[Array, "B"],
+    axis: int,
+) -> Float[Array, "*slots B G _ _"]:
+    """Writes each row's window at its own position along `axis` (-1 or -2), touching only what is written.
 
     `dynamic_update_slice` clamps silently, so the buffer must have room for `at + W`.
     """
+
+    def update(row: Array, new: Array, position: Array) -> Array:
+        start = [0] * row.ndim
+        start[axis] = position
+        return lax.dynamic_update_slice(row, new, start)
+
     if buffer.shape[-4] == 1:  # one row needs no scatter
-        start = (0,) * (buffer.ndim - 2) + (at[0], 0)
-        return lax.dynamic_update_slice(buffer, window, start)
-    update = jax.vmap(
-        lambda row, new, position: lax.dynamic_update_slice(
-            row, new, (0,) * (row.ndim - 2) + (position, 0)
-        ),
-        in_axes=(-4, -4, 0),
-        out_axes=-4,
-    )
-    return update(buffer, window, at)
+        return update(buffer, window, at[0])
+    return jax.vmap(update, in_axes=(-4, -4, 0), out_axes=-4)(buffer, window, at)
 
 
 def write(cache: KV, window: KV, at: Int[Array, "B"]) -> KV:
     """Writes the keys and values of a window at positions `at .. at + W - 1` of each row."""
-    return KV(write_rows(cache.k, window.k, at), write_rows(cache.v, window.v, at))
+    return KV(write_rows(cache.k, window.k, at, -1), write_rows(cache.v, window.v, at, -2))
+
+
+def widen(window: KV, width: int) -> KV:
+    """The window with zeros behind its positions, up to `width`."""
+    extra = width - window.v.shape[-2]
+    rows = [(0, 0)] * (window.v.ndim - 2)
+    return KV(jnp.pad(window.k, [*rows, (0, 0), (0, extra)]), jnp.pad(window.v, [*rows, (0, extra), (0, 0)]))

@@ -1,0 +1,340 @@
+"""The command `paradec`: compare decoders on problems with exact answers, or watch one of them write.
+
+User errors end in one sentence on standard error and exit code 1.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
+from tyro.extras import SubcommandApp
+
+from paradec_jax import store
+from paradec_jax.data.word_problems import PROMPT
+from paradec_jax.decode import Adaptive, AutoRegressive, SelfSpeculative, Wavefront, stream
+from paradec_jax.evaluate import SETTINGS, Comparison, compare, word_problems
+from paradec_jax.generate import Generation, Prepared, StopStrings, generate, prepare
+
+DEFAULT_MODEL = "tiny-recurrent"
+DECODERS = {
+    "autoregressive": AutoRegressive,
+    "adaptive": Adaptive,
+    "speculative": SelfSpeculative,
+    "wavefront": Wavefront,
+}
+
+Flag = FlagCreatePairsOff[bool]
+app = SubcommandApp()
+
+
+@app.command(name="compare")
+def compare_command(
+    family: Literal["recurrent_depth"] = "recurrent_depth",
+    model: Annotated[str, arg(metavar="DIR|NAME")] = DEFAULT_MODEL,
+    problems: int = 200,
+    steps: tuple[int, int] = (2, 8),
+    seed: int = 1,
+    json: Annotated[str | None, arg(metavar="[PATH]")] = None,
+) -> int:
+    """Decodes the same unseen word problems with every decoder and prints one table.
+
+    Exact answers are counted over all problems, decoded in batches; speed is measured on the first of them,
+    one at a time, decoders in turns.
+
+    Args:
+      family: model family; its settings are the rows of the table.
+      model: a model folder, or the name of a bundled model.
+      problems: number of problems.
+      steps: fewest and most steps of a problem's solution, from 2 to 8.
+      seed: of the problems and of all draws.
+      json: print nothing but a list of JSON objects, one a row; with a PATH, write the list there as well as
+        printing the table.
+    """
+    if problems < 1:
+        raise ValueError(f"--problems must be at least 1, not {problems}")
+    if json not in (None, "-") and not Path(json).absolute().parent.is_dir():
+        raise ValueError(f"--json cannot write {json}: there is no folder {Path(json).absolute().parent}")
+    loaded = store.load(model)
+    if loaded.family != family:
+        raise ValueError(f"{model} is of family {loaded.family}, but --family is {family}")
+    drawn = word_problems(problems, seed=seed, steps=steps)
+    with _progress() as report:
+        result = compare(loaded, drawn, SETTINGS[family], name=Path(model).name, seed=seed, report=report)
+    if json is not None:
+        _write_json(result.rows, json)
+    if json != "-":
+        _print_table(result, steps, seed)
+    return 0
+
+
+@app.command(name="generate")
+def generate_command(
+    prompt: Positional[Annotated[str, arg(metavar="PROMPT")]],
+    decoder: Literal["wavefront", "autoregressive", "adaptive", "speculative"] = "wavefront",
+    model: Annotated[str, arg(metavar="DIR|NAME")] = DEFAULT_MODEL,
+    question: Flag = False,
+    stream: Flag = False,
+    max_new_tokens: int = 200,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    samples: int = 1,
+    stop: UseAppendAction[tuple[str, ...]] = (),
+    seed: int = 0,
+    recurrence: int | None = None,
+    inner_recurrence: int | None = None,
+    width: int | None = None,
+    exit_threshold: float | None = None,
+    delay: float = 0.02,
+) -> int:
+    """Continues a text.
+
+    The prompt is used as it is. The bundled model has learned one form of text,
+    "Question: ...", a line break, "Answer:", a line break; --question puts PROMPT into it.
+
+    Args:
+      prompt: the text, or - to read it from standard input.
+      decoder: how to decode. Its settings are those of its last row in `paradec compare`, changed by the
+        options below.
+      model: a model folder, or the name of a bundled model.
+      question: put the prompt into the form of the word problems.
+      stream: show committed tokens as they come and, on a terminal and in another colour, the candidates that
+        move in the wavefront.
+      max_new_tokens: tokens at most.
+      temperature: 0 takes the most probable token.
+      top_p: probability mass kept when sampling.
+      samples: continuations to draw.
+      stop: text that ends the continuation; may be given several times.
+      seed: of all draws.
+      recurrence: recurrences a token (autoregressive, speculative) or at most (adaptive).
+      inner_recurrence: recurrences of a step (wavefront).
+      width: positions of the wave at most (wavefront).
+      exit_threshold: relative change of a state below which it has converged (wavefront, adaptive).
+      delay: seconds between two pictures of --stream on a terminal.
+    """
+    if prompt == "-":
+        prompt = sys.stdin.read()
+    if question:
+        prompt = PROMPT.format(question=prompt.strip())
+    if stream and samples != 1:
+        raise ValueError(f"--stream shows one continuation, but --samples is {samples}")
+    loaded = store.load(model)
+    options = {
+        "recurrence": recurrence,
+        "inner_recurrence": inner_recurrence,
+        "width": width,
+        "exit_threshold": exit_threshold,
+        "temperature": temperature,
+        "top_p": top_p,
+    }
+    chosen, knobs = _choose(loaded.family, decoder, {k: v for k, v in options.items() if v is not None})
+    arguments: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "seed": seed,
+        "samples": samples,
+        "stop_strings": stop,
+    }
+    if stream:
+        result = _stream(loaded, prepare(loaded, [prompt], chosen, **arguments), knobs, prompt, delay)
+    else:
+        result = generate(loaded, [prompt], chosen, knobs=knobs, **arguments)
+        for i, text in enumerate(result.text):
+            if samples > 1:
+                print(f"--- sample {i}", file=sys.stderr)
+            print(text)
+    _print_counts(result)
+    return 0
+
+
+def _choose(family: str, name: str, options: dict[str, Any]) -> tuple[Any, Any]:
+    """The decoder of that name and its knobs: the last row of the table, changed by options.
+
+    Raises:
+      ValueError: an option that this decoder does not have.
+    """
+    setting = [setting for setting in SETTINGS[family] if setting.name == name][-1]
+    decoder = setting.decoder
+    knobs = decoder.Knobs() if setting.knobs is None else setting.knobs
+    if name == "adaptive" and "recurrence" in options:
+        options["max_recurrence"] = options.pop("recurrence")
+    static = {field.name for field in dataclasses.fields(decoder)}
+    traced = {field.name for field in dataclasses.fields(knobs)}
+    for option in options.keys() - static - traced:
+        raise ValueError(f"--{option.replace('_', '-')} is no option of --decoder {name}")
+    if "width" in options:
+        options["buckets"] = tuple(b for b in decoder.buckets if b < options["width"])
+    decoder = dataclasses.replace(decoder, **{k: v for k, v in options.items() if k in static})
+    return decoder, dataclasses.replace(knobs, **{k: v for k, v in options.items() if k in traced})
+
+
+def _stream(model: store.Model, prepared: Prepared, knobs: Any, prompt: str, delay: float) -> Generation:
+    """Shows a row while it grows: pictures on a terminal, plain text as it is committed elsewhere."""
+    console = Console(highlight=False)
+    watch = prepared.watch
+    if watch is None:
+        watch = StopStrings(prepared.tokenizer, prepared.spec, (), 1)
+    state = None
+    shown = 0
+    states = stream(prepared.decoder, model.params, prepared.request, knobs, interrupt=watch)
+    live = (
+        Live(console=console, auto_refresh=False, vertical_overflow="visible")
+        if console.is_terminal
+        else None
+    )
+    with live or contextlib.nullcontext():
+        for state in states:
+            done = bool(np.asarray(prepared.decoder.done(state))[0])
+            text = watch.visible(0, done=done)
+            if live is None:
+                print(text[shown:], end="", flush=True)
+                shown = len(text)
+            else:
+                moving = "" if done else _candidates(prepared, state)
+                live.update(Text.assemble((prompt, "dim"), text, (moving, "cyan")), refresh=True)
+                time.sleep(0 if done else delay)
+        result = prepared.collect(prepared.decoder.finish(state))
+        if live is not None:
+            live.update(Text.assemble((prompt, "dim"), result.text[0]), refresh=True)
+    if live is None:
+        print(result.text[0][shown:])
+    return result
+
+
+def _candidates(prepared: Prepared, state: Any) -> str:
+    """Text of the drafts in front of a wavefront's first row, or nothing for other decoders."""
+    if not hasattr(state, "candidates"):
+        return ""
+    progress = state.progress
+    start, end = int(progress.prompt_lengths[0]), int(progress.length[0])
+    committed = np.asarray(progress.tokens)[0, start:end].tolist()
+    drafts = np.asarray(state.candidates)[0, 1 : int(state.active[0])].tolist()
+    decode = prepared.tokenizer.decode
+    return decode(committed + drafts, skip_special=True)[len(decode(committed, skip_special=True)) :]
+
+
+def _print_counts(result: Generation) -> None:
+    tokens = sum(len(row) for row in result.tokens)
+    calls, recurrences = int(result.network_calls.sum()), int(result.recurrences.sum())
+    print(
+        f"{tokens} tokens in {calls} network calls: {tokens / calls:.2f} tokens a call, "
+        f"{recurrences / tokens:.2f} recurrences a token",
+        file=sys.stderr,
+    )
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Any]:
+    """Bars on standard error, one a stage."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        tasks: dict[str, Any] = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage, total=total)
+            progress.update(tasks[stage], completed=done)
+
+        yield report
+
+
+def _write_json(rows: Sequence[dict[str, Any]], path: str) -> None:
+    text = json.dumps(rows, indent=2, allow_nan=False) + "\n"
+    if path == "-":
+        sys.stdout.write(text)
+    else:
+        Path(path).write_text(text, encoding="utf-8")
+
+
+def _print_table(result: Comparison, steps: tuple[int, int], seed: int) -> None:
+    first, base = result.rows[0], result.rows[result.baseline]
+    count = first["problems"]
+    table = Table(
+        title=f"{first['model']}: {count} unseen problems of {steps[0]} to {steps[1]} steps, seed {seed}"
+    )
+    table.add_column("decoder", no_wrap=True)
+    table.add_column("settings", max_width=32)
+    for title in ("exact", "95%", "tokens/s", "speed-up", "calls/token", "recurrences/token", "= greedy"):
+        table.add_column(title, justify="right", min_width=len(title.split("/")[0]))
+    for row, label in zip(result.rows, result.labels, strict=True):
+        interval = "-".join(f"{100 * end:.1f}" for end in row["interval"])
+        table.add_row(
+            row["decoder"],
+            label,
+            f"{100 * row['exact'] / count:.1f}%",
+            interval,
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['speedup']:.2f}x",
+            f"{row['network_calls_per_token']:.2f}",
+            f"{row['recurrences_per_token']:.2f}",
+            "" if row["equals_greedy"] is None else f"{100 * row['equals_greedy']:.1f}%",
+            style="bold" if row is base else None,
+        )
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=140)
+    console.print(table)
+    console.print(
+        f"Speed: batch {base['batch']}, the first {base['timed_problems']} problems one by one, median of "
+        f"{len(base['passes'])} passes, {base['dtype']}, {base['device']}; speed-up over {base['decoder']} "
+        f"{result.labels[result.baseline]}."
+    )
+    costs = [
+        f"{row['decoder']} ({label}) {row['core_pass_microseconds']:.0f} microseconds"
+        for row, label in zip(result.rows, result.labels, strict=True)
+        if row["core_pass_microseconds"] is not None
+    ]
+    if costs:
+        console.print("One pass of the core: " + "; ".join(costs) + ".")
+
+
+def _use_compilation_cache() -> None:
+    """Keeps compiled programs in the user's cache folder, unless JAX has been told of another place."""
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(root / "paradec_jax"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _arguments(argv: Sequence[str]) -> list[str]:
+    """Lets --json stand without a path, which then is standard output."""
+    found = []
+    for i, word in enumerate(argv):
+        found.append(word)
+        if word == "--json" and (i + 1 == len(argv) or argv[i + 1].startswith("--")):
+            found.append("-")
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code."""
+    _use_compilation_cache()
+    argv = _arguments(sys.argv[1:] if argv is None else argv)
+    try:
+        return app.cli(
+            prog="paradec", description="Language models that decode many tokens per network call.", args=argv
+        )
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (ValueError, OSError) as error:
+        print(f"paradec: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

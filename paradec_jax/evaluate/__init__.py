@@ -1,0 +1,22 @@
+"""Exact answers with their uncertainty, speed, and the table that `paradec compare` prints."""
+
+from paradec_jax.evaluate.compare import SETTINGS, Comparison, Setting, compare
+from paradec_jax.evaluate.statistics import Paired, paired, wilson
+from paradec_jax.evaluate.tasks import exact_answers, read_jsonl, word_problems
+from paradec_jax.evaluate.throughput import Speed, Subject, measure
+
+__all__ = [
+    "SETTINGS",
+    "Comparison",
+    "Paired",
+    "Setting",
+    "Speed",
+    "Subject",
+    "compare",
+    "exact_answers",
+    "measure",
+    "paired",
+    "read_jsonl",
+    "wilson",
+    "word_problems",
+]

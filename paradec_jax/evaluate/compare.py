@@ -1,0 +1,360 @@
+"""The same unseen problems through every decoder: answers, speed and work side by side.
+
+The settings of the table stand in `SETTINGS` and nowhere else.
+"""
+
+import dataclasses
+import itertools
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Bool
+
+from paradec_jax.data.batches import encode_prompts
+from paradec_jax.data.word_problems import WordProblem
+from paradec_jax.decode import (
+    Adaptive,
+    AutoRegressive,
+    Decoded,
+    Request,
+    SelfSpeculative,
+    Wavefront,
+    make_request,
+)
+from paradec_jax.decode import run as run_decoder
+from paradec_jax.evaluate.statistics import paired, wilson
+from paradec_jax.evaluate.tasks import exact_answers
+from paradec_jax.evaluate.throughput import Speed, Subject, compile_all, measure
+from paradec_jax.store import Model
+
+Report = Callable[[str, int, int], None]
+
+ROWS = 50  # problems decoded together when only their answers count
+TIMED = 16  # problems of the speed measurement, each in a call of its own
+BUCKET = 32
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Setting:
+    """One row of the table.
+
+    Attributes:
+      name: the decoder, as on the command line.
+      decoder: unbound.
+      knobs: its knobs, or None for the defaults.
+      baseline: whether speed-ups, equal tokens and paired differences refer to this row (one setting only).
+      half: the same decoder with half the recurrences a step. It is only timed: the slope between the two is
+        the cost of one pass of the core.
+    """
+
+    name: str
+    decoder: Any
+    knobs: Any = None
+    baseline: bool = False
+    half: Any = None
+
+    def settings(self) -> dict[str, Any]:
+        """Every choice of the decoder and its knobs, for JSON."""
+        knobs = self.decoder.Knobs() if self.knobs is None else self.knobs
+        return _fields(self.decoder, ("network", "size", "pad", "log_probs", "bounded")) | _fields(knobs, ())
+
+    def label(self) -> str:
+        """The choices that are not the defaults, in short."""
+        defaults = Setting(self.name, type(self.decoder)()).settings()
+        changed = {name: value for name, value in self.settings().items() if value != defaults[name]}
+        return ", ".join(f"{_SHORT.get(name, name)} {value}" for name, value in changed.items())
+
+
+_SHORT = {
+    "recurrence": "r",
+    "draft_recurrence": "draft r",
+    "lookahead": "drafts",
+    "inner_recurrence": "inner r",
+    "prefill_recurrence": "prefill r",
+    "exit_threshold": "exit",
+}
+
+_Wave = Wavefront.Knobs
+_EVERY_STEP = 1e9  # an exit threshold that every position meets
+
+SETTINGS: dict[str, tuple[Setting, ...]] = {
+    "recurrent_depth": (
+        Setting("autoregressive", AutoRegressive(recurrence=1)),
+        Setting("autoregressive", AutoRegressive(recurrence=2)),
+        Setting("autoregressive", AutoRegressive(recurrence=4)),
+        Setting("autoregressive", AutoRegressive(recurrence=8)),
+        Setting(
+            "autoregressive", AutoRegressive(recurrence=16), baseline=True, half=AutoRegressive(recurrence=8)
+        ),
+        Setting("adaptive", Adaptive(), Adaptive.Knobs(exit_threshold=0.1)),
+        Setting("speculative", SelfSpeculative(draft_recurrence=2, lookahead=4)),
+        Setting(
+            "wavefront",
+            Wavefront(inner_recurrence=16, width=1),
+            _Wave(exit_threshold=_EVERY_STEP, momentum=0.0),
+            half=Wavefront(inner_recurrence=8, width=1),
+        ),
+        Setting("wavefront", Wavefront(inner_recurrence=4, width=4), _Wave(exit_threshold=0.1, momentum=0.0)),
+        Setting("wavefront", Wavefront(inner_recurrence=1, width=4), _Wave(exit_threshold=0.1, momentum=0.0)),
+        Setting("wavefront", Wavefront(inner_recurrence=1, width=4), _Wave(exit_threshold=0.2, momentum=0.0)),
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Comparison:
+    """What `compare` returns.
+
+    Attributes:
+      rows: one dictionary a setting, as `paradec compare --json` prints them.
+      labels: short descriptions of the settings.
+      baseline: index of the row that others are compared with.
+      exact: which problems each setting got right, [settings, N].
+    """
+
+    rows: list[dict[str, Any]]
+    labels: list[str]
+    baseline: int
+    exact: Bool[np.ndarray, "settings N"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Prompts:
+    """Encoded problems, all in one shape: tokens [N, P], lengths [N], one key each, budget of each."""
+
+    tokens: Any
+    lengths: Any
+    keys: Any
+    budget: int
+    stop: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return self.tokens.shape[1] + self.budget
+
+    def request(self, rows: Sequence[int]) -> Request:
+        at = np.asarray(rows)
+        return make_request(
+            self.tokens[at], self.lengths[at], max_new_tokens=self.budget, stop=self.stop, keys=self.keys[at]
+        )
+
+
+def compare(
+    model: Model,
+    problems: Sequence[WordProblem],
+    settings: Sequence[Setting] | None = None,
+    *,
+    name: str = "",
+    seed: int = 0,
+    timed: int = TIMED,
+    passes: int = 5,
+    rows: int = ROWS,
+    report: Report = lambda stage, done, total: None,
+) -> Comparison:
+    """Decodes problems with every setting: all of them in batches for answers, some one by one for speed.
+
+    Problem i draws with `fold_in(key(seed), i)` whatever decoder, batch or call it is in. Token and network
+    counts come from all problems, seconds from the first `timed` ones.
+
+    Args:
+      model: a model with a tokenizer.
+      problems: at least one.
+      settings: rows of the table, exactly one of them the baseline; those of the model's family when None.
+      name: of the model, for the rows.
+      seed: of the initial states.
+      timed: problems of the speed measurement.
+      passes: timings of each setting.
+      rows: problems of a batch, at most.
+      report: told the stage, the units done and their total.
+
+    Raises:
+      ValueError: no problem, no tokenizer, not one baseline, or problems too long for the model.
+    """
+    settings = SETTINGS[model.family] if settings is None else tuple(settings)
+    baselines = [i for i, setting in enumerate(settings) if setting.baseline]
+    if len(baselines) != 1:
+        raise ValueError(f"settings must hold exactly one baseline, not {len(baselines)}")
+    prompts = _encode(model, problems, seed)
+
+    def bound(decoder: Any) -> Any:
+        return decoder.bind(model.network, prompts.size, model.token_spec.pad)
+
+    subjects = [Subject(bound(setting.decoder), setting.knobs) for setting in settings]
+    decoded = _answers(model, subjects, prompts, rows, report)
+
+    halves = [
+        None if setting.half is None else Subject(bound(setting.half), setting.knobs) for setting in settings
+    ]
+    extra = [half for half in halves if half is not None and half not in subjects]
+    requests = [prompts.request([i]) for i in range(min(timed, len(problems)))]
+    everything = [*subjects, *extra]
+    advance = _counter(report, "timing one by one", len(everything) * (passes + 1))
+    speeds = measure(everything, model.params, requests, passes=passes, advance=advance)
+    exact = np.stack([exact_answers(problems, [_text(model, row.ids) for row in of]) for of in decoded])
+    results = []
+    for i, setting in enumerate(settings):
+        half = halves[i]
+        row = _row(setting, decoded[i], exact[i], decoded[baselines[0]], exact[baselines[0]])
+        row |= _speed(speeds[i], speeds[baselines[0]])
+        row["core_pass_microseconds"] = (
+            None if half is None else _core_pass(subjects[i], speeds[i], half, speeds[everything.index(half)])
+        )
+        results.append({"family": model.family, "model": name} | row | _machine(model))
+    return Comparison(results, [setting.label() for setting in settings], baselines[0], exact)
+
+
+def _counter(report: Report, stage: str, total: int) -> Callable[[int], None]:
+    """Counts the units of a stage and reports them."""
+    done = itertools.count(1)
+
+    def advance(units: int) -> None:
+        for _ in range(units):
+            report(stage, next(done), total)
+
+    report(stage, 0, total)
+    return advance
+
+
+def _encode(model: Model, problems: Sequence[WordProblem], seed: int) -> _Prompts:
+    """Prompts in one buffer; the budget holds the longest reference solution and its stop token."""
+    if model.tokenizer is None:
+        raise ValueError("the model has no tokenizer: put a tokenizer.json into its folder")
+    if not problems:
+        raise ValueError("need at least one problem")
+    tokens, lengths = encode_prompts(model.tokenizer, problems, spec=model.token_spec, bucket=BUCKET)
+    longest = max(len(ids) for ids in model.tokenizer.encode_batch([item.solution for item in problems])) + 1
+    room = model.network.max_length - tokens.shape[1]
+    if longest > room:
+        raise ValueError(
+            f"problems need {tokens.shape[1]} positions for prompts and {longest} for solutions, more than "
+            f"the {model.network.max_length} that the model was built for"
+        )
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), np.arange(len(problems)))
+    budget = min(-(-longest // BUCKET) * BUCKET, room)
+    return _Prompts(tokens, lengths, keys, budget, model.token_spec.stop)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Answer:
+    """One problem's tokens and counts."""
+
+    ids: list[int]
+    network_calls: int
+    recurrences: int
+
+
+def _answers(
+    model: Model, subjects: Sequence[Subject], prompts: _Prompts, rows: int, report: Report
+) -> list[list[_Answer]]:
+    """Every problem through every subject, in batches of equal shape whose rows are about equally long."""
+    count = len(prompts.lengths)
+    groups = -(-count // rows)
+    rows = -(-count // groups)
+    order = np.argsort(prompts.lengths, kind="stable").tolist()
+    batches = [order[start : start + rows] for start in range(0, count, rows)]
+    compiled = _counter(report, "compiling for batches", len(subjects))
+    first = prompts.request(batches[0])
+    compile_all([(subject, first) for subject in subjects], model.params, advance=compiled)
+    advance = _counter(report, "decoding in batches", len(subjects) * len(batches))
+    answers: list[list[_Answer]] = []
+    for subject in subjects:
+        found: dict[int, _Answer] = {}
+        for batch in batches:
+            filled = batch + [batch[-1]] * (rows - len(batch))
+            result = run_decoder(subject.decoder, model.params, prompts.request(filled), subject.knobs)
+            found |= dict(zip(batch, _split(result), strict=False))
+            advance(1)
+        answers.append([found[i] for i in range(count)])
+    return answers
+
+
+def _split(decoded: Decoded) -> list[_Answer]:
+    calls, recurrences = np.asarray(decoded.network_calls), np.asarray(decoded.recurrences)
+    triples = zip(decoded.completions(), calls.tolist(), recurrences.tolist(), strict=True)
+    return [_Answer(*triple) for triple in triples]
+
+
+def _text(model: Model, ids: Sequence[int]) -> str:
+    assert model.tokenizer is not None
+    return model.tokenizer.decode(ids, skip_special=True)
+
+
+def _row(
+    setting: Setting, answers: list[_Answer], exact: Any, greedy: list[_Answer], right: Any
+) -> dict[str, Any]:
+    """What the batched pass over all problems says of one setting."""
+    tokens = sum(len(answer.ids) for answer in answers)
+    calls = sum(answer.network_calls for answer in answers)
+    difference = paired(exact, right)
+    sampled = setting.knobs is not None and np.any(np.asarray(setting.knobs.temperature) > 0)
+    equal = np.mean([a.ids == b.ids for a, b in zip(answers, greedy, strict=True)])
+    return {
+        "decoder": setting.name,
+        "settings": setting.settings(),
+        "baseline": setting.baseline,
+        "problems": len(answers),
+        "exact": int(exact.sum()),
+        "interval": list(wilson(int(exact.sum()), len(answers))),
+        "difference": difference.difference,
+        "difference_interval": list(difference.interval),
+        "only_here_exact": difference.only_first,
+        "only_baseline_exact": difference.only_second,
+        "network_calls_per_token": calls / tokens,
+        "tokens_per_network_call": tokens / calls,
+        "recurrences_per_token": sum(answer.recurrences for answer in answers) / tokens,
+        "equals_greedy": None if sampled else float(equal),
+    }
+
+
+def _speed(speed: Speed, baseline: Speed) -> dict[str, Any]:
+    """What the timed calls say of one setting."""
+    return {
+        "tokens": speed.tokens,
+        "seconds": speed.seconds,
+        "prompt_seconds": speed.init_seconds,
+        "passes": list(speed.passes),
+        "tokens_per_second": speed.tokens_per_second,
+        "speedup": speed.tokens_per_second / baseline.tokens_per_second,
+        "batch": speed.batch,
+        "timed_problems": len(speed.decoded),
+        "compile_seconds": speed.compile_seconds,
+    }
+
+
+def _core_pass(full: Subject, speed: Speed, half: Subject, half_speed: Speed) -> float:
+    """Microseconds of one pass of the core: the slope of a step's time over its recurrences."""
+    passes = _recurrences(full.decoder) - _recurrences(half.decoder)
+    return 1e6 * (speed.seconds_per_call - half_speed.seconds_per_call) / passes
+
+
+def _recurrences(decoder: Any) -> int:
+    return decoder.inner_recurrence if isinstance(decoder, Wavefront) else decoder.recurrence
+
+
+def _machine(model: Model) -> dict[str, Any]:
+    device = jax.devices()[0]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    kind = f"cpu, {cores} cores" if device.platform == "cpu" else device.device_kind
+    return {"dtype": model.config.dtype, "device": kind}
+
+
+def _fields(value: Any, without: tuple[str, ...]) -> dict[str, Any]:
+    """Fields of a dataclass as values that JSON can hold."""
+    return {
+        field.name: _plain(getattr(value, field.name))
+        for field in dataclasses.fields(value)
+        if field.name not in without
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, bool | str | int | None):
+        return value
+    number = float(value)
+    return None if math.isnan(number) else number

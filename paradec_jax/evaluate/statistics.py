@@ -1,0 +1,70 @@
+"""Uncertainty of shares: Wilson's interval, and the paired difference of two methods on the same problems."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool
+
+Z95 = 1.959963984540054
+
+
+class Paired(NamedTuple):
+    """Two methods on the same problems.
+
+    Attributes:
+      difference: share right of the first minus that of the second.
+      interval: its 95% interval.
+      only_first, only_second: problems that one of them alone got right.
+      p_value: exact two-sided McNemar test of no difference.
+    """
+
+    difference: float
+    interval: tuple[float, float]
+    only_first: int
+    only_second: int
+    p_value: float
+
+
+def wilson(successes: int, trials: int, z: float = Z95) -> tuple[float, float]:
+    """Wilson's score interval of a share, `(p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)`.
+
+    Raises:
+      ValueError: no trial, or successes outside 0..trials.
+    """
+    if trials < 1 or not 0 <= successes <= trials:
+        raise ValueError(f"need 0 <= successes <= trials and a trial, not {successes} of {trials}")
+    share = successes / trials
+    centre = share + z * z / (2 * trials)
+    spread = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    scale = 1 + z * z / trials
+    low, high = (centre - spread) / scale, (centre + spread) / scale
+    return (0.0 if successes == 0 else low, 1.0 if successes == trials else high)
+
+
+def paired(first: Bool[np.ndarray, "..."], second: Bool[np.ndarray, "..."], z: float = Z95) -> Paired:
+    """Difference of two methods from which of the same problems each got right.
+
+    The interval is Wald's with half a problem added to each of the four cells (Agresti and Min, 2005), so
+    that it keeps a width where the methods never differ.
+
+    Raises:
+      ValueError: vectors of different length, or empty ones.
+    """
+    first, second = np.asarray(first, bool), np.asarray(second, bool)
+    if first.shape != second.shape or first.ndim != 1 or not first.size:
+        raise ValueError(f"need two vectors of one length, at least 1, not {first.shape} and {second.shape}")
+    count = first.size
+    b, c = int(np.sum(first & ~second)), int(np.sum(second & ~first))
+    padded = count + 2
+    centre = (b - c) / padded
+    spread = z * math.sqrt((b + c + 1) / padded - centre * centre) / math.sqrt(padded)
+    interval = (max(centre - spread, -1.0), min(centre + spread, 1.0))
+    return Paired((b - c) / count, interval, b, c, _mcnemar(b, c))
+
+
+def _mcnemar(b: int, c: int) -> float:
+    """Two-sided probability of a split at least as uneven as b to c, were it a fair coin's."""
+    total = b + c
+    tail = sum(math.comb(total, k) for k in range(min(b, c) + 1))
+    return min(1.0, 2 * tail / 2**total)

@@ -1,0 +1,152 @@
+"""How fast decoders are: several of them, timed in turns in one process, compilation kept apart."""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from paradec_jax.decode import Decoded, Request, run
+
+Advance = Callable[[int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A bound decoder and its knobs (None for the defaults)."""
+
+    decoder: Any
+    knobs: Any = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Speed:
+    """What one subject took for all requests together.
+
+    Attributes:
+      batch: rows of a call.
+      tokens: tokens generated.
+      calls: network calls after the prompt was read, of the slowest row of each request, summed.
+      seconds: median over passes.
+      init_seconds: median of the share that reads the prompts and commits their first tokens.
+      passes: seconds of each pass.
+      compile_seconds: see `compile_all`; small where the program came from a cache on disk.
+      network_calls, recurrences: sums over rows.
+      decoded: results of the last pass, one a request.
+    """
+
+    batch: int
+    tokens: int
+    calls: int
+    seconds: float
+    init_seconds: float
+    passes: tuple[float, ...]
+    compile_seconds: float
+    network_calls: int
+    recurrences: int
+    decoded: tuple[Decoded, ...]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens over seconds of the median pass, prompts read included."""
+        return self.tokens / self.seconds
+
+    @property
+    def seconds_per_call(self) -> float:
+        """Seconds of one network call, those that read prompts left out (batch 1)."""
+        return (self.seconds - self.init_seconds) / max(self.calls, 1)
+
+
+def measure(
+    subjects: Sequence[Subject],
+    params: Any,
+    requests: Sequence[Request],
+    *,
+    passes: int = 5,
+    advance: Advance = lambda units: None,
+) -> list[Speed]:
+    """Times subjects on the same requests, one call each.
+
+    Every subject is compiled and warmed up first. Then each pass goes through the subjects in turn, so that
+    what else the machine does falls on all alike.
+
+    Args:
+      subjects: what to time.
+      params: parameters of their networks.
+      requests: all of one shape, so that a subject compiles once.
+      passes: timings of each subject.
+      advance: told after each unit of work that it is done; there are `len(subjects) * (passes + 1)`.
+
+    Raises:
+      ValueError: no request, requests of several shapes, or no pass.
+    """
+    shapes = {request.tokens.shape for request in requests}
+    if len(shapes) != 1 or passes < 1:
+        raise ValueError(f"need requests of one shape and a pass or more, not {sorted(shapes)} and {passes}")
+    compiled = compile_all([(subject, requests[0]) for subject in subjects], params, advance=advance)
+    for subject in subjects:
+        _time(subject, params, requests[:1], None)
+    seconds = np.zeros((2, len(subjects), passes))
+    results: list[tuple[Decoded, ...]] = [()] * len(subjects)
+    for turn in range(passes):
+        for i, subject in enumerate(subjects):
+            seconds[0, i, turn], results[i] = _time(subject, params, requests, None)
+            seconds[1, i, turn], _ = _time(subject, params, requests, 0)
+            advance(1)
+    return [_speed(requests[0].batch, results[i], seconds[:, i], compiled[i]) for i in range(len(subjects))]
+
+
+def compile_all(
+    programs: Sequence[tuple[Subject, Request]],
+    params: Any,
+    *,
+    advance: Advance = lambda units: None,
+) -> list[float]:
+    """Compiles each subject for the shape of its request and returns the seconds of each.
+
+    They are those of a first call that stops behind the prompt less those of a second one. One program at a
+    time: the compiler for CPUs can lock up where several threads ask it for programs at once.
+
+    Args:
+      programs: subjects and requests.
+      params: parameters of their networks.
+      advance: told after each program that it is done.
+    """
+    seconds = []
+    for subject, request in programs:
+        first, _ = _time(subject, params, [request], 0)
+        again, _ = _time(subject, params, [request], 0)
+        seconds.append(max(first - again, 0.0))
+        advance(1)
+    return seconds
+
+
+def _time(
+    subject: Subject, params: Any, requests: Sequence[Request], max_steps: int | None
+) -> tuple[float, tuple[Decoded, ...]]:
+    start = time.perf_counter()
+    results = []
+    for request in requests:
+        decoded = run(subject.decoder, params, request, subject.knobs, max_steps=max_steps)
+        results.append(jax.block_until_ready(decoded))
+    return time.perf_counter() - start, tuple(results)
+
+
+def _speed(batch: int, results: tuple[Decoded, ...], seconds: Any, compile_seconds: float) -> Speed:
+    generated = [np.asarray(decoded.generated) for decoded in results]
+    calls = [np.asarray(decoded.network_calls) for decoded in results]
+    return Speed(
+        batch=batch,
+        tokens=int(sum(row.sum() for row in generated)),
+        calls=int(sum(row.max() - 1 for row in calls)),
+        seconds=float(statistics.median(seconds[0])),
+        init_seconds=float(statistics.median(seconds[1])),
+        passes=tuple(seconds[0].tolist()),
+        compile_seconds=compile_seconds,
+        network_calls=int(sum(row.sum() for row in calls)),
+        recurrences=int(sum(np.asarray(decoded.recurrences).sum() for decoded in results)),
+        decoded=results,
+    )

@@ -1,0 +1,280 @@
+"""From texts to texts: encodes prompts, runs a decoder on them, and cuts its tokens where the text ends."""
+
+import collections
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float32, Int32
+
+from paradec_jax.config import TokenSpec
+from paradec_jax.data.batches import encode_prompts
+from paradec_jax.decode import Decoded, Reason, Request, make_request, run, stream
+from paradec_jax.store import Model
+from paradec_jax.tokenizer import StreamDecoder, Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Generation:
+    """What `generate` returns: B = prompts * samples rows, the samples of a prompt one after the other.
+
+    Attributes:
+      text: text of each row, without special tokens, cut before a stop string.
+      tokens: tokens of each row, its stop token included; where a stop string ended the row, the shortest
+        prefix of them whose text contains it.
+      reasons: why each row ended; `Reason.CALLER` is a stop string.
+      network_calls: calls of the network for each row, prefill included, [B].
+      recurrences: passes of the core, one after the other, [B].
+      tokens_per_call: tokens over network calls, [B].
+      log_probs: log-probability of each token in nats, or None where not asked for.
+      samples: rows a prompt.
+    """
+
+    text: list[str]
+    tokens: list[list[int]]
+    reasons: list[Reason]
+    network_calls: Int32[np.ndarray, "B"]
+    recurrences: Int32[np.ndarray, "B"]
+    tokens_per_call: Float32[np.ndarray, "B"]
+    log_probs: list[Float32[np.ndarray, "..."]] | None
+    samples: int = 1
+
+    def by_prompt(self) -> list[list[str]]:
+        """The texts, one list of `samples` a prompt."""
+        return [self.text[i : i + self.samples] for i in range(0, len(self.text), self.samples)]
+
+
+def generate(
+    model: Model,
+    prompts: Sequence[str],
+    decoder: Any,
+    *,
+    knobs: Any = None,
+    max_new_tokens: int,
+    seed: int = 0,
+    samples: int = 1,
+    stop_strings: Sequence[str] = (),
+    log_probs: bool = False,
+    bucket: int = 32,
+    network: Any = None,
+    every: int = 8,
+) -> Generation:
+    """Continues texts.
+
+    A row's draws depend on the seed, its prompt and the number of its sample, never on the rest of the batch;
+    the same prompt given twice gets the same text twice, so ask for `samples` instead. Calls whose longest
+    prompts fall in the same bucket share one compiled program.
+
+    Args:
+      model: a model with a tokenizer.
+      prompts: texts; the model's begin-of-text token is put before each.
+      decoder: any decoder, bound or not.
+      knobs: its knobs; the defaults when None.
+      max_new_tokens: tokens each row may get.
+      seed: of all draws.
+      samples: rows a prompt.
+      stop_strings: texts that end a row; the row's text stops before the first of them.
+      log_probs: whether to keep log-probabilities.
+      bucket: the prompt buffer is rounded up to a multiple of it.
+      network: the network to use; the decoder's own, or else the model's, by default.
+      every: steps between two looks for a stop string. It changes no token; rows run on for up to as many
+        steps less one, and the counts say so.
+
+    Raises:
+      ValueError: no prompt, a prompt too long for the model, no tokenizer, or a number below 1.
+    """
+    if every < 1:
+        raise ValueError(f"every must be at least 1, not {every}")
+    prepared = prepare(
+        model,
+        prompts,
+        decoder,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        samples=samples,
+        stop_strings=stop_strings,
+        log_probs=log_probs,
+        bucket=bucket,
+        network=network,
+    )
+    if prepared.watch is None:
+        return prepared.collect(run(prepared.decoder, model.params, prepared.request, knobs))
+    states = stream(
+        prepared.decoder, model.params, prepared.request, knobs, every=every, interrupt=prepared.watch
+    )
+    last = collections.deque(states, maxlen=1).pop()
+    return prepared.collect(prepared.decoder.finish(last))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prepared:
+    """Prompts made ready for a driver: what `generate` does before and after it runs one.
+
+    Attributes:
+      decoder: bound to a network and a buffer size.
+      request: the encoded prompts.
+      watch: to be handed to `stream` as `interrupt`, or None where there are no stop strings.
+      tokenizer, spec, samples: what `collect` needs.
+    """
+
+    decoder: Any
+    request: Request
+    watch: "StopStrings | None"
+    tokenizer: Tokenizer
+    spec: TokenSpec
+    samples: int = 1
+
+    def collect(self, decoded: Decoded) -> Generation:
+        """Tokens as texts."""
+        tokens = decoded.completions()
+        reasons = [Reason(int(reason)) for reason in np.asarray(decoded.reasons)]
+        texts = [text_of(self.tokenizer, self.spec, row) for row in tokens]
+        if self.watch is not None:
+            for row, (length, text) in self.watch.finish(tokens).items():
+                tokens[row], texts[row], reasons[row] = tokens[row][:length], text, Reason.CALLER
+        log_probs = None
+        if decoded.log_probs is not None:
+            starts = np.asarray(decoded.prompt_lengths)
+            values = np.asarray(decoded.log_probs)
+            log_probs = [
+                row[a : a + len(ids)].copy() for row, a, ids in zip(values, starts, tokens, strict=True)
+            ]
+        calls = np.asarray(decoded.network_calls)
+        return Generation(
+            texts,
+            tokens,
+            reasons,
+            calls,
+            np.asarray(decoded.recurrences),
+            np.asarray([len(row) for row in tokens], np.float32) / np.maximum(calls, 1).astype(np.float32),
+            log_probs,
+            self.samples,
+        )
+
+
+def prepare(
+    model: Model,
+    prompts: Sequence[str],
+    decoder: Any,
+    *,
+    max_new_tokens: int,
+    seed: int = 0,
+    samples: int = 1,
+    stop_strings: Sequence[str] = (),
+    log_probs: bool = False,
+    bucket: int = 32,
+    network: Any = None,
+) -> Prepared:
+    """Encodes prompts and binds the decoder; arguments and errors are those of `generate`."""
+    if model.tokenizer is None:
+        raise ValueError("the model has no tokenizer: put a tokenizer.json into its folder")
+    if isinstance(prompts, str):
+        raise ValueError("prompts must be a list of texts, not one text")
+    if not prompts:
+        raise ValueError("prompts must hold at least one text")
+    for name, value in (("max_new_tokens", max_new_tokens), ("samples", samples), ("bucket", bucket)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
+    if isinstance(stop_strings, str) or not all(stop_strings):
+        raise ValueError(f"stop_strings must be a list of texts that are not empty, not {stop_strings!r}")
+    spec = model.token_spec
+    if network is None:
+        network = model.network if decoder.network is None else decoder.network
+
+    tokens, lengths = encode_prompts(model.tokenizer, prompts, spec=spec, bucket=bucket)
+    longest = int(lengths.max())
+    if longest + max_new_tokens > network.max_length:
+        raise ValueError(
+            f"prompt {int(lengths.argmax())} has {longest} tokens and max_new_tokens is {max_new_tokens}: "
+            f"together more than the {network.max_length} positions the model was built for"
+        )
+    keys = row_keys([row[:n] for row, n in zip(tokens, lengths, strict=True)], seed, samples)
+    tokens, lengths = np.repeat(tokens, samples, axis=0), np.repeat(lengths, samples)
+    size = min(tokens.shape[1] + max_new_tokens, network.max_length)
+    request = make_request(
+        tokens[:, :size], lengths, max_new_tokens=max_new_tokens, stop=spec.stop, keys=keys
+    )
+    decoder = decoder.bind(network, size, spec.pad)
+    if log_probs:
+        decoder = dataclasses.replace(decoder, log_probs=True)
+    watch = StopStrings(model.tokenizer, spec, stop_strings, request.batch) if stop_strings else None
+    return Prepared(decoder, request, watch, model.tokenizer, spec, samples)
+
+
+def row_keys(prompts: Sequence[Any], seed: int, samples: int = 1) -> Array:
+    """One key for each prompt and sample, [prompts * samples], from seed, ids and number of the sample."""
+    digests = [hashlib.blake2b(np.asarray(ids, "<i4").tobytes(), digest_size=4).digest() for ids in prompts]
+    marks = np.asarray([int.from_bytes(digest, "little") for digest in digests], np.uint32)
+    folded = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), marks)
+    per_sample = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+    keys = jax.vmap(per_sample, in_axes=(0, None))(folded, np.arange(samples, dtype=np.uint32))
+    return keys.reshape(-1)
+
+
+def text_of(tokenizer: Tokenizer, spec: TokenSpec, ids: Sequence[int]) -> str:
+    """Text of generated tokens: special tokens and the stop token that ended them have none."""
+    return tokenizer.decode(_without_stop(spec, ids), skip_special=True)
+
+
+def _without_stop(spec: TokenSpec, ids: Sequence[int]) -> Sequence[int]:
+    return ids[:-1] if len(ids) and ids[-1] in spec.stop else ids
+
+
+class StopStrings:
+    """Looks at the text of growing rows and says which of them have come to a stop string.
+
+    Tokens are read one by one, and a token's text counts once its characters are complete, so what is found
+    depends on a row's tokens alone and not on how often one looks. An instance serves one run of `stream`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, spec: TokenSpec, strings: Sequence[str], batch: int) -> None:
+        self._strings = tuple(strings)
+        self._spec = spec
+        self._longest = max((len(string) for string in strings), default=1)
+        self._decoders = [StreamDecoder(tokenizer, skip_special=True) for _ in range(batch)]
+        self._texts = [""] * batch
+        self._read = [0] * batch
+        self._found: dict[int, tuple[int, str]] = {}
+
+    def __call__(self, state: Any) -> Any:
+        """Rows [B] in which a stop string was found just now, given a decoder's state."""
+        progress = state.progress
+        before = set(self._found)
+        tokens, start, end = (
+            np.asarray(x) for x in (progress.tokens, progress.prompt_lengths, progress.length)
+        )
+        for row, ids in enumerate(tokens):
+            self._look(row, ids[start[row] : end[row]].tolist())
+        return np.asarray([row in self._found and row not in before for row in range(len(tokens))])
+
+    def visible(self, row: int, *, done: bool) -> str:
+        """Text of a row that later tokens cannot take back: cut, or short of what may begin a stop string."""
+        if row in self._found:
+            return self._found[row][1]
+        text = self._texts[row]
+        return text if done else text[: max(len(text) - self._longest + 1, 0)]
+
+    def finish(self, tokens: Sequence[Sequence[int]]) -> dict[int, tuple[int, str]]:
+        """For each row with a stop string: how many tokens stay, and the text before the string."""
+        for row, ids in enumerate(tokens):
+            self._look(row, ids)
+            if row not in self._found:
+                self._append(row, self._decoders[row].finish())
+        return dict(self._found)
+
+    def _look(self, row: int, ids: Sequence[int]) -> None:
+        ids = _without_stop(self._spec, ids)
+        while row not in self._found and self._read[row] < len(ids):
+            self._read[row] += 1
+            self._append(row, self._decoders[row].push([ids[self._read[row] - 1]]))
+
+    def _append(self, row: int, piece: str) -> None:
+        start = max(len(self._texts[row]) - self._longest + 1, 0)
+        self._texts[row] += piece
+        text = self._texts[row]
+        places = [place for string in self._strings if (place := text.find(string, start)) >= 0]
+        if places:
+            self._found[row] = (self._read[row], text[: min(places)])

@@ -1,0 +1,251 @@
+"""Networks with known answers, and tiny models, for tests of decoders."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from paradec_jax.config import PRESETS
+from paradec_jax.decode import Request, make_request
+from paradec_jax.models import RecurrentDepthNetwork
+from paradec_jax.models.recurrent_depth import init_params
+
+PROMPTS = ((3, 1, 4), (1, 5, 2, 6, 5), (2, 7))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StubKV:
+    """What a stub keeps of positions, of a whole buffer (S) or of one window (W).
+
+    Attributes:
+      tokens: input tokens, [B, S, 1].
+      coda: predicted tokens, [B, S, 1].
+      depth: recurrences done, [B, S] of a cache, [B] of a window.
+    """
+
+    tokens: Int[Array, "B S 1"]
+    coda: Float[Array, "B S 1"]
+    depth: Int[Array, "..."]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StubView:
+    """Positions of a window, and the sum of the cached tokens that it sees."""
+
+    positions: Int[Array, "B W"]
+    seen: Int[Array, "B"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StubForward:
+    """What one call returns: head input, latent, and the window to be stored."""
+
+    hidden: Float[Array, "B W 2"]
+    latent: Float[Array, "B W 2"]
+    kv: StubKV
+
+
+@dataclasses.dataclass(frozen=True)
+class StubNetwork:
+    """A recurrent network whose every answer is known beforehand.
+
+    The latent of position p is a counter: after n recurrences it is `min(n, c(p))`, so recurrence n moves it
+    by the share 1/n while n <= c(p) and not at all afterwards. With a `rate` it is `1 - rate^n` instead. The
+    next token is a function of token, position and the tokens before it (which come from the cache, so that a
+    wrong cache gives wrong tokens); before c(p) recurrences are done another, known token is predicted.
+
+    ::
+
+        next(p) = (5 token(p) + 3 p + sum of tokens before p + 1) mod V      n >= c(p)
+                  the same + 1                                  mod V        n <  c(p)
+
+    Attributes:
+      vocab_size: V.
+      max_length: longest sequence.
+      recurrence: recurrences of `forward` unless told otherwise.
+      needed: c(p), repeated along positions.
+      errs: whether too few recurrences predict the other token.
+      rate: ratio of a geometric approach; 0 for the counter.
+      sharpness: logit of the predicted token; all others are 0.
+      probe: called on the host with "embed" or "iterate" whenever such a part really runs.
+    """
+
+    vocab_size: int = 11
+    max_length: int = 64
+    recurrence: int = 4
+    needed: tuple[int, ...] = (3,)
+    errs: bool = True
+    rate: float = 0.0
+    sharpness: float = 8.0
+    probe: Callable[[str], None] | None = None
+
+    def needs(self, position: int) -> int:
+        """c(p), recurrences after which a position predicts its true successor."""
+        return self.needed[position % len(self.needed)]
+
+    def expected(self, prompt: Sequence[int], count: int, recurrence: int = 1_000) -> list[int]:
+        """The `count` tokens that follow a prompt where every position does `recurrence` recurrences."""
+        tokens = list(prompt)
+        for _ in range(count):
+            last = len(tokens) - 1
+            right = 5 * tokens[-1] + 3 * last + sum(tokens[:-1]) + 1
+            early = self.errs and recurrence < self.needs(last)
+            tokens.append((right + early) % self.vocab_size)
+        return tokens[len(prompt) :]
+
+    def prepare(self, params: Any) -> Any:
+        """The parameters as they are."""
+        return params
+
+    def init_cache(self, batch: int, size: int) -> StubKV:
+        """An empty cache."""
+        return dataclasses.replace(self.empty_window(batch, size), depth=jnp.zeros((batch, size), jnp.int32))
+
+    def empty_window(self, batch: int, width: int) -> StubKV:
+        """Room for one window."""
+        shape = (batch, width, 1)
+        return StubKV(jnp.zeros(shape, jnp.int32), jnp.zeros(shape), jnp.zeros(batch, jnp.int32))
+
+    def write(self, cache: StubKV, window: StubKV, at: Int[Array, "B"]) -> StubKV:
+        """The cache with a window stored at positions `at .. at + W - 1`."""
+
+        def put(old: Array, new: Array) -> Array:
+            start = (0,) * (old.ndim - 2)
+            return jax.vmap(lambda row, fresh, p: lax.dynamic_update_slice(row, fresh, (p, *start)))(
+                old, new, at
+            )
+
+        depth = jnp.broadcast_to(window.depth[:, None], window.tokens.shape[:2])
+        return StubKV(put(cache.tokens, window.tokens), put(cache.coda, window.coda), put(cache.depth, depth))
+
+    def widen(self, window: StubKV, width: int) -> StubKV:
+        """The window with zeros behind its positions, up to `width`."""
+        extra = [(0, 0), (0, width - window.tokens.shape[1]), (0, 0)]
+        return dataclasses.replace(
+            window, tokens=jnp.pad(window.tokens, extra), coda=jnp.pad(window.coda, extra)
+        )
+
+    def initial_state(self, keys: Array, scale: Any) -> Float[Array, "B W 2"]:
+        """Zeros: nothing is random but the tokens drawn from the logits."""
+        return jnp.zeros((*keys.shape, 2)) * scale
+
+    def view(
+        self,
+        positions: Int[Array, "B W"],
+        cache: StubKV | None = None,
+        visible: Int[Array, "B"] | None = None,
+    ) -> StubView:
+        """What a window sees: itself, causally, and the first `visible` positions of the cache."""
+        if cache is None or visible is None:
+            return StubView(positions, jnp.zeros(positions.shape[0], jnp.int32))
+        within = jnp.arange(cache.tokens.shape[1]) < visible[:, None]
+        return StubView(positions, jnp.sum(jnp.where(within, cache.tokens[..., 0], 0), axis=1))
+
+    def embed(
+        self, params: Any, tokens: Int[Array, "B W"], view: StubView, window: StubKV
+    ) -> tuple[Float[Array, "B W 2"], StubKV]:
+        """Keeps the tokens; the conditioning itself is not used."""
+        self._report("embed")
+        e = jnp.stack([tokens, view.positions], axis=-1).astype(jnp.float32)
+        return e, dataclasses.replace(window, tokens=tokens[..., None])
+
+    def iterate(
+        self,
+        params: Any,
+        state: Float[Array, "B W 2"],
+        e: Float[Array, "B W 2"],
+        view: StubView,
+        window: StubKV,
+        index: Any,
+        rows: Bool[Array, "B"] | None = None,
+    ) -> tuple[Float[Array, "B W 2"], StubKV]:
+        """One recurrence of the rows that move."""
+        self._report("iterate")
+        level, count = state[..., 0], state[..., 1] + 1
+        if self.rate:
+            level = level + (1 - self.rate) * (1 - level)
+            new = jnp.stack([level, jnp.zeros_like(level)], axis=-1)
+        else:
+            new = jnp.stack([jnp.zeros_like(level), jnp.minimum(count, self._needs(view))], axis=-1)
+        depth = jnp.broadcast_to(jnp.asarray(index + 1, jnp.int32), window.depth.shape)
+        if rows is not None:
+            new = jnp.where(rows[:, None, None], new, state)
+            depth = jnp.where(rows, depth, window.depth)
+        return new, dataclasses.replace(window, depth=depth)
+
+    def readout(
+        self, params: Any, state: Float[Array, "B W 2"], view: StubView, window: StubKV
+    ) -> tuple[Float[Array, "B W 2"], StubKV]:
+        """Head input: the predicted token, as a number."""
+        tokens = window.tokens[..., 0]
+        before = view.seen[:, None] + jnp.cumsum(tokens, axis=1) - tokens
+        ready = state[..., 0] > 1 - self.rate ** (self._needs(view) - 0.5)
+        if not self.rate:
+            ready = state[..., 1] > self._needs(view) - 0.5
+        early = ~ready & self.errs
+        predicted = (5 * tokens + 3 * view.positions + before + 1 + early) % self.vocab_size
+        hidden = jnp.stack([predicted, jnp.zeros_like(predicted)], axis=-1).astype(jnp.float32)
+        return hidden, dataclasses.replace(window, coda=hidden[..., :1])
+
+    def logits(self, params: Any, hidden: Float[Array, "*shape 2"]) -> Float[Array, "*shape V"]:
+        """`sharpness` at the predicted token."""
+        predicted = jnp.round(hidden[..., 0]).astype(jnp.int32)
+        return self.sharpness * jax.nn.one_hot(predicted, self.vocab_size)
+
+    def forward(
+        self,
+        params: Any,
+        tokens: Int[Array, "B W"],
+        positions: Int[Array, "B W"],
+        cache: StubKV | None,
+        visible: Int[Array, "B"] | None,
+        state: Float[Array, "B W 2"],
+        recurrence: int | None = None,
+    ) -> StubForward:
+        """One call: embedding, r recurrences, readout. The caller stores the window."""
+        view = self.view(positions, cache, visible)
+        e, window = self.embed(params, tokens, view, self.empty_window(*tokens.shape))
+
+        def body(carry: tuple[Array, StubKV], index: Array) -> tuple[tuple[Array, StubKV], None]:
+            return self.iterate(params, carry[0], e, view, carry[1], index), None
+
+        count = self.recurrence if recurrence is None else recurrence
+        # Each call starts anew: a latent that is carried on must not count as recurrences done.
+        (state, window), _ = lax.scan(body, (jnp.zeros_like(state), window), jnp.arange(count))
+        hidden, window = self.readout(params, state, view, window)
+        return StubForward(hidden, state, window)
+
+    def _needs(self, view: StubView) -> Float[Array, "B W"]:
+        return jnp.asarray(self.needed, jnp.float32)[view.positions % len(self.needed)]
+
+    def _report(self, part: str) -> None:
+        if self.probe is not None:
+            jax.debug.callback(functools.partial(self.probe, part))
+
+
+def tiny_network(cache: str = "shared", recurrence: int = 0, **changes: Any) -> RecurrentDepthNetwork:
+    """A recurrent-depth network of a few thousand parameters; `changes` are fields of its config."""
+    config = dataclasses.replace(PRESETS["test-recurrent"], **changes)
+    return RecurrentDepthNetwork(config, cache=cache, recurrence=recurrence)
+
+
+@functools.cache
+def tiny_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
+    """Random parameters of `tiny_network`, all multiplied by `gain`."""
+    config = dataclasses.replace(PRESETS["test-recurrent"], **changes)
+    return jax.tree.map(lambda x: gain * x, init_params(config, jax.random.key(seed)))
+
+
+def tiny_request(
+    max_new_tokens: Any = 8, *, prompts: Sequence[Sequence[int]] = PROMPTS, **options: Any
+) -> Request:
+    """A request of unequal prompts; `options` are those of `make_request`."""
+    return make_request([list(prompt) for prompt in prompts], max_new_tokens=max_new_tokens, **options)

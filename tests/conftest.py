@@ -1,0 +1,47 @@
+"""Before anything imports JAX: the CPU, a persistent compilation cache, and type checks of arrays.
+
+Under pytest the jaxtyping annotations of `paradec_jax` and `convert` are checked at every call (while
+tracing, so compiled programs do not change). The import hook must be in place before either is imported.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+# Code of the host that answers values of a wrong type with sentences of its own, which tests read.
+UNCHECKED = ("cli", "config", "data", "store", "tokenizer")
+# Annotated with a protocol that cannot be checked at run time (it is not `runtime_checkable`).
+UNCHECKABLE = ("losses",)
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+for name in ("JAX_ENABLE_X64", "JAX_DISABLE_JIT", "JAX_DEBUG_NANS", "JAX_DEFAULT_MATMUL_PRECISION"):
+    os.environ.pop(name, None)
+
+early = sorted(name for name in sys.modules if name.partition(".")[0] in ("paradec_jax", "convert"))
+if early:
+    raise RuntimeError(f"imported before the type checks were installed: {', '.join(early)}")
+
+import jax  # noqa: E402
+from jaxtyping import install_import_hook  # noqa: E402
+
+jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+register_dataclass = jax.tree_util.register_dataclass
+
+
+def register_unchecked(cls, *args, **kwargs):
+    """A pytree is rebuilt around whatever its leaves are mapped to (shapes, NumPy arrays, one more axis under
+    `vmap`), so its fields are not checked; what functions take and return is."""
+    cls.__no_type_check__ = True
+    return register_dataclass(cls, *args, **kwargs)
+
+
+jax.tree_util.register_dataclass = register_unchecked
+modules = {path.stem for path in (ROOT / "paradec_jax").iterdir()} - {"__init__", "__pycache__"}
+modules -= {*UNCHECKED, *UNCHECKABLE}
+hook = install_import_hook(
+    ["convert", *(f"paradec_jax.{name}" for name in sorted(modules))], "beartype.beartype"
+)

@@ -1,0 +1,255 @@
+"""From texts to texts: samples, stop strings, errors before anything is compiled."""
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paradec_jax as pd
+from paradec_jax.config import PRESETS, RecurrentDepthConfig, TokenSpec
+from paradec_jax.data import build_tokenizer, token_spec
+from paradec_jax.generate import StopStrings, row_keys
+from paradec_jax.store import Model
+from paradec_jax.tokenizer import Tokenizer
+
+CONFIG = dataclasses.replace(PRESETS["test-recurrent"], vocab_size=384, max_length=256)
+SCALE = 50.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Recital:
+    """A network that recites: position p always predicts `script[p + 1 - start]`, whatever it reads.
+
+    With `flat`, all tokens of a few are equally likely and only the draw decides.
+    """
+
+    script: tuple[int, ...]
+    start: int = 1
+    flat: bool = False
+    vocab_size: int = 384
+    max_length: int = 256
+    recurrence: int = 3
+
+    def init_cache(self, batch: int, size: int) -> Any:
+        return jnp.zeros((batch, size))
+
+    def write(self, cache: Any, window: Any, at: Any) -> Any:
+        return cache
+
+    def initial_state(self, keys: Any, scale: Any) -> Any:
+        return jnp.zeros((*keys.shape, 1))
+
+    def forward(self, params, tokens, positions, cache, visible, state, recurrence=None) -> Any:
+        hidden = positions[..., None].astype(jnp.float32)
+        return SimpleNamespace(hidden=hidden, latent=hidden, kv=None)
+
+    def logits(self, params: Any, hidden: Any) -> Any:
+        if self.flat:
+            few = (jnp.arange(self.vocab_size) >= 40) & (jnp.arange(self.vocab_size) < 60)
+            return jnp.broadcast_to(jnp.where(few, 0.0, -1e9), (*hidden.shape[:-1], self.vocab_size))
+        at = jnp.clip(hidden[..., 0].astype(jnp.int32) + 1 - self.start, 0, len(self.script) - 1)
+        return SCALE * jax.nn.one_hot(jnp.asarray(self.script)[at], self.vocab_size)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return build_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Tokenizer) -> Model:
+    return Model(CONFIG, {}, token_spec(), tokenizer)
+
+
+def recite(tokenizer: Tokenizer, text: str, start: int = 1, end: bool = True) -> Recital:
+    return Recital((*tokenizer.encode(text), *([2] if end else [])), start)
+
+
+def test_text_tokens_and_counts(model, tokenizer):
+    text = "Ben has 3 + 4 = 7 apples.\n#### 7"
+    out = pd.generate(
+        model, [""], pd.AutoRegressive(), max_new_tokens=64, network=recite(tokenizer, text), log_probs=True
+    )
+    count = len(tokenizer.encode(text)) + 1
+    assert out.text == [text]
+    assert out.tokens == [[*tokenizer.encode(text), 2]]
+    assert out.reasons == [pd.Reason.STOP]
+    assert out.network_calls.tolist() == [count]
+    assert out.recurrences.tolist() == [3 * count]
+    assert out.tokens_per_call.tolist() == [1.0]
+    assert out.log_probs is not None
+    np.testing.assert_allclose(out.log_probs[0], np.zeros(count), atol=1e-3)
+
+
+def test_unequal_prompts_stop_at_their_own_budget(model, tokenizer):
+    network = recite(tokenizer, "0 1 2 3 4 5 6 7 8 9", end=False)
+    out = pd.generate(model, ["", "0 1"], pd.AutoRegressive(), max_new_tokens=3, network=network)
+    assert out.text == ["0 1 2", " 2 3 4"]
+    assert out.reasons == [pd.Reason.BUDGET] * 2
+    assert out.log_probs is None
+
+
+def test_samples_draw_apart_and_the_same_in_any_batch(model):
+    network = Recital((), flat=True)
+    decoder, knobs = pd.AutoRegressive(), pd.AutoRegressive.Knobs(temperature=1.0)
+
+    def ids(prompts, samples, seed=0):
+        return pd.generate(
+            model, prompts, decoder, knobs=knobs, max_new_tokens=8, network=network, samples=samples, seed=seed
+        )
+
+    both = ids(["Ana", "Ben"], 3)
+    assert len({tuple(row) for row in both.tokens}) == 6
+    assert both.by_prompt() == [both.text[:3], both.text[3:]]
+    assert ids(["Ben"], 2).tokens == both.tokens[3:5]
+    assert ids(["Ben", "Ana"], 3).tokens == both.tokens[3:] + both.tokens[:3]
+    assert ids(["Ben"], 2, seed=1).tokens != both.tokens[3:5]
+
+
+def test_row_keys_are_functions_of_prompt_and_sample():
+    keys = jax.random.key_data(row_keys([[1, 2], [1, 3], [1, 2]], 0, 2))
+    assert len(np.unique(np.asarray(keys), axis=0)) == 4
+    np.testing.assert_array_equal(keys[:2], keys[4:])
+
+
+STORY = "Ana has 12 apples.\nBen has 7 apples.\n#### 19"
+
+
+@pytest.mark.parametrize(
+    ("stops", "kept"),
+    [
+        (["\n"], "Ana has 12 apples."),
+        (["2 app"], "Ana has 1"),  # begins and ends inside tokens' texts
+        (["es.\nB", "12 apples.\nBen"], "Ana has "),  # one token completes the second, an earlier one the first
+        (["####"], "Ana has 12 apples.\nBen has 7 apples.\n"),
+        (["pears"], STORY),
+        (["19"], STORY[:-2]),  # the last token before the end
+    ],
+)
+def test_stop_strings_are_exact_however_often_one_looks(model, tokenizer, stops, kept):
+    network = recite(tokenizer, STORY)
+    results = [
+        pd.generate(
+            model, [""], pd.AutoRegressive(), max_new_tokens=60, network=network, stop_strings=stops, every=k
+        )
+        for k in (1, 3, 100)
+    ]
+    expected = _shortest(tokenizer, tokenizer.encode(STORY), stops)
+    if stops == ["es.\nB", "12 apples.\nBen"]:
+        kept = expected[1]
+    for out in results:
+        assert out.text == [kept]
+        if kept != STORY:
+            assert out.tokens[0] == expected[0]
+            assert out.reasons == [pd.Reason.CALLER]
+            assert any(stop in tokenizer.decode(out.tokens[0]) for stop in stops)
+            assert not any(stop in tokenizer.decode(out.tokens[0][:-1]) for stop in stops)
+        else:
+            assert out.tokens[0] == [*tokenizer.encode(STORY), 2]
+            assert out.reasons == [pd.Reason.STOP]
+    assert results[0].network_calls[0] == len(results[0].tokens[0])
+
+
+def _shortest(tokenizer, ids, stops):
+    for count in range(len(ids) + 1):
+        text = tokenizer.decode(ids[:count])
+        if places := [text.find(stop) for stop in stops if stop in text]:
+            return ids[:count], text[: min(places)]
+    return ids, tokenizer.decode(ids)
+
+
+def test_stop_strings_wait_for_whole_characters(tokenizer):
+    text = "né 日本 x"
+    ids = tokenizer.encode(text)
+    for stop in ("é", "日", "本 x"):
+        watch = StopStrings(tokenizer, token_spec(), [stop], 1)
+        (length, kept) = watch.finish([ids])[0]
+        assert kept == text[: text.index(stop)]
+        assert stop in tokenizer.decode(ids[:length])
+        assert stop not in tokenizer.decode(ids[: length - 1])
+
+
+def test_stop_strings_leave_other_rows_alone(model, tokenizer):
+    out = pd.generate(
+        model,
+        ["", "Ana"],
+        pd.AutoRegressive(),
+        max_new_tokens=60,
+        network=recite(tokenizer, STORY),
+        stop_strings=["Ana"],
+        every=2,
+    )
+    assert out.text == ["", STORY.removeprefix("Ana")]
+    assert out.reasons == [pd.Reason.CALLER, pd.Reason.STOP]
+
+
+def test_visible_text_is_never_taken_back(tokenizer):
+    ids = tokenizer.encode(STORY)
+    watch = StopStrings(tokenizer, token_spec(), ["\n####"], 1)
+    shown = ""
+    for count in range(len(ids) + 1):
+        progress = SimpleNamespace(
+            tokens=np.asarray([ids]), prompt_lengths=np.zeros(1, int), length=np.asarray([count])
+        )
+        watch(SimpleNamespace(progress=progress))
+        text = watch.visible(0, done=False)
+        assert text.startswith(shown)
+        shown = text
+    assert shown == STORY[: STORY.index("\n####")]
+
+
+def test_equal_buckets_share_one_program(model, tokenizer):
+    network = recite(tokenizer, STORY)
+    calls = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Counting(pd.AutoRegressive):
+        def step(self, params, state, knobs):
+            calls.append(1)
+            return super().step(params, state, knobs)
+
+    for prompt in ("Ana", "Ana has 12 apples", ""):
+        pd.generate(model, [prompt], Counting(), max_new_tokens=20, network=network)
+    traced = len(calls)
+    pd.generate(model, ["Ben"], Counting(), max_new_tokens=20, network=network, seed=3)
+    assert len(calls) == traced
+    assert traced <= 2  # traced once (a loop may trace its body twice)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompts": []}, "prompts must hold at least one text"),
+        ({"prompts": "Ana"}, "prompts must be a list"),
+        ({"prompts": ["Ana has 3 apples. " * 60]}, "prompt 0 has .* more than the 256 positions"),
+        ({"max_new_tokens": 256}, "max_new_tokens is 256"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0"),
+        ({"samples": 0}, "samples must be at least 1"),
+        ({"bucket": 0}, "bucket must be at least 1"),
+        ({"every": 0}, "every must be at least 1"),
+        ({"stop_strings": ["x", ""]}, "stop_strings must be a list"),
+        ({"stop_strings": "xy"}, "stop_strings must be a list"),
+    ],
+)
+def test_errors_come_before_compilation(model, arguments, message):
+    arguments = {"prompts": ["Ana"], "max_new_tokens": 4} | arguments
+    with pytest.raises(ValueError, match=message):
+        pd.generate(model, arguments.pop("prompts"), pd.AutoRegressive(), **arguments)
+
+
+def test_a_model_without_tokenizer_says_so():
+    model = Model(RecurrentDepthConfig(vocab_size=32, width=16, heads=2, feed_forward=24), {}, TokenSpec())
+    with pytest.raises(ValueError, match="no tokenizer"):
+        pd.generate(model, ["Ana"], pd.AutoRegressive(), max_new_tokens=4)
+
+
+def test_a_prompt_may_fill_the_model_to_its_last_position(model, tokenizer):
+    text = "Ana" * 1 + " 1" * 238
+    count = len(tokenizer.encode(text)) + 1
+    network = dataclasses.replace(recite(tokenizer, STORY, start=count), max_length=count + 4)
+    out = pd.generate(model, [text], pd.AutoRegressive(), max_new_tokens=4, network=network)
+    assert out.tokens == [tokenizer.encode(STORY)[:4]]
