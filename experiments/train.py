@@ -40,12 +40,12 @@ class Recipe:
     """
 
     preset: str = "tiny-recurrent"
-    steps: int = 4000
+    steps: int = 4300
     batch_tokens: int = 4096
     learning_rate: float = 2e-3
     weight_decay: float = 0.05
     first_mean: float = 1.5
-    last_mean: float = 7.0
+    last_mean: float = 2.5
     growth: tuple[float, float] = (0.3, 0.8)
     backprop_depth: int = 4
     ema_decay: float = 0.998
@@ -62,7 +62,7 @@ class Recipe:
         return (
             (0, (1.0, 0.0, 0.0, 0.0)),
             (int(0.25 * self.steps), (0.5, 0.5, 0.0, 0.0)),
-            (int(0.45 * self.steps), (0.3, 0.4, 0.15, 0.15)),
+            (int(0.45 * self.steps), (0.35, 0.45, 0.1, 0.1)),
         )
 
 

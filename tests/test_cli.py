@@ -4,22 +4,24 @@ import dataclasses
 import json
 
 import jax
+import numpy as np
 import pytest
-from test_evaluate import CONFIG, KEYS, small_settings
+from test_evaluate import CONFIG, KEYS, STUB, small_settings
 
 import paradec_jax as pd
 from paradec_jax import cli
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.evaluate import Setting
 from paradec_jax.generate import generate
-from paradec_jax.models.recurrent_depth import init_params
+from paradec_jax.models.recurrent_depth import parameter_shapes
 from paradec_jax.store import Model, save
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "tiny"
-    save(path, Model(CONFIG, init_params(CONFIG, jax.random.key(0)), token_spec(), build_tokenizer()))
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), parameter_shapes(CONFIG))
+    save(path, Model(CONFIG, params, token_spec(), build_tokenizer()))
     return path
 
 
@@ -28,6 +30,7 @@ def settings(monkeypatch):
     wave = Setting("wavefront", pd.Wavefront(inner_recurrence=2, width=3), pd.Wavefront.Knobs(exit_threshold=0.2))
     table = (*small_settings()[1:2], wave)
     monkeypatch.setattr(cli, "SETTINGS", {"recurrent_depth": table})
+    monkeypatch.setattr(Model, "network", STUB)  # known answers, quickly compiled
 
 
 def generate_arguments(folder, *more):

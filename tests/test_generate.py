@@ -1,6 +1,8 @@
 """From texts to texts: samples, stop strings, errors before anything is compiled."""
 
 import dataclasses
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ from paradec_jax.config import PRESETS, RecurrentDepthConfig, TokenSpec
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.generate import StopStrings, row_keys
 from paradec_jax.store import Model
+from paradec_jax.testing import StubNetwork
 from paradec_jax.tokenizer import Tokenizer
 
 CONFIG = dataclasses.replace(PRESETS["test-recurrent"], vocab_size=384, max_length=256)
@@ -34,6 +37,9 @@ class Recital:
     max_length: int = 256
     recurrence: int = 3
 
+    def prepare(self, params: Any) -> Any:
+        return params
+
     def init_cache(self, batch: int, size: int) -> Any:
         return jnp.zeros((batch, size))
 
@@ -43,7 +49,9 @@ class Recital:
     def initial_state(self, keys: Any, scale: Any) -> Any:
         return jnp.zeros((*keys.shape, 1))
 
-    def forward(self, params, tokens, positions, cache, visible, state, recurrence=None) -> Any:
+    def forward(
+        self, params, tokens, positions, cache=None, visible=None, state=None, recurrence=None
+    ) -> Any:
         hidden = positions[..., None].astype(jnp.float32)
         return SimpleNamespace(hidden=hidden, latent=hidden, kv=None)
 
@@ -253,3 +261,15 @@ def test_a_prompt_may_fill_the_model_to_its_last_position(model, tokenizer):
     network = dataclasses.replace(recite(tokenizer, STORY, start=count), max_length=count + 4)
     out = pd.generate(model, [text], pd.AutoRegressive(), max_new_tokens=4, network=network)
     assert out.tokens == [tokenizer.encode(STORY)[:4]]
+
+
+def test_the_decoder_of_the_readme_runs(model):
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    (block,) = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "class Vote" in code]
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(block, names)
+    network = StubNetwork(vocab_size=384, max_length=256)
+    out = pd.generate(model, ["Ana"], names["Vote"](), max_new_tokens=5, network=network)
+    prompt = [1, *model.tokenizer.encode("Ana")]
+    assert out.tokens == [network.expected(prompt, 5)]
+    assert out.network_calls.tolist() == [1 + 4 * 3]

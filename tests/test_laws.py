@@ -18,7 +18,7 @@ import pytest
 
 from paradec_jax import decode
 from paradec_jax.decode import drive
-from paradec_jax.decode.randomness import Purpose
+from paradec_jax.decode.randomness import Purpose, fold
 from paradec_jax.decode.sampling import SamplingKnobs, filtered_probabilities, sample
 from paradec_jax.testing import PROMPTS, StubNetwork, tiny_network, tiny_params, tiny_request
 
@@ -497,7 +497,7 @@ def whole_sequence() -> Callable[..., Any]:
     @jax.jit
     def logits(params, tokens, keys):
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        state = decoder.latents(keys, positions, 1.0, None)
+        state = network.initial_state(fold(keys, Purpose.STATE, positions), 1.0)
         out = network.forward(params, tokens, positions, None, None, state)
         return network.logits(params, out.hidden)
 

@@ -1,0 +1,64 @@
+# Two commands matter: `make demo` and `make test`. Each makes the environment it needs, once.
+
+PYTHON ?= python3
+FAMILY ?= recurrent_depth
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# Compiled programs are kept in the checkout, so that a second run need not compile again.
+export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-golden slow check clean
+
+help:
+	@echo "make demo          decode unseen problems with every decoder: one table"
+	@echo "make test          the tests, without the slow ones"
+	@echo "make test-golden   compare with recorded arrays [FAMILY=$(FAMILY)] [PARADEC_GOLDEN=DIR]"
+	@echo "make slow          the slow tests"
+	@echo "make check         linter, formatter, types"
+	@echo "make clean         remove $(VENV) and .cache"
+
+demo: $(STAMP)
+	@echo "== paradec compare"
+	@$(BIN)/paradec compare
+
+test: $(STAMP)
+	@echo "== tests"
+	@$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-golden: $(STAMP)
+	@echo "== recorded arrays of $(FAMILY) $(if $(PARADEC_GOLDEN),in $(PARADEC_GOLDEN))"
+	@test -f tests/test_golden_$(FAMILY).py || \
+	  { echo "There is no tests/test_golden_$(FAMILY).py: FAMILY must name a family that has one." >&2; exit 1; }
+	@$(BIN)/python -m pytest tests/test_golden_$(FAMILY).py
+
+slow: $(STAMP)
+	@echo "== slow tests"
+	@$(BIN)/python -m pytest -m slow
+
+check: $(STAMP)
+	@echo "== ruff check"
+	@$(BIN)/ruff check .
+	@echo "== ruff format --check"
+	@$(BIN)/ruff format --check .
+	@echo "== mypy"
+	@$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) .cache
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) > /dev/null || \
+	  { echo "$(PYTHON) is missing: install Python 3.11 or newer, or name one with PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is `$(PYTHON) --version 2>&1`, but 3.11 or newer is needed: name one with PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2> /dev/null || \
+	  { echo "$(PYTHON) lacks venv or pip: install them (Debian, Ubuntu: apt install python3-venv python3-pip)" >&2; exit 1; }
+	@echo "== making $(VENV) (once)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "== installing paradec_jax and its tests' packages (once; a few minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]' || \
+	  { echo "pip could not install the packages; see its message above." >&2; exit 1; }
+	@touch $@
