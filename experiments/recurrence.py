@@ -25,12 +25,12 @@ RECURRENCES = (1, 2, 3, 4, 6, 8, 16, 32)
 
 def accuracy(model, problems, seed: int) -> list[dict]:
     """Exact answers of static decoding at each r, batched."""
-    settings = [
-        Setting(f"r{r}", AutoRegressive(recurrence=r), baseline=r == 16, timed=False) for r in RECURRENCES
-    ]
+    settings = [Setting(f"r{r}", AutoRegressive(recurrence=r), baseline=r == 16) for r in RECURRENCES]
     rows = compare(model, problems, settings, seed=seed, timed=0).rows
     keys = ("problems", "exact", "interval", "difference", "difference_interval", "equals_greedy")
-    return [{"recurrence": r} | {key: row[key] for key in keys} for r, row in zip(RECURRENCES, rows, strict=True)]
+    return [
+        {"recurrence": r} | {key: row[key] for key in keys} for r, row in zip(RECURRENCES, rows, strict=True)
+    ]
 
 
 def distances(model, problems, steps: int, seed: int) -> list[dict]:

@@ -66,7 +66,9 @@ class Recipe:
         )
 
 
-def main(name: str, /, recipe: Recipe = Recipe(), folder: Path | None = None, export: Path | None = None) -> None:
+def main(
+    name: str, /, recipe: Recipe = Recipe(), folder: Path | None = None, export: Path | None = None
+) -> None:
     """Trains a preset and, when done, writes the averaged weights as a model folder.
 
     Args:
@@ -88,7 +90,9 @@ def main(name: str, /, recipe: Recipe = Recipe(), folder: Path | None = None, ex
         buckets=BUCKETS,
         mixture=recipe.mixture(),
     )
-    loss = recurrent_loss(network, poisson_lognormal(recipe.mean_recurrence), recipe.backprop_depth, remat=True)
+    loss = recurrent_loss(
+        network, poisson_lognormal(recipe.mean_recurrence), recipe.backprop_depth, remat=True
+    )
     optimizer = adamw(
         recipe.learning_rate,
         recipe.steps,
@@ -114,6 +118,7 @@ def main(name: str, /, recipe: Recipe = Recipe(), folder: Path | None = None, ex
         token_spec=token_spec(),
         tokenizer=tokenizer,
     )
+    assert state.ema is not None
     store.save(folder / "model" if export is None else export, model, overwrite=True)
 
 

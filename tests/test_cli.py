@@ -27,7 +27,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch):
-    wave = Setting("wavefront", pd.Wavefront(inner_recurrence=2, width=3), pd.Wavefront.Knobs(exit_threshold=0.2))
+    wave = Setting(
+        "wavefront", pd.Wavefront(inner_recurrence=2, width=3), pd.Wavefront.Knobs(exit_threshold=0.2)
+    )
     table = (*small_settings()[1:2], wave)
     monkeypatch.setattr(cli, "SETTINGS", {"recurrent_depth": table})
     monkeypatch.setattr(Model, "network", STUB)  # known answers, quickly compiled
@@ -69,7 +71,18 @@ def test_stream_on_a_terminal_shows_candidates_in_another_colour(folder, capsys,
 
 
 def test_samples_and_stop_strings(folder, capsys):
-    more = ["--samples", "2", "--temperature", "1.0", "--decoder", "autoregressive", "--stop", "a", "--stop", "e"]
+    more = [
+        "--samples",
+        "2",
+        "--temperature",
+        "1.0",
+        "--decoder",
+        "autoregressive",
+        "--stop",
+        "a",
+        "--stop",
+        "e",
+    ]
     assert cli.main(generate_arguments(folder, *more)) == 0
     out, err = capsys.readouterr()
     assert "sample 0" in err and "sample 1" in err
@@ -132,7 +145,10 @@ def test_user_errors_are_one_sentence_and_exit_code_1(folder, capsys, tmp_path):
         (["compare", "--model", str(folder), "--problems", "0"], "--problems must be at least 1"),
         (["compare", "--model", str(folder), "--steps", "5", "4"], "steps must lie in 2..8"),
         (["compare", "--model", str(folder), "--seed", "-1"], "seed"),
-        (["compare", "--model", str(folder), "--json", str(tmp_path / "no" / "rows.json")], "there is no folder"),
+        (
+            ["compare", "--model", str(folder), "--json", str(tmp_path / "no" / "rows.json")],
+            "there is no folder",
+        ),
         (generate_arguments(folder, "--temperature", "-1"), "temperature must be at least 0"),
         (generate_arguments(folder, "--recurrence", "3"), "--recurrence is no option"),
         (generate_arguments(folder, "--stream", "--samples", "2"), "--stream shows one continuation"),

@@ -27,9 +27,28 @@ from paradec_jax.testing import StubNetwork
 
 CONFIG = dataclasses.replace(PRESETS["test-recurrent"], vocab_size=384, max_length=256)
 STUB = StubNetwork(vocab_size=384, max_length=256)
-KEYS = """family model decoder settings problems exact interval tokens seconds tokens_per_second speedup
-network_calls_per_token tokens_per_network_call recurrences_per_token equals_greedy batch dtype device
-compile_seconds core_pass_microseconds""".split()
+KEYS = [
+    "family",
+    "model",
+    "decoder",
+    "settings",
+    "problems",
+    "exact",
+    "interval",
+    "tokens",
+    "seconds",
+    "tokens_per_second",
+    "speedup",
+    "network_calls_per_token",
+    "tokens_per_network_call",
+    "recurrences_per_token",
+    "equals_greedy",
+    "batch",
+    "dtype",
+    "device",
+    "compile_seconds",
+    "core_pass_microseconds",
+]
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +144,10 @@ def small_settings():
     return (
         Setting("autoregressive", pd.AutoRegressive(recurrence=2)),
         Setting(
-            "autoregressive", pd.AutoRegressive(recurrence=4), baseline=True, half=pd.AutoRegressive(recurrence=2)
+            "autoregressive",
+            pd.AutoRegressive(recurrence=4),
+            baseline=True,
+            half=pd.AutoRegressive(recurrence=2),
         ),
         Setting(
             "wavefront",
@@ -160,14 +182,21 @@ def test_compare_rows(result):
     assert result.exact.shape == (3, 5)
     for row in result.rows:
         assert set(KEYS) <= row.keys()
-        assert (row["family"], row["model"], row["batch"], row["problems"]) == ("recurrent_depth", "tiny", 1, 5)
+        assert (row["family"], row["model"], row["batch"], row["problems"]) == (
+            "recurrent_depth",
+            "tiny",
+            1,
+            5,
+        )
         assert isinstance(row["exact"], int) and len(row["interval"]) == 2
         assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
     json.loads(json.dumps(result.rows, allow_nan=False))
     few, base, wave = result.rows
     assert base["speedup"] == 1.0 and base["equals_greedy"] == 1.0
     assert few["core_pass_microseconds"] is None and few["equals_greedy"] < 1.0
-    assert isinstance(base["core_pass_microseconds"], float) and isinstance(wave["core_pass_microseconds"], float)
+    assert isinstance(base["core_pass_microseconds"], float) and isinstance(
+        wave["core_pass_microseconds"], float
+    )
     # A wave of one position that commits in every step is static decoding.
     assert wave["equals_greedy"] == 1.0
     assert wave["network_calls_per_token"] == base["network_calls_per_token"] == 1.0
@@ -201,7 +230,12 @@ def test_compare_refuses(model):
 def test_settings_of_the_table(family):
     settings = SETTINGS[family]
     assert sum(setting.baseline for setting in settings) == 1
-    assert {setting.name for setting in settings} == {"autoregressive", "adaptive", "speculative", "wavefront"}
+    assert {setting.name for setting in settings} == {
+        "autoregressive",
+        "adaptive",
+        "speculative",
+        "wavefront",
+    }
     rows = [json.dumps([setting.name, setting.settings()], allow_nan=False) for setting in settings]
     assert len(set(rows)) == len(rows)
     assert all(setting.label() for setting in settings)

@@ -107,7 +107,14 @@ def test_samples_draw_apart_and_the_same_in_any_batch(model):
 
     def ids(prompts, samples, seed=0):
         return pd.generate(
-            model, prompts, decoder, knobs=knobs, max_new_tokens=8, network=network, samples=samples, seed=seed
+            model,
+            prompts,
+            decoder,
+            knobs=knobs,
+            max_new_tokens=8,
+            network=network,
+            samples=samples,
+            seed=seed,
         )
 
     both = ids(["Ana", "Ben"], 3)
@@ -132,7 +139,10 @@ STORY = "Ana has 12 apples.\nBen has 7 apples.\n#### 19"
     [
         (["\n"], "Ana has 12 apples."),
         (["2 app"], "Ana has 1"),  # begins and ends inside tokens' texts
-        (["es.\nB", "12 apples.\nBen"], "Ana has "),  # one token completes the second, an earlier one the first
+        (
+            ["es.\nB", "12 apples.\nBen"],
+            "Ana has ",
+        ),  # one token completes the second, an earlier one the first
         (["####"], "Ana has 12 apples.\nBen has 7 apples.\n"),
         (["pears"], STORY),
         (["19"], STORY[:-2]),  # the last token before the end

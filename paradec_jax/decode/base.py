@@ -68,7 +68,9 @@ class DecoderBase:
             rows = recorded.states[jnp.minimum(positions, len(recorded.states) - 1)]
             initial = rows * knobs.init_scale
         else:
-            initial = self.network.initial_state(fold(request.keys, Purpose.STATE, positions), knobs.init_scale)
+            initial = self.network.initial_state(
+                fold(request.keys, Purpose.STATE, positions), knobs.init_scale
+            )
         progress = stop.start(request, self.size, scratch, initial, self.log_probs)
         return progress, self.network.init_cache(request.batch, room)
 

@@ -210,7 +210,9 @@ def stream(
         count += steps
 
 
-_init = jax.jit(lambda decoder, params, request, knobs: decoder.init(params, request, knobs), static_argnums=0)
+_init = jax.jit(
+    lambda decoder, params, request, knobs: decoder.init(params, request, knobs), static_argnums=0
+)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)

@@ -151,9 +151,7 @@ class Progress:
         """Tokens committed beyond the prompt."""
         return self.length - self.prompt_lengths
 
-    def count(
-        self, calls: Array | int, positions: Array | int, recurrences: Array | int
-    ) -> "Progress":
+    def count(self, calls: Array | int, positions: Array | int, recurrences: Array | int) -> "Progress":
         """Adds to the counters of the rows that are running."""
         running = ~self.done
         return dataclasses.replace(
@@ -196,7 +194,11 @@ class Decoded:
 
     def completions(self) -> list[list[int]]:
         """The generated tokens of each row, as lists."""
-        tokens, start, end = np.asarray(self.tokens), np.asarray(self.prompt_lengths), np.asarray(self.lengths)
+        tokens, start, end = (
+            np.asarray(self.tokens),
+            np.asarray(self.prompt_lengths),
+            np.asarray(self.lengths),
+        )
         return [row[a:b].tolist() for row, a, b in zip(tokens, start, end, strict=True)]
 
 

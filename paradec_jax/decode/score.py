@@ -27,17 +27,13 @@ def entropy(logits: Float[Array, "*shape V"]) -> Float[Array, "*shape"]:
     return -jnp.sum(probs * jnp.log(probs + EPSILON), axis=-1)
 
 
-def latent_change(
-    new: Float[Array, "*shape D"], old: Float[Array, "*shape D"]
-) -> Float[Array, "*shape"]:
+def latent_change(new: Float[Array, "*shape D"], old: Float[Array, "*shape D"]) -> Float[Array, "*shape"]:
     """Relative change `|s - s'| / |s|` of a latent state, in float32."""
     new, old = new.astype(jnp.float32), old.astype(jnp.float32)
     return jnp.linalg.norm(new - old, axis=-1) / jnp.maximum(jnp.linalg.norm(new, axis=-1), EPSILON)
 
 
-def cosine_change(
-    new: Float[Array, "*shape D"], old: Float[Array, "*shape D"]
-) -> Float[Array, "*shape"]:
+def cosine_change(new: Float[Array, "*shape D"], old: Float[Array, "*shape D"]) -> Float[Array, "*shape"]:
     """`1 - cos(s, s')` of two latent states, in float32."""
     new, old = new.astype(jnp.float32), old.astype(jnp.float32)
     norms = jnp.linalg.norm(new, axis=-1) * jnp.linalg.norm(old, axis=-1)

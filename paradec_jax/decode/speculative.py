@@ -67,7 +67,9 @@ class SelfSpeculative(DecoderBase):
                 f"lookahead and draft_recurrence must be at least 1, not {self.lookahead}, {self.draft_recurrence}"
             )
         if self.continuous and self.lookahead != 1:
-            raise ValueError(f"continuous needs lookahead 1, not {self.lookahead}: one latent starts one position")
+            raise ValueError(
+                f"continuous needs lookahead 1, not {self.lookahead}: one latent starts one position"
+            )
 
     @property
     def _r(self) -> int:
@@ -142,7 +144,7 @@ class SelfSpeculative(DecoderBase):
         return drafts.T, cache, latent
 
     def _accepts(
-        self, logits: Float[Array, "B L V"], drafts: Int[Array, "B L"], threshold: Float[Array, ""]
+        self, logits: Float[Array, "B L V"], drafts: Int[Array, "B L"], threshold: Float[Array, "..."] | float
     ) -> Bool[Array, "B L"]:
         """Which drafts the verifier agrees with."""
         score = log_probability(logits, drafts)

@@ -70,7 +70,9 @@ def commit(
     length = progress.length + count
     last = jnp.take_along_axis(tokens, jnp.maximum(count - 1, 0)[:, None], axis=1)
     stopped = is_stop(last, progress.stop)[:, 0] & (count > 0)
-    reason = jnp.where(stopped, Reason.STOP, jnp.where(length >= progress.limit, Reason.BUDGET, Reason.RUNNING))
+    reason = jnp.where(
+        stopped, Reason.STOP, jnp.where(length >= progress.limit, Reason.BUDGET, Reason.RUNNING)
+    )
     kept = progress.log_probs
     if kept is not None and log_probs is not None:
         kept = _write(kept, log_probs, progress.length, count)

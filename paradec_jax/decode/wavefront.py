@@ -108,9 +108,15 @@ class Wavefront(DecoderBase):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.noise_mixer not in NOISE_MIXERS:
-            raise ValueError(f"noise_mixer must be one of {', '.join(NOISE_MIXERS)}, not {self.noise_mixer!r}")
-        if any(not 1 <= b < self.width for b in self.buckets) or list(self.buckets) != sorted(set(self.buckets)):
-            raise ValueError(f"buckets must ascend from 1 to below the width {self.width}, not {self.buckets}")
+            raise ValueError(
+                f"noise_mixer must be one of {', '.join(NOISE_MIXERS)}, not {self.noise_mixer!r}"
+            )
+        if any(not 1 <= b < self.width for b in self.buckets) or list(self.buckets) != sorted(
+            set(self.buckets)
+        ):
+            raise ValueError(
+                f"buckets must ascend from 1 to below the width {self.width}, not {self.buckets}"
+            )
 
     @property
     def _r(self) -> int:
@@ -148,7 +154,9 @@ class Wavefront(DecoderBase):
         distance = score.latent_change(refined, state.latents)
         converged = distance < knobs.exit_threshold
         converged |= (knobs.max_recurrence > 0) & (seen >= knobs.max_recurrence)
-        unchanged = jnp.pad(predicted[:, :-1] == state.candidates[:, 1:], ((0, 0), (1, 0)), constant_values=True)
+        unchanged = jnp.pad(
+            predicted[:, :-1] == state.candidates[:, 1:], ((0, 0), (1, 0)), constant_values=True
+        )
         slot = jnp.arange(self.width)
         final = select.prefix(converged & unchanged & (slot < state.active[:, None]))
 

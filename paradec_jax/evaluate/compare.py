@@ -166,7 +166,7 @@ def compare(
       settings: rows of the table, exactly one of them the baseline; those of the model's family when None.
       name: of the model, for the rows.
       seed: of the initial states.
-      timed: problems of the speed measurement.
+      timed: problems of the speed measurement; 0 leaves speed out.
       passes: timings of each setting.
       rows: problems of a batch, at most.
       report: told the stage, the units done and their total.
@@ -193,16 +193,19 @@ def compare(
     requests = [prompts.request([i]) for i in range(min(timed, len(problems)))]
     everything = [*subjects, *extra]
     advance = _counter(report, "timing one by one", len(everything) * (passes + 1))
-    speeds = measure(everything, model.params, requests, passes=passes, advance=advance)
+    speeds = measure(everything, model.params, requests, passes=passes, advance=advance) if timed else []
     exact = np.stack([exact_answers(problems, [_text(model, row.ids) for row in of]) for of in decoded])
     results = []
     for i, setting in enumerate(settings):
         half = halves[i]
         row = _row(setting, decoded[i], exact[i], decoded[baselines[0]], exact[baselines[0]])
-        row |= _speed(speeds[i], speeds[baselines[0]])
-        row["core_pass_microseconds"] = (
-            None if half is None else _core_pass(subjects[i], speeds[i], half, speeds[everything.index(half)])
-        )
+        if speeds:
+            row |= _speed(speeds[i], speeds[baselines[0]])
+            row["core_pass_microseconds"] = (
+                None
+                if half is None
+                else _core_pass(subjects[i], speeds[i], half, speeds[everything.index(half)])
+            )
         results.append({"family": model.family, "model": name} | row | _machine(model))
     return Comparison(results, [setting.label() for setting in settings], baselines[0], exact)
 

@@ -120,9 +120,7 @@ def recurrent_loss(
       bring its own `state` [B, T, D] and `recurrence`, which take the place of the draws.
     """
 
-    def loss(
-        params: Any, frozen: Any, batch: dict[str, Array], key: Array
-    ) -> tuple[Array, dict[str, Array]]:
+    def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
         del frozen
         of_recurrence, of_state = jax.random.split(key)
         tokens = batch["tokens"]

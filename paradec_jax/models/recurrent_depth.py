@@ -102,7 +102,9 @@ class RecurrentDepth(nn.Module):
         """Prelude output e, constant through all recurrences."""
         dtype = jnp.dtype(self.config.dtype)
         x = self.embedding[tokens].astype(dtype) * jnp.asarray(self.config.width**0.5, dtype)
-        return self._blocks(self.prelude, x, view, view.cache.prelude if view.cache else None, view.prefix_mask)
+        return self._blocks(
+            self.prelude, x, view, view.cache.prelude if view.cache else None, view.prefix_mask
+        )
 
     def iterate(
         self,
@@ -189,7 +191,9 @@ class RecurrentDepthNetwork:
         if self.cache not in CACHE_MODES:
             raise ValueError(f"cache must be one of {', '.join(CACHE_MODES)}, not {self.cache!r}")
         if self.recurrence < 0:
-            raise ValueError(f"recurrence must be positive (or 0 for the config's mean), not {self.recurrence}")
+            raise ValueError(
+                f"recurrence must be positive (or 0 for the config's mean), not {self.recurrence}"
+            )
         if self.recurrence == 0:
             object.__setattr__(self, "recurrence", self.config.mean_recurrence)
 
@@ -226,7 +230,9 @@ class RecurrentDepthNetwork:
 
         def part(layers: int, slots: tuple[int, ...] = ()) -> Layers:
             dtype = jnp.dtype(c.dtype)
-            return tuple(kv_cache.empty(batch, c.heads, size, c.head_dim, dtype, slots) for _ in range(layers))
+            return tuple(
+                kv_cache.empty(batch, c.heads, size, c.head_dim, dtype, slots) for _ in range(layers)
+            )
 
         return RecurrentKV(
             part(c.prelude_layers),
@@ -336,11 +342,11 @@ class RecurrentDepthNetwork:
 
     def widen(self, window: RecurrentKV, width: int) -> RecurrentKV:
         """The window with room for `width` positions, the new ones zero."""
-        layers = [
-            tuple(kv_cache.widen(kv, width) for kv in part)
-            for part in (window.prelude, window.core, window.coda)
-        ]
-        return RecurrentKV(*layers, window.depth)
+
+        def layers(part: Layers) -> Layers:
+            return tuple(kv_cache.widen(kv, width) for kv in part)
+
+        return RecurrentKV(layers(window.prelude), layers(window.core), layers(window.coda), window.depth)
 
     def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Output scores in float32."""

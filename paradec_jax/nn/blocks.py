@@ -1,5 +1,7 @@
 """Transformer blocks. Linen names the parameters and does nothing else."""
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.rope import Rotation, rotate
 
 
-def truncated_normal(std: float) -> jax.nn.initializers.Initializer:
+def truncated_normal(std: float) -> Callable[..., Array]:
     """Normal draws cut at three standard deviations; `std` is the one before the cut."""
 
     def init(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:

@@ -23,7 +23,9 @@ class KV(NamedTuple):
     v: Float[Array, "*slots B G S C"]
 
 
-def empty(batch: int, heads: int, size: int, head_dim: int, dtype: jnp.dtype, slots: tuple[int, ...] = ()) -> KV:
+def empty(
+    batch: int, heads: int, size: int, head_dim: int, dtype: jnp.dtype, slots: tuple[int, ...] = ()
+) -> KV:
     """Zeros for `size` positions, keys and values each a buffer of its own."""
     rows = (*slots, batch, heads)
     return KV(jnp.zeros((*rows, head_dim, size), dtype), jnp.zeros((*rows, size, head_dim), dtype))
@@ -41,9 +43,7 @@ def write_rows(
     """
 
     def update(row: Array, new: Array, position: Array) -> Array:
-        start = [0] * row.ndim
-        start[axis] = position
-        return lax.dynamic_update_slice(row, new, start)
+        return lax.dynamic_update_slice_in_dim(row, new, position, axis)
 
     if buffer.shape[-4] == 1:  # one row needs no scatter
         return update(buffer, window, at[0])
