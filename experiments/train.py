@@ -112,13 +112,13 @@ def main(
         log_every=20,
         ema_decay=recipe.ema_decay,
     )
+    assert state.ema is not None
     model = store.Model(
         config=config,
         params=state.ema,
         token_spec=token_spec(),
         tokenizer=tokenizer,
     )
-    assert state.ema is not None
     store.save(folder / "model" if export is None else export, model, overwrite=True)
 
 

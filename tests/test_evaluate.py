@@ -212,7 +212,7 @@ def test_compare_answers_do_not_depend_on_the_batch(model, result):
         assert alone.rows[0][key] == result.rows[1][key]
 
 
-def test_compare_refuses(model):
+def test_compare_refuses(model, monkeypatch):
     problems = word_problems(1)
     with pytest.raises(ValueError, match="exactly one baseline"):
         compare(model, problems, small_settings()[:1])
@@ -221,8 +221,8 @@ def test_compare_refuses(model):
     with pytest.raises(ValueError, match="no tokenizer"):
         compare(dataclasses.replace(model, tokenizer=None), problems, small_settings())
     short = dataclasses.replace(STUB, max_length=64)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(ValueError, match="more than the 64"):
-        patch.setattr(Model, "network", short)
+    monkeypatch.setattr(Model, "network", short)
+    with pytest.raises(ValueError, match="more than the 64"):
         compare(model, problems, small_settings())
 
 

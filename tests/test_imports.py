@@ -1,4 +1,4 @@
-"""Who may import whom, read from the source: the dependency directions of the design, and what no file may use."""
+"""Who may import whom: the dependency directions of the design, read from the source, and what no file uses."""
 
 import ast
 from collections.abc import Iterator

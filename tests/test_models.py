@@ -1,0 +1,241 @@
+"""The network's pieces against small formulas in NumPy, its size, and its behaviour in bfloat16."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paradec_jax.config import PRESETS, RecurrentDepthConfig
+from paradec_jax.models import RecurrentDepthNetwork
+from paradec_jax.models.recurrent_depth import init_params, parameter_shapes
+from paradec_jax.nn import masks
+from paradec_jax.nn.attention import attend
+from paradec_jax.nn.blocks import GatedMLP, dense
+from paradec_jax.nn.cache import KV, empty, write
+from paradec_jax.nn.norms import rms_norm
+from paradec_jax.nn.rope import rotate, rotation
+from paradec_jax.testing import tiny_network, tiny_params
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def positions_of(tokens, start: int = 0):
+    return jnp.broadcast_to(start + jnp.arange(tokens.shape[1]), tokens.shape)
+
+
+def forward(network, params, tokens, state, start: int = 0, r: int = 3):
+    @jax.jit
+    def call(params, tokens, positions, state):
+        out = network.forward(params, tokens, positions, None, None, state, r)
+        return network.logits(params, out.hidden), out.latent
+
+    return call(params, tokens, positions_of(tokens, start), state)
+
+
+TOKENS = jnp.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+STATE = normal(2, 5, PRESETS["test-recurrent"].width)
+
+
+# Sizes
+
+
+def count(config: RecurrentDepthConfig) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameter_shapes(config)))
+
+
+def test_the_release_has_its_published_number_of_parameters():
+    assert count(PRESETS["huginn-0125"]) == 3_564_976_800
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_embeddings": False}, {"qk_bias": False}, {"coda_layers": 3}])
+def test_number_of_parameters(changes):
+    c = dataclasses.replace(PRESETS["test-recurrent"], **changes)
+    block = 4 * c.width**2 + 3 * c.width * c.feed_forward + 4 * c.width + c.qk_bias * 2 * c.width
+    layers = c.prelude_layers + c.core_layers + c.coda_layers
+    matrices = (2 - c.tie_embeddings) * c.vocab_size * c.width
+    assert count(c) == layers * block + matrices + 2 * c.width**2 + c.width
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_name_a_dtype_and_the_default_recurrence(name):
+    network = RecurrentDepthNetwork(PRESETS[name])
+    assert network.recurrence == PRESETS[name].mean_recurrence
+    assert network == RecurrentDepthNetwork(dataclasses.replace(PRESETS[name]))
+    shapes = parameter_shapes(PRESETS[name])
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(shapes)} == {PRESETS[name].param_dtype}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 3}, "3 heads"),
+        ({"width": 0}, "width"),
+        ({"remat": "all"}, "remat"),
+        ({"heads": 16}, "even"),
+    ],
+)
+def test_impossible_shapes(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(PRESETS["test-recurrent"], **changes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"cache": "ring"}, "cache"), ({"recurrence": -1}, "recurrence")]
+)
+def test_impossible_networks(options, message):
+    with pytest.raises(ValueError, match=message):
+        RecurrentDepthNetwork(PRESETS["test-recurrent"], **options)
+
+
+def test_initial_values():
+    config = dataclasses.replace(PRESETS["test-recurrent"], width=64, vocab_size=256, feed_forward=96)
+    params = init_params(config, jax.random.key(1))
+    cut = 0.986578  # standard deviation of a normal cut at three, relative to the one before
+    for leaf, std in (
+        (params["embedding"], config.init_std),
+        (params["adapter"], config.init_std),
+        (params["core_0"]["mlp"]["down"], config.init_std / math.sqrt(2 * config.effective_depth)),
+    ):
+        assert float(jnp.std(leaf)) == pytest.approx(cut * std, rel=0.05)
+        assert float(jnp.max(jnp.abs(leaf))) <= 3 * std
+    assert (params["core_0"]["norm_1"] == 1).all() and (params["core_0"]["attention"]["qk_bias"] == 0).all()
+
+
+@pytest.mark.parametrize("width", [16, 32])
+def test_initial_states_do_not_depend_on_the_width(width):
+    keys = jax.random.split(jax.random.key(0), (8, 64))
+    states = tiny_network(width=width).initial_state(keys, 0.5)
+    assert float(jnp.std(states)) == pytest.approx(0.5 * 0.6240, rel=0.03)
+    assert 0.85 < float(jnp.max(jnp.abs(states))) <= 0.5 * 1.898
+    assert not tiny_network(width=width).initial_state(keys, 0.0).any()
+
+
+# Pieces
+
+
+def test_rms_norm():
+    x, gain = normal(2, 3, 8), normal(8)
+    want = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-3) * gain
+    np.testing.assert_allclose(rms_norm(jnp.asarray(x), jnp.asarray(gain), 1e-3), want, atol=1e-6)
+    low = rms_norm(jnp.asarray(x, jnp.bfloat16), jnp.asarray(gain), 1e-3)
+    assert low.dtype == jnp.bfloat16
+
+
+def test_rotation_turns_pairs():
+    x, at = normal(1, 2, 3, 6), np.array([[0, 5, 11]])
+    got = np.asarray(rotate(jnp.asarray(x), rotation(jnp.asarray(at), 6, 100.0)))
+    pairs = x[..., ::2] + 1j * x[..., 1::2]
+    turned = pairs * np.exp(1j * at[:, None, :, None] * 100.0 ** (-np.arange(0, 6, 2) / 6))
+    np.testing.assert_allclose(got[..., ::2], turned.real, atol=1e-5)
+    np.testing.assert_allclose(got[..., 1::2], turned.imag, atol=1e-5)
+
+
+def reference_attention(q, k, v, seen):
+    """One softmax over all keys [S, C] that a query [W, C] sees, [W, S]."""
+    scores = np.where(seen, q @ k.T / math.sqrt(q.shape[-1]), -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+def test_attention_over_prefix_and_window(groups):
+    heads, width, size, channels = 4, 3, 5, 6
+    q = normal(2, heads, width, channels)
+    window, prefix = ((normal(2, groups, n, channels), normal(2, groups, n, channels)) for n in (width, size))
+    visible = np.array([2, 5])
+
+    def kv(pair):
+        return KV(jnp.asarray(pair[0]).swapaxes(-1, -2), jnp.asarray(pair[1]))
+
+    mask = masks.prefix(jnp.asarray(visible), size)
+    got = attend(jnp.asarray(q), kv(window), masks.causal(width), kv(prefix), mask)
+    alone = attend(jnp.asarray(q), kv(window), masks.causal(width))
+    causal = np.tril(np.ones((width, width), bool))
+    for row in range(2):
+        for head in range(heads):
+            group = head * groups // heads
+            before = np.broadcast_to(np.arange(size) < visible[row], (width, size))
+            keys, values = (
+                np.concatenate([p[row, group], w[row, group]]) for p, w in zip(prefix, window, strict=True)
+            )
+            want = reference_attention(q[row, head], keys, values, np.concatenate([before, causal], axis=1))
+            np.testing.assert_allclose(got[row, head], want, atol=1e-5)
+            want = reference_attention(q[row, head], window[0][row, group], window[1][row, group], causal)
+            np.testing.assert_allclose(alone[row, head], want, atol=1e-5)
+
+
+def test_masks_are_as_drawn():
+    assert masks.causal(3).astype(int).tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    assert masks.prefix(jnp.array([2, 0]), 3).astype(int).tolist() == [[1, 1, 0], [0, 0, 0]]
+    packed = masks.segments(jnp.array([[1, 1, 2, 2]]))
+    assert packed[0].astype(int).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+
+
+@pytest.mark.parametrize("slots", [(), (2,)])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_cache_writes_each_row_at_its_own_position(batch, slots):
+    cache = empty(batch, 2, 6, 4, jnp.float32, slots)
+    window = KV(jnp.asarray(normal(*slots, batch, 2, 4, 2)), jnp.asarray(normal(*slots, batch, 2, 2, 4)))
+    at = [1, 4, 0][:batch]
+    new = write(cache, window, jnp.array(at))
+    for row, p in enumerate(at):
+        np.testing.assert_array_equal(new.v[..., row, :, p : p + 2, :], window.v[..., row, :, :, :])
+        np.testing.assert_array_equal(new.k[..., row, :, :, p : p + 2], window.k[..., row, :, :, :])
+    assert jnp.count_nonzero(new.v) == jnp.count_nonzero(window.v)
+    assert jnp.count_nonzero(new.k) == jnp.count_nonzero(window.k)
+
+
+def test_gated_mlp():
+    x, gate_up, down = normal(1, 3, 4), normal(4, 2, 6), normal(6, 4)
+    mlp = GatedMLP(4, 6, 1.0, 1.0, jnp.dtype("float32"), jnp.dtype("float32"))
+    got = mlp.apply({"params": {"gate_up": jnp.asarray(gate_up), "down": jnp.asarray(down)}}, jnp.asarray(x))
+    gate, up = x @ gate_up[:, 0], x @ gate_up[:, 1]
+    np.testing.assert_allclose(got, (gate / (1 + np.exp(-gate)) * up) @ down, atol=1e-4)
+    np.testing.assert_allclose(dense(jnp.asarray(x), jnp.asarray(down.T)), x @ down.T, atol=1e-5)
+
+
+# The whole network
+
+
+def test_a_token_changes_nothing_before_it():
+    logits, _ = forward(tiny_network(), tiny_params(), TOKENS, STATE)
+    other, _ = forward(tiny_network(), tiny_params(), TOKENS.at[:, 3].add(1), STATE)
+    np.testing.assert_array_equal(logits[:, :3], other[:, :3])
+    assert (logits[:, 3:] != other[:, 3:]).any(axis=-1).all()
+
+
+def test_positions_matter_only_relatively():
+    logits, _ = forward(tiny_network(), tiny_params(), TOKENS, STATE)
+    moved, _ = forward(tiny_network(), tiny_params(), TOKENS, STATE, start=17)
+    np.testing.assert_allclose(moved, logits, atol=2e-5)
+
+
+def test_a_separate_output_matrix_is_used():
+    network = tiny_network(tie_embeddings=False)
+    params = tiny_params(tie_embeddings=False)
+    tied = {name: leaf for name, leaf in params.items() if name != "head"}
+    logits, _ = forward(network, params, TOKENS, STATE)
+    doubled, _ = forward(network, {**params, "head": 2 * params["head"]}, TOKENS, STATE)
+    np.testing.assert_allclose(doubled, 2 * logits, rtol=1e-6)
+    same, _ = forward(network, {**params, "head": params["embedding"].T}, TOKENS, STATE)
+    want, _ = forward(tiny_network(), tied, TOKENS, STATE)
+    np.testing.assert_allclose(same, want, atol=1e-6)
+
+
+def test_bfloat16():
+    low = tiny_network(dtype="bfloat16", param_dtype="bfloat16")
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), tiny_params())
+    logits, latent = forward(low, params, TOKENS, jnp.asarray(STATE, jnp.bfloat16))
+    assert logits.dtype == jnp.float32 and latent.dtype == jnp.bfloat16
+    want, _ = forward(tiny_network(), tiny_params(), TOKENS, STATE)
+    assert np.isfinite(logits).all()
+    assert float(jnp.max(jnp.abs(logits - want))) < 0.05 * float(jnp.max(jnp.abs(want)))
+    cache = low.init_cache(1, 4)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves((cache.prelude, cache.core))} == {"bfloat16"}
