@@ -85,7 +85,7 @@ class Options:
     out: Path = Path("experiments/results/recurrence.json")
 
 
-def main(options: Options) -> None:
+def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Prints and writes the tables."""
     model = load(options.model)
     result: dict = {"options": {**dataclasses.asdict(options), "out": options.out.name}}
@@ -110,4 +110,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    tyro.cli(main)

@@ -181,7 +181,7 @@ def test_masks_are_as_drawn():
 @pytest.mark.parametrize("slots", [(), (2,)])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_cache_writes_each_row_at_its_own_position(batch, slots):
-    cache = empty(batch, 2, 6, 4, jnp.float32, slots)
+    cache = empty(batch, 2, 6, 4, jnp.dtype("float32"), slots)
     window = KV(jnp.asarray(normal(*slots, batch, 2, 4, 2)), jnp.asarray(normal(*slots, batch, 2, 2, 4)))
     at = [1, 4, 0][:batch]
     new = write(cache, window, jnp.array(at))
