@@ -66,7 +66,10 @@ class Setting:
         """The choices that are not the defaults, in short."""
         defaults = Setting(self.name, type(self.decoder)()).settings()
         changed = {name: value for name, value in self.settings().items() if value != defaults[name]}
-        return ", ".join(f"{_SHORT.get(name, name)} {value}" for name, value in changed.items())
+        return ", ".join(
+            f"{_SHORT.get(name, name)} {f'{value:g}' if isinstance(value, float) else value}"
+            for name, value in changed.items()
+        )
 
 
 _SHORT = {

@@ -107,8 +107,7 @@ def compile_all(
 ) -> list[float]:
     """Compiles each subject for the shape of its request and returns the seconds of each.
 
-    They are those of a first call that stops behind the prompt less those of a second one. One program at a
-    time: the compiler for CPUs can lock up where several threads ask it for programs at once.
+    They are those of a first call that stops behind the prompt less those of a second one.
 
     Args:
       programs: subjects and requests.
