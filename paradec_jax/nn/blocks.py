@@ -26,7 +26,7 @@ def dense(x: Float[Array, "*shape D"], weight: Float[Array, "D out"]) -> Float[A
     """`x W`, computed on a matrix of all positions.
 
     With two leading axes the weight's gradient contracts both, which XLA's CPU backend does through transposed
-    copies; a matrix makes the backward pass of an MLP 1.7 times faster there.
+    copies; a matrix halved the time of an MLP's backward pass there.
     """
     return (x.reshape(-1, x.shape[-1]) @ weight.astype(x.dtype)).reshape(*x.shape[:-1], weight.shape[-1])
 
