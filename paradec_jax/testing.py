@@ -241,7 +241,8 @@ def tiny_network(cache: str = "shared", recurrence: int = 0, **changes: Any) -> 
 def tiny_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
     """Random parameters of `tiny_network`, all multiplied by `gain`."""
     config = dataclasses.replace(PRESETS["test-recurrent"], **changes)
-    return jax.tree.map(lambda x: gain * x, init_params(config, jax.random.key(seed)))
+    with jax.ensure_compile_time_eval():  # the first caller may be under a trace, the next one is not
+        return jax.tree.map(lambda x: gain * x, init_params(config, jax.random.key(seed)))
 
 
 def tiny_request(
