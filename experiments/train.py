@@ -16,10 +16,11 @@ from paradec_jax.config import PRESETS
 from paradec_jax.data import build_tokenizer, token_spec, word_problem_batches
 from paradec_jax.data.batches import Bucket
 from paradec_jax.losses import poisson_lognormal, recurrent_loss
-from paradec_jax.models.recurrent_depth import RecurrentDepthNetwork, init_params
-from paradec_jax.train import adamw, fit
+from paradec_jax.models.recurrent_depth import MATRIX_AXES, RecurrentDepthNetwork, init_params
+from paradec_jax.train import fit, muon
 
-BUCKETS = (Bucket(2, 2, 132), Bucket(3, 4, 196), Bucket(5, 6, 264), Bucket(7, 8, 328))
+# Nine problems of ten fit; room for the longest would be a third padding.
+BUCKETS = (Bucket(2, 2, 102), Bucket(3, 4, 161), Bucket(5, 6, 226), Bucket(7, 8, 286))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,31 +30,39 @@ class Recipe:
     Attributes:
       preset: model shape, a name of `paradec_jax.config.PRESETS`.
       steps: updates.
+      cooldown: last updates, over which the learning rates fall.
       batch_tokens: positions of a batch, padding included.
-      learning_rate: peak of the trapezoid.
+      learning_rate: peak of Muon, for matrices.
+      adam_learning_rate: peak of AdamW, for the embedding, norms and biases.
       weight_decay: decoupled decay of matrices.
-      first_mean, last_mean: mean recurrence before and after the curriculum.
-      growth: fractions of the run between which the mean grows.
+      first_mean, last_mean: M of the recurrence's draw before and after the curriculum; E[r] = M + 1.
+      growth: updates between which M grows.
+      stages: updates at which the second and the third mixture of lengths begin.
       backprop_depth: recurrences that carry gradient.
       ema_decay: decay of the averaged weights, which are the ones exported.
+      matmul_precision: `jax.default_matmul_precision` of the run.
       seed: of parameters, data and draws.
     """
 
     preset: str = "tiny-recurrent"
-    steps: int = 4300
-    batch_tokens: int = 4096
-    learning_rate: float = 2e-3
+    steps: int = 10_000
+    cooldown: int = 2500
+    batch_tokens: int = 2048
+    learning_rate: float = 8e-3
+    adam_learning_rate: float = 3e-3
     weight_decay: float = 0.05
     first_mean: float = 1.5
-    last_mean: float = 2.5
-    growth: tuple[float, float] = (0.3, 0.8)
+    last_mean: float = 3.0
+    growth: tuple[int, int] = (1500, 5000)
+    stages: tuple[int, int] = (1500, 4000)
     backprop_depth: int = 4
-    ema_decay: float = 0.998
+    ema_decay: float = 0.999
+    matmul_precision: str = "BF16_BF16_F32"
     seed: int = 0
 
     def mean_recurrence(self, step: jax.Array) -> jax.Array:
-        """Mean of the recurrence at an update: constant, then linear, then constant."""
-        start, end = (fraction * self.steps for fraction in self.growth)
+        """M of the recurrence's draw at an update: constant, then linear, then constant."""
+        start, end = self.growth
         progress = jnp.clip((step - start) / (end - start), 0.0, 1.0)
         return self.first_mean + progress * (self.last_mean - self.first_mean)
 
@@ -61,8 +70,8 @@ class Recipe:
         """Weights of the buckets over the run: two-step problems first, all lengths in the end."""
         return (
             (0, (1.0, 0.0, 0.0, 0.0)),
-            (int(0.25 * self.steps), (0.5, 0.5, 0.0, 0.0)),
-            (int(0.45 * self.steps), (0.35, 0.45, 0.1, 0.1)),
+            (self.stages[0], (0.5, 0.5, 0.0, 0.0)),
+            (self.stages[1], (0.35, 0.45, 0.1, 0.1)),
         )
 
 
@@ -78,6 +87,7 @@ def main(
       export: where the finished model goes; `FOLDER/model` by default.
     """
     recipe = dataclasses.replace(recipe, preset=name)
+    jax.config.update("jax_default_matmul_precision", recipe.matmul_precision)
     config = PRESETS[recipe.preset]
     folder = Path("runs") / name if folder is None else folder
     tokenizer = build_tokenizer()
@@ -93,12 +103,14 @@ def main(
     loss = recurrent_loss(
         network, poisson_lognormal(recipe.mean_recurrence), recipe.backprop_depth, remat=True
     )
-    optimizer = adamw(
+    optimizer = muon(
         recipe.learning_rate,
         recipe.steps,
+        axes=MATRIX_AXES,
         warmup=100,
-        cooldown=recipe.steps // 4,
+        cooldown=recipe.cooldown,
         weight_decay=recipe.weight_decay,
+        adam_learning_rate=recipe.adam_learning_rate,
     )
     state = fit(
         loss,

@@ -115,7 +115,7 @@ PRESETS: dict[str, RecurrentDepthConfig] = {
     "tiny-recurrent": RecurrentDepthConfig(
         vocab_size=384,
         width=128,
-        heads=2,
+        heads=4,
         feed_forward=256,
         prelude_layers=1,
         core_layers=2,

@@ -17,11 +17,15 @@ Mixture = Sequence[tuple[int, Sequence[float]]]
 
 _NUM_BATCHES = 2**31 - 1
 _LENGTH_SAMPLE = 32
+_TRIES = 4  # problems that a row may pass over before the bucket counts as too short
 
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-    """Problems of `steps_low` to `steps_high` steps, padded to `length` positions (T of the batch)."""
+    """Problems of `steps_low` to `steps_high` steps, padded to `length` positions (T of the batch).
+
+    Problems that need more positions are passed over; at least half of them must fit.
+    """
 
     steps_low: int
     steps_high: int
@@ -55,8 +59,14 @@ class BatchMaker:
         for bucket in self.buckets:
             if bucket.length > self.batch_tokens:
                 raise ValueError(f"batch_tokens {self.batch_tokens} cannot hold a row of {bucket.length}")
-            steps = bucket.steps_high
-            self._rows([problem(self.seed, i, self.split, steps) for i in range(_LENGTH_SAMPLE)], bucket)
+            steps = (bucket.steps_low, bucket.steps_high)
+            sample = self._ids([problem(self.seed, i, self.split, steps) for i in range(_LENGTH_SAMPLE)])
+            lengths = sorted(len(prompt) + len(solution) - 1 for prompt, solution in sample)
+            if lengths[_LENGTH_SAMPLE // 2] > bucket.length:
+                raise ValueError(
+                    f"a problem of {steps[0]} to {steps[1]} steps needs {lengths[_LENGTH_SAMPLE // 2]} positions "
+                    f"and its bucket has length {bucket.length}: give the bucket a greater length"
+                )
 
     def bucket_of(self, index: int) -> Bucket:
         """The bucket of batch `index`: a draw from the stage of the mixture that `index` falls in."""
@@ -67,16 +77,30 @@ class BatchMaker:
 
     def problems(self, index: int) -> list[WordProblem]:
         """The problems of batch `index`; no two batches share a problem index."""
+        return [item for item, _, _ in self._fitting(index)]
+
+    def _fitting(self, index: int) -> list[tuple[WordProblem, list[int], list[int]]]:
+        """The problems of batch `index` and their ids; those too long for the bucket are passed over."""
         bucket = self.bucket_of(index)
-        stride = self.batch_tokens // min(bucket.length for bucket in self.buckets)
+        wanted = self.batch_tokens // bucket.length
+        stride = _TRIES * (self.batch_tokens // min(bucket.length for bucket in self.buckets))
         steps = (bucket.steps_low, bucket.steps_high)
-        rows = range(self.batch_tokens // bucket.length)
-        return [problem(self.seed, index * stride + row, self.split, steps) for row in rows]
+        fitting: list[tuple[WordProblem, list[int], list[int]]] = []
+        first = index * stride
+        while len(fitting) < wanted:
+            last = min(first + wanted - len(fitting), (index + 1) * stride)
+            items = [problem(self.seed, i, self.split, steps) for i in range(first, last)]
+            rows = zip(items, self._ids(items), strict=True)
+            fitting += [(x, *ids) for x, ids in rows if len(ids[0]) + len(ids[1]) <= bucket.length + 1]
+            first = last
+            if first == (index + 1) * stride and len(fitting) < wanted:
+                raise ValueError(f"most problems of {steps} steps do not fit into {bucket.length} positions")
+        return fitting
 
     def __call__(self, index: int) -> Batch:
         """Batch `index` as {"tokens", "targets", "weights"}, each [B, T]."""
         bucket = self.bucket_of(index)
-        rows = self._rows(self.problems(index), bucket)
+        rows = [(prompt, solution) for _, prompt, solution in self._fitting(index)]
         tokens = np.full((len(rows), bucket.length + 1), self.spec.pad, np.int32)
         weights = np.zeros((len(rows), bucket.length), np.float32)
         for i, (prompt, solution) in enumerate(rows):
@@ -86,20 +110,15 @@ class BatchMaker:
             weights[i, len(prompt) - 1 : end - 1] = 1
         return {"tokens": tokens[:, :-1].copy(), "targets": tokens[:, 1:].copy(), "weights": weights}
 
-    def _rows(self, problems: list[WordProblem], bucket: Bucket) -> list[tuple[list[int], list[int]]]:
+    def _ids(self, problems: list[WordProblem]) -> list[tuple[list[int], list[int]]]:
         """Ids of each problem: (bos + prompt, solution + stop)."""
+        if not problems:
+            return []
         texts = [item.prompt for item in problems] + [item.solution for item in problems]
         ids = self.tokenizer.encode_batch(texts)
         begin = [] if self.spec.bos is None else [self.spec.bos]
         pairs = zip(ids[: len(problems)], ids[len(problems) :], strict=True)
-        rows = [(begin + prompt, [*solution, self.spec.stop[0]]) for prompt, solution in pairs]
-        longest = max(len(prompt) + len(solution) for prompt, solution in rows) - 1
-        if longest > bucket.length:
-            raise ValueError(
-                f"a problem of {bucket.steps_low} to {bucket.steps_high} steps needs {longest} positions "
-                f"and its bucket has length {bucket.length}: give the bucket a greater length"
-            )
-        return rows
+        return [(begin + prompt, [*solution, self.spec.stop[0]]) for prompt, solution in pairs]
 
 
 def word_problem_batches(

@@ -59,6 +59,16 @@ class View:
     prefix_mask: Bool[Array, "B S"] | None = None
 
 
+# For optimizers that treat matrices apart: (input axes, output axes) of the parameters found by these regexes.
+MATRIX_AXES = {
+    "attention/qkv$": ((0,), (2, 3)),
+    "attention/out$": ((0, 1), (2,)),
+    "mlp/gate_up$": ((0,), (2,)),
+    "mlp/down$": ((0,), (1,)),
+    "adapter$": ((0,), (1,)),
+}
+
+
 class RecurrentDepth(nn.Module):
     """Names the parameters; the three public parts are pure functions of them.
 

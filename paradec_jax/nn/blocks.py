@@ -27,8 +27,39 @@ def dense(x: Float[Array, "*shape D"], weight: Float[Array, "D out"]) -> Float[A
 
     With two leading axes the weight's gradient contracts both, which XLA's CPU backend does through transposed
     copies; a matrix halved the time of an MLP's backward pass there.
+
+    Under `jax.default_matmul_precision("BF16_BF16_F32")` the operands are rounded to bfloat16 here, forward and
+    backward, and sums stay float32: XLA's CPU backend ignores that setting, and its bfloat16 products are
+    five times as fast as its float32 ones where the processor has matrix units.
     """
-    return (x.reshape(-1, x.shape[-1]) @ weight.astype(x.dtype)).reshape(*x.shape[:-1], weight.shape[-1])
+    rounded = jax.config.jax_default_matmul_precision == "BF16_BF16_F32" and x.dtype == jnp.float32
+    flat = x.reshape(-1, x.shape[-1])
+    product = _rounded_product(flat, weight) if rounded else flat @ weight.astype(x.dtype)
+    return product.reshape(*x.shape[:-1], weight.shape[-1])
+
+
+def _contract(a: Array, b: Array, axes: tuple[int, int]) -> Array:
+    dimensions = (((axes[0],), (axes[1],)), ((), ()))
+    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
+
+
+@jax.custom_vjp
+def _rounded_product(x: Array, weight: Array) -> Array:
+    return _contract(x.astype(jnp.bfloat16), weight.astype(jnp.bfloat16), (1, 0))
+
+
+def _rounded_product_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
+    rounded = x.astype(jnp.bfloat16), weight.astype(jnp.bfloat16)
+    return _contract(*rounded, (1, 0)), rounded
+
+
+def _rounded_product_backward(operands: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    x, weight = operands
+    gradient = gradient.astype(jnp.bfloat16)
+    return _contract(gradient, weight, (1, 1)), _contract(x, gradient, (0, 0))
+
+
+_rounded_product.defvjp(_rounded_product_forward, _rounded_product_backward)
 
 
 class Attention(nn.Module):

@@ -2,7 +2,7 @@
 
 from paradec_jax.train.checkpoint import Checkpoints
 from paradec_jax.train.loop import NonFiniteLoss, fit
-from paradec_jax.train.optimizers import adamw, decay_mask, trapezoid
+from paradec_jax.train.optimizers import adamw, decay_mask, muon, trapezoid
 from paradec_jax.train.state import TrainState, update_ema
 from paradec_jax.train.step import make_train_step
 
@@ -14,6 +14,7 @@ __all__ = [
     "decay_mask",
     "fit",
     "make_train_step",
+    "muon",
     "trapezoid",
     "update_ema",
 ]

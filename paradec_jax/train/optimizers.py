@@ -1,13 +1,17 @@
-"""AdamW with the trapezoid schedule and weight decay chosen by parameter path."""
+"""AdamW and Muon with the trapezoid schedule, and weight decay chosen by parameter path."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
+from optax.contrib import MuonDimensionNumbers
 
 PyTree = Any
+Axes = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def trapezoid(peak: float, steps: int, *, warmup: int = 0, cooldown: int = 0) -> optax.Schedule:
@@ -78,5 +82,57 @@ def adamw(
         eps=eps,
         weight_decay=weight_decay,
         mask=lambda params: decay_mask(params, exempt),
+    )
+    return optimizer if clip is None else optax.chain(optax.clip_by_global_norm(clip), optimizer)
+
+
+def muon(
+    learning_rate: float,
+    steps: int,
+    *,
+    axes: Mapping[str, Axes],
+    warmup: int = 0,
+    cooldown: int = 0,
+    beta: float = 0.95,
+    weight_decay: float = 0.1,
+    adam_learning_rate: float = 2e-3,
+    clip: float | None = 1.0,
+) -> optax.GradientTransformation:
+    """Muon (Jordan 2024) for the matrices named by `axes`, AdamW without decay for all other parameters.
+
+        m <- beta m + g,    p <- p - lr(t) * (0.2 sqrt(max(n_in, n_out)) U V^T + weight_decay * p)
+
+    where `U S V^T` is the decomposition of the Nesterov momentum, found by five Newton-Schulz iterations, and the
+    factor makes an update's size that of AdamW's (Liu et al. 2025, arXiv 2502.16982, eq. 4). Both optimizers
+    follow the same `trapezoid`, each with its own peak.
+
+    Args:
+      learning_rate: peak of Muon's schedule.
+      steps: length of the run in updates.
+      axes: for regexes on paths ("a/norm/scale"), (input axes, output axes) of the matrices in that parameter;
+        axes in neither count matrices. The first regex found in a path decides.
+      warmup, cooldown: updates of the two ramps.
+      beta: momentum.
+      weight_decay: factor of the matrices' decay, itself scaled by the learning rate.
+      adam_learning_rate: peak of AdamW's schedule.
+      clip: largest global norm of the gradient, or None.
+
+    Raises:
+      ValueError: from `trapezoid`.
+    """
+
+    def dimensions(path: tuple[Any, ...], _: jax.Array) -> MuonDimensionNumbers | None:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        found = [pair for pattern, pair in axes.items() if re.search(pattern, name)]
+        return MuonDimensionNumbers(*found[0]) if found else None
+
+    optimizer = optax.contrib.muon(
+        trapezoid(learning_rate, steps, warmup=warmup, cooldown=cooldown),
+        beta=beta,
+        weight_decay=weight_decay,
+        adam_b2=0.95,
+        adam_learning_rate=trapezoid(adam_learning_rate, steps, warmup=warmup, cooldown=cooldown),
+        muon_weight_dimension_numbers=lambda params: jax.tree_util.tree_map_with_path(dimensions, params),
+        consistent_rms=0.2,
     )
     return optimizer if clip is None else optax.chain(optax.clip_by_global_norm(clip), optimizer)
