@@ -14,13 +14,14 @@ import tyro
 from paradec_jax import store
 from paradec_jax.config import PRESETS
 from paradec_jax.data import build_tokenizer, token_spec, word_problem_batches
-from paradec_jax.data.batches import Bucket
+from paradec_jax.data.batches import Bucket, Mixture
 from paradec_jax.losses import poisson_lognormal, recurrent_loss
 from paradec_jax.models.recurrent_depth import MATRIX_AXES, RecurrentDepthNetwork, init_params
 from paradec_jax.train import fit, muon
 
 # Nine problems of ten fit; room for the longest would be a third padding.
 BUCKETS = (Bucket(2, 2, 102), Bucket(3, 4, 161), Bucket(5, 6, 226), Bucket(7, 8, 286))
+DRILLS = (Bucket(0, 0, 128, drill="sums"), Bucket(0, 0, 256, drill="steps"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Recipe:
       weight_decay: decoupled decay of matrices.
       first_mean, last_mean: M of the recurrence's draw before and after the curriculum; E[r] = M + 1.
       growth: updates between which M grows.
-      stages: updates at which the second and the third mixture of lengths begin.
+      mixture: from which update on, and how often, each of `BUCKETS` and `DRILLS` is drawn: two-step problems
+        first, then much practice, then problems of all lengths.
       backprop_depth: recurrences that carry gradient.
       ema_decay: decay of the averaged weights, which are the ones exported.
       matmul_precision: `jax.default_matmul_precision` of the run.
@@ -54,7 +56,12 @@ class Recipe:
     first_mean: float = 1.5
     last_mean: float = 3.0
     growth: tuple[int, int] = (1500, 5000)
-    stages: tuple[int, int] = (1500, 4000)
+    mixture: Mixture = (
+        (0, (1.0, 0.0, 0.0, 0.0, 0.0, 0.0)),
+        (1500, (0.5, 0.5, 0.0, 0.0, 0.0, 0.0)),
+        (1800, (0.15, 0.2, 0.1, 0.05, 0.2, 0.3)),
+        (5000, (0.3, 0.4, 0.12, 0.08, 0.03, 0.07)),
+    )
     backprop_depth: int = 4
     ema_decay: float = 0.999
     matmul_precision: str = "BF16_BF16_F32"
@@ -65,14 +72,6 @@ class Recipe:
         start, end = self.growth
         progress = jnp.clip((step - start) / (end - start), 0.0, 1.0)
         return self.first_mean + progress * (self.last_mean - self.first_mean)
-
-    def mixture(self) -> tuple[tuple[int, tuple[float, ...]], ...]:
-        """Weights of the buckets over the run: two-step problems first, all lengths in the end."""
-        return (
-            (0, (1.0, 0.0, 0.0, 0.0)),
-            (self.stages[0], (0.5, 0.5, 0.0, 0.0)),
-            (self.stages[1], (0.35, 0.45, 0.1, 0.1)),
-        )
 
 
 def main(
@@ -97,8 +96,8 @@ def main(
         tokenizer,
         seed=recipe.seed,
         batch_tokens=recipe.batch_tokens,
-        buckets=BUCKETS,
-        mixture=recipe.mixture(),
+        buckets=(*BUCKETS, *DRILLS),
+        mixture=recipe.mixture,
     )
     loss = recurrent_loss(
         network, poisson_lognormal(recipe.mean_recurrence), recipe.backprop_depth, remat=True

@@ -176,6 +176,7 @@ def _choose(family: str, name: str, options: dict[str, Any]) -> tuple[Any, Any]:
         raise ValueError(f"--{option.replace('_', '-')} is no option of --decoder {name}")
     if "width" in options:
         options["buckets"] = tuple(b for b in decoder.buckets if b < options["width"])
+    options["greedy"] = options.get("temperature", 0) == 0
     decoder = dataclasses.replace(decoder, **{k: v for k, v in options.items() if k in static})
     return decoder, dataclasses.replace(knobs, **{k: v for k, v in options.items() if k in traced})
 

@@ -181,6 +181,22 @@ class StubNetwork:
             depth = jnp.where(rows, depth, window.depth)
         return new, dataclasses.replace(window, depth=depth)
 
+    def recur(
+        self,
+        params: Any,
+        state: Float[Array, "B W 2"],
+        e: Float[Array, "B W 2"],
+        view: StubView,
+        window: StubKV,
+        recurrences: int,
+    ) -> tuple[Float[Array, "B W 2"], StubKV]:
+        """Several recurrences."""
+
+        def body(carry: tuple[Array, StubKV], index: Array) -> tuple[tuple[Array, StubKV], None]:
+            return self.iterate(params, carry[0], e, view, carry[1], index), None
+
+        return lax.scan(body, (state, window), jnp.arange(recurrences))[0]
+
     def readout(
         self, params: Any, state: Float[Array, "B W 2"], view: StubView, window: StubKV
     ) -> tuple[Float[Array, "B W 2"], StubKV]:
@@ -213,13 +229,9 @@ class StubNetwork:
         """One call: embedding, r recurrences, readout. The caller stores the window."""
         view = self.view(positions, cache, visible)
         e, window = self.embed(params, tokens, view, self.empty_window(*tokens.shape))
-
-        def body(carry: tuple[Array, StubKV], index: Array) -> tuple[tuple[Array, StubKV], None]:
-            return self.iterate(params, carry[0], e, view, carry[1], index), None
-
         count = self.recurrence if recurrence is None else recurrence
         # Each call starts anew: a latent that is carried on must not count as recurrences done.
-        (state, window), _ = lax.scan(body, (jnp.zeros_like(state), window), jnp.arange(count))
+        state, window = self.recur(params, jnp.zeros_like(state), e, view, window, count)
         hidden, window = self.readout(params, state, view, window)
         return StubForward(hidden, state, window)
 

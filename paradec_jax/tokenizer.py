@@ -52,6 +52,11 @@ class Tokenizer:
         """Token ids of several texts, faster than one by one."""
         return [row.ids for row in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids of a text and the characters [start, end) that each stands for; no special tokens are added."""
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """Text of token ids; ids beyond the vocabulary (rows that only pad an embedding) have no text.
 

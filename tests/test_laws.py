@@ -217,6 +217,16 @@ def test_drivers_agree(name):
     assert (np.array(result["reasons"]) > 0).all()
 
 
+@EVERY
+def test_greedy_programs_are_those_of_temperature_0(name):
+    row = ROWS[name]
+    request = tiny_request((BUDGET, 2, 5), stop=(0,))
+    result = listed(decode.run(row.decoder(), None, request, row.values()))
+    assert listed(decode.run(row.decoder(greedy=True), None, request, row.values())) == result
+    with pytest.raises(ValueError, match=r"is greedy, so temperature must be 0, not 3\.0"):
+        decode.run(row.decoder(greedy=True), None, request, row.values(temperature=3.0))
+
+
 # 3. Row independence, and rows that are finished
 
 

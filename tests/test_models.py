@@ -204,6 +204,23 @@ def test_gated_mlp():
 # The whole network
 
 
+def test_products_of_rounded_operands():
+    x, weight, gradient = (jnp.asarray(normal(*shape)) for shape in ((2, 3, 8), (8, 5), (2, 3, 5)))
+
+    def rounded(array):
+        return np.asarray(jnp.asarray(array, jnp.bfloat16), np.float64)
+
+    with jax.default_matmul_precision("BF16_BF16_F32"):
+        value, pull = jax.vjp(dense, x, weight)
+        of_x, of_weight = pull(gradient)
+    assert value.dtype == of_x.dtype == of_weight.dtype == jnp.float32
+    np.testing.assert_allclose(value, rounded(x) @ rounded(weight), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(of_x, rounded(gradient) @ rounded(weight).T, rtol=1e-4, atol=1e-5)
+    want = rounded(x).reshape(-1, 8).T @ rounded(gradient).reshape(-1, 5)
+    np.testing.assert_allclose(of_weight, want, rtol=1e-4, atol=1e-5)
+    assert np.abs(dense(x, weight) - value).max() > 1e-4
+
+
 def test_a_token_changes_nothing_before_it():
     logits, _ = forward(tiny_network(), tiny_params(), TOKENS, STATE)
     other, _ = forward(tiny_network(), tiny_params(), TOKENS.at[:, 3].add(1), STATE)

@@ -24,6 +24,7 @@ from paradec_jax.train import (
     decay_mask,
     fit,
     make_train_step,
+    muon,
     trapezoid,
     update_ema,
 )
@@ -378,6 +379,37 @@ def test_decay_spares_norms_and_biases():
         params,
         mask,
     )
+
+
+def test_muon_orthogonalises_named_matrices_apart():
+    rng = np.random.default_rng(0)
+    shapes = {"pair": (6, 2, 4), "square": (8, 8), "norm": (8,)}
+    params = {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
+    gradients = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), params)
+    axes = {"pair$": ((0,), (2,)), "square$": ((0,), (1,))}
+    options = {"warmup": 2, "cooldown": 2, "clip": None}
+    optimizer = muon(0.5, 10, axes=axes, weight_decay=0.0, adam_learning_rate=0.1, **options)
+    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+    for update, gradient, larger in (
+        (updates["pair"][:, 0], gradients["pair"][:, 0], 6),
+        (updates["pair"][:, 1], gradients["pair"][:, 1], 6),
+        (updates["square"], gradients["square"], 8),
+    ):
+        singular = np.linalg.svd(update, compute_uv=False)
+        wanted = 0.25 * 0.2 * larger**0.5  # the first update has half the peak
+        assert 0.6 * wanted < singular.min() <= singular.max() < 1.3 * wanted
+        assert np.sum(np.asarray(update) * np.asarray(gradient)) < 0
+    adam = adamw(0.1, 10, weight_decay=0.0, **options)
+    alone, _ = adam.update(
+        {"norm": gradients["norm"]}, adam.init({"norm": params["norm"]}), {"norm": params["norm"]}
+    )
+    np.testing.assert_allclose(updates["norm"], alone["norm"], rtol=1e-5)
+
+    decaying = muon(0.5, 10, axes=axes, weight_decay=0.1, **options)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = decaying.update(zeros, decaying.init(params), params)
+    np.testing.assert_allclose(updates["square"], -0.025 * params["square"], rtol=1e-5)
+    assert not updates["norm"].any()
 
 
 def test_trapezoid():

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from paradec_jax.data import batches, vocabulary
+from paradec_jax.data import batches, drills, vocabulary
 from paradec_jax.data import word_problems as wp
 
 EQUATION = re.compile(r"(\d+) ([+*/-]) (\d+) = (\d+)")
@@ -297,6 +297,62 @@ def test_batches_do_not_share_problems(tokenizer):
 def test_bad_arguments_of_batches(tokenizer, changes, message):
     with pytest.raises(ValueError, match=message):
         make(tokenizer, **changes)
+
+
+def test_long_problems_are_passed_over(tokenizer):
+    short = batches.Bucket(2, 3, 120)  # some problems of three steps need more
+    maker = make_maker(tokenizer, buckets=(short,), mixture=((0, (1.0,)),))
+    wide = make_maker(tokenizer, buckets=(batches.Bucket(2, 3, 164),), mixture=((0, (1.0,)),))
+    assert all(len(maker.problems(i)) == 1000 // 120 == len(maker(i)["tokens"]) for i in range(10))
+    assert {item.steps for i in range(10) for item in maker.problems(i)} == {2, 3}
+    assert any(row[121:].any() for i in range(10) for row in wide(i)["tokens"])
+
+
+@pytest.mark.parametrize("kind", drills.KINDS)
+def test_drills_compute_right_and_count_their_numbers(kind):
+    for index in range(50):
+        item = drills.drill(3, index, kind)
+        assert item == drills.drill(3, index, kind) != drills.drill(4, index, kind)
+        equations = EQUATION.findall(item.answer)
+        assert len(equations) == len(item.answer.splitlines())
+        for left, operation, right, result in equations:
+            assert OPERATORS[operation](int(left), int(right)) == int(result)
+        counted = [item.answer[low:high].strip() for low, high in item.spans]
+        wanted = [(e[3],) if kind == "sums" else (e[0], e[2], e[3]) for e in equations]
+        assert counted == list(itertools.chain(*wanted))
+    with pytest.raises(ValueError, match="kind must be one of sums, steps"):
+        drills.drill(0, 0, "songs")
+
+
+def test_steps_are_drilled_on_known_quantities():
+    for index in range(50):
+        item = drills.drill(3, index, "steps")
+        held = {}
+        for subject, amount, items in re.findall(r"(\w+) has (\d+) (\w+)\.", item.prompt):
+            held.setdefault(subject, {})[items] = int(amount)
+        items = re.search(r"How many (\w+)", item.prompt)[1]
+        held = {subject: amounts[items] for subject, amounts in held.items() if items in amounts}
+        for line in item.answer.splitlines():
+            left, _, _, result = EQUATION.search(line).groups()
+            relation, finding = line.split(", so ")
+            subject = finding.split()[0]
+            source = re.search(r"(?:than|as) ([A-Z]\w+)", relation)
+            assert held[source[1] if source else subject] == int(left)
+            held[subject] = int(result)
+
+
+def test_batches_of_drills(tokenizer):
+    buckets = (batches.Bucket(2, 3, 164), batches.Bucket(0, 0, 128, drill="sums"))
+    maker = make_maker(tokenizer, buckets=buckets, mixture=((0, (0.0, 1.0)),))
+    batch = maker(0)
+    assert batch["tokens"].shape == (7, 128) and maker.problems(0) == []
+    np.testing.assert_array_equal(batch["tokens"][:, 1:], batch["targets"][:, :-1])
+    for tokens, targets, weights in zip(*batch.values(), strict=True):
+        text = tokenizer.decode([*tokens[1:], targets[-1]])
+        results = "".join(result for *_, result in EQUATION.findall(text))
+        counted = tokenizer.decode(targets[weights == 1])
+        assert re.sub(r"\D", "", counted) == results
+    assert not np.array_equal(maker(1)["tokens"], batch["tokens"])
 
 
 def test_encode_prompts(tokenizer, sample):

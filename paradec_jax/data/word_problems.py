@@ -123,7 +123,7 @@ def problem(seed: int, index: int, split: str, steps: int | tuple[int, int]) -> 
         raise ValueError(f"seed and index must not be negative, not {seed} and {index}")
     rng = np.random.Generator(np.random.Philox([seed, SPLITS.index(split), index, low, high]))
     while True:
-        drawn = _Story(rng).tell(int(rng.integers(low, high + 1)))
+        drawn = Story(rng).tell(int(rng.integers(low, high + 1)))
         if split_of(drawn.question) == split:
             return drawn
 
@@ -175,7 +175,7 @@ def _parse(line: str, where: str) -> WordProblem:
     return WordProblem(question, solution, answer, steps)
 
 
-class _Story:
+class Story:
     """A story while it is told: who holds how many, the sentences so far and the lines of the solution."""
 
     def __init__(self, rng: np.random.Generator) -> None:
@@ -204,6 +204,18 @@ class _Story:
         self._distract()
         solution = "\n".join([*self.lines, f"#### {self.result}"])
         return WordProblem(" ".join([*self.sentences, question]), solution, self.result, steps)
+
+    def practise(self, givens: int, steps: int) -> tuple[str, str]:
+        """A story of `givens` quantities and distractors, and a solution of steps that it does not tell."""
+        for _ in range(givens):
+            self._given()
+        told = list(self.sentences)
+        for _ in range(steps):
+            self._relate(True)
+        self.sentences = told
+        self._distract()
+        question = ASK_VALUE.format(items=self.items, subject=self.latest)
+        return " ".join([*self.sentences, question]), "\n".join(self.lines)
 
     def _given(self) -> None:
         subject = self.names.pop()

@@ -24,6 +24,8 @@ class DecoderBase:
       pad: token behind a row's end in the result.
       log_probs: keep the log-probability of each committed token.
       top_p_rule: "drop" or "keep", see `sampling.filtered_probabilities`.
+      greedy: always take the most probable token. The program then holds no sampling code, which halves its
+        compile time for a small model; a temperature above 0 is refused.
       bounded: inner loops run a fixed number of masked steps (for reverse mode).
     """
 
@@ -33,6 +35,7 @@ class DecoderBase:
     pad: int = 0
     log_probs: bool = False
     top_p_rule: str = "drop"
+    greedy: bool = False
     bounded: bool = False
 
     def bind(self: AnyDecoder, network: Any, size: int, pad: int = 0) -> AnyDecoder:
@@ -96,19 +99,20 @@ class DecoderBase:
         progress, _ = self.commit_next(params, progress, last_of(out.hidden, request.lengths), knobs)
         return progress, cache, last_of(out.latent, request.lengths)
 
+    def sample(
+        self, logits: Float[Array, "B W V"], positions: Int[Array, "B W"], progress: Progress, knobs: Any
+    ) -> Int[Array, "B W"]:
+        """The token at each of `positions`."""
+        if self.greedy:
+            return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return sample(logits, positions, progress.keys, knobs, progress.recorded, top_p_rule=self.top_p_rule)
+
     def commit_next(
         self, params: Any, progress: Progress, hidden: Float[Array, "B 1 D"], knobs: Any
     ) -> tuple[Progress, Int[Array, "B 1"]]:
         """Samples the token behind each row's last one and commits it; returns the token as well."""
         logits = self.network.logits(params, hidden)
-        token = sample(
-            logits,
-            progress.length[:, None],
-            progress.keys,
-            knobs,
-            progress.recorded,
-            top_p_rule=self.top_p_rule,
-        )
+        token = self.sample(logits, progress.length[:, None], progress, knobs)
         scores = log_probability(logits, token) if self.log_probs else None
         return stop.commit(progress, token, jnp.ones_like(progress.length), scores), token
 

@@ -49,6 +49,13 @@ def _knobs(decoder: Any, knobs: Any) -> Any:
     """The knobs as float32 and int32 arrays, so that Python numbers and arrays trace one program."""
     knobs = decoder.Knobs() if knobs is None else knobs
     knobs = knobs.checked()
+    temperature = knobs.temperature
+    if (
+        getattr(decoder, "greedy", False)
+        and not isinstance(temperature, jax.core.Tracer)
+        and np.any(np.asarray(temperature) > 0)
+    ):
+        raise ValueError(f"{type(decoder).__name__} is greedy, so temperature must be 0, not {temperature}")
 
     def as_array(x: Any) -> Any:
         x = jnp.asarray(x)

@@ -253,6 +253,15 @@ class RecurrentNetwork(Network, Protocol):
         index: Any,
         rows: Bool[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B W D"], Window]: ...
+    def recur(
+        self,
+        params: Params,
+        state: Float[Array, "B W D"],
+        e: Float[Array, "B W D"],
+        view: Any,
+        window: Window,
+        recurrences: int,
+    ) -> tuple[Float[Array, "B W D"], Window]: ...
     def widen(self, window: Window, width: int) -> Window: ...
     def readout(
         self, params: Params, state: Float[Array, "B W D"], view: Any, window: Window

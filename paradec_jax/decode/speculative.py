@@ -12,7 +12,7 @@ from paradec_jax.decode import select, stop
 from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
 from paradec_jax.decode.base import DecoderBase, after, newest
 from paradec_jax.decode.protocol import Progress, Request
-from paradec_jax.decode.sampling import log_probability, sample
+from paradec_jax.decode.sampling import log_probability
 
 
 @jax.tree_util.register_dataclass
@@ -95,14 +95,7 @@ class SelfSpeculative(DecoderBase):
 
         matches = select.prefix(self._accepts(logits, drafts, knobs.accept_threshold))
         rejected = matches < self.lookahead
-        verified = sample(
-            logits,
-            positions + 1,
-            progress.keys,
-            knobs,
-            progress.recorded,
-            top_p_rule=self.top_p_rule,
-        )
+        verified = self.sample(logits, positions + 1, progress, knobs)
         cache = self.network.write(cache, out.kv, after(cached, verified))
         kept = jnp.arange(self.lookahead) < matches[:, None]
         tokens = jnp.where(kept, drafts, verified)
@@ -128,14 +121,7 @@ class SelfSpeculative(DecoderBase):
                 latent = stop.window(progress.initial, position[:, 0], 1)
             at = position[:, 0]
             out = self.network.forward(params, token, position, cache, at, latent, self.draft_recurrence)
-            token = sample(
-                self.network.logits(params, out.hidden),
-                position + 1,
-                progress.keys,
-                knobs,
-                progress.recorded,
-                top_p_rule=self.top_p_rule,
-            )
+            token = self.sample(self.network.logits(params, out.hidden), position + 1, progress, knobs)
             cache = self.network.write(cache, out.kv, after(at, token))
             return (cache, token, position + 1, out.latent), token[:, 0]
 

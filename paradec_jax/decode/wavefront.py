@@ -22,9 +22,8 @@ from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
 from paradec_jax.decode.base import DecoderBase, after
 from paradec_jax.decode.protocol import Progress, Request
 from paradec_jax.decode.randomness import Purpose, fold
-from paradec_jax.decode.sampling import log_probability, sample
+from paradec_jax.decode.sampling import log_probability
 
-UNROLL = 4
 NOISE_MIXERS = ("dampened", "constant", "sqrt")
 
 
@@ -205,17 +204,10 @@ class Wavefront(DecoderBase):
         momentum = jnp.where(seen > 0, knobs.momentum, 0.0)[..., None].astype(e.dtype)
         e = (1 - momentum) * e + momentum * state.embedded[:, :width]
         z = self._mix_noise(state.latents[:, :width], seen, positions, state, knobs)
-
-        def body(carry: tuple[Array, Any], index: Array) -> tuple[tuple[Array, Any], None]:
-            return network.iterate(params, carry[0], e, view, carry[1], index), None
-
-        indices = jnp.arange(self.inner_recurrence)
-        (z, window), _ = lax.scan(body, (z, window), indices, unroll=min(self.inner_recurrence, UNROLL))
+        z, window = network.recur(params, z, e, view, window, self.inner_recurrence)
         hidden, window = network.readout(params, z, view, window)
         logits = network.logits(params, hidden)
-        predicted = sample(
-            logits, positions + 1, progress.keys, knobs, progress.recorded, top_p_rule=self.top_p_rule
-        )
+        predicted = self.sample(logits, positions + 1, progress, knobs)
         scores = log_probability(logits, predicted) if self.log_probs else None
 
         def widen(x: Array) -> Array:

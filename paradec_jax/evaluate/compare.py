@@ -60,7 +60,13 @@ class Setting:
     def settings(self) -> dict[str, Any]:
         """Every choice of the decoder and its knobs, for JSON."""
         knobs = self.decoder.Knobs() if self.knobs is None else self.knobs
-        return _fields(self.decoder, ("network", "size", "pad", "log_probs", "bounded")) | _fields(knobs, ())
+        technical = ("network", "size", "pad", "log_probs", "greedy", "bounded")
+        return _fields(self.decoder, technical) | _fields(knobs, ())
+
+    @property
+    def sampled(self) -> bool:
+        """Whether any row has a temperature above 0."""
+        return self.knobs is not None and bool(np.any(np.asarray(self.knobs.temperature) > 0))
 
     def label(self) -> str:
         """The choices that are not the defaults, in short."""
@@ -183,15 +189,14 @@ def compare(
         raise ValueError(f"settings must hold exactly one baseline, not {len(baselines)}")
     prompts = _encode(model, problems, seed)
 
-    def bound(decoder: Any) -> Any:
-        return decoder.bind(model.network, prompts.size, model.token_spec.pad)
+    def bound(decoder: Any, setting: Setting) -> Subject:
+        decoder = dataclasses.replace(decoder, greedy=not setting.sampled)
+        return Subject(decoder.bind(model.network, prompts.size, model.token_spec.pad), setting.knobs)
 
-    subjects = [Subject(bound(setting.decoder), setting.knobs) for setting in settings]
+    subjects = [bound(setting.decoder, setting) for setting in settings]
     decoded = _answers(model, subjects, prompts, rows, report)
 
-    halves = [
-        None if setting.half is None else Subject(bound(setting.half), setting.knobs) for setting in settings
-    ]
+    halves = [None if setting.half is None else bound(setting.half, setting) for setting in settings]
     extra = [half for half in halves if half is not None and half not in subjects]
     requests = [prompts.request([i]) for i in range(min(timed, len(problems)))]
     everything = [*subjects, *extra]
@@ -296,7 +301,6 @@ def _row(
     tokens = sum(len(answer.ids) for answer in answers)
     calls = sum(answer.network_calls for answer in answers)
     difference = paired(exact, right)
-    sampled = setting.knobs is not None and np.any(np.asarray(setting.knobs.temperature) > 0)
     equal = np.mean([a.ids == b.ids for a, b in zip(answers, greedy, strict=True)])
     return {
         "decoder": setting.name,
@@ -312,7 +316,7 @@ def _row(
         "network_calls_per_token": calls / tokens,
         "tokens_per_network_call": tokens / calls,
         "recurrences_per_token": sum(answer.recurrences for answer in answers) / tokens,
-        "equals_greedy": None if sampled else float(equal),
+        "equals_greedy": None if setting.sampled else float(equal),
     }
 
 
@@ -325,6 +329,8 @@ def _speed(speed: Speed, baseline: Speed) -> dict[str, Any]:
         "passes": list(speed.passes),
         "tokens_per_second": speed.tokens_per_second,
         "speedup": speed.tokens_per_second / baseline.tokens_per_second,
+        "decode_tokens_per_second": speed.decode_tokens_per_second,
+        "decode_speedup": speed.decode_tokens_per_second / baseline.decode_tokens_per_second,
         "batch": speed.batch,
         "timed_problems": len(speed.decoded),
         "compile_seconds": speed.compile_seconds,

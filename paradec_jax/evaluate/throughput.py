@@ -55,6 +55,12 @@ class Speed:
         return self.tokens / self.seconds
 
     @property
+    def decode_tokens_per_second(self) -> float:
+        """As `tokens_per_second`, prompts and the token that each of them predicts left out."""
+        rows = sum(len(decoded.generated) for decoded in self.decoded)
+        return (self.tokens - rows) / (self.seconds - self.init_seconds)
+
+    @property
     def seconds_per_call(self) -> float:
         """Seconds of one network call, those that read prompts left out (batch 1)."""
         return (self.seconds - self.init_seconds) / max(self.calls, 1)

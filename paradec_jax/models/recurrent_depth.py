@@ -27,7 +27,10 @@ from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.rope import Rotation, rotation
 
 Layers = tuple[KV, ...]
-UNROLL = 4
+# A loop over recurrences costs a decoding step some microseconds a turn; more than this many layers in a row
+# only cost compile time.
+UNROLLED_LAYERS = 8
+STEP_WIDTH = 32  # windows up to this width are steps of a decoder, wider ones are prompts
 CACHE_MODES = ("shared", "full", "latest")
 
 
@@ -343,6 +346,25 @@ class RecurrentDepthNetwork:
         core = jax.tree.map(store, window.core, own)
         return new, dataclasses.replace(window, core=core, depth=depth)
 
+    def recur(
+        self,
+        params: Any,
+        state: Float[Array, "B W D"],
+        e: Float[Array, "B W D"],
+        view: View,
+        window: RecurrentKV,
+        recurrences: int,
+    ) -> tuple[Float[Array, "B W D"], RecurrentKV]:
+        """`recurrences` recurrences of the window, the first of them with index 0."""
+
+        def body(carry: tuple[Array, RecurrentKV], index: Array) -> tuple[tuple[Array, RecurrentKV], None]:
+            return self.iterate(params, carry[0], e, view, carry[1], index), None
+
+        unroll = 1
+        if state.shape[1] <= STEP_WIDTH:
+            unroll = max(1, min(recurrences, UNROLLED_LAYERS // self.config.core_layers))
+        return lax.scan(body, (state, window), jnp.arange(recurrences), unroll=unroll)[0]
+
     def readout(
         self, params: Any, state: Float[Array, "B W D"], view: View, window: RecurrentKV
     ) -> tuple[Float[Array, "B W D"], RecurrentKV]:
@@ -388,11 +410,7 @@ class RecurrentDepthNetwork:
         r = self.recurrence if recurrence is None else recurrence
         view = self.view(positions, cache, visible)
         e, window = self.embed(params, tokens, view, self.empty_window(*tokens.shape))
-
-        def body(carry: tuple[Array, RecurrentKV], index: Array) -> tuple[tuple[Array, RecurrentKV], None]:
-            return self.iterate(params, carry[0], e, view, carry[1], index), None
-
-        (state, window), _ = lax.scan(body, (state, window), jnp.arange(r), unroll=max(1, min(r, UNROLL)))
+        state, window = self.recur(params, state, e, view, window, r)
         hidden, window = self.readout(params, state, view, window)
         return Forward(hidden, self.normalise(params, state), window)
 
