@@ -3,6 +3,7 @@
 from paradec_jax.decode.adaptive import Adaptive
 from paradec_jax.decode.autoregressive import AutoRegressive
 from paradec_jax.decode.drive import rollout, run, stream, trace
+from paradec_jax.decode.official import OfficialWavefront
 from paradec_jax.decode.protocol import Decoded, Decoder, Network, Reason, Request, make_request
 from paradec_jax.decode.randomness import Recorded
 from paradec_jax.decode.sampling import SamplingKnobs
@@ -15,6 +16,7 @@ __all__ = [
     "Decoded",
     "Decoder",
     "Network",
+    "OfficialWavefront",
     "Reason",
     "Recorded",
     "Request",

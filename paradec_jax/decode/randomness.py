@@ -30,10 +30,16 @@ class Recorded:
     Attributes:
       states: initial latent state of each position at scale 1, [P, D].
       uniforms: number in [0, 1) that samples the token at each position, [P].
+      step_uniforms: the same for the candidate at a position in a sampler step, [T, P].
+      noise: noise of a sampler step at each position, at scale 1, [T, P, D].
+      fillers: random tokens in front of the wave in a sampler step, [T, h].
     """
 
     states: Float[Array, "P D"] | None = None
     uniforms: Float[Array, "P"] | None = None
+    step_uniforms: Float[Array, "T P"] | None = None
+    noise: Float[Array, "T P D"] | None = None
+    fillers: Int[Array, "T h"] | None = None
 
 
 def fold(

@@ -105,6 +105,7 @@ def sample(
     *,
     top_p_rule: str = "drop",
     purpose: Purpose = Purpose.TOKEN,
+    step: Int[Array, "B"] | None = None,
 ) -> Int[Array, "B W"]:
     """Draws the token of each position with Gumbel noise, `argmax(log p + g)`; temperature 0 is argmax.
 
@@ -120,6 +121,7 @@ def sample(
       recorded: recorded uniforms, used through the inverse cumulative distribution in place of the noise.
       top_p_rule: see `filtered_probabilities`.
       purpose: what the draw is for.
+      step: sampler step of each row, for decoders that draw a position anew in every step.
     """
 
     def greedy(logits: Array) -> Array:
@@ -129,7 +131,7 @@ def sample(
         probs = filtered_probabilities(logits, knobs, top_p_rule=top_p_rule)
         if recorded is not None and recorded.uniforms is not None:
             return inverse_cdf(probs, recorded.uniforms[jnp.minimum(positions, len(recorded.uniforms) - 1)])
-        folded = fold(keys, purpose, positions)
+        folded = fold(keys, purpose, positions, step)
         noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:], jnp.float32)))(folded)
         return jnp.argmax(jnp.log(probs) + noise, axis=-1).astype(jnp.int32)
 

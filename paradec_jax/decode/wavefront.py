@@ -20,11 +20,10 @@ from jaxtyping import Array, Float, Int
 from paradec_jax.decode import score, select, stop
 from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
 from paradec_jax.decode.base import DecoderBase, after
+from paradec_jax.decode.noise import NOISE_MIXERS, mix_noise
 from paradec_jax.decode.protocol import Progress, Request
 from paradec_jax.decode.randomness import Purpose, fold
 from paradec_jax.decode.sampling import log_probability
-
-NOISE_MIXERS = ("dampened", "constant", "sqrt")
 
 
 @jax.tree_util.register_dataclass
@@ -225,19 +224,12 @@ class Wavefront(DecoderBase):
         state: WavefrontState,
         knobs: WavefrontKnobs,
     ) -> Float[Array, "B W D"]:
-        """`(1 - b) z + b g`, or `sqrt(1 - b) z + sqrt(b) g`, with g drawn like an initial state (Eq. 2)."""
+        """The states with fresh noise in them, where there is any (Eq. 2)."""
 
         def mix(z: Array) -> Array:
             keys = fold(state.progress.keys, Purpose.NOISE, positions, state.steps)
             noise = self.network.initial_state(keys, knobs.init_scale)
-            share = jnp.asarray(knobs.noise, jnp.float32)
-            if self.noise_mixer != "constant":
-                share = share / (1 + seen)
-            share = jnp.broadcast_to(share, seen.shape)[..., None]
-            keep = 1 - share
-            if self.noise_mixer == "sqrt":
-                keep, share = jnp.sqrt(jnp.maximum(keep, 0)), jnp.sqrt(share)
-            return (keep * z + share * noise).astype(z.dtype)
+            return mix_noise(z, noise, knobs.noise, seen, self.noise_mixer)
 
         return lax.cond(jnp.asarray(knobs.noise) > 0, mix, lambda z: z, z)
 

@@ -1,0 +1,578 @@
+"""The wavefront sampler as the original program runs it, quirk for quirk (release of Huginn-0125).
+
+`wavefront.Wavefront` follows the paper's equations; this one follows the code, so that its published numbers can be
+repeated. Where they differ, see `OfficialWavefront`. A frozen token is the *input* of a converged position; the
+last frozen token stays in the window and is computed again::
+
+    position   0 .. a-1    a          a+1 .. F-1     F .. a+w-1      a+w
+             [ cached  ][ last     ][ (none: F =   ][ candidates  ][ newest        ]
+    tokens     frozen     frozen       a + 1)         re-predicted    prediction
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from paradec_jax.decode import stop
+from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
+from paradec_jax.decode.base import DecoderBase, after
+from paradec_jax.decode.noise import NOISE_MIXERS, mix_noise
+from paradec_jax.decode.protocol import Decoded, Progress, Reason, Request
+from paradec_jax.decode.randomness import Purpose, fold
+from paradec_jax.decode.sampling import filtered_probabilities, inverse_cdf, sample
+from paradec_jax.decode.score import EPSILON
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class OfficialKnobs(AutoRegressiveKnobs):
+    """Sampling, and how the wave moves. Defaults are the code's; the paper has no noise.
+
+    Attributes:
+      exit_threshold: epsilon of the latent rules.
+      momentum: eta.
+      noise: beta.
+      max_wavefront: active positions at most (the compiled width bounds it); 0 for the compiled width.
+      max_steps: sampler steps before it gives up.
+    """
+
+    exit_threshold: Float[Array, "..."] | float = 0.03
+    momentum: Float[Array, "..."] | float = 0.1
+    noise: Float[Array, "..."] | float = 0.5
+    max_wavefront: Int[Array, "..."] | int = 128
+    max_steps: Int[Array, "..."] | int = 4096
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Wave:
+    """Active states of one step and where they stand.
+
+    Attributes:
+      states: z, [B, W, D]; slot i is position `start + i`.
+      start: a, positions before it are cached, [B].
+      count: w, slots in use, [B].
+    """
+
+    states: Float[Array, "B W D"]
+    start: Int[Array, "B"]
+    count: Int[Array, "B"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class OfficialState:
+    """What the original program keeps between steps.
+
+    Attributes:
+      progress: the rows; `tokens` holds the candidates behind the frozen tokens, `length` counts the frozen.
+      cache: keys and values.
+      wave: states that this step begins with.
+      start_before: a of the step before, [B]. Its states, once shifted, are `wave.states`.
+      embedded: e of the step before after momentum; slot i is position `start_before + i`, [B, W, D].
+      embedded_count: its slots in use, [B].
+      older: states with which the step before began, and the a that it took them to start at.
+      change: z - z_before as the step before measured it, [B, W, D], and how many slots it has.
+      change_count: [B].
+      pointer, pointer_before: k of the newest step and of the one before it, [B].
+      seen: n, recurrences each position has done, [B, S].
+      stable: c, how often each position's token was predicted again, [B, S].
+      time: t, steps done, [B].
+    """
+
+    progress: Progress
+    cache: Any
+    wave: Wave
+    start_before: Int[Array, "B"]
+    embedded: Float[Array, "B W D"]
+    embedded_count: Int[Array, "B"]
+    older: Wave
+    change: Float[Array, "B W D"]
+    change_count: Int[Array, "B"]
+    pointer: Int[Array, "B"]
+    pointer_before: Int[Array, "B"]
+    seen: Int[Array, "B S"]
+    stable: Int[Array, "B S"]
+    time: Int[Array, "B"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Refined:
+    """What the network makes of a wave: e, states, keys and values, the token each slot predicts."""
+
+    embedded: Float[Array, "B W D"]
+    states: Float[Array, "B W D"]
+    kv: Any
+    predicted: Int[Array, "B W"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """What a freezing rule decides.
+
+    Attributes:
+      drop: i*, slots that leave the window in front of the last frozen token, [B].
+      length: frozen tokens, [B].
+      pointer: k, [B].
+      distance: what a latent rule measured in each slot, NaN where it measured nothing, [B, W].
+    """
+
+    drop: Int[Array, "B"]
+    length: Int[Array, "B"]
+    pointer: Int[Array, "B"]
+    distance: Float[Array, "B W"]
+
+
+@dataclasses.dataclass(frozen=True)
+class OfficialWavefront(DecoderBase):
+    """The released sampler. It keeps what the release does, including what a user would not want:
+
+    - after a step that committed m positions, distances compare position p with the old state of p + m;
+    - all positions up to the *last* converged one are frozen, converged or not;
+    - e of a new position is scaled by `1 - eta`; noise and candidates are drawn anew in every step;
+    - a stop token is noticed only after `recurrence` steps and only in the step that freezes it;
+    - more tokens than the budget, and tokens behind a stop token, stay in the result;
+    - a wave of width 1 never advances; without prefill, prompt tokens may be overwritten.
+
+    Rows of a batch are independent, which the release (batch 1) does not offer.
+
+    Attributes:
+      inner_recurrence: r', recurrences of a step.
+      width: W, slots of the compiled window.
+      headway: h, positions appended a step.
+      recurrence: r of the prefill, also in the guard of the stop test and in the rules "fixed" and
+        "token-stability"; the network's default when None.
+      rule: what freezes positions, one of `RULES`.
+      continuous: new positions start from the newest h states instead of random ones.
+      prefill_prompt: read the prompt first; otherwise it is the first wave.
+      noise_mixer: one of `NOISE_MIXERS`.
+    """
+
+    _: dataclasses.KW_ONLY
+    inner_recurrence: int = 4
+    width: int = 128
+    headway: int = 1
+    recurrence: int | None = None
+    rule: str = "latent-diff"
+    continuous: bool = False
+    prefill_prompt: bool = True
+    noise_mixer: str = "dampened"
+    Knobs: ClassVar[type] = OfficialKnobs
+
+    def __post_init__(self) -> None:
+        for name in ("inner_recurrence", "width", "headway"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.headway > self.width:
+            raise ValueError(f"headway {self.headway} must not exceed the width {self.width}")
+        if self.rule not in RULES:
+            raise ValueError(f"rule must be one of {', '.join(RULES)}, not {self.rule!r}")
+        if self.noise_mixer not in NOISE_MIXERS:
+            raise ValueError(
+                f"noise_mixer must be one of {', '.join(NOISE_MIXERS)}, not {self.noise_mixer!r}"
+            )
+
+    @property
+    def _r(self) -> int:
+        return self.network.recurrence if self.recurrence is None else self.recurrence
+
+    @property
+    def patience(self) -> int:
+        """Steps that a position waits under "fixed" and "token-stability"."""
+        return self._r // self.inner_recurrence
+
+    def init(self, params: Any, request: Request, knobs: OfficialKnobs) -> OfficialState:
+        """Reads the prompt and freezes the token it predicts (S1), or makes the prompt the first wave."""
+        batch, lengths = request.batch, request.lengths
+        zeros = jnp.zeros(batch, jnp.int32)
+        if self.prefill_prompt:
+            progress, cache, _ = self.prefill(params, request, knobs, self._r, 2 * self.width)
+            start, count = lengths, zeros + 1
+        else:
+            if request.tokens.shape[1] > self.width:
+                raise ValueError(
+                    f"without prefill the prompt is the first wave, but {request.tokens.shape[1]} positions "
+                    f"exceed the width {self.width}"
+                )
+            progress, cache = self.start(request, knobs, 2 * self.width)
+            start, count = zeros, lengths
+        # A stop token that the prompt itself predicts goes unnoticed, a budget of one does not.
+        reason = jnp.where(progress.length >= progress.limit, Reason.BUDGET, Reason.RUNNING)
+        progress = dataclasses.replace(progress, reason=reason)
+        position = jnp.arange(progress.tokens.shape[1])
+        done = self._r * self.prefill_prompt * (position <= lengths[:, None])
+        wave = Wave(stop.window(progress.initial, start, self.width), start, count)
+        empty = jnp.zeros_like(wave.states)
+        return OfficialState(
+            progress=progress,
+            cache=cache,
+            wave=wave,
+            start_before=zeros,
+            embedded=empty,
+            embedded_count=zeros,
+            older=Wave(empty, zeros, zeros),
+            change=empty,
+            change_count=zeros + 1,
+            pointer=zeros,
+            pointer_before=zeros,
+            seen=done.astype(jnp.int32),
+            stable=jnp.zeros_like(progress.tokens),
+            time=zeros,
+        )
+
+    def finish(self, state: OfficialState) -> Decoded:
+        """All frozen tokens, those beyond the budget included."""
+        return stop.finish(state.progress, self.size + self.width, self.pad)
+
+    def step(self, params: Any, state: OfficialState, knobs: OfficialKnobs) -> OfficialState:
+        """One sampler step: refine the wave, predict again, append, freeze."""
+        refined = self.refine(params, state, knobs)
+        return self.advance(state, refined, knobs)[0]
+
+    def refine(self, params: Any, state: OfficialState, knobs: OfficialKnobs) -> Refined:
+        """W1 to W6: prelude and momentum, noise, r' recurrences, a token for each slot."""
+        network, progress, wave = self.network, state.progress, state.wave
+        batch = wave.start.shape[0]
+        positions = wave.start[:, None] + jnp.arange(self.width)
+        tokens = stop.window(progress.tokens, wave.start, self.width)
+        view = network.view(positions, state.cache, wave.start)
+        e, window = network.embed(params, tokens, view, network.empty_window(batch, self.width))
+        e = self._momentum(e, state, knobs)
+        z = self._noise(wave.states, positions, state, knobs)
+        z, window = network.recur(params, z, e, view, window, self.inner_recurrence)
+        hidden, window = network.readout(params, z, view, window)
+        logits = network.logits(params, hidden)
+        return Refined(e, z, window, self._draw(logits, positions + 1, state, knobs))
+
+    def advance(
+        self, state: OfficialState, refined: Refined, knobs: OfficialKnobs
+    ) -> tuple[OfficialState, Frozen]:
+        """W7 to W13: candidates, new positions, freezing, stopping."""
+        progress, wave = state.progress, state.wave
+        position = jnp.arange(progress.tokens.shape[1])
+        start, count, frozen = (x[:, None] for x in (wave.start, wave.count, progress.length))
+        active = (position >= start) & (position < start + count)
+        seen = state.seen + self.inner_recurrence * active
+
+        # W7, W8: frozen tokens stay, the others become what their predecessors predict now.
+        source = jnp.clip(position - 1 - start, 0, self.width - 1)
+        predicted = jnp.take_along_axis(refined.predicted, source, axis=1)
+        again = (position < frozen) | (progress.tokens == predicted)
+        stable = state.stable + (again & (position < start + count))
+        filler = self._filler(position - (start + count + 1), state)
+        tokens = jnp.where(position <= start + count, predicted, filler)
+        tokens = jnp.where(position < frozen, progress.tokens, tokens)
+
+        # W9, W10: new states in front, cut at the limit.
+        limit = jnp.where(knobs.max_wavefront > 0, jnp.minimum(knobs.max_wavefront, self.width), self.width)
+        total = jnp.minimum(wave.count + self.headway, limit)
+        appended = total - wave.count
+        states = self._append(refined.states, state)
+
+        # W11: freeze.
+        decided = RULES[self.rule](self, state, refined, stable, appended, knobs)
+        moved = Wave(
+            _shift(states, decided.drop),
+            wave.start + (self.headway * (decided.drop > 0) if self.rule == "fixed" else decided.drop),
+            total - decided.drop,
+        )
+        length = decided.length
+        progress = progress.count(1, wave.count, self.inner_recurrence)
+        progress = dataclasses.replace(
+            progress,
+            tokens=tokens,
+            length=length,
+            reason=self._reason(state, decided, tokens, length, moved, knobs),
+        )
+        cache = self.network.write(state.cache, refined.kv, after(wave.start, refined.predicted))
+        change, change_count = _change(state, refined)
+        new = OfficialState(
+            progress=progress,
+            cache=cache,
+            wave=moved,
+            start_before=wave.start,
+            embedded=refined.embedded,
+            embedded_count=wave.count,
+            older=Wave(wave.states, state.start_before, wave.count),
+            change=change,
+            change_count=change_count,
+            pointer=decided.pointer,
+            pointer_before=state.pointer,
+            seen=seen,
+            stable=stable,
+            time=state.time + 1,
+        )
+        running = ~state.progress.done
+        kept = {"progress", "cache"}  # the cache of a row that is done is never read again
+        fields = {
+            field.name: getattr(new, field.name)
+            if field.name in kept
+            else _where(running, getattr(new, field.name), getattr(state, field.name))
+            for field in dataclasses.fields(new)
+        }
+        old = state.progress
+        fields["progress"] = dataclasses.replace(
+            progress,
+            tokens=_where(running, progress.tokens, old.tokens),
+            length=_where(running, progress.length, old.length),
+            reason=_where(running, progress.reason, old.reason),
+        )
+        return OfficialState(**fields), decided
+
+    def _momentum(
+        self, e: Float[Array, "B W D"], state: OfficialState, knobs: OfficialKnobs
+    ) -> Float[Array, "B W D"]:
+        """W2: rows without history are scaled by 1 - eta, except in the first step, which has all of it."""
+        shift = state.wave.start - state.start_before
+        known = jnp.arange(self.width) + shift[:, None] < state.embedded_count[:, None]
+        before = jnp.where(known[..., None], _shift(state.embedded, shift), 0)
+        eta = knobs.momentum
+        return jnp.where((state.time == 0)[:, None, None], e, ((1 - eta) * e + eta * before).astype(e.dtype))
+
+    def _noise(
+        self,
+        z: Float[Array, "B W D"],
+        positions: Int[Array, "B W"],
+        state: OfficialState,
+        knobs: OfficialKnobs,
+    ) -> Float[Array, "B W D"]:
+        """W3: fresh noise in every step, weaker for positions that have done more recurrences."""
+        recorded = state.progress.recorded
+        seen = stop.window(state.seen, state.wave.start, self.width)
+
+        def mix(z: Array) -> Array:
+            if recorded is not None and recorded.noise is not None:
+                steps, rows = recorded.noise.shape[:2]
+                at = jnp.minimum(state.time, steps - 1)[:, None], jnp.minimum(positions, rows - 1)
+                noise = recorded.noise[at] * knobs.init_scale
+            else:
+                keys = fold(state.progress.keys, Purpose.NOISE, positions, state.time)
+                noise = self.network.initial_state(keys, knobs.init_scale)
+            return mix_noise(z, noise, knobs.noise, seen, self.noise_mixer)
+
+        return lax.cond(jnp.asarray(knobs.noise) > 0, mix, lambda z: z, z)
+
+    def _draw(
+        self,
+        logits: Float[Array, "B W V"],
+        positions: Int[Array, "B W"],
+        state: OfficialState,
+        knobs: OfficialKnobs,
+    ) -> Int[Array, "B W"]:
+        """W6: each candidate with randomness of its own in every step."""
+        progress, recorded = state.progress, state.progress.recorded
+        if self.greedy or recorded is None or recorded.step_uniforms is None:
+            if self.greedy:
+                return self.sample(logits, positions, progress, knobs)
+            return sample(
+                logits,
+                positions,
+                progress.keys,
+                knobs,
+                top_p_rule=self.top_p_rule,
+                purpose=Purpose.DRAFT,
+                step=state.time,
+            )
+        uniforms = recorded.step_uniforms
+        at = (
+            jnp.minimum(state.time, uniforms.shape[0] - 1)[:, None],
+            jnp.minimum(positions, uniforms.shape[1] - 1),
+        )
+
+        def stochastic(logits: Array) -> Array:
+            probs = filtered_probabilities(logits, knobs, top_p_rule=self.top_p_rule)
+            return inverse_cdf(probs, uniforms[at])
+
+        def most_probable(logits: Array) -> Array:
+            return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+        return lax.cond(jnp.asarray(knobs.temperature) > 0, stochastic, most_probable, logits)
+
+    def _filler(self, index: Int[Array, "B S"], state: OfficialState) -> Int[Array, "B S"]:
+        """The random tokens of positions that nothing predicts yet; `index` counts them from 0."""
+        if self.headway == 1:
+            return jnp.zeros_like(index)
+        recorded = state.progress.recorded
+        at = jnp.clip(index, 0, self.headway - 2)
+        if recorded is not None and recorded.fillers is not None:
+            row = recorded.fillers[jnp.minimum(state.time, len(recorded.fillers) - 1)]
+            return jnp.take_along_axis(row, at, axis=1)
+        slots = jnp.broadcast_to(jnp.arange(self.headway - 1), (index.shape[0], self.headway - 1))
+        keys = fold(state.progress.keys, Purpose.FILLER, slots, state.time)
+        draw = jax.vmap(jax.vmap(lambda key: jax.random.randint(key, (), 0, self.network.vocab_size)))
+        return jnp.take_along_axis(draw(keys), at, axis=1)
+
+    def _append(self, states: Float[Array, "B W D"], state: OfficialState) -> Float[Array, "B W D"]:
+        """W9: states behind the active ones; what lies beyond the headway is never read."""
+        count = state.wave.count
+        slot = jnp.arange(self.width)
+        fresh = stop.window(state.progress.initial, state.wave.start, self.width)
+        if self.continuous:
+            copied = jnp.roll(states, self.headway, axis=1)
+            fresh = jnp.where((count >= self.headway)[:, None, None], copied, fresh)
+        return jnp.where((slot < count[:, None])[..., None], states, fresh)
+
+    def _reason(
+        self,
+        state: OfficialState,
+        decided: Frozen,
+        tokens: Int[Array, "B S"],
+        length: Int[Array, "B"],
+        moved: Wave,
+        knobs: OfficialKnobs,
+    ) -> Int[Array, "B"]:
+        """W12 and the loop's condition."""
+        progress, time = state.progress, state.time
+        position = jnp.arange(tokens.shape[1])
+        first, last = (state.pointer, decided.pointer)
+        if self.rule == "fixed":
+            first, last = length - self.headway, length
+        newest = (position >= first[:, None]) & (position < last[:, None])
+        hit = jnp.any(stop.is_stop(tokens, progress.stop) & newest, axis=1) & (time > self._r)
+        used_up = length >= progress.limit
+        too_long = moved.start + moved.count > self.network.max_length
+        over = used_up | too_long | (time > knobs.max_steps)
+        return jnp.where(hit, Reason.STOP, jnp.where(over, Reason.BUDGET, Reason.RUNNING))
+
+
+def _where(rows: Bool[Array, "B"], new: Any, old: Any) -> Any:
+    def choose(new: Array, old: Array) -> Array:
+        return jnp.where(rows.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(choose, new, old)
+
+
+def _shift(x: Array, by: Int[Array, "B"]) -> Array:
+    """Drops each row's first `by` slots; zeros come in behind."""
+    width = x.shape[1]
+    return stop.window(jnp.concatenate([x, jnp.zeros_like(x)], axis=1), jnp.minimum(by, width), width)
+
+
+def _norm(x: Float[Array, "B W D"]) -> Float[Array, "B W"]:
+    return jnp.linalg.norm(x.astype(jnp.float32), axis=-1)
+
+
+def _change(state: OfficialState, refined: Refined) -> tuple[Float[Array, "B W D"], Int[Array, "B"]]:
+    """z_i less the old state of slot i + m, m the positions committed in the step before; and the slots it has.
+
+    The old states were shifted when they were kept, so the further shift by m misaligns them.
+    """
+    m = state.wave.start - state.start_before
+    change = refined.states - _shift(state.wave.states, m)
+    return change, jnp.maximum(state.wave.count - m, 0)
+
+
+def _up_to_last(state: OfficialState, qualified: Bool[Array, "B W"], distance: Array) -> Frozen:
+    """Freezes up to the last slot that qualifies, whatever those before it do."""
+    found = jnp.any(qualified, axis=1)
+    width = qualified.shape[1]
+    last = width - 1 - jnp.argmax(qualified[:, ::-1], axis=1)
+    drop = jnp.where(found, last, 0)
+    pointer = jnp.where(found, state.wave.start + last + 1, state.pointer)
+    length = jnp.where(found, pointer, state.progress.length)
+    return Frozen(drop, length, pointer, distance)
+
+
+def _converged(
+    state: OfficialState, distance: Float[Array, "B W"], count: Int[Array, "B"], knobs: OfficialKnobs
+) -> Frozen:
+    measured = jnp.arange(distance.shape[1]) < count[:, None]
+    distance = jnp.where(measured, distance, jnp.nan)
+    return _up_to_last(state, distance < knobs.exit_threshold, distance)
+
+
+def latent_diff(
+    decoder: OfficialWavefront,
+    state: OfficialState,
+    refined: Refined,
+    stable: Array,
+    appended: Array,
+    knobs: OfficialKnobs,
+) -> Frozen:
+    """`|z - z'| / |z| < epsilon`."""
+    del decoder, stable, appended
+    change, count = _change(state, refined)
+    return _converged(state, _norm(change) / jnp.maximum(_norm(refined.states), EPSILON), count, knobs)
+
+
+def latent_acceleration_1(
+    decoder: OfficialWavefront,
+    state: OfficialState,
+    refined: Refined,
+    stable: Array,
+    appended: Array,
+    knobs: OfficialKnobs,
+) -> Frozen:
+    """`|d - d'| / |z| < epsilon`, d the change of a step and d' that of the step before, not aligned."""
+    del decoder, stable, appended
+    change, count = _change(state, refined)
+    distance = _norm(change - state.change) / jnp.maximum(_norm(refined.states), EPSILON)
+    return _converged(state, distance, jnp.minimum(count, state.change_count), knobs)
+
+
+def latent_acceleration_2(
+    decoder: OfficialWavefront,
+    state: OfficialState,
+    refined: Refined,
+    stable: Array,
+    appended: Array,
+    knobs: OfficialKnobs,
+) -> Frozen:
+    """`|z - 2 z' + z''| / (|z| + 1e-6) < epsilon` over the states of three steps."""
+    del decoder, stable, appended
+    change, count = _change(state, refined)
+    since = state.wave.start - state.older.start
+    newer = _shift(state.wave.states, state.wave.start - state.start_before)
+    distance = _norm(change - (newer - _shift(state.older.states, since))) / (_norm(refined.states) + 1e-6)
+    return _converged(state, distance, jnp.minimum(count, state.older.count - since), knobs)
+
+
+def token_stability(
+    decoder: OfficialWavefront,
+    state: OfficialState,
+    refined: Refined,
+    stable: Array,
+    appended: Array,
+    knobs: OfficialKnobs,
+) -> Frozen:
+    """Up to the last position whose token was predicted again in more than `patience` steps, ever."""
+    del appended, knobs
+    window = stop.window(stable, state.wave.start, decoder.width)
+    slot = jnp.arange(decoder.width)
+    distance = jnp.full(refined.predicted.shape, jnp.nan, jnp.float32)
+    qualified = (window > decoder.patience) & (slot < state.wave.count[:, None])
+    found = jnp.any(qualified, axis=1)
+    decided = _up_to_last(state, qualified, distance)
+    return dataclasses.replace(decided, pointer=jnp.where(found, decided.pointer, 0))
+
+
+def fixed(
+    decoder: OfficialWavefront,
+    state: OfficialState,
+    refined: Refined,
+    stable: Array,
+    appended: Array,
+    knobs: OfficialKnobs,
+) -> Frozen:
+    """The paper's Algorithm 1: once the wave is `patience` + 2 steps old, one headway a step."""
+    del stable, knobs
+    go = state.time > decoder.patience
+    distance = jnp.full(refined.predicted.shape, jnp.nan, jnp.float32)
+    drop = jnp.where(go, appended, 0)
+    return Frozen(drop, state.progress.length + drop, state.pointer, distance)
+
+
+RULES: dict[str, Callable[..., Frozen]] = {
+    "latent-diff": latent_diff,
+    "latent-acceleration-1": latent_acceleration_1,
+    "latent-acceleration-2": latent_acceleration_2,
+    "token-stability": token_stability,
+    "fixed": fixed,
+}
