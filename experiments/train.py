@@ -21,7 +21,11 @@ from paradec_jax.train import fit, muon
 
 # Nine problems of ten fit; room for the longest would be a third padding.
 BUCKETS = (Bucket(2, 2, 102), Bucket(3, 4, 161), Bucket(5, 6, 226), Bucket(7, 8, 286))
-DRILLS = (Bucket(0, 0, 128, drill="sums"), Bucket(0, 0, 256, drill="steps"))
+DRILLS = (
+    Bucket(0, 0, 128, drill="sums"),
+    Bucket(0, 0, 256, drill="steps"),
+    Bucket(0, 0, 128, drill="recalls"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +61,12 @@ class Recipe:
     last_mean: float = 3.0
     growth: tuple[int, int] = (1500, 5000)
     mixture: Mixture = (
-        (0, (1.0, 0.0, 0.0, 0.0, 0.0, 0.0)),
-        (1500, (0.5, 0.5, 0.0, 0.0, 0.0, 0.0)),
-        (1800, (0.15, 0.2, 0.1, 0.05, 0.2, 0.3)),
-        (5000, (0.3, 0.4, 0.12, 0.08, 0.03, 0.07)),
+        (0, (1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)),
+        (1500, (0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0)),
+        (1800, (0.15, 0.2, 0.1, 0.05, 0.2, 0.3, 0.0)),
+        (5000, (0.1, 0.1, 0.05, 0.05, 0.0, 0.3, 0.4)),
+        (6500, (0.15, 0.25, 0.1, 0.05, 0.0, 0.3, 0.15)),
+        (8500, (0.3, 0.4, 0.15, 0.1, 0.0, 0.05, 0.0)),
     )
     backprop_depth: int = 4
     ema_decay: float = 0.999
