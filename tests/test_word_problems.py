@@ -344,7 +344,7 @@ def test_steps_are_drilled_on_known_quantities():
 def test_recalls_are_of_the_newest_amount():
     for index in range(50):
         item = drills.drill(3, index, "recalls")
-        held, starts, said = {}, {low: high for low, high in item.spans}, 0
+        held, starts, said = {}, dict(item.spans), 0
         for told in re.finditer(r"([A-Z]\w+)( now)? has (\d+) \w+\.", item.answer):
             name, now, amount = told.groups()
             assert (now is not None) <= (name in held)
