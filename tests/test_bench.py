@@ -1,0 +1,63 @@
+"""Cost formulas, and the bench on a model of a few thousand parameters."""
+
+import math
+
+import pytest
+
+from paradec_jax.config import PRESETS
+from paradec_jax.evaluate.bench import Limits, bench, fixed_wavefront, limits, static
+from paradec_jax.models.recurrent_depth import parameter_shapes, work
+
+TINY = PRESETS["test-recurrent"]
+
+
+def test_work_of_one_recurrence_reads_every_parameter_but_the_embedding():
+    config = PRESETS["tiny-recurrent"]
+    shapes = parameter_shapes(config)
+    once = sum(math.prod(leaf.shape) for leaf in _leaves(shapes))  # tied: the embedding is the output matrix
+    cost = work(config, batch=1, positions=1, context=0, recurrence=1)
+    assert cost.bytes == 4 * once
+    attention = 4 * 4 * config.width  # a position sees itself in four layers
+    assert cost.flops == 2 * once + attention
+
+
+def _leaves(tree):
+    return [
+        leaf for value in tree.values() for leaf in (_leaves(value) if isinstance(value, dict) else [value])
+    ]
+
+
+def test_work_grows_with_recurrences_context_and_rows():
+    base = work(TINY, 1, 1, 10, 2)
+    more = work(TINY, 1, 1, 10, 4)
+    core = (more.bytes - base.bytes) // 2
+    assert work(TINY, 1, 1, 10, 6).bytes - more.bytes == 2 * core
+    cached = 2 * (1 + 1 + 2 * 2) * TINY.width * 4
+    assert work(TINY, 1, 1, 11, 2).bytes - base.bytes == cached
+    assert work(TINY, 3, 1, 10, 2).bytes - base.bytes == 2 * 10 * cached
+    assert work(TINY, 3, 1, 10, 2).flops == 3 * base.flops
+    assert work(TINY, 1, 4, 10, 2).bytes == base.bytes
+
+
+@pytest.mark.parametrize("decoder", [static(4), fixed_wavefront(4, 2)], ids=["static", "wavefront"])
+def test_bench(decoder):
+    row = bench(TINY, decoder, batch=2, context=8, tokens=12, passes=2, device=Limits(1e9, 1e9))
+    assert row["tokens"] == 24 and row["batch"] == 2
+    assert row["decode_tokens_per_second"] > 0 and row["peak_bytes"] > 4 * row["parameters"]
+    assert row["bandwidth_fraction"] == pytest.approx(
+        row["step_bytes"] / (row["microseconds_per_step"] * 1e-6) / 1e9
+    )
+    if decoder == static(4):
+        assert row["network_calls_per_token"] == 1
+    else:  # the prompt, four steps until the wave is old enough, then a token a step
+        assert row["network_calls"] == 2 * (1 + 3 + 11)
+
+
+def test_a_model_too_short_is_refused():
+    with pytest.raises(ValueError, match="more than the 64 positions"):
+        bench(TINY, static(2), context=60, tokens=10, device=Limits(1.0, 1.0))
+
+
+def test_limits_are_rates():
+    measured = limits("float32", repeats=1)
+    assert measured.bytes_per_second > 1e8 and measured.flops_per_second > 1e8
