@@ -24,9 +24,11 @@ from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 from tyro.extras import SubcommandApp
 
 from paradec_jax import store
+from paradec_jax.config import PRESETS
 from paradec_jax.data.word_problems import PROMPT
 from paradec_jax.decode import Adaptive, AutoRegressive, SelfSpeculative, Wavefront, stream
 from paradec_jax.evaluate import SETTINGS, Comparison, compare, word_problems
+from paradec_jax.evaluate.bench import bench, fixed_wavefront, limits, static
 from paradec_jax.generate import Generation, Prepared, StopStrings, generate, prepare
 
 DEFAULT_MODEL = "tiny-recurrent"
@@ -66,8 +68,7 @@ def compare_command(
     """
     if problems < 1:
         raise ValueError(f"--problems must be at least 1, not {problems}")
-    if json not in (None, "-") and not Path(json).absolute().parent.is_dir():
-        raise ValueError(f"--json cannot write {json}: there is no folder {Path(json).absolute().parent}")
+    _check_json(json)
     loaded = store.load(model)
     if loaded.family != family:
         raise ValueError(f"{model} is of family {loaded.family}, but --family is {family}")
@@ -156,6 +157,70 @@ def generate_command(
                 print(f"--- sample {i}", file=sys.stderr)
             print(text)
     _print_counts(result)
+    return 0
+
+
+@app.command(name="bench")
+def bench_command(
+    preset: str = "tiny-recurrent",
+    recurrence: int | None = None,
+    inner_recurrence: tuple[int, ...] = (1, 2, 4),
+    batch: tuple[int, ...] = (1,),
+    context: int = 64,
+    tokens: int = 64,
+    dtype: Literal["preset", "float32", "bfloat16"] = "preset",
+    passes: int = 5,
+    seed: int = 0,
+    json: Annotated[str | None, arg(metavar="[PATH]")] = None,
+) -> int:
+    """Times decoding with random weights and says how close it comes to the device's limits.
+
+    For each batch size: static decoding, then a wavefront that gives every token at least as many recurrences
+    and commits one token a step whatever the weights are.
+
+    Args:
+      preset: shape of the model.
+      recurrence: recurrences a token; the preset's default if left out.
+      inner_recurrence: recurrences of a wavefront's step, one row each.
+      batch: batch sizes.
+      context: prompt tokens of each row.
+      tokens: tokens to generate in each row.
+      dtype: of weights and activations.
+      passes: timings, of which the median counts.
+      seed: of weights and prompts.
+      json: print nothing but a list of JSON objects; with a PATH, write the list there as well as printing
+        the table.
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"--preset must be one of {', '.join(PRESETS)}, not {preset}")
+    for name, values in (("batch", batch), ("inner-recurrence", inner_recurrence), ("passes", (passes,))):
+        if min(values, default=0) < 1:
+            raise ValueError(f"--{name} must be at least 1, not {values}")
+    _check_json(json)
+    config = PRESETS[preset]
+    if dtype != "preset":
+        config = dataclasses.replace(config, dtype=dtype, param_dtype=dtype)
+    count = config.mean_recurrence if recurrence is None else recurrence
+    decoders = [("autoregressive", f"r {count}", static(count))]
+    decoders += [
+        ("wavefront", f"inner r {inner}", fixed_wavefront(count, inner)) for inner in inner_recurrence
+    ]
+    rows = []
+    with _progress() as report:
+        device = limits(config.dtype)
+        cases = [(size, *named) for size in batch for named in decoders]
+        for done, (size, name, label, decoder) in enumerate(cases):
+            report("benchmarks", done, len(cases))
+            options = {"batch": size, "context": context, "tokens": tokens, "passes": passes, "seed": seed}
+            row = bench(config, decoder, **options, device=device)
+            rows.append(
+                {"preset": preset, "family": config.family} | row | {"decoder": name, "settings": label}
+            )
+        report("benchmarks", len(cases), len(cases))
+    if json is not None:
+        _write_json(rows, json)
+    if json != "-":
+        _print_bench(rows)
     return 0
 
 
@@ -251,6 +316,11 @@ def _progress() -> Iterator[Any]:
         yield report
 
 
+def _check_json(path: str | None) -> None:
+    if path not in (None, "-") and not Path(path).absolute().parent.is_dir():
+        raise ValueError(f"--json cannot write {path}: there is no folder {Path(path).absolute().parent}")
+
+
 def _write_json(rows: Sequence[dict[str, Any]], path: str) -> None:
     text = json.dumps(rows, indent=2, allow_nan=False) + "\n"
     if path == "-":
@@ -299,6 +369,45 @@ def _print_table(result: Comparison, steps: tuple[int, int], seed: int) -> None:
     ]
     if costs:
         console.print("One pass of the core: " + "; ".join(costs) + ".")
+
+
+def _print_bench(rows: Sequence[dict[str, Any]]) -> None:
+    first = rows[0]
+    table = Table(
+        title=f"{first['preset']}: {first['parameters'] / 1e6:.1f} M random parameters, {first['dtype']}, "
+        f"context {first['context']}"
+    )
+    titles = ("decoder", "settings", "batch", "tokens/s", "speed-up", "calls/token", "us/step")
+    for title in (*titles, "MB/step", "of bandwidth", "of matmul rate", "compile s", "memory MB"):
+        table.add_column(title, justify="left" if title in ("decoder", "settings") else "right")
+    for row in rows:
+        static_rate = next(
+            x["decode_tokens_per_second"]
+            for x in rows
+            if x["batch"] == row["batch"] and x["decoder"] == "autoregressive"
+        )
+        table.add_row(
+            row["decoder"],
+            row["settings"],
+            f"{row['batch']}",
+            f"{row['decode_tokens_per_second']:.0f}",
+            f"{row['decode_tokens_per_second'] / static_rate:.2f}x",
+            f"{row['network_calls_per_token']:.2f}",
+            f"{row['microseconds_per_step']:.0f}",
+            f"{row['step_bytes'] / 1e6:.1f}",
+            f"{100 * row['bandwidth_fraction']:.0f}%",
+            f"{100 * row['flops_fraction']:.0f}%",
+            f"{row['compile_seconds']:.1f}",
+            f"{row['peak_bytes'] / 1e6:.0f}",
+        )
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=140)
+    console.print(table)
+    console.print(
+        f"Prompts left out of tokens/s. {first['device']}: copies {first['device_bytes_per_second'] / 1e9:.1f} GB/s, "
+        f"multiplies {first['device_flops_per_second'] / 1e9:.0f} GFLOP/s, both measured."
+    )
 
 
 def _use_compilation_cache() -> None:
