@@ -5,6 +5,7 @@ from paradec_jax.decode.autoregressive import AutoRegressive
 from paradec_jax.decode.drive import rollout, run, stream, trace
 from paradec_jax.decode.official import OfficialWavefront
 from paradec_jax.decode.protocol import Decoded, Decoder, Network, Reason, Request, make_request
+from paradec_jax.decode.queue import Served, serve
 from paradec_jax.decode.randomness import Recorded
 from paradec_jax.decode.sampling import SamplingKnobs
 from paradec_jax.decode.speculative import SelfSpeculative
@@ -22,10 +23,12 @@ __all__ = [
     "Request",
     "SamplingKnobs",
     "SelfSpeculative",
+    "Served",
     "Wavefront",
     "make_request",
     "rollout",
     "run",
+    "serve",
     "stream",
     "trace",
 ]

@@ -1,0 +1,165 @@
+"""A queue of prompts through a fixed number of rows: a row that has stopped takes the next prompt.
+
+The drivers of `drive` end with the slowest row of a batch; here the others go on with new work. Rows do not know
+of each other, so every prompt gets what it gets alone.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from paradec_jax.decode import drive
+from paradec_jax.decode.protocol import Decoded, Request
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """What `serve` returns.
+
+    Attributes:
+      decoded: one row a prompt, in the order of the request.
+      steps: steps of the decoder, over all rows at once.
+      occupancy: share of rows that were running, over all steps.
+      admissions: calls that read prompts, the first one included.
+    """
+
+    decoded: Decoded
+    steps: int
+    occupancy: float
+    admissions: int
+
+
+def serve(
+    decoder: Any,
+    params: Any,
+    request: Request,
+    knobs: Any = None,
+    *,
+    rows: int = 8,
+    every: int = 16,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> Served:
+    """Decodes all prompts of a request, `rows` at a time, and refills rows that have stopped.
+
+    Every `every` steps the host looks which rows have stopped: fewer looks cost idle rows, more cost time.
+    Prompts are read in groups of 1, 2, 4 .. rows, each group size one compiled program.
+
+    Args:
+      decoder: a bound decoder.
+      params: parameters of its network.
+      request: all prompts, N rows, at least one.
+      knobs: a `decoder.Knobs` of scalars; the defaults when None.
+      rows: rows of the running batch.
+      every: steps between two looks.
+      report: told how many prompts are finished, and N.
+
+    Raises:
+      ValueError: a number below 1, or what `run` refuses.
+    """
+    if rows < 1 or every < 1:
+        raise ValueError(f"rows and every must be at least 1, not {rows} and {every}")
+    drive.check(decoder, request)
+    knobs = drive._knobs(decoder, knobs)
+    total = request.batch
+    rows = min(rows, total)
+    first = np.arange(rows)
+    owners = first.copy()  # the prompt in each row, -1 where none is left
+    state = drive._init(decoder, params, _take(request, first), knobs)
+    waiting, admissions = rows, 1
+    results: dict[int, Decoded] = {}
+    steps = busy = 0
+    while (owners >= 0).any():
+        before = np.asarray(state.progress.network_calls)
+        state, did = _advance(decoder, params, state, knobs, np.int32(every))
+        steps += int(did)
+        done = np.asarray(decoder.done(state))
+        busy += _row_steps(state, before, int(did), done, owners >= 0)
+        ended = np.flatnonzero(done & (owners >= 0))
+        if not len(ended):
+            continue
+        finished = jax.tree.map(np.asarray, decoder.finish(state))
+        for row in ended:
+            results[int(owners[row])] = jax.tree.map(lambda x, row=row: x[row], finished)
+            report(len(results), total)
+        fresh = np.arange(waiting, min(waiting + len(ended), total))
+        owners[ended] = -1
+        if len(fresh):
+            places = ended[: len(fresh)]
+            owners[places] = fresh
+            waiting += len(fresh)
+            admissions += 1
+            state = _admit(decoder, params, state, request, fresh, places, knobs)
+    ordered = [results[i] for i in range(total)]
+    decoded = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *ordered)
+    return Served(decoded, steps, busy / max(steps * rows, 1), admissions)
+
+
+def _row_steps(state: Any, before: Any, did: int, done: Any, owned: Any) -> int:
+    """Steps that rows were running: all of them unless a row stopped, which its count of calls tells."""
+    calls = np.asarray(state.progress.network_calls) - before
+    longest = max(int(calls[owned].max(initial=0)), 1)
+    share = np.where(done, calls / longest, 1.0)
+    return round(float((share * owned).sum()) * did)
+
+
+def _take(request: Request, at: Any) -> Request:
+    """Some rows of a request; recorded draws belong to all rows."""
+    rows = dataclasses.replace(request, recorded=None)
+    return dataclasses.replace(jax.tree.map(lambda x: x[jnp.asarray(at)], rows), recorded=request.recorded)
+
+
+def _admit(
+    decoder: Any, params: Any, state: Any, request: Request, fresh: Any, places: Any, knobs: Any
+) -> Any:
+    """The state with prompts `fresh` in rows `places`, read in one call of a power-of-two batch."""
+    size = 1
+    while size < len(fresh):
+        size *= 2
+    padding = size - len(fresh)  # the last prompt again, written to the same row
+    fresh = np.concatenate([fresh, np.repeat(fresh[-1:], padding)])
+    places = np.concatenate([places, np.repeat(places[-1:], padding)])
+    new = drive._init(decoder, params, _take(request, fresh), knobs)
+    axes = _batch_axes(decoder, params, request, knobs)
+    return _place(axes, state, new, jnp.asarray(places, jnp.int32))
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _place(axes: tuple[int, ...], state: Any, new: Any, places: Int[Array, " K"]) -> Any:
+    leaves, tree = jax.tree.flatten(state)
+    placed = [
+        old if axis < 0 else old.at[(slice(None),) * axis + (places,)].set(value)
+        for axis, old, value in zip(axes, leaves, jax.tree.leaves(new), strict=True)
+    ]
+    return jax.tree.unflatten(tree, placed)
+
+
+def _batch_axes(decoder: Any, params: Any, request: Request, knobs: Any) -> tuple[int, ...]:
+    """For each leaf of a decoder's state, the axis that counts rows, found by making one row more; -1 for none."""
+
+    def shapes(batch: int) -> list[tuple[int, ...]]:
+        some = _take(request, np.zeros(batch, np.int32))
+        state = jax.eval_shape(lambda p, r, k: decoder.init(p, r, k), params, some, knobs)
+        return [leaf.shape for leaf in jax.tree.leaves(state)]
+
+    pairs = zip(shapes(1), shapes(2), strict=True)
+    return tuple(
+        next((i for i, (a, b) in enumerate(zip(*pair, strict=True)) if a != b), -1) for pair in pairs
+    )
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _advance(decoder: Any, params: Any, state: Any, knobs: Any, count: Any) -> tuple[Any, Any]:
+    def going(carry: tuple[Any, Any]) -> Any:
+        return (carry[1] < count) & ~jnp.all(decoder.done(carry[0]))
+
+    def body(carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        return decoder.step(params, carry[0], knobs), carry[1] + 1
+
+    params = decoder.network.prepare(params)
+    return jax.lax.while_loop(going, body, (state, jnp.int32(0)))

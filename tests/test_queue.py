@@ -1,0 +1,80 @@
+"""A queue through few rows: no answer lost, doubled or changed, for every decoder."""
+
+import numpy as np
+import pytest
+from test_laws import BUDGET, ROWS, listed
+
+from paradec_jax import decode
+from paradec_jax.decode import queue
+from paradec_jax.testing import tiny_network, tiny_params
+
+COUNT = 13
+
+
+def prompts(vocabulary: int = 9):
+    rng = np.random.default_rng(0)
+    tokens = [rng.integers(1, vocabulary, rng.integers(1, 7)).tolist() for _ in range(COUNT)]
+    budgets = rng.integers(1, BUDGET + 1, COUNT)
+    return decode.make_request(tokens, max_new_tokens=budgets, stop=(0,))
+
+
+QUICK = ("autoregressive", "speculative", "wavefront-headway")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ROWS]
+)
+def test_every_prompt_gets_what_it_gets_in_one_batch(name):
+    row = ROWS[name]
+    decoder, knobs, request = row.decoder(), row.values(temperature=3.0), prompts()
+    together = listed(decode.run(decoder, None, request, knobs))
+    told = []
+    served = decode.serve(
+        decoder, None, request, knobs, rows=3, every=2, report=lambda done, total: told.append((done, total))
+    )
+    assert listed(served.decoded) == together
+    assert told == [(i + 1, COUNT) for i in range(COUNT)]
+    assert 0 < served.occupancy <= 1 and served.admissions > COUNT / 3
+
+
+@pytest.mark.parametrize("cache", ["shared", pytest.param("full", marks=pytest.mark.slow)])
+def test_rows_of_a_model(cache):
+    network = tiny_network(cache)
+    decoder = decode.AutoRegressive(network, 20, recurrence=2)
+    request = prompts(network.vocab_size)
+    together = listed(decode.run(decoder, tiny_params(), request))
+    for rows in (4, 64):
+        served = decode.serve(decoder, tiny_params(), request, rows=rows, every=3)
+        assert listed(served.decoded)["tokens"] == together["tokens"]
+
+
+def test_busy_rows_need_fewer_steps_than_fixed_batches():
+    row = ROWS["autoregressive"]
+    request = prompts()
+    served = decode.serve(row.decoder(), None, request, row.values(), rows=4, every=1)
+    fixed = 0
+    for start in range(0, COUNT, 4):
+        some = queue._take(request, np.arange(start, min(start + 4, COUNT)))
+        fixed += int(decode.run(row.decoder(), None, some, row.values()).network_calls.max()) - 1
+    assert served.steps < fixed
+    generated = int(served.decoded.generated.sum()) - COUNT  # the first token of each comes with its prompt
+    assert served.occupancy == pytest.approx(generated / (4 * served.steps), abs=0.05)
+
+
+def test_groups_share_programs():
+    row, request = ROWS["wavefront"], prompts()
+    decode.serve(row.decoder(), None, request, row.values(), rows=4, every=2)
+    compiled = queue._advance._cache_size()
+    decode.serve(row.decoder(), None, request, row.values(exit_threshold=0.5), rows=4, every=5)
+    assert queue._advance._cache_size() == compiled
+
+
+@pytest.mark.parametrize("options", [{"rows": 0}, {"every": 0}])
+def test_numbers_below_one(options):
+    with pytest.raises(ValueError, match="rows and every must be at least 1"):
+        decode.serve(ROWS["wavefront"].decoder(), None, prompts(), **options)
+
+
+def test_what_run_refuses():
+    with pytest.raises(ValueError, match="call bind"):
+        decode.serve(decode.AutoRegressive(), None, prompts())
