@@ -337,7 +337,16 @@ def _print_table(result: Comparison, steps: tuple[int, int], seed: int) -> None:
     )
     table.add_column("decoder", no_wrap=True)
     table.add_column("settings", max_width=32)
-    for title in ("exact", "95%", "tokens/s", "speed-up", "calls/token", "recurrences/token", "= greedy"):
+    for title in (
+        "exact",
+        "95%",
+        "tokens/s",
+        "speed-up",
+        "w/o prompt",
+        "calls/token",
+        "recurrences/token",
+        "= greedy",
+    ):
         table.add_column(title, justify="right", min_width=len(title.split("/")[0]))
     for row, label in zip(result.rows, result.labels, strict=True):
         interval = "-".join(f"{100 * end:.1f}" for end in row["interval"])
@@ -348,6 +357,7 @@ def _print_table(result: Comparison, steps: tuple[int, int], seed: int) -> None:
             interval,
             f"{row['tokens_per_second']:.0f}",
             f"{row['speedup']:.2f}x",
+            f"{row['decode_speedup']:.2f}x",
             f"{row['network_calls_per_token']:.2f}",
             f"{row['recurrences_per_token']:.2f}",
             "" if row["equals_greedy"] is None else f"{100 * row['equals_greedy']:.1f}%",
@@ -360,7 +370,7 @@ def _print_table(result: Comparison, steps: tuple[int, int], seed: int) -> None:
     console.print(
         f"Speed: batch {base['batch']}, the first {base['timed_problems']} problems one by one, median of "
         f"{len(base['passes'])} passes, {base['dtype']}, {base['device']}; speed-up over {base['decoder']} "
-        f"{result.labels[result.baseline]}."
+        f"{result.labels[result.baseline]}, with and without the seconds that read the prompts."
     )
     costs = [
         f"{row['decoder']} ({label}) {row['core_pass_microseconds']:.0f} microseconds"

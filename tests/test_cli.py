@@ -178,3 +178,29 @@ def test_other_sizes_of_vocabulary_are_no_traceback(folder, capsys, tmp_path):
     save(bare, dataclasses.replace(loaded, tokenizer=None))
     assert cli.main(generate_arguments(bare)) == 1
     assert "no tokenizer" in capsys.readouterr().err
+
+
+def test_bench_prints_rows_and_json(capsys, tmp_path):
+    path = tmp_path / "bench.json"
+    arguments = ["bench", "--preset", "test-recurrent", "--context", "6", "--tokens", "5", "--passes", "1"]
+    assert cli.main([*arguments, "--inner-recurrence", "2", "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())
+    assert [row["decoder"] for row in rows] == ["autoregressive", "wavefront"]
+    assert all(row["bandwidth_fraction"] > 0 and row["tokens"] == 5 for row in rows)
+    out = capsys.readouterr().out
+    assert "test-recurrent" in out and "GB/s" in out
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--preset", "none"), "--preset must be one of huginn-0125"),
+        (("--batch", "0"), "--batch must be at least 1"),
+        (("--inner-recurrence", "0"), "--inner-recurrence must be at least 1"),
+        (("--preset", "test-recurrent", "--context", "64"), "more than the 64 positions"),
+        (("--json", "/nowhere/x.json"), "there is no folder"),
+    ],
+)
+def test_bench_names_bad_input(capsys, more, message):
+    assert cli.main(["bench", *more]) == 1
+    assert message in capsys.readouterr().err

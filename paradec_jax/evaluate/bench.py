@@ -93,11 +93,11 @@ def bench(
     device = limits(config.dtype) if device is None else device
     key = jax.random.key(seed)
     network = RecurrentDepthNetwork(config)
-    params = init_params(config, key)
     prompts = np.random.default_rng(seed).integers(0, config.vocab_size, (batch, context))
     request = make_request(prompts, max_new_tokens=tokens, seed=seed)
     bound = decoder.bind(network, context + tokens)
     drive.check(bound, request)
+    params = init_params(config, key)
     speed = measure([Subject(bound, knobs)], params, [request], passes=passes)[0]
     memory = (
         drive._run.lower(bound, params, request, drive._knobs(bound, knobs), drive._bound(None))
