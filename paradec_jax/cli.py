@@ -30,6 +30,8 @@ from paradec_jax.decode import Adaptive, AutoRegressive, SelfSpeculative, Wavefr
 from paradec_jax.evaluate import SETTINGS, Comparison, compare, word_problems
 from paradec_jax.evaluate.bench import bench, fixed_wavefront, limits, static
 from paradec_jax.generate import Generation, Prepared, StopStrings, generate, prepare
+from paradec_jax.models import RecurrentDepthNetwork
+from paradec_jax.models.recurrent_depth import init_params
 
 DEFAULT_MODEL = "tiny-recurrent"
 DECODERS = {
@@ -200,6 +202,11 @@ def bench_command(
     config = PRESETS[preset]
     if dtype != "preset":
         config = dataclasses.replace(config, dtype=dtype, param_dtype=dtype)
+    if context + tokens > config.max_length:
+        raise ValueError(
+            f"--context {context} and --tokens {tokens} are more than the {config.max_length} positions of {preset}"
+        )
+    network = RecurrentDepthNetwork(config)
     count = config.mean_recurrence if recurrence is None else recurrence
     decoders = [("autoregressive", f"r {count}", static(count))]
     decoders += [
@@ -207,12 +214,12 @@ def bench_command(
     ]
     rows = []
     with _progress() as report:
-        device = limits(config.dtype)
+        device, params = limits(config.dtype), init_params(config, jax.random.key(seed))
         cases = [(size, *named) for size in batch for named in decoders]
         for done, (size, name, label, decoder) in enumerate(cases):
             report("benchmarks", done, len(cases))
             options = {"batch": size, "context": context, "tokens": tokens, "passes": passes, "seed": seed}
-            row = bench(config, decoder, **options, device=device)
+            row = bench(network, params, decoder, **options, device=device)
             rows.append(
                 {"preset": preset, "family": config.family} | row | {"decoder": name, "settings": label}
             )

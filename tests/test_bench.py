@@ -2,13 +2,20 @@
 
 import math
 
+import jax
 import pytest
 
 from paradec_jax.config import PRESETS
 from paradec_jax.evaluate.bench import Limits, bench, fixed_wavefront, limits, static
-from paradec_jax.models.recurrent_depth import parameter_shapes, work
+from paradec_jax.models import RecurrentDepthNetwork
+from paradec_jax.models.recurrent_depth import init_params, parameter_shapes
 
 TINY = PRESETS["test-recurrent"]
+NETWORK = RecurrentDepthNetwork(TINY)
+
+
+def work(config, batch, positions, context, recurrence):
+    return RecurrentDepthNetwork(config).work(batch, positions, context, recurrence)
 
 
 def test_work_of_one_recurrence_reads_every_parameter_but_the_embedding():
@@ -41,7 +48,16 @@ def test_work_grows_with_recurrences_context_and_rows():
 
 @pytest.mark.parametrize("decoder", [static(4), fixed_wavefront(4, 2)], ids=["static", "wavefront"])
 def test_bench(decoder):
-    row = bench(TINY, decoder, batch=2, context=8, tokens=12, passes=2, device=Limits(1e9, 1e9))
+    row = bench(
+        NETWORK,
+        init_params(TINY, jax.random.key(0)),
+        decoder,
+        batch=2,
+        context=8,
+        tokens=12,
+        passes=2,
+        device=Limits(1e9, 1e9),
+    )
     assert row["tokens"] == 24 and row["batch"] == 2
     assert row["decode_tokens_per_second"] > 0 and row["peak_bytes"] > 4 * row["parameters"]
     assert row["bandwidth_fraction"] == pytest.approx(
@@ -55,7 +71,7 @@ def test_bench(decoder):
 
 def test_a_model_too_short_is_refused():
     with pytest.raises(ValueError, match="more than the 64 positions"):
-        bench(TINY, static(2), context=60, tokens=10, device=Limits(1.0, 1.0))
+        bench(NETWORK, {}, static(2), context=60, tokens=10, device=Limits(1.0, 1.0))
 
 
 def test_limits_are_rates():

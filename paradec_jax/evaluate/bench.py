@@ -14,10 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.decode import AutoRegressive, OfficialWavefront, drive, make_request
 from paradec_jax.evaluate.throughput import Subject, measure
-from paradec_jax.models.recurrent_depth import RecurrentDepthNetwork, init_params, work
 
 COPY_BYTES = 2**28
 _CPU_SIDE, _SIDE = 2048, 8192
@@ -59,7 +57,8 @@ def _best(function: Any, arguments: tuple[Any, ...], repeats: int) -> float:
 
 
 def bench(
-    config: RecurrentDepthConfig,
+    network: Any,
+    params: Any,
     decoder: Any,
     knobs: Any = None,
     *,
@@ -73,14 +72,15 @@ def bench(
     """Decodes `tokens` tokens behind random prompts of `context` tokens and returns one row of figures.
 
     Args:
-      config: the model's shape; its weights are random.
+      network: a network that can say what a call costs (`work`).
+      params: its parameters, random ones as a rule.
       decoder: unbound.
       knobs: its knobs, or None for the defaults.
       batch: rows.
       context: prompt tokens of each row.
       tokens: tokens to generate in each row.
       passes: timings, of which the median counts.
-      seed: of weights and prompts.
+      seed: of the prompts.
       device: measured limits, where they are known already.
 
     Returns:
@@ -90,21 +90,19 @@ def bench(
     Raises:
       ValueError: prompt and tokens together are longer than the model's length.
     """
+    config = network.config
     device = limits(config.dtype) if device is None else device
-    key = jax.random.key(seed)
-    network = RecurrentDepthNetwork(config)
-    prompts = np.random.default_rng(seed).integers(0, config.vocab_size, (batch, context))
+    prompts = np.random.default_rng(seed).integers(0, network.vocab_size, (batch, context))
     request = make_request(prompts, max_new_tokens=tokens, seed=seed)
     bound = decoder.bind(network, context + tokens)
     drive.check(bound, request)
-    params = init_params(config, key)
     speed = measure([Subject(bound, knobs)], params, [request], passes=passes)[0]
     memory = (
         drive._run.lower(bound, params, request, drive._knobs(bound, knobs), drive._bound(None))
         .compile()
         .memory_analysis()
     )
-    step = work(config, batch, _positions(bound), context + tokens // 2, _recurrences(bound))
+    step = network.work(batch, _positions(bound), context + tokens // 2, _recurrences(bound))
     seconds = speed.seconds_per_call
     return {
         "decoder": type(decoder).__name__,

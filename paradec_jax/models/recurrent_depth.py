@@ -175,30 +175,6 @@ class Work:
     flops: int
 
 
-def work(config: RecurrentDepthConfig, batch: int, positions: int, context: int, recurrence: int) -> Work:
-    """The least that one call on `positions` positions of each row behind `context` cached ones can cost.
-
-    Weights are read once for prelude, coda and output matrix and once a recurrence for core and adapter; keys
-    and values of the context once a layer. A multiplication and an addition are two operations.
-    """
-    shapes = parameter_shapes(config)
-
-    def size(*parts: str) -> int:
-        named = {name: tree for name, tree in shapes.items() if name.split("_")[0] in parts}
-        return sum(leaf.size for leaf in jax.tree.leaves(named))
-
-    repeated = size("core", "adapter")
-    once = size("prelude", "coda", "final") + config.vocab_size * config.width
-    layers = config.prelude_layers + config.coda_layers + config.core_layers * recurrence
-    weights = once + recurrence * repeated
-    cached = 2 * layers * config.width * batch * context
-    param_bytes = jnp.dtype(config.param_dtype).itemsize
-    cache_bytes = jnp.dtype(config.dtype).itemsize
-    rows = batch * positions
-    attention = 4 * layers * config.width * rows * (context + positions)
-    return Work(weights * param_bytes + cached * cache_bytes, 2 * weights * rows + attention)
-
-
 def init_params(config: RecurrentDepthConfig, key: Array) -> dict[str, Any]:
     """Random parameters: std sqrt(2 / 5D), output matrices divided by sqrt(2 * effective depth)."""
     module = RecurrentDepth(config)
@@ -256,6 +232,28 @@ class RecurrentDepthNetwork:
     def max_length(self) -> int:
         """Longest sequence the model was built for."""
         return self.config.max_length
+
+    def work(self, batch: int, positions: int, context: int, recurrence: int) -> Work:
+        """The least that one call on `positions` positions of each row behind `context` cached ones can cost.
+
+        Weights are read once for prelude, coda and output matrix and once a recurrence for core and adapter;
+        keys and values of the context once a layer. A multiplication and an addition are two operations.
+        """
+        c = self.config
+        shapes = parameter_shapes(c)
+
+        def size(*parts: str) -> int:
+            named = {name: tree for name, tree in shapes.items() if name.split("_")[0] in parts}
+            return sum(leaf.size for leaf in jax.tree.leaves(named))
+
+        once = size("prelude", "coda", "final") + c.vocab_size * c.width
+        weights = once + recurrence * size("core", "adapter")
+        layers = c.prelude_layers + c.coda_layers + c.core_layers * recurrence
+        cached = 2 * layers * c.width * batch * context
+        rows = batch * positions
+        attention = 4 * layers * c.width * rows * (context + positions)
+        moved = weights * jnp.dtype(c.param_dtype).itemsize + cached * jnp.dtype(c.dtype).itemsize
+        return Work(moved, 2 * weights * rows + attention)
 
     def prepare(self, params: Any) -> Any:
         """Parameters as a decoding loop wants them: a tied output matrix is laid out once, as `head` [D, V].
