@@ -99,17 +99,29 @@ SETTINGS: dict[str, tuple[Setting, ...]] = {
         Setting(
             "autoregressive", AutoRegressive(recurrence=16), baseline=True, half=AutoRegressive(recurrence=8)
         ),
-        Setting("adaptive", Adaptive(), Adaptive.Knobs(exit_threshold=0.1)),
-        Setting("speculative", SelfSpeculative(draft_recurrence=2, lookahead=4)),
+        Setting("adaptive", Adaptive(), Adaptive.Knobs(exit_threshold=0.2)),
+        Setting("speculative", SelfSpeculative(recurrence=4, draft_recurrence=1, lookahead=4)),
         Setting(
             "wavefront",
             Wavefront(inner_recurrence=16, width=1),
             _Wave(exit_threshold=_EVERY_STEP, momentum=0.0),
             half=Wavefront(inner_recurrence=8, width=1),
         ),
-        Setting("wavefront", Wavefront(inner_recurrence=4, width=4), _Wave(exit_threshold=0.1, momentum=0.0)),
-        Setting("wavefront", Wavefront(inner_recurrence=1, width=4), _Wave(exit_threshold=0.1, momentum=0.0)),
-        Setting("wavefront", Wavefront(inner_recurrence=1, width=4), _Wave(exit_threshold=0.2, momentum=0.0)),
+        Setting(
+            "wavefront",
+            Wavefront(inner_recurrence=4, width=4, prefill_recurrence=4),
+            _Wave(exit_threshold=0.1, momentum=0.0),
+        ),
+        Setting(
+            "wavefront",
+            Wavefront(inner_recurrence=1, width=2, prefill_recurrence=4),
+            _Wave(exit_threshold=0.4, momentum=0.0),
+        ),
+        Setting(
+            "wavefront",
+            Wavefront(inner_recurrence=1, width=3, prefill_recurrence=4),
+            _Wave(exit_threshold=0.1, momentum=0.0),
+        ),
     ),
 }
 
