@@ -350,9 +350,10 @@ def _speed(speed: Speed, baseline: Speed) -> dict[str, Any]:
 
 
 def _core_pass(full: Subject, speed: Speed, half: Subject, half_speed: Speed) -> float:
-    """Microseconds of one pass of the core: the slope of a step's time over its recurrences."""
+    """Microseconds of one pass of the core: the slope of the quickest step's time over its recurrences."""
     passes = _recurrences(full.decoder) - _recurrences(half.decoder)
-    return 1e6 * (speed.seconds_per_call - half_speed.seconds_per_call) / passes
+    calls = speed.quickest / speed.calls, half_speed.quickest / half_speed.calls
+    return 1e6 * (calls[0] - calls[1]) / passes
 
 
 def _recurrences(decoder: Any) -> int:

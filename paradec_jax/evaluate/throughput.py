@@ -33,6 +33,8 @@ class Speed:
       seconds: median over passes.
       init_seconds: median of the share that reads the prompts and commits their first tokens.
       passes: seconds of each pass.
+      quickest: seconds of the quickest pass less those of the quickest reading of the prompts, which other work
+        on the machine disturbs least.
       compile_seconds: see `compile_all`; small where the program came from a cache on disk.
       network_calls, recurrences: sums over rows.
       decoded: results of the last pass, one a request.
@@ -44,6 +46,7 @@ class Speed:
     seconds: float
     init_seconds: float
     passes: tuple[float, ...]
+    quickest: float
     compile_seconds: float
     network_calls: int
     recurrences: int
@@ -150,6 +153,7 @@ def _speed(batch: int, results: tuple[Decoded, ...], seconds: Any, compile_secon
         seconds=float(statistics.median(seconds[0])),
         init_seconds=float(statistics.median(seconds[1])),
         passes=tuple(seconds[0].tolist()),
+        quickest=float(seconds[0].min() - seconds[1].min()),
         compile_seconds=compile_seconds,
         network_calls=int(sum(row.sum() for row in calls)),
         recurrences=int(sum(np.asarray(decoded.recurrences).sum() for decoded in results)),
