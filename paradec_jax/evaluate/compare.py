@@ -34,7 +34,7 @@ from paradec_jax.store import Model
 Report = Callable[[str, int, int], None]
 
 ROWS = 50  # problems decoded together when only their answers count
-TIMED = 16  # problems of the speed measurement, each in a call of its own
+TIMED = 8  # problems of the speed measurement, each in a call of its own
 BUCKET = 32
 
 
@@ -106,11 +106,6 @@ SETTINGS: dict[str, tuple[Setting, ...]] = {
             Wavefront(inner_recurrence=16, width=1),
             _Wave(exit_threshold=_EVERY_STEP, momentum=0.0),
             half=Wavefront(inner_recurrence=8, width=1),
-        ),
-        Setting(
-            "wavefront",
-            Wavefront(inner_recurrence=4, width=4, prefill_recurrence=4),
-            _Wave(exit_threshold=0.1, momentum=0.0),
         ),
         Setting(
             "wavefront",
