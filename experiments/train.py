@@ -38,7 +38,7 @@ class Recipe:
       cooldown: last updates, over which the learning rates fall.
       batch_tokens: positions of a batch, padding included.
       learning_rate: peak of Muon, for matrices.
-      adam_learning_rate: peak of AdamW, for the embedding, norms and biases.
+      adam_learning_rate: peak of NAdam, for the embedding, norms and biases.
       weight_decay: decoupled decay of matrices.
       first_mean, last_mean: M of the recurrence's draw before and after the curriculum; E[r] = M + 1.
       growth: updates between which M grows.

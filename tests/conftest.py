@@ -28,8 +28,8 @@ import jax  # noqa: E402
 from jaxtyping import install_import_hook  # noqa: E402
 
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+# Only what took long: writing a program to disk has crashed JAX 0.10 once in some thousand programs.
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
 
 register_dataclass = jax.tree_util.register_dataclass
 

@@ -399,11 +399,9 @@ def test_muon_orthogonalises_named_matrices_apart():
         wanted = 0.25 * 0.2 * larger**0.5  # the first update has half the peak
         assert 0.6 * wanted < singular.min() <= singular.max() < 1.3 * wanted
         assert np.sum(np.asarray(update) * np.asarray(gradient)) < 0
-    adam = adamw(0.1, 10, weight_decay=0.0, **options)
-    alone, _ = adam.update(
-        {"norm": gradients["norm"]}, adam.init({"norm": params["norm"]}), {"norm": params["norm"]}
-    )
-    np.testing.assert_allclose(updates["norm"], alone["norm"], rtol=1e-5)
+    adam = optax.nadam(0.05, b2=0.95)
+    alone, _ = adam.update(gradients["norm"], adam.init(params["norm"]))
+    np.testing.assert_allclose(updates["norm"], alone, rtol=1e-5)
 
     decaying = muon(0.5, 10, axes=axes, weight_decay=0.1, **options)
     zeros = jax.tree.map(jnp.zeros_like, params)

@@ -98,7 +98,7 @@ def muon(
     adam_learning_rate: float = 2e-3,
     clip: float | None = 1.0,
 ) -> optax.GradientTransformation:
-    """Muon (Jordan 2024) for the matrices named by `axes`, AdamW without decay for all other parameters.
+    """Muon (Jordan 2024) for the matrices named by `axes`, NAdam for all other parameters.
 
         m <- beta m + g,    p <- p - lr(t) * (0.2 sqrt(max(n_in, n_out)) U V^T + weight_decay * p)
 
@@ -114,7 +114,7 @@ def muon(
       warmup, cooldown: updates of the two ramps.
       beta: momentum.
       weight_decay: factor of the matrices' decay, itself scaled by the learning rate.
-      adam_learning_rate: peak of AdamW's schedule.
+      adam_learning_rate: peak of NAdam's schedule.
       clip: largest global norm of the gradient, or None.
 
     Raises:
