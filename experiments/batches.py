@@ -46,6 +46,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             f"batches {options.batches} must start with 1 and divide the {options.problems} problems"
         )
     model = load(options.model)
+    assert model.tokenizer is not None
     problems = word_problems(options.problems, seed=options.seed, steps=(2, 4))
     tokens, lengths = encode_prompts(model.tokenizer, problems, spec=model.token_spec)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), np.arange(len(problems)))

@@ -208,7 +208,7 @@ def bench_command(
         )
     network = RecurrentDepthNetwork(config)
     count = config.mean_recurrence if recurrence is None else recurrence
-    decoders = [("autoregressive", f"r {count}", static(count))]
+    decoders: list[tuple[str, str, Any]] = [("autoregressive", f"r {count}", static(count))]
     decoders += [
         ("wavefront", f"inner r {inner}", fixed_wavefront(count, inner)) for inner in inner_recurrence
     ]
@@ -415,7 +415,7 @@ def _print_bench(rows: Sequence[dict[str, Any]]) -> None:
             f"{100 * row['bandwidth_fraction']:.0f}%",
             f"{100 * row['flops_fraction']:.0f}%",
             f"{row['compile_seconds']:.1f}",
-            f"{row['peak_bytes'] / 1e6:.0f}",
+            "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}",
         )
     console = Console(highlight=False)
     if not console.is_terminal:

@@ -126,11 +126,16 @@ def bench(
         "device_bytes_per_second": device.bytes_per_second,
         "device_flops_per_second": device.flops_per_second,
         "compile_seconds": speed.compile_seconds,
-        "peak_bytes": int(
-            memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-        ),
+        "peak_bytes": _peak(memory),
         "spread": statistics.pstdev(speed.passes) / speed.seconds,
     }
+
+
+def _peak(memory: Any) -> int | None:
+    """Bytes of arguments, results and temporaries of a compiled program, where its backend tells."""
+    if memory is None:
+        return None
+    return int(memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes)
 
 
 def _positions(decoder: Any) -> int:

@@ -32,7 +32,8 @@ def dense(x: Float[Array, "*shape D"], weight: Float[Array, "D out"]) -> Float[A
     backward, and sums stay float32: XLA's CPU backend ignores that setting, and its bfloat16 products are
     five times as fast as its float32 ones where the processor has matrix units.
     """
-    rounded = jax.config.jax_default_matmul_precision == "BF16_BF16_F32" and x.dtype == jnp.float32
+    precision = getattr(jax.config, "jax_default_matmul_precision", None)
+    rounded = precision == "BF16_BF16_F32" and x.dtype == jnp.float32
     flat = x.reshape(-1, x.shape[-1])
     product = _rounded_product(flat, weight) if rounded else flat @ weight.astype(x.dtype)
     return product.reshape(*x.shape[:-1], weight.shape[-1])
