@@ -4,6 +4,7 @@ Under pytest the jaxtyping annotations of `paradec_jax` and `convert` are checke
 tracing, so compiled programs do not change). The import hook must be in place before either is imported.
 """
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -25,10 +26,10 @@ if early:
     raise RuntimeError(f"imported before the type checks were installed: {', '.join(early)}")
 
 import jax  # noqa: E402
+import pytest  # noqa: E402
 from jaxtyping import install_import_hook  # noqa: E402
 
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax"))
-# Only what took long: writing a program to disk has crashed JAX 0.10 once in some thousand programs.
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
 
 register_dataclass = jax.tree_util.register_dataclass
@@ -47,3 +48,16 @@ modules -= {*UNCHECKED, *UNCHECKABLE}
 hook = install_import_hook(
     ["convert", *(f"paradec_jax.{name}" for name in sorted(modules))], "beartype.beartype"
 )
+
+
+MAPS = Path("/proc/self/maps")
+MOST_MAPS = 20_000
+
+
+@pytest.fixture(autouse=True)
+def _few_memory_maps():
+    """Compiled programs hold memory maps, of which Linux grants a process 65,530; beyond them it crashes."""
+    yield
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()
