@@ -186,7 +186,7 @@ def test_bench_prints_rows_and_json(capsys, tmp_path):
     assert cli.main([*arguments, "--inner-recurrence", "2", "--json", str(path)]) == 0
     rows = json.loads(path.read_text())
     assert [row["decoder"] for row in rows] == ["autoregressive", "wavefront"]
-    assert all(row["bandwidth_fraction"] > 0 and row["tokens"] == 5 for row in rows)
+    assert all(row["tokens_per_second"] > 0 and row["tokens"] == 5 for row in rows)
     out = capsys.readouterr().out
     assert "test-recurrent" in out and "GB/s" in out
 

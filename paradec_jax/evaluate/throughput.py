@@ -59,7 +59,10 @@ class Speed:
 
     @property
     def decode_tokens_per_second(self) -> float:
-        """As `tokens_per_second`, prompts and the token that each of them predicts left out."""
+        """As `tokens_per_second`, prompts and the token that each of them predicts left out.
+
+        A difference of two timings: for a few tokens of a tiny model it may be lost in noise, even be negative.
+        """
         rows = sum(len(decoded.generated) for decoded in self.decoded)
         return (self.tokens - rows) / (self.seconds - self.init_seconds)
 
