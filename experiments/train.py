@@ -19,7 +19,7 @@ from paradec_jax.losses import poisson_lognormal, recurrent_loss
 from paradec_jax.models.recurrent_depth import MATRIX_AXES, RecurrentDepthNetwork, init_params
 from paradec_jax.train import fit, muon
 
-# Nine problems of ten fit; room for the longest would be a third padding.
+# Nine problems of ten fit; with room for the longest, a fifth to a third of a batch would be padding.
 BUCKETS = (Bucket(2, 2, 102), Bucket(3, 4, 161), Bucket(5, 6, 226), Bucket(7, 8, 286))
 DRILLS = (
     Bucket(0, 0, 128, drill="sums"),

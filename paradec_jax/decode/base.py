@@ -24,8 +24,8 @@ class DecoderBase:
       pad: token behind a row's end in the result.
       log_probs: keep the log-probability of each committed token.
       top_p_rule: "drop" or "keep", see `sampling.filtered_probabilities`.
-      greedy: always take the most probable token. The program then holds no sampling code, which halves its
-        compile time for a small model; a temperature above 0 is refused.
+      greedy: always take the most probable token. The program then holds no sampling code and
+        compiles sooner; a temperature above 0 is refused.
       bounded: inner loops run a fixed number of masked steps (for reverse mode).
     """
 

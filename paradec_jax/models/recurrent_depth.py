@@ -27,8 +27,7 @@ from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.rope import Rotation, rotation
 
 Layers = tuple[KV, ...]
-# A loop over recurrences costs a decoding step some microseconds a turn; more than this many layers in a row
-# only cost compile time.
+# Recurrences of a decoding step are unrolled up to this many layers.
 UNROLLED_LAYERS = 8
 STEP_WIDTH = 32  # windows up to this width are steps of a decoder, wider ones are prompts
 CACHE_MODES = ("shared", "full", "latest")
