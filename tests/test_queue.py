@@ -5,7 +5,7 @@ import pytest
 from test_laws import BUDGET, ROWS, listed
 
 from paradec_jax import decode
-from paradec_jax.decode import queue
+from paradec_jax.decode import drive, queue
 from paradec_jax.testing import tiny_network, tiny_params
 
 COUNT = 13
@@ -64,9 +64,9 @@ def test_busy_rows_need_fewer_steps_than_fixed_batches():
 def test_groups_share_programs():
     row, request = ROWS["wavefront"], prompts()
     decode.serve(row.decoder(), None, request, row.values(), rows=4, every=2)
-    compiled = queue._advance._cache_size()
+    compiled = drive._steps._cache_size()
     decode.serve(row.decoder(), None, request, row.values(exit_threshold=0.5), rows=4, every=5)
-    assert queue._advance._cache_size() == compiled
+    assert drive._steps._cache_size() == compiled
 
 
 @pytest.mark.parametrize("options", [{"rows": 0}, {"every": 0}])

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode import stop
 from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
-from paradec_jax.decode.base import DecoderBase, after, last_of, newest, prompt_positions
+from paradec_jax.decode.base import DecoderBase, after, last_of, newest, prompt_positions, where_rows
 from paradec_jax.decode.criteria import CRITERIA, Criterion
 from paradec_jax.decode.protocol import Progress, Request
 
@@ -170,9 +170,9 @@ class Adaptive(DecoderBase):
             """Rows that think measure, remember, and leave where the criterion fires."""
             if reads_logits:
                 hidden, window = read(thought.latent, thought.window)
-                hidden = _where(thought.thinking, hidden, thought.hidden)
+                hidden = where_rows(thought.thinking, hidden, thought.hidden)
                 window = dataclasses.replace(
-                    thought.window, coda=_where(thought.thinking, window.coda, thought.window.coda)
+                    thought.window, coda=where_rows(thought.thinking, window.coda, thought.window.coda)
                 )
                 thought = dataclasses.replace(thought, hidden=hidden, window=window)
                 seen = network.logits(params, hidden)[:, 0]
@@ -184,7 +184,7 @@ class Adaptive(DecoderBase):
             return dataclasses.replace(
                 thought,
                 thinking=thought.thinking & ~criterion.fires(value, threshold),
-                previous=_where(thought.thinking, previous, thought.previous),
+                previous=where_rows(thought.thinking, previous, thought.previous),
                 checks=thought.checks + thought.thinking,
                 exit_values=kept,
             )
@@ -219,10 +219,10 @@ class Adaptive(DecoderBase):
         if criterion.looks_at != "logits":
             return dataclasses.replace(thought, hidden=hidden, window=window)
         stale = thought.thinking if not self.official else thought.thinking & (thought.checks == 0)
-        coda = _where(stale, window.coda, thought.window.coda)
+        coda = where_rows(stale, window.coda, thought.window.coda)
         return dataclasses.replace(
             thought,
-            hidden=_where(stale, hidden, thought.hidden),
+            hidden=where_rows(stale, hidden, thought.hidden),
             window=dataclasses.replace(thought.window, coda=coda),
         )
 
@@ -231,10 +231,3 @@ def _loop(body: Any, start: _Thought, steps: int, bounded: bool) -> _Thought:
     if bounded:
         return lax.scan(lambda t, _: (body(t), None), start, length=steps)[0]
     return lax.while_loop(lambda t: (t.index < steps) & jnp.any(t.thinking), body, start)
-
-
-def _where(rows: Bool[Array, "B"], new: Any, old: Any) -> Any:
-    def choose(new: Array, old: Array) -> Array:
-        return jnp.where(rows.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
-
-    return jax.tree.map(choose, new, old)

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -135,6 +136,15 @@ def after(at: Int[Array, "B"], tokens: Int[Array, "B W"]) -> Int[Array, "B"]:
     the whole cache, twice a step. Token ids are never negative, which XLA does not know, so nothing changes.
     """
     return at - jnp.minimum(jnp.min(tokens, axis=1), 0)
+
+
+def where_rows(rows: Bool[Array, "B"], new: Any, old: Any) -> Any:
+    """Leaves [B, ...] of `new` in these rows, of `old` in the others."""
+
+    def choose(new: Array, old: Array) -> Array:
+        return jnp.where(rows.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(choose, new, old)
 
 
 def newest(progress: Progress) -> tuple[Int[Array, "B 1"], Int[Array, "B 1"]]:

@@ -213,7 +213,7 @@ def stream(
         if bool(jnp.all(decoder.done(state))) or (max_steps is not None and count >= max_steps):
             return
         steps = every if max_steps is None else min(every, max_steps - count)
-        state = _steps(decoder, params, state, knobs, np.int32(steps))
+        state, _ = _steps(decoder, params, state, knobs, np.int32(steps))
         count += steps
 
 
@@ -223,7 +223,9 @@ _init = jax.jit(
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _steps(decoder: Any, params: Any, state: Any, knobs: Any, count: Any) -> Any:
+def _steps(decoder: Any, params: Any, state: Any, knobs: Any, count: Any) -> tuple[Any, Any]:
+    """The state after at most `count` steps, and how many there were."""
+
     def body(carry: tuple[Any, Any]) -> tuple[Any, Any]:
         return decoder.step(params, carry[0], knobs), carry[1] + 1
 
@@ -231,4 +233,4 @@ def _steps(decoder: Any, params: Any, state: Any, knobs: Any, count: Any) -> Any
         return (carry[1] < count) & ~jnp.all(decoder.done(carry[0]))
 
     params = decoder.network.prepare(params)
-    return lax.while_loop(going, body, (state, jnp.int32(0)))[0]
+    return lax.while_loop(going, body, (state, jnp.int32(0)))

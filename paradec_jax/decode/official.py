@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode import stop
 from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
-from paradec_jax.decode.base import DecoderBase, after
+from paradec_jax.decode.base import DecoderBase, after, where_rows
 from paradec_jax.decode.noise import NOISE_MIXERS, mix_noise
 from paradec_jax.decode.protocol import Decoded, Progress, Reason, Request
 from paradec_jax.decode.randomness import Purpose, fold
@@ -79,7 +79,7 @@ class OfficialState:
       older: states with which the step before began, and the a that it took them to start at.
       change: z - z_before as the step before measured it, [B, W, D], and how many slots it has.
       change_count: [B].
-      pointer, pointer_before: k of the newest step and of the one before it, [B].
+      pointer: k of the newest step, [B].
       seen: n, recurrences each position has done, [B, S].
       stable: c, how often each position's token was predicted again, [B, S].
       time: t, steps done, [B].
@@ -95,7 +95,6 @@ class OfficialState:
     change: Float[Array, "B W D"]
     change_count: Int[Array, "B"]
     pointer: Int[Array, "B"]
-    pointer_before: Int[Array, "B"]
     seen: Int[Array, "B S"]
     stable: Int[Array, "B S"]
     time: Int[Array, "B"]
@@ -221,7 +220,6 @@ class OfficialWavefront(DecoderBase):
             change=empty,
             change_count=zeros + 1,
             pointer=zeros,
-            pointer_before=zeros,
             seen=done.astype(jnp.int32),
             stable=jnp.zeros_like(progress.tokens),
             time=zeros,
@@ -304,7 +302,6 @@ class OfficialWavefront(DecoderBase):
             change=change,
             change_count=change_count,
             pointer=decided.pointer,
-            pointer_before=state.pointer,
             seen=seen,
             stable=stable,
             time=state.time + 1,
@@ -314,15 +311,15 @@ class OfficialWavefront(DecoderBase):
         fields = {
             field.name: getattr(new, field.name)
             if field.name in kept
-            else _where(running, getattr(new, field.name), getattr(state, field.name))
+            else where_rows(running, getattr(new, field.name), getattr(state, field.name))
             for field in dataclasses.fields(new)
         }
         old = state.progress
         fields["progress"] = dataclasses.replace(
             progress,
-            tokens=_where(running, progress.tokens, old.tokens),
-            length=_where(running, progress.length, old.length),
-            reason=_where(running, progress.reason, old.reason),
+            tokens=where_rows(running, progress.tokens, old.tokens),
+            length=where_rows(running, progress.length, old.length),
+            reason=where_rows(running, progress.reason, old.reason),
         )
         return OfficialState(**fields), decided
 
@@ -368,9 +365,9 @@ class OfficialWavefront(DecoderBase):
     ) -> Int[Array, "B W"]:
         """W6: each candidate with randomness of its own in every step."""
         progress, recorded = state.progress, state.progress.recorded
-        if self.greedy or recorded is None or recorded.step_uniforms is None:
-            if self.greedy:
-                return self.sample(logits, positions, progress, knobs)
+        if self.greedy:
+            return self.sample(logits, positions, progress, knobs)
+        if recorded is None or recorded.step_uniforms is None:
             return sample(
                 logits,
                 positions,
@@ -440,13 +437,6 @@ class OfficialWavefront(DecoderBase):
         too_long = moved.start + moved.count > self.network.max_length
         over = used_up | too_long | (time > knobs.max_steps)
         return jnp.where(hit, Reason.STOP, jnp.where(over, Reason.BUDGET, Reason.RUNNING))
-
-
-def _where(rows: Bool[Array, "B"], new: Any, old: Any) -> Any:
-    def choose(new: Array, old: Array) -> Array:
-        return jnp.where(rows.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
-
-    return jax.tree.map(choose, new, old)
 
 
 def _shift(x: Array, by: Int[Array, "B"]) -> Array:

@@ -72,11 +72,12 @@ def serve(
     owners = first.copy()  # the prompt in each row, -1 where none is left
     state = drive._init(decoder, params, _take(request, first), knobs)
     waiting, admissions = rows, 1
+    axes = _batch_axes(decoder, params, request, knobs)
     results: dict[int, Decoded] = {}
     steps = busy = 0
     while (owners >= 0).any():
         before = np.asarray(state.progress.network_calls)
-        state, did = _advance(decoder, params, state, knobs, np.int32(every))
+        state, did = drive._steps(decoder, params, state, knobs, np.int32(every))
         steps += int(did)
         done = np.asarray(decoder.done(state))
         busy += _row_steps(state, before, int(did), done, owners >= 0)
@@ -94,7 +95,7 @@ def serve(
             owners[places] = fresh
             waiting += len(fresh)
             admissions += 1
-            state = _admit(decoder, params, state, request, fresh, places, knobs)
+            state = _admit(decoder, params, axes, state, request, fresh, places, knobs)
     ordered = [results[i] for i in range(total)]
     decoded = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *ordered)
     return Served(decoded, steps, busy / max(steps * rows, 1), admissions)
@@ -115,7 +116,14 @@ def _take(request: Request, at: Any) -> Request:
 
 
 def _admit(
-    decoder: Any, params: Any, state: Any, request: Request, fresh: Any, places: Any, knobs: Any
+    decoder: Any,
+    params: Any,
+    axes: tuple[int, ...],
+    state: Any,
+    request: Request,
+    fresh: Any,
+    places: Any,
+    knobs: Any,
 ) -> Any:
     """The state with prompts `fresh` in rows `places`, read in one call of a power-of-two batch."""
     size = 1
@@ -125,7 +133,6 @@ def _admit(
     fresh = np.concatenate([fresh, np.repeat(fresh[-1:], padding)])
     places = np.concatenate([places, np.repeat(places[-1:], padding)])
     new = drive._init(decoder, params, _take(request, fresh), knobs)
-    axes = _batch_axes(decoder, params, request, knobs)
     return _place(axes, state, new, jnp.asarray(places, jnp.int32))
 
 
@@ -151,15 +158,3 @@ def _batch_axes(decoder: Any, params: Any, request: Request, knobs: Any) -> tupl
     return tuple(
         next((i for i, (a, b) in enumerate(zip(*pair, strict=True)) if a != b), -1) for pair in pairs
     )
-
-
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _advance(decoder: Any, params: Any, state: Any, knobs: Any, count: Any) -> tuple[Any, Any]:
-    def going(carry: tuple[Any, Any]) -> Any:
-        return (carry[1] < count) & ~jnp.all(decoder.done(carry[0]))
-
-    def body(carry: tuple[Any, Any]) -> tuple[Any, Any]:
-        return decoder.step(params, carry[0], knobs), carry[1] + 1
-
-    params = decoder.network.prepare(params)
-    return jax.lax.while_loop(going, body, (state, jnp.int32(0)))
