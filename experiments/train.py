@@ -1,11 +1,14 @@
-"""Trains the small models that the README's command shows. `python experiments/train.py tiny-recurrent`.
+"""Trains the small models of the README and of the studies. `python experiments/train.py tiny-recurrent`.
 
 The recipe of `tiny-recurrent`: word problems of growing length, a recurrence whose mean grows with the step,
-truncated backpropagation. A run that was stopped goes on where its last checkpoint stood.
+truncated backpropagation. `tiny-recurrent-exponential` is that model finetuned with a recurrence drawn from an
+exponential distribution, as the paper's math model was. A run that was stopped goes on where its last checkpoint
+stood.
 """
 
 import dataclasses
 from pathlib import Path
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +18,7 @@ from paradec_jax import store
 from paradec_jax.config import PRESETS
 from paradec_jax.data import build_tokenizer, token_spec, word_problem_batches
 from paradec_jax.data.batches import Bucket, Mixture
-from paradec_jax.losses import poisson_lognormal, recurrent_loss
+from paradec_jax.losses import exponential, poisson_lognormal, recurrent_loss
 from paradec_jax.models.recurrent_depth import MATRIX_AXES, RecurrentDepthNetwork, init_params
 from paradec_jax.train import fit, muon
 
@@ -33,14 +36,18 @@ class Recipe:
     """Numbers of one run.
 
     Attributes:
+      name: of the run and its folder.
       preset: model shape, a name of `paradec_jax.config.PRESETS`.
+      start: a model folder or the name of a bundled model whose weights the run starts from; random ones if None.
+      draw: distribution of the recurrence, "poisson_lognormal" or "exponential".
       steps: updates.
       cooldown: last updates, over which the learning rates fall.
       batch_tokens: positions of a batch, padding included.
       learning_rate: peak of Muon, for matrices.
       adam_learning_rate: peak of NAdam, for the embedding, norms and biases.
       weight_decay: decoupled decay of matrices.
-      first_mean, last_mean: M of the recurrence's draw before and after the curriculum; E[r] = M + 1.
+      first_mean, last_mean: M of the recurrence's draw before and after the curriculum; E[r] = M + 1 for the
+        Poisson draw.
       growth: updates between which M grows.
       mixture: from which update on, and how often, each of `BUCKETS` and `DRILLS` is drawn: two-step problems
         first, then much practice, then problems of all lengths.
@@ -50,7 +57,10 @@ class Recipe:
       seed: of parameters, data and draws.
     """
 
+    name: str = "tiny-recurrent"
     preset: str = "tiny-recurrent"
+    start: str | None = None
+    draw: Literal["poisson_lognormal", "exponential"] = "poisson_lognormal"
     steps: int = 10_000
     cooldown: int = 2500
     batch_tokens: int = 2048
@@ -81,21 +91,43 @@ class Recipe:
         return self.first_mean + progress * (self.last_mean - self.first_mean)
 
 
+_PRACTISED = (0.25, 0.4, 0.15, 0.1, 0.05, 0.05, 0.0)
+
+RECIPES = {
+    "tiny-recurrent": Recipe(),
+    "tiny-recurrent-exponential": Recipe(
+        name="tiny-recurrent-exponential",
+        start="tiny-recurrent",
+        draw="exponential",
+        steps=600,
+        cooldown=400,
+        learning_rate=1e-3,
+        adam_learning_rate=4e-4,
+        first_mean=16.0,
+        last_mean=16.0,
+        mixture=((0, _PRACTISED),),
+        ema_decay=0.99,
+        seed=1,
+    ),
+}
+DRAWS = {"poisson_lognormal": poisson_lognormal, "exponential": exponential}
+
+
 def main(
-    name: str, /, recipe: Recipe = Recipe(), folder: Path | None = None, export: Path | None = None
+    recipe: tyro.conf.OmitSubcommandPrefixes[tyro.extras.subcommand_type_from_defaults(RECIPES)],
+    folder: Path | None = None,
+    export: Path | None = None,
 ) -> None:
-    """Trains a preset and, when done, writes the averaged weights as a model folder.
+    """Trains a model and, when done, writes the averaged weights as a model folder.
 
     Args:
-      name: the model to train.
-      recipe: its numbers.
+      recipe: the numbers of the run.
       folder: where checkpoints and metrics go; `runs/NAME` by default.
       export: where the finished model goes; `FOLDER/model` by default.
     """
-    recipe = dataclasses.replace(recipe, preset=name)
     jax.config.update("jax_default_matmul_precision", recipe.matmul_precision)
     config = PRESETS[recipe.preset]
-    folder = Path("runs") / name if folder is None else folder
+    folder = Path("runs") / recipe.name if folder is None else folder
     tokenizer = build_tokenizer()
     network = RecurrentDepthNetwork(config)
     key = jax.random.key(recipe.seed)
@@ -107,7 +139,7 @@ def main(
         mixture=recipe.mixture,
     )
     loss = recurrent_loss(
-        network, poisson_lognormal(recipe.mean_recurrence), recipe.backprop_depth, remat=True
+        network, DRAWS[recipe.draw](recipe.mean_recurrence), recipe.backprop_depth, remat=True
     )
     optimizer = muon(
         recipe.learning_rate,
@@ -118,9 +150,16 @@ def main(
         weight_decay=recipe.weight_decay,
         adam_learning_rate=recipe.adam_learning_rate,
     )
+    if recipe.start is None:
+        params = init_params(config, jax.random.fold_in(key, 0))
+    else:
+        model = store.load(recipe.start)
+        if model.config != config:
+            raise SystemExit(f"{recipe.start} has not the shape {recipe.preset}: {model.config}")
+        params = dict(model.params)
     state = fit(
         loss,
-        init_params(config, jax.random.fold_in(key, 0)),
+        params,
         data,
         optimizer=optimizer,
         steps=recipe.steps,
@@ -131,13 +170,8 @@ def main(
         ema_decay=recipe.ema_decay,
     )
     assert state.ema is not None
-    model = store.Model(
-        config=config,
-        params=state.ema,
-        token_spec=token_spec(),
-        tokenizer=tokenizer,
-    )
-    store.save(folder / "model" if export is None else export, model, overwrite=True)
+    trained = store.Model(config=config, params=state.ema, token_spec=token_spec(), tokenizer=tokenizer)
+    store.save(folder / "model" if export is None else export, trained, overwrite=True)
 
 
 if __name__ == "__main__":
