@@ -1,0 +1,116 @@
+"""Pictures of the studies."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from studies import Study
+
+Row = dict[str, Any]
+
+
+def draw(study: Study, rows: Sequence[Row], path: Path) -> None:
+    """Draws a study's rows, the first of which is static decoding, to a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure = plt.figure(figsize=(9, 3.6), layout="constrained")
+    {"curves": _curves, "heat": _heat, "bars": _bars}[study.kind](figure, study, rows)
+    model, problems = rows[0]["model"], rows[0]["problems"]
+    figure.suptitle(f"{study.title}: {model}, {problems} problems", fontsize=11)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _share(row: Row) -> float:
+    return 100 * row["exact"] / row["problems"]
+
+
+def _errors(rows: Sequence[Row]) -> list[list[float]]:
+    """Distances from each share to both ends of its interval, in percent."""
+    return [
+        [_share(row) - 100 * row["interval"][0] for row in rows],
+        [100 * row["interval"][1] - _share(row) for row in rows],
+    ]
+
+
+def _groups(study: Study, rows: Sequence[Row]) -> dict[Any, list[Row]]:
+    """Rows by the choice that tells lines apart, static decoding left out."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows[1:]:
+        groups.setdefault(row["settings"][study.lines], []).append(row)
+    return groups
+
+
+def _curves(figure: Any, study: Study, rows: Sequence[Row]) -> None:
+    """Exact answers, tokens per second and recurrences a token against one choice."""
+    panels = figure.subplots(1, 3)
+    ys = ("exact answers (%)", "tokens / s, batch 1", "recurrences / token")
+    for line, (value, group) in enumerate(_groups(study, rows).items()):
+        x = [row["settings"][study.x] for row in group]
+        label = f"{_name(study.lines)} {value}"
+        style = {"color": f"C{line}", "marker": "o", "markersize": 4, "label": label}
+        panels[0].errorbar(x, [_share(row) for row in group], yerr=_errors(group), capsize=2, **style)
+        panels[1].plot(x, [row.get("tokens_per_second") for row in group], **style)
+        panels[2].plot(x, [row["recurrences_per_token"] for row in group], **style)
+    static = _share(rows[0]), rows[0].get("tokens_per_second"), rows[0]["recurrences_per_token"]
+    for panel, y, label in zip(panels, static, ys, strict=True):
+        if y is not None:
+            panel.axhline(y, color="0.5", linestyle="--", linewidth=1, label="static")
+        panel.set_xlabel(_name(study.x))
+        panel.set_ylabel(label)
+        values = sorted({row["settings"][study.x] for row in rows[1:]})
+        if values[0] > 0 and values[-1] / values[0] >= 8:
+            panel.set_xscale("log", base=2)
+            panel.set_xticks(values, [f"{value:g}" for value in values])
+            panel.minorticks_off()
+    panels[0].legend(fontsize=8)
+
+
+def _heat(figure: Any, study: Study, rows: Sequence[Row]) -> None:
+    """Exact answers over two choices, and the front of accuracy against speed."""
+    heat, front = figure.subplots(1, 2)
+    groups = _groups(study, rows)
+    xs = list(dict.fromkeys(row["settings"][study.x] for row in rows[1:]))
+    shares = [[_share(row) for row in group] for group in groups.values()]
+    image = heat.imshow(shares, aspect="auto", cmap="viridis")
+    figure.colorbar(image, ax=heat, label="exact answers (%)")
+    middle = (min(map(min, shares)) + max(map(max, shares))) / 2
+    for i, line in enumerate(shares):
+        for j, share in enumerate(line):
+            heat.text(j, i, f"{share:.1f}", ha="center", va="center", color="w" if share < middle else "k")
+    heat.set_xticks(range(len(xs)), [f"{x:g}" for x in xs])
+    heat.set_yticks(range(len(groups)), [str(value) for value in groups])
+    heat.set_xlabel(_name(study.x))
+    heat.set_ylabel(_name(study.lines))
+    for color, (value, group) in enumerate(groups.items()):
+        speeds = [row.get("tokens_per_second") or 1 / row["recurrences_per_token"] for row in group]
+        label = f"{_name(study.lines)} {value}"
+        front.plot(speeds, [_share(row) for row in group], "o-", color=f"C{color}", label=label)
+        for speed, row in zip(speeds, group, strict=True):
+            text = f"{row['settings'][study.x]:g}"
+            front.annotate(text, (speed, _share(row)), textcoords="offset points", xytext=(4, 4), fontsize=7)
+    front.set_xlabel("tokens / s, batch 1" if rows[0].get("tokens_per_second") else "tokens / recurrence")
+    front.set_ylabel("exact answers (%)")
+    front.legend(fontsize=8)
+
+
+def _bars(figure: Any, study: Study, rows: Sequence[Row]) -> None:
+    """Exact answers with intervals and tokens per second, a row each."""
+    figure.set_size_inches(9, 1.2 + 0.28 * len(rows))
+    left, right = figure.subplots(1, 2, sharey=True)
+    names = [row["label"] for row in rows]
+    at = range(len(rows))
+    left.errorbar([_share(row) for row in rows], at, xerr=_errors(rows), fmt="o", markersize=4, capsize=2)
+    right.barh(at, [row.get("tokens_per_second") or 0 for row in rows], height=0.6)
+    left.set_yticks(at, names, fontsize=8)
+    left.invert_yaxis()
+    left.set_xlabel("exact answers (%)")
+    right.set_xlabel("tokens / s, batch 1")
+
+
+def _name(choice: str | None) -> str:
+    return (choice or "").replace("_", " ")

@@ -1,0 +1,166 @@
+"""What each study compares: one entry for each table and figure of the paper (arXiv 2510.14961).
+
+Settings depend on the model's default recurrence r alone. Where the paper varies one thing, everything else stays
+at the paper's values (exit threshold 0.03, momentum 0.1, no noise, r' = 4), and the same is shown at r' = 1, which
+suits models that converge in a few recurrences.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paradec_jax.decode import Adaptive, AutoRegressive, OfficialWavefront, SelfSpeculative, Wavefront
+from paradec_jax.evaluate import Setting
+
+INNER = (1, 2, 4, 8)
+WIDTH = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """One table or figure.
+
+    Attributes:
+      title: what it shows.
+      others: the settings beside static decoding, of the model's default recurrence.
+      x: the choice on the horizontal axis of its picture; None for a table without one.
+      lines: the choice that tells lines apart.
+      kind: "curves" (accuracy and speed against x), "heat" (accuracy over x and lines, and speed against
+        accuracy), or "bars" (a row each).
+    """
+
+    title: str
+    others: Callable[[int], Sequence[Setting]]
+    x: str | None = None
+    lines: str | None = None
+    kind: str = "bars"
+
+    def settings(self, recurrence: int) -> tuple[Setting, ...]:
+        """The rows, static decoding at the model's default first."""
+        static = Setting("autoregressive", AutoRegressive(recurrence=recurrence), baseline=True)
+        return (static, *self.others(recurrence))
+
+
+def wave(
+    inner: int = 4, width: int = WIDTH, *, headway: int = 1, noise_mixer: str = "dampened", **knobs: Any
+) -> Setting:
+    """The clean wavefront."""
+    decoder = Wavefront(inner_recurrence=inner, width=width, headway=headway, noise_mixer=noise_mixer)
+    return Setting("wavefront", decoder, Wavefront.Knobs(**knobs))
+
+
+def released(
+    inner: int = 4, width: int = WIDTH, *, rule: str = "latent-diff", continuous: bool = False, **knobs: Any
+) -> Setting:
+    """The wavefront as it was released, without its default noise unless told otherwise."""
+    decoder = OfficialWavefront(inner_recurrence=inner, width=width, rule=rule, continuous=continuous)
+    knobs = {"noise": 0.0, "max_wavefront": width} | knobs
+    return Setting("official", decoder, OfficialWavefront.Knobs(**knobs))
+
+
+def static(recurrence: int, **choices: Any) -> Setting:
+    """Sequential decoding at a fixed recurrence."""
+    return Setting("autoregressive", AutoRegressive(recurrence=recurrence, **choices))
+
+
+def table1(r: int) -> list[Setting]:
+    """Samplers side by side (Table 1), and the settings that suit a small model."""
+    return [
+        *(static(other) for other in (1, 2, 4, 8, 2 * r) if other != r),
+        Setting("adaptive", Adaptive(), Adaptive.Knobs(exit_threshold=0.03)),
+        Setting("adaptive", Adaptive(), Adaptive.Knobs(exit_threshold=0.2)),
+        Setting("speculative", SelfSpeculative(draft_recurrence=4, lookahead=4)),
+        Setting("speculative", SelfSpeculative(draft_recurrence=1, lookahead=4)),
+        wave(2, noise=0.5),
+        wave(4),
+        released(2, noise=0.5),
+        released(4),
+        wave(1, 2, exit_threshold=0.4, momentum=0.0),
+        wave(1, 3, exit_threshold=0.1, momentum=0.0),
+    ]
+
+
+def official_against_clean(r: int) -> list[Setting]:
+    """The released rule and the clean one at the same knobs, and the released freezing rules."""
+    pairs = itertools.product((1, 2, 4), (0.03, 0.1, 0.4))
+    both = [rule(inner, exit_threshold=exit) for inner, exit in pairs for rule in (wave, released)]
+    return [
+        *both,
+        *(released(2, rule=rule) for rule in ("latent-acceleration-1", "token-stability", "fixed")),
+    ]
+
+
+def sequential_caches(r: int) -> list[Setting]:
+    """What a position leaves for later ones, in static and adaptive decoding."""
+    adaptive = Adaptive(), Adaptive.Knobs(exit_threshold=0.03)
+    return [
+        *(dataclasses.replace(static(other), cache="full") for other in (4, r)),
+        static(4),
+        *(Setting("adaptive", *adaptive, cache=cache) for cache in ("shared", "full", "latest")),
+    ]
+
+
+STUDIES: dict[str, Study] = {
+    "table1": Study("Samplers side by side (Table 1)", table1),
+    "table2": Study(
+        "Static decoding and the wavefront (Table 2)", lambda r: [wave(4), wave(1, 3, exit_threshold=0.1)]
+    ),
+    "official": Study("The released rule against the clean one", official_against_clean),
+    "inner_exit": Study(
+        "Inner recurrence and exit threshold",
+        lambda r: [wave(i, exit_threshold=e) for i in INNER for e in (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)],
+        "exit_threshold",
+        "inner_recurrence",
+        "curves",
+    ),
+    "momentum": Study(
+        "Momentum of the conditioning",
+        lambda r: [wave(i, momentum=m) for i in (1, 4) for m in (0.0, 0.1, 0.2, 0.4, 0.6, 0.8)],
+        "momentum",
+        "inner_recurrence",
+        "curves",
+    ),
+    "noise": Study(
+        "Inner recurrence and noise",
+        lambda r: [wave(i, noise=b) for i in (1, 2, 4) for b in (0.0, 0.05, 0.1, 0.2, 0.4)],
+        "noise",
+        "inner_recurrence",
+        "heat",
+    ),
+    "noise_mixer": Study(
+        "Schedule of the noise",
+        lambda r: [wave(1, noise=0.2, noise_mixer=m) for m in ("dampened", "constant", "sqrt")],
+    ),
+    "width": Study(
+        "Width of the wavefront",
+        lambda r: [
+            wave(i, w, exit_threshold=e) for i, e in ((1, 0.1), (4, 0.03)) for w in (1, 2, 3, 4, 6, 8, 16)
+        ],
+        "width",
+        "inner_recurrence",
+        "curves",
+    ),
+    "headway": Study(
+        "Headway",
+        lambda r: [wave(i, headway=h, exit_threshold=0.1) for i in (1, 4) for h in (1, 2, 3, 4)],
+        "headway",
+        "inner_recurrence",
+        "curves",
+    ),
+    "init_scale": Study(
+        "Scale of initial states",
+        lambda r: [wave(i, init_scale=s) for i in (1, 4) for s in (0.0, 0.25, 0.5, 1.0, 2.0)],
+        "init_scale",
+        "inner_recurrence",
+        "curves",
+    ),
+    "continuous": Study(
+        "Continuous compute",
+        lambda r: [
+            *(static(2, continuous=c) for c in (False, True)),
+            *(released(i, continuous=c) for i in (1, 4) for c in (False, True)),
+        ],
+    ),
+    "caches": Study("Shared against full cache", sequential_caches),
+}

@@ -1,0 +1,182 @@
+"""Runs a study: many settings of the decoders on the same unseen problems. `python experiments/study.py inner_exit`.
+
+The studies stand in `studies.py`, one for each table or figure of "Efficient Parallel Samplers for Recurrent-Depth
+Models" (arXiv 2510.14961), their pictures in `plots.py`. What a setting gave is written down as soon as it is known;
+a study that was stopped goes on with the settings that are missing.
+"""
+
+import csv
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import plots
+import tyro
+from rich.console import Console
+from rich.progress import Progress, TaskID
+from studies import STUDIES, Study
+
+from paradec_jax import load
+from paradec_jax.data.word_problems import WordProblem, read_jsonl
+from paradec_jax.evaluate import Setting, compare, word_problems
+
+GROUP = 6  # settings that are timed in turns, next to the baseline
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to study.
+
+    Attributes:
+      study: names of `STUDIES`; "all" for every one.
+      model: a model folder or the name of a bundled one.
+      problems: unseen problems; of a file, the first ones.
+      file: a GSM8K-like file of problems in place of generated ones.
+      steps: fewest and most steps of generated problems.
+      budget: new tokens of a problem; room for the longest reference solution when None.
+      seed: of problems and initial states.
+      timed: problems of the speed measurement, at batch 1.
+      passes: timings of each setting.
+      rows: problems decoded together when only answers count.
+      folder: where tables go; pictures go to `figures` beside it.
+    """
+
+    study: tyro.conf.Positional[tuple[str, ...]]
+    model: str = "tiny-recurrent"
+    problems: int = 500
+    file: Path | None = None
+    steps: tuple[int, int] = (2, 4)
+    budget: int | None = None
+    seed: int = 2
+    timed: int = 8
+    passes: int = 5
+    rows: int = 50
+    folder: Path = Path("experiments/results")
+
+    def facts(self) -> dict[str, Any]:
+        """What must be the same for two rows to stand in one table."""
+        facts = dataclasses.asdict(self) | {"model": Path(self.model).name}
+        for name in ("study", "folder", "rows"):
+            del facts[name]
+        facts["file"] = None if self.file is None else self.file.name
+        return facts | {"steps": list(self.steps)}
+
+
+def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
+    """Runs studies, writes their tables and draws them."""
+    names = tuple(STUDIES) if options.study == ("all",) else options.study
+    if unknown := [name for name in names if name not in STUDIES]:
+        raise SystemExit(f"no study {', '.join(unknown)}: choose of {', '.join(STUDIES)} or all")
+    model = load(options.model)
+    problems = draw(options)
+    for name in names:
+        run(STUDIES[name], name, model, problems, options)
+
+
+def draw(options: Options) -> list[WordProblem]:
+    """The problems of a run."""
+    if options.file is None:
+        return word_problems(options.problems, seed=options.seed, steps=options.steps)
+    return read_jsonl(options.file)[: options.problems]
+
+
+def run(
+    study: Study, name: str, model: Any, problems: Sequence[WordProblem], options: Options
+) -> list[dict[str, Any]]:
+    """Decodes what is missing of a study, writes and draws the whole of it, and returns its rows."""
+    stem = f"{name}-{Path(options.model).name}"
+    path = options.folder / f"{stem}.json"
+    rows = _read(path, options.facts())
+    settings = study.settings(model.network.recurrence)
+    baseline = next(setting for setting in settings if setting.baseline)
+    missing = [setting for setting in settings if _key(setting) not in rows and not setting.baseline]
+    groups = [missing[i : i + GROUP] for i in range(0, len(missing), GROUP)]
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task(stem, total=len(groups))
+        inner = bar.add_task("")
+        for group in groups:
+            rows = _decode([baseline, *group], model, problems, options, bar, inner) | rows
+            _write(path, options.facts(), rows)
+            bar.advance(task)
+    ordered = [rows[_key(setting)] for setting in settings]
+    _write_csv(path.with_suffix(".csv"), ordered)
+    plots.draw(study, ordered, options.folder.parent / "figures" / f"{stem}.png")
+    console.print(f"{stem}: {len(ordered)} rows of {len(problems)} problems")
+    return ordered
+
+
+def _key(setting: Setting) -> str:
+    """What tells settings of a study apart."""
+    return f"{setting.name}, {setting.label()}".removesuffix(", ")
+
+
+def _decode(
+    settings: Sequence[Setting],
+    model: Any,
+    problems: Sequence[WordProblem],
+    options: Options,
+    bar: Progress,
+    task: TaskID,
+) -> dict[str, dict[str, Any]]:
+    found = compare(
+        model,
+        problems,
+        settings,
+        name=Path(options.model).name,
+        seed=options.seed,
+        budget=options.budget,
+        timed=options.timed,
+        passes=options.passes,
+        rows=options.rows,
+        report=lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total),
+    )
+    keys = [_key(setting) for setting in settings]
+    return {key: {"label": key} | row for key, row in zip(keys, found.rows, strict=True)}
+
+
+def _read(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """Rows by label, of a table that was begun under the same facts."""
+    if not path.exists():
+        return {}
+    try:
+        table = json.loads(path.read_text())
+        written, rows = table["facts"], table["rows"]
+    except (ValueError, KeyError) as error:
+        raise SystemExit(f"{path} is not a table of this script ({error}): move it away") from None
+    if written != facts:
+        differing = [key for key in facts if written.get(key) != facts[key]]
+        raise SystemExit(f"{path} was made with other {', '.join(differing)}: move it away to begin anew")
+    return rows
+
+
+def _write(path: Path, facts: dict[str, Any], rows: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    device = jax.devices()[0].device_kind
+    part.write_text(json.dumps({"facts": facts, "device": device, "rows": rows}, indent=1) + "\n")
+    os.replace(part, path)
+
+
+def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """One line a setting, its choices as columns of their own."""
+    lines = []
+    for row in rows:
+        line = {"decoder": row["decoder"], **row["settings"]}
+        line |= {k: v for k, v in row.items() if not isinstance(v, dict | list) and k not in line}
+        line["interval_low"], line["interval_high"] = row["interval"]
+        line["difference_low"], line["difference_high"] = row["difference_interval"]
+        lines.append(line)
+    columns = list(dict.fromkeys(key for line in lines for key in line))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
