@@ -10,22 +10,21 @@ last frozen token stays in the window and is computed again::
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from paradec_jax.decode import stop
 from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
 from paradec_jax.decode.base import DecoderBase, after, where_rows
+from paradec_jax.decode.freezing import RULES, Evidence, Frozen, shift
 from paradec_jax.decode.noise import NOISE_MIXERS, mix_noise
 from paradec_jax.decode.protocol import Decoded, Progress, Reason, Request
 from paradec_jax.decode.randomness import Purpose, fold
 from paradec_jax.decode.sampling import filtered_probabilities, inverse_cdf, sample
-from paradec_jax.decode.score import EPSILON
 
 
 @jax.tree_util.register_dataclass
@@ -109,24 +108,6 @@ class Refined:
     states: Float[Array, "B W D"]
     kv: Any
     predicted: Int[Array, "B W"]
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    """What a freezing rule decides.
-
-    Attributes:
-      drop: i*, slots that leave the window in front of the last frozen token, [B].
-      length: frozen tokens, [B].
-      pointer: k, [B].
-      distance: what a latent rule measured in each slot, NaN where it measured nothing, [B, W].
-    """
-
-    drop: Int[Array, "B"]
-    length: Int[Array, "B"]
-    pointer: Int[Array, "B"]
-    distance: Float[Array, "B W"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,9 +256,10 @@ class OfficialWavefront(DecoderBase):
         states = self._append(refined.states, state)
 
         # W11: freeze.
-        decided = RULES[self.rule](self, state, refined, stable, appended, knobs)
+        evidence = self._evidence(state, refined, stable, appended, knobs)
+        decided = RULES[self.rule](evidence)
         moved = Wave(
-            _shift(states, decided.drop),
+            shift(states, decided.drop),
             wave.start + (self.headway * (decided.drop > 0) if self.rule == "fixed" else decided.drop),
             total - decided.drop,
         )
@@ -290,7 +272,6 @@ class OfficialWavefront(DecoderBase):
             reason=self._reason(state, decided, tokens, length, moved, knobs),
         )
         cache = self.network.write(state.cache, refined.kv, after(wave.start, refined.predicted))
-        change, change_count = _change(state, refined)
         new = OfficialState(
             progress=progress,
             cache=cache,
@@ -299,8 +280,8 @@ class OfficialWavefront(DecoderBase):
             embedded=refined.embedded,
             embedded_count=wave.count,
             older=Wave(wave.states, state.start_before, wave.count),
-            change=change,
-            change_count=change_count,
+            change=evidence.change,
+            change_count=evidence.change_count,
             pointer=decided.pointer,
             seen=seen,
             stable=stable,
@@ -323,13 +304,48 @@ class OfficialWavefront(DecoderBase):
         )
         return OfficialState(**fields), decided
 
+    def _evidence(
+        self,
+        state: OfficialState,
+        refined: Refined,
+        stable: Int[Array, "B S"],
+        appended: Int[Array, "B"],
+        knobs: OfficialKnobs,
+    ) -> Evidence:
+        """What the freezing rules look at.
+
+        With m the positions that the step before committed, slot i is compared with the old state of slot i + m.
+        The old states were shifted when they were kept, so the further shift misaligns them.
+        """
+        wave, older = state.wave, state.older
+        m, since = wave.start - state.start_before, wave.start - older.start
+        before = shift(wave.states, m)
+        return Evidence(
+            states=refined.states,
+            change=refined.states - before,
+            change_count=jnp.maximum(wave.count - m, 0),
+            change_before=state.change,
+            change_count_before=state.change_count,
+            older_change=before - shift(older.states, since),
+            older_count=older.count - since,
+            stable=stop.window(stable, wave.start, self.width),
+            start=wave.start,
+            count=wave.count,
+            appended=appended,
+            length=state.progress.length,
+            pointer=state.pointer,
+            time=state.time,
+            patience=self.patience,
+            exit_threshold=knobs.exit_threshold,
+        )
+
     def _momentum(
         self, e: Float[Array, "B W D"], state: OfficialState, knobs: OfficialKnobs
     ) -> Float[Array, "B W D"]:
         """W2: rows without history are scaled by 1 - eta, except in the first step, which has all of it."""
-        shift = state.wave.start - state.start_before
-        known = jnp.arange(self.width) + shift[:, None] < state.embedded_count[:, None]
-        before = jnp.where(known[..., None], _shift(state.embedded, shift), 0)
+        m = state.wave.start - state.start_before
+        known = jnp.arange(self.width) + m[:, None] < state.embedded_count[:, None]
+        before = jnp.where(known[..., None], shift(state.embedded, m), 0)
         eta = knobs.momentum
         return jnp.where((state.time == 0)[:, None, None], e, ((1 - eta) * e + eta * before).astype(e.dtype))
 
@@ -437,132 +453,3 @@ class OfficialWavefront(DecoderBase):
         too_long = moved.start + moved.count > self.network.max_length
         over = used_up | too_long | (time > knobs.max_steps)
         return jnp.where(hit, Reason.STOP, jnp.where(over, Reason.BUDGET, Reason.RUNNING))
-
-
-def _shift(x: Array, by: Int[Array, "B"]) -> Array:
-    """Drops each row's first `by` slots; zeros come in behind."""
-    width = x.shape[1]
-    return stop.window(jnp.concatenate([x, jnp.zeros_like(x)], axis=1), jnp.minimum(by, width), width)
-
-
-def _norm(x: Float[Array, "B W D"]) -> Float[Array, "B W"]:
-    return jnp.linalg.norm(x.astype(jnp.float32), axis=-1)
-
-
-def _change(state: OfficialState, refined: Refined) -> tuple[Float[Array, "B W D"], Int[Array, "B"]]:
-    """z_i less the old state of slot i + m, m the positions committed in the step before; and the slots it has.
-
-    The old states were shifted when they were kept, so the further shift by m misaligns them.
-    """
-    m = state.wave.start - state.start_before
-    change = refined.states - _shift(state.wave.states, m)
-    return change, jnp.maximum(state.wave.count - m, 0)
-
-
-def _up_to_last(state: OfficialState, qualified: Bool[Array, "B W"], distance: Array) -> Frozen:
-    """Freezes up to the last slot that qualifies, whatever those before it do."""
-    found = jnp.any(qualified, axis=1)
-    width = qualified.shape[1]
-    last = width - 1 - jnp.argmax(qualified[:, ::-1], axis=1)
-    drop = jnp.where(found, last, 0)
-    pointer = jnp.where(found, state.wave.start + last + 1, state.pointer)
-    length = jnp.where(found, pointer, state.progress.length)
-    return Frozen(drop, length, pointer, distance)
-
-
-def _converged(
-    state: OfficialState, distance: Float[Array, "B W"], count: Int[Array, "B"], knobs: OfficialKnobs
-) -> Frozen:
-    measured = jnp.arange(distance.shape[1]) < count[:, None]
-    distance = jnp.where(measured, distance, jnp.nan)
-    return _up_to_last(state, distance < knobs.exit_threshold, distance)
-
-
-def latent_diff(
-    decoder: OfficialWavefront,
-    state: OfficialState,
-    refined: Refined,
-    stable: Array,
-    appended: Array,
-    knobs: OfficialKnobs,
-) -> Frozen:
-    """`|z - z'| / |z| < epsilon`."""
-    del decoder, stable, appended
-    change, count = _change(state, refined)
-    return _converged(state, _norm(change) / jnp.maximum(_norm(refined.states), EPSILON), count, knobs)
-
-
-def latent_acceleration_1(
-    decoder: OfficialWavefront,
-    state: OfficialState,
-    refined: Refined,
-    stable: Array,
-    appended: Array,
-    knobs: OfficialKnobs,
-) -> Frozen:
-    """`|d - d'| / |z| < epsilon`, d the change of a step and d' that of the step before, not aligned."""
-    del decoder, stable, appended
-    change, count = _change(state, refined)
-    distance = _norm(change - state.change) / jnp.maximum(_norm(refined.states), EPSILON)
-    return _converged(state, distance, jnp.minimum(count, state.change_count), knobs)
-
-
-def latent_acceleration_2(
-    decoder: OfficialWavefront,
-    state: OfficialState,
-    refined: Refined,
-    stable: Array,
-    appended: Array,
-    knobs: OfficialKnobs,
-) -> Frozen:
-    """`|z - 2 z' + z''| / (|z| + 1e-6) < epsilon` over the states of three steps."""
-    del decoder, stable, appended
-    change, count = _change(state, refined)
-    since = state.wave.start - state.older.start
-    newer = _shift(state.wave.states, state.wave.start - state.start_before)
-    distance = _norm(change - (newer - _shift(state.older.states, since))) / (_norm(refined.states) + 1e-6)
-    return _converged(state, distance, jnp.minimum(count, state.older.count - since), knobs)
-
-
-def token_stability(
-    decoder: OfficialWavefront,
-    state: OfficialState,
-    refined: Refined,
-    stable: Array,
-    appended: Array,
-    knobs: OfficialKnobs,
-) -> Frozen:
-    """Up to the last position whose token was predicted again in more than `patience` steps, ever."""
-    del appended, knobs
-    window = stop.window(stable, state.wave.start, decoder.width)
-    slot = jnp.arange(decoder.width)
-    distance = jnp.full(refined.predicted.shape, jnp.nan, jnp.float32)
-    qualified = (window > decoder.patience) & (slot < state.wave.count[:, None])
-    found = jnp.any(qualified, axis=1)
-    decided = _up_to_last(state, qualified, distance)
-    return dataclasses.replace(decided, pointer=jnp.where(found, decided.pointer, 0))
-
-
-def fixed(
-    decoder: OfficialWavefront,
-    state: OfficialState,
-    refined: Refined,
-    stable: Array,
-    appended: Array,
-    knobs: OfficialKnobs,
-) -> Frozen:
-    """The paper's Algorithm 1: once the wave is `patience` + 2 steps old, one headway a step."""
-    del stable, knobs
-    go = state.time > decoder.patience
-    distance = jnp.full(refined.predicted.shape, jnp.nan, jnp.float32)
-    drop = jnp.where(go, appended, 0)
-    return Frozen(drop, state.progress.length + drop, state.pointer, distance)
-
-
-RULES: dict[str, Callable[..., Frozen]] = {
-    "latent-diff": latent_diff,
-    "latent-acceleration-1": latent_acceleration_1,
-    "latent-acceleration-2": latent_acceleration_2,
-    "token-stability": token_stability,
-    "fixed": fixed,
-}

@@ -32,6 +32,7 @@ from paradec_jax.evaluate.throughput import Speed, Subject, compile_all, measure
 from paradec_jax.store import Model
 
 Report = Callable[[str, int, int], None]
+Score = Callable[[Sequence[WordProblem], Sequence[str]], Bool[np.ndarray, "N"]]
 
 ROWS = 50  # problems decoded together when only their answers count
 TIMED = 8  # problems of the speed measurement, each in a call of its own
@@ -49,6 +50,7 @@ class Setting:
       baseline: whether speed-ups, equal tokens and paired differences refer to this row (one setting only).
       half: the same decoder with half the recurrences a step. It is only timed: the slope between the two is
         the cost of one pass of the core.
+      cache: what the network keeps of a position, see the network; its own choice when None.
     """
 
     name: str
@@ -56,12 +58,14 @@ class Setting:
     knobs: Any = None
     baseline: bool = False
     half: Any = None
+    cache: str | None = None
 
     def settings(self) -> dict[str, Any]:
         """Every choice of the decoder and its knobs, for JSON."""
         knobs = self.decoder.Knobs() if self.knobs is None else self.knobs
         technical = ("network", "size", "pad", "log_probs", "greedy", "bounded")
-        return _fields(self.decoder, technical) | _fields(knobs, ())
+        kept = {} if self.cache is None else {"cache": self.cache}
+        return _fields(self.decoder, technical) | _fields(knobs, ()) | kept
 
     @property
     def sampled(self) -> bool:
@@ -71,7 +75,7 @@ class Setting:
     def label(self) -> str:
         """The choices that are not the defaults, in short."""
         defaults = Setting(self.name, type(self.decoder)()).settings()
-        changed = {name: value for name, value in self.settings().items() if value != defaults[name]}
+        changed = {name: value for name, value in self.settings().items() if value != defaults.get(name)}
         return ", ".join(
             f"{_SHORT.get(name, name)} {f'{value:g}' if isinstance(value, float) else value}"
             for name, value in changed.items()
@@ -166,6 +170,8 @@ def compare(
     *,
     name: str = "",
     seed: int = 0,
+    budget: int | None = None,
+    score: Score = exact_answers,
     timed: int = TIMED,
     passes: int = 5,
     rows: int = ROWS,
@@ -182,6 +188,8 @@ def compare(
       settings: rows of the table, exactly one of them the baseline; those of the model's family when None.
       name: of the model, for the rows.
       seed: of the initial states.
+      budget: new tokens of a problem at most; room for the longest reference solution when None.
+      score: which of the generated texts are right.
       timed: problems of the speed measurement; 0 leaves speed out.
       passes: timings of each setting.
       rows: problems of a batch, at most.
@@ -194,11 +202,14 @@ def compare(
     baselines = [i for i, setting in enumerate(settings) if setting.baseline]
     if len(baselines) != 1:
         raise ValueError(f"settings must hold exactly one baseline, not {len(baselines)}")
-    prompts = _encode(model, problems, seed)
+    prompts = _encode(model, problems, seed, budget)
 
     def bound(decoder: Any, setting: Setting) -> Subject:
         decoder = dataclasses.replace(decoder, greedy=not setting.sampled)
-        return Subject(decoder.bind(model.network, prompts.size, model.token_spec.pad), setting.knobs)
+        network = model.network
+        if setting.cache is not None:
+            network = dataclasses.replace(network, cache=setting.cache)
+        return Subject(decoder.bind(network, prompts.size, model.token_spec.pad), setting.knobs)
 
     subjects = [bound(setting.decoder, setting) for setting in settings]
     decoded = _answers(model, subjects, prompts, rows, report)
@@ -209,7 +220,7 @@ def compare(
     everything = [*subjects, *extra]
     advance = _counter(report, "timing one by one", len(everything) * (passes + 1))
     speeds = measure(everything, model.params, requests, passes=passes, advance=advance) if timed else []
-    exact = np.stack([exact_answers(problems, [_text(model, row.ids) for row in of]) for of in decoded])
+    exact = np.stack([score(problems, [_text(model, row.ids) for row in of]) for of in decoded])
     results = []
     for i, setting in enumerate(settings):
         half = halves[i]
@@ -237,22 +248,26 @@ def _counter(report: Report, stage: str, total: int) -> Callable[[int], None]:
     return advance
 
 
-def _encode(model: Model, problems: Sequence[WordProblem], seed: int) -> _Prompts:
-    """Prompts in one buffer; the budget holds the longest reference solution and its stop token."""
+def _encode(model: Model, problems: Sequence[WordProblem], seed: int, budget: int | None) -> _Prompts:
+    """Prompts in one buffer; without a budget there is room for the longest reference solution and its end."""
     if model.tokenizer is None:
         raise ValueError("the model has no tokenizer: put a tokenizer.json into its folder")
     if not problems:
         raise ValueError("need at least one problem")
     tokens, lengths = encode_prompts(model.tokenizer, problems, spec=model.token_spec, bucket=BUCKET)
-    longest = max(len(ids) for ids in model.tokenizer.encode_batch([item.solution for item in problems])) + 1
+    wanted = budget
+    if wanted is None:
+        solutions = model.tokenizer.encode_batch([item.solution for item in problems])
+        wanted = max(len(ids) for ids in solutions) + 1
     room = model.network.max_length - tokens.shape[1]
-    if longest > room:
+    if wanted > room:
         raise ValueError(
-            f"problems need {tokens.shape[1]} positions for prompts and {longest} for solutions, more than "
+            f"problems need {tokens.shape[1]} positions for prompts and {wanted} for solutions, more than "
             f"the {model.network.max_length} that the model was built for"
         )
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), np.arange(len(problems)))
-    budget = min(-(-longest // BUCKET) * BUCKET, room)
+    if budget is None:
+        budget = min(-(-wanted // BUCKET) * BUCKET, room)
     return _Prompts(tokens, lengths, keys, budget, model.token_spec.stop)
 
 
