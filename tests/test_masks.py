@@ -1,4 +1,4 @@
-"""Visibility rules of width scaling against their definitions in words, and in the network against a slow reference."""
+"""Width scaling's visibility rules against their definitions in words, and in the network against a slow loop."""
 
 import functools
 import math
@@ -14,6 +14,7 @@ from paradec_jax.testing import tiny_network, tiny_params
 
 CONFIG = PRESETS["test-recurrent"]
 TOKENS = (3, 1, 4, 1)
+RECURRENCES = 2
 RULES = {"no_share": masks.no_share, "kv_share": masks.kv_share}
 
 
@@ -167,45 +168,45 @@ def states(copies: tuple[int, ...]) -> list[np.ndarray]:
     ]
 
 
-def wide(rule: str, tokens, copies: int, recurrences: int, alike: bool = False) -> np.ndarray:
+@jax.jit
+def forward(params, tokens, positions, mask, state):
+    network = tiny_network()
+    view = network.view(positions, window_mask=mask)
+    e, window = network.embed(params, tokens, view, network.empty_window(*tokens.shape))
+    state, window = network.recur(params, state, e, view, window, RECURRENCES)
+    return network.readout(params, state, view, window)[0][0]
+
+
+def wide(rule: str, copies: int, alike: bool = False) -> np.ndarray:
     """The library's forward; copies share their token's position and, if alike, the state of its first copy."""
-    network, each = tiny_network(), (copies,) * len(tokens)
-    repeated = jnp.repeat(jnp.array([tokens]), copies, axis=1)
-    positions = jnp.repeat(jnp.arange(len(tokens))[None], copies, axis=1)
-
-    @jax.jit
-    def call(params, mask, state):
-        view = network.view(positions, window_mask=mask)
-        e, window = network.embed(params, repeated, view, network.empty_window(*repeated.shape))
-        state, window = network.recur(params, state, e, view, window, recurrences)
-        return network.readout(params, state, view, window)[0][0]
-
-    state = np.array(states(each)).reshape(len(tokens), copies, -1)
+    length = len(TOKENS)
+    state = np.array(states((copies,) * length)).reshape(length, copies, -1)
     state = np.broadcast_to(state[:, :1], state.shape) if alike else state
+    tokens, positions = (jnp.repeat(jnp.array([x]), copies, axis=1) for x in (TOKENS, range(length)))
     state = jnp.asarray(state.reshape(1, -1, CONFIG.width))
-    return np.asarray(call(parameters(), RULES[rule](len(tokens), copies), state))
+    return np.asarray(forward(parameters(), tokens, positions, RULES[rule](length, copies), state))
 
 
-def slow(rule: str, tokens, copies: tuple[int, ...], recurrences: int) -> np.ndarray:
+def slow(rule: str, copies: tuple[int, ...]) -> np.ndarray:
     """The reference, where token i has `copies[i]` copies."""
     order = [i for i, count in enumerate(copies) for _ in range(count)]
     reference = Reference(parameters(), order, key_sets(rule, copies))
-    return reference.read([tokens[i] for i in order], states(copies), recurrences)
+    return reference.read([TOKENS[i] for i in order], states(copies), RECURRENCES)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_wide_forward_equals_a_loop_over_key_sets(rule):
-    got = wide(rule, TOKENS, 3, 2)
-    np.testing.assert_allclose(got, slow(rule, TOKENS, (3,) * 4, 2), atol=2e-5)
+    got = wide(rule, 3)
+    np.testing.assert_allclose(got, slow(rule, (3,) * 4), atol=2e-5)
     # What a token says does not depend on how often later ones are copied.
-    np.testing.assert_allclose(got[:6], slow(rule, TOKENS, (3, 3, 1, 1), 2)[:6], atol=2e-5)
+    np.testing.assert_allclose(got[:6], slow(rule, (3, 3, 1, 1))[:6], atol=2e-5)
     # Copies are no mere repetitions, and the other rule says something else.
     assert np.abs(got[6:8] - got[8]).max(axis=1).min() > 1e-2
     other = next(name for name in RULES if name != rule)
-    assert np.abs(got[-1] - slow(other, TOKENS, (3,) * 4, 2)[-1]).max() > 1e-3
+    assert np.abs(got[-1] - slow(other, (3,) * 4)[-1]).max() > 1e-3
 
 
 def test_copies_of_one_state_differ_by_what_they_see():
-    got = wide("kv_share", TOKENS, 3, 2, alike=True).reshape(4, 3, -1)
+    got = wide("kv_share", 3, alike=True).reshape(4, 3, -1)
     np.testing.assert_allclose(got[0], np.broadcast_to(got[0, :1], got[0].shape), atol=2e-5)
     assert np.abs(got[1:, 1:] - got[1:, :-1]).max(axis=-1).min() > 1e-4
