@@ -82,7 +82,7 @@ class Options:
       seed: of all draws.
       skip_long: leave out prompts that do not fit the model.
       execute: run the code that the model wrote.
-      seconds: time that each of its programs gets.
+      seconds: processor time that each of its programs gets; by the clock it is three times as much.
       dtype: of weights and activations.
       decoding: settings of the decoder.
     """
@@ -100,7 +100,7 @@ class Options:
     seed: int = 0
     skip_long: Flag = False
     execute: Flag = False
-    seconds: float = execution.Limits().seconds
+    seconds: int = execution.Limits().processor
     dtype: Literal["stored", "float32", "bfloat16"] = "stored"
     decoding: Decoding = Decoding()
 
@@ -120,10 +120,9 @@ def evaluate(options: Options, console: Console) -> None:
     budget = task.max_new_tokens if options.max_new_tokens is None else options.max_new_tokens
     items, width = fitting(model, source.items[: options.limit], budget, options.skip_long)
     left_out = len(source.items[: options.limit]) - len(items)
+    judge = judge_of(task, options)
     setting = Setting(options.decoder, decoder, knobs)
     results = Results(options.out, settings(options, model, source, setting, budget))
-
-    judge = judge_of(task, options)
     todo = [item for item in items if item.id not in results.lines]
     if todo:
         batches = continuations(
@@ -202,7 +201,15 @@ Judge = Callable[[Item, str], dict[str, Any] | None]
 
 def judge_of(task: Benchmark, options: Options) -> Judge:
     """What turns an item and its continuation into a score, or into None where code is not to be run."""
-    limits = execution.Limits(seconds=options.seconds)
+    if options.seconds < 1:
+        raise ValueError(f"--seconds must be at least 1, not {options.seconds}")
+    limits = execution.Limits(processor=options.seconds, wall=3.0 * options.seconds)
+    if options.execute:  # better now than after hours of decoding
+        trial = execution.execute(execution.Program("", ""), allow=True, limits=limits)
+        if not trial.passed:
+            raise ValueError(
+                f"--execute: not even an empty program runs here ({trial.reason}) {trial.stderr}"
+            )
 
     def judge(item: Item, text: str) -> dict[str, Any] | None:
         if task.score is not None:
@@ -292,6 +299,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         console = Console(highlight=False, width=140)
     try:
         evaluate(options, console)
+    except KeyboardInterrupt:
+        return 130
     except (ValueError, OSError) as error:
         print(f"evaluate: {error}", file=sys.stderr)
         return 1

@@ -43,14 +43,16 @@ class Limits:
     """What a sample may use.
 
     Attributes:
-      seconds: wall time, and processor time rounded up to whole seconds.
+      processor: whole seconds of processor time.
+      wall: seconds by the clock; more, because other work may hold the processor.
       memory: bytes of address space.
       file: bytes of any file.
       processes: processes and threads of the user, counted within the network namespace where there is one;
         root is exempt.
     """
 
-    seconds: float = 10.0
+    processor: int = 10
+    wall: float = 30.0
     memory: int = 2**30
     file: int = 2**24
     processes: int = 32
@@ -104,7 +106,7 @@ def execute(program: Program, *, allow: bool = False, limits: Limits | None = No
         (inside / "candidate.py").write_text(code, encoding="utf-8", errors="replace")
         (inside / "program.py").write_text(code + program.tests, encoding="utf-8", errors="replace")
         word = secrets.token_hex(16)
-        status = _run(_command(word, limits), inside, report, errors, limits.seconds)
+        status = _run(_command(word, limits), inside, report, errors, limits.wall)
         return _outcome(status, report.read_bytes().decode(errors="replace"), _tail(errors), word)
 
 
@@ -126,7 +128,7 @@ def has_network_namespace() -> bool:
 
 def _command(word: str, limits: Limits) -> list[str]:
     isolate = [shutil.which("unshare") or "unshare", "-rn"] if has_network_namespace() else []
-    numbers = (limits.memory, -int(-limits.seconds // 1), limits.file, limits.processes)
+    numbers = (limits.memory, limits.processor, limits.file, limits.processes)
     return [*isolate, sys.executable, "-I", "-B", str(CHILD), word, *map(str, numbers)]
 
 

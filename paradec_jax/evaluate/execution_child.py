@@ -19,7 +19,7 @@ def limit(kind: int, wanted: int) -> None:
 
 def main() -> None:
     """Runs `program.py` of the working folder; arguments are the word to report, then the limits."""
-    word, memory, seconds, file, processes = sys.argv[1:]
+    word, memory, processor, file, processes = sys.argv[1:]
     sys.argv[:] = ["program.py"]
     # What the program prints goes nowhere; the report stays open under a number it does not know.
     report, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
@@ -30,15 +30,16 @@ def main() -> None:
     limit(resource.RLIMIT_FSIZE, int(file))
     limit(resource.RLIMIT_NPROC, int(processes))
     # The soft limit ends the process with SIGXCPU, which the parent tells from other ends.
-    limit(resource.RLIMIT_CPU, int(seconds) + 1)
+    limit(resource.RLIMIT_CPU, int(processor) + 1)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    resource.setrlimit(resource.RLIMIT_CPU, (min(int(seconds), hard), hard))
-    write, end, own = os.write, os._exit, os.getpid()  # the program may put its own in their place
+    resource.setrlimit(resource.RLIMIT_CPU, (min(int(processor), hard), hard))
+    write, end, number = os.write, os._exit, os.getpid  # the program may put its own in their place
+    own = number()
     write(report, b"started\n")
     with open("candidate.py", encoding="utf-8") as source:
         ast.parse(source.read(), "candidate.py")  # complete by itself, or its end could hide the tests
     runpy.run_path("program.py", run_name="program")  # no "__main__": its main block is not run
-    if os.getpid() == own:  # and not a copy that the program made
+    if number() == own:  # and not a copy that the program made
         write(report, word.encode())
     end(0)
 

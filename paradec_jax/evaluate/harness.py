@@ -69,7 +69,7 @@ class DecoderLM(LM):
         length = self.model.network.max_length
         texts = [rolling_rows(tokenizer, spec, request.args[0], length) for request in requests]
         scores = iter(self._score([row for rows in texts for row in rows]))
-        return [sum(next(scores)[0] for _ in rows) for rows in texts]
+        return [sum((next(scores)[0] for _ in rows), 0.0) for rows in texts]
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """Continuations of contexts, each with its own stop texts, budget and temperature."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 Line = dict[str, Any]
+_TOLD = 3  # differences that an error names
 
 
 class Results:
@@ -59,13 +60,27 @@ class Results:
             self.lines = {line["id"]: line for line in lines}
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{self.path} exists and is no file of results: name another one") from error
-        now = self._header["settings"]
-        different = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-        if different:
-            told = "; ".join(f"{name} is {now.get(name)!r}, was {before.get(name)!r}" for name in different)
-            raise ValueError(f"{self.path} was written with other settings ({told}): name another file")
+        _refuse_others(self.path, _flat(before), _flat(self._header["settings"]))
         if torn:
             self.rewrite()
+
+
+def _refuse_others(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if names:
+        told = [f"{name} is {now.get(name)!r} and was {before.get(name)!r}" for name in names[:_TOLD]]
+        more = f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
+        raise ValueError(
+            f"{path} was written with other settings: {'; '.join(told)}{more}; name another file"
+        )
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with those of a setting beside it."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= _flat(value) if isinstance(value, dict) else {name: value}
+    return flat
 
 
 def write_lines(path: Path, lines: Sequence[Any]) -> None:

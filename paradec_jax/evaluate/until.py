@@ -111,11 +111,8 @@ def fitting(model: Model, context: str, room: int) -> str:
     tokenizer = tokenizer_of(model)
     excess = prompt_lengths(model, [context])[0] - room if context else 0
     while excess > 0:
-        shorter = _without_first(tokenizer, context, excess)
-        if not shorter:
-            raise ValueError(f"a context cannot be cut to {room} tokens")
-        context = shorter
-        excess = prompt_lengths(model, [context])[0] - room
+        context = _without_first(tokenizer, context, excess)
+        excess = prompt_lengths(model, [context])[0] - room if context else 0
     return context
 
 
