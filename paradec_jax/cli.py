@@ -29,6 +29,7 @@ from paradec_jax.data.word_problems import PROMPT
 from paradec_jax.decode import Adaptive, AutoRegressive, SelfSpeculative, Wavefront, stream
 from paradec_jax.evaluate import SETTINGS, Comparison, compare, word_problems
 from paradec_jax.evaluate.bench import bench, fixed_wavefront, limits, static
+from paradec_jax.evaluate.options import choose
 from paradec_jax.generate import Generation, Prepared, StopStrings, generate, prepare
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.models.recurrent_depth import init_params
@@ -238,19 +239,7 @@ def _choose(family: str, name: str, options: dict[str, Any]) -> tuple[Any, Any]:
       ValueError: an option that this decoder does not have.
     """
     setting = [setting for setting in SETTINGS[family] if setting.name == name][-1]
-    decoder = setting.decoder
-    knobs = decoder.Knobs() if setting.knobs is None else setting.knobs
-    if name == "adaptive" and "recurrence" in options:
-        options["max_recurrence"] = options.pop("recurrence")
-    static = {field.name for field in dataclasses.fields(decoder)}
-    traced = {field.name for field in dataclasses.fields(knobs)}
-    for option in options.keys() - static - traced:
-        raise ValueError(f"--{option.replace('_', '-')} is no option of --decoder {name}")
-    if "width" in options:
-        options["buckets"] = tuple(b for b in decoder.buckets if b < options["width"])
-    options["greedy"] = options.get("temperature", 0) == 0
-    decoder = dataclasses.replace(decoder, **{k: v for k, v in options.items() if k in static})
-    return decoder, dataclasses.replace(knobs, **{k: v for k, v in options.items() if k in traced})
+    return choose(name, setting.decoder, setting.knobs, options)
 
 
 def _stream(model: store.Model, prepared: Prepared, knobs: Any, prompt: str, delay: float) -> Generation:

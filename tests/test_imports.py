@@ -20,7 +20,7 @@ ALLOWED = {
     "decode": {"config", "noise", "nn.cache", "nn.masks"},
     "losses": {"config", "decode", "noise"},
     "data": {"config", "decode", "noise", "tokenizer"},
-    "evaluate": {"config", "data", "decode", "noise", "store", "tokenizer"},
+    "evaluate": {"config", "data", "decode", "generate", "noise", "store", "tokenizer"},
     "train": set(),
 }
 TOP = {"__init__", "cli", "generate", "store", "testing"}  # these may import everything of the package

@@ -1,0 +1,311 @@
+"""Scores a benchmark file with any model folder and any decoder. `python experiments/evaluate.py TASK PATH ...`.
+
+    python experiments/evaluate.py gsm8k test.jsonl --examples train.jsonl --model DIR --out gsm8k.jsonl
+    python experiments/evaluate.py humaneval HumanEval.jsonl.gz --model DIR --out humaneval.jsonl --execute
+
+Every item becomes a JSON line of OUT as soon as its batch is done; the same command goes on where it stopped.
+Code is run only with --execute, which guards against accidents and nothing more (see
+`paradec_jax/evaluate/execution.py`); samples that other judges read lie beside OUT either way. With --execute
+added later, what was decoded before is judged without being decoded again.
+"""
+
+import dataclasses
+import hashlib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+from paradec_jax import __version__, store
+from paradec_jax.evaluate import Setting, execution, wilson
+from paradec_jax.evaluate.benchmarks import BENCHMARKS, Benchmark, Item, Source
+from paradec_jax.evaluate.continuations import continuations, prompt_lengths
+from paradec_jax.evaluate.options import DECODERS, choose
+from paradec_jax.evaluate.results import Results, write_lines
+
+Flag = FlagCreatePairsOff[bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoding:
+    """Settings of decoders; what is left out is as in the decoder's paper.
+
+    Attributes:
+      recurrence: recurrences a token (static, speculative), at most (adaptive), of the prompt (official).
+      prefill_recurrence: recurrences of the prompt (wavefront).
+      inner_recurrence: recurrences of a step (wavefront, official).
+      draft_recurrence: recurrences of a draft (speculative).
+      lookahead: drafts a round (speculative).
+      width: positions of the wave at most (wavefront, official).
+      headway: positions appended a step (wavefront, official).
+      exit_threshold: below it a state has converged (adaptive, wavefront, official).
+      momentum: of the conditioning (wavefront, official).
+      noise: share mixed into the states (wavefront, official).
+      temperature: 0 takes the most probable token.
+      top_p: probability mass kept when sampling.
+    """
+
+    recurrence: int | None = None
+    prefill_recurrence: int | None = None
+    inner_recurrence: int | None = None
+    draft_recurrence: int | None = None
+    lookahead: int | None = None
+    width: int | None = None
+    headway: int | None = None
+    exit_threshold: float | None = None
+    momentum: float | None = None
+    noise: float | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to decode, how, and where results go.
+
+    Attributes:
+      task: the benchmark.
+      path: its file.
+      out: file of results; an existing one of the same settings is continued.
+      model: a model folder or the name of a bundled model.
+      decoder: how to decode.
+      examples: file whose first rows are the solved examples (gsm8k: the train split).
+      shots: solved examples; the benchmark's usual number if left out.
+      limit: items at most, the first ones of the file.
+      rows: prompts decoded together.
+      max_new_tokens: tokens at most; the benchmark's usual number if left out.
+      seed: of all draws.
+      skip_long: leave out prompts that do not fit the model.
+      execute: run the code that the model wrote.
+      seconds: processor time that each of its programs gets; by the clock it is three times as much.
+      dtype: of weights and activations.
+      decoding: settings of the decoder.
+    """
+
+    task: Positional[Literal["gsm8k", "humaneval", "mbpp"]]
+    path: Positional[Path]
+    out: Annotated[Path, arg(metavar="FILE")]
+    model: Annotated[str, arg(metavar="DIR|NAME")] = "tiny-recurrent"
+    decoder: Literal["static", "adaptive", "speculative", "wavefront", "official"] = "wavefront"
+    examples: Path | None = None
+    shots: int | None = None
+    limit: int | None = None
+    rows: int = 8
+    max_new_tokens: int | None = None
+    seed: int = 0
+    skip_long: Flag = False
+    execute: Flag = False
+    seconds: int = execution.Limits().processor
+    dtype: Literal["stored", "float32", "bfloat16"] = "stored"
+    decoding: Decoding = Decoding()
+
+
+def evaluate(options: Options, console: Console) -> None:
+    """Decodes what is not yet in the file, judges it, and prints the table."""
+    task = BENCHMARKS[options.task]
+    if options.limit is not None and options.limit < 1:
+        raise ValueError(f"--limit must be at least 1, not {options.limit}")
+    if options.execute and task.program is None:
+        raise ValueError(f"--execute runs code, and the answers of {options.task} are not code")
+    shots = task.shots if options.shots is None else options.shots
+    source = task.read(options.path, shots=shots, examples=options.examples)
+    model = store.load(options.model, dtype=None if options.dtype == "stored" else options.dtype)
+    given = {name: v for name, v in dataclasses.asdict(options.decoding).items() if v is not None}
+    decoder, knobs = choose(options.decoder, DECODERS[model.family][options.decoder], options=given)
+    budget = task.max_new_tokens if options.max_new_tokens is None else options.max_new_tokens
+    items, width = fitting(model, source.items[: options.limit], budget, options.skip_long)
+    left_out = len(source.items[: options.limit]) - len(items)
+    judge = judge_of(task, options)
+    setting = Setting(options.decoder, decoder, knobs)
+    results = Results(options.out, settings(options, model, source, setting, budget))
+    todo = [item for item in items if item.id not in results.lines]
+    if todo:
+        batches = continuations(
+            model,
+            [item.prompt for item in todo],
+            decoder,
+            knobs,
+            max_new_tokens=budget,
+            stop=todo[0].stop,
+            seed=options.seed,
+            rows=options.rows,
+            width=width,
+        )
+        waiting = iter(todo)
+        for batch in batches:
+            results.add([line_of(next(waiting), done, judge, options.rows) for done in batch])
+            console.print(f"{sum(item.id in results.lines for item in items)} of {len(items)} items")
+    judge_later(items, results, judge)
+    lines = [results.lines[item.id] for item in items]
+    print_table(console, options, task, setting, lines, left_out)
+    if task.program is not None:
+        samples = options.out.with_suffix(".samples.jsonl")
+        write_lines(samples, [{"task_id": line["id"], "completion": line["text"]} for line in lines])
+        told = "" if options.execute else "Nothing was run: add --execute to judge the code. "
+        console.print(f"{told}Samples for other judges: {samples}")
+
+
+def fitting(model: Any, items: Sequence[Item], budget: int, skip: bool) -> tuple[list[Item], int]:
+    """The items whose prompts leave room for the budget, and the tokens of the longest of them.
+
+    Raises:
+      ValueError: prompts that are too long and may not be skipped, or none that fits.
+    """
+    most = model.network.max_length
+    lengths = prompt_lengths(model, [item.prompt for item in items])
+    fits = [length + budget <= most for length in lengths]
+    kept = [item for item, fit in zip(items, fits, strict=True) if fit]
+    if len(kept) < len(items) and not (skip and kept):
+        remedy = "give a smaller --max-new-tokens or fewer --shots"
+        raise ValueError(
+            f"{len(items) - len(kept)} of {len(items)} prompts do not fit: with --max-new-tokens {budget} the "
+            f"model's {most} positions leave {max(most - budget, 0)} for a prompt, and the longest has "
+            f"{max(lengths)} tokens; {f'--skip-long leaves them out, or {remedy}' if kept else remedy}"
+        )
+    return kept, max(length for length, fit in zip(lengths, fits, strict=True) if fit)
+
+
+def settings(options: Options, model: Any, source: Source, setting: Setting, budget: int) -> dict[str, Any]:
+    """All that decides a continuation, for the header of the file."""
+    folder = store.locate(options.model)
+    return {
+        "task": options.task,
+        "file_sha256": digest(options.path),
+        "shots": source.shots,
+        "examples": source.examples,
+        "examples_sha256": digest(options.examples) if options.examples and source.shots else None,
+        "model": Path(folder).name,
+        "model_sha256": [digest(Path(folder) / name) for name in ("config.json", "tokenizer.json")],
+        "dtype": model.config.dtype,
+        "decoder": setting.name,
+        "decoder_settings": setting.settings(),
+        "max_new_tokens": budget,
+        "stop": list(source.items[0].stop),
+        "seed": options.seed,
+        "paradec_jax": __version__,
+    }
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file; a model's config.json holds those of its parameters."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+Judge = Callable[[Item, str], dict[str, Any] | None]
+
+
+def judge_of(task: Benchmark, options: Options) -> Judge:
+    """What turns an item and its continuation into a score, or into None where code is not to be run."""
+    if options.seconds < 1:
+        raise ValueError(f"--seconds must be at least 1, not {options.seconds}")
+    limits = execution.Limits(processor=options.seconds, wall=3.0 * options.seconds)
+    if options.execute:  # better now than after hours of decoding
+        trial = execution.execute(execution.Program("", ""), allow=True, limits=limits)
+        if not trial.passed:
+            raise ValueError(
+                f"--execute: not even an empty program runs here ({trial.reason}) {trial.stderr}"
+            )
+
+    def judge(item: Item, text: str) -> dict[str, Any] | None:
+        if task.score is not None:
+            return dataclasses.asdict(task.score(item, text))
+        if not options.execute or task.program is None:
+            return None
+        outcome = execution.execute(task.program(item, text), allow=True, limits=limits)
+        return {
+            **dataclasses.asdict(outcome),
+            "seconds_allowed": options.seconds,
+            "network": not execution.has_network_namespace(),
+        }
+
+    return judge
+
+
+def line_of(item: Item, done: Any, judge: Judge, rows: int) -> dict[str, Any]:
+    """One line of the file."""
+    return {
+        "id": item.id,
+        "prompt_tokens": done.prompt_tokens,
+        "generated_tokens": len(done.tokens),
+        "network_calls": done.network_calls,
+        "recurrences": done.recurrences,
+        "stop_reason": done.reason,
+        "text": done.text,
+        "score": judge(item, done.text),
+        "seconds": done.seconds,
+        "rows": rows,
+    }
+
+
+def judge_later(items: Sequence[Item], results: Results, judge: Judge) -> None:
+    """Scores lines that an earlier run without --execute has left without a score."""
+    changed = False
+    for item in items:
+        line = results.lines[item.id]
+        if line["score"] is None and (score := judge(item, line["text"])) is not None:
+            line["score"], changed = score, True
+    if changed:
+        results.rewrite()
+
+
+def print_table(
+    console: Console,
+    options: Options,
+    task: Benchmark,
+    setting: Setting,
+    lines: Sequence[dict[str, Any]],
+    left_out: int,
+) -> None:
+    """Counts with their intervals, tokens a network call, seconds."""
+    tokens, calls, recurrences = (
+        sum(line[name] for line in lines) for name in ("generated_tokens", "network_calls", "recurrences")
+    )
+    table = Table(title=f"{options.task}: {Path(options.model).name}, {options.decoder} {setting.label()}")
+    for title in ("measure", "right", "n", "share", "95%"):
+        table.add_column(title, justify="left" if title == "measure" else "right")
+    for title in ("tokens", "tokens/call", "recurrences/token", "seconds"):
+        table.add_column(title, justify="right")
+    seconds = f"{sum(line['seconds'] for line in lines):.1f}"
+    work = f"{tokens}", f"{tokens / calls:.2f}", f"{recurrences / max(tokens, 1):.2f}", seconds
+    judged = [line["score"] for line in lines if line["score"] is not None]
+    for i, measure in enumerate(task.measures):
+        shown = ("", "", "", "") if i else work
+        if not judged:
+            table.add_row(measure, "not run", f"{len(lines)}", "", "", *shown)
+            continue
+        right = sum(score[measure] for score in judged)
+        low, high = wilson(right, len(judged))
+        share = f"{100 * right / len(judged):.1f}%"
+        interval = f"{100 * low:.1f}-{100 * high:.1f}"
+        table.add_row(measure, f"{right}", f"{len(judged)}", share, interval, *shown)
+    console.print(table)
+    reasons = [line["stop_reason"] for line in lines]
+    ends = ", ".join(f"{reasons.count(reason)} by {reason}" for reason in sorted(set(reasons)))
+    console.print(f"Ended: {ends}. Network calls include those that read the prompts; seconds, compilation.")
+    if left_out:
+        console.print(f"{left_out} items with longer prompts were left out: the share is of the others.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; user errors are one sentence on standard error and exit code 1."""
+    options = tyro.cli(tyro.conf.OmitArgPrefixes[Options], args=argv, prog="evaluate")
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=140)
+    try:
+        evaluate(options, console)
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, OSError) as error:
+        print(f"evaluate: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

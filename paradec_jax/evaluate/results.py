@@ -1,0 +1,90 @@
+"""A file of results: a header line with the settings, then a JSON line an item, written as they come.
+
+A run that was stopped goes on with the same file; a run of other settings is refused.
+"""
+
+import json
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Line = dict[str, Any]
+_TOLD = 3  # differences that an error names
+
+
+class Results:
+    """The lines of a file, by the ids of their items."""
+
+    def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
+        """Opens or makes the file.
+
+        Args:
+          path: its folder must exist.
+          settings: what decides the results, as JSON values.
+
+        Raises:
+          ValueError: a file of other settings, or one that holds something else; nothing is changed then.
+          FileNotFoundError: no such folder.
+        """
+        self.path = Path(path)
+        self._header = {"settings": json.loads(json.dumps(settings))}
+        self.lines: dict[str, Line] = {}
+        if not self.path.absolute().parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {self.path.absolute().parent} for {self.path}")
+        if self.path.exists() and self.path.stat().st_size:
+            self._read()
+        else:
+            write_lines(self.path, [self._header])
+
+    def add(self, lines: Sequence[Line]) -> None:
+        """Appends lines, each with the "id" of its item, and hands them to the disk."""
+        with self.path.open("a", encoding="utf-8") as file:
+            for line in lines:
+                file.write(json.dumps(line) + "\n")
+                self.lines[line["id"]] = line
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rewrite(self) -> None:
+        """Writes the file anew, whole or not at all, after lines were changed."""
+        write_lines(self.path, [self._header, *self.lines.values()])
+
+    def _read(self) -> None:
+        text = self.path.read_text(encoding="utf-8")
+        whole, _, torn = text.rpartition("\n")  # a run killed while it wrote leaves half a line
+        try:
+            header, *lines = [json.loads(line) for line in whole.split("\n")]
+            before = header["settings"]
+            self.lines = {line["id"]: line for line in lines}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self.path} exists and is no file of results: name another one") from error
+        _refuse_others(self.path, _flat(before), _flat(self._header["settings"]))
+        if torn:
+            self.rewrite()
+
+
+def _refuse_others(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if names:
+        told = [f"{name} is {now.get(name)!r} and was {before.get(name)!r}" for name in names[:_TOLD]]
+        more = f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
+        raise ValueError(
+            f"{path} was written with other settings: {'; '.join(told)}{more}; name another file"
+        )
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with those of a setting beside it."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= _flat(value) if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def write_lines(path: Path, lines: Sequence[Any]) -> None:
+    """Writes a file of JSON lines, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    temporary.replace(path)

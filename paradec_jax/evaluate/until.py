@@ -1,0 +1,123 @@
+"""Requests "generate until", as lm-eval makes them, through any decoder."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paradec_jax.evaluate.continuations import continuations, prompt_lengths, tokenizer_of
+from paradec_jax.evaluate.options import choose
+from paradec_jax.store import Model
+from paradec_jax.tokenizer import Tokenizer
+
+MAX_GEN_TOKS = 256  # lm-eval's own default
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+
+
+@dataclasses.dataclass(frozen=True)
+class Until:
+    """The generation arguments of a request.
+
+    Attributes:
+      stop: texts that end it.
+      max_new_tokens: tokens at most.
+      sampling: (field of the knobs, value) of those given; without a temperature the request is greedy.
+    """
+
+    stop: tuple[str, ...]
+    max_new_tokens: int
+    sampling: tuple[tuple[str, float], ...]
+
+
+def parse(arguments: Mapping[str, Any]) -> Until:
+    """Generation arguments by lm-eval's names.
+
+    Known are `until` (a text or several), `max_gen_toks`, `temperature`, `top_p`, `top_k`, `min_p`, and
+    `do_sample`, which sets the temperature to 0 where it is false and asks for one where it is true.
+
+    Raises:
+      ValueError: an argument that is not known, or sampling without a temperature.
+    """
+    known = {"until", "max_gen_toks", "do_sample", *_SAMPLING}
+    if unknown := sorted(arguments.keys() - known):
+        raise ValueError(f"{unknown[0]} is no generation argument here: known are {', '.join(sorted(known))}")
+    until = arguments.get("until") or ()
+    stop = (until,) if isinstance(until, str) else tuple(text for text in until if text)
+    values = {name: arguments[name] for name in _SAMPLING if arguments.get(name) is not None}
+    values.setdefault("temperature", 0.0)
+    sample = arguments.get("do_sample")
+    if sample and not values["temperature"] > 0:
+        raise ValueError(f"do_sample is true, so temperature must be above 0, not {values['temperature']}")
+    if sample is False:
+        values["temperature"] = 0.0
+    if not values["temperature"]:
+        values = {"temperature": 0.0}  # the most probable token, whatever the filters
+    budget = arguments.get("max_gen_toks")
+    return Until(stop, MAX_GEN_TOKS if budget is None else int(budget), tuple(sorted(values.items())))
+
+
+def generate_until(
+    model: Model,
+    requests: Sequence[tuple[str, Until]],
+    decoder: Any,
+    knobs: Any = None,
+    *,
+    name: str = "",
+    rows: int = 8,
+    seed: int = 0,
+) -> list[str]:
+    """The continuation of each request, cut before its first stop text.
+
+    A context that leaves no room for its budget loses text on the left, token by token. The k-th of equal
+    requests draws with seed + k.
+
+    Args:
+      model: a model with a tokenizer.
+      requests: contexts and their arguments.
+      decoder: unbound.
+      knobs: its knobs; the request's sampling arguments take the place of theirs.
+      name: of the decoder, for errors.
+      rows: requests decoded together.
+      seed: of all draws.
+
+    Raises:
+      ValueError: a budget that the model's length has no room for, or what `generate` refuses.
+    """
+    groups: dict[tuple[Until, int], list[int]] = {}
+    seen: Counter[tuple[str, Until]] = Counter()
+    for i, request in enumerate(requests):
+        groups.setdefault((request[1], seen[request]), []).append(i)
+        seen[request] += 1
+    texts = [""] * len(requests)
+    for (until, again), members in groups.items():
+        room = model.network.max_length - until.max_new_tokens
+        if room < 1:
+            raise ValueError(
+                f"max_gen_toks is {until.max_new_tokens}, but the model was built for "
+                f"{model.network.max_length} positions, the context's included"
+            )
+        contexts = [fitting(model, requests[i][0], room) for i in members]
+        chosen = choose(name, decoder, knobs, dict(until.sampling))
+        options: dict[str, Any] = {"max_new_tokens": until.max_new_tokens, "stop": until.stop}
+        batches = continuations(model, contexts, *chosen, **options, rows=rows, seed=seed + again)
+        found = [done.text for batch in batches for done in batch]
+        for i, text in zip(members, found, strict=True):
+            texts[i] = text
+    return texts
+
+
+def fitting(model: Model, context: str, room: int) -> str:
+    """The longest end of a context, cut between tokens, that has at most `room` tokens with begin-of-text."""
+    tokenizer = tokenizer_of(model)
+    excess = prompt_lengths(model, [context])[0] - room if context else 0
+    while excess > 0:
+        context = _without_first(tokenizer, context, excess)
+        excess = prompt_lengths(model, [context])[0] - room if context else 0
+    return context
+
+
+def _without_first(tokenizer: Tokenizer, text: str, count: int) -> str:
+    """The text without its first `count` tokens, or a few more where they end inside a character."""
+    _, offsets = tokenizer.encode_with_offsets(text)
+    starts = [start for start, _ in offsets[count:] if start >= offsets[count - 1][1]]
+    return text[starts[0] :] if starts else ""
