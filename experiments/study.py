@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import plots
 import tyro
 from rich.console import Console
@@ -21,8 +22,9 @@ from rich.progress import Progress, TaskID
 from studies import STUDIES, Study
 
 from paradec_jax import load
-from paradec_jax.data.word_problems import WordProblem, read_jsonl
-from paradec_jax.evaluate import Setting, compare, word_problems
+from paradec_jax.data.word_problems import WordProblem
+from paradec_jax.evaluate import Setting, compare, exact_answers, word_problems
+from paradec_jax.evaluate.benchmarks import gsm8k
 
 GROUP = 6  # settings that are timed in turns, next to the baseline
 
@@ -35,9 +37,11 @@ class Options:
       study: names of `STUDIES`; "all" for every one.
       model: a model folder or the name of a bundled one.
       problems: unseen problems; of a file, the first ones.
-      file: a GSM8K-like file of problems in place of generated ones.
+      file: GSM8K problems in place of generated ones, judged by flexible extraction.
+      shots: solved examples before each problem of a file.
+      examples: file whose first rows are the solved examples; eight of our own when None.
       steps: fewest and most steps of generated problems.
-      budget: new tokens of a problem; room for the longest reference solution when None.
+      budget: new tokens of a problem; when None 256 for a file, else room for the longest reference solution.
       seed: of problems and initial states.
       timed: problems of the speed measurement, at batch 1.
       passes: timings of each setting.
@@ -49,6 +53,8 @@ class Options:
     model: str = "tiny-recurrent"
     problems: int = 500
     file: Path | None = None
+    shots: int = gsm8k.SHOTS
+    examples: Path | None = None
     steps: tuple[int, int] = (2, 4)
     budget: int | None = None
     seed: int = 2
@@ -62,7 +68,8 @@ class Options:
         facts = dataclasses.asdict(self) | {"model": Path(self.model).name}
         for name in ("study", "folder", "rows"):
             del facts[name]
-        facts["file"] = None if self.file is None else self.file.name
+        for name in ("file", "examples"):
+            facts[name] = None if facts[name] is None else facts[name].name
         return facts | {"steps": list(self.steps)}
 
 
@@ -77,16 +84,30 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         run(STUDIES[name], name, model, problems, options)
 
 
-def draw(options: Options) -> list[WordProblem]:
+@dataclasses.dataclass(frozen=True)
+class Problems:
+    """Prompts, tokens that an answer may take (None for those of the longest reference), and what judges answers."""
+
+    prompts: Sequence[WordProblem | str]
+    budget: int | None
+    score: Any
+
+
+def draw(options: Options) -> Problems:
     """The problems of a run."""
     if options.file is None:
-        return word_problems(options.problems, seed=options.seed, steps=options.steps)
-    return read_jsonl(options.file)[: options.problems]
+        drawn = word_problems(options.problems, seed=options.seed, steps=options.steps)
+        return Problems(drawn, options.budget, exact_answers)
+    items = gsm8k.read(options.file, shots=options.shots, examples=options.examples).items[: options.problems]
+
+    def score(prompts: Sequence[WordProblem | str], texts: Sequence[str]) -> np.ndarray:
+        cut = [text.split(gsm8k.STOP[0])[0] for text in texts]
+        return np.asarray([gsm8k.score(*pair).flexible for pair in zip(items, cut, strict=True)], bool)
+
+    return Problems([item.prompt for item in items], options.budget or 256, score)
 
 
-def run(
-    study: Study, name: str, model: Any, problems: Sequence[WordProblem], options: Options
-) -> list[dict[str, Any]]:
+def run(study: Study, name: str, model: Any, problems: Problems, options: Options) -> list[dict[str, Any]]:
     """Decodes what is missing of a study, writes and draws the whole of it, and returns its rows."""
     stem = f"{name}-{Path(options.model).name}"
     path = options.folder / f"{stem}.json"
@@ -106,7 +127,7 @@ def run(
     ordered = [rows[_key(setting)] for setting in settings]
     _write_csv(path.with_suffix(".csv"), ordered)
     plots.draw(study, ordered, options.folder.parent / "figures" / f"{stem}.png")
-    console.print(f"{stem}: {len(ordered)} rows of {len(problems)} problems")
+    console.print(f"{stem}: {len(ordered)} rows of {len(problems.prompts)} problems")
     return ordered
 
 
@@ -118,18 +139,19 @@ def _key(setting: Setting) -> str:
 def _decode(
     settings: Sequence[Setting],
     model: Any,
-    problems: Sequence[WordProblem],
+    problems: Problems,
     options: Options,
     bar: Progress,
     task: TaskID,
 ) -> dict[str, dict[str, Any]]:
     found = compare(
         model,
-        problems,
+        problems.prompts,
         settings,
         name=Path(options.model).name,
         seed=options.seed,
-        budget=options.budget,
+        budget=problems.budget,
+        score=problems.score,
         timed=options.timed,
         passes=options.passes,
         rows=options.rows,
@@ -179,4 +201,7 @@ def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    try:
+        tyro.cli(main)
+    except (ValueError, OSError) as error:
+        raise SystemExit(str(error)) from None

@@ -32,7 +32,7 @@ from paradec_jax.evaluate.throughput import Speed, Subject, compile_all, measure
 from paradec_jax.store import Model
 
 Report = Callable[[str, int, int], None]
-Score = Callable[[Sequence[WordProblem], Sequence[str]], Bool[np.ndarray, "N"]]
+Score = Callable[[Sequence[Any], Sequence[str]], Bool[np.ndarray, "N"]]
 
 ROWS = 50  # problems decoded together when only their answers count
 TIMED = 8  # problems of the speed measurement, each in a call of its own
@@ -165,7 +165,7 @@ class _Prompts:
 
 def compare(
     model: Model,
-    problems: Sequence[WordProblem],
+    problems: Sequence[WordProblem | str],
     settings: Sequence[Setting] | None = None,
     *,
     name: str = "",
@@ -184,7 +184,7 @@ def compare(
 
     Args:
       model: a model with a tokenizer.
-      problems: at least one.
+      problems: at least one; texts need a `budget` and a `score`.
       settings: rows of the table, exactly one of them the baseline; those of the model's family when None.
       name: of the model, for the rows.
       seed: of the initial states.
@@ -248,7 +248,7 @@ def _counter(report: Report, stage: str, total: int) -> Callable[[int], None]:
     return advance
 
 
-def _encode(model: Model, problems: Sequence[WordProblem], seed: int, budget: int | None) -> _Prompts:
+def _encode(model: Model, problems: Sequence[WordProblem | str], seed: int, budget: int | None) -> _Prompts:
     """Prompts in one buffer; without a budget there is room for the longest reference solution and its end."""
     if model.tokenizer is None:
         raise ValueError("the model has no tokenizer: put a tokenizer.json into its folder")
@@ -257,8 +257,10 @@ def _encode(model: Model, problems: Sequence[WordProblem], seed: int, budget: in
     tokens, lengths = encode_prompts(model.tokenizer, problems, spec=model.token_spec, bucket=BUCKET)
     wanted = budget
     if wanted is None:
-        solutions = model.tokenizer.encode_batch([item.solution for item in problems])
-        wanted = max(len(ids) for ids in solutions) + 1
+        told = [item.solution for item in problems if isinstance(item, WordProblem)]
+        if len(told) < len(problems):
+            raise ValueError("problems that are texts have no reference solution: give a budget")
+        wanted = max(len(ids) for ids in model.tokenizer.encode_batch(told)) + 1
     room = model.network.max_length - tokens.shape[1]
     if wanted > room:
         raise ValueError(
