@@ -149,6 +149,11 @@ ROWS = {
         {"max_recurrence": 8, "noise": 0.1},
         recurrence=None,
     ),
+    "wavefront-straight-through": Row(
+        decode.SoftWavefront,
+        {"width": 4, "inner_recurrence": 2, "log_probs": True},
+        count=functools.partial(wavefront_count, 2),
+    ),
     "official": Row(
         decode.OfficialWavefront,
         {"width": 5, "inner_recurrence": 2, "recurrence": 4},
