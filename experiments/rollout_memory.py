@@ -2,7 +2,8 @@
 
 XLA says how much temporary memory the compiled gradient of a soft wavefront needs; nothing is run and nothing is
 timed. Three ways to group n steps: one segment (every step's residuals are kept at once), sqrt(n) segments of
-sqrt(n) steps, and n segments of one step (every step's state is kept).
+sqrt(n) steps, and n segments of one step (every step's state is kept). `XLA_FLAGS=--xla_backend_optimization_level=0`
+compiles sooner; memory is planned before that level counts.
 """
 
 import csv
