@@ -149,11 +149,17 @@ class StubNetwork:
         within = jnp.arange(cache.tokens.shape[1]) < visible[:, None]
         return StubView(positions, jnp.sum(jnp.where(within, cache.tokens[..., 0], 0), axis=1))
 
+    def embedding(self, params: Any) -> Float[Array, "V 1"]:
+        """The vector of a token is its number."""
+        return jnp.arange(self.vocab_size, dtype=jnp.float32)[:, None]
+
     def embed(
-        self, params: Any, tokens: Int[Array, "B W"], view: StubView, window: StubKV
+        self, params: Any, tokens: Int[Array, "B W"] | Float[Array, "B W 1"], view: StubView, window: StubKV
     ) -> tuple[Float[Array, "B W 2"], StubKV]:
-        """Keeps the tokens; the conditioning itself is not used."""
+        """Keeps the tokens, vectors as the nearest one; the conditioning itself is not used."""
         self._report("embed")
+        if tokens.ndim == 3:
+            tokens = jnp.round(tokens[..., 0]).astype(jnp.int32)
         e = jnp.stack([tokens, view.positions], axis=-1).astype(jnp.float32)
         return e, dataclasses.replace(window, tokens=tokens[..., None])
 

@@ -17,7 +17,7 @@ ALLOWED = {
     "nn": {"config"},
     "noise": {"config"},
     "models": {"config", "nn"},
-    "decode": {"config", "noise", "nn.cache", "nn.masks"},
+    "decode": {"config", "noise", "nn.cache", "nn.masks", "nn.precision"},
     "losses": {"config", "decode", "noise"},
     "data": {"config", "decode", "noise", "tokenizer"},
     "evaluate": {"config", "data", "decode", "generate", "noise", "store", "tokenizer"},

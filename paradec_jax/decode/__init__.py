@@ -8,6 +8,7 @@ from paradec_jax.decode.protocol import Decoded, Decoder, Network, Reason, Reque
 from paradec_jax.decode.queue import Served, serve
 from paradec_jax.decode.randomness import Recorded
 from paradec_jax.decode.sampling import SamplingKnobs
+from paradec_jax.decode.soft_wavefront import SoftWavefront
 from paradec_jax.decode.speculative import SelfSpeculative
 from paradec_jax.decode.wavefront import Wavefront
 
@@ -24,6 +25,7 @@ __all__ = [
     "SamplingKnobs",
     "SelfSpeculative",
     "Served",
+    "SoftWavefront",
     "Wavefront",
     "make_request",
     "rollout",

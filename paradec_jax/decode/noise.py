@@ -5,6 +5,8 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from paradec_jax.nn.precision import at_least_float32
+
 NOISE_MIXERS = ("dampened", "constant", "sqrt")
 
 
@@ -19,11 +21,11 @@ def mix_noise(
 
     Args:
       z, noise: states, and g, drawn like initial states.
-      share: beta. b is beta for "constant", else `beta / (1 + n)`.
+      share: beta, one for all or one a position. b is beta for "constant", else `beta / (1 + n)`.
       seen: n, recurrences that each position has done.
       mixer: one of `NOISE_MIXERS`.
     """
-    share = jnp.asarray(share, jnp.float32)
+    share = at_least_float32(jnp.asarray(share))
     if mixer != "constant":
         share = share / (1 + seen)
     share = jnp.broadcast_to(share, seen.shape)[..., None]

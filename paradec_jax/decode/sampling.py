@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.randomness import Purpose, Recorded, fold
+from paradec_jax.nn.precision import at_least_float32
 
 TOP_P_RULES = ("drop", "keep")
 
@@ -33,14 +34,15 @@ class SamplingKnobs:
 
     def checked(self) -> "SamplingKnobs":
         """Self, after a look at the values that are not traced. Raises ValueError."""
-        _check(self.temperature, "temperature", lambda x: x >= 0, "at least 0")
-        _check(self.top_k, "top_k", lambda x: x >= 0, "at least 0 (0 keeps all tokens)")
-        _check(self.top_p, "top_p", lambda x: (x > 0) & (x <= 1), "above 0 and at most 1")
-        _check(self.min_p, "min_p", lambda x: (x >= 0) & (x <= 1), "between 0 and 1")
+        check(self.temperature, "temperature", lambda x: x >= 0, "at least 0")
+        check(self.top_k, "top_k", lambda x: x >= 0, "at least 0 (0 keeps all tokens)")
+        check(self.top_p, "top_p", lambda x: (x > 0) & (x <= 1), "above 0 and at most 1")
+        check(self.min_p, "min_p", lambda x: (x >= 0) & (x <= 1), "between 0 and 1")
         return self
 
 
-def _check(value: Any, name: str, allowed: Any, text: str) -> None:
+def check(value: Any, name: str, allowed: Any, text: str) -> None:
+    """Refuses a knob outside its range, unless it is traced. Raises ValueError."""
     if isinstance(value, jax.core.Tracer):
         return
     if not np.all(allowed(np.asarray(value))):
@@ -53,7 +55,7 @@ def filtered_probabilities(
     *,
     top_p_rule: str = "drop",
 ) -> Float[Array, "*shape V"]:
-    """Softmax of `logits / temperature` after top-k, top-p and min-p, in this order, renormalised; float32.
+    """Softmax of `logits / temperature` after top-k, top-p and min-p, in this order, renormalised.
 
     Each filter works on what the one before left, without renormalising in between. The two rules of top-p
     differ in the token that crosses the threshold: "drop" removes it (Huginn's release), "keep" keeps it (the
@@ -63,7 +65,7 @@ def filtered_probabilities(
         raise ValueError(f"top_p_rule must be one of {', '.join(TOP_P_RULES)}, not {top_p_rule!r}")
     vocab = logits.shape[-1]
     temperature = jnp.where(jnp.asarray(knobs.temperature) == 0, 1.0, knobs.temperature)
-    probs = jax.nn.softmax(logits.astype(jnp.float32) / temperature, axis=-1)
+    probs = jax.nn.softmax(at_least_float32(logits) / temperature, axis=-1)
 
     top_k = jnp.where(jnp.asarray(knobs.top_k) == 0, vocab, jnp.minimum(knobs.top_k, vocab))
     ordered = jnp.flip(jnp.sort(probs, axis=-1), axis=-1)
@@ -139,6 +141,6 @@ def sample(
 
 
 def log_probability(logits: Float[Array, "*shape V"], tokens: Int[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Log-probability of each token under the unfiltered softmax, float32, in nats."""
-    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    """Log-probability of each token under the unfiltered softmax, in nats."""
+    log_probs = jax.nn.log_softmax(at_least_float32(logits), axis=-1)
     return jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0]

@@ -1,42 +1,52 @@
 """How sure a position is: pure functions from logits or latents to one number a position.
 
-`score` and `select` together say which positions are finished; every decoder shares them.
+`score` and `select` together say which positions are finished; every decoder shares them. All numbers are
+at least float32.
 """
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from paradec_jax.nn.precision import at_least_float32
+
 EPSILON = 1e-10
 
 
 def probability(logits: Float[Array, "*shape V"]) -> Float[Array, "*shape"]:
     """Probability of the most probable token."""
-    return jnp.max(jax.nn.softmax(logits.astype(jnp.float32), axis=-1), axis=-1)
+    return jnp.max(jax.nn.softmax(at_least_float32(logits), axis=-1), axis=-1)
 
 
 def margin(logits: Float[Array, "*shape V"]) -> Float[Array, "*shape"]:
     """Difference between the two largest probabilities."""
-    top = jax.lax.top_k(jax.nn.softmax(logits.astype(jnp.float32), axis=-1), 2)[0]
+    top = jax.lax.top_k(jax.nn.softmax(at_least_float32(logits), axis=-1), 2)[0]
     return top[..., 0] - top[..., 1]
 
 
 def entropy(logits: Float[Array, "*shape V"]) -> Float[Array, "*shape"]:
     """Entropy `-sum p log(p + 1e-10)` of the next-token distribution, in nats."""
-    probs = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
+    probs = jax.nn.softmax(at_least_float32(logits), axis=-1)
     return -jnp.sum(probs * jnp.log(probs + EPSILON), axis=-1)
 
 
+def norm(x: Float[Array, "*shape D"]) -> Float[Array, "*shape"]:
+    """Euclidean norm, with a gradient of zero where the vector is zero (a state that stands still)."""
+    squared = jnp.sum(jnp.square(x), axis=-1)
+    moves = squared > 0
+    return jnp.where(moves, jnp.sqrt(jnp.where(moves, squared, 1.0)), 0.0)
+
+
 def latent_change(new: Float[Array, "*shape D"], old: Float[Array, "*shape D"]) -> Float[Array, "*shape"]:
-    """Relative change `|s - s'| / |s|` of a latent state, in float32."""
-    new, old = new.astype(jnp.float32), old.astype(jnp.float32)
-    return jnp.linalg.norm(new - old, axis=-1) / jnp.maximum(jnp.linalg.norm(new, axis=-1), EPSILON)
+    """Relative change `|s - s'| / |s|` of a latent state."""
+    new, old = at_least_float32(new), at_least_float32(old)
+    return norm(new - old) / jnp.maximum(norm(new), EPSILON)
 
 
 def cosine_change(new: Float[Array, "*shape D"], old: Float[Array, "*shape D"]) -> Float[Array, "*shape"]:
-    """`1 - cos(s, s')` of two latent states, in float32."""
-    new, old = new.astype(jnp.float32), old.astype(jnp.float32)
-    norms = jnp.linalg.norm(new, axis=-1) * jnp.linalg.norm(old, axis=-1)
+    """`1 - cos(s, s')` of two latent states."""
+    new, old = at_least_float32(new), at_least_float32(old)
+    norms = norm(new) * norm(old)
     return 1 - jnp.sum(new * old, axis=-1) / jnp.maximum(norms, EPSILON)
 
 
@@ -47,7 +57,7 @@ def kl_divergence(old: Float[Array, "*shape V"], new: Float[Array, "*shape V"]) 
 
 def min_p_log_probs(logits: Float[Array, "*shape V"], floor: float = 0.1) -> Float[Array, "*shape V"]:
     """Log-probabilities after every one below `floor * max` was set to 1/V and all were renormalised."""
-    probs = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
+    probs = jax.nn.softmax(at_least_float32(logits), axis=-1)
     low = probs < floor * jnp.max(probs, axis=-1, keepdims=True)
     probs = jnp.where(low, 1.0 / logits.shape[-1], probs)
     return jnp.log(probs / jnp.sum(probs, axis=-1, keepdims=True))

@@ -11,4 +11,4 @@ def threshold(scores: Float[Array, "B W"], at_least: Float[Array, ""] | float) -
 
 def prefix(qualified: Bool[Array, "B W"]) -> Int[Array, "B"]:
     """Length of the leading run of positions that qualify: all up to it must."""
-    return jnp.sum(jnp.cumprod(qualified.astype(jnp.int32), axis=1), axis=1)
+    return jnp.sum(jnp.cumprod(qualified.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)

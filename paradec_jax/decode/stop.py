@@ -55,7 +55,7 @@ def allowed(progress: Progress, tokens: Int[Array, "B W"], count: Int[Array, "B"
     count = jnp.minimum(count, progress.limit - progress.length)
     hits = is_stop(tokens, progress.stop)
     until_stop = jnp.where(jnp.any(hits, axis=1), jnp.argmax(hits, axis=1) + 1, width)
-    return jnp.where(progress.done, 0, jnp.clip(count, 0, until_stop))
+    return jnp.where(progress.done, 0, jnp.clip(count, 0, until_stop)).astype(jnp.int32)
 
 
 def commit(

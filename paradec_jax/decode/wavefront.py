@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from paradec_jax.decode import score, select, stop
 from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
@@ -24,6 +24,8 @@ from paradec_jax.decode.noise import NOISE_MIXERS, mix_noise
 from paradec_jax.decode.protocol import Progress, Request
 from paradec_jax.decode.randomness import Purpose, fold
 from paradec_jax.decode.sampling import log_probability
+from paradec_jax.decode.schedule import Scheduled, at_age, check_schedule
+from paradec_jax.nn.precision import at_least_float32
 
 
 @jax.tree_util.register_dataclass
@@ -31,19 +33,30 @@ from paradec_jax.decode.sampling import log_probability
 class WavefrontKnobs(AutoRegressiveKnobs):
     """Sampling, and how the wave moves. Defaults are the paper's.
 
+    The first three may be schedules: an array [K] holds one value for each age of a slot, that is the steps it
+    has done before the one at hand (`seen // inner_recurrence`, K - 1 at most). A number holds at every age.
+
     Attributes:
       exit_threshold: epsilon; a position has converged when its state's relative change in a step is below it.
-      momentum: eta of the average over steps of the conditioning e, `e <- (1 - eta) e_new + eta e_old`.
+      momentum: eta of the average over steps of the conditioning e, `e <- (1 - eta) e_new + eta e_old`. A slot
+        of age 0 has no e_old, so entry 0 of a schedule does nothing.
       noise: beta, share of fresh noise mixed into the states before each step.
       max_wavefront: active positions at most (the compiled width bounds it); 0 for the compiled width.
       max_recurrence: recurrences after which a position counts as converged; 0 for no bound.
     """
 
-    exit_threshold: Float[Array, "..."] | float = 0.03
-    momentum: Float[Array, "..."] | float = 0.1
-    noise: Float[Array, "..."] | float = 0.0
+    exit_threshold: Scheduled = 0.03
+    momentum: Scheduled = 0.1
+    noise: Scheduled = 0.0
     max_wavefront: Int[Array, "..."] | int = 0
     max_recurrence: Int[Array, "..."] | int = 0
+
+    def checked(self) -> "WavefrontKnobs":
+        """Self, after a look at values and shapes. Raises ValueError."""
+        for name in ("exit_threshold", "momentum", "noise"):
+            check_schedule(getattr(self, name), name)
+        super().checked()
+        return self
 
 
 @jax.tree_util.register_dataclass
@@ -76,6 +89,18 @@ class WavefrontState:
     distance: Float[Array, "B W"]
     committed: Int[Array, "B"]
     steps: Int[Array, "B"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Refined:
+    """What the network makes of a window: states z, keys and values, e, and the token each slot predicts."""
+
+    latents: Float[Array, "B W D"]
+    kv: Any
+    embedded: Float[Array, "B W D"]
+    predicted: Int[Array, "B W"]
+    log_probs: Float[Array, "B W"] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,21 +161,22 @@ class Wavefront(DecoderBase):
             embedded=jnp.zeros_like(latents),
             seen=slots,
             active=rows + 1,
-            distance=jnp.zeros((batch, width), jnp.float32),
+            distance=jnp.zeros_like(at_least_float32(latents[..., 0])),
             committed=rows,
             steps=rows,
         )
 
     def step(self, params: Any, state: WavefrontState, knobs: WavefrontKnobs) -> WavefrontState:
         """One sampler step: refine all active states, re-predict, commit the converged prefix, move on."""
-        refined, kv, embedded, predicted, scores = self._refine(params, state, knobs)
-        cache = self.network.write(state.cache, kv, after(state.progress.length - 1, predicted))
+        refined = self._refine(params, state, knobs)
+        predicted = refined.predicted
+        cache = self.network.write(state.cache, refined.kv, after(state.progress.length - 1, predicted))
         seen = state.seen + self.inner_recurrence
 
         # Eq. 3: a position is final when its state and those of all before it have stopped moving, and when the
         # token it was computed from is still the one its predecessor predicts.
-        distance = score.latent_change(refined, state.latents)
-        converged = distance < knobs.exit_threshold
+        distance = score.latent_change(refined.latents, state.latents)
+        converged = distance < at_age(knobs.exit_threshold, self._age(state.seen))
         converged |= (knobs.max_recurrence > 0) & (seen >= knobs.max_recurrence)
         unchanged = jnp.pad(
             predicted[:, :-1] == state.candidates[:, 1:], ((0, 0), (1, 0)), constant_values=True
@@ -161,24 +187,26 @@ class Wavefront(DecoderBase):
         progress = state.progress
         count = stop.allowed(progress, predicted, final)
         progress = progress.count(1, state.active, self.inner_recurrence)
-        progress = stop.commit(progress, predicted, final, scores)
+        progress = stop.commit(progress, predicted, final, refined.log_probs)
         state = dataclasses.replace(
             state,
             progress=progress,
             cache=cache,
-            latents=refined,
-            embedded=embedded,
+            latents=refined.latents,
+            embedded=refined.embedded,
             seen=seen,
             distance=jnp.where(slot < state.active[:, None], distance, jnp.nan),
             committed=count,
             steps=state.steps + ~progress.done,
         )
-        return self._advance(state, predicted, knobs)
+        return self._advance(state, refined, knobs)
 
-    def _refine(
-        self, params: Any, state: WavefrontState, knobs: WavefrontKnobs
-    ) -> tuple[Array, Any, Array, Array, Array | None]:
-        """Runs the network on the window: states, keys and values, e, predicted tokens, log-probabilities.
+    def _age(self, seen: Int[Array, "B W"]) -> Int[Array, "B W"]:
+        """Steps that each slot has done, by which schedules are read."""
+        return seen // self.inner_recurrence
+
+    def _refine(self, params: Any, state: WavefrontState, knobs: WavefrontKnobs) -> Refined:
+        """Runs the network on the window and predicts the token behind each slot.
 
         Where narrower widths are compiled, the smallest that holds every running wave does the work.
         """
@@ -189,32 +217,43 @@ class Wavefront(DecoderBase):
             return branches[0](state)
         return lax.switch(jnp.searchsorted(jnp.asarray(widths), needed), branches, state)
 
-    def _refine_at(
-        self, params: Any, state: WavefrontState, knobs: WavefrontKnobs, width: int
-    ) -> tuple[Array, Any, Array, Array, Array | None]:
-        network, progress = self.network, state.progress
-        at = progress.length - 1
-        positions = at[:, None] + jnp.arange(width)
-        view = network.view(positions, state.cache, at)
-        seen = state.seen[:, :width]
-        window = network.empty_window(progress.length.shape[0], width)
-
-        e, window = network.embed(params, state.candidates[:, :width], view, window)
-        momentum = jnp.where(seen > 0, knobs.momentum, 0.0)[..., None].astype(e.dtype)
-        e = (1 - momentum) * e + momentum * state.embedded[:, :width]
-        z = self._mix_noise(state.latents[:, :width], seen, positions, state, knobs)
-        z, window = network.recur(params, z, e, view, window, self.inner_recurrence)
-        hidden, window = network.readout(params, z, view, window)
-        logits = network.logits(params, hidden)
-        predicted = self.sample(logits, positions + 1, progress, knobs)
-        scores = log_probability(logits, predicted) if self.log_probs else None
+    def _refine_at(self, params: Any, state: WavefrontState, knobs: WavefrontKnobs, width: int) -> Refined:
+        z, e, hidden, window = self._recur(params, state, state.candidates[:, :width], knobs)
+        predicted, log_probs = self._predict(self.network.logits(params, hidden), state.progress, knobs)
 
         def widen(x: Array) -> Array:
             return jnp.pad(x, [(0, 0), (0, self.width - width), *[(0, 0)] * (x.ndim - 2)])
 
-        window = network.widen(window, self.width)
-        scores = None if scores is None else widen(scores)
-        return widen(z), window, widen(e), widen(predicted), scores
+        window = self.network.widen(window, self.width)
+        log_probs = None if log_probs is None else widen(log_probs)
+        return Refined(widen(z), window, widen(e), widen(predicted), log_probs)
+
+    def _recur(
+        self, params: Any, state: WavefrontState, inputs: Any, knobs: WavefrontKnobs
+    ) -> tuple[Array, Array, Array, Any]:
+        """r' recurrences of the slots that `inputs` fills: states z, conditioning e, head input, window."""
+        network, width = self.network, inputs.shape[1]
+        at = state.progress.length - 1
+        positions = at[:, None] + jnp.arange(width)
+        view = network.view(positions, state.cache, at)
+        seen = state.seen[:, :width]
+
+        e, window = network.embed(params, inputs, view, network.empty_window(inputs.shape[0], width))
+        momentum = jnp.where(seen > 0, at_age(knobs.momentum, self._age(seen)), 0.0)[..., None]
+        momentum = momentum.astype(e.dtype)
+        e = (1 - momentum) * e + momentum * state.embedded[:, :width]
+        z = self._mix_noise(state.latents[:, :width], seen, positions, state, knobs)
+        z, window = network.recur(params, z, e, view, window, self.inner_recurrence)
+        hidden, window = network.readout(params, z, view, window)
+        return z, e, hidden, window
+
+    def _predict(
+        self, logits: Float[Array, "B W V"], progress: Progress, knobs: WavefrontKnobs
+    ) -> tuple[Int[Array, "B W"], Float[Array, "B W"] | None]:
+        """The token behind each slot, and its log-probability where that is kept."""
+        positions = progress.length[:, None] + jnp.arange(logits.shape[1])
+        predicted = self.sample(logits, positions, progress, knobs)
+        return predicted, log_probability(logits, predicted) if self.log_probs else None
 
     def _mix_noise(
         self,
@@ -229,30 +268,22 @@ class Wavefront(DecoderBase):
         def mix(z: Array) -> Array:
             keys = fold(state.progress.keys, Purpose.NOISE, positions, state.steps)
             noise = self.network.initial_state(keys, knobs.init_scale)
-            return mix_noise(z, noise, knobs.noise, seen, self.noise_mixer)
+            return mix_noise(z, noise, at_age(knobs.noise, self._age(seen)), seen, self.noise_mixer)
 
-        return lax.cond(jnp.asarray(knobs.noise) > 0, mix, lambda z: z, z)
+        if self.bounded:  # the gradient at a noise of 0 is that of the mixture, not of its absence
+            return mix(z)
+        return lax.cond(jnp.any(jnp.asarray(knobs.noise) > 0), mix, lambda z: z, z)
 
-    def _advance(
-        self, state: WavefrontState, predicted: Int[Array, "B W"], knobs: WavefrontKnobs
-    ) -> WavefrontState:
+    def _advance(self, state: WavefrontState, refined: Refined, knobs: WavefrontKnobs) -> WavefrontState:
         """Shifts the window by the committed positions and appends `headway` new ones in front."""
         progress = state.progress
         limit = jnp.where(knobs.max_wavefront > 0, jnp.minimum(knobs.max_wavefront, self.width), self.width)
         kept = state.active - state.committed
         active = jnp.minimum(kept + self.headway, limit)
 
-        def shift(x: Array) -> Array:
-            room = jnp.concatenate([x, jnp.zeros_like(x)], axis=1)
-            starts = (0,) * (x.ndim - 2)
-            return jax.vmap(
-                lambda row, by: lax.dynamic_slice(row, (by, *starts), (self.width, *row.shape[1:]))
-            )(room, state.committed)
-
         # The input of slot i is what slot i - 1 predicts; the input of slot 0 is committed.
-        inputs = jnp.concatenate([state.candidates[:, :1], predicted], axis=1)
-        room = jnp.concatenate([inputs, jnp.zeros_like(inputs)], axis=1)
-        candidates = stop.window(room, state.committed, self.width)
+        inputs = jnp.concatenate([state.candidates[:, :1], refined.predicted], axis=1)
+        candidates = shift(inputs, state.committed, self.width)
         slot = jnp.arange(self.width)
         fresh = slot >= kept[:, None]
         if self.headway > 1:
@@ -261,9 +292,9 @@ class Wavefront(DecoderBase):
         return dataclasses.replace(
             state,
             candidates=candidates,
-            latents=jnp.where(fresh[..., None], self._fresh(progress), shift(state.latents)),
-            embedded=shift(state.embedded),
-            seen=jnp.where(fresh, 0, shift(state.seen)),
+            latents=jnp.where(fresh[..., None], self._fresh(progress), shift(state.latents, state.committed)),
+            embedded=shift(state.embedded, state.committed),
+            seen=jnp.where(fresh, 0, shift(state.seen, state.committed)),
             active=jnp.where(progress.done, state.active, active),
         )
 
@@ -279,3 +310,9 @@ class Wavefront(DecoderBase):
         keys = fold(progress.keys, Purpose.FILLER, self._slots(progress))
         draw = jax.vmap(jax.vmap(lambda key: jax.random.randint(key, (), 0, self.network.vocab_size)))
         return draw(keys)
+
+
+def shift(x: Shaped[Array, "B _ *rest"], by: Int[Array, "B"], width: int = 0) -> Shaped[Array, "B W *rest"]:
+    """Slots `by .. by + width - 1` of each row (by default as many as there are), zeros beyond the last."""
+    room = jnp.concatenate([x, jnp.zeros_like(x)], axis=1)
+    return stop.window(room, by, width or x.shape[1])

@@ -393,5 +393,7 @@ def _plain(value: Any) -> Any:
         return list(value)
     if isinstance(value, bool | str | int | None):
         return value
+    if np.ndim(value) > 0:
+        return [_plain(entry) for entry in np.asarray(value)]
     number = float(value)
     return None if math.isnan(number) else number

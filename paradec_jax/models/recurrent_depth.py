@@ -24,9 +24,11 @@ from paradec_jax.nn import masks
 from paradec_jax.nn.blocks import SandwichBlock, dense, truncated_normal
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.norms import rms_norm
+from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.rope import Rotation, rotation
 
 Layers = tuple[KV, ...]
+Inputs = Int[Array, "B W"] | Float[Array, "B W D"]  # tokens, or a vector in the place of each
 # Recurrences of a decoding step are unrolled up to this many layers.
 UNROLLED_LAYERS = 8
 STEP_WIDTH = 32  # windows up to this width are steps of a decoder, wider ones are prompts
@@ -110,10 +112,11 @@ class RecurrentDepth(nn.Module):
         hidden, _ = self.readout(state, view)
         return self.logits(hidden)
 
-    def embed(self, tokens: Int[Array, "B W"], view: View) -> tuple[Float[Array, "B W D"], Layers]:
-        """Prelude output e, constant through all recurrences."""
+    def embed(self, tokens: Inputs, view: View) -> tuple[Float[Array, "B W D"], Layers]:
+        """Prelude output e, constant through all recurrences, of tokens or of vectors in their place."""
         dtype = jnp.dtype(self.config.dtype)
-        x = self.embedding[tokens].astype(dtype) * jnp.asarray(self.config.width**0.5, dtype)
+        vectors = self.embedding[tokens] if tokens.ndim == 2 else tokens
+        x = vectors.astype(dtype) * jnp.asarray(self.config.width**0.5, dtype)
         return self._blocks(
             self.prelude, x, view, view.cache.prelude if view.cache else None, view.prefix_mask
         )
@@ -141,9 +144,9 @@ class RecurrentDepth(nn.Module):
         return rms_norm(state, self.final_norm, self.config.norm_eps)
 
     def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
-        """Output scores, multiplied in the model's dtype and returned in float32."""
+        """Output scores, multiplied in the model's dtype and returned in at least float32."""
         scores = dense(hidden, self.head if self.has_head else self.embedding.T)
-        return scores.astype(jnp.float32)
+        return at_least_float32(scores)
 
     def _blocks(
         self,
@@ -336,10 +339,14 @@ class RecurrentDepthNetwork:
         draws = jax.vmap(draw)(keys.reshape(-1)).reshape(*keys.shape, c.width)
         return (draws * std * scale).astype(c.dtype)
 
+    def embedding(self, params: Any) -> Float[Array, "V D"]:
+        """The vector of each token. `embed` also takes vectors, such as mixtures `p @ embedding`."""
+        return params["embedding"]
+
     def embed(
-        self, params: Any, tokens: Int[Array, "B W"], view: View, window: RecurrentKV
+        self, params: Any, tokens: Inputs, view: View, window: RecurrentKV
     ) -> tuple[Float[Array, "B W D"], RecurrentKV]:
-        """Prelude output e of a window, and the window with the prelude's keys and values."""
+        """Prelude output e of a window of tokens or vectors, and the window with the prelude's keys and values."""
         e, own = self._apply(params, RecurrentDepth.embed, tokens, view)
         return e, dataclasses.replace(window, prelude=own)
 
@@ -410,7 +417,7 @@ class RecurrentDepthNetwork:
         return RecurrentKV(layers(window.prelude), layers(window.core), layers(window.coda), window.depth)
 
     def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
-        """Output scores in float32."""
+        """Output scores in at least float32."""
         return self._apply(params, RecurrentDepth.logits, hidden)
 
     def normalise(self, params: Any, state: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]:

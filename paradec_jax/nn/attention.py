@@ -19,7 +19,7 @@ def attend(
     """Softmax attention `softmax(q k^T / sqrt(C)) v` over prefix and window keys together.
 
     The prefix is read in place: neither its keys nor its values are joined with the window's, only the scores
-    are. Scores, mask and softmax are float32. G key-value heads serve H = G * R query heads.
+    are. Scores, mask and softmax are at least float32. G key-value heads serve H = G * R query heads.
 
     Args:
       q: queries after bias and rotation.
@@ -31,10 +31,10 @@ def attend(
     batch, heads, width, channels = q.shape
     groups = window.k.shape[1]
     grouped = q.reshape(batch, groups, heads // groups, width, channels)
-    scale = channels**-0.5
+    scale, wide = channels**-0.5, jnp.promote_types(q.dtype, jnp.float32)
 
     def scores_of(keys: Array) -> Array:
-        return jnp.einsum("bgrwc,bgcs->bgrws", grouped, keys, preferred_element_type=jnp.float32) * scale
+        return jnp.einsum("bgrwc,bgcs->bgrws", grouped, keys, preferred_element_type=wide) * scale
 
     if window_mask.ndim == 3:
         window_mask = window_mask[:, None, None]

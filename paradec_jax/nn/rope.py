@@ -5,6 +5,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from paradec_jax.nn.precision import at_least_float32
+
 
 class Rotation(NamedTuple):
     """Cosines and sines of the angles of a window, float32 [B, 1, W, C/2]."""
@@ -22,8 +24,8 @@ def rotation(positions: Int[Array, "B W"], head_dim: int, base: float) -> Rotati
 
 
 def rotate(x: Float[Array, "B H W C"], angles: Rotation) -> Float[Array, "B H W C"]:
-    """Turns each pair of channels (2i, 2i+1): `(a, b) -> (a cos - b sin, b cos + a sin)`, in float32."""
-    pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
+    """Turns each pair of channels (2i, 2i+1): `(a, b) -> (a cos - b sin, b cos + a sin)`, in at least float32."""
+    pairs = at_least_float32(x).reshape(*x.shape[:-1], -1, 2)
     a, b = pairs[..., 0], pairs[..., 1]
     turned = jnp.stack([a * angles.cos - b * angles.sin, b * angles.cos + a * angles.sin], axis=-1)
     return turned.reshape(x.shape).astype(x.dtype)

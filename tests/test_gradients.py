@@ -1,0 +1,295 @@
+"""Law 6: gradients through the sampler, in float64, and what the soft wavefront shares with the discrete one."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paradec_jax import decode
+from paradec_jax.decode import drive, score
+from paradec_jax.decode.schedule import at_age
+from paradec_jax.decode.soft_wavefront import SoftWavefrontState, relaxed
+from paradec_jax.testing import StubNetwork, tiny_network, tiny_params, tiny_request
+
+SIZE, BUDGET, STEPS = 16, 9, 6
+WIDE = {"core_layers": 1, "dtype": "float64", "param_dtype": "float64"}
+WAVE = {"width": 3, "inner_recurrence": 1, "prefill_recurrence": 2}
+# Every knob of the soft path, as a schedule where it may be one.
+KNOBS: dict[str, tuple[float, ...] | float] = {
+    "momentum": (0.1, 0.2, 0.3),
+    "noise": (0.3, 0.2, 0.0),
+    "exit_threshold": (0.9, 0.5, 0.4),
+    "init_scale": 0.8,
+    "candidate_temperature": 0.7,
+    "gate_temperature": 0.5,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant(decode.SoftWavefront):
+    """Adds `params["constants"]`, [steps, B, W, D], to the vectors p E of each step's candidates."""
+
+    def _refine(self, params, state, knobs):
+        refined = super()._refine(params, state, knobs)
+        return dataclasses.replace(refined, offsets=refined.offsets + params["constants"][state.steps[0]])
+
+
+def wide_params() -> dict[str, Any]:
+    network = tiny_network(**WIDE)
+    zeros = jnp.zeros((STEPS, 2, WAVE["width"], network.config.width), jnp.float64)
+    return {**tiny_params(gain=3.0, **WIDE), "constants": zeros}
+
+
+def at_knobs() -> dict[str, jax.Array]:
+    return {name: jnp.asarray(value, jnp.float64) for name, value in KNOBS.items()}
+
+
+def seen(state: SoftWavefrontState) -> Any:
+    """A scalar of all that is soft in a step, and the discrete events beside it."""
+    weights = jnp.sin(jnp.arange(state.refined.size)).reshape(state.refined.shape)
+    loss = jnp.sum(state.refined**2, axis=-1)
+    value = jnp.sum(weights * state.refined) + jnp.sum(state.staying + state.leaving * loss)
+    return value * (1 + 0.1 * state.steps[0]), (state.candidates, state.committed, state.hidden)
+
+
+def soft_loss(kind: type, relaxation: str, remat: bool = True) -> Any:
+    """(knobs, params) -> a scalar of all steps, and what happened in them."""
+    decoder = kind(tiny_network(**WIDE), SIZE, **WAVE, relaxation=relaxation, greedy=True)
+    request = tiny_request(BUDGET, prompts=((3, 1, 4), (2, 7)))
+
+    def loss(knobs: dict[str, jax.Array], params: Any) -> Any:
+        arguments = (params, request, decoder.Knobs(**knobs))
+        if remat:
+            _, (values, events) = decode.rollout(decoder, *arguments, n=STEPS, segment=2, record=seen)
+        else:
+            _, (values, events) = decode.trace(decoder.differentiable(), *arguments, n=STEPS, record=seen)
+        return jnp.sum(values), events
+
+    return loss
+
+
+@functools.cache
+def graded(relaxation: str) -> Any:
+    """Value, events and gradient of the loss at `KNOBS`."""
+    with jax.enable_x64(True):
+        loss = soft_loss(decode.SoftWavefront, relaxation)
+        (value, events), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(at_knobs(), wide_params())
+        return float(value), jax.tree.map(np.asarray, events), jax.tree.map(np.asarray, gradient)
+
+
+@functools.cache
+def plain() -> Any:
+    """The loss of soft candidates with constants, compiled without its gradient."""
+    return jax.jit(soft_loss(Constant, "soft"))
+
+
+def check_differences(params: Any, gradient: dict[str, np.ndarray], events: Any, h: float = 1e-5) -> None:
+    """Compares a gradient at `KNOBS` with central differences of `plain()`, at which no token may change."""
+    committed = np.asarray(events[1])
+    assert committed.sum() > 2 and (committed == 0).any(), "the wave never waits or never moves"
+    for name, value in KNOBS.items():
+        for i in range(np.size(value)):
+            step = np.zeros(np.size(value))
+            step[i] = h
+            high, low = (
+                plain()({**at_knobs(), name: at_knobs()[name] + sign * step.reshape(np.shape(value))}, params)
+                for sign in (1, -1)
+            )
+            for side in (high, low):
+                jax.tree.map(np.testing.assert_array_equal, side[1][:2], events[:2])
+            difference = (float(high[0]) - float(low[0])) / (2 * h)
+            found = gradient[name].reshape(-1)[i]
+            if (name, i) == ("momentum", 0):  # a fresh slot has nothing to average with
+                assert found == difference == 0
+                continue
+            assert abs(found) > 1e-2, f"{name}[{i}] does nothing"
+            assert found == pytest.approx(difference, rel=1e-3), f"{name}[{i}]"
+
+
+def test_soft_gradients_are_finite_differences():
+    value, events, gradient = graded("soft")
+    with jax.enable_x64(True):
+        assert float(plain()(at_knobs(), wide_params())[0]) == pytest.approx(value, rel=1e-12)
+        check_differences(wide_params(), gradient, events)
+
+
+def test_straight_through_gradients_are_those_of_the_surrogate():
+    """Of the sampler that reads `p E + c`, with the constants c = E[y] - p E of this very run."""
+    value, events, gradient = graded("straight_through")
+    with jax.enable_x64(True):
+        params, network = wide_params(), tiny_network(**WIDE)
+        logits = network.logits(params, jnp.asarray(events[2]))
+        mixed = jax.nn.softmax(logits / KNOBS["candidate_temperature"]) @ params["embedding"]
+        params["constants"] = params["embedding"][jnp.argmax(logits, axis=-1)] - mixed
+        assert float(jnp.max(jnp.abs(params["constants"]))) > 0.1, "candidates are as good as hard"
+        assert float(plain()(at_knobs(), params)[0]) == pytest.approx(value, rel=1e-9)
+        check_differences(params, gradient, events)
+
+
+def test_segments_and_checkpoints_do_not_change_gradients():
+    """`rollout` in segments against a plain scan that keeps every residual."""
+    _, events, gradient = graded("soft")
+    with jax.enable_x64(True):
+        loss = soft_loss(decode.SoftWavefront, "soft", remat=False)
+        kept, same = jax.jit(jax.grad(loss, has_aux=True))(at_knobs(), wide_params())
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), kept, gradient)
+        jax.tree.map(np.testing.assert_array_equal, same[:2], events[:2])
+
+
+@pytest.mark.parametrize("relaxation", ["straight_through", "soft"])
+def test_relaxed_vectors(relaxation):
+    key = jax.random.key(0)
+    table, logits = jax.random.normal(key, (7, 5)), 3 * jax.random.normal(key, (2, 3, 7))
+    tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+    def vectors(logits, tau, table):
+        return table[tokens] + relaxed(table, logits, tokens, tau, relaxation)
+
+    def mixture(logits, tau, table):
+        return jax.nn.softmax(logits / tau) @ table
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def both(function, *at):
+        out, back = jax.vjp(function, *at)
+        return out, back(jnp.sin(jnp.arange(out.size)).reshape(out.shape))
+
+    out, gradient = both(vectors, logits, 0.5, table)
+    soft, soft_gradient = both(mixture, logits, 0.5, table)
+    want = table[tokens] if relaxation == "straight_through" else soft
+    np.testing.assert_allclose(out, want, rtol=1e-6, atol=1e-6)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    jax.tree.map(close, gradient, soft_gradient)
+    np.testing.assert_allclose(vectors(logits, 1e-3, table), table[tokens], atol=1e-5)
+
+
+def test_a_state_that_stands_still_has_a_gradient():
+    still = jnp.ones((2, 3))
+    assert score.latent_change(still, still).tolist() == [0.0, 0.0]
+    gradient = jax.grad(lambda x: jnp.sum(score.latent_change(x, still)))(still)
+    assert np.isfinite(gradient).all()
+
+
+# The soft wavefront beside the discrete one
+
+
+LIVELY = {"exit_threshold": 0.7, "momentum": 0.2, "noise": 0.1}
+TRACED = 14
+
+
+def whole(state: Any) -> Any:
+    """Records a state without its keys, which NumPy cannot hold."""
+    return dataclasses.replace(state, cache=None, progress=dataclasses.replace(state.progress, keys=None))
+
+
+@functools.cache
+def traced(kind: type, options: tuple = (), knobs: tuple = ()) -> Any:
+    """All states of a small random model."""
+    network = tiny_network(core_layers=1)
+    decoder = kind(network, SIZE, **WAVE, greedy=True, **dict(options))
+    knobs = decoder.Knobs(**{**LIVELY, **{k: np.asarray(v, np.float32) for k, v in knobs}})
+    params, request = tiny_params(core_layers=1), tiny_request((BUDGET, 4, 6))
+    return decode.trace(decoder, params, request, knobs, n=TRACED, record=whole)[1]
+
+
+def check_same_tokens(soft: Any, hard: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, soft.candidates, hard.candidates)
+    for field in ("tokens", "length", "reason", "network_calls", "recurrences"):
+        np.testing.assert_array_equal(getattr(soft.progress, field), getattr(hard.progress, field))
+
+
+def test_straight_through_tokens_are_the_discrete_ones_step_for_step():
+    hard = traced(decode.Wavefront)
+    committed = np.asarray(hard.committed)
+    assert (committed == 0).any() and (committed > 1).any(), "every step commits one token"
+    soft = traced(decode.SoftWavefront)
+    check_same_tokens(soft, hard)
+    np.testing.assert_array_equal(soft.latents, hard.latents)
+
+
+def test_cold_mixtures_are_tokens():
+    soft = traced(decode.SoftWavefront, (("relaxation", "soft"),), (("candidate_temperature", 1e-3),))
+    check_same_tokens(soft, traced(decode.Wavefront))
+
+
+@pytest.mark.parametrize("gate", [0.5, 1e-4])
+def test_a_committed_position_has_left_once(gate):
+    soft = traced(decode.SoftWavefront, (), (("gate_temperature", gate),))
+    soft = jax.tree.map(np.asarray, soft)
+    batch, width = soft.staying.shape[1:]
+    left, stayed, steps = (np.zeros((batch, SIZE + width)) for _ in range(3))
+    for t in range(TRACED):
+        for row in range(batch):
+            first = soft.progress.length[t, row] - soft.committed[t, row] - 1
+            at = slice(first, first + width)
+            left[row, at] += soft.leaving[t, row]
+            stayed[row, at] += soft.staying[t, row]
+            steps[row, at] += soft.staying[t, row] > 0
+    for row in range(batch):
+        done = slice(soft.progress.prompt_lengths[0, row], soft.progress.length[-1, row] - 1)
+        np.testing.assert_allclose(left[row, done], 1, rtol=1e-5)
+        assert (stayed[row, done] <= steps[row, done] + 1e-5).all() and steps[row, done].max() > 1
+        if gate < 0.1:
+            np.testing.assert_allclose(stayed[row, done], steps[row, done], rtol=1e-4)
+            np.testing.assert_allclose(soft.finished.sum(-1)[:, row], soft.committed[:, row], atol=1e-3)
+        else:
+            assert stayed[row, done].sum() < 0.95 * steps[row, done].sum()
+
+
+# Schedules
+
+
+def test_a_schedule_of_one_value_is_that_value():
+    schedules = tuple((name, (value,) * 3) for name, value in LIVELY.items())
+    check_same_tokens(traced(decode.Wavefront, (), schedules), traced(decode.Wavefront))
+
+
+def test_ages():
+    ages = jnp.array([[0, 1, 2, 7]])
+    assert at_age(jnp.array([3.0, 1.0, 2.0]), ages).tolist() == [[3.0, 1.0, 2.0, 2.0]]
+    assert at_age(0.5, ages) == 0.5
+
+
+def test_a_schedule_commits_at_its_age_and_compiles_once():
+    stub = StubNetwork(needed=(1,))
+    decoder, request = decode.Wavefront(stub, 20, width=4, inner_recurrence=2), tiny_request(BUDGET)
+    compiled = None
+    for age in range(3):  # a position is committed in the step that it begins at this age
+        thresholds = np.full(3, 0.0, np.float32)
+        thresholds[age:] = 1e9
+        result = decode.run(decoder, None, request, decoder.Knobs(exit_threshold=thresholds))
+        assert (np.asarray(result.network_calls) == 1 + age + BUDGET - 1).all()
+        assert compiled in (None, drive._run._cache_size())
+        compiled = drive._run._cache_size()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: decode.SoftWavefront(relaxation="mood"), "relaxation must be one of straight_through, soft"),
+        (lambda: decode.SoftWavefront(relaxation="soft"), "needs greedy=True"),
+        (lambda: decode.SoftWavefront(buckets=(2,)), r"buckets must be \(\)"),
+        (
+            lambda: decode.Wavefront.Knobs(momentum=np.zeros((2, 2))).checked(),
+            r"momentum must be a number or",
+        ),
+        (
+            lambda: decode.Wavefront.Knobs(noise=np.zeros(0)).checked(),
+            r"noise must be .* not of shape \(0,\)",
+        ),
+        (
+            lambda: decode.SoftWavefront.Knobs(gate_temperature=0.0).checked(),
+            "gate_temperature must be above 0",
+        ),
+        (
+            lambda: decode.SoftWavefront.Knobs(candidate_temperature=-1.0).checked(),
+            "candidate_temperature must be above 0",
+        ),
+    ],
+)
+def test_bad_input_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
