@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode import stop
 from paradec_jax.decode.score import EPSILON
 
 
@@ -131,12 +130,6 @@ RULES: dict[str, Callable[[Evidence], Frozen]] = {
     "token-stability": token_stability,
     "fixed": fixed,
 }
-
-
-def shift(x: Array, by: Int[Array, "B"]) -> Array:
-    """Drops each row's first `by` slots; zeros come in behind."""
-    width = x.shape[1]
-    return stop.window(jnp.concatenate([x, jnp.zeros_like(x)], axis=1), jnp.minimum(by, width), width)
 
 
 def _norm(x: Float[Array, "B W D"]) -> Float[Array, "B W"]:

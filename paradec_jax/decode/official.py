@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 from paradec_jax.decode import stop
 from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
 from paradec_jax.decode.base import DecoderBase, after, where_rows
-from paradec_jax.decode.freezing import RULES, Evidence, Frozen, shift
+from paradec_jax.decode.freezing import RULES, Evidence, Frozen
 from paradec_jax.decode.noise import NOISE_MIXERS, mix_noise
 from paradec_jax.decode.protocol import Decoded, Progress, Reason, Request
 from paradec_jax.decode.randomness import Purpose, fold
@@ -259,7 +259,7 @@ class OfficialWavefront(DecoderBase):
         evidence = self._evidence(state, refined, stable, appended, knobs)
         decided = RULES[self.rule](evidence)
         moved = Wave(
-            shift(states, decided.drop),
+            stop.shift(states, decided.drop),
             wave.start + (self.headway * (decided.drop > 0) if self.rule == "fixed" else decided.drop),
             total - decided.drop,
         )
@@ -319,14 +319,14 @@ class OfficialWavefront(DecoderBase):
         """
         wave, older = state.wave, state.older
         m, since = wave.start - state.start_before, wave.start - older.start
-        before = shift(wave.states, m)
+        before = stop.shift(wave.states, m)
         return Evidence(
             states=refined.states,
             change=refined.states - before,
             change_count=jnp.maximum(wave.count - m, 0),
             change_before=state.change,
             change_count_before=state.change_count,
-            older_change=before - shift(older.states, since),
+            older_change=before - stop.shift(older.states, since),
             older_count=older.count - since,
             stable=stop.window(stable, wave.start, self.width),
             start=wave.start,
@@ -345,7 +345,7 @@ class OfficialWavefront(DecoderBase):
         """W2: rows without history are scaled by 1 - eta, except in the first step, which has all of it."""
         m = state.wave.start - state.start_before
         known = jnp.arange(self.width) + m[:, None] < state.embedded_count[:, None]
-        before = jnp.where(known[..., None], shift(state.embedded, m), 0)
+        before = jnp.where(known[..., None], stop.shift(state.embedded, m), 0)
         eta = knobs.momentum
         return jnp.where((state.time == 0)[:, None, None], e, ((1 - eta) * e + eta * before).astype(e.dtype))
 

@@ -35,11 +35,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.decode import score
+from paradec_jax.decode import score, stop
 from paradec_jax.decode.protocol import Request
 from paradec_jax.decode.sampling import check
 from paradec_jax.decode.schedule import at_age
-from paradec_jax.decode.wavefront import Refined, Wavefront, WavefrontKnobs, WavefrontState, shift
+from paradec_jax.decode.wavefront import Refined, Wavefront, WavefrontKnobs, WavefrontState
 from paradec_jax.nn.precision import at_least_float32
 
 RELAXATIONS = ("straight_through", "soft")
@@ -161,11 +161,11 @@ class SoftWavefront(Wavefront):
         leaving = staying * jnp.where(slot < state.committed[:, None], 1.0, finished)
 
         moved: Any = super()._advance(state, refined, knobs)
-        survival = shift(state.survival * (1 - finished), state.committed)
+        survival = stop.shift(state.survival * (1 - finished), state.committed)
         # Slots that nothing predicted, random ones and those beyond the wave, read the vectors of their tokens.
         kept = (state.active - state.committed)[:, None]
         offsets = jnp.concatenate([state.offsets[:, :1], refined.offsets], axis=1)
-        offsets = shift(offsets, state.committed, self.width)
+        offsets = stop.shift(offsets, state.committed, self.width)
         return dataclasses.replace(
             moved,
             offsets=jnp.where((slot <= kept)[..., None], offsets, 0.0),

@@ -100,6 +100,13 @@ def window(rows: Shaped[Array, "B S *rest"], at: Int[Array, "B"], width: int) ->
     return jax.vmap(lambda row, p: lax.dynamic_slice_in_dim(row, p, width))(rows, at)
 
 
+def shift(x: Shaped[Array, "B _ *rest"], by: Int[Array, "B"], width: int = 0) -> Shaped[Array, "B W *rest"]:
+    """Slots `by .. by + width - 1` of each row (by default as many as there are), zeros beyond the last."""
+    slots = x.shape[1]
+    room = jnp.concatenate([x, jnp.zeros_like(x)], axis=1)
+    return window(room, jnp.minimum(by, slots), width or slots)
+
+
 def stop_rows(progress: Progress, rows: Bool[Array, "B"]) -> Progress:
     """Stops running rows at the caller's word, for instance because a stop string has appeared."""
     reason = jnp.where(rows & ~progress.done, Reason.CALLER, progress.reason)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int
 
 from paradec_jax.decode import score, select, stop
 from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
@@ -283,7 +283,7 @@ class Wavefront(DecoderBase):
 
         # The input of slot i is what slot i - 1 predicts; the input of slot 0 is committed.
         inputs = jnp.concatenate([state.candidates[:, :1], refined.predicted], axis=1)
-        candidates = shift(inputs, state.committed, self.width)
+        candidates = stop.shift(inputs, state.committed, self.width)
         slot = jnp.arange(self.width)
         fresh = slot >= kept[:, None]
         if self.headway > 1:
@@ -292,9 +292,11 @@ class Wavefront(DecoderBase):
         return dataclasses.replace(
             state,
             candidates=candidates,
-            latents=jnp.where(fresh[..., None], self._fresh(progress), shift(state.latents, state.committed)),
-            embedded=shift(state.embedded, state.committed),
-            seen=jnp.where(fresh, 0, shift(state.seen, state.committed)),
+            latents=jnp.where(
+                fresh[..., None], self._fresh(progress), stop.shift(state.latents, state.committed)
+            ),
+            embedded=stop.shift(state.embedded, state.committed),
+            seen=jnp.where(fresh, 0, stop.shift(state.seen, state.committed)),
             active=jnp.where(progress.done, state.active, active),
         )
 
@@ -310,9 +312,3 @@ class Wavefront(DecoderBase):
         keys = fold(progress.keys, Purpose.FILLER, self._slots(progress))
         draw = jax.vmap(jax.vmap(lambda key: jax.random.randint(key, (), 0, self.network.vocab_size)))
         return draw(keys)
-
-
-def shift(x: Shaped[Array, "B _ *rest"], by: Int[Array, "B"], width: int = 0) -> Shaped[Array, "B W *rest"]:
-    """Slots `by .. by + width - 1` of each row (by default as many as there are), zeros beyond the last."""
-    room = jnp.concatenate([x, jnp.zeros_like(x)], axis=1)
-    return stop.window(room, by, width or x.shape[1])
