@@ -105,10 +105,10 @@ def bench(
     programs = compile_once(bound, params, request, knobs)
     programs.time()  # the first call of a program is slower than the others
     timings = [programs.time() for _ in range(passes)]
-    prompt, loop = (statistics.median(x) for x in zip(*((t.prompt, t.loop) for t in timings), strict=True))
     seconds = [t.prompt + t.loop for t in timings]
     decoded, steps = timings[-1].decoded, timings[-1].steps
     generated, calls = int(decoded.generated.sum()), int(decoded.network_calls.sum())
+    loop = statistics.median(t.loop for t in timings) - statistics.median(t.idle for t in timings)
     a_step = loop / steps
     step = network.work(batch, _positions(bound), context + tokens // 2, _recurrences(bound))
     bandwidth = step.bytes / a_step / device.bytes_per_second
@@ -122,7 +122,7 @@ def bench(
         "device": jax.devices()[0].device_kind,
         "parameters": sum(x.size for x in jax.tree.leaves(params)),
         "seconds": statistics.median(seconds),
-        "prompt_seconds": prompt,
+        "prompt_seconds": statistics.median(t.prompt for t in timings),
         "tokens_per_second": generated / statistics.median(seconds),
         "decode_tokens_per_second": (generated - batch) / loop,
         "network_calls": calls,
@@ -143,10 +143,19 @@ def bench(
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Seconds that read the prompts, seconds of all steps behind them, how many steps, and what came out."""
+    """One run.
+
+    Attributes:
+      prompt: seconds that read the prompts.
+      loop: seconds of the call that does all steps behind them.
+      idle: seconds of the same call without a step: dispatch, and laying out the parameters.
+      steps: how many there were.
+      decoded: what came out.
+    """
 
     prompt: float
     loop: float
+    idle: float
     steps: int
     decoded: Decoded
 
@@ -175,15 +184,15 @@ class Programs:
     def time(self) -> Timing:
         """One run, with no bound on the number of steps."""
         params, request, knobs = self.arguments
-        start = time.perf_counter()
+        clock = [time.perf_counter()]
         state = jax.block_until_ready(self.read(params, request, knobs))
-        read = time.perf_counter()
-        # A call without steps costs what every call does once: dispatch, and laying out the parameters.
+        clock.append(time.perf_counter())
         state, _ = jax.block_until_ready(self.go_on(params, state, knobs, np.int32(0)))
-        ready = time.perf_counter()
+        clock.append(time.perf_counter())
         state, steps = jax.block_until_ready(self.go_on(params, state, knobs, drive._bound(None)))
-        loop = time.perf_counter() - ready - (ready - read)
-        return Timing(read - start, loop, int(steps), self.finish(state))
+        clock.append(time.perf_counter())
+        prompt, idle, loop = np.diff(clock).tolist()
+        return Timing(prompt, loop, idle, int(steps), self.finish(state))
 
 
 def compile_once(decoder: Any, params: Any, request: Request, knobs: Any = None) -> Programs:
