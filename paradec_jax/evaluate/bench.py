@@ -108,7 +108,7 @@ def bench(
     seconds = [t.prompt + t.loop for t in timings]
     decoded, steps = timings[-1].decoded, timings[-1].steps
     generated, calls = int(decoded.generated.sum()), int(decoded.network_calls.sum())
-    loop = statistics.median(t.loop for t in timings) - statistics.median(t.idle for t in timings)
+    loop = statistics.median(t.loop for t in timings) - min(t.idle for t in timings)
     a_step = loop / steps
     step = network.work(batch, _positions(bound), context + tokens // 2, _recurrences(bound))
     bandwidth = step.bytes / a_step / device.bytes_per_second
