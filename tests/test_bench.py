@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from paradec_jax.config import PRESETS
+from paradec_jax.decode import drive
 from paradec_jax.evaluate.bench import Limits, bench, fixed_wavefront, limits, static
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.models.recurrent_depth import init_params, parameter_shapes
@@ -48,6 +49,8 @@ def test_work_grows_with_recurrences_context_and_rows():
 
 @pytest.mark.parametrize("decoder", [static(4), fixed_wavefront(4, 2)], ids=["static", "wavefront"])
 def test_bench(decoder):
+    jitted = (drive._init, drive._steps, drive._run)
+    compiled = [function._cache_size() for function in jitted]
     row = bench(
         NETWORK,
         init_params(TINY, jax.random.key(0)),
@@ -58,12 +61,15 @@ def test_bench(decoder):
         passes=2,
         device=Limits(1e9, 1e9),
     )
+    # Nothing went through `jit`, which would compile again: the two programs that were compiled were called.
+    assert [function._cache_size() for function in jitted] == compiled and row["compile_seconds"] > 0
     assert row["tokens"] == 24 and row["batch"] == 2
     # A step of so small a model may take less than the noise of two timings, so no sign is asked for.
     assert row["tokens_per_second"] > 0 and row["peak_bytes"] > 4 * row["parameters"]
     assert row["bandwidth_fraction"] == pytest.approx(
         row["step_bytes"] / (row["microseconds_per_step"] * 1e-6) / 1e9
     )
+    assert row["limit_fraction"] == max(row["bandwidth_fraction"], row["flops_fraction"])
     if decoder == static(4):
         assert row["network_calls_per_token"] == 1
     else:  # the prompt, four steps until the wave is old enough, then a token a step
@@ -73,6 +79,12 @@ def test_bench(decoder):
 def test_a_model_too_short_is_refused():
     with pytest.raises(ValueError, match="more than the 64 positions"):
         bench(NETWORK, {}, static(2), context=60, tokens=10, device=Limits(1.0, 1.0))
+
+
+@pytest.mark.parametrize("wrong", [{"tokens": 1}, {"passes": 0}])
+def test_nothing_to_time_is_refused(wrong):
+    with pytest.raises(ValueError, match="tokens must be at least 2 and passes at least 1"):
+        bench(NETWORK, {}, static(2), context=8, device=Limits(1.0, 1.0), **wrong)
 
 
 def test_limits_are_rates():

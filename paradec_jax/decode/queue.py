@@ -151,7 +151,7 @@ def _batch_axes(decoder: Any, params: Any, request: Request, knobs: Any) -> tupl
 
     def shapes(batch: int) -> list[tuple[int, ...]]:
         some = _take(request, np.zeros(batch, np.int32))
-        state = jax.eval_shape(lambda p, r, k: decoder.init(p, r, k), params, some, knobs)
+        state = drive._init.eval_shape(decoder, params, some, knobs)  # traced once, unlike `decoder.init`
         return [leaf.shape for leaf in jax.tree.leaves(state)]
 
     pairs = zip(shapes(1), shapes(2), strict=True)

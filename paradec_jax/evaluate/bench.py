@@ -3,6 +3,9 @@
 Weights are random, so nothing here depends on a model's quality. Decoders whose steps depend on what the model
 says (`Adaptive`, `Wavefront`) then show the cost of a step, not of a token; `OfficialWavefront` under its rule
 "fixed" commits one token a step whatever the weights are, and shows both.
+
+Reading the prompt and the loop behind it are two programs, the ones of `stream` and `serve`, so that the cost of a
+step is no small difference of two long timings. Each is compiled once, and what was compiled is what is timed.
 """
 
 import dataclasses
@@ -14,8 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paradec_jax.decode import AutoRegressive, OfficialWavefront, drive, make_request
-from paradec_jax.evaluate.throughput import Subject, measure
+from paradec_jax.decode import AutoRegressive, Decoded, OfficialWavefront, Request, drive, make_request
 
 COPY_BYTES = 2**28
 _CPU_SIDE, _SIDE = 2048, 8192
@@ -78,64 +80,148 @@ def bench(
       knobs: its knobs, or None for the defaults.
       batch: rows.
       context: prompt tokens of each row.
-      tokens: tokens to generate in each row.
+      tokens: tokens to generate in each row; the first comes with the prompt.
       passes: timings, of which the median counts.
       seed: of the prompts.
       device: measured limits, where they are known already.
 
     Returns:
       Rates, seconds and microseconds of a step (prompt left out), bytes and floating-point operations that a
-      step must move and do, their shares of the device's limits, compile time and memory.
+      step must move and do, their shares of the device's limits and the larger of the two (`limit_fraction`),
+      compile time and memory.
 
     Raises:
-      ValueError: prompt and tokens together are longer than the model's length.
+      ValueError: prompt and tokens together are longer than the model's length, fewer than two tokens, or no
+        pass.
     """
+    if tokens < 2 or passes < 1:
+        raise ValueError(f"tokens must be at least 2 and passes at least 1, not {tokens} and {passes}")
     config = network.config
     device = limits(config.dtype) if device is None else device
     prompts = np.random.default_rng(seed).integers(0, network.vocab_size, (batch, context))
     request = make_request(prompts, max_new_tokens=tokens, seed=seed)
     bound = decoder.bind(network, context + tokens)
     drive.check(bound, request)
-    speed = measure([Subject(bound, knobs)], params, [request], passes=passes)[0]
-    memory = (
-        drive._run.lower(bound, params, request, drive._knobs(bound, knobs), drive._bound(None))
-        .compile()
-        .memory_analysis()
-    )
+    programs = compile_once(bound, params, request, knobs)
+    programs.time()  # the first call of a program is slower than the others
+    timings = [programs.time() for _ in range(passes)]
+    seconds = [t.prompt + t.loop for t in timings]
+    decoded, steps = timings[-1].decoded, timings[-1].steps
+    generated, calls = int(decoded.generated.sum()), int(decoded.network_calls.sum())
+    loop = statistics.median(t.loop for t in timings) - min(t.idle for t in timings)
+    a_step = loop / steps
     step = network.work(batch, _positions(bound), context + tokens // 2, _recurrences(bound))
-    seconds = speed.seconds_per_call
+    bandwidth = step.bytes / a_step / device.bytes_per_second
+    flops = step.flops / a_step / device.flops_per_second
     return {
         "decoder": type(decoder).__name__,
         "batch": batch,
         "context": context,
-        "tokens": speed.tokens,
+        "tokens": generated,
         "dtype": config.dtype,
         "device": jax.devices()[0].device_kind,
         "parameters": sum(x.size for x in jax.tree.leaves(params)),
-        "seconds": speed.seconds,
-        "prompt_seconds": speed.init_seconds,
-        "tokens_per_second": speed.tokens_per_second,
-        "decode_tokens_per_second": speed.decode_tokens_per_second,
-        "network_calls": speed.network_calls,
-        "network_calls_per_token": speed.network_calls / speed.tokens,
-        "microseconds_per_step": 1e6 * seconds,
+        "seconds": statistics.median(seconds),
+        "prompt_seconds": statistics.median(t.prompt for t in timings),
+        "tokens_per_second": generated / statistics.median(seconds),
+        "decode_tokens_per_second": (generated - batch) / loop,
+        "network_calls": calls,
+        "network_calls_per_token": calls / generated,
+        "microseconds_per_step": 1e6 * a_step,
         "step_bytes": step.bytes,
         "step_flops": step.flops,
-        "bandwidth_fraction": step.bytes / seconds / device.bytes_per_second,
-        "flops_fraction": step.flops / seconds / device.flops_per_second,
+        "bandwidth_fraction": bandwidth,
+        "flops_fraction": flops,
+        "limit_fraction": max(bandwidth, flops),
         "device_bytes_per_second": device.bytes_per_second,
         "device_flops_per_second": device.flops_per_second,
-        "compile_seconds": speed.compile_seconds,
-        "peak_bytes": _peak(memory),
-        "spread": statistics.pstdev(speed.passes) / speed.seconds,
+        "compile_seconds": programs.compile_seconds,
+        "peak_bytes": programs.peak_bytes,
+        "spread": statistics.pstdev(seconds) / statistics.median(seconds),
     }
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """One run.
+
+    Attributes:
+      prompt: seconds that read the prompts.
+      loop: seconds of the call that does all steps behind them.
+      idle: seconds of the same call without a step: dispatch, and laying out the parameters.
+      steps: how many there were.
+      decoded: what came out.
+    """
+
+    prompt: float
+    loop: float
+    idle: float
+    steps: int
+    decoded: Decoded
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Programs:
+    """The two compiled programs of a decoder and all that they take.
+
+    Attributes:
+      read: (params, request, knobs) -> state behind the prompts.
+      go_on: (params, state, knobs, most) -> state after at most so many steps, and their number; the state that
+        it is given is gone afterwards.
+      finish: state -> result.
+      arguments: params, request, knobs.
+      compile_seconds: of tracing and compiling both.
+      peak_bytes: arguments, results and temporaries of the larger one, where the backend tells.
+    """
+
+    read: Any
+    go_on: Any
+    finish: Any
+    arguments: tuple[Any, Any, Any]
+    compile_seconds: float
+    peak_bytes: int | None
+
+    def time(self) -> Timing:
+        """One run, with no bound on the number of steps."""
+        params, request, knobs = self.arguments
+        clock = [time.perf_counter()]
+        state = jax.block_until_ready(self.read(params, request, knobs))
+        clock.append(time.perf_counter())
+        state, _ = jax.block_until_ready(self.go_on(params, state, knobs, np.int32(0)))
+        clock.append(time.perf_counter())
+        state, steps = jax.block_until_ready(self.go_on(params, state, knobs, drive._bound(None)))
+        clock.append(time.perf_counter())
+        prompt, idle, loop = np.diff(clock).tolist()
+        return Timing(prompt, loop, idle, int(steps), self.finish(state))
+
+
+def compile_once(decoder: Any, params: Any, request: Request, knobs: Any = None) -> Programs:
+    """Compiles what reads the prompts and what goes on behind them, without running either.
+
+    Args:
+      decoder: a bound decoder.
+      params: parameters of its network.
+      request: of the shape to compile for.
+      knobs: a `decoder.Knobs`; the defaults when None.
+    """
+    knobs = drive._knobs(decoder, knobs)
+    start = time.perf_counter()
+    read = drive._init.lower(decoder, params, request, knobs)
+    state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), read.out_info)
+    go_on = drive._steps.lower(decoder, params, state, knobs, drive._bound(None))
+    compiled = read.compile(), go_on.compile()
+    seconds = time.perf_counter() - start
+    peaks = [_peak(program.memory_analysis()) for program in compiled]
+    peak = None if None in peaks else max(p for p in peaks if p is not None)
+    return Programs(*compiled, decoder.finish, (params, request, knobs), seconds, peak)
 
 
 def _peak(memory: Any) -> int | None:
     """Bytes of arguments, results and temporaries of a compiled program, where its backend tells."""
     if memory is None:
         return None
-    return int(memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes)
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes  # donated buffers count once
+    return int(memory.argument_size_in_bytes + results + memory.temp_size_in_bytes)
 
 
 def _positions(decoder: Any) -> int:

@@ -66,11 +66,6 @@ class Speed:
         rows = sum(len(decoded.generated) for decoded in self.decoded)
         return (self.tokens - rows) / (self.seconds - self.init_seconds)
 
-    @property
-    def seconds_per_call(self) -> float:
-        """Seconds of one network call, those that read prompts left out (batch 1)."""
-        return (self.seconds - self.init_seconds) / max(self.calls, 1)
-
 
 def measure(
     subjects: Sequence[Subject],
