@@ -14,7 +14,7 @@ from paradec_jax.decode import Adaptive, AutoRegressive, OfficialWavefront, Self
 from paradec_jax.evaluate import Setting
 
 INNER = (1, 2, 4, 8)
-WIDTH = 16
+WIDTH = 8
 
 
 @dataclasses.dataclass(frozen=True)
