@@ -135,7 +135,7 @@ STUDIES: dict[str, Study] = {
     "width": Study(
         "Width of the wavefront",
         lambda r: [
-            wave(i, w, exit_threshold=e) for i, e in ((1, 0.1), (4, 0.03)) for w in (1, 2, 3, 4, 6, 8, 16)
+            wave(i, w, exit_threshold=e) for i, e in ((1, 0.1), (4, 0.03)) for w in (1, 2, 3, 4, 6, 8)
         ],
         "width",
         "inner_recurrence",
