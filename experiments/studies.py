@@ -14,7 +14,12 @@ from paradec_jax.decode import Adaptive, AutoRegressive, OfficialWavefront, Self
 from paradec_jax.evaluate import Setting
 
 INNER = (1, 2, 4, 8)
-WIDTH = 8
+WIDTHS = {
+    1: 8,
+    2: 5,
+    4: 3,
+    8: 3,
+}  # slots that a wave of each r' fills at the tightest threshold, with one to spare
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,17 +48,29 @@ class Study:
 
 
 def wave(
-    inner: int = 4, width: int = WIDTH, *, headway: int = 1, noise_mixer: str = "dampened", **knobs: Any
+    inner: int = 4,
+    width: int | None = None,
+    *,
+    headway: int = 1,
+    noise_mixer: str = "dampened",
+    **knobs: Any,
 ) -> Setting:
     """The clean wavefront."""
+    width = WIDTHS[inner] if width is None else width
     decoder = Wavefront(inner_recurrence=inner, width=width, headway=headway, noise_mixer=noise_mixer)
     return Setting("wavefront", decoder, Wavefront.Knobs(**knobs))
 
 
 def released(
-    inner: int = 4, width: int = WIDTH, *, rule: str = "latent-diff", continuous: bool = False, **knobs: Any
+    inner: int = 4,
+    width: int | None = None,
+    *,
+    rule: str = "latent-diff",
+    continuous: bool = False,
+    **knobs: Any,
 ) -> Setting:
     """The wavefront as it was released, without its default noise unless told otherwise."""
+    width = WIDTHS[inner] if width is None else width
     decoder = OfficialWavefront(inner_recurrence=inner, width=width, rule=rule, continuous=continuous)
     knobs = {"noise": 0.0, "max_wavefront": width} | knobs
     return Setting("official", decoder, OfficialWavefront.Knobs(**knobs))
@@ -72,10 +89,10 @@ def table1(r: int) -> list[Setting]:
         Setting("adaptive", Adaptive(), Adaptive.Knobs(exit_threshold=0.2)),
         Setting("speculative", SelfSpeculative(draft_recurrence=4, lookahead=4)),
         Setting("speculative", SelfSpeculative(draft_recurrence=1, lookahead=4)),
-        wave(2, noise=0.5),
-        wave(4),
-        released(2, noise=0.5),
-        released(4),
+        wave(2, 8, noise=0.5),
+        wave(4, 8),
+        released(2, 8, noise=0.5),
+        released(4, 8),
         wave(1, 2, exit_threshold=0.4, momentum=0.0),
         wave(1, 3, exit_threshold=0.1, momentum=0.0),
     ]
@@ -87,7 +104,7 @@ def official_against_clean(r: int) -> list[Setting]:
     both = [rule(inner, exit_threshold=exit) for inner, exit in pairs for rule in (wave, released)]
     return [
         *both,
-        *(released(2, rule=rule) for rule in ("latent-acceleration-1", "token-stability", "fixed")),
+        *(released(2, 10, rule=rule) for rule in ("latent-acceleration-1", "token-stability", "fixed")),
     ]
 
 
@@ -143,7 +160,7 @@ STUDIES: dict[str, Study] = {
     ),
     "headway": Study(
         "Headway",
-        lambda r: [wave(i, headway=h, exit_threshold=0.1) for i in (1, 4) for h in (1, 2, 3, 4)],
+        lambda r: [wave(i, 8, headway=h, exit_threshold=0.1) for i in (1, 4) for h in (1, 2, 3, 4)],
         "headway",
         "inner_recurrence",
         "curves",
