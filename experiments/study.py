@@ -126,7 +126,10 @@ def run(study: Study, name: str, model: Any, problems: Problems, options: Option
             bar.advance(task)
     ordered = [rows[_key(setting)] for setting in settings]
     _write_csv(path.with_suffix(".csv"), ordered)
-    plots.draw(study, ordered, options.folder.parent / "figures" / f"{stem}.png")
+    try:
+        plots.draw(study, ordered, options.folder.parent / "figures" / f"{stem}.png")
+    except ImportError:
+        console.print("no picture: matplotlib is missing (pip install -e '.[eval]')")
     console.print(f"{stem}: {len(ordered)} rows of {len(problems.prompts)} problems")
     return ordered
 
