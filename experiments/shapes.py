@@ -1,7 +1,7 @@
 """What a wave can gain at most, by the shape of the network. `python experiments/shapes.py`.
 
-Random weights, batch 1. A wave that commits one token a step costs a step a token; a sequential decoder costs a step of
-r recurrences. So the ratio of the two times is what the wave gains where r recurrences are needed, whatever the
+Random weights, batch 1. A wave that commits one token a step costs a step a token; a sequential decoder costs a step
+of r recurrences. So the ratio of the two times is what the wave gains where r recurrences are needed, whatever the
 weights are, and no wave with a headway of one gains more.
 """
 
