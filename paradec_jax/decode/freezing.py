@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.decode import score
 from paradec_jax.decode.score import EPSILON
+from paradec_jax.nn.precision import at_least_float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,4 +135,4 @@ RULES: dict[str, Callable[[Evidence], Frozen]] = {
 
 
 def _norm(x: Float[Array, "B W D"]) -> Float[Array, "B W"]:
-    return jnp.linalg.norm(x.astype(jnp.float32), axis=-1)
+    return score.norm(at_least_float32(x))
