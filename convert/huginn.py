@@ -110,6 +110,8 @@ def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> M
 
 def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
     """Writes config.json and the weights of a Hugging Face folder, without tokenizer and model code."""
+    if not isinstance(model.config, RecurrentDepthConfig):
+        raise ConvertError(f"a model of family {model.family} has no {MODEL_TYPE} layout")
     axes, rows = table(model.config)
     tensors = export_tree(model.params, rows, axes)
     rope = rope_table(model.config.max_length, model.config.head_dim, model.config.rope_base)

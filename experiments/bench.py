@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paradec_jax import (
-    PRESETS,
+    RECURRENT_PRESETS,
     AutoRegressive,
     OfficialWavefront,
     RecurrentDepthConfig,
@@ -135,7 +135,7 @@ def curves(options: Options) -> dict[str, list[Point]]:
 def configs(options: Options) -> dict[str, RecurrentDepthConfig]:
     """The shapes, long enough for the longest context."""
     longest = max((*options.contexts, options.context)) + options.tokens
-    shapes = {"tiny": PRESETS["tiny-recurrent"], "large": options.large}
+    shapes = {"tiny": RECURRENT_PRESETS["tiny-recurrent"], "large": options.large}
     return {
         name: dataclasses.replace(shapes[name], max_length=max(longest, shapes[name].max_length))
         for name in options.shapes
@@ -262,7 +262,7 @@ def measure(shape: str, config: RecurrentDepthConfig, options: Options) -> list[
 def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> None:
     """Prints and writes the table; fails if turning a knob has compiled anything."""
     check(options)
-    config = PRESETS["test-recurrent"]
+    config = RECURRENT_PRESETS["test-recurrent"]
     network, params = RecurrentDepthNetwork(config), init_params(config, jax.random.key(options.seed))
     turnable = {
         "static": AutoRegressive(),

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import tyro
 
-from paradec_jax import PRESETS, SoftWavefront, make_request, rollout
+from paradec_jax import RECURRENT_PRESETS, SoftWavefront, make_request, rollout
 from paradec_jax.models.recurrent_depth import RecurrentDepthNetwork, parameter_shapes
 
 GROUPS = ("one segment", "sqrt(n) segments", "n segments")
@@ -55,7 +55,7 @@ def motion(state: Any) -> jax.Array:
 
 def gradient_bytes(options: Options, n: int, segment: int) -> int:
     """Temporary bytes of the compiled gradient with respect to parameters and knobs."""
-    config = PRESETS[options.preset]
+    config = RECURRENT_PRESETS[options.preset]
     # One buffer size for all numbers of steps, so that the cache does not grow with them.
     size = options.context + max(options.steps) + 1
     decoder = SoftWavefront(
@@ -107,8 +107,8 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Prints, writes and draws the table."""
-    if options.preset not in PRESETS:
-        raise SystemExit(f"preset must be one of {', '.join(PRESETS)}, not {options.preset}")
+    if options.preset not in RECURRENT_PRESETS:
+        raise SystemExit(f"preset must be one of {', '.join(RECURRENT_PRESETS)}, not {options.preset}")
     if any(n < 1 or math.isqrt(n) ** 2 != n for n in options.steps):
         raise SystemExit(f"steps must be squares, so that sqrt(n) divides n, not {options.steps}")
     rows: list[dict[str, Any]] = []

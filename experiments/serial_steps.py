@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from paradec_jax import PRESETS, Wavefront, make_request
+from paradec_jax import RECURRENT_PRESETS, Wavefront, make_request
 from paradec_jax.evaluate.bench import fixed_wavefront, static
 from paradec_jax.evaluate.schedule import schedule
 from paradec_jax.testing import StubNetwork
@@ -35,8 +35,8 @@ class Options:
     out: Path = Path("experiments/results/serial_steps.json")
 
     def __post_init__(self) -> None:
-        if self.preset not in PRESETS:
-            raise ValueError(f"preset must be one of {', '.join(PRESETS)}, not {self.preset!r}")
+        if self.preset not in RECURRENT_PRESETS:
+            raise ValueError(f"preset must be one of {', '.join(RECURRENT_PRESETS)}, not {self.preset!r}")
         for name in ("recurrence", "new_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -70,7 +70,7 @@ def decoding(preset: str, recurrence: int, new_tokens: int) -> list[dict[str, An
     Layers count prelude and coda of every network call besides the core; `core_positions` is the work, positions
     times passes of the core. A network with known answers predicts every token right at once, so waves keep pace.
     """
-    config = PRESETS[preset]
+    config = RECURRENT_PRESETS[preset]
     network = StubNetwork(errs=False, recurrence=recurrence, max_length=8 * (recurrence + new_tokens))
     request = make_request(np.ones((1, 4), np.int32), max_new_tokens=new_tokens + 1)
     rows = []

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import tyro
 
-from paradec_jax import PRESETS, AutoRegressive, Wavefront, make_request
+from paradec_jax import RECURRENT_PRESETS, AutoRegressive, Wavefront, make_request
 from paradec_jax.evaluate.throughput import Subject, measure
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.models.recurrent_depth import init_params
@@ -58,7 +58,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     rows = []
     for width, feed_forward, layers in options.shapes:
         config = dataclasses.replace(
-            PRESETS["tiny-recurrent"],
+            RECURRENT_PRESETS["tiny-recurrent"],
             width=width,
             heads=width // 32,
             feed_forward=feed_forward,

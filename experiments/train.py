@@ -2,8 +2,8 @@
 
 The recipe of `tiny-recurrent`: word problems of growing length, a recurrence whose mean grows with the step,
 truncated backpropagation. `tiny-recurrent-exponential` is that model finetuned with a recurrence drawn from an
-exponential distribution, as the paper's math model was. A run that was stopped goes on where its last checkpoint
-stood.
+exponential distribution, as the paper's math model was. `tiny-causal` is a plain causal transformer on the same
+problems. A run that was stopped goes on where its last checkpoint stood.
 """
 
 import dataclasses
@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import tyro
 
 from paradec_jax import store
-from paradec_jax.config import PRESETS
+from paradec_jax.config import PRESETS, RecurrentDepthConfig
 from paradec_jax.data import build_tokenizer, token_spec, word_problem_batches
 from paradec_jax.data.batches import Bucket, Mixture
-from paradec_jax.losses import exponential, poisson_lognormal, recurrent_loss
-from paradec_jax.models.recurrent_depth import MATRIX_AXES, RecurrentDepthNetwork, init_params
+from paradec_jax.losses import exponential, next_token_loss, poisson_lognormal, recurrent_loss
+from paradec_jax.models import CausalNetwork, RecurrentDepthNetwork, init_params, matrix_axes
 from paradec_jax.train import fit, muon
 
 # Nine problems of ten fit; with room for the longest, a fifth to a third of a batch would be padding.
@@ -109,6 +109,18 @@ RECIPES = {
         ema_decay=0.99,
         seed=1,
     ),
+    "tiny-causal": Recipe(
+        name="tiny-causal",
+        preset="tiny-causal",
+        steps=8000,
+        cooldown=2500,
+        mixture=(
+            (0, (0.7, 0.0, 0.0, 0.0, 0.3, 0.0, 0.0)),
+            (400, (0.15, 0.15, 0.05, 0.0, 0.1, 0.2, 0.35)),
+            (3500, (0.2, 0.3, 0.1, 0.05, 0.1, 0.15, 0.1)),
+            (5500, _PRACTISED),
+        ),
+    ),
 }
 DRAWS = {"poisson_lognormal": poisson_lognormal, "exponential": exponential}
 
@@ -129,7 +141,6 @@ def main(
     config = PRESETS[recipe.preset]
     folder = Path("runs") / recipe.name if folder is None else folder
     tokenizer = build_tokenizer()
-    network = RecurrentDepthNetwork(config)
     key = jax.random.key(recipe.seed)
     data = word_problem_batches(
         tokenizer,
@@ -138,13 +149,15 @@ def main(
         buckets=(*BUCKETS, *DRILLS),
         mixture=recipe.mixture,
     )
-    loss = recurrent_loss(
-        network, DRAWS[recipe.draw](recipe.mean_recurrence), recipe.backprop_depth, remat=True
-    )
+    if isinstance(config, RecurrentDepthConfig):
+        draw = DRAWS[recipe.draw](recipe.mean_recurrence)
+        loss = recurrent_loss(RecurrentDepthNetwork(config), draw, recipe.backprop_depth, remat=True)
+    else:
+        loss = next_token_loss(CausalNetwork(config))
     optimizer = muon(
         recipe.learning_rate,
         recipe.steps,
-        axes=MATRIX_AXES,
+        axes=matrix_axes(config),
         warmup=100,
         cooldown=recipe.cooldown,
         weight_decay=recipe.weight_decay,

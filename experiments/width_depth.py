@@ -24,7 +24,7 @@ import numpy as np
 import tyro
 from jaxtyping import Array, Float, Int
 
-from paradec_jax import PRESETS
+from paradec_jax import RECURRENT_PRESETS
 from paradec_jax.evaluate import work
 from paradec_jax.evaluate.programs import Program, timed
 from paradec_jax.models import RecurrentDepthNetwork
@@ -70,8 +70,8 @@ class Options:
     figure: Path | None = Path("experiments/figures/width_depth.png")
 
     def __post_init__(self) -> None:
-        if self.preset not in PRESETS:
-            raise ValueError(f"preset must be one of {', '.join(PRESETS)}, not {self.preset!r}")
+        if self.preset not in RECURRENT_PRESETS:
+            raise ValueError(f"preset must be one of {', '.join(RECURRENT_PRESETS)}, not {self.preset!r}")
         for name in ("recurrence", "capacity", "largest", "passes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -147,7 +147,7 @@ def gathered_kv_share(q: Float[Array, "B H W C"], keys: KV, copies: int) -> Floa
 
 def counts(options: Options) -> list[dict]:
     """The exact cost of a prefill in each variant, one row each."""
-    config, rows = PRESETS[options.preset], []
+    config, rows = RECURRENT_PRESETS[options.preset], []
     for tokens, factor in itertools.product(options.tokens, options.factors):
         for variant in work.VARIANTS:
             cost = work.prefill(config, variant, tokens, factor, options.recurrence)
@@ -161,7 +161,7 @@ def counts(options: Options) -> list[dict]:
 
 def curves(options: Options) -> list[dict]:
     """Width over depth in one core layer against the prompt length, without limit and on the ideal device."""
-    config = PRESETS[options.preset]
+    config = RECURRENT_PRESETS[options.preset]
     return [
         {"tokens": tokens, "factor": factor, "variant": variant}
         | dataclasses.asdict(work.width_over_depth(config, variant, tokens, factor, options.capacity))
@@ -174,7 +174,7 @@ def saturation(options: Options) -> list[dict]:
     """From which prompt length on one core layer fills the ideal device."""
     rows = []
     for factor, variant in itertools.product(options.factors, work.VARIANTS):
-        at = work.filling_lengths(PRESETS[options.preset], variant, factor, options.capacity)
+        at = work.filling_lengths(RECURRENT_PRESETS[options.preset], variant, factor, options.capacity)
         rows.append({"factor": factor, "variant": variant, "products": at[0], "attention": at[1]})
     return rows
 
@@ -184,7 +184,7 @@ def saturation(options: Options) -> list[dict]:
 
 def prefill_programs(options: Options, params: Any, tokens: int, factor: int) -> dict[str, Program]:
     """The three prefills, each with the logits of the last token."""
-    network = RecurrentDepthNetwork(PRESETS[options.preset])
+    network = RecurrentDepthNetwork(RECURRENT_PRESETS[options.preset])
     key = jax.random.key(options.seed)
     prompt = jax.random.randint(key, (1, tokens), 0, network.vocab_size)
 
@@ -206,7 +206,7 @@ def prefill_programs(options: Options, params: Any, tokens: int, factor: int) ->
 
 def attention_programs(options: Options, tokens: int, factor: int) -> dict[str, Program]:
     """Attention of one core layer: s passes in depth, one in width, KVShare with its mask and with gathered keys."""
-    config = PRESETS[options.preset]
+    config = RECURRENT_PRESETS[options.preset]
 
     def operands(width: int) -> tuple[Array, KV]:
         shape = (3, 1, config.heads, width, config.head_dim)
@@ -229,7 +229,7 @@ def attention_programs(options: Options, tokens: int, factor: int) -> dict[str, 
 
 def measured(options: Options, rows: list[dict]) -> list[dict]:
     """The rows of `counts` with what was measured of them, and rows of one layer's attention."""
-    params = init_params(PRESETS[options.preset], jax.random.key(options.seed))
+    params = init_params(RECURRENT_PRESETS[options.preset], jax.random.key(options.seed))
     found: dict[tuple, dict] = {}
     for tokens, factor in itertools.product(options.tokens, options.factors):
         if tokens * factor > options.largest:
@@ -257,7 +257,7 @@ def measured(options: Options, rows: list[dict]) -> list[dict]:
 def plot(options: Options, result: dict, plt: Any) -> Any:
     """Width over depth: work, parallelism, steps of the ideal device, and measured time."""
     figure, axes = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
-    config, lengths = PRESETS[options.preset], np.array(CURVE)
+    config, lengths = RECURRENT_PRESETS[options.preset], np.array(CURVE)
     factors = [factor for factor in options.factors if factor > 1]
     seconds = {
         (row["tokens"], row["factor"], row["variant"]): row.get("seconds")

@@ -24,7 +24,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 from tyro.extras import SubcommandApp
 
 from paradec_jax import store
-from paradec_jax.config import PRESETS
+from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.data.word_problems import PROMPT
 from paradec_jax.decode import Adaptive, AutoRegressive, SelfSpeculative, Wavefront, stream
 from paradec_jax.evaluate import SETTINGS, Comparison, compare, word_problems
@@ -194,13 +194,13 @@ def bench_command(
       json: print nothing but a list of JSON objects; with a PATH, write the list there as well as printing
         the table.
     """
-    if preset not in PRESETS:
-        raise ValueError(f"--preset must be one of {', '.join(PRESETS)}, not {preset}")
+    if preset not in RECURRENT_PRESETS:
+        raise ValueError(f"--preset must be one of {', '.join(RECURRENT_PRESETS)}, not {preset}")
     for name, values in (("batch", batch), ("inner-recurrence", inner_recurrence), ("passes", (passes,))):
         if min(values, default=0) < 1:
             raise ValueError(f"--{name} must be at least 1, not {values}")
     _check_json(json)
-    config = PRESETS[preset]
+    config = RECURRENT_PRESETS[preset]
     if dtype != "preset":
         config = dataclasses.replace(config, dtype=dtype, param_dtype=dtype)
     if context + tokens > config.max_length:

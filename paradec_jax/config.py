@@ -108,7 +108,79 @@ class RecurrentDepthConfig:
         return dataclasses.asdict(self)
 
 
-PRESETS: dict[str, RecurrentDepthConfig] = {
+@dataclasses.dataclass(frozen=True)
+class CausalConfig:
+    """Shape of a causal transformer: Qwen2 (the defaults), Qwen3 (query and key norms) or Llama (no biases).
+
+    Attributes:
+      vocab_size: V, rows of the embedding.
+      width: D, width of the residual stream.
+      layers: N, transformer blocks.
+      heads: H, query heads.
+      kv_heads: G, key-value heads; each serves H / G consecutive query heads.
+      feed_forward: F, inner width of the gated MLP.
+      head_channels: C, channels of a head; D / H when 0.
+      max_length: longest sequence the model was built for.
+      rope_base: base of the rotary embedding (half-split convention).
+      norm_eps: epsilon of RMSNorm.
+      qkv_bias: whether queries, keys and values carry a learned bias (Qwen2).
+      qk_norm: whether queries and keys of each head pass an RMSNorm before the rotation (Qwen3).
+      tie_embeddings: whether the output matrix is the embedding.
+      dtype: dtype of activations; norms, softmax and logits are float32 whatever it is.
+      param_dtype: dtype of parameters.
+      remat: "none" or "layer" (one rematerialised region per block).
+    """
+
+    vocab_size: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    feed_forward: int
+    head_channels: int = 0
+    max_length: int = 32_768
+    rope_base: float = 1e6
+    norm_eps: float = 1e-6
+    qkv_bias: bool = True
+    qk_norm: bool = False
+    tie_embeddings: bool = True
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+    remat: str = "none"
+
+    family = "jacobi"
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "width", "layers", "heads", "kv_heads", "feed_forward", "max_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
+        if self.head_channels == 0 and self.width % self.heads:
+            raise ValueError(f"width {self.width} does not split into {self.heads} heads: give head_channels")
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise ValueError(f"a head must have an even number of channels, not {self.head_dim}")
+        if self.remat not in ("none", "layer"):
+            raise ValueError(f"remat must be 'none' or 'layer', not {self.remat!r}")
+
+    @property
+    def head_dim(self) -> int:
+        """C, channels of a head."""
+        return self.head_channels or self.width // self.heads
+
+    @property
+    def init_std(self) -> float:
+        """Standard deviation sqrt(2 / 5D) of embeddings and input matrices."""
+        return math.sqrt(2 / (5 * self.width))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as a dictionary that JSON can hold."""
+        return dataclasses.asdict(self)
+
+
+ModelConfig = RecurrentDepthConfig | CausalConfig
+
+RECURRENT_PRESETS: dict[str, RecurrentDepthConfig] = {
     "huginn-0125": RecurrentDepthConfig(
         vocab_size=65_536, width=5280, heads=55, feed_forward=17_920, dtype="bfloat16"
     ),
@@ -137,3 +209,59 @@ PRESETS: dict[str, RecurrentDepthConfig] = {
         mean_backprop_depth=2,
     ),
 }
+
+CAUSAL_PRESETS: dict[str, CausalConfig] = {
+    "qwen2.5-coder-0.5b": CausalConfig(
+        vocab_size=151_936,
+        width=896,
+        layers=24,
+        heads=14,
+        kv_heads=2,
+        feed_forward=4864,
+        dtype="bfloat16",
+        param_dtype="bfloat16",
+    ),
+    "qwen2.5-coder-1.5b": CausalConfig(
+        vocab_size=151_936,
+        width=1536,
+        layers=28,
+        heads=12,
+        kv_heads=2,
+        feed_forward=8960,
+        dtype="bfloat16",
+        param_dtype="bfloat16",
+    ),
+    "qwen2.5-coder-7b": CausalConfig(
+        vocab_size=152_064,
+        width=3584,
+        layers=28,
+        heads=28,
+        kv_heads=4,
+        feed_forward=18_944,
+        tie_embeddings=False,
+        dtype="bfloat16",
+        param_dtype="bfloat16",
+    ),
+    "tiny-causal": CausalConfig(
+        vocab_size=384,
+        width=128,
+        layers=6,
+        heads=4,
+        kv_heads=2,
+        feed_forward=256,
+        max_length=512,
+        rope_base=10_000.0,
+    ),
+    "test-causal": CausalConfig(
+        vocab_size=32,
+        width=16,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        feed_forward=24,
+        max_length=128,
+        rope_base=10_000.0,
+    ),
+}
+
+PRESETS: dict[str, ModelConfig] = RECURRENT_PRESETS | CAUSAL_PRESETS

@@ -28,11 +28,11 @@ import orbax.checkpoint as ocp
 from etils import epath
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from paradec_jax.config import RecurrentDepthConfig, TokenSpec
+from paradec_jax.config import CausalConfig, ModelConfig, RecurrentDepthConfig, TokenSpec
 from paradec_jax.tokenizer import Tokenizer
 
 FORMAT_VERSION = 1
-FAMILIES = {"recurrent_depth": RecurrentDepthConfig}
+FAMILIES: dict[str, type[ModelConfig]] = {"recurrent_depth": RecurrentDepthConfig, "jacobi": CausalConfig}
 DTYPES = ("float32", "bfloat16")
 ASSETS = Path(__file__).parent / "assets"
 
@@ -52,7 +52,7 @@ class Model:
       tokenizer: text to ids and back, or None.
     """
 
-    config: RecurrentDepthConfig
+    config: ModelConfig
     params: Mapping[str, Any]
     token_spec: TokenSpec
     tokenizer: Tokenizer | None = None
@@ -65,14 +65,14 @@ class Model:
     @functools.cached_property
     def network(self) -> Any:
         """The network as decoders see it."""
-        from paradec_jax.models.recurrent_depth import RecurrentDepthNetwork
+        from paradec_jax.models import network_of
 
-        return RecurrentDepthNetwork(self.config)
+        return network_of(self.config)
 
 
-def expected_shapes(config: RecurrentDepthConfig) -> dict[str, Any]:
+def expected_shapes(config: ModelConfig) -> dict[str, Any]:
     """The parameter tree that a config asks for, of `jax.ShapeDtypeStruct`."""
-    from paradec_jax.models.recurrent_depth import parameter_shapes
+    from paradec_jax.models import parameter_shapes
 
     return parameter_shapes(config)
 
@@ -235,7 +235,7 @@ def _digest(leaf: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def _check_facts(config: RecurrentDepthConfig, token_spec: TokenSpec) -> None:
+def _check_facts(config: ModelConfig, token_spec: TokenSpec) -> None:
     """Numeric types are known ones, and special tokens lie in the vocabulary."""
     for name in ("dtype", "param_dtype"):
         if getattr(config, name) not in DTYPES:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config import PRESETS
+from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.decode import Request, make_request
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.models.recurrent_depth import init_params
@@ -251,14 +251,14 @@ class StubNetwork:
 
 def tiny_network(cache: str = "shared", recurrence: int = 0, **changes: Any) -> RecurrentDepthNetwork:
     """A recurrent-depth network of a few thousand parameters; `changes` are fields of its config."""
-    config = dataclasses.replace(PRESETS["test-recurrent"], **changes)
+    config = dataclasses.replace(RECURRENT_PRESETS["test-recurrent"], **changes)
     return RecurrentDepthNetwork(config, cache=cache, recurrence=recurrence)
 
 
 @functools.cache
 def tiny_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
     """Random parameters of `tiny_network`, all multiplied by `gain`."""
-    config = dataclasses.replace(PRESETS["test-recurrent"], **changes)
+    config = dataclasses.replace(RECURRENT_PRESETS["test-recurrent"], **changes)
     with jax.ensure_compile_time_eval():  # the first caller may be under a trace, the next one is not
         return jax.tree.map(lambda x: gain * x, init_params(config, jax.random.key(seed)))
 

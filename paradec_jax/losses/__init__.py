@@ -1,5 +1,6 @@
-"""Objectives, each a function `(params, frozen, batch, key) -> (loss, metrics)`."""
+"""Objectives, one a file: `(params, frozen, batch, key) -> (loss, metrics)`."""
 
+from paradec_jax.losses.next_token import next_token_loss
 from paradec_jax.losses.recurrent import exponential, poisson_lognormal, recurrent_loss
 
-__all__ = ["exponential", "poisson_lognormal", "recurrent_loss"]
+__all__ = ["exponential", "next_token_loss", "poisson_lognormal", "recurrent_loss"]

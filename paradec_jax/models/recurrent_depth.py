@@ -19,6 +19,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
+from paradec_jax.models.base import Forward, Work
 from paradec_jax.nn import cache as kv_cache
 from paradec_jax.nn import masks
 from paradec_jax.nn.blocks import SandwichBlock, dense, truncated_normal
@@ -169,28 +170,10 @@ def parameter_shapes(config: RecurrentDepthConfig) -> dict[str, Any]:
     return shapes["params"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """Bytes that a network call must read and floating-point operations it must do."""
-
-    bytes: int
-    flops: int
-
-
 def init_params(config: RecurrentDepthConfig, key: Array) -> dict[str, Any]:
     """Random parameters: std sqrt(2 / 5D), output matrices divided by sqrt(2 * effective depth)."""
     module = RecurrentDepth(config)
     return jax.jit(module.init)(key, jnp.zeros((1, 2), jnp.int32))["params"]
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Forward:
-    """What one call of the network returns: head input, normalised latent, keys and values."""
-
-    hidden: Float[Array, "B W D"]
-    latent: Float[Array, "B W D"]
-    kv: RecurrentKV
 
 
 @dataclasses.dataclass(frozen=True)
@@ -433,6 +416,7 @@ class RecurrentDepthNetwork:
         visible: Int[Array, "B"] | None,
         state: Float[Array, "B W D"],
         recurrence: int | None = None,
+        window_mask: Bool[Array, "*B W W"] | None = None,
     ) -> Forward:
         """Reads a window through prelude, r recurrences and coda. The caller stores the keys and values.
 
@@ -442,9 +426,10 @@ class RecurrentDepthNetwork:
           cache, visible: the cache and how many of its positions each row may see; None for no cache.
           state: initial latent states.
           recurrence: r; the network's own by default.
+          window_mask: which window keys a query sees; the earlier ones and itself by default.
         """
         r = self.recurrence if recurrence is None else recurrence
-        view = self.view(positions, cache, visible)
+        view = self.view(positions, cache, visible, window_mask)
         e, window = self.embed(params, tokens, view, self.empty_window(*tokens.shape))
         state, window = self.recur(params, state, e, view, window, r)
         hidden, window = self.readout(params, state, view, window)

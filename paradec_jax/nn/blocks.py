@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float
 from paradec_jax.nn.attention import attend
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.norms import rms_norm
-from paradec_jax.nn.rope import Rotation, rotate
+from paradec_jax.nn.rope import Rotation, rotate, rotate_halves
 
 
 def truncated_normal(std: float) -> Callable[..., Array]:
@@ -112,6 +112,64 @@ class Attention(nn.Module):
         return dense(joined, self.out.reshape(-1, self.width)), own
 
 
+class GroupedAttention(nn.Module):
+    """Grouped-query attention: G key-value heads serve H query heads (Qwen2, Qwen3, Llama).
+
+    One input matrix holds the H query heads, then the G key heads, then the G value heads, and so does the
+    optional bias. Query and key norms work on each head. The rotation comes last and cached keys are rotated.
+    """
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qkv_bias: bool
+    qk_norm: bool
+    norm_eps: float
+    std: float
+    std_out: float
+    dtype: jnp.dtype
+    param_dtype: jnp.dtype
+
+    def setup(self) -> None:
+        rows = self.heads + 2 * self.kv_heads
+        self.qkv = self.param(
+            "qkv", truncated_normal(self.std), (self.width, rows, self.head_dim), self.param_dtype
+        )
+        self.out = self.param(
+            "out", truncated_normal(self.std_out), (self.heads, self.head_dim, self.width), self.param_dtype
+        )
+        if self.qkv_bias:
+            self.bias = self.param("bias", nn.initializers.zeros, (rows, self.head_dim), self.param_dtype)
+        if self.qk_norm:
+            ones = nn.initializers.ones
+            self.q_norm = self.param("q_norm", ones, (self.head_dim,), self.param_dtype)
+            self.k_norm = self.param("k_norm", ones, (self.head_dim,), self.param_dtype)
+
+    def __call__(
+        self,
+        x: Float[Array, "B W D"],
+        angles: Rotation,
+        window_mask: Bool[Array, "*B W W"],
+        prefix: KV | None,
+        prefix_mask: Bool[Array, "B S"] | None,
+    ) -> tuple[Float[Array, "B W D"], KV]:
+        """The attended window and its own keys and values."""
+        batch, width, _ = x.shape
+        fused = dense(x, self.qkv.reshape(self.width, -1))
+        if self.qkv_bias:
+            fused = fused + self.bias.astype(self.dtype).reshape(-1)
+        fused = fused.reshape(batch, width, -1, self.head_dim).transpose(0, 2, 1, 3)
+        q, k, v = jnp.split(fused, [self.heads, self.heads + self.kv_heads], axis=1)
+        if self.qk_norm:
+            q, k = rms_norm(q, self.q_norm, self.norm_eps), rms_norm(k, self.k_norm, self.norm_eps)
+        q, k = rotate_halves(q, angles), rotate_halves(k, angles)
+        own = KV(k.swapaxes(-1, -2), v)
+        mixed = attend(q, own, window_mask, prefix, prefix_mask)
+        joined = mixed.transpose(0, 2, 1, 3).reshape(batch, width, -1)
+        return dense(joined, self.out.reshape(-1, self.width)), own
+
+
 class GatedMLP(nn.Module):
     """Gated MLP `W_down (silu(W_gate x) * (W_up x))`, gate and up fused in one matrix."""
 
@@ -178,3 +236,57 @@ class SandwichBlock(nn.Module):
     def norm(self, which: int, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
         """The `which`-th of the four norms."""
         return rms_norm(x, self.gains[which - 1], self.norm_eps)
+
+
+class PreNormBlock(nn.Module):
+    """A block with a norm before each branch.
+
+    ::
+
+        x <- x + Attention(norm(x))
+        x <- x + MLP(norm(x))
+    """
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    feed_forward: int
+    qkv_bias: bool
+    qk_norm: bool
+    norm_eps: float
+    std: float
+    std_out: float
+    dtype: jnp.dtype
+    param_dtype: jnp.dtype
+
+    def setup(self) -> None:
+        ones = nn.initializers.ones
+        shared = (self.std, self.std_out, self.dtype, self.param_dtype)
+        self.attention_norm = self.param("attention_norm", ones, (self.width,), self.param_dtype)
+        self.attention = GroupedAttention(
+            self.width,
+            self.heads,
+            self.kv_heads,
+            self.head_dim,
+            self.qkv_bias,
+            self.qk_norm,
+            self.norm_eps,
+            *shared,
+        )
+        self.mlp_norm = self.param("mlp_norm", ones, (self.width,), self.param_dtype)
+        self.mlp = GatedMLP(self.width, self.feed_forward, *shared)
+
+    def __call__(
+        self,
+        x: Float[Array, "B W D"],
+        angles: Rotation,
+        window_mask: Bool[Array, "*B W W"],
+        prefix: KV | None = None,
+        prefix_mask: Bool[Array, "B S"] | None = None,
+    ) -> tuple[Float[Array, "B W D"], KV]:
+        """The block's output and the window's keys and values."""
+        normed = rms_norm(x, self.attention_norm, self.norm_eps)
+        mixed, own = self.attention(normed, angles, window_mask, prefix, prefix_mask)
+        x = x + mixed
+        return x + self.mlp(rms_norm(x, self.mlp_norm, self.norm_eps)), own

@@ -60,3 +60,15 @@ def widen(window: KV, width: int) -> KV:
     extra = width - window.v.shape[-2]
     rows = [(0, 0)] * (window.v.ndim - 2)
     return KV(jnp.pad(window.k, [*rows, (0, 0), (0, extra)]), jnp.pad(window.v, [*rows, (0, extra), (0, 0)]))
+
+
+def pick(window: KV, start: Int[Array, "B"], width: int) -> KV:
+    """Positions `start .. start + width - 1` of each row's window, for instance one of several candidates."""
+
+    def of_row(k: Array, v: Array, at: Array) -> tuple[Array, Array]:
+        return (
+            lax.dynamic_slice_in_dim(k, at, width, -1),
+            lax.dynamic_slice_in_dim(v, at, width, -2),
+        )
+
+    return KV(*jax.vmap(of_row)(*window, start))

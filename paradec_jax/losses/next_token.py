@@ -1,0 +1,36 @@
+"""Training of causal models: the next token's cross-entropy."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from paradec_jax.losses.cross_entropy import cross_entropy
+
+
+class CausalNetwork(Protocol):
+    """What the objective needs of a network; see `paradec_jax.models.CausalNetwork`."""
+
+    def forward(self, params: Any, tokens: Array, positions: Array) -> Any: ...
+    def logits(self, params: Any, hidden: Array) -> Array: ...
+
+
+def next_token_loss(
+    network: CausalNetwork,
+) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
+    """Mean cross-entropy of the next token in nats, `-sum w log p(target) / sum w`.
+
+    Returns:
+      A loss over batches of `tokens`, `targets` [B, T] and `weights` [B, T].
+    """
+
+    def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
+        del frozen, key
+        tokens = batch["tokens"]
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        logits = network.logits(params, network.forward(params, tokens, positions).hidden)
+        value, accuracy = cross_entropy(logits, batch["targets"], batch["weights"])
+        return value, {"accuracy": accuracy}
+
+    return loss
