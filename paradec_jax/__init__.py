@@ -9,7 +9,7 @@
     print(out.text[0], out.network_calls[0], out.tokens_per_call[0])
 """
 
-from paradec_jax.config import PRESETS, RecurrentDepthConfig, TokenSpec
+from paradec_jax.config import PRESETS, RECURRENT_PRESETS, CausalConfig, RecurrentDepthConfig, TokenSpec
 from paradec_jax.decode import (
     Adaptive,
     AutoRegressive,
@@ -40,8 +40,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "PRESETS",
+    "RECURRENT_PRESETS",
     "Adaptive",
     "AutoRegressive",
+    "CausalConfig",
     "Decoded",
     "Decoder",
     "Generation",
