@@ -3,6 +3,8 @@
 from paradec_jax.decode.adaptive import Adaptive
 from paradec_jax.decode.autoregressive import AutoRegressive
 from paradec_jax.decode.drive import rollout, run, stream, trace
+from paradec_jax.decode.jacobi import Jacobi
+from paradec_jax.decode.multiblock import MultiBlock
 from paradec_jax.decode.official import OfficialWavefront
 from paradec_jax.decode.protocol import Decoded, Decoder, Network, Reason, Request, make_request
 from paradec_jax.decode.queue import Served, serve
@@ -17,6 +19,8 @@ __all__ = [
     "AutoRegressive",
     "Decoded",
     "Decoder",
+    "Jacobi",
+    "MultiBlock",
     "Network",
     "OfficialWavefront",
     "Reason",

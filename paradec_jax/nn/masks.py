@@ -21,6 +21,20 @@ def causal(width: int) -> Bool[Array, "W W"]:
     return jnp.tril(jnp.ones((width, width), dtype=bool))
 
 
+def side_by_side(rows: int, width: int) -> Bool[Array, "W W"]:
+    """Rows of equal width in one window: causal within a row, and no row sees another (2 rows of 2 drawn).
+
+    ::
+
+        x . . .
+        x x . .
+        . . x .
+        . . x x
+    """
+    row = jnp.arange(rows * width) // width
+    return (row[:, None] == row) & causal(rows * width)
+
+
 def segments(ids: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
     """Packed documents: causal, and only within the own segment (ids 1, 1, 2, 2 drawn).
 
