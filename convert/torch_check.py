@@ -67,8 +67,7 @@ def _causal(folder: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
     tokens = rng.integers(0, model.config.vocab_size, (BATCH, LENGTH))
     with torch.no_grad():
         logits = model(torch.from_numpy(tokens)).logits.float().numpy()
-    arrays: dict[str, np.ndarray] = {"input_ids": tokens, "logits": logits}
-    return arrays
+    return {"input_ids": tokens, "logits": logits}
 
 
 def _recurrent(folder: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -79,7 +78,7 @@ def _recurrent(folder: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
     vocabulary = min(model.config.vocab_size, 65_504)  # no special tokens of the release
     tokens = rng.integers(0, vocabulary, (BATCH, LENGTH))
     state = rng.normal(size=(BATCH, LENGTH, model.config.n_embd)).astype(np.float32)
-    arrays = {"input_ids": tokens, "init_state": state}
+    arrays: dict[str, np.ndarray] = {"input_ids": tokens, "init_state": state}
     with torch.no_grad():
         for r in RECURRENCES:
             output = model(torch.from_numpy(tokens), input_states=torch.from_numpy(state), num_steps=r)
