@@ -32,7 +32,7 @@ test-golden: $(STAMP)
 	@echo "== recorded arrays of $(FAMILY) $(if $(PARADEC_GOLDEN),in $(PARADEC_GOLDEN))"
 	@test -f tests/test_golden_$(FAMILY).py || \
 	  { echo "There is no tests/test_golden_$(FAMILY).py: FAMILY must name a family that has one." >&2; exit 1; }
-	@$(BIN)/python -m pytest tests/test_golden_$(FAMILY).py
+	@$(BIN)/python -m pytest tests/test_golden_$(FAMILY)*.py
 
 slow: $(STAMP)
 	@echo "== slow tests"

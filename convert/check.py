@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from convert.engine import ConvertError
+from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.store import Model
 
 
@@ -16,22 +17,27 @@ def errors(model: Model, recorded: Mapping[str, np.ndarray]) -> Iterator[tuple[s
 
     Args:
       model: in float32.
-      recorded: `input_ids` [B, T], perhaps `init_state` [B, T, D] (zeros if absent), and `logits_r<n>`
-        [B, T, V] for any numbers n of recurrences, or `logits` with `num_steps`.
+      recorded: `input_ids` [B, T] and, of a causal model, `logits` [B, T, V]; of a recurrent one `logits_r<n>`
+        [B, T, V] for any numbers n of recurrences, or `logits` with `num_steps`, and perhaps `init_state`
+        [B, T, D] (zeros if absent). Other arrays are passed over.
 
     Raises:
       ConvertError: when an array is missing or has a shape that the model cannot give.
     """
     config = model.config
-    wanted = _wanted(recorded)
+    recurrent = isinstance(config, RecurrentDepthConfig)
+    wanted = _wanted(recorded) if recurrent else _logits(recorded)
     tokens = recorded.get("input_ids")
     if tokens is None or tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
         raise ConvertError("array input_ids must hold integers [B, T]")
     if tokens.min() < 0 or tokens.max() >= config.vocab_size:
         raise ConvertError(f"array input_ids holds ids beyond the vocabulary of {config.vocab_size}")
-    state = recorded.get("init_state", np.zeros((*tokens.shape, config.width), np.float32))
+    width = config.width if recurrent else 0
+    state = np.zeros((*tokens.shape, width), np.float32)
+    if recurrent:
+        state = recorded.get("init_state", state)
     for name, array, last in (
-        ("init_state", state, config.width),
+        ("init_state", state, width),
         *((n, a, config.vocab_size) for n, a, _ in wanted),
     ):
         if array.shape != (*tokens.shape, last):
@@ -49,6 +55,13 @@ def errors(model: Model, recorded: Mapping[str, np.ndarray]) -> Iterator[tuple[s
                 model.params, jnp.asarray(tokens, jnp.int32), jnp.asarray(state, jnp.float32), recurrences
             )
             yield name, float(np.max(np.abs(np.asarray(own, np.float64) - array.astype(np.float64))))
+
+
+def _logits(recorded: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray, int]]:
+    """The recorded logits of a model without recurrences, as `_wanted` lists them."""
+    if "logits" not in recorded:
+        raise ConvertError("there is no array logits")
+    return [("logits", recorded["logits"], 1)]
 
 
 def _wanted(recorded: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray, int]]:

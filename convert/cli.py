@@ -14,12 +14,12 @@ from tyro.conf import Positional, arg
 from tyro.extras import SubcommandApp
 
 from convert import check as checking
-from convert import huginn, torch_check
+from convert import huginn, qwen2, torch_check
 from convert.engine import PICKLES, ConvertError, read_json, refuse_pickle
 from paradec_jax import store
 from paradec_jax.tokenizer import Tokenizer
 
-ARCHITECTURES: tuple[ModuleType, ...] = (huginn,)
+ARCHITECTURES: tuple[ModuleType, ...] = (huginn, qwen2)
 Source = Positional[Annotated[Path, arg(metavar="SRC")]]
 Target = Positional[Annotated[Path, arg(metavar="DST")]]
 app = SubcommandApp()
@@ -48,7 +48,8 @@ def import_model(
     if not src.is_dir():
         raise ConvertError(f"there is no folder {src}")
     fields = read_json(src / "config.json")
-    module = _find("MODEL_TYPE", fields.get("model_type"))
+    kinds = {kind: module for module in ARCHITECTURES for kind in module.MODEL_TYPES}
+    module = _find("model_type", kinds, fields.get("model_type"))
     model = module.read(src, fields, dtype)
     if tokenizer is None and (src / "tokenizer.json").is_file():
         tokenizer = src / "tokenizer.json"
@@ -77,7 +78,7 @@ def export_model(
     if not max_shard_gigabytes > 0:
         raise ConvertError(f"--max-shard-gigabytes must be positive, not {max_shard_gigabytes}")
     model = store.load(src, host=True)
-    module = _find("FAMILY", model.family)
+    module = _find("family", {module.FAMILY: module for module in ARCHITECTURES}, model.family)
     with store.staged(dst, overwrite=overwrite) as folder:
         module.write(folder, model, int(max_shard_gigabytes * 1e9))
         if model.tokenizer is not None:
@@ -96,8 +97,10 @@ def check_model(
 
     Args:
       src: model folder, or the name of a bundled model.
-      logits: an .npz with input_ids, perhaps init_state, and logits_r<n> (or logits and num_steps).
-      torch: instead, a Hugging Face folder whose own model code is run in PyTorch (a separate process).
+      logits: an .npz with input_ids and logits; of a recurrent model perhaps init_state, and logits_r<n> or
+        logits and num_steps.
+      torch: instead, a Hugging Face folder that is run in PyTorch (a separate process), with its own model code
+        where transformers does not know the model.
       tolerance: largest absolute difference allowed.
     """
     if logits is not None and torch is None:
@@ -124,11 +127,10 @@ def main(args: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _find(attribute: str, value: object) -> ModuleType:
-    """The architecture whose MODEL_TYPE or FAMILY is `value`."""
-    known = {getattr(module, attribute): module for module in ARCHITECTURES}
+def _find(field: str, known: dict[str, ModuleType], value: object) -> ModuleType:
+    """The architecture of that name."""
     if str(value) not in known:
-        raise ConvertError(f"{attribute.lower()} must be one of {', '.join(known)}, not {value!r}")
+        raise ConvertError(f"{field} must be one of {', '.join(known)}, not {value!r}")
     return known[str(value)]
 
 

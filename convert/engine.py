@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes  # noqa: F401  (teaches NumPy, and so safetensors, the name "bfloat16")
 import numpy as np
@@ -26,55 +26,101 @@ class ConvertError(ValueError):
     """A checkpoint that cannot be converted."""
 
 
+class Piece(NamedTuple):
+    """One tensor of the checkpoint, and its place in a parameter.
+
+    Attributes:
+      name: the tensor's name.
+      place: index of the parameter that gives the piece.
+      axes: lengths of the axes of the row's pattern.
+    """
+
+    name: str
+    place: tuple[Any, ...]
+    axes: dict[str, int]
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One kind of tensor on both sides.
 
     Attributes:
-      path: place in the parameter tree, parts joined by "/"; `{i}` stands for the layer.
+      path: place in the parameter tree, segments joined by "/"; `{i}` stands for the layer.
       name: name in the checkpoint; `{i}` stands for the layer.
       pattern: einops pattern from the checkpoint's layout to ours; read backwards for export.
       layers: how many layers there are, or None for a tensor that exists once. Layers whose path has no `{i}`
         are stacked on a new leading axis.
+      parts: for a parameter that joins several tensors, what `{part}` in the name stands for and the axis that
+        tells the length of the pattern's axis `part`, along which they follow each other.
     """
 
     path: str
     name: str
     pattern: str
     layers: int | None = None
+    parts: tuple[tuple[str, str], ...] = ()
+
+    def shapes(self, axes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """Names and shapes in the checkpoint, given the length of every axis that patterns name."""
+        groups = re.findall(r"\([^)]*\)|\S+", self.pattern.split("->")[0])
+        return {
+            piece.name: tuple(_product(group, piece.axes) for group in groups)
+            for _, _, pieces in self.leaves(axes)
+            for piece in pieces
+        }
+
+    def leaves(self, axes: Mapping[str, int]) -> Iterator[tuple[str, tuple[int, ...], list[Piece]]]:
+        """Path and shape of each parameter, and the tensors that it is made of."""
+        joined = {**axes, "part": sum(axes[length] for _, length in self.parts)}
+        shape = tuple(_product(axis, joined) for axis in self._target)
+        if self.layers is None:
+            yield self.path, shape, self._pieces(axes, self.name, ())
+        elif "{i}" in self.path:
+            for i in range(self.layers):
+                name = self.name.replace("{i}", str(i))
+                yield self.path.replace("{i}", str(i)), shape, self._pieces(axes, name, ())
+        else:
+            layers = [self._pieces(axes, self.name.replace("{i}", str(i)), (i,)) for i in range(self.layers)]
+            yield self.path, (self.layers, *shape), [piece for pieces in layers for piece in pieces]
+
+    def load(self, tensor: np.ndarray, piece: Piece) -> np.ndarray:
+        """Checkpoint's layout to ours."""
+        return rearrange(tensor, self.pattern, **self._used(piece))
+
+    def dump(self, leaf: np.ndarray, piece: Piece) -> np.ndarray:
+        """The checkpoint's tensor out of our parameter."""
+        source, target = self.pattern.split("->")
+        pattern = f"{target.strip()} -> {source.strip()}"
+        return rearrange(leaf[piece.place], pattern, **self._used(piece))
 
     @property
-    def stacked(self) -> bool:
-        """Whether all layers share one parameter."""
-        return self.layers is not None and "{i}" not in self.path
+    def _target(self) -> list[str]:
+        return self.pattern.split("->")[1].split()
 
-    def names(self) -> list[str]:
-        """Names in the checkpoint, in the order of layers."""
-        return [self.name] if self.layers is None else [self.name.format(i=i) for i in range(self.layers)]
+    def _pieces(self, axes: Mapping[str, int], name: str, place: tuple[Any, ...]) -> list[Piece]:
+        if not self.parts:
+            return [Piece(name, (*place, ...), dict(axes))]
+        before = (slice(None),) * self._target.index("part")
+        pieces, start = [], 0
+        for part, length in self.parts:
+            end = start + axes[length]
+            where = (*place, *before, slice(start, end))
+            pieces.append(Piece(name.replace("{part}", part), where, {**axes, "part": end - start}))
+            start = end
+        return pieces
 
-    def leaves(self) -> Iterator[tuple[str, list[str]]]:
-        """Each parameter's path with the names of the tensors that it is made of."""
-        if self.layers is None or self.stacked:
-            yield self.path, self.names()
-        else:
-            yield from ((self.path.format(i=i), [name]) for i, name in enumerate(self.names()))
+    def _used(self, piece: Piece) -> dict[str, int]:
+        return {name: piece.axes[name] for name in re.findall(r"[a-z]+", self.pattern)}
 
-    def shape(self, axes: Mapping[str, int]) -> tuple[int, ...]:
-        """Shape in the checkpoint, given the length of every axis that patterns name."""
-        groups = re.findall(r"\([^)]*\)|\S+", self.pattern.split("->")[0])
-        return tuple(math.prod(axes.get(a) or int(a) for a in group.strip("()").split()) for group in groups)
 
-    def load(self, tensor: np.ndarray, axes: Mapping[str, int]) -> np.ndarray:
-        """Checkpoint's layout to ours."""
-        return rearrange(tensor, self.pattern, **self._used(axes))
+def _product(group: str, axes: Mapping[str, int]) -> int:
+    """Length of one axis of a pattern: a name, a number, or several in parentheses."""
+    return math.prod(axes.get(axis) or int(axis) for axis in group.strip("()").split())
 
-    def dump(self, leaf: np.ndarray, axes: Mapping[str, int]) -> np.ndarray:
-        """Our layout to the checkpoint's."""
-        source, target = self.pattern.split("->")
-        return rearrange(leaf, f"{target.strip()} -> {source.strip()}", **self._used(axes))
 
-    def _used(self, axes: Mapping[str, int]) -> dict[str, int]:
-        return {name: axes[name] for name in re.findall(r"[a-z]+", self.pattern)}
+def table_shapes(rows: Sequence[Row], axes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all tensors of a table."""
+    return {name: shape for row in rows for name, shape in row.shapes(axes).items()}
 
 
 class Checkpoint:
@@ -219,6 +265,21 @@ def check_tensors(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]])
             )
 
 
+def check_tied(checkpoint: Checkpoint, head: str, embedding: str, field: str) -> None:
+    """A stored output matrix equals the embedding that config.json puts in its place.
+
+    Raises:
+      ConvertError: when it differs in type or in any bit.
+    """
+    if head not in checkpoint.names:
+        return
+    a, b = checkpoint.read(head), checkpoint.read(embedding)
+    if a.dtype != b.dtype or not np.array_equal(a.view(np.uint8), b.view(np.uint8)):
+        raise ConvertError(
+            f"tensor {head} differs from {embedding}, although config.json ties them ({field})"
+        )
+
+
 def common_dtype(checkpoint: Checkpoint, names: Sequence[str], allowed: Sequence[str]) -> str:
     """The type that all named tensors share.
 
@@ -244,16 +305,15 @@ def import_tree(
       ConvertError: when a tensor is not floating point.
     """
 
-    def read(row: Row, name: str) -> np.ndarray:
-        if checkpoint.dtype(name) not in DTYPES.values():
-            raise ConvertError(f"tensor {name} is {checkpoint.dtype(name)}, which is not floating point")
-        return row.load(checkpoint.read(name).astype(dtype, copy=False), axes)
-
     leaves = {}
     for row in rows:
-        for path, names in row.leaves():
-            parts = [read(row, name) for name in names]
-            leaves[path] = np.stack(parts) if row.stacked else np.ascontiguousarray(parts[0])
+        for path, shape, pieces in row.leaves(axes):
+            leaves[path] = np.empty(shape, dtype)
+            for piece in pieces:
+                kind = checkpoint.dtype(piece.name)
+                if kind not in DTYPES.values():
+                    raise ConvertError(f"tensor {piece.name} is {kind}, which is not floating point")
+                leaves[path][piece.place] = row.load(checkpoint.read(piece.name), piece)
     return unflatten_dict(leaves, sep="/")
 
 
@@ -270,10 +330,10 @@ def export_tree(params: Mapping[str, Any], rows: Sequence[Row], axes: Mapping[st
     leaves = flatten_dict(params, sep="/")
     tensors: dict[str, Lazy] = {}
     for row in rows:
-        for path, names in row.leaves():
-            parts = leaves[path] if row.stacked else [leaves[path]]
-            for name, part in zip(names, parts, strict=True):
-                tensors[name] = Lazy(part.nbytes, functools.partial(row.dump, part, axes))
+        for path, _, pieces in row.leaves(axes):
+            for piece in pieces:
+                size = leaves[path][piece.place].nbytes
+                tensors[piece.name] = Lazy(size, functools.partial(row.dump, leaves[path], piece))
     return tensors
 
 

@@ -14,22 +14,24 @@ from convert.engine import (
     Lazy,
     Row,
     check_tensors,
+    check_tied,
     common_dtype,
     export_tree,
     import_tree,
+    table_shapes,
     write_tensors,
 )
+from convert.fields import Fields, activation_dtype, check_derived, check_fixed, parse_fields, token_ids
 from paradec_jax.config import RecurrentDepthConfig, TokenSpec
-from paradec_jax.store import DTYPES, Model, matches
+from paradec_jax.store import DTYPES, Model
 
-MODEL_TYPE = "huginn_raven"
+MODEL_TYPES = ("huginn_raven",)
 FAMILY = "recurrent_depth"
 PREFIX = "_orig_mod._original_module."  # of the raw pre-training checkpoints
 EMBEDDING, HEAD, ROPE = "transformer.wte.weight", "lm_head.weight", "freqs_cis"
 REMAT = {"per-iteration": "iteration", "none": "none"}
 
-# Our field: official names (aliases after the first must agree with it), type, default (None: required).
-FIELDS: dict[str, tuple[tuple[str, ...], type, Any]] = {
+FIELDS: Fields = {
     "vocab_size": (("vocab_size", "padded_vocab_size"), int, None),
     "width": (("n_embd", "hidden_size"), int, None),
     "heads": (("n_heads", "num_attention_heads", "num_key_value_heads"), int, None),
@@ -88,7 +90,7 @@ def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> M
     shape = parse_config(fields)
     axes, rows = table(RecurrentDepthConfig(**shape))
     with Checkpoint(folder, PREFIX) as checkpoint:
-        shapes = {name: row.shape(axes) for row in rows for name in row.names()}
+        shapes = table_shapes(rows, axes)
         names = list(shapes)
         if HEAD in checkpoint.names:
             shapes[HEAD] = shapes[EMBEDDING]
@@ -96,22 +98,21 @@ def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> M
             shapes[ROPE] = (1, shape["max_length"], 1, axes["c"] // 2, 2)
         check_tensors(checkpoint, shapes)
         if shape["tie_embeddings"]:
-            _check_tied(checkpoint)
+            check_tied(checkpoint, HEAD, EMBEDDING, "tie_embeddings")
         if ROPE in checkpoint.names:
             _check_rope(checkpoint, shape["rope_base"])
         param_dtype = dtype or common_dtype(checkpoint, names, DTYPES)
         params = import_tree(checkpoint, rows, axes, param_dtype)
-    activations = fields.get("torch_dtype", fields.get("dtype")) or param_dtype
-    if activations not in DTYPES:
-        raise ConvertError(f"field torch_dtype must be one of {', '.join(DTYPES)}, not {activations!r}")
-    config = RecurrentDepthConfig(**shape, dtype=activations, param_dtype=param_dtype)
+    config = RecurrentDepthConfig(
+        **shape, dtype=activation_dtype(fields, param_dtype), param_dtype=param_dtype
+    )
     return Model(config, params, parse_tokens(fields, config.vocab_size))
 
 
 def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
     """Writes config.json and the weights of a Hugging Face folder, without tokenizer and model code."""
     if not isinstance(model.config, RecurrentDepthConfig):
-        raise ConvertError(f"a model of family {model.family} has no {MODEL_TYPE} layout")
+        raise ConvertError(f"a model of family {model.family} has no {MODEL_TYPES[0]} layout")
     axes, rows = table(model.config)
     tensors = export_tree(model.params, rows, axes)
     rope = rope_table(model.config.max_length, model.config.head_dim, model.config.rope_base)
@@ -168,31 +169,13 @@ def parse_config(fields: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
       ConvertError: naming the field that is missing, of a wrong type, contradictory or not supported.
     """
-    ours = {}
-    for field, (names, kind, default) in FIELDS.items():
-        given = {name: fields[name] for name in names if fields.get(name) is not None}
-        for name, value in given.items():
-            if not matches(value, kind):
-                raise ConvertError(
-                    f"field {name} of config.json must be of type {kind.__name__}, not {value!r}"
-                )
-        if not given and default is None:
-            raise ConvertError(f"field {names[0]} is missing from config.json")
-        if len(set(given.values())) > 1:
-            raise ConvertError(f"fields of config.json contradict each other: {_listed(given)}")
-        ours[field] = kind(next(iter(given.values()), default))
-    for name, value in FIXED.items():
-        if fields.get(name, value) != value:
-            raise ConvertError(f"field {name} of config.json must be {value!r}, not {fields[name]!r}")
+    ours = parse_fields(fields, FIELDS)
+    check_fixed(fields, FIXED)
     derived = {
         "head_dim": ours["width"] // max(ours["heads"], 1),
         "n_layers": ours["prelude_layers"] + ours["core_layers"] + ours["coda_layers"],
     }
-    for name, value in derived.items():
-        if fields.get(name, value) != value:
-            raise ConvertError(
-                f"field {name} of config.json is {fields[name]!r}, but the others make it {value}"
-            )
+    check_derived(fields, derived)
     ours["remat"] = REMAT.get(str(fields.get("activation_checkpoint_impl")), "none")
     try:
         RecurrentDepthConfig(**ours)
@@ -211,7 +194,7 @@ def format_config(config: RecurrentDepthConfig) -> dict[str, Any]:
         | INFORMATIVE
         | fields
         | {
-            "model_type": MODEL_TYPE,
+            "model_type": MODEL_TYPES[0],
             "activation_checkpoint_impl": {ours: name for name, ours in REMAT.items()}[config.remat],
             "effective_expected_depth": config.effective_depth,
             "head_dim": config.head_dim,
@@ -237,14 +220,10 @@ def parse_tokens(fields: Mapping[str, Any], vocab_size: int) -> TokenSpec:
     Raises:
       ConvertError: naming the field that holds no token id.
     """
-    ids: dict[str, list[int]] = {}
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        value = fields.get(name)
-        values = [] if value is None else value if isinstance(value, list) else [value]
-        for token in values:
-            if not matches(token, int) or token < 0:
-                raise ConvertError(f"field {name} of config.json must hold token ids, not {value!r}")
-        ids[name] = [token for token in values if token < vocab_size]
+    ids = {
+        name: [token for token in token_ids(fields, name) if token < vocab_size]
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
     release = vocab_size == RELEASE_VOCAB
     bos = next(iter(ids["bos_token_id"]), BOS if release else None)
     pad = next(iter(ids["pad_token_id"]), PAD if release else 0)
@@ -270,23 +249,9 @@ def rope_table(length: int, head_dim: int, base: float) -> np.ndarray:
     return np.stack([np.cos(angle), np.sin(angle)], axis=-1)[None, :, None]
 
 
-def _check_tied(checkpoint: Checkpoint) -> None:
-    if HEAD not in checkpoint.names:
-        return
-    head, embedding = checkpoint.read(HEAD), checkpoint.read(EMBEDDING)
-    if head.dtype != embedding.dtype or not np.array_equal(head.view(np.uint8), embedding.view(np.uint8)):
-        raise ConvertError(
-            f"tensor {HEAD} differs from {EMBEDDING}, although config.json ties them (tie_embeddings)"
-        )
-
-
 def _check_rope(checkpoint: Checkpoint, base: float) -> None:
     """The stored table is that of `rope_base`, up to the rounding of a bfloat16 copy."""
     stored = checkpoint.read(ROPE).astype(np.float32)
     _, length, _, half, _ = stored.shape
     if not np.allclose(stored, rope_table(length, 2 * half, base), atol=1e-2, rtol=0):
         raise ConvertError(f"tensor {ROPE} contradicts rope_base {base:g} of config.json")
-
-
-def _listed(fields: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} = {value!r}" for name, value in fields.items())

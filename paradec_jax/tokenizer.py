@@ -64,6 +64,10 @@ class Tokenizer:
         """
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
 
+    def framing(self) -> list[int]:
+        """Ids that the file's own rule would put around a text (no method here does): those of an empty one."""
+        return self._backend.encode("", add_special_tokens=True).ids
+
     def token_id(self, token: str) -> int | None:
         """Id of one vocabulary entry as the file spells it, or None."""
         return self._backend.token_to_id(token)

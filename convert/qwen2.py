@@ -1,0 +1,290 @@
+"""Causal transformers (model types `qwen2`, `qwen3`, `llama`): names, layouts and config fields on both sides."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convert.engine import (
+    Checkpoint,
+    ConvertError,
+    Lazy,
+    Row,
+    check_tensors,
+    check_tied,
+    common_dtype,
+    export_tree,
+    import_tree,
+    read_json,
+    table_shapes,
+    write_tensors,
+)
+from convert.fields import Fields, activation_dtype, check_fixed, parse_fields, token_ids
+from paradec_jax.config import CausalConfig, TokenSpec
+from paradec_jax.store import DTYPES, Model
+from paradec_jax.tokenizer import Tokenizer
+
+MODEL_TYPES = ("qwen2", "qwen3", "llama")
+FAMILY = "jacobi"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+OUT_BIAS = "model.layers.{i}.self_attn.o_proj.bias"
+QWEN3_HEAD_DIM = 128  # where config.json of a Qwen3 does not give it; the others split the width
+QKV = (("q", "h"), ("k", "g"), ("v", "g"))
+GATE_UP = (("gate", "one"), ("up", "one"))
+
+FIELDS: Fields = {
+    "vocab_size": (("vocab_size",), int, None),
+    "width": (("hidden_size",), int, None),
+    "layers": (("num_hidden_layers",), int, None),
+    "heads": (("num_attention_heads",), int, None),
+    "kv_heads": (("num_key_value_heads",), int, 0),  # 0: as many as query heads
+    "feed_forward": (("intermediate_size",), int, None),
+    "head_channels": (("head_dim",), int, 0),
+    "max_length": (("max_position_embeddings",), int, None),
+    "rope_base": (("rope_theta", "rope_theta in rope_parameters"), float, 10_000.0),
+    "norm_eps": (("rms_norm_eps",), float, 1e-6),
+    "qkv_bias": (("attention_bias",), bool, False),
+    "tie_embeddings": (("tie_word_embeddings",), bool, False),
+}
+
+# Fields that admit one value, because only that is implemented.
+FIXED: dict[str, Any] = {
+    "hidden_act": "silu",
+    "mlp_bias": False,
+    "partial_rotary_factor": 1.0,
+    "use_sliding_window": False,
+}
+PLAIN_ROPE: dict[str, Any] = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
+
+
+def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> Model:
+    """Reads a Hugging Face folder into a model on the host, without a tokenizer.
+
+    Args:
+      folder: the folder.
+      fields: its config.json.
+      dtype: type of the parameters; the file's own by default.
+
+    Raises:
+      ConvertError: when config and weights are not those of one complete, supported model.
+    """
+    shape = parse_config(fields)
+    axes, rows = table(CausalConfig(**shape))
+    with Checkpoint(folder) as checkpoint:
+        shapes = table_shapes(rows, axes)
+        names = list(shapes)
+        if shape["tie_embeddings"] and HEAD in checkpoint.names:
+            shapes[HEAD] = shapes[EMBEDDING]
+        if not shape["tie_embeddings"] and HEAD not in checkpoint.names:
+            raise ConvertError(
+                f"tensor {HEAD} is missing from {folder}, although config.json does not tie it to the embedding "
+                "(tie_word_embeddings)"
+            )
+        zeros = _out_biases(CausalConfig(**shape), str(fields["model_type"]))
+        check_tensors(checkpoint, shapes | dict.fromkeys(zeros, (axes["d"],)))
+        if shape["tie_embeddings"]:
+            check_tied(checkpoint, HEAD, EMBEDDING, "tie_word_embeddings")
+        for name in zeros:
+            if checkpoint.read(name).any():
+                raise ConvertError(
+                    f"tensor {name} is not zero, but a bias of attention's output is not supported"
+                )
+        param_dtype = dtype or common_dtype(checkpoint, names, DTYPES)
+        params = import_tree(checkpoint, rows, axes, param_dtype)
+    config = CausalConfig(**shape, dtype=activation_dtype(fields, param_dtype), param_dtype=param_dtype)
+    return Model(config, params, parse_tokens(folder, fields, config.vocab_size))
+
+
+def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
+    """Writes the weights and the JSON files of a Hugging Face folder, without tokenizer.json."""
+    if not isinstance(model.config, CausalConfig):
+        raise ConvertError(f"a model of family {model.family} has no layout of {', '.join(MODEL_TYPES)}")
+    axes, rows = table(model.config)
+    tensors = export_tree(model.params, rows, axes)
+    zero = np.zeros(axes["d"], model.config.param_dtype)
+    for name in _out_biases(model.config, model_type(model.config)):
+        tensors[name] = Lazy(zero.nbytes, zero.copy)
+    write_tensors(folder, tensors, max_shard_bytes)
+    ids = format_tokens(model.token_spec)
+    _write_json(folder / "config.json", format_config(model.config) | ids)
+    _write_json(folder / "generation_config.json", {"do_sample": False, **ids})
+    _write_json(folder / "tokenizer_config.json", _tokenizer_config(model))
+
+
+def table(config: CausalConfig) -> tuple[dict[str, int], list[Row]]:
+    """Lengths of the axes that patterns name, and the rows of all parameters."""
+    axes = {
+        "v": config.vocab_size,
+        "d": config.width,
+        "h": config.heads,
+        "g": config.kv_heads,
+        "c": config.head_dim,
+        "f": config.feed_forward,
+        "one": 1,
+    }
+    block: list[tuple[str, str, str, tuple[tuple[str, str], ...]]] = [
+        ("attention_norm", "input_layernorm.weight", "d -> d", ()),
+        ("mlp_norm", "post_attention_layernorm.weight", "d -> d", ()),
+        ("attention/qkv", "self_attn.{part}_proj.weight", "(part c) d -> d part c", QKV),
+        ("attention/out", "self_attn.o_proj.weight", "d (h c) -> h c d", ()),
+        ("mlp/gate_up", "mlp.{part}_proj.weight", "(part f) d -> d part f", GATE_UP),
+        ("mlp/down", "mlp.down_proj.weight", "d f -> f d", ()),
+    ]
+    if config.qkv_bias:
+        block.append(("attention/bias", "self_attn.{part}_proj.bias", "(part c) -> part c", QKV))
+    if config.qk_norm:
+        block += [(f"attention/{x}_norm", f"self_attn.{x}_norm.weight", "c -> c", ()) for x in "qk"]
+    rows = [Row("embedding", EMBEDDING, "v d -> v d"), Row("final_norm", "model.norm.weight", "d -> d")]
+    if not config.tie_embeddings:
+        rows.append(Row("head", HEAD, "v d -> d v"))
+    rows += [
+        Row(f"layer_{{i}}/{path}", f"model.layers.{{i}}.{name}", pattern, config.layers, parts)
+        for path, name, pattern, parts in block
+    ]
+    return axes, rows
+
+
+def _out_biases(config: CausalConfig, kind: str) -> list[str]:
+    """Biases that Llama and Qwen3 have beside those of queries, keys and values; we have none, they must be 0."""
+    if kind == "qwen2" or not config.qkv_bias:
+        return []
+    return [OUT_BIAS.replace("{i}", str(i)) for i in range(config.layers)]
+
+
+def model_type(config: CausalConfig) -> str:
+    """The model type whose layout holds all that a model has."""
+    return "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias else "llama"
+
+
+def parse_config(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Our config fields, without the two types, from the official ones.
+
+    Raises:
+      ConvertError: naming the field that is missing, of a wrong type, contradictory or not supported.
+    """
+    kind = fields["model_type"]
+    check_fixed(fields, FIXED)
+    ours = parse_fields({**fields, **_rope(fields)}, FIELDS)
+    layer_types = fields.get("layer_types")
+    if layer_types is not None and layer_types != ["full_attention"] * ours["layers"]:
+        raise ConvertError(
+            f"field layer_types of config.json must hold full_attention for each of {ours['layers']} layers, "
+            f"not {layer_types!r}"
+        )
+    ours["qkv_bias"] |= kind == "qwen2"
+    ours["qk_norm"] = kind == "qwen3"
+    ours["kv_heads"] = ours["kv_heads"] or ours["heads"]
+    ours["head_channels"] = ours["head_channels"] or QWEN3_HEAD_DIM * (kind == "qwen3")
+    if ours["head_channels"] * ours["heads"] == ours["width"]:
+        ours["head_channels"] = 0
+    try:
+        CausalConfig(**ours)
+    except ValueError as error:
+        raise ConvertError(f"config.json describes no valid model: {error}") from error
+    return ours
+
+
+def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The base of the rotary embedding where newer files have it, once it is clear that nothing is scaled."""
+    found = {}
+    for name in ("rope_parameters", "rope_scaling"):
+        values = fields.get(name)
+        if values is None:
+            continue
+        given = dict(values) if isinstance(values, dict) else {name: values}
+        base = given.pop("rope_theta", None)
+        if any(key not in PLAIN_ROPE or PLAIN_ROPE[key] != value for key, value in given.items()):
+            raise ConvertError(
+                f"field {name} of config.json scales rotary positions, which is not supported: {values!r}"
+            )
+        if base is not None:
+            found["rope_theta in rope_parameters"] = base
+    return found
+
+
+def format_config(config: CausalConfig) -> dict[str, Any]:
+    """The official config fields, without special tokens."""
+    kind = model_type(config)
+    fields = {names[0]: getattr(config, field) for field, (names, _, _) in FIELDS.items()}
+    fields["head_dim"] = config.head_dim
+    if kind == "qwen2":
+        del fields["attention_bias"]  # queries, keys and values always have one
+    return fields | {
+        "architectures": [f"{kind.capitalize()}ForCausalLM"],
+        "hidden_act": FIXED["hidden_act"],
+        "model_type": kind,
+        "torch_dtype": config.dtype,
+        "use_cache": True,
+        **({"mlp_bias": False} if kind == "llama" else {"use_sliding_window": False}),
+    }
+
+
+def parse_tokens(folder: Path, fields: Mapping[str, Any], vocab_size: int) -> TokenSpec:
+    """Special tokens: those of generation_config.json, then those of config.json; all that end a text are kept.
+
+    Files name a begin-of-text token even where no text begins with it (Qwen2), so it counts only if the
+    tokenizer puts it before a text. Padding is the first token that ends a text where nothing else is said.
+
+    Raises:
+      ConvertError: naming the field that holds no token id of the vocabulary.
+    """
+    files = {"generation_config.json": _json_if_there(folder / "generation_config.json")}
+    files["config.json"] = dict(fields)
+    ids: dict[str, list[int]] = {}
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        ids[name] = [token for file, values in files.items() for token in token_ids(values, name, file)]
+        for token in ids[name]:
+            if token >= vocab_size:
+                raise ConvertError(
+                    f"field {name} holds {token}, but config.json has a vocabulary of {vocab_size}"
+                )
+    stop = tuple(dict.fromkeys(ids["eos_token_id"]))
+    bos = next(iter(ids["bos_token_id"]), None)
+    if bos is not None and not _begins_texts(folder, bos):
+        bos = None
+    return TokenSpec(bos=bos, stop=stop, pad=next(iter([*ids["pad_token_id"], *stop]), 0))
+
+
+def _begins_texts(folder: Path, bos: int) -> bool:
+    """Whether the folder's tokenizer puts `bos` before every text."""
+    told = _json_if_there(folder / "tokenizer_config.json").get("add_bos_token")
+    if told is not None:
+        return bool(told)
+    if not (folder / "tokenizer.json").is_file():
+        return False
+    try:
+        return Tokenizer.from_file(folder / "tokenizer.json").framing()[:1] == [bos]
+    except ValueError as error:
+        raise ConvertError(str(error)) from error
+
+
+def format_tokens(tokens: TokenSpec) -> dict[str, Any]:
+    """Special tokens as fields of config.json and generation_config.json."""
+    stop: Any = list(tokens.stop) or None
+    return {
+        "bos_token_id": tokens.bos,
+        "eos_token_id": stop[0] if len(tokens.stop) == 1 else stop,
+        "pad_token_id": tokens.pad,
+    }
+
+
+def _tokenizer_config(model: Model) -> dict[str, Any]:
+    spec, tokenizer = model.token_spec, model.tokenizer
+    fields: dict[str, Any] = {
+        "add_bos_token": spec.bos is not None,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    if tokenizer is not None:
+        ids = {"bos_token": spec.bos, "eos_token": next(iter(spec.stop), None), "pad_token": spec.pad}
+        fields |= {name: tokenizer.decode([token]) for name, token in ids.items() if token is not None}
+    return fields
+
+
+def _json_if_there(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _write_json(path: Path, fields: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
