@@ -133,7 +133,7 @@ class Pairs(NamedTuple):
       prompt_weight: weight in L_AR of prompt token i + 1.
       block_weight: weight in L_AR of each clean token.
       keep: noisy positions that count in L_consistency.
-      count: T, valid pairs of each row.
+      valid: T, the pairs of each row that count.
     """
 
     prompt: Int[Array, "B P"]
@@ -143,7 +143,7 @@ class Pairs(NamedTuple):
     prompt_weight: Float[Array, "B P-1"]
     block_weight: Float[Array, "B K"]
     keep: Bool[Array, "B K"]
-    count: Int[Array, "B"]
+    valid: Int[Array, "B"]
 
 
 def counted_pairs(batch: dict[str, Array], spec: TokenSpec, rules: ConsistencyRules) -> Pairs:
@@ -256,14 +256,18 @@ def _next_token(
     parts = [(hidden.before, pairs.clean, pairs.block_weight)]
     if rules.prompt_weight and pairs.prompt.shape[1] > 1:
         parts.append((hidden.prompt[:, :-1], pairs.prompt[:, 1:], pairs.prompt_weight))
-    values, hits, weights = [], [], []
+    values: list[Array] = []
+    hits: list[Array] = []
+    weights: list[Array] = []
     for vectors, targets, weight in parts:
         value, hit = in_chunks(nll, chunk, vectors, targets)
-        values, hits, weights = [*values, value], [*hits, hit], [*weights, weight]
+        values.append(value)
+        hits.append(hit)
+        weights.append(weight)
     weight = jnp.concatenate(weights, axis=1)
     return {
-        "ar": _mean(jnp.concatenate(values, axis=1), weight, pairs.count, rules.over),
-        "accuracy": _mean(jnp.concatenate(hits, axis=1), weight, pairs.count, "batch"),
+        "ar": _mean(jnp.concatenate(values, axis=1), weight, pairs.valid, rules.over),
+        "accuracy": _mean(jnp.concatenate(hits, axis=1), weight, pairs.valid, "batch"),
     }
 
 
@@ -287,17 +291,17 @@ def _consistency(
 
     value, agree = in_chunks(divergence, chunk, hidden.student, hidden.teacher)
     keep = pairs.keep.astype(value.dtype)
-    scale = jnp.full(pairs.count.shape, rules.temperature**2, value.dtype)
-    total = jnp.sum(pairs.count) if rules.over == "batch" else pairs.count
+    scale = jnp.full(pairs.valid.shape, rules.temperature**2, value.dtype)
+    total = jnp.sum(pairs.valid) if rules.over == "batch" else pairs.valid
     if rules.divide_by_pairs:
         scale = scale / jnp.maximum(total, 1)
     if rules.reduction == "sum":
         kept = jnp.sum(keep) if rules.over == "batch" else jnp.sum(keep, axis=1)
         scale = scale * kept
     return {
-        "consistency": _mean(value * scale[:, None], keep, pairs.count, rules.over),
-        "agreement": _mean(agree, keep, pairs.count, "batch"),
-        "counted": jnp.sum(keep) / jnp.maximum(jnp.sum(pairs.count > 0), 1),
+        "consistency": _mean(value * scale[:, None], keep, pairs.valid, rules.over),
+        "agreement": _mean(agree, keep, pairs.valid, "batch"),
+        "counted": jnp.sum(keep) / jnp.maximum(jnp.sum(pairs.valid > 0), 1),
     }
 
 
