@@ -18,7 +18,7 @@ ALLOWED = {
     "noise": {"config"},
     "models": {"config", "nn"},
     "decode": {"config", "noise", "nn.cache", "nn.masks", "nn.precision"},
-    "losses": {"config", "decode", "noise"},
+    "losses": {"config", "decode", "noise", "nn.masks", "nn.precision"},
     "data": {"config", "decode", "noise", "tokenizer"},
     "evaluate": {"config", "data", "decode", "generate", "noise", "store", "tokenizer"},
     "train": set(),

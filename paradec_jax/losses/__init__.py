@@ -1,6 +1,25 @@
 """Objectives, one a file: `(params, frozen, batch, key) -> (loss, metrics)`."""
 
+from paradec_jax.losses.consistency import (
+    CLEAN_CONTEXT,
+    MULTIBLOCK,
+    PAPER,
+    WINDOWED,
+    ConsistencyRules,
+    consistency_loss,
+)
 from paradec_jax.losses.next_token import next_token_loss
 from paradec_jax.losses.recurrent import exponential, poisson_lognormal, recurrent_loss
 
-__all__ = ["exponential", "next_token_loss", "poisson_lognormal", "recurrent_loss"]
+__all__ = [
+    "CLEAN_CONTEXT",
+    "MULTIBLOCK",
+    "PAPER",
+    "WINDOWED",
+    "ConsistencyRules",
+    "consistency_loss",
+    "exponential",
+    "next_token_loss",
+    "poisson_lognormal",
+    "recurrent_loss",
+]

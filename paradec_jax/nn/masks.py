@@ -85,7 +85,7 @@ def no_share(tokens: int, copies: int) -> Bool[Array, "W W"]:
     Raises:
       ValueError: `tokens` or `copies` below 1.
     """
-    _check_copies(tokens, copies)
+    _check_sizes(tokens=tokens, copies=copies)
     return causal(tokens * copies)
 
 
@@ -110,13 +110,97 @@ def kv_share(tokens: int, copies: int) -> Bool[Array, "W W"]:
     Raises:
       ValueError: `tokens` or `copies` below 1.
     """
-    _check_copies(tokens, copies)
+    _check_sizes(tokens=tokens, copies=copies)
     token, copy = jnp.divmod(jnp.arange(tokens * copies), copies)
     own = (token[:, None] == token) & (copy[:, None] >= copy)
     return own | ((token[:, None] > token) & (copy == copies - 1))
 
 
-def _check_copies(tokens: int, copies: int) -> None:
-    for name, value in (("tokens", tokens), ("copies", copies)):
+def noisy_context(prompt: int, pairs: int, block: int) -> Bool[Array, "T T"]:
+    """Packed pairs, NC: a noisy block sees the noisy blocks before it, a clean block the clean ones.
+
+    The sequence holds the prompt and then, for each pair, its noisy and its clean copy (`block` tokens each), which
+    share their positions. Every query sees the prompt and its own block, causally. A prompt p of one token and three
+    pairs of one token (~a noisy, a clean) drawn::
+
+             p ~a  a ~b  b ~c  c
+        p    x  .  .  .  .  .  .
+        ~a   x  x  .  .  .  .  .
+        a    x  .  x  .  .  .  .
+        ~b   x  x  .  x  .  .  .
+        b    x  .  x  .  x  .  .
+        ~c   x  x  .  x  .  x  .
+        c    x  .  x  .  x  .  x
+
+    No noisy token meets a clean one: the rule equals two ordinary causal sequences, prompt + noisy blocks and
+    prompt + clean blocks.
+
+    Args:
+      prompt: tokens of the prompt.
+      pairs: number of pairs.
+      block: n, tokens of a block.
+
+    Raises:
+      ValueError: a size below 1.
+    """
+    return _packed_pairs(prompt, pairs, block, pairs)
+
+
+def clean_context(prompt: int, pairs: int, block: int) -> Bool[Array, "T T"]:
+    """Packed pairs as in `noisy_context`, but a noisy block sees the clean blocks before it (CLLM).
+
+    ::
+
+             p ~a  a ~b  b ~c  c
+        p    x  .  .  .  .  .  .
+        ~a   x  x  .  .  .  .  .
+        a    x  .  x  .  .  .  .
+        ~b   x  .  x  x  .  .  .
+        b    x  .  x  .  x  .  .
+        ~c   x  .  x  .  x  x  .
+        c    x  .  x  .  x  .  x
+
+    Raises:
+      ValueError: a size below 1.
+    """
+    return _packed_pairs(prompt, pairs, block, 1)
+
+
+def noisy_window(prompt: int, pairs: int, block: int, window: int) -> Bool[Array, "T T"]:
+    """Packed pairs, NC-IC: pairs come in windows; a noisy block sees noisy blocks of its window, clean ones before.
+
+    With a window of 1 it is `clean_context`, with one of all pairs `noisy_context`. A window of 2 drawn::
+
+             p ~a  a ~b  b ~c  c
+        p    x  .  .  .  .  .  .
+        ~a   x  x  .  .  .  .  .
+        a    x  .  x  .  .  .  .
+        ~b   x  x  .  x  .  .  .
+        b    x  .  x  .  x  .  .
+        ~c   x  .  x  .  x  x  .
+        c    x  .  x  .  x  .  x
+
+    Args:
+      prompt, pairs, block: as in `noisy_context`.
+      window: pairs of a window.
+
+    Raises:
+      ValueError: a size below 1.
+    """
+    return _packed_pairs(prompt, pairs, block, window)
+
+
+def _packed_pairs(prompt: int, pairs: int, block: int, window: int) -> Bool[Array, "T T"]:
+    _check_sizes(prompt=prompt, pairs=pairs, block=block, window=window)
+    copy = (jnp.arange(prompt + 2 * pairs * block) - prompt) // block  # negative in the prompt
+    pair, clean = jnp.divmod(copy, 2)
+    before_window = pair < (pair // window * window)[:, None]  # which keys a noisy query wants clean
+    wanted = jnp.where(clean[:, None] == 1, True, before_window)
+    context = (pair < pair[:, None]) & ((clean == 1) == wanted)
+    return causal(copy.shape[0]) & ((copy < 0) | (copy == copy[:, None]) | context)
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, value in sizes.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, not {value}")

@@ -1,0 +1,209 @@
+"""Which points of stored trajectories become training pairs: filters, noise schedules, packing.
+
+The noise ratio of a point is the share of its block from the first token on that differs from the fixed point:
+
+    ratio = (n - f) / n,    f = first offset that differs (n if none)
+
+Block j of a generation gets the point whose ratio is nearest to `schedule[j mod w]`, so that noise rises and falls
+along the sequence (progressive noise, section 4 of the paper).
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from paradec_jax.data.trajectories import Generation
+
+ORDERS = ("linear", "reverse", "random", "uniform")
+
+
+class Example(NamedTuple):
+    """One training sequence of T pairs.
+
+    Attributes:
+      data_id: id of the problem.
+      prompt: its tokens.
+      noisy, clean: the chosen point and the fixed point of each block.
+      chosen: index of the chosen point in its trajectory.
+    """
+
+    data_id: int
+    prompt: Int[np.ndarray, " P"]
+    noisy: Int[np.ndarray, "T n"]
+    clean: Int[np.ndarray, "T n"]
+    chosen: Int[np.ndarray, " T"]
+
+    def packed(self) -> Int[np.ndarray, " P+2Tn"]:
+        """The prompt, then each block's noisy copy followed by its clean one: the released order."""
+        return np.concatenate([self.prompt, np.stack([self.noisy, self.clean], axis=1).reshape(-1)])
+
+
+def noise_ratio(points: Int[np.ndarray, "X n"]) -> Float[np.ndarray, " X"]:
+    """Share of each point from its first token on that differs from the last point."""
+    size = points.shape[1]
+    differs = points != points[-1]
+    first = np.where(differs.any(axis=1), differs.argmax(axis=1), size)
+    return (size - first) / size
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """Chooses a noisy point for each block; the defaults are those of the released data.
+
+    Attributes:
+      order: "linear" (rising ramp over a window of blocks), "reverse" (falling), "random" (any entry of the ramp
+        for each block) or "uniform" (no ramp: any point but the last, as CLLM does).
+      window: w, blocks of a ramp, and its number of entries.
+      low, high: ends of the ramp.
+      grid: "inclusive": linspace(low, high, w), released; "exclusive": steps of 1/w that leave out `high`, the
+        paper's {0, 1/w, ..., (w-1)/w}.
+      first_point: "draft": the stored first point, a random draft (what happened), may be chosen; "fixed": the
+        first point counts as equal to the fixed point, as in the released data, which overwrote it.
+    """
+
+    order: str = "linear"
+    window: int = 16
+    low: float = 0.0
+    high: float = 1.0
+    grid: str = "inclusive"
+    first_point: str = "draft"
+
+    def __post_init__(self) -> None:
+        choices = {"order": ORDERS, "grid": ("inclusive", "exclusive"), "first_point": ("draft", "fixed")}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        if self.window < 1:
+            raise ValueError(f"window must be at least 1, not {self.window}")
+        if not 0 <= self.low <= self.high <= 1:
+            raise ValueError(f"low and high must satisfy 0 <= low <= high <= 1, not {self.low}, {self.high}")
+
+    @property
+    def schedule(self) -> Float[np.ndarray, " w"]:
+        """The ramp."""
+        inclusive = self.grid == "inclusive"
+        ramp = np.linspace(self.low, self.high, self.window, endpoint=inclusive)
+        return ramp[::-1] if self.order == "reverse" else ramp
+
+    def targets(self, blocks: int, rng: np.random.Generator) -> Float[np.ndarray, " T"]:
+        """The wanted noise ratio of each block (NaN for "uniform")."""
+        if self.order == "uniform":
+            return np.full(blocks, np.nan)
+        random = self.order == "random"
+        index = rng.integers(self.window, size=blocks) if random else np.arange(blocks) % self.window
+        return self.schedule[index]
+
+    def points(self, points: Int[np.ndarray, "X n"]) -> Int[np.ndarray, "X n"]:
+        """A block's points as the selection sees them."""
+        return points if self.first_point == "draft" else np.concatenate([points[-1:], points[1:]])
+
+    def choose(self, points: Int[np.ndarray, "X n"], target: float, rng: np.random.Generator) -> int:
+        """Index of the point whose ratio is nearest to `target`, the first of equals."""
+        if self.order == "uniform":
+            return int(rng.integers(max(len(points) - 1, 1)))
+        return int(np.argmin(np.abs(noise_ratio(points) - target)))
+
+
+def pack(generation: Generation, selection: Selection, rng: np.random.Generator) -> Example:
+    """The training sequence of a generation: all of its blocks."""
+    targets = selection.targets(len(generation.points), rng)
+    blocks = [selection.points(points) for points in generation.points]
+    chosen = [selection.choose(points, target, rng) for points, target in zip(blocks, targets, strict=True)]
+    noisy = np.stack([points[i] for points, i in zip(blocks, chosen, strict=True)])
+    return Example(generation.data_id, generation.prompt, noisy, generation.fixed, np.asarray(chosen))
+
+
+def pack_block(generation: Generation, index: int, selection: Selection, rng: np.random.Generator) -> Example:
+    """One block alone, what comes before it being part of the prompt (CLLM's examples)."""
+    block = generation.block(index)
+    prompt = np.concatenate([block.prompt, block.generated])
+    return pack(Generation(block.data_id, prompt, [block.points]), selection, rng)
+
+
+def longest_run(tokens: Int[np.ndarray, " L"]) -> int:
+    """How often a token is repeated in a row at most."""
+    if len(tokens) == 0:
+        return 0
+    edges = np.flatnonzero(np.diff(tokens)) + 1
+    return int(np.diff([0, *edges, len(tokens)]).max())
+
+
+def kept(
+    generations: Iterable[Generation],
+    *,
+    max_tokens: int = 20_480,
+    max_run: int = 9,
+    stop: tuple[int, ...] = (),
+    unique: str = "none",
+    keep: str = "first",
+) -> Int[np.ndarray, " M"]:
+    """Indices of the generations worth training on, in ascending order.
+
+    Args:
+      generations: all of them, such as `Trajectories`.
+      max_tokens: longest packed sequence P + 2 T n (released: 20,480).
+      max_run: how often one token may stand in a row in the generation, up to its first stop token (CLLM dropped
+        those with 10).
+      stop: stop tokens.
+      unique: exact deduplication by "id", "prompt", or "tokens" (prompt and generation); "none" keeps copies.
+      keep: which of equals stays, the "first" or the "last".
+
+    Raises:
+      ValueError: an unknown choice.
+    """
+    if unique not in ("none", "id", "prompt", "tokens") or keep not in ("first", "last"):
+        raise ValueError(
+            f"unique is none, id, prompt or tokens, keep first or last, not {unique!r}, {keep!r}"
+        )
+    found: dict[object, int] = {}
+    for index, item in enumerate(generations):
+        tokens = item.fixed.reshape(-1)
+        ends = np.flatnonzero(np.isin(tokens, stop))
+        spoken = tokens[: ends[0]] if len(ends) else tokens
+        if len(item.prompt) + 2 * len(tokens) > max_tokens or longest_run(spoken) > max_run:
+            continue
+        prompt = item.prompt.tobytes()
+        key = {"none": index, "id": item.data_id, "prompt": prompt, "tokens": (prompt, tokens.tobytes())}
+        if keep == "last" or key[unique] not in found:
+            found[key[unique]] = index
+    return np.asarray(sorted(found.values()), np.int64)
+
+
+def corrupted(
+    data_id: int,
+    prompt: Int[np.ndarray, " P"],
+    answer: Int[np.ndarray, " A"],
+    *,
+    block_size: int,
+    pad: int,
+    rng: np.random.Generator,
+    context: int = 128,
+) -> Generation:
+    """Trajectories without a model: for c = n .. 0 the last c tokens of a block are random.
+
+    Args:
+      data_id: id of the problem.
+      prompt: its tokens, at least one.
+      answer: the true answer, cut into blocks of `block_size`.
+      block_size: n.
+      pad: fills up the last block (released: the stop token).
+      rng: draws with replacement from the tokens before the block.
+      context: how many of those, counted from the block backwards (released: 128, or 10 n).
+
+    Raises:
+      ValueError: an empty prompt or answer, or a size below 1.
+    """
+    if len(prompt) == 0 or len(answer) == 0 or block_size < 1 or context < 1:
+        raise ValueError("corrupted needs a prompt, an answer, block_size and context of at least 1")
+    filled = np.concatenate([answer, np.full(-len(answer) % block_size, pad)])
+    tokens = np.concatenate([prompt, filled]).astype(np.int32)
+    trajectories = []
+    for start in range(len(prompt), len(tokens), block_size):
+        before, block = tokens[max(start - context, 0) : start], tokens[start : start + block_size]
+        draws = rng.choice(before, size=(block_size + 1, block_size))
+        right = np.arange(block_size) >= np.arange(block_size + 1)[:, None]
+        trajectories.append(np.where(right, draws, block))
+    return Generation(data_id, tokens[: len(prompt)], trajectories)

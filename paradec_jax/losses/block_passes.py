@@ -1,0 +1,120 @@
+"""Reads noisy and clean copies of blocks in their contexts: as ordinary causal passes, or packed under a mask.
+
+With P prompt tokens and K = T n block tokens, block token k of either copy stands at position `length + k`, and the
+position before it predicts it.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from paradec_jax.nn import masks
+
+Forward = Callable[..., Array]
+"""`(params, tokens, positions, window_mask=causal) -> hidden [B, S, D]`."""
+
+
+class Hidden(NamedTuple):
+    """Head inputs where logits are needed.
+
+    Attributes:
+      prompt: of the prompt's tokens.
+      before: of the position before each clean token, which predicts it.
+      student: of the noisy tokens.
+      teacher: of the clean tokens in the teacher's context; carries no gradient.
+    """
+
+    prompt: Float[Array, "B P D"]
+    before: Float[Array, "B K D"]
+    student: Float[Array, "B K D"]
+    teacher: Float[Array, "B K D"]
+
+
+def noisy_blocks(pairs: int, window: int) -> np.ndarray:
+    """Which blocks each causal pass takes from the noisy copy, [1 + ceil(T / w), T].
+
+    Pass 0 is clean throughout. Pass 1 + g reads the noisy blocks of window g behind clean ones (window 2 of five
+    pairs drawn; what follows a window is not read)::
+
+        . . . . .
+        x x x x x
+        . . x x x
+        . . . . x
+    """
+    first = np.arange(0, pairs, window)[:, None]
+    return np.concatenate([np.zeros((1, pairs), bool), np.arange(pairs) >= first])
+
+
+def read_passes(forward: Forward, params: Any, teacher: Any, pairs: Any, block: int, rules: Any) -> Hidden:
+    """Reads every context as a causal sequence of its own; all are rows of one forward."""
+    count = pairs.clean.shape[1] // block
+    window = rules.window_of(count)
+    noisy = np.repeat(noisy_blocks(count, window), block, axis=1)
+    student_pass = np.repeat(1 + np.arange(count) // window, block)
+    rows = _read(forward, params, pairs, noisy)
+    clean, each = rows[:, :1], np.arange(block * count)
+    before = _pick(clean, pairs.lengths, each - 1, 0)
+    student = _pick(rows, pairs.lengths, each, student_pass)
+    if rules.teacher == "online" and rules.teacher_context == "clean":
+        wanted = _pick(clean, pairs.lengths, each, 0)
+    elif rules.teacher_context == "clean":
+        wanted = _pick(_read(forward, teacher, pairs, noisy[:1]), pairs.lengths, each, 0)
+    else:  # pass j: noisy blocks before j, then the clean block j
+        own = np.repeat(~np.eye(count, dtype=bool), block, axis=1)
+        constant = lax.stop_gradient(teacher)
+        wanted = _pick(_read(forward, constant, pairs, own), pairs.lengths, each, each // block)
+    return Hidden(clean[:, 0, : pairs.prompt.shape[1]], before, student, lax.stop_gradient(wanted))
+
+
+def _read(forward: Forward, params: Any, pairs: Any, noisy: np.ndarray) -> Float[Array, "B R S D"]:
+    """Hidden states of R sequences a row: the prompt, directly behind it the blocks, then padding."""
+    blocks = jnp.where(noisy, pairs.noisy[:, None], pairs.clean[:, None])  # [B, R, K]
+    (batch, width), (passes, size) = pairs.prompt.shape, noisy.shape
+    at = jnp.arange(width + size) - pairs.lengths[:, None]
+    index = jnp.broadcast_to(jnp.clip(at, 0, size - 1)[:, None], (batch, passes, width + size))
+    prompt = jnp.pad(pairs.prompt, [(0, 0), (0, size)])
+    tokens = jnp.where((at < 0)[:, None], prompt[:, None], jnp.take_along_axis(blocks, index, axis=2))
+    tokens = tokens.reshape(batch * passes, -1)
+    positions = jnp.broadcast_to(jnp.arange(width + size), tokens.shape)
+    hidden = forward(params, tokens, positions)
+    return hidden.reshape(batch, passes, width + size, -1)
+
+
+def _pick(
+    rows: Float[Array, "B R S D"], lengths: Int[Array, "B"], tokens: np.ndarray, which: np.ndarray | int
+) -> Float[Array, "B K D"]:
+    """Positions `lengths + tokens` of the passes `which`."""
+    batch, passes, size, _ = rows.shape
+    index = lengths[:, None] + (which * size + tokens)
+    return jnp.take_along_axis(rows.reshape(batch, passes * size, -1), index[..., None], axis=1)
+
+
+def read_packed(forward: Forward, params: Any, teacher: Any, pairs: Any, block: int, rules: Any) -> Hidden:
+    """Reads prompt and interleaved copies in one sequence of P + 2 K tokens under a dense mask."""
+    width, size = pairs.prompt.shape[1], pairs.clean.shape[1]
+    count = size // block
+    copies = [tokens.reshape(-1, count, 1, block) for tokens in (pairs.noisy, pairs.clean)]
+    blocks = jnp.concatenate(copies, axis=2).reshape(-1, 2 * size)
+    tokens = jnp.concatenate([pairs.prompt, blocks], axis=1)
+    each = np.arange(size)
+    noisy = width + 2 * (each - each % block) + each % block
+    clean = noisy + block
+    place = np.arange(2 * size) // (2 * block) * block + np.arange(2 * size) % block
+    behind = pairs.lengths[:, None] + place
+    inside = jnp.broadcast_to(jnp.arange(width), pairs.prompt.shape)
+    positions = jnp.concatenate([inside, behind], axis=1)
+    mask = masks.noisy_window(width, count, block, rules.window_of(count))
+    real = jnp.concatenate([inside < pairs.lengths[:, None], jnp.ones_like(behind, bool)], axis=1)
+    mask = mask & real[:, None]
+
+    hidden = forward(params, tokens, positions, window_mask=mask)
+    wanted = hidden
+    if rules.teacher == "frozen":
+        wanted = forward(teacher, tokens, positions, window_mask=mask)
+    last = jnp.take_along_axis(hidden, pairs.lengths[:, None, None] - 1, axis=1)
+    before = jnp.concatenate([last, hidden[:, clean[:-1]]], axis=1)
+    return Hidden(hidden[:, :width], before, hidden[:, noisy], lax.stop_gradient(wanted[:, clean]))
