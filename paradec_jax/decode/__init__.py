@@ -3,7 +3,9 @@
 from paradec_jax.decode.adaptive import Adaptive
 from paradec_jax.decode.autoregressive import AutoRegressive
 from paradec_jax.decode.drive import rollout, run, stream, trace
+from paradec_jax.decode.lookahead import Lookahead
 from paradec_jax.decode.official import OfficialWavefront
+from paradec_jax.decode.prompt_lookup import PromptLookup
 from paradec_jax.decode.protocol import Decoded, Decoder, Network, Reason, Request, make_request
 from paradec_jax.decode.queue import Served, serve
 from paradec_jax.decode.randomness import Recorded
@@ -17,8 +19,10 @@ __all__ = [
     "AutoRegressive",
     "Decoded",
     "Decoder",
+    "Lookahead",
     "Network",
     "OfficialWavefront",
+    "PromptLookup",
     "Reason",
     "Recorded",
     "Request",
