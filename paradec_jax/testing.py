@@ -10,10 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config import RECURRENT_PRESETS
+from paradec_jax.config import CAUSAL_PRESETS, RECURRENT_PRESETS
 from paradec_jax.decode import Request, make_request
-from paradec_jax.models import RecurrentDepthNetwork
+from paradec_jax.models import CausalNetwork, RecurrentDepthNetwork, causal
+from paradec_jax.models.base import Forward
 from paradec_jax.models.recurrent_depth import init_params
+from paradec_jax.nn import masks
 
 PROMPTS = ((3, 1, 4), (1, 5, 2, 6, 5), (2, 7))
 
@@ -249,6 +251,121 @@ class StubNetwork:
             jax.debug.callback(functools.partial(self.probe, part))
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StubCausalKV:
+    """Input tokens and their positions, of a whole buffer (S) or of one window (W)."""
+
+    tokens: Int[Array, "B S"]
+    positions: Int[Array, "B S"]
+
+
+@dataclasses.dataclass(frozen=True)
+class StubCausal:
+    """A causal network whose next token is a known function of the tokens that a position sees.
+
+    ::
+
+        next(p) = (sum over d of w(d) token(p - d) + a p + b + astray(p)) mod V,    d = 0 .. p
+
+    `astray` is 0 where each of the positions 0 .. p is seen once, through the cache or the window, and 1
+    elsewhere: a wrong mask, position or cache gives wrong tokens even where w is mostly 0. With weights
+    (0, 0, 1, 0) and neither a nor b the text repeats with period 3, so that drafts can be right.
+
+    Attributes:
+      vocab_size: V.
+      max_length: longest sequence.
+      weights: w(0), w(1), ..; the last one holds for all greater distances.
+      slope, constant: a and b.
+      sharpness: logit of the predicted token; all others are 0.
+      probe: called on the host with "embed" and "iterate" whenever a call really runs (one recurrence).
+    """
+
+    vocab_size: int = 11
+    max_length: int = 64
+    weights: tuple[int, ...] = (5, 1)
+    slope: int = 3
+    constant: int = 1
+    sharpness: float = 8.0
+    probe: Callable[[str], None] | None = None
+
+    @property
+    def recurrence(self) -> int:
+        """One pass."""
+        return 1
+
+    def expected(self, prompt: Sequence[int], count: int, recurrence: int = 1) -> list[int]:
+        """The `count` tokens that follow a prompt."""
+        del recurrence
+        tokens, last = list(prompt), len(self.weights) - 1
+        for _ in range(count):
+            total = sum(self.weights[min(d, last)] * token for d, token in enumerate(reversed(tokens)))
+            tokens.append((total + self.slope * (len(tokens) - 1) + self.constant) % self.vocab_size)
+        return tokens[len(prompt) :]
+
+    def prepare(self, params: Any) -> Any:
+        """The parameters as they are."""
+        return params
+
+    def init_cache(self, batch: int, size: int) -> StubCausalKV:
+        """An empty cache, its tokens and positions buffers of their own."""
+        return StubCausalKV(jnp.zeros((batch, size), jnp.int32), jnp.zeros((batch, size), jnp.int32))
+
+    def write(self, cache: StubCausalKV, window: StubCausalKV, at: Int[Array, "B"]) -> StubCausalKV:
+        """The cache with a window stored at slots `at .. at + W - 1`."""
+        put = jax.vmap(lambda row, new, slot: lax.dynamic_update_slice(row, new, (slot,)))
+        return jax.tree.map(lambda old, new: put(old, new, at), cache, window)
+
+    def pick(self, window: StubCausalKV, start: Int[Array, "B"], width: int) -> StubCausalKV:
+        """Slots `start .. start + width - 1` of each row's window."""
+        take = jax.vmap(lambda row, slot: lax.dynamic_slice(row, (slot,), (width,)))
+        return jax.tree.map(lambda x: take(x, start), window)
+
+    def initial_state(self, keys: Array, scale: Any = 1.0) -> Float[Array, "B W 0"]:
+        """There is no latent state."""
+        del scale
+        return jnp.zeros((*keys.shape, 0), jnp.float32)
+
+    def logits(self, params: Any, hidden: Float[Array, "*shape 1"]) -> Float[Array, "*shape V"]:
+        """`sharpness` at the predicted token."""
+        predicted = jnp.round(hidden[..., 0]).astype(jnp.int32)
+        return self.sharpness * jax.nn.one_hot(predicted, self.vocab_size)
+
+    def forward(
+        self,
+        params: Any,
+        tokens: Int[Array, "B W"],
+        positions: Int[Array, "B W"],
+        cache: StubCausalKV | None = None,
+        visible: Int[Array, "B"] | None = None,
+        state: Float[Array, "B W 0"] | None = None,
+        recurrence: int | None = None,
+        window_mask: Bool[Array, "*B W W"] | None = None,
+    ) -> Forward:
+        """One call; head input is the predicted token, as a number. The caller stores the window."""
+        del state, recurrence
+        if self.probe is not None:
+            for part in ("embed", "iterate"):
+                jax.debug.callback(functools.partial(self.probe, part))
+        batch, width = tokens.shape
+        keys = own = StubCausalKV(tokens, positions)
+        seen = masks.causal(width) if window_mask is None else window_mask
+        seen = jnp.broadcast_to(seen, (batch, width, width))
+        if cache is not None and visible is not None:
+            size = cache.tokens.shape[1]
+            prefix = jnp.broadcast_to(masks.prefix(visible, size)[:, None], (batch, width, size))
+            seen = jnp.concatenate([prefix, seen], axis=-1)
+            keys = jax.tree.map(lambda old, new: jnp.concatenate([old, new], axis=1), cache, own)
+
+        distance = positions[:, :, None] - keys.positions[:, None]
+        weight = jnp.asarray(self.weights)[jnp.clip(distance, 0, len(self.weights) - 1)]
+        total = jnp.sum(seen * weight * keys.tokens[:, None], axis=-1)
+        count = jnp.sum(seen, axis=-1)
+        astray = (count != positions + 1) | (jnp.sum(seen * distance, axis=-1) != count * positions // 2)
+        predicted = (total + self.slope * positions + self.constant + astray) % self.vocab_size
+        return Forward(predicted[..., None].astype(jnp.float32), self.initial_state(positions), own)
+
+
 def tiny_network(cache: str = "shared", recurrence: int = 0, **changes: Any) -> RecurrentDepthNetwork:
     """A recurrent-depth network of a few thousand parameters; `changes` are fields of its config."""
     config = dataclasses.replace(RECURRENT_PRESETS["test-recurrent"], **changes)
@@ -261,6 +378,19 @@ def tiny_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, A
     config = dataclasses.replace(RECURRENT_PRESETS["test-recurrent"], **changes)
     with jax.ensure_compile_time_eval():  # the first caller may be under a trace, the next one is not
         return jax.tree.map(lambda x: gain * x, init_params(config, jax.random.key(seed)))
+
+
+def tiny_causal(**changes: Any) -> CausalNetwork:
+    """A causal network of a few thousand parameters; `changes` are fields of its config."""
+    return CausalNetwork(dataclasses.replace(CAUSAL_PRESETS["test-causal"], **changes))
+
+
+@functools.cache
+def tiny_causal_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
+    """Random parameters of `tiny_causal`, all multiplied by `gain`."""
+    with jax.ensure_compile_time_eval():
+        config = tiny_causal(**changes).config
+        return jax.tree.map(lambda x: gain * x, causal.init_params(config, jax.random.key(seed)))
 
 
 def tiny_request(

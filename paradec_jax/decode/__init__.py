@@ -4,8 +4,10 @@ from paradec_jax.decode.adaptive import Adaptive
 from paradec_jax.decode.autoregressive import AutoRegressive
 from paradec_jax.decode.drive import rollout, run, stream, trace
 from paradec_jax.decode.jacobi import Jacobi
+from paradec_jax.decode.lookahead import Lookahead
 from paradec_jax.decode.multiblock import MultiBlock
 from paradec_jax.decode.official import OfficialWavefront
+from paradec_jax.decode.prompt_lookup import PromptLookup
 from paradec_jax.decode.protocol import Decoded, Decoder, Network, Reason, Request, make_request
 from paradec_jax.decode.queue import Served, serve
 from paradec_jax.decode.randomness import Recorded
@@ -20,9 +22,11 @@ __all__ = [
     "Decoded",
     "Decoder",
     "Jacobi",
+    "Lookahead",
     "MultiBlock",
     "Network",
     "OfficialWavefront",
+    "PromptLookup",
     "Reason",
     "Recorded",
     "Request",

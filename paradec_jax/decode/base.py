@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode import stop
@@ -107,6 +108,32 @@ class DecoderBase:
         if self.greedy:
             return jnp.argmax(logits, axis=-1).astype(jnp.int32)
         return sample(logits, positions, progress.keys, knobs, progress.recorded, top_p_rule=self.top_p_rule)
+
+    def prefill_ahead(
+        self, params: Any, request: Request, knobs: Any, ahead: Int[Array, "B K"], scratch: int
+    ) -> tuple[Progress, Any, Float[Array, "B W D"]]:
+        """Reads the prompts and K uncertain tokens behind each in one call; commits and counts nothing.
+
+        Args:
+          params, request, knobs: as for `init`.
+          ahead: the tokens that follow each row's prompt.
+          scratch: positions that buffers hold beyond `size`, at least K.
+
+        Returns:
+          Progress, a cache that holds the prompts, and the head input of each last prompt position and of the K
+          behind it, W = 1 + K.
+        """
+        progress, cache = self.start(request, knobs, scratch)
+        count = ahead.shape[1]
+        fed = jnp.pad(request.tokens, ((0, 0), (0, count)))
+        fed = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))(
+            fed, ahead, request.lengths
+        )
+        positions = jnp.broadcast_to(jnp.arange(fed.shape[1]), fed.shape)
+        state = progress.initial[:, : fed.shape[1]]
+        out = self.network.forward(params, fed, positions, None, None, state, self.network.recurrence)
+        cache = self.network.write(cache, out.kv, jnp.zeros_like(request.lengths))
+        return progress, cache, stop.window(out.hidden, request.lengths - 1, 1 + count)
 
     def commit_next(
         self, params: Any, progress: Progress, hidden: Float[Array, "B 1 D"], knobs: Any

@@ -233,6 +233,23 @@ class Network(Protocol):
     def logits(self, params: Params, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]: ...
 
 
+class CandidateNetwork(Network, Protocol):
+    """A network whose window may hold several candidates: who sees whom is told, the winner's slots are picked."""
+
+    def pick(self, window: Window, start: Int[Array, "B"], width: int) -> Window: ...
+    def forward(
+        self,
+        params: Params,
+        tokens: Int[Array, "B W"],
+        positions: Int[Array, "B W"],
+        cache: Cache | None,
+        visible: Int[Array, "B"] | None,
+        state: Float[Array, "B W D"] | None = None,
+        recurrence: int | None = None,
+        window_mask: Bool[Array, "*B W W"] | None = None,
+    ) -> Any: ...
+
+
 class RecurrentNetwork(Network, Protocol):
     """A network whose forward can be taken apart: prelude, one recurrence at a time, coda."""
 

@@ -33,6 +33,7 @@ class Recorded:
       step_uniforms: the same for the candidate at a position in a sampler step, [T, P].
       noise: noise of a sampler step at each position, at scale 1, [T, P, D].
       fillers: random tokens in front of the wave in a sampler step, [T, h].
+      window: random tokens of lookahead's first window, [w].
     """
 
     states: Float[Array, "P D"] | None = None
@@ -40,6 +41,7 @@ class Recorded:
     step_uniforms: Float[Array, "T P"] | None = None
     noise: Float[Array, "T P D"] | None = None
     fillers: Int[Array, "T h"] | None = None
+    window: Int[Array, "w"] | None = None
 
 
 def fold(

@@ -59,6 +59,40 @@ def prefix(visible: Int[Array, "B"], size: int) -> Bool[Array, "B S"]:
     return jnp.arange(size) < visible[:, None]
 
 
+def lookahead(
+    level: Int[Array, "B L"], column: Int[Array, "B L"], guesses: int, length: int
+) -> Bool[Array, "B W W"]:
+    """Lookahead decoding: L window slots by level and column, then the chains of the guesses.
+
+    An item of a level sees level 0 up to its own column, and the levels between in its column. A token of a guess
+    sees the first slot, which must be (0, 0), and its own guess up to itself. Two levels of two columns and two
+    guesses g and h of two tokens drawn::
+
+                 00 01 10 11  g  g  h  h
+        level 0   x  .  .  .  .  .  .  .
+                  x  x  .  .  .  .  .  .
+        level 1   x  .  x  .  .  .  .  .
+                  x  x  .  x  .  .  .  .
+        g         x  .  .  .  x  .  .  .
+                  x  .  .  .  x  x  .  .
+        h         x  .  .  .  .  .  x  .
+                  x  .  .  .  .  .  x  x
+
+    Args:
+      level, column: place of each window slot.
+      guesses: G, number of guesses.
+      length: tokens of each; W = L + G length.
+    """
+    batch, slots = level.shape
+    above, below = level[:, None], level[:, :, None]
+    here, other = column[:, :, None], column[:, None]
+    window = ((above == 0) & (other <= here)) | ((other == here) & (above <= below))
+    guess = jnp.repeat(jnp.arange(guesses), length)
+    chains = (guess[:, None] == guess) & causal(guesses * length)
+    mask = jnp.zeros((batch, slots + guesses * length, slots + guesses * length), bool)
+    return mask.at[:, :slots, :slots].set(window).at[:, slots:, slots:].set(chains).at[:, slots:, 0].set(True)
+
+
 def no_share(tokens: int, copies: int) -> Bool[Array, "W W"]:
     """NoShare width scaling: a copy sees all copies of earlier tokens, the earlier ones of its own, and itself.
 
