@@ -109,8 +109,8 @@ RECIPES = {
         ema_decay=0.99,
         seed=1,
     ),
-    "tiny-causal": Recipe(
-        name="tiny-causal",
+    "tiny-causal-first": Recipe(
+        name="tiny-causal-first",
         preset="tiny-causal",
         steps=8000,
         cooldown=2500,
@@ -120,6 +120,20 @@ RECIPES = {
             (3500, (0.2, 0.3, 0.1, 0.05, 0.1, 0.15, 0.1)),
             (5500, _PRACTISED),
         ),
+    ),
+    "tiny-causal": Recipe(
+        name="tiny-causal",
+        preset="tiny-causal",
+        start="runs/tiny-causal-first/model",
+        steps=9000,
+        cooldown=2500,
+        mixture=(
+            (0, (0.05, 0.05, 0.0, 0.0, 0.3, 0.1, 0.5)),
+            (2000, (0.1, 0.1, 0.05, 0.05, 0.1, 0.25, 0.35)),
+            (4500, (0.15, 0.3, 0.1, 0.05, 0.05, 0.25, 0.1)),
+            (6500, _PRACTISED),
+        ),
+        seed=1,
     ),
 }
 DRAWS = {"poisson_lognormal": poisson_lognormal, "exponential": exponential}

@@ -160,6 +160,11 @@ class TrajectoryWriter:
         """Generations in whole shards: where a stopped run goes on."""
         return sum(shard["generations"] for shard in self._manifest["shards"])
 
+    @property
+    def shards(self) -> int:
+        """Whole shards."""
+        return len(self._manifest["shards"])
+
     def add(self, generation: Generation) -> None:
         """Appends a generation; every `shard_size` of them become a shard.
 

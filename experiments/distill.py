@@ -1,0 +1,213 @@
+"""Progressive consistency distillation: `python experiments/distill.py tiny-jacobi`.
+
+Each round decodes training problems with the current model, keeps the Jacobi trajectories, and trains the model to
+say at every point of a trajectory what it says at the end of it. Later rounds take larger blocks. A run that was
+stopped goes on where it stood, within a collection as within a training:
+
+    FOLDER/round-0/trajectories/   FOLDER/round-0/training/   FOLDER/round-0/model/   FOLDER/round-1/...
+"""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+import tyro
+from rich.progress import track
+
+from paradec_jax import Jacobi, Model, load, make_request, store
+from paradec_jax.data.batches import encode_prompts
+from paradec_jax.data.collect import collect
+from paradec_jax.data.noisy_points import Selection, kept
+from paradec_jax.data.pair_batches import PairBucket, pair_batches
+from paradec_jax.data.trajectories import Trajectories, TrajectoryWriter
+from paradec_jax.evaluate import word_problems
+from paradec_jax.losses.consistency import ConsistencyRules, consistency_loss
+from paradec_jax.models import matrix_axes
+from paradec_jax.train import fit, muon
+
+ROWS = 64  # problems decoded together
+
+
+RULES = ConsistencyRules(
+    context="clean",
+    ar_weight=1.0,
+    divide_by_pairs=False,
+    prompt_weight=0.0,
+    after_eos="drop",
+    over="batch",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """One round.
+
+    Attributes:
+      block: n, tokens of a block.
+      problems: training problems whose trajectories are collected.
+      updates: of the training.
+      cooldown: last updates, over which the learning rate falls.
+      window: w, blocks over which the wanted noise rises from 0 to 1.
+      learning_rate: peak of Muon, for matrices; NAdam's is `adam_share` of it.
+    """
+
+    block: int = 16
+    problems: int = 8192
+    updates: int = 2000
+    cooldown: int = 500
+    window: int = 4
+    learning_rate: float = 2e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Numbers of one run.
+
+    Attributes:
+      name: of the run and its folder.
+      start: model folder or name of a bundled model that the run starts from.
+      rounds: one after the other.
+      order: of the wanted noise, see `Selection`.
+      rules: of the loss, see `ConsistencyRules`.
+      steps: fewest and most written steps of the problems.
+      max_new_tokens: budget of a problem's answer.
+      batch_tokens: positions of a batch, both copies and padding included.
+      adam_share: learning rate of embedding, norms and biases, relative to that of the matrices.
+      ema_decay: decay of the averaged weights, which are the ones exported.
+      matmul_precision: `jax.default_matmul_precision` of the trainings.
+      seed: of problems, random drafts and batches.
+    """
+
+    name: str = "tiny-jacobi"
+    start: str = "tiny-causal"
+    rounds: tuple[Round, ...] = (Round(), Round(block=32, window=2))
+    order: str = "linear"
+    rules: ConsistencyRules = RULES
+    steps: tuple[int, int] = (2, 8)
+    max_new_tokens: int = 224
+    batch_tokens: int = 4096
+    adam_share: float = 0.4
+    ema_decay: float = 0.99
+    matmul_precision: str = "BF16_BF16_F32"
+    seed: int = 0
+
+
+RECIPES = {"tiny-jacobi": Recipe()}
+
+
+def gather(model: Model, recipe: Recipe, which: int, folder: Path) -> Trajectories:
+    """The trajectories of one round, collected with the model as it is."""
+    stage = recipe.rounds[which]
+    assert model.tokenizer is not None
+    settings = {
+        "start": recipe.start,
+        "round": which,
+        "seed": recipe.seed,
+        "problems": stage.problems,
+        "steps": list(recipe.steps),
+        "max_new_tokens": recipe.max_new_tokens,
+    }
+    problems = word_problems(stage.problems, seed=recipe.seed + which, steps=recipe.steps, split="train")
+    tokens, lengths = encode_prompts(model.tokenizer, problems, spec=model.token_spec)
+    size = tokens.shape[1] + recipe.max_new_tokens + -recipe.max_new_tokens % stage.block
+    decoder = Jacobi(block=stage.block, pool=2, greedy=True).bind(model.network, size, model.token_spec.pad)
+    batches = [
+        np.arange(start, min(start + ROWS, stage.problems)) for start in range(0, stage.problems, ROWS)
+    ]
+    with TrajectoryWriter(folder, block_size=stage.block, shard_size=ROWS, settings=settings) as writer:
+        done = len(writer.shards)
+        for batch in track(batches[done:], description=f"round {which}: trajectories"):
+            filled = np.resize(batch, ROWS)
+            request = make_request(
+                tokens[filled],
+                lengths[filled],
+                max_new_tokens=recipe.max_new_tokens,
+                stop=model.token_spec.stop,
+                keys=jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
+                    jax.random.key(recipe.seed + which), filled
+                ),
+            )
+            found = collect(decoder, model.params, request, filled.tolist())
+            for generation in {item.data_id: item for item in found}.values():
+                writer.add(generation)
+            writer.flush()
+    return Trajectories(folder)
+
+
+def buckets(trajectories: Trajectories, indices: np.ndarray) -> tuple[PairBucket, ...]:
+    """Three shapes of batches: a third of the generations fits each."""
+    prompts, counts = trajectories.prompt_lengths[indices], trajectories.block_counts[indices]
+    shapes = []
+    for share in (1 / 3, 2 / 3, 1.0):
+        inside = counts <= np.quantile(counts, share)
+        shapes.append(PairBucket(-(-int(prompts[inside].max()) // 8) * 8, int(counts[inside].max())))
+    return tuple(dict.fromkeys(shapes))
+
+
+def train(model: Model, recipe: Recipe, which: int, trajectories: Trajectories, folder: Path) -> Model:
+    """The model after one round of training."""
+    stage = recipe.rounds[which]
+    indices = kept(trajectories, stop=model.token_spec.stop, unique="prompt")
+    data = pair_batches(
+        trajectories,
+        seed=recipe.seed + which,
+        selection=Selection(order=recipe.order, window=stage.window),
+        batch_tokens=recipe.batch_tokens,
+        buckets=buckets(trajectories, indices),
+        indices=indices,
+    )
+    network = model.network
+    loss = consistency_loss(network, model.token_spec, recipe.rules, packed=True)
+    optimizer = muon(
+        stage.learning_rate,
+        stage.updates,
+        axes=matrix_axes(model.config),
+        warmup=50,
+        cooldown=stage.cooldown,
+        weight_decay=0.0,
+        adam_learning_rate=recipe.adam_share * stage.learning_rate,
+    )
+    state = fit(
+        loss,
+        dict(model.params),
+        data,
+        optimizer=optimizer,
+        steps=stage.updates,
+        key=jax.random.fold_in(jax.random.key(recipe.seed), which),
+        folder=folder,
+        checkpoint_every=200,
+        log_every=20,
+        ema_decay=recipe.ema_decay,
+    )
+    assert state.ema is not None
+    return dataclasses.replace(model, params=state.ema)
+
+
+def main(
+    recipe: tyro.conf.OmitSubcommandPrefixes[tyro.extras.subcommand_type_from_defaults(RECIPES)],
+    folder: Path | None = None,
+) -> None:
+    """Runs all rounds; the model of the last one is the result.
+
+    Args:
+      recipe: the numbers of the run.
+      folder: where everything goes; `runs/NAME` by default.
+    """
+    folder = Path("runs") / recipe.name if folder is None else folder
+    model = load(recipe.start)
+    if model.family != "jacobi":
+        raise SystemExit(f"{recipe.start} is of family {model.family}; distillation needs a causal model")
+    for which in range(len(recipe.rounds)):
+        here = folder / f"round-{which}"
+        if not (here / "model" / "config.json").exists():
+            trajectories = gather(model, recipe, which, here / "trajectories")
+            with jax.default_matmul_precision(recipe.matmul_precision):
+                trained = train(model, recipe, which, trajectories, here / "training")
+            store.save(here / "model", trained)
+        model = load(here / "model")
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_compilation_cache_dir", str(Path(".cache/jax").resolve()))
+    tyro.cli(main)

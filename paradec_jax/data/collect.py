@@ -1,0 +1,84 @@
+"""Trajectories as a Jacobi decoder leaves them behind: every iterate of every block of a prompt's answer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from paradec_jax.data.trajectories import Generation
+from paradec_jax.decode import Jacobi, Reason, Request, stream
+
+
+def collect(
+    decoder: Jacobi,
+    params: Any,
+    request: Request,
+    data_ids: Sequence[int],
+    knobs: Any = None,
+) -> list[Generation]:
+    """Decodes a request and keeps the iterates of each block: accepted tokens, then the draft of the rest.
+
+    A block's first point is the draft it starts from (of the first block: the iterate that the prompt's call gives,
+    of later ones random tokens behind the known first one), its last the fixed point. Behind a row's stop token all
+    points hold the decoder's `pad`. A block that the budget cuts is left out, and so are rows without a whole block.
+
+    Args:
+      decoder: a bound decoder of blocks. Candidates are welcome: the points are those of the winning rows.
+      params, request, knobs: as for `run`.
+      data_ids: id of each row's problem.
+
+    Raises:
+      ValueError: a running window, several blocks in flight, or not one id for each row.
+    """
+    if decoder.running or decoder.width != decoder.block:
+        raise ValueError("collect needs a decoder of single blocks: Jacobi(block=n) without a running window")
+    if len(data_ids) != request.batch:
+        raise ValueError(f"data_ids must name {request.batch} rows, not {len(data_ids)}")
+    lengths, drafts = [], []
+    for state in stream(decoder, params, request, knobs):
+        lengths.append(np.asarray(state.progress.length))
+        drafts.append(np.asarray(state.draft))
+        last = state
+    tokens, reasons = np.asarray(last.progress.tokens), np.asarray(last.progress.reason)
+    starts = np.asarray(request.lengths)
+    found = []
+    for row, data_id in enumerate(data_ids):
+        stopped = reasons[row] == Reason.STOP
+        history = [(int(length[row]), draft[row]) for length, draft in zip(lengths, drafts, strict=True)]
+        points = _blocks(tokens[row], int(starts[row]), history, decoder.block, decoder.pad, stopped)
+        if points:
+            found.append(Generation(int(data_id), tokens[row, : starts[row]], points))
+    return found
+
+
+def _blocks(
+    tokens: Int[np.ndarray, " S"],
+    start: int,
+    history: list[tuple[int, Int[np.ndarray, " drafts"]]],
+    size: int,
+    pad: int,
+    stopped: bool,
+) -> list[Int[np.ndarray, "X n"]]:
+    """Points of each block of one row, from its length and draft after every step."""
+    end = history[-1][0]
+    whole = (end - start) // size
+    blocks = -(-(end - start) // size) if stopped else whole
+    text = np.full(start + blocks * size, pad, np.int32)
+    used = min(end, len(text))
+    text[:used] = tokens[:used]
+    points: list[list[np.ndarray]] = [[] for _ in range(blocks)]
+    for length, draft in history:
+        place = (length - 1 - start) // size  # the block of the newest token
+        if place >= blocks or (length == end and stopped):
+            continue
+        begin = start + place * size
+        guess = text[begin : begin + size].copy()
+        guess[length - begin :] = draft[: begin + size - length]
+        if not points[place] or not np.array_equal(points[place][-1], guess):
+            points[place].append(guess)
+    for place in range(blocks):
+        fixed = text[start + place * size : start + (place + 1) * size]
+        if not points[place] or not np.array_equal(points[place][-1], fixed):
+            points[place].append(fixed)
+    return [np.stack(block) for block in points]
