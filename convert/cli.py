@@ -17,6 +17,7 @@ from convert import check as checking
 from convert import huginn, qwen2, torch_check
 from convert.engine import PICKLES, ConvertError, read_json, refuse_pickle
 from paradec_jax import store
+from paradec_jax.chat import DEFAULT, named_templates
 from paradec_jax.tokenizer import Tokenizer
 
 ARCHITECTURES: tuple[ModuleType, ...] = (huginn, qwen2)
@@ -51,6 +52,7 @@ def import_model(
     kinds = {kind: module for module in ARCHITECTURES for kind in module.MODEL_TYPES}
     module = _find("model_type", kinds, fields.get("model_type"))
     model = module.read(src, fields, dtype)
+    model = dataclasses.replace(model, chat_template=_read_chat_template(src))
     if tokenizer is None and (src / "tokenizer.json").is_file():
         tokenizer = src / "tokenizer.json"
     if tokenizer is not None:
@@ -83,6 +85,8 @@ def export_model(
         module.write(folder, model, int(max_shard_gigabytes * 1e9))
         if model.tokenizer is not None:
             model.tokenizer.save(folder / "tokenizer.json")
+        if model.chat_template is not None:
+            (folder / store.CHAT_TEMPLATE).write_text(model.chat_template, encoding="utf-8", newline="")
     return _report("exported", model, dst)
 
 
@@ -142,6 +146,22 @@ def _read_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
     if tokenizer.vocab_size > vocab_size:
         raise ConvertError(f"{path} has {tokenizer.vocab_size} tokens, but the model has {vocab_size}")
     return tokenizer
+
+
+def _read_chat_template(folder: Path) -> str | None:
+    """The template of a Hugging Face folder: a file of its own, or else that of tokenizer_config.json."""
+    path = folder / "tokenizer_config.json"
+    text = store.read_chat_template(folder / store.CHAT_TEMPLATE)
+    if text is not None or not path.is_file():
+        return text
+    given = read_json(path).get("chat_template")
+    try:
+        templates = named_templates(given)
+    except ValueError as error:
+        raise ConvertError(f"{path}: {error}") from error
+    if len(templates) > 1 and DEFAULT not in templates:
+        raise ConvertError(f"{path} has no chat template called {DEFAULT}, only {', '.join(templates)}")
+    return templates.get(DEFAULT, next(iter(templates.values()), None))
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:

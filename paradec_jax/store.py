@@ -2,9 +2,10 @@
 
 ::
 
-    config.json      format version, family, shape, special tokens, SHA-256 of every parameter
-    tokenizer.json   optional
-    params/          Orbax checkpoint of the parameter tree
+    config.json          format version, family, shape, special tokens, SHA-256 of every parameter
+    tokenizer.json       optional
+    chat_template.jinja  optional
+    params/              Orbax checkpoint of the parameter tree
 
 Nothing in a folder is ever unpickled.
 """
@@ -34,6 +35,7 @@ from paradec_jax.tokenizer import Tokenizer
 FORMAT_VERSION = 1
 FAMILIES: dict[str, type[ModelConfig]] = {"recurrent_depth": RecurrentDepthConfig, "jacobi": CausalConfig}
 DTYPES = ("float32", "bfloat16")
+CHAT_TEMPLATE = "chat_template.jinja"
 ASSETS = Path(__file__).parent / "assets"
 
 
@@ -50,12 +52,14 @@ class Model:
       params: nested dict of arrays.
       token_spec: special tokens of the checkpoint.
       tokenizer: text to ids and back, or None.
+      chat_template: what makes a text of messages (`paradec_jax.chat.render`), or None.
     """
 
     config: ModelConfig
     params: Mapping[str, Any]
     token_spec: TokenSpec
     tokenizer: Tokenizer | None = None
+    chat_template: str | None = None
 
     @property
     def family(self) -> str:
@@ -106,6 +110,8 @@ def save(folder: str | os.PathLike[str], model: Model, *, overwrite: bool = Fals
         (temporary / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         if model.tokenizer is not None:
             model.tokenizer.save(temporary / "tokenizer.json")
+        if model.chat_template is not None:
+            (temporary / CHAT_TEMPLATE).write_text(model.chat_template, encoding="utf-8", newline="")
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             checkpointer.save(epath.Path(temporary / "params"), unflatten_dict(leaves, sep="/"))
 
@@ -154,7 +160,22 @@ def load(
             tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
         except (ValueError, OSError) as error:
             raise StoreError(str(error)) from error
-    return Model(config, unflatten_dict(leaves, sep="/"), token_spec, tokenizer)
+    template = read_chat_template(folder / CHAT_TEMPLATE)
+    return Model(config, unflatten_dict(leaves, sep="/"), token_spec, tokenizer, template)
+
+
+def read_chat_template(path: Path) -> str | None:
+    """The text of a chat_template.jinja, or None where there is no such file.
+
+    Raises:
+      StoreError: when it is not a text in UTF-8.
+    """
+    if not path.is_file():
+        return None
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise StoreError(f"{path} is not a text in UTF-8 ({error})") from error
 
 
 def locate(folder: str | os.PathLike[str]) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Code of the host that answers values of a wrong type with sentences of its own, which tests read.
-UNCHECKED = ("cli", "config", "data", "store", "tokenizer")
+UNCHECKED = ("chat", "cli", "config", "data", "store", "tokenizer")
 # Annotated with a protocol that cannot be checked at run time (it is not `runtime_checkable`).
 UNCHECKABLE = ("losses",)
 

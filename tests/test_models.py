@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paradec_jax.config import PRESETS, RecurrentDepthConfig
+from paradec_jax.config import PRESETS, RECURRENT_PRESETS, RecurrentDepthConfig
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.models.recurrent_depth import init_params, parameter_shapes
 from paradec_jax.nn import masks
@@ -63,7 +63,7 @@ def test_number_of_parameters(changes):
     assert count(c) == layers * block + matrices + 2 * c.width**2 + c.width
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", RECURRENT_PRESETS)
 def test_presets_name_a_dtype_and_the_default_recurrence(name):
     network = RecurrentDepthNetwork(PRESETS[name])
     assert network.recurrence == PRESETS[name].mean_recurrence

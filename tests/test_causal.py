@@ -1,0 +1,297 @@
+"""The causal transformer: its size, the formula in NumPy, cache, masks, candidates, rematerialisation, lowering."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+from paradec_jax import decode
+from paradec_jax.config import CAUSAL_PRESETS, CausalConfig
+from paradec_jax.decode import drive
+from paradec_jax.losses import next_token_loss
+from paradec_jax.models import CausalNetwork, network_of
+from paradec_jax.models.causal import init_params, parameter_shapes
+from paradec_jax.nn import masks
+from paradec_jax.testing import tiny_request
+from paradec_jax.train import TrainState, adamw, make_train_step
+
+BASE = CAUSAL_PRESETS["test-causal"]
+KINDS = {
+    "qwen2": BASE,
+    "qwen3": dataclasses.replace(BASE, qkv_bias=False, qk_norm=True, head_channels=6),
+    "llama": dataclasses.replace(BASE, qkv_bias=False, kv_heads=4, tie_embeddings=False),
+}
+TOKENS = jnp.array([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
+ATOL = 2e-5
+
+
+@functools.cache
+def params_of(config: CausalConfig):
+    """Parameters none of which is zero or one, so that each of them matters."""
+    rng = np.random.default_rng(0)
+
+    def draw(leaf):
+        return jnp.asarray(rng.normal(size=leaf.shape) * 0.4 + (leaf.ndim == 1), leaf.dtype)
+
+    return jax.tree.map(draw, parameter_shapes(config))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def call(network, params, tokens, positions, cache=None, visible=None, window_mask=None):
+    out = network.forward(params, tokens, positions, cache, visible, window_mask=window_mask)
+    return network.logits(params, out.hidden), out.kv
+
+
+def positions_of(tokens, start=0):
+    return jnp.broadcast_to(jnp.asarray(start)[..., None] + jnp.arange(tokens.shape[1]), tokens.shape)
+
+
+@functools.cache
+def uncached(kind: str):
+    return call(CausalNetwork(KINDS[kind]), params_of(KINDS[kind]), TOKENS, positions_of(TOKENS))
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("qwen2.5-coder-0.5b", 494_032_768),
+        ("qwen2.5-coder-1.5b", 1_543_714_304),
+        ("qwen2.5-coder-7b", 7_615_616_512),
+    ],
+)
+def test_releases_have_their_published_numbers_of_parameters(name, count):
+    leaves = jax.tree.leaves(parameter_shapes(CAUSAL_PRESETS[name]))
+    assert sum(math.prod(leaf.shape) for leaf in leaves) == count
+    assert {leaf.dtype.name for leaf in leaves} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": 0}, "layers must be at least 1"),
+        ({"kv_heads": 3}, "heads 4 must be a multiple of kv_heads 3"),
+        ({"width": 18}, "width 18 does not split into 4 heads"),
+        ({"head_channels": 5}, "even number of channels, not 5"),
+        ({"remat": "iteration"}, "remat must be 'none' or 'layer'"),
+    ],
+)
+def test_impossible_shapes(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(BASE, **changes)
+
+
+def test_networks_are_equal_by_their_config():
+    assert network_of(BASE) == CausalNetwork(dataclasses.replace(BASE))
+    assert hash(network_of(BASE)) == hash(CausalNetwork(dataclasses.replace(BASE)))
+    assert network_of(BASE) != network_of(KINDS["qwen3"])
+
+
+def test_initial_values():
+    config = dataclasses.replace(BASE, width=64, vocab_size=256, feed_forward=96, layers=3)
+    params = init_params(config, jax.random.key(1))
+    cut = 0.986578  # standard deviation of a normal cut at three, relative to the one before
+    for leaf, std in (
+        (params["embedding"], config.init_std),
+        (params["layer_0"]["attention"]["qkv"], config.init_std),
+        (params["layer_2"]["mlp"]["down"], config.init_std / math.sqrt(2 * config.layers)),
+    ):
+        assert float(jnp.std(leaf)) == pytest.approx(cut * std, rel=0.05)
+    assert (params["layer_1"]["mlp_norm"] == 1).all() and (params["layer_1"]["attention"]["bias"] == 0).all()
+
+
+# The formula
+
+
+def norm_of(x, gain, eps):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * gain
+
+
+def rotated(x, position, base):
+    """Channels i and i + C/2 of a head [..., C] as one complex number, turned."""
+    half = x.shape[-1] // 2
+    turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * position * base ** (-np.arange(half) / half))
+    return np.concatenate([turned.real, turned.imag], axis=-1)
+
+
+def reference(config: CausalConfig, params, tokens) -> np.ndarray:
+    """Logits [T, V] of one sequence in float64, position by position and head by head."""
+    c, p = config, jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    x = p["embedding"][tokens]
+    for i in range(c.layers):
+        layer, a = p[f"layer_{i}"], p[f"layer_{i}"]["attention"]
+        fused = np.einsum("td,drc->trc", norm_of(x, layer["attention_norm"], c.norm_eps), a["qkv"])
+        fused = fused + a.get("bias", 0)
+        q, k, v = np.split(fused, [c.heads, c.heads + c.kv_heads], axis=1)
+        if c.qk_norm:
+            q, k = norm_of(q, a["q_norm"], c.norm_eps), norm_of(k, a["k_norm"], c.norm_eps)
+        mixed = np.zeros_like(q)
+        for t in range(len(tokens)):
+            for head in range(c.heads):
+                group = head // (c.heads // c.kv_heads)
+                query = rotated(q[t, head], t, c.rope_base)
+                keys = np.stack([rotated(k[s, group], s, c.rope_base) for s in range(t + 1)])
+                weights = np.exp(keys @ query / math.sqrt(c.head_dim))
+                mixed[t, head] = weights / weights.sum() @ v[: t + 1, group]
+        x = x + np.einsum("thc,hcd->td", mixed, a["out"])
+        h = norm_of(x, layer["mlp_norm"], c.norm_eps)
+        gate, up = h @ layer["mlp"]["gate_up"][:, 0], h @ layer["mlp"]["gate_up"][:, 1]
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ layer["mlp"]["down"]
+    return norm_of(x, p["final_norm"], c.norm_eps) @ p.get("head", p["embedding"].T)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forward_is_the_formula(kind):
+    logits, _ = uncached(kind)
+    for row, tokens in zip(logits, TOKENS, strict=True):
+        np.testing.assert_allclose(row, reference(KINDS[kind], params_of(KINDS[kind]), tokens), atol=1e-4)
+
+
+def test_tied_matrix_laid_out_for_decoding_gives_the_same_logits():
+    network, params = CausalNetwork(BASE), params_of(BASE)
+    prepared = network.prepare(params)
+    assert prepared["head"].shape == (BASE.width, BASE.vocab_size)
+    np.testing.assert_allclose(
+        call(network, prepared, TOKENS, positions_of(TOKENS))[0], uncached("qwen2")[0], atol=1e-6
+    )
+    own = params_of(KINDS["llama"])
+    assert CausalNetwork(KINDS["llama"]).prepare(own) is own
+
+
+def test_vectors_may_take_the_place_of_tokens():
+    network, params = CausalNetwork(BASE), params_of(BASE)
+    vectors = network.embedding(params)[TOKENS]
+    logits, _ = call(network, params, vectors, positions_of(TOKENS))
+    np.testing.assert_allclose(logits, uncached("qwen2")[0], atol=1e-6)
+
+
+def test_positions_matter_only_relatively():
+    moved, _ = call(CausalNetwork(BASE), params_of(BASE), TOKENS, positions_of(TOKENS, 17))
+    np.testing.assert_allclose(moved, uncached("qwen2")[0], atol=1e-4)
+
+
+def test_bfloat16():
+    low = CausalNetwork(dataclasses.replace(BASE, dtype="bfloat16", param_dtype="bfloat16"))
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params_of(BASE))
+    logits, kv = call(low, params, TOKENS, positions_of(TOKENS))
+    want = uncached("qwen2")[0]
+    assert logits.dtype == jnp.float32 and kv[0].k.dtype == jnp.bfloat16
+    assert float(jnp.max(jnp.abs(logits - want))) < 0.1 * float(jnp.max(jnp.abs(want)))
+    assert low.init_cache(1, 4)[0].v.dtype == jnp.bfloat16
+
+
+# Cache
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cached_equals_uncached(kind):
+    """Rows stand at different lengths; what lies beyond a row's own is scratch and changes nothing."""
+    network, params = CausalNetwork(KINDS[kind]), params_of(KINDS[kind])
+    want, kv = uncached(kind)
+    cache = network.write(network.init_cache(2, 12), kv, jnp.zeros(2, jnp.int32))
+    visible, width = jnp.array([2, 4]), 4
+    window = jnp.stack([row[at : at + width] for row, at in zip(TOKENS, visible, strict=True)])
+    logits, own = call(network, params, window, positions_of(window, visible), cache, visible)
+    for row, at in enumerate(visible.tolist()):
+        np.testing.assert_allclose(logits[row], want[row, at : at + width], atol=ATOL)
+    written = network.write(cache, own, visible)
+    for new, old in zip(written, cache, strict=True):
+        np.testing.assert_allclose(new.k, old.k, atol=ATOL)
+        np.testing.assert_allclose(new.v, old.v, atol=ATOL)
+
+
+def test_pick_takes_positions_of_each_rows_window():
+    network = CausalNetwork(BASE)
+    _, kv = uncached("qwen2")
+    picked = network.pick(kv, jnp.array([1, 5]), 3)
+    assert len(picked) == BASE.layers
+    for new, old in zip(picked, kv, strict=True):
+        for row, start in enumerate((1, 5)):
+            np.testing.assert_array_equal(new.k[row], old.k[row, :, :, start : start + 3])
+            np.testing.assert_array_equal(new.v[row], old.v[row, :, start : start + 3])
+
+
+def test_candidates_side_by_side_in_one_window():
+    """Two continuations share prefix and positions; each sees itself alone, and the winner is stored."""
+    network, params = CausalNetwork(BASE), params_of(BASE)
+    prefix, width = 3, 2
+    first, second = TOKENS[:, 3:5], TOKENS[:, 5:7]
+    _, kv = call(network, params, TOKENS[:, :prefix], positions_of(TOKENS[:, :prefix]))
+    cache = network.write(network.init_cache(2, 8), kv, jnp.zeros(2, jnp.int32))
+    visible = jnp.full(2, prefix)
+    window = jnp.concatenate([first, second], axis=1)
+    positions = jnp.tile(prefix + jnp.arange(width), (2, 2))
+    blocks = jnp.asarray(np.kron(np.eye(2), masks.causal(width)) > 0)
+    for mask in (blocks, jnp.stack([blocks, blocks])):
+        logits, own = call(network, params, window, positions, cache, visible, mask)
+        for i, candidate in enumerate((first, second)):
+            alone, want = call(network, params, candidate, positions[:, :width], cache, visible)
+            np.testing.assert_allclose(logits[:, i * width : (i + 1) * width], alone, atol=ATOL)
+            picked = network.pick(own, jnp.full(2, i * width), width)
+            for new, old in zip(picked, want, strict=True):
+                np.testing.assert_allclose(new.k, old.k, atol=ATOL)
+                np.testing.assert_allclose(new.v, old.v, atol=ATOL)
+
+
+def test_window_mask_of_each_row():
+    """A row's mask hides a key from that row alone."""
+    network, params = CausalNetwork(BASE), params_of(BASE)
+    causal = masks.causal(TOKENS.shape[1])
+    mask = jnp.stack([causal, causal.at[4:, 2].set(False)])
+    logits, _ = call(network, params, TOKENS, positions_of(TOKENS), None, None, mask)
+    want = uncached("qwen2")[0]
+    np.testing.assert_allclose(logits[0], want[0], atol=ATOL)
+    np.testing.assert_allclose(logits[1, :4], want[1, :4], atol=ATOL)
+    assert (jnp.abs(logits[1, 4:] - want[1, 4:]).max(-1) > 1e-3).all()
+
+
+# Training
+
+
+def batch_of(tokens):
+    return {
+        "tokens": tokens[:, :-1],
+        "targets": tokens[:, 1:],
+        "weights": jnp.ones(tokens[:, 1:].shape, jnp.float32),
+    }
+
+
+def test_remat_equals_no_remat():
+    values = []
+    for remat in ("none", "layer"):
+        loss = next_token_loss(CausalNetwork(dataclasses.replace(BASE, remat=remat)))
+        value = jax.jit(jax.value_and_grad(lambda p, loss=loss: loss(p, None, batch_of(TOKENS), None)[0]))
+        values.append(value(params_of(BASE)))
+        assert ("prevent_cse" in str(jax.make_jaxpr(value)(params_of(BASE)))) == (remat == "layer")
+    assert float(values[0][0]) > 0
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *values)
+
+
+def lowers(function, *arguments) -> None:
+    exported = export.export(function, platforms=("cuda", "tpu"))(*arguments)
+    assert exported.platforms == ("cuda", "tpu") and len(exported.mlir_module_serialized) > 0
+
+
+def test_decoder_lowers():
+    config = dataclasses.replace(KINDS["qwen3"], dtype="bfloat16", param_dtype="bfloat16")
+    decoder = decode.AutoRegressive(CausalNetwork(config), 16)
+
+    @jax.jit
+    def run(params, request, knobs):
+        return drive._run(decoder, params, request, knobs, drive._bound(None))
+
+    lowers(run, parameter_shapes(config), tiny_request(4), drive._knobs(decoder, decoder.Knobs()))
+
+
+def test_train_step_lowers():
+    network = CausalNetwork(dataclasses.replace(BASE, remat="layer"))
+    optimizer = adamw(1e-3, 10)
+    step = make_train_step(next_token_loss(network), optimizer)
+    lowers(step, TrainState.create(params_of(BASE), optimizer, jax.random.key(0)), None, batch_of(TOKENS))

@@ -1,0 +1,221 @@
+"""Chat templates: what those of releases need, one clear error for each failure, and a sandbox that holds."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from convert.cli import main
+from paradec_jax import chat, store
+from paradec_jax.config import PRESETS, TokenSpec
+from paradec_jax.models import parameter_shapes
+
+# Of the form that Qwen2.5 has: a system message of its own, tools as JSON, results of tools in the user's turn.
+TEMPLATE = """\
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system = messages[0]['content'] %}
+    {%- set turns = messages[1:] %}
+{%- else %}
+    {%- set system = 'Be of help.' %}
+    {%- set turns = messages %}
+{%- endif %}
+{{- '<|im_start|>system\\n' + system }}
+{%- if tools %}
+    {{- '\\n<tools>' }}
+    {%- for tool in tools %}
+        {{- '\\n' }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- '\\n</tools>' }}
+{%- endif %}
+{{- '<|im_end|>\\n' }}
+{%- for message in turns %}
+    {%- if message.role in ('user', 'assistant') %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|im_start|>user\\n<result>' + message.content + '</result><|im_end|>\\n' }}
+    {%- else %}
+        {{- raise_exception('no role ' + message.role) }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+USER = {"role": "user", "content": "Two and two?"}
+
+
+class TestRender:
+    def test_default_system_message_and_prompt(self):
+        want = (
+            "<|im_start|>system\nBe of help.<|im_end|>\n<|im_start|>user\nTwo and two?<|im_end|>\n"
+            "<|im_start|>assistant\n"
+        )
+        assert chat.render(TEMPLATE, [USER]) == want
+        without = want.removesuffix("<|im_start|>assistant\n")
+        assert chat.render(TEMPLATE, [USER], add_generation_prompt=False) == without
+
+    def test_all_roles_and_tools(self):
+        messages = [
+            {"role": "system", "content": "Count."},
+            USER,
+            {"role": "assistant", "content": "Let me see."},
+            {"role": "tool", "content": "4"},
+        ]
+        text = chat.render(TEMPLATE, messages, tools=[{"name": "sum", "unit": "<ö>"}])
+        assert text == (
+            '<|im_start|>system\nCount.\n<tools>\n{"name": "sum", "unit": "<ö>"}\n</tools><|im_end|>\n'
+            "<|im_start|>user\nTwo and two?<|im_end|>\n<|im_start|>assistant\nLet me see.<|im_end|>\n"
+            "<|im_start|>user\n<result>4</result><|im_end|>\n<|im_start|>assistant\n"
+        )
+
+    @pytest.mark.parametrize(
+        ("template", "variables", "want"),
+        [
+            (
+                "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}",
+                {"bos_token": "<s>"},
+                "<s>Two and two?",
+            ),
+            ("{% if tools is none and documents is none %}none{% endif %}", {}, "none"),
+            ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", {}, "01"),
+            ("a{% generation %}b{{ messages|length }}{% endgeneration %}c", {}, "ab1c"),
+            ("  {% if true %}\n  x\n  {% endif %}\n", {}, "  x\n"),
+            ("{{ messages | tojson(indent=1) }}", {}, json.dumps([USER], indent=1)),
+            ("{{ strftime_now('%d') }}", {"strftime_now": lambda form: form}, "%d"),
+            ("{% set n = namespace(k=1) %}{% set n.k = 2 %}{{ n.k }}", {}, "2"),
+        ],
+    )
+    def test_what_templates_expect(self, template, variables, want):
+        assert chat.render(template, [USER], **variables) == want
+
+    def test_today(self):
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", chat.render("{{ strftime_now('%Y-%m-%d') }}", [USER]))
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("template", "message"),
+        [
+            ("{% if %}", r"is no Jinja: .*\(line 1\)"),
+            ("\n{{ messages | unheard_of }}", r"is no Jinja: .*unheard_of.*\(line 2\)"),
+            ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
+            ("{{ messages[0].content + 1 }}", "the chat template fails: TypeError"),
+            ("{{ messages[7].content.text }}", "the chat template fails: UndefinedError"),
+            ("{% include 'other' %}", "the chat template fails: TypeError"),
+            ("{% for i in range(10000000) %}{% endfor %}", "the chat template fails: OverflowError"),
+            (5, "template must be a text, not 5"),
+        ],
+    )
+    def test_templates(self, template, message):
+        with pytest.raises(ValueError, match=message):
+            chat.render(template, [USER])
+
+    @pytest.mark.parametrize(
+        ("messages", "message"),
+        [
+            ([], "at least one message"),
+            ("hello", "at least one message, not 'hello'"),
+            (USER, "messages must be a list"),
+            ([USER, "hello"], "message 1 must be an object with a role, not 'hello'"),
+            ([{"content": "a"}], "message 0 must be an object with a role"),
+            ([{"role": 3}], "message 0 must be an object with a role"),
+        ],
+    )
+    def test_messages(self, messages, message):
+        with pytest.raises(ValueError, match=message):
+            chat.render(TEMPLATE, messages)
+
+    @pytest.mark.parametrize(
+        "template",
+        [
+            "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+            "{{ (messages|attr('__class__')).__base__ }}",
+            "{{ raise_exception.__globals__['jinja2'] }}",
+            "{{ cycler.__init__.__globals__.os.system('true') }}",
+            "{{ '{0.__class__}'.format(messages)[:0] ~ self.__init__.__globals__ }}",
+            "{{ messages.append({'role': 'user'}) }}",
+            "{{ messages[0].update({'role': 'system'}) }}",
+        ],
+    )
+    def test_the_sandbox_holds(self, template):
+        messages = [dict(USER)]
+        with pytest.raises(ValueError, match=r"sandbox forbids|the chat template fails: UndefinedError"):
+            chat.render(template, messages)
+        assert messages == [USER]
+
+
+class TestNames:
+    def test_one_or_several(self):
+        assert chat.named_templates(None) == {}
+        assert chat.named_templates("a") == {"default": "a"}
+        several = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+        assert chat.named_templates(several) == {"default": "a", "tool_use": "b"}
+
+    @pytest.mark.parametrize("value", [5, [5], [{"name": "a"}], [{"name": 1, "template": "a"}], {"a": "b"}])
+    def test_neither(self, value):
+        with pytest.raises(ValueError, match="chat_template must be a text or a list"):
+            chat.named_templates(value)
+
+    def test_two_of_one_name(self):
+        with pytest.raises(ValueError, match="two templates of the name 'a'"):
+            chat.named_templates([{"name": "a", "template": "x"}, {"name": "a", "template": "y"}])
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> Path:
+    """A Hugging Face folder without a template."""
+    folder, config = tmp_path_factory.mktemp("chat"), PRESETS["test-causal"]
+    params = _zeros(parameter_shapes(config))
+    store.save(folder / "model", store.Model(config, params, TokenSpec()))
+    assert main(["export", str(folder / "model"), str(folder / "source")]) == 0
+    assert not (folder / "source" / store.CHAT_TEMPLATE).exists()
+    return folder / "source"
+
+
+def _zeros(tree):
+    if isinstance(tree, dict):
+        return {name: _zeros(branch) for name, branch in tree.items()}
+    return np.zeros(tree.shape, tree.dtype)
+
+
+class TestFolders:
+    def imported(self, source: Path, target: Path) -> str | None:
+        assert main(["import", str(source), str(target)]) == 0
+        return store.load(target, host=True).chat_template
+
+    def test_template_travels_with_the_model(self, exported, tmp_path):
+        tokenizer = exported / "tokenizer_config.json"
+        before = tokenizer.read_text()
+        assert self.imported(exported, tmp_path / "none") is None
+        tokenizer.write_text(json.dumps({"chat_template": TEMPLATE}))
+        assert self.imported(exported, tmp_path / "a") == TEMPLATE
+        several = [{"name": "rag", "template": "x"}, {"name": "default", "template": "y\r\nz"}]
+        tokenizer.write_text(json.dumps({"chat_template": several}))
+        assert self.imported(exported, tmp_path / "b") == "y\r\nz"
+        tokenizer.write_text(json.dumps({"chat_template": several[:1]}))
+        assert self.imported(exported, tmp_path / "c") == "x"
+        assert main(["export", str(tmp_path / "b"), str(tmp_path / "again")]) == 0
+        assert self.imported(tmp_path / "again", tmp_path / "d") == "y\r\nz"
+        (exported / store.CHAT_TEMPLATE).write_text("of its own")
+        assert self.imported(exported, tmp_path / "e") == "of its own"
+        (exported / store.CHAT_TEMPLATE).unlink()
+        tokenizer.write_text(before)
+
+    def test_templates_that_are_wrong(self, exported, tmp_path, capsys):
+        tokenizer = exported / "tokenizer_config.json"
+        before = tokenizer.read_text()
+        several = [{"name": "rag", "template": "x"}, {"name": "tool_use", "template": "y"}]
+        for value, message in (
+            (several, "no chat template called default, only rag, tool_use"),
+            (5, "text or a"),
+        ):
+            tokenizer.write_text(json.dumps({"chat_template": value}))
+            assert main(["import", str(exported), str(tmp_path / "a")]) == 1
+            assert message in capsys.readouterr().err and not (tmp_path / "a").exists()
+        tokenizer.write_text(before)
+        (exported.parent / "model" / store.CHAT_TEMPLATE).write_bytes(b"\xff")
+        with pytest.raises(store.StoreError, match=r"chat_template\.jinja is not a text in UTF-8"):
+            store.load(exported.parent / "model")
