@@ -116,7 +116,7 @@ def gather(model: Model, recipe: Recipe, which: int, folder: Path) -> Trajectori
         np.arange(start, min(start + ROWS, stage.problems)) for start in range(0, stage.problems, ROWS)
     ]
     with TrajectoryWriter(folder, block_size=stage.block, shard_size=ROWS, settings=settings) as writer:
-        done = len(writer.shards)
+        done = writer.shards
         for batch in track(batches[done:], description=f"round {which}: trajectories"):
             filled = np.resize(batch, ROWS)
             request = make_request(

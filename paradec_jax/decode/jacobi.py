@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode import recycling, select, stop
@@ -100,20 +99,11 @@ class Jacobi(DecoderBase):
     def init(self, params: Any, request: Request, knobs: Any) -> JacobiState:
         """Reads each prompt and W random tokens behind it in one call: the first token and the first iterate."""
         width, batch = self.width, request.batch
-        progress, cache = self.start(request, knobs, width)
-        fractions = _fractions(progress)
-        nothing = jnp.zeros((batch, width), jnp.int32)
-        guesses = _fill(nothing, 0 * request.lengths, progress, fractions)
-        room = jnp.pad(request.tokens, ((0, 0), (0, width)))
-        tokens = jax.vmap(lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None))(
-            room, guesses, request.lengths, 0
-        )
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        initial = progress.initial[:, : tokens.shape[1]]
-        out = self.network.forward(params, tokens, positions, None, None, initial)
-        cache = self.network.write(cache, out.kv, jnp.zeros_like(request.lengths))
-        progress = progress.count(1, request.lengths + width, self.network.recurrence)
-        logits = self.network.logits(params, stop.window(out.hidden, request.lengths - 1, width))
+        fractions = _fractions(request.keys, self.size + width)
+        ahead = _guesses(fractions, request.tokens, request.lengths, width - 1)
+        progress, cache, hidden = self.prefill_ahead(params, request, knobs, ahead, width)
+        progress = progress.count(1, request.lengths + width - 1, self.network.recurrence)
+        logits = self.network.logits(params, hidden)
         own = progress.length[:, None] + jnp.arange(width)
         predicted = self.sample(logits, own, progress, knobs)
         accepted = jnp.ones_like(progress.length)
@@ -155,7 +145,9 @@ class Jacobi(DecoderBase):
         horizon = self.horizon(progress, state.horizon, agreed, knobs)
         # Predictions reach one position beyond what was fed inside the horizon.
         known = jnp.minimum(state.horizon - before + 1, width) - count
-        draft = _fill(stop.shift(tokens, count)[:, :-1], known, progress, state.fractions)
+        random = _guesses(state.fractions, progress.tokens, progress.length, width - 1)
+        left = stop.shift(tokens, count)[:, :-1]
+        draft = jnp.where(jnp.arange(width - 1) < known[:, None], left, random)
         first = jnp.take_along_axis(logits, (start + jnp.minimum(count, width - 1))[:, None, None], axis=1)
         drafts = self._drafts(state, progress, draft, first[:, 0], known > 0)
         iterate = jnp.concatenate([token, tokens], axis=1)
@@ -213,23 +205,16 @@ class Jacobi(DecoderBase):
         return 0 * at
 
 
-def _fractions(progress: Progress) -> Float[Array, "B S"]:
+def _fractions(keys: Array, size: int) -> Float[Array, "B S"]:
     """One uniform number for each position, drawn once: a position is guessed at random at most a few times."""
-    batch, size = progress.tokens.shape
-    positions = jnp.broadcast_to(jnp.arange(size), (batch, size))
-    keys = fold(progress.keys, Purpose.FILLER, positions)
-    return jax.vmap(jax.vmap(jax.random.uniform))(keys)
+    positions = jnp.broadcast_to(jnp.arange(size), (keys.shape[0], size))
+    return jax.vmap(jax.vmap(jax.random.uniform))(fold(keys, Purpose.FILLER, positions))
 
 
-def _fill(
-    draft: Int[Array, "B drafts"],
-    known: Int[Array, "B"],
-    progress: Progress,
-    fractions: Float[Array, "B S"],
+def _guesses(
+    fractions: Float[Array, "B S"], tokens: Int[Array, "B _"], lengths: Int[Array, "B"], count: int
 ) -> Int[Array, "B drafts"]:
-    """The first `known` guesses, and behind them tokens drawn uniformly from the row's prompt and output."""
-    count = draft.shape[1]
-    uniform = stop.window(fractions, progress.length, count)
-    drawn = jnp.floor(uniform * progress.length[:, None]).astype(jnp.int32)
-    random = jnp.take_along_axis(progress.tokens, drawn, axis=1)
-    return jnp.where(jnp.arange(count) < known[:, None], draft, random)
+    """Tokens for the `count` positions behind `lengths`, drawn uniformly from the row's tokens before them."""
+    uniform = stop.window(fractions, lengths, count)
+    drawn = jnp.floor(uniform * lengths[:, None]).astype(jnp.int32)
+    return jnp.take_along_axis(tokens, drawn, axis=1)

@@ -1,6 +1,7 @@
 """Exact answers with their uncertainty, speed, and the table that `paradec compare` prints."""
 
-from paradec_jax.evaluate.compare import SETTINGS, Comparison, Setting, compare
+from paradec_jax.evaluate.compare import Comparison, compare
+from paradec_jax.evaluate.settings import SETTINGS, Setting
 from paradec_jax.evaluate.statistics import Paired, paired, wilson
 from paradec_jax.evaluate.tasks import exact_answers, read_jsonl, word_problems
 from paradec_jax.evaluate.throughput import Speed, Subject, measure

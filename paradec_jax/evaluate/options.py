@@ -6,9 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from paradec_jax.decode import Adaptive, AutoRegressive, OfficialWavefront, SelfSpeculative, Wavefront
+from paradec_jax.decode import (
+    Adaptive,
+    AutoRegressive,
+    Jacobi,
+    Lookahead,
+    MultiBlock,
+    OfficialWavefront,
+    PromptLookup,
+    SelfSpeculative,
+    Wavefront,
+)
 
-# With the defaults of their papers; `compare.SETTINGS` has those that suit the bundled models.
+# With the defaults of their papers; `settings.SETTINGS` has those that suit the bundled models.
 DECODERS: dict[str, dict[str, Any]] = {
     "recurrent_depth": {
         "static": AutoRegressive(),
@@ -16,6 +26,13 @@ DECODERS: dict[str, dict[str, Any]] = {
         "speculative": SelfSpeculative(),
         "wavefront": Wavefront(),
         "official": OfficialWavefront(),
+    },
+    "jacobi": {
+        "static": AutoRegressive(),
+        "jacobi": Jacobi(),
+        "multiblock": MultiBlock(),
+        "prompt_lookup": PromptLookup(),
+        "lookahead": Lookahead(),
     },
 }
 
