@@ -123,28 +123,30 @@ def _pick(
     return jnp.take_along_axis(rows.reshape(batch, passes * size, -1), index[..., None], axis=1)
 
 
+def packed_positions(lengths: Int[Array, "B"], prompt: int, pairs: int, block: int) -> Int[Array, "B P+2K"]:
+    """Positions of a packed sequence: both copies of a pair stand at the same ones, directly behind the prompt."""
+    pair, offset = np.arange(2 * pairs * block) // (2 * block), np.arange(2 * pairs * block) % block
+    behind = lengths[:, None] + (pair * block + offset)
+    return jnp.concatenate([jnp.broadcast_to(jnp.arange(prompt), (len(lengths), prompt)), behind], axis=1)
+
+
 def read_packed(forward: Forward, params: Any, teacher: Any, pairs: Any, block: int, rules: Any) -> Hidden:
     """Reads prompt and interleaved copies in one sequence of P + 2 K tokens under a dense mask."""
     width, size = pairs.prompt.shape[1], pairs.clean.shape[1]
-    count = size // block
+    count, each = size // block, np.arange(size)
     copies = [tokens.reshape(-1, count, 1, block) for tokens in (pairs.noisy, pairs.clean)]
-    blocks = jnp.concatenate(copies, axis=2).reshape(-1, 2 * size)
-    tokens = jnp.concatenate([pairs.prompt, blocks], axis=1)
-    each = np.arange(size)
-    noisy = width + 2 * (each - each % block) + each % block
-    clean = noisy + block
-    place = np.arange(2 * size) // (2 * block) * block + np.arange(2 * size) % block
-    behind = pairs.lengths[:, None] + place
-    inside = jnp.broadcast_to(jnp.arange(width), pairs.prompt.shape)
-    positions = jnp.concatenate([inside, behind], axis=1)
-    mask = masks.noisy_window(width, count, block, rules.window_of(count))
-    real = jnp.concatenate([inside < pairs.lengths[:, None], jnp.ones_like(behind, bool)], axis=1)
-    mask = mask & real[:, None]
+    tokens = jnp.concatenate([pairs.prompt, jnp.concatenate(copies, axis=2).reshape(-1, 2 * size)], axis=1)
+    positions = packed_positions(pairs.lengths, width, count, block)
+    place = np.arange(width + 2 * size)
+    real = (place >= width) | (place < pairs.lengths[:, None])  # no padding of the prompt
+    mask = masks.noisy_window(width, count, block, rules.window_of(count)) & real[:, None]
 
     hidden = forward(params, tokens, positions, window_mask=mask)
     wanted = hidden
     if rules.teacher == "frozen":
         wanted = forward(teacher, tokens, positions, window_mask=mask)
+    noisy = width + 2 * (each - each % block) + each % block
+    clean = noisy + block
     last = jnp.take_along_axis(hidden, pairs.lengths[:, None, None] - 1, axis=1)
     before = jnp.concatenate([last, hidden[:, clean[:-1]]], axis=1)
     return Hidden(hidden[:, :width], before, hidden[:, noisy], lax.stop_gradient(wanted[:, clean]))
