@@ -1,5 +1,6 @@
 """Objectives, one a file: `(params, frozen, batch, key) -> (loss, metrics)`."""
 
+from paradec_jax.losses.cllm import cllm_loss
 from paradec_jax.losses.consistency import (
     CLEAN_CONTEXT,
     MULTIBLOCK,
@@ -17,6 +18,7 @@ __all__ = [
     "PAPER",
     "WINDOWED",
     "ConsistencyRules",
+    "cllm_loss",
     "consistency_loss",
     "exponential",
     "next_token_loss",

@@ -5,17 +5,41 @@ position before it predicts it.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from paradec_jax.config import TokenSpec
 from paradec_jax.nn import masks
 
 Forward = Callable[..., Array]
 """`(params, tokens, positions, window_mask=causal) -> hidden [B, S, D]`."""
+
+
+class CausalNetwork(Protocol):
+    """What the objectives need of a network; see `paradec_jax.models.CausalNetwork`."""
+
+    @property
+    def max_length(self) -> int: ...
+    def embedding(self, params: Any) -> Array: ...
+    def forward(self, params: Any, tokens: Array, positions: Array, **options: Any) -> Any: ...
+    def logits(self, params: Any, hidden: Array) -> Array: ...
+
+
+def forward_of(network: CausalNetwork, spec: TokenSpec, padding_gradient: bool) -> Forward:
+    """The network's forward, without a gradient to the input vector of the padding token unless it is asked for."""
+
+    def forward(params: Any, tokens: Array, positions: Array, **options: Any) -> Array:
+        inputs = tokens
+        if not padding_gradient:
+            vectors = network.embedding(params)[tokens]
+            inputs = jnp.where((tokens == spec.pad)[..., None], lax.stop_gradient(vectors), vectors)
+        return network.forward(params, inputs, positions, **options).hidden
+
+    return forward
 
 
 class Hidden(NamedTuple):
@@ -71,17 +95,23 @@ def read_passes(forward: Forward, params: Any, teacher: Any, pairs: Any, block: 
 
 
 def _read(forward: Forward, params: Any, pairs: Any, noisy: np.ndarray) -> Float[Array, "B R S D"]:
-    """Hidden states of R sequences a row: the prompt, directly behind it the blocks, then padding."""
+    """Hidden states of R sequences a row, whose blocks are noisy or clean."""
     blocks = jnp.where(noisy, pairs.noisy[:, None], pairs.clean[:, None])  # [B, R, K]
-    (batch, width), (passes, size) = pairs.prompt.shape, noisy.shape
-    at = jnp.arange(width + size) - pairs.lengths[:, None]
+    tokens = sequences(pairs.prompt, pairs.lengths, blocks)
+    flat = tokens.reshape(-1, tokens.shape[-1])
+    hidden = forward(params, flat, jnp.broadcast_to(jnp.arange(flat.shape[1]), flat.shape))
+    return hidden.reshape(*tokens.shape, -1)
+
+
+def sequences(
+    prompt: Int[Array, "B P"], lengths: Int[Array, "B"], blocks: Int[Array, "B R K"]
+) -> Int[Array, "B R P+K"]:
+    """Prompts with their blocks directly behind them; padding comes last, where no causal query sees it."""
+    (batch, passes, size), width = blocks.shape, prompt.shape[1]
+    at = jnp.arange(width + size) - lengths[:, None]
     index = jnp.broadcast_to(jnp.clip(at, 0, size - 1)[:, None], (batch, passes, width + size))
-    prompt = jnp.pad(pairs.prompt, [(0, 0), (0, size)])
-    tokens = jnp.where((at < 0)[:, None], prompt[:, None], jnp.take_along_axis(blocks, index, axis=2))
-    tokens = tokens.reshape(batch * passes, -1)
-    positions = jnp.broadcast_to(jnp.arange(width + size), tokens.shape)
-    hidden = forward(params, tokens, positions)
-    return hidden.reshape(batch, passes, width + size, -1)
+    before = jnp.pad(prompt, [(0, 0), (0, size)])[:, None]
+    return jnp.where((at < 0)[:, None], before, jnp.take_along_axis(blocks, index, axis=2))
 
 
 def _pick(
@@ -93,28 +123,30 @@ def _pick(
     return jnp.take_along_axis(rows.reshape(batch, passes * size, -1), index[..., None], axis=1)
 
 
+def packed_positions(lengths: Int[Array, "B"], prompt: int, pairs: int, block: int) -> Int[Array, "B P+2K"]:
+    """Positions of a packed sequence: both copies of a pair stand at the same ones, directly behind the prompt."""
+    pair, offset = np.arange(2 * pairs * block) // (2 * block), np.arange(2 * pairs * block) % block
+    behind = lengths[:, None] + (pair * block + offset)
+    return jnp.concatenate([jnp.broadcast_to(jnp.arange(prompt), (len(lengths), prompt)), behind], axis=1)
+
+
 def read_packed(forward: Forward, params: Any, teacher: Any, pairs: Any, block: int, rules: Any) -> Hidden:
     """Reads prompt and interleaved copies in one sequence of P + 2 K tokens under a dense mask."""
     width, size = pairs.prompt.shape[1], pairs.clean.shape[1]
-    count = size // block
+    count, each = size // block, np.arange(size)
     copies = [tokens.reshape(-1, count, 1, block) for tokens in (pairs.noisy, pairs.clean)]
-    blocks = jnp.concatenate(copies, axis=2).reshape(-1, 2 * size)
-    tokens = jnp.concatenate([pairs.prompt, blocks], axis=1)
-    each = np.arange(size)
-    noisy = width + 2 * (each - each % block) + each % block
-    clean = noisy + block
-    place = np.arange(2 * size) // (2 * block) * block + np.arange(2 * size) % block
-    behind = pairs.lengths[:, None] + place
-    inside = jnp.broadcast_to(jnp.arange(width), pairs.prompt.shape)
-    positions = jnp.concatenate([inside, behind], axis=1)
-    mask = masks.noisy_window(width, count, block, rules.window_of(count))
-    real = jnp.concatenate([inside < pairs.lengths[:, None], jnp.ones_like(behind, bool)], axis=1)
-    mask = mask & real[:, None]
+    tokens = jnp.concatenate([pairs.prompt, jnp.concatenate(copies, axis=2).reshape(-1, 2 * size)], axis=1)
+    positions = packed_positions(pairs.lengths, width, count, block)
+    place = np.arange(width + 2 * size)
+    real = (place >= width) | (place < pairs.lengths[:, None])  # no padding of the prompt
+    mask = masks.noisy_window(width, count, block, rules.window_of(count)) & real[:, None]
 
     hidden = forward(params, tokens, positions, window_mask=mask)
     wanted = hidden
     if rules.teacher == "frozen":
         wanted = forward(teacher, tokens, positions, window_mask=mask)
+    noisy = width + 2 * (each - each % block) + each % block
+    clean = noisy + block
     last = jnp.take_along_axis(hidden, pairs.lengths[:, None, None] - 1, axis=1)
     before = jnp.concatenate([last, hidden[:, clean[:-1]]], axis=1)
     return Hidden(hidden[:, :width], before, hidden[:, noisy], lax.stop_gradient(wanted[:, clean]))

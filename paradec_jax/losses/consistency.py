@@ -15,10 +15,9 @@ and L_AR is the cross-entropy of the next token in the prompt and in the clean b
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
@@ -35,16 +34,6 @@ _CHOICES = {
     "after_eos": ("pad", "keep", "drop"),
     "over": ("row", "batch"),
 }
-
-
-class CausalNetwork(Protocol):
-    """What the objective needs of a network; see `paradec_jax.models.CausalNetwork`."""
-
-    @property
-    def max_length(self) -> int: ...
-    def embedding(self, params: Any) -> Array: ...
-    def forward(self, params: Any, tokens: Array, positions: Array, **options: Any) -> Any: ...
-    def logits(self, params: Any, hidden: Array) -> Array: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +170,7 @@ def counted_pairs(batch: dict[str, Array], spec: TokenSpec, rules: ConsistencyRu
 
 
 def consistency_loss(
-    network: CausalNetwork,
+    network: block_passes.CausalNetwork,
     spec: TokenSpec,
     rules: ConsistencyRules = MULTIBLOCK,
     *,
@@ -217,12 +206,7 @@ def consistency_loss(
         raise ValueError(f"chunk must not be negative, not {chunk}")
     read = block_passes.read_packed if packed else block_passes.read_passes
 
-    def forward(params: Any, tokens: Array, positions: Array, **options: Any) -> Array:
-        inputs = tokens
-        if not rules.padding_gradient:
-            vectors = network.embedding(params)[tokens]
-            inputs = jnp.where((tokens == spec.pad)[..., None], lax.stop_gradient(vectors), vectors)
-        return network.forward(params, inputs, positions, **options).hidden
+    forward = block_passes.forward_of(network, spec, rules.padding_gradient)
 
     def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
         del key
@@ -241,7 +225,7 @@ def consistency_loss(
 
 
 def _next_token(
-    network: CausalNetwork,
+    network: block_passes.CausalNetwork,
     params: Any,
     hidden: block_passes.Hidden,
     pairs: Pairs,
@@ -272,7 +256,7 @@ def _next_token(
 
 
 def _consistency(
-    network: CausalNetwork,
+    network: block_passes.CausalNetwork,
     params: Any,
     teacher: Any,
     hidden: block_passes.Hidden,

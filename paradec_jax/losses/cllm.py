@@ -1,0 +1,131 @@
+"""Consistency distillation of one block (CLLM), the predecessor of `consistency_loss`.
+
+::
+
+    L = mean of -sum_v q_v log p_v  +  ar_weight * smoothed cross-entropy of the fixed point's sequence
+
+p reads the prompt and a noisy point of the block's trajectory, q the prompt and its fixed point.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from paradec_jax.config import TokenSpec
+from paradec_jax.losses import block_passes
+from paradec_jax.losses.cross_entropy import in_chunks, soft_cross_entropy, token_losses
+from paradec_jax.nn import masks
+
+
+def cllm_loss(
+    network: block_passes.CausalNetwork,
+    spec: TokenSpec,
+    *,
+    ar_weight: float = 10.0,
+    label_smoothing: float = 0.1,
+    mask_padding: bool = True,
+    padding_gradient: bool = False,
+    pad_after_stop: bool = True,
+    chunk: int = 0,
+) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
+    """CLLM's global consistency loss (its equation 5 with the next-token term); the defaults are the released ones.
+
+    The next-token term is the mean over the whole sequence, prompt included. Consistency counts at each position
+    p whose next noisy token is not padding, from the one that predicts the first wrong token on (there both read
+    the same context, so that position adds to the loss and not to the gradient).
+
+    Args:
+      network: the causal network.
+      spec: its special tokens; `stop` and `pad` matter.
+      ar_weight: weight of the next-token term.
+      label_smoothing: of the next-token term.
+      mask_padding: whether the two consistency passes hide keys with the padding id, even inside the text, where
+        that id may stand for something (released). The next-token term then needs a pass of its own.
+      padding_gradient: whether the gradient reaches the input vector of the padding token (released: no).
+      pad_after_stop: whether everything behind a stop token of the prompt (with the blocks before) becomes
+        padding (released). Chat prompts whose turns end in a stop token need False.
+      chunk: positions whose logits are made at a time; 0 makes all at once.
+
+    Returns:
+      A loss over the batches of `consistency_loss` with one pair a row, [B, 1, n]; rows with `pairs` 0 count
+      nowhere. Each term is the mean over rows. Its metrics: `ar` and `consistency`, the two terms (unweighted),
+      and `accuracy` of the next token, all means over rows.
+
+    Raises:
+      ValueError: an argument out of range or, while tracing, more than one pair a row.
+    """
+    if ar_weight < 0 or not 0 <= label_smoothing < 1 or chunk < 0:
+        raise ValueError(
+            "ar_weight and chunk must not be negative and label_smoothing in [0, 1), "
+            f"not {ar_weight}, {chunk}, {label_smoothing}"
+        )
+    forward = block_passes.forward_of(network, spec, padding_gradient)
+
+    def nll(hidden: Array, params: Any, targets: Array) -> tuple[Array, Array]:
+        return token_losses(network.logits(params, hidden), targets, label_smoothing)
+
+    def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
+        del frozen, key
+        if batch["noisy"].shape[1] != 1:
+            raise ValueError(f"cllm_loss wants one pair a row, not {batch['noisy'].shape[1]}")
+        tokens, lengths = _sequences(batch, spec, pad_after_stop)
+        noisy, clean, plain = _read(forward, params, tokens, spec, mask_padding)
+        inside = jnp.arange(1, tokens.shape[2]) < lengths[:, None]
+        differs = jnp.cumsum(tokens[:, 0] != tokens[:, 1], axis=1)[:, 1:] > 0
+        keep = inside & differs & (tokens[:, 0, 1:] != spec.pad)
+
+        def divergence(student: Array, teacher: Array) -> Array:
+            return soft_cross_entropy(network.logits(params, student), network.logits(params, teacher))[0]
+
+        value = in_chunks(divergence, chunk, noisy[:, :-1], lax.stop_gradient(clean)[:, :-1])
+        smoothed, hits = in_chunks(
+            lambda hidden, targets: nll(hidden, params, targets), chunk, plain[:, :-1], tokens[:, 1, 1:]
+        )
+        rows = batch["pairs"] > 0
+        terms = {
+            "ar": _mean(smoothed, inside, rows),
+            "consistency": _mean(value, keep, rows),
+            "accuracy": _mean(hits, inside, rows),
+        }
+        return ar_weight * terms["ar"] + terms["consistency"], terms
+
+    return loss
+
+
+def _sequences(batch: dict[str, Array], spec: TokenSpec, pad_after_stop: bool) -> tuple[Array, Array]:
+    """Noisy and clean sequence of each row, [B, 2, P + n], and their tokens [B]."""
+    prompt, lengths = batch["prompt"], batch["prompt_lengths"]
+    blocks = jnp.concatenate([batch["noisy"], batch["clean"]], axis=1)
+    tokens = block_passes.sequences(prompt, lengths, blocks)
+    if pad_after_stop:
+        before = jnp.arange(tokens.shape[2]) < lengths[:, None]
+        stops = jnp.isin(tokens, jnp.asarray(spec.stop or (-1,))) & before[:, None]
+        tokens = jnp.where(jnp.cumsum(stops, axis=2) - stops > 0, spec.pad, tokens)
+    return tokens, lengths + blocks.shape[2]
+
+
+def _read(
+    forward: block_passes.Forward, params: Any, tokens: Array, spec: TokenSpec, mask_padding: bool
+) -> tuple[Array, Array, Array]:
+    """Hidden states of the noisy sequence, of the clean one, and of the clean one with nothing hidden."""
+    options: dict[str, Any] = {}
+    if mask_padding:
+        tokens = jnp.concatenate([tokens, tokens[:, 1:]], axis=1)
+    flat = tokens.reshape(-1, tokens.shape[2])
+    if mask_padding:
+        seen = (tokens != spec.pad).at[:, 2].set(True).reshape(flat.shape)
+        options["window_mask"] = masks.causal(flat.shape[1]) & seen[:, None]
+    positions = jnp.broadcast_to(jnp.arange(flat.shape[1]), flat.shape)
+    hidden = forward(params, flat, positions, **options).reshape(*tokens.shape, -1)
+    return hidden[:, 0], hidden[:, 1], hidden[:, -1]
+
+
+def _mean(
+    values: Float[Array, "B S"] | Bool[Array, "B S"], weights: Bool[Array, "B S"], rows: Bool[Array, "B"]
+) -> Float[Array, ""]:
+    """Mean of each row, then over the rows that count."""
+    means = jnp.sum(values * weights, axis=1) / jnp.maximum(jnp.sum(weights, axis=1), 1)
+    return jnp.sum(means * rows) / jnp.maximum(jnp.sum(rows), 1)
