@@ -15,12 +15,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from plain_baselines import lookahead_count, prompt_lookup_count
 
 from paradec_jax import decode
 from paradec_jax.decode import drive, protocol
 from paradec_jax.decode.randomness import Purpose, fold
 from paradec_jax.decode.sampling import SamplingKnobs, filtered_probabilities, sample
-from paradec_jax.testing import PROMPTS, StubCausal, StubNetwork, tiny_network, tiny_params, tiny_request
+from paradec_jax.testing import (
+    PROMPTS,
+    StubCausal,
+    StubNetwork,
+    tiny_causal,
+    tiny_causal_params,
+    tiny_network,
+    tiny_params,
+    tiny_request,
+)
 
 SIZE, BUDGET = 20, 9
 STEPS = 16  # more than any row of the table needs for BUDGET tokens
@@ -35,6 +45,7 @@ class Row:
       kind, options: the decoder's class and static fields.
       knobs: knobs that differ from the defaults.
       stub: fields of the stub network.
+      net: the stub network's class.
       recurrence: recurrences each position does at its end (the most that matter), for the expected tokens.
       faithful: repeats a release that cuts no commit at a budget or a stop token, so those laws leave it out.
       count: (stub, prompt length, new tokens) -> network calls, positions, recurrences; None without a formula.
@@ -44,12 +55,13 @@ class Row:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     knobs: dict[str, Any] = dataclasses.field(default_factory=dict)
     stub: dict[str, Any] = dataclasses.field(default_factory=dict)
+    net: type = StubNetwork
     recurrence: int | None = 4
     faithful: bool = False
-    count: Callable[[StubNetwork, int, int], Count] | None = None
+    count: Callable[[Any, int, int], Count] | None = None
 
-    def network(self, **changes: Any) -> StubNetwork:
-        return StubNetwork(**{**self.stub, **changes})
+    def network(self, **changes: Any) -> Any:
+        return self.net(**{**self.stub, **changes})
 
     def decoder(self, network: Any = None, size: int = SIZE, **options: Any) -> Any:
         network = self.network() if network is None else network
@@ -95,6 +107,13 @@ def wavefront_count(inner: int, stub: StubNetwork, prompt: int, new: int) -> Cou
     return 1 + steps, positions, stub.recurrence + steps * inner
 
 
+def causal_row(kind: type, count: Callable[..., Count], stub: dict[str, Any], **options: Any) -> Row:
+    """A row on the causal stub; the options tell the calls as well."""
+    options = {**options, "log_probs": True}
+    return Row(kind, options, stub=stub, net=StubCausal, count=functools.partial(count, options))
+
+
+REPEATING = {"weights": (0, 0, 1, 0), "slope": 0, "constant": 0}  # the text has period 3
 MIXED = {"needed": (3, 1, 2, 4, 1)}
 ROWS = {
     "autoregressive": Row(decode.AutoRegressive, {"log_probs": True}, stub=MIXED, count=static_count),
@@ -165,6 +184,10 @@ ROWS = {
         {"width": 10, "inner_recurrence": 2, "recurrence": 4, "headway": 2, "rule": "fixed"},
         recurrence=None,
         faithful=True,
+    ),
+    "prompt-lookup": causal_row(decode.PromptLookup, prompt_lookup_count, REPEATING, max_ngram=2, num_pred=3),
+    "lookahead": causal_row(
+        decode.Lookahead, lookahead_count, REPEATING, level=4, window=3, guesses=2, pool_from_prompt=True
     ),
 }
 EVERY = pytest.mark.parametrize("name", ROWS)
@@ -385,11 +408,11 @@ def test_stops_and_budgets_of_each_row(name):
         assert (tokens[i, end:] == decoder.pad).all()
 
 
-@pytest.mark.parametrize("name", ["speculative", "wavefront-bursts"])
+@pytest.mark.parametrize("name", ["speculative", "wavefront-bursts", "prompt-lookup", "lookahead"])
 def test_a_commit_is_cut_in_its_middle(name):
     """A stop token, or the end of the budget, inside several tokens that one step commits."""
     row = ROWS[name]
-    stub = row.network(errs=False)
+    stub = row.network(**{"errs": False} if row.net is StubNetwork else {})
     decoder, prompt = row.decoder(stub), take(tiny_request(BUDGET), 0)
     _, lengths = decode.trace(decoder, None, prompt, row.values(), n=STEPS, record=length_of)
     lengths = [len(PROMPTS[0]) + 1, *np.asarray(lengths)[:, 0].tolist()]
@@ -505,6 +528,27 @@ def test_what_cannot_work_is_refused_at_once(name):
         (lambda: decode.SelfSpeculative(lookahead=0), "lookahead"),
         (lambda: decode.SelfSpeculative(draft_recurrence=0), "draft_recurrence"),
         (lambda: decode.SelfSpeculative(continuous=True, lookahead=2), "continuous"),
+        (lambda: decode.PromptLookup(max_ngram=0), "max_ngram must be at least 1, not 0"),
+        (lambda: decode.PromptLookup(num_pred=0), "num_pred must be at least 1, not 0"),
+        (lambda: decode.PromptLookup(dummy=-1), "dummy must be a token id or None, not -1"),
+        (lambda: decode.Lookahead(level=2), "level must be at least 3, not 2"),
+        (lambda: decode.Lookahead(window=0), "window must be at least 1, not 0"),
+        (lambda: decode.Lookahead(guesses=0), "guesses must be at least 1, not 0"),
+        (lambda: decode.Lookahead(official=True), "official .* needs pool_from_prompt"),
+        (
+            lambda: decode.Lookahead(StubNetwork(), SIZE).init(
+                None, tiny_request(2), decode.Lookahead.Knobs()
+            ),
+            "not StubNetwork",
+        ),
+        (
+            lambda: decode.run(
+                ROWS["lookahead"].decoder(),
+                None,
+                tiny_request(2, recorded=decode.Recorded(window=jnp.zeros(3, int))),
+            ),
+            r"recorded.window must have shape \(4,\), not \(3,\)",
+        ),
         (lambda: decode.Wavefront(inner_recurrence=0), "inner_recurrence"),
         (lambda: decode.Wavefront(width=0), "width"),
         (lambda: decode.Wavefront(headway=0), "headway"),
@@ -657,6 +701,55 @@ def test_rows_of_a_model_are_independent(name):
     padded = dataclasses.replace(padded, tokens=jnp.pad(padded.tokens, [(0, 0), (0, 2)], constant_values=7))
     alone = decode.run(kind(tiny_network(cache), SIZE + 4, **options), tiny_params(), padded, knobs)
     assert rows_of(alone, 0, columns=SIZE) == rows_of(together, row)
+
+
+CAUSAL = {
+    "prompt-lookup": (decode.PromptLookup, {"max_ngram": 2, "num_pred": 3}),
+    "lookahead": (
+        decode.Lookahead,
+        {"level": 4, "window": 4, "guesses": 3, "pool_from_prompt": True},
+    ),
+}
+
+
+def causal(kind: type, size: int = SIZE, **options: Any) -> Any:
+    return kind(tiny_causal(), size, log_probs=True, **options)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", CAUSAL)
+def test_drafts_of_any_origin_are_static_decoding(name, temperature):
+    """On a stub whose drafts are often right, each position with its own draw, and on a model, whose are not."""
+    kind, options = CAUSAL[name]
+    stub, size, knobs = StubCausal(**REPEATING, sharpness=4.0), 45, kind.Knobs(temperature=temperature)
+    request = tiny_request(40, seed=1)
+    static = decode.run(decode.AutoRegressive(stub, size), None, request, knobs).completions()
+    drafted = decode.run(kind(stub, size, **options), None, request, knobs)
+    assert drafted.completions() == static
+    assert (drafted.network_calls < 36).all()
+    right = [stub.expected(prompt, len(tokens)) for prompt, tokens in zip(PROMPTS, static, strict=True)]
+    assert (static == right) == (temperature == 0)
+
+    request = tiny_request((BUDGET, 4, 7), stop=(2,))
+    static = decode.run(causal(decode.AutoRegressive), tiny_causal_params(), request, knobs)
+    drafted = decode.run(causal(kind, **options), tiny_causal_params(), request, knobs)
+    assert drafted.completions() == static.completions()
+    assert drafted.reasons.tolist() == static.reasons.tolist()
+    np.testing.assert_allclose(drafted.log_probs, static.log_probs, atol=2e-5)
+    if temperature:
+        assert (drafted.network_calls >= 0.8 * static.network_calls).all()
+
+
+def test_rows_of_a_causal_model_are_independent():
+    kind, options = CAUSAL["lookahead"]
+    request, knobs = tiny_request((BUDGET, 4, 7), stop=(2,)), kind.Knobs(temperature=1.0)
+    together = rows_of(decode.run(causal(kind, **options), tiny_causal_params(), request, knobs), 2)
+    padded = take(request, 2)
+    padded = dataclasses.replace(padded, tokens=jnp.pad(padded.tokens, [(0, 0), (0, 2)], constant_values=7))
+    decoder = causal(kind, SIZE + 4, **options)
+    alone = rows_of(decode.run(decoder, tiny_causal_params(), padded, knobs), 0, columns=SIZE)
+    np.testing.assert_allclose(alone.pop("log_probs"), together.pop("log_probs"), atol=2e-5)
+    assert alone == together
 
 
 def test_buckets_change_nothing():

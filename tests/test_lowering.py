@@ -9,8 +9,8 @@ from test_laws import REAL, ROWS
 from paradec_jax import decode
 from paradec_jax.decode import drive
 from paradec_jax.losses import poisson_lognormal, recurrent_loss
-from paradec_jax.models.recurrent_depth import parameter_shapes
-from paradec_jax.testing import tiny_network, tiny_request
+from paradec_jax.models import parameter_shapes
+from paradec_jax.testing import StubCausal, tiny_causal, tiny_network, tiny_request
 from paradec_jax.train import TrainState, adamw, make_train_step
 
 PLATFORMS = ("cuda", "tpu")
@@ -32,7 +32,11 @@ def shapes_of(dtype: str):
 @pytest.mark.parametrize("name", ROWS)
 def test_decoder(name):
     row = ROWS[name]
-    network = tiny_network("full" if row.kind is decode.SelfSpeculative else "shared", dtype="bfloat16")
+    if row.net is StubCausal:
+        network = tiny_causal(dtype="bfloat16", param_dtype="bfloat16")
+    else:
+        cache = "full" if row.kind is decode.SelfSpeculative else "shared"
+        network = tiny_network(cache, dtype="bfloat16", param_dtype="bfloat16")
     decoder = row.decoder(network, SIZE)
     knobs = drive._knobs(decoder, row.values())
 
@@ -40,7 +44,7 @@ def test_decoder(name):
     def run(params, request, knobs):
         return drive._run(decoder, params, request, knobs, drive._bound(None))
 
-    lowers(run, shapes_of("bfloat16"), tiny_request(4), knobs)
+    lowers(run, parameter_shapes(network.config), tiny_request(4), knobs)
 
 
 @pytest.mark.parametrize("name", REAL)

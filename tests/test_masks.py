@@ -1,4 +1,4 @@
-"""Width scaling's visibility rules against their definitions in words, and in the network against a slow loop."""
+"""Visibility rules: lookahead's as drawn; width scaling's as defined, and in the network against a slow loop."""
 
 import functools
 import math
@@ -53,6 +53,25 @@ def test_masks_are_as_drawn():
         [0, 1, 0, 1, 1, 0],
         [0, 1, 0, 1, 1, 1],
     ]
+
+
+def test_the_mask_of_lookahead_is_as_drawn():
+    slots = jnp.array([[0, 0, 1, 1], [0, 0, 0, 0]]), jnp.array([[0, 1, 0, 1], [0, 1, 2, 3]])
+    two_levels, one_level = np.asarray(masks.lookahead(*slots, 2, 2)).astype(int).tolist()
+    guesses = [
+        [1, 0, 0, 0, 1, 0, 0, 0],
+        [1, 0, 0, 0, 1, 1, 0, 0],
+        [1, 0, 0, 0, 0, 0, 1, 0],
+        [1, 0, 0, 0, 0, 0, 1, 1],
+    ]
+    assert two_levels == [
+        [1, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 0],
+        [1, 0, 1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 1, 0, 0, 0, 0],
+        *guesses,
+    ]
+    assert one_level == [*[[1] * (i + 1) + [0] * (7 - i) for i in range(4)], *guesses]
 
 
 @pytest.mark.parametrize("rule", RULES)

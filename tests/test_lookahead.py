@@ -1,0 +1,70 @@
+"""Lookahead's pool of n-grams against a dictionary of lists, and its calls against a program in plain Python."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from plain_baselines import keep, lookahead_count
+
+from paradec_jax import decode
+from paradec_jax.decode import ngrams
+from paradec_jax.testing import PROMPTS, StubCausal, tiny_request
+
+VOCAB, PLACES, N = 4, 3, 3
+
+
+def listed(pool) -> list[dict]:
+    """The lists of each row of a pool."""
+    rows = np.asarray(pool).tolist()
+    lists = [[[tuple(e) for e in entries if e[0] >= 0] for entries in row] for row in rows]
+    return [{key: entries for key, entries in enumerate(row) if entries} for row in lists]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_insertions_are_those_of_lists(seed):
+    rng = np.random.default_rng(seed)
+    pool, plain = ngrams.empty(2, VOCAB, PLACES, N - 1), [{}, {}]
+    for _ in range(6):
+        new, valid = rng.integers(0, VOCAB, (2, 9, N)), rng.random((2, 9)) < 0.8
+        new[..., 1:] %= 2  # so that many are the same
+        pool = jax.jit(ngrams.insert)(pool, jnp.asarray(new), jnp.asarray(valid))
+        for row, some, count in zip(plain, new.tolist(), valid, strict=True):
+            for ngram, counts in zip(some, count, strict=True):
+                if counts:
+                    keep(row, ngram, PLACES)
+        assert listed(pool) == plain
+    for key in range(VOCAB):
+        found = np.asarray(ngrams.look_up(pool, jnp.array([key, key])))
+        np.testing.assert_array_equal(found, np.asarray(pool)[:, key])
+
+
+@pytest.mark.parametrize("width", [2, ngrams.CHUNK, 2 * ngrams.CHUNK + 5])
+def test_a_text_is_read_from_its_start(width):
+    tokens = np.random.default_rng(width).integers(0, VOCAB, (2, width))
+    lengths = np.array([width, max(width - 7, 1)])
+    pool = jax.jit(ngrams.insert_text)(
+        ngrams.empty(2, VOCAB, PLACES, N - 1), jnp.asarray(tokens), jnp.asarray(lengths)
+    )
+    plain = [{}, {}]
+    for row, text, length in zip(plain, tokens.tolist(), lengths, strict=True):
+        for start in range(length - N + 1):
+            keep(row, text[start : start + N], PLACES)
+    assert listed(pool) == plain
+
+
+@pytest.mark.parametrize(
+    ("options", "fewer"),
+    [
+        ({"level": 3, "window": 4, "guesses": 2}, True),
+        ({"level": 5, "window": 1, "guesses": 3}, False),
+    ],
+)
+def test_calls_are_those_of_lists(options, fewer):
+    """With more levels than columns too, where the window is largest before it is full."""
+    network, budget = StubCausal(weights=(1, 0), slope=0), 20
+    decoder = decode.Lookahead(network, 26, **options)
+    result = decode.run(decoder, None, tiny_request(budget))
+    counts = zip(result.network_calls.tolist(), result.positions.tolist(), strict=True)
+    assert list(counts) == [lookahead_count(options, network, len(p), budget)[:2] for p in PROMPTS]
+    assert result.completions() == [network.expected(p, budget) for p in PROMPTS]
+    assert bool((result.network_calls < budget).any()) == fewer
