@@ -42,7 +42,7 @@ class LookaheadState:
       filled: levels beside level 0, N - 2 when the window is full, [B].
       pool: n-grams by their first token, see `ngrams`, [B, V, G, N - 1].
       recent: the newest N - 1 tokens of the text that the pool has read, -1 where there are fewer, [B, N - 1].
-      accepted: tokens of a guess that the newest call committed, [B].
+      accepted: tokens of the best guess that were right in the newest call, [B].
     """
 
     progress: Progress
@@ -213,11 +213,11 @@ class Lookahead(DecoderBase):
         progress = progress.count(1, window + shown * length, self.network.recurrence)
         progress = stop.commit(progress, tokens, hit + 1, scores)
 
-        columns = jnp.concatenate([state.levels, seen.newest[:, None]], axis=1).swapaxes(1, 2)[
-            :, : self.window
-        ]
-        full = jnp.broadcast_to(self._full(state)[:, None], columns.shape[:2])
-        pool = ngrams.insert(state.pool, columns, full)
+        columns = jnp.concatenate([state.levels, seen.newest[:, None]], axis=1)[..., : self.window]
+        # The second condition always holds. It puts every read of the old pool before the insertion, as in `after`.
+        full = self._full(state) & (hit + shown >= 0)
+        full = jnp.broadcast_to(full[:, None], (batch, self.window))
+        pool = ngrams.insert(state.pool, columns.swapaxes(1, 2), full)
         pool, recent = self._read(pool, state.recent, tokens, hit + 1)
         last = jnp.take_along_axis(tokens, hit[:, None], axis=1)[:, 0]
         return LookaheadState(
