@@ -36,6 +36,7 @@ class Options:
       window: pairs of a window of "nc_ic".
       chunks: positions whose logits are made at a time, one line of the table each (0: all at once).
       remat: "layer" or "none".
+      dtype: of parameters and activations; the CPU backend computes bfloat16 through float32 copies of its own.
       out: where the JSON goes.
     """
 
@@ -48,12 +49,15 @@ class Options:
     window: int = 16
     chunks: tuple[int, ...] = (0, 128)
     remat: str = "layer"
+    dtype: str = "float32"
     out: Path = Path("experiments/results/consistency_cost.json")
 
 
 def cost(options: Options, packed: bool, chunk: int) -> dict[str, Any]:
     """Operations, bytes moved and bytes held of one compiled step."""
-    config = dataclasses.replace(CAUSAL_PRESETS[options.preset], remat=options.remat)
+    config = dataclasses.replace(
+        CAUSAL_PRESETS[options.preset], remat=options.remat, dtype=options.dtype, param_dtype=options.dtype
+    )
     rules = ConsistencyRules(context=options.context, window=options.window)
     loss = consistency_loss(
         CausalNetwork(config), TokenSpec(stop=(1,), pad=0), rules, packed=packed, chunk=chunk
