@@ -88,13 +88,13 @@ class Selection:
         ramp = np.linspace(self.low, self.high, self.window, endpoint=inclusive)
         return ramp[::-1] if self.order == "reverse" else ramp
 
-    def targets(self, blocks: int, rng: np.random.Generator) -> Float[np.ndarray, " T"]:
-        """The wanted noise ratio of each block (NaN for "uniform")."""
+    def targets(self, blocks: int, rng: np.random.Generator, first: int = 0) -> Float[np.ndarray, " T"]:
+        """The wanted noise ratio of blocks `first`, `first + 1`, ... (NaN for "uniform")."""
         if self.order == "uniform":
             return np.full(blocks, np.nan)
         random = self.order == "random"
-        index = rng.integers(self.window, size=blocks) if random else np.arange(blocks) % self.window
-        return self.schedule[index]
+        index = rng.integers(self.window, size=blocks) if random else np.arange(first, first + blocks)
+        return self.schedule[index % self.window]
 
     def points(self, points: Int[np.ndarray, "X n"]) -> Int[np.ndarray, "X n"]:
         """A block's points as the selection sees them."""
@@ -107,9 +107,9 @@ class Selection:
         return int(np.argmin(np.abs(noise_ratio(points) - target)))
 
 
-def pack(generation: Generation, selection: Selection, rng: np.random.Generator) -> Example:
-    """The training sequence of a generation: all of its blocks."""
-    targets = selection.targets(len(generation.points), rng)
+def pack(generation: Generation, selection: Selection, rng: np.random.Generator, first: int = 0) -> Example:
+    """The training sequence of a generation: all of its blocks, which the schedule counts from `first` on."""
+    targets = selection.targets(len(generation.points), rng, first)
     blocks = [selection.points(points) for points in generation.points]
     chosen = [selection.choose(points, target, rng) for points, target in zip(blocks, targets, strict=True)]
     noisy = np.stack([points[i] for points, i in zip(blocks, chosen, strict=True)])
@@ -120,7 +120,7 @@ def pack_block(generation: Generation, index: int, selection: Selection, rng: np
     """One block alone, what comes before it being part of the prompt (CLLM's examples)."""
     block = generation.block(index)
     prompt = np.concatenate([block.prompt, block.generated])
-    return pack(Generation(block.data_id, prompt, [block.points]), selection, rng)
+    return pack(Generation(block.data_id, prompt, [block.points]), selection, rng, block.place)
 
 
 def longest_run(tokens: Int[np.ndarray, " L"]) -> int:

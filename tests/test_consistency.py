@@ -1,0 +1,299 @@
+"""The consistency losses: equal forms, padding, options against a slow definition, finite differences."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
+from paradec_jax.losses import CLEAN_CONTEXT, MULTIBLOCK, PAPER, ConsistencyRules, cllm_loss, consistency_loss
+from paradec_jax.losses.consistency import counted_pairs
+from paradec_jax.models import CausalNetwork
+from paradec_jax.models.causal import init_params
+from paradec_jax.nn import masks
+
+CONFIG = CAUSAL_PRESETS["test-causal"]
+NETWORK = CausalNetwork(CONFIG)
+STOP, PAD = 1, 0
+SPEC = TokenSpec(stop=(STOP,), pad=PAD)
+SHAPE = (3, 5, 3, 4)  # B, P, T, n
+WINDOW = ConsistencyRules(context="nc_ic", window=2, ar_weight=1.0)
+
+
+@functools.cache
+def params(seed: int = 0):
+    """Random parameters, large enough for distributions far from uniform."""
+    return jax.tree.map(lambda x: 3 * x, init_params(CONFIG, jax.random.key(seed)))
+
+
+def batch(seed: int = 0) -> dict[str, np.ndarray]:
+    """Unequal prompts and numbers of pairs; noisy copies differ from an offset on; one row ends in a stop token."""
+    rng = np.random.default_rng(seed)
+    rows, width, pairs, block = SHAPE
+    clean = rng.integers(2, CONFIG.vocab_size, (rows, pairs, block))
+    wrong = rng.integers(2, CONFIG.vocab_size, clean.shape)
+    noisy = np.where(np.arange(block) < rng.integers(0, block + 1, (rows, pairs, 1)), clean, wrong)
+    clean[1, 1, 1] = STOP
+    noisy[0, 0, -1] = PAD
+    return {
+        "prompt": rng.integers(2, CONFIG.vocab_size, (rows, width)).astype(np.int32),
+        "prompt_lengths": np.asarray([5, 2, 3], np.int32),
+        "noisy": noisy.astype(np.int32),
+        "clean": clean.astype(np.int32),
+        "pairs": np.asarray([3, 2, 1], np.int32),
+    }
+
+
+@functools.cache
+def graded(rules: ConsistencyRules, packed: bool = False, chunk: int = 0):
+    loss = consistency_loss(NETWORK, SPEC, rules, packed=packed, chunk=chunk)
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+def run(rules=MULTIBLOCK, data=None, *, packed=False, chunk=0, frozen=None):
+    data = batch() if data is None else data
+    (loss, terms), grads = graded(rules, packed, chunk)(params(), frozen, data, jax.random.key(0))
+    return float(loss), {name: float(value) for name, value in terms.items()}, grads
+
+
+def assert_trees(one, other) -> None:
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, atol=5e-5 * max(float(np.abs(b).max()), 1))
+
+
+def assert_same(one, other) -> None:
+    assert one[0] == pytest.approx(other[0], rel=2e-6)
+    assert one[1] == pytest.approx(other[1], rel=1e-5, abs=1e-6)
+    assert_trees(one[2], other[2])
+
+
+def row_of(data, row: int):
+    """A row alone, without padding."""
+    length, pairs = data["prompt_lengths"][row], data["pairs"][row]
+    return {
+        "prompt": data["prompt"][row : row + 1, :length],
+        "prompt_lengths": data["prompt_lengths"][row : row + 1],
+        "noisy": data["noisy"][row : row + 1, :pairs],
+        "clean": data["clean"][row : row + 1, :pairs],
+        "pairs": data["pairs"][row : row + 1],
+    }
+
+
+# Visibility
+
+
+def test_masks_are_as_drawn():
+    drawn = {
+        "nc": ["x......", "xx.....", "x.x....", "xx.x...", "x.x.x..", "xx.x.x.", "x.x.x.x"],
+        "clean": ["x......", "xx.....", "x.x....", "x.xx...", "x.x.x..", "x.x.xx.", "x.x.x.x"],
+        "window": ["x......", "xx.....", "x.x....", "xx.x...", "x.x.x..", "x.x.xx.", "x.x.x.x"],
+    }
+    got = {
+        "nc": masks.noisy_context(1, 3, 1),
+        "clean": masks.clean_context(1, 3, 1),
+        "window": masks.noisy_window(1, 3, 1, 2),
+    }
+    for name, rows in drawn.items():
+        assert ["".join(".x"[int(seen)] for seen in row) for row in np.asarray(got[name])] == rows
+    with pytest.raises(ValueError, match="block must be at least 1, not 0"):
+        masks.noisy_context(1, 3, 0)
+
+
+@pytest.mark.parametrize("rules", [MULTIBLOCK, CLEAN_CONTEXT, WINDOW], ids=["nc", "clean", "window"])
+def test_causal_passes_equal_the_packed_form(rules):
+    assert_same(run(rules), run(rules, packed=True))
+
+
+def test_padding_changes_nothing():
+    data = batch()
+    alone = [run(data=row_of(data, row)) for row in range(len(data["pairs"]))]
+    together = run(data=data)
+    assert together[0] == pytest.approx(np.mean([loss for loss, _, _ in alone]), rel=2e-6)
+    mean = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *[grads for _, _, grads in alone])
+    assert_trees(together[2], mean)
+    # What lies in the padding is not read, and a row without pairs does not count.
+    junk = {
+        **data,
+        "prompt": data["prompt"].copy(),
+        "noisy": data["noisy"].copy(),
+        "clean": data["clean"].copy(),
+    }
+    for row in range(len(data["pairs"])):
+        junk["prompt"][row, data["prompt_lengths"][row] :] = 7
+        junk["noisy"][row, data["pairs"][row] :] = STOP
+        junk["clean"][row, data["pairs"][row] :] = 9
+    assert_same(together, run(data=junk))
+    empty = {name: np.concatenate([values, values[:1]]) for name, values in data.items()}
+    empty["pairs"][-1] = 0
+    assert_same(together, run(data=empty))
+
+
+def test_chunks_change_nothing():
+    assert_same(run(), run(chunk=5))
+
+
+# Options, against a slow definition on one row
+
+
+@jax.jit
+def padded_logits(params, tokens):
+    hidden = NETWORK.forward(params, tokens, jnp.arange(tokens.shape[1])[None]).hidden
+    return NETWORK.logits(params, hidden)[0]
+
+
+def logits(tokens) -> np.ndarray:
+    padded = np.zeros((1, SHAPE[1] + SHAPE[2] * SHAPE[3]), np.int32)  # one program for all lengths
+    padded[0, : len(tokens)] = tokens
+    return np.asarray(padded_logits(params(), padded), np.float64)[: len(tokens)]
+
+
+def log_softmax(x):
+    return (
+        x - np.log(np.sum(np.exp(x - x.max(-1, keepdims=True)), -1, keepdims=True)) - x.max(-1, keepdims=True)
+    )
+
+
+def slow_consistency(data, rules: ConsistencyRules) -> float:
+    """One row, every block in a sequence of its own."""
+    prompt, noisy, clean = data["prompt"][0], data["noisy"][0], data["clean"][0]
+    total, counted = 0.0, 0
+    for j in range(len(clean)):
+        before = noisy[:j] if rules.context == "nc" else clean[:j]
+        teachers = noisy[:j] if rules.teacher_context == "noisy" else clean[:j]
+        said = logits([*prompt, *before.ravel(), *noisy[j]])[-len(noisy[j]) :] / rules.temperature
+        wanted = logits([*prompt, *teachers.ravel(), *clean[j]])[-len(noisy[j]) :] / rules.temperature
+        differs = np.flatnonzero(noisy[j] != clean[j])
+        last = len(noisy[j]) - (rules.offsets == "inner")
+        for t in range(differs[0] if len(differs) else last, last):
+            if noisy[j, t] == PAD:
+                continue
+            log_p, log_q = log_softmax(said[t]), log_softmax(wanted[t])
+            total += np.sum(np.exp(log_q) * ((log_q if rules.divergence == "kl" else 0) - log_p))
+            counted += 1
+    total *= rules.temperature**2
+    total /= counted if rules.reduction == "mean" else 1
+    return total / (len(clean) if rules.divide_by_pairs else 1)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [PAPER, ConsistencyRules(context="clean", temperature=2.0, divide_by_pairs=False, offsets="inner")],
+    ids=["paper", "others"],
+)
+def test_options_are_as_defined(rules):
+    data = row_of(batch(), 0)  # without a stop token
+    assert run(rules, data)[1]["consistency"] == pytest.approx(slow_consistency(data, rules), rel=1e-5)
+
+
+def test_divergence_and_teacher():
+    kl = dataclasses.replace(MULTIBLOCK, divergence="kl")
+    same, other = run(), run(kl)
+    assert other[0] < same[0]  # by the entropy, which has no gradient
+    assert_trees(same[2], other[2])
+    frozen = dataclasses.replace(MULTIBLOCK, teacher="frozen")
+    assert_same(same, run(frozen, frozen=params()))
+    assert run(frozen, frozen=params(1))[1]["consistency"] != pytest.approx(same[1]["consistency"], rel=1e-2)
+
+
+def test_what_counts_behind_a_stop_token():
+    row = {name: values[1:2] for name, values in batch().items()}  # STOP at offset 1 of the last of 2 blocks
+    row["noisy"] = np.full_like(row["noisy"], 5)
+    row["clean"] = np.where(row["clean"] == 5, 6, row["clean"])
+    kept = {how: counted_pairs(row, SPEC, ConsistencyRules(after_eos=how)) for how in ("pad", "keep", "drop")}
+    answer = {how: pairs.block_weight[0].reshape(3, 4).astype(int).tolist() for how, pairs in kept.items()}
+    assert answer["pad"] == answer["keep"] == answer["drop"] == [[1] * 4, [1, 1, 0, 0], [0] * 4]
+    offsets = {how: pairs.keep[0].reshape(3, 4).astype(int).tolist() for how, pairs in kept.items()}
+    assert offsets["pad"] == offsets["keep"] == [[1] * 4, [1] * 4, [0] * 4]
+    assert offsets["drop"] == [[1] * 4, [1, 0, 0, 0], [0] * 4]
+    assert kept["pad"].clean[0].reshape(3, 4)[1].tolist() == [row["clean"][0, 1, 0], STOP, PAD, PAD]
+    assert (kept["keep"].clean == row["clean"].reshape(1, -1)).all()
+    row["clean"][0, 0, 3] = STOP  # now the first block ends the answer
+    ended = counted_pairs(row, SPEC, ConsistencyRules(after_eos="drop"))
+    assert ended.valid.tolist() == [1]
+    assert ended.keep[0].reshape(3, 4)[1:].sum() == 0
+
+
+def test_means_over_the_batch():
+    data = batch()
+    over = dataclasses.replace(MULTIBLOCK, over="batch", divide_by_pairs=False)
+    single = [{name: values[row : row + 1] for name, values in data.items()} for row in range(3)]
+    rows = [run(dataclasses.replace(over, over="row"), row)[1] for row in single]
+    pairs = [counted_pairs(row, SPEC, over) for row in single]
+    kept = [int(p.keep.sum()) for p in pairs]
+    said = [int(p.block_weight.sum() + p.prompt_weight.sum()) for p in pairs]
+    got = run(over, data)[1]
+    assert got["consistency"] == pytest.approx(
+        np.average([r["consistency"] for r in rows], weights=kept), rel=1e-5
+    )
+    assert got["ar"] == pytest.approx(np.average([r["ar"] for r in rows], weights=said), rel=1e-5)
+    shorter = run(dataclasses.replace(over, divide_by_pairs=True), data)[1]
+    assert shorter["consistency"] == pytest.approx(got["consistency"] / data["pairs"].sum(), rel=1e-5)
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("which", ["progressive", "cllm"])
+def test_finite_differences(which):
+    """In float64, along a random direction; the teacher is frozen so that the loss has no stopped part."""
+    with jax.enable_x64(True):
+        config = dataclasses.replace(CONFIG, dtype="float64", param_dtype="float64")
+        network = CausalNetwork(config)
+        point = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params())
+        data = batch()
+        if which == "progressive":
+            rules = ConsistencyRules(teacher="frozen", padding_gradient=True, label_smoothing=0.1)
+            loss = consistency_loss(network, SPEC, rules)
+        else:  # at equal copies the teacher's part is a constant of the first order: only the other term is left
+            data = {name: values[:, :1] if values.ndim == 3 else values for name, values in data.items()}
+            data = {**data, "noisy": data["clean"], "pairs": np.ones(3, np.int32)}
+            loss = cllm_loss(network, SPEC, padding_gradient=True)
+
+        def value(params):
+            return loss(params, point, data, jax.random.key(0))[0]
+
+        keys = jax.random.split(jax.random.key(1), len(jax.tree.leaves(point)))
+        tree = jax.tree.structure(point)
+        direction = jax.tree.map(
+            lambda x, k: jax.random.normal(k, x.shape, jnp.float64), point, tree.unflatten(keys)
+        )
+        value, gradient = jax.jit(value), jax.jit(jax.grad(value))(point)
+        slope = sum(jnp.vdot(a, b) for a, b in zip(*map(jax.tree.leaves, (gradient, direction)), strict=True))
+        step = 1e-6
+        ahead, behind = (
+            value(jax.tree.map(lambda x, d, s=s: x + s * d, point, direction)) for s in (step, -step)
+        )
+        assert float((ahead - behind) / (2 * step)) == pytest.approx(float(slope), rel=1e-6)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"context": "dirty"}, "context must be one of nc, clean, nc_ic, not 'dirty'"),
+        ({"window": 0}, "window must be at least 1, not 0"),
+        ({"temperature": 0.0}, "temperature must be above 0"),
+        ({"ar_weight": -1.0}, "must not be negative"),
+        ({"label_smoothing": 1.0}, "label_smoothing must be in"),
+    ],
+)
+def test_bad_rules(changes, message):
+    with pytest.raises(ValueError, match=message):
+        ConsistencyRules(**changes)
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="teacher_context must be 'clean'"):
+        consistency_loss(NETWORK, SPEC, PAPER, packed=True)
+    with pytest.raises(ValueError, match="chunk must not be negative, not -1"):
+        consistency_loss(NETWORK, SPEC, chunk=-1)
+    short = CausalNetwork(dataclasses.replace(CONFIG, max_length=16))
+    with pytest.raises(ValueError, match="17 positions of max_length 16"):
+        consistency_loss(short, SPEC)(params(), None, batch(), jax.random.key(0))
+    with pytest.raises(ValueError, match="one pair a row, not 3"):
+        cllm_loss(NETWORK, SPEC)(params(), None, batch(), jax.random.key(0))

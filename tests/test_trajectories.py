@@ -1,0 +1,363 @@
+"""Stored trajectories: round trips, stopped writers, damaged folders; noisy points; batches of pairs."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
+from paradec_jax.data.noisy_points import (
+    Selection,
+    corrupted,
+    kept,
+    longest_run,
+    noise_ratio,
+    pack,
+    pack_block,
+)
+from paradec_jax.data.pair_batches import PairBucket, collate, pair_batch_maker, pair_batches
+from paradec_jax.data.trajectories import Generation, Trajectories, TrajectoryError, TrajectoryWriter
+from paradec_jax.losses import cllm_loss, consistency_loss
+from paradec_jax.models import CausalNetwork
+from paradec_jax.models.causal import init_params
+
+N = 4
+
+
+def generation(index: int) -> Generation:
+    rng = np.random.default_rng(index)
+    prompt = rng.integers(2, 30, rng.integers(1, 7)).astype(np.int32)
+    blocks = [
+        rng.integers(2, 30, (rng.integers(1, 6), N)).astype(np.int32) for _ in range(rng.integers(1, 5))
+    ]
+    return Generation(100 + index, prompt, blocks)
+
+
+def write(folder, numbers, **options) -> None:
+    with TrajectoryWriter(folder, block_size=N, **{"shard_size": 4, **options}) as writer:
+        for index in numbers:
+            writer.add(generation(index))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write(tmp_path / "run", range(10), settings={"seed": 3})
+    return tmp_path / "run"
+
+
+def assert_equal(one: Generation, other: Generation) -> None:
+    assert one.data_id == other.data_id
+    np.testing.assert_array_equal(one.prompt, other.prompt)
+    assert len(one.points) == len(other.points)
+    for a, b in zip(one.points, other.points, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+# Storage
+
+
+def test_round_trip(folder, tmp_path):
+    stored = Trajectories(folder)
+    assert len(stored) == 10 and stored.block_size == N
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "manifest.json", "shard-00000", "shard-00001", "shard-00002",
+    ]  # fmt: skip
+    for index, item in enumerate(stored):
+        assert_equal(item, generation(index))
+    assert_equal(stored[-1], generation(9))
+    assert [item.data_id for item in stored[2:4]] == [102, 103]
+    assert stored.ids.tolist() == [100 + i for i in range(10)]
+    assert stored.prompt_lengths.tolist() == [len(generation(i).prompt) for i in range(10)]
+    assert stored.block_counts.tolist() == [len(generation(i).points) for i in range(10)]
+    with pytest.raises(IndexError):
+        stored[10]
+    write(tmp_path / "more", range(10, 12))
+    both = Trajectories(folder, tmp_path / "more")
+    assert len(both) == 12
+    assert_equal(both[10], generation(10))
+
+
+def test_a_block_knows_what_comes_before_it():
+    item = next(g for g in map(generation, range(20)) if len(g.points) > 2)
+    block = item.block(2)
+    assert block.generated.tolist() == [*item.points[0][-1], *item.points[1][-1]]
+    assert block.fixed.tolist() == item.points[2][-1].tolist()
+    assert (block.data_id, block.place) == (item.data_id, 2)
+
+
+@pytest.mark.parametrize("moment", ["np.save", "rename", "replace"])
+def test_a_stopped_writer_goes_on_after_its_last_whole_shard(folder, monkeypatch, moment):
+    """Stopped while a shard is written, before it gets its name, or before the manifest names it."""
+    target = "numpy.save" if moment == "np.save" else f"pathlib.Path.{moment}"
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target, killed)
+        with pytest.raises(KeyboardInterrupt):
+            write(folder, range(10, 17), settings={"seed": 3})
+    assert len(Trajectories(folder)) == 10
+    writer = TrajectoryWriter(folder, block_size=N, settings={"seed": 3})
+    assert writer.count == 10
+    write(folder, range(writer.count, 17), settings={"seed": 3})
+    for index, item in enumerate(Trajectories(folder)):
+        assert_equal(item, generation(index))
+    assert len(Trajectories(folder)) == 17
+
+
+def test_an_error_leaves_whole_shards_alone(tmp_path):
+    def stopped():
+        yield from range(3)
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write(tmp_path, stopped(), shard_size=2)
+    assert len(Trajectories(tmp_path)) == 2
+
+
+def test_refusals_of_the_writer(folder):
+    with pytest.raises(TrajectoryError, match="was written with block_size 4, not 8"):
+        TrajectoryWriter(folder, block_size=8, settings={"seed": 3})
+    with pytest.raises(TrajectoryError, match="was written with settings"):
+        TrajectoryWriter(folder, block_size=N, settings={"seed": 4})
+    with pytest.raises(ValueError, match="shard_size must be at least 1, not 0"):
+        TrajectoryWriter(folder, block_size=N, shard_size=0)
+    writer = TrajectoryWriter(folder, block_size=N, settings={"seed": 3})
+    with pytest.raises(ValueError, match="blocks must have 4 tokens, not 2"):
+        writer.add(Generation(0, np.ones(1, np.int32), [np.ones((1, 2), np.int32)]))
+    with pytest.raises(ValueError, match="generation 7 must have a prompt and at least one block"):
+        Generation(7, np.ones(1, np.int32), [])
+
+
+def damage(folder, how: str) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    shard = folder / "shard-00001"
+    if how == "cut":
+        data = (shard / "points.npy").read_bytes()
+        (shard / "points.npy").write_bytes(data[:-8])
+    elif how == "missing":
+        (shard / "ids.npy").unlink()
+    elif how == "dtype":
+        np.save(shard / "points.npy", np.load(shard / "points.npy", allow_pickle=False).astype(np.int64))
+    elif how == "offsets":
+        ends = np.load(shard / "point_ends.npy", allow_pickle=False)
+        np.save(shard / "point_ends.npy", ends + 1)
+    elif how == "count":
+        manifest["shards"][1]["generations"] = 3
+    elif how == "version":
+        manifest["format_version"] = 9
+    elif how == "empty":
+        manifest["shards"] = []
+    (folder / "manifest.json").write_text("{" if how == "json" else json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("cut", "points.npy cannot be read"),
+        ("missing", "ids.npy cannot be read"),
+        ("dtype", "points.npy must hold int32 of 2 axes"),
+        ("offsets", "point_ends must grow to the"),
+        ("count", "shard-00001 contradicts its manifest"),
+        ("version", "format version 9; this program reads 1"),
+        ("empty", "has no whole shard yet"),
+        ("json", "manifest.json is not JSON"),
+    ],
+)
+def test_damaged_folders(folder, how, message):
+    damage(folder, how)
+    with pytest.raises(TrajectoryError, match=message) as caught:
+        Trajectories(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_folder(tmp_path):
+    with pytest.raises(TrajectoryError, match=r"holds no trajectories: it has no manifest\.json"):
+        Trajectories(tmp_path)
+
+
+# Noisy points
+
+POINTS = np.array([[1, 9, 9, 9], [1, 2, 9, 9], [9, 2, 3, 9], [1, 2, 3, 9], [1, 2, 3, 4]], np.int32)
+
+
+def test_ratio_and_schedules():
+    assert noise_ratio(POINTS).tolist() == [0.75, 0.5, 1.0, 0.25, 0.0]
+    assert Selection(window=5).schedule.tolist() == [0, 0.25, 0.5, 0.75, 1]
+    assert Selection(window=4, grid="exclusive").schedule.tolist() == [0, 0.25, 0.5, 0.75]
+    assert Selection(window=3, order="reverse").schedule.tolist() == [1, 0.5, 0]
+    rng = np.random.default_rng(0)
+    assert Selection(window=3).targets(5, rng).tolist() == [0, 0.5, 1, 0, 0.5]
+    drawn = Selection(window=3, order="random").targets(100, rng)
+    assert set(drawn) == {0, 0.5, 1} and drawn[:3].tolist() != [0, 0.5, 1]
+    uniform = {Selection(order="uniform").choose(POINTS, np.nan, rng) for _ in range(100)}
+    assert uniform == {0, 1, 2, 3}  # never the fixed point
+
+
+def test_the_first_point():
+    rng = np.random.default_rng(0)
+    item = Generation(0, np.ones(1, np.int32), [POINTS] * 2)
+    truth = pack(item, Selection(window=2, low=0.75), rng)
+    assert truth.chosen.tolist() == [0, 2]
+    assert truth.packed().tolist() == [1, 1, 9, 9, 9, 1, 2, 3, 4, 9, 2, 3, 9, 1, 2, 3, 4]
+    released = pack(item, Selection(window=2, low=0.75, first_point="fixed"), rng)
+    assert released.chosen.tolist() == [1, 2]  # the draft's ratio counts as zero; 0.5 and 1 are equally near
+    assert pack(item, Selection(window=1, first_point="fixed"), rng).noisy[0].tolist() == [1, 2, 3, 4]
+
+
+def test_filters():
+    prompt = np.ones(3, np.int32)
+    same, other = np.full((1, N), 5, np.int32), np.arange(N, dtype=np.int32)[None] + 2
+    items = [
+        Generation(0, prompt, [other]),
+        Generation(1, prompt, [same, same, same]),
+        Generation(2, prompt, [other]),
+        Generation(0, prompt, [other, other]),
+    ]
+    assert longest_run(np.array([3, 3, 1, 1, 1, 2])) == 3
+    assert kept(items).tolist() == [0, 2, 3]  # twelve equal tokens
+    assert kept(items, max_run=12).tolist() == [0, 1, 2, 3]
+    assert kept(items, stop=(5,)).tolist() == [0, 1, 2, 3]  # what follows the stop token is not said
+    assert kept(items, max_tokens=3 + 2 * N).tolist() == [0, 2]
+    assert kept(items, unique="tokens").tolist() == [0, 3]
+    assert kept(items, unique="id").tolist() == [0, 2]
+    assert kept(items, unique="id", keep="last").tolist() == [2, 3]
+    assert kept(items, unique="prompt").tolist() == [0]
+    with pytest.raises(ValueError, match="unique is none, id, prompt or tokens"):
+        kept(items, unique="yes")
+
+
+def test_corrupted_answers():
+    prompt, answer = np.arange(2, 8), np.arange(20, 26)
+    item = corrupted(5, prompt, answer, block_size=N, pad=1, rng=np.random.default_rng(0), context=3)
+    assert item.fixed.tolist() == [[20, 21, 22, 23], [24, 25, 1, 1]]
+    for block, before in zip(item.points, ([5, 6, 7], [21, 22, 23]), strict=True):
+        assert len(block) == N + 1
+        for clean, point in enumerate(block):
+            assert point[:clean].tolist() == block[-1][:clean].tolist()
+            assert set(point[clean:]) <= set(before)
+    with pytest.raises(ValueError, match="corrupted needs a prompt"):
+        corrupted(5, prompt, answer[:0], block_size=N, pad=1, rng=np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"order": "up"}, "order must be one of linear"),
+        ({"window": 0}, "window must be at least 1"),
+        ({"low": 0.6, "high": 0.5}, "low and high must satisfy"),
+    ],
+)
+def test_bad_selections(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Selection(**changes)
+
+
+# Batches
+
+
+def test_an_epoch_shows_every_generation(folder):
+    stored = Trajectories(folder)
+    buckets = [PairBucket(6, 2), PairBucket(6, 4)]
+    make = pair_batch_maker(stored, seed=1, batch_tokens=3 * 2 * (6 + 4 * N), buckets=buckets)
+    assert make.dropped == 0
+    seen = []
+    for index in range(make.epoch):
+        bucket, examples, data = make.plan(index)[0], make.examples(index), make(index)
+        assert data["noisy"].shape == (make.rows(bucket), bucket.pairs, N)
+        assert data["prompt"].shape == (make.rows(bucket), bucket.prompt)
+        for row, example in enumerate(examples):
+            source = generation(example.data_id - 100)
+            count = data["pairs"][row]
+            np.testing.assert_array_equal(data["clean"][row, :count], source.fixed)
+            np.testing.assert_array_equal(data["prompt"][row, : data["prompt_lengths"][row]], source.prompt)
+            assert (bucket.pairs == 2) == (count <= 2)
+            for block, noisy in zip(source.points, data["noisy"][row], strict=False):
+                assert noisy.tolist() in block.tolist()
+        seen += [example.data_id for example in examples]
+    assert set(seen) == set(stored.ids.tolist())
+    orders = [
+        [e.data_id for i in range(make.epoch) for e in make.examples(k * make.epoch + i)] for k in (0, 1)
+    ]
+    assert orders[0] != orders[1]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_batches_resume_bitwise(folder, prefetch):
+    options = {"seed": 2, "batch_tokens": 256, "selection": Selection(order="random"), "prefetch": prefetch}
+    one = pair_batches(Trajectories(folder), **options)
+    for _ in range(3):
+        next(one)
+    state = json.loads(json.dumps(one.get_state())) if isinstance(one.get_state(), dict) else one.get_state()
+    expected = [next(one) for _ in range(4)]
+    other = pair_batches(Trajectories(folder), **options)
+    other.set_state(state)
+    for want in expected:
+        got = next(other)
+        assert got.keys() == want.keys()
+        for name in want:
+            np.testing.assert_array_equal(got[name], want[name])
+
+
+def test_long_generations_are_dropped_or_cut(folder):
+    stored = Trajectories(folder)
+    options = {"seed": 0, "batch_tokens": 256, "buckets": [PairBucket(6, 1), PairBucket(6, 2)]}
+    dropping = pair_batch_maker(stored, **options)
+    assert dropping.dropped == int((stored.block_counts > 2).sum()) > 0
+    cutting = pair_batch_maker(stored, longer="truncate", **options)
+    assert cutting.dropped == 0
+    for index in range(cutting.epoch):
+        for example in cutting.examples(index):
+            np.testing.assert_array_equal(example.clean, generation(example.data_id - 100).fixed[:2])
+    chosen = pair_batch_maker(stored, seed=0, batch_tokens=256, indices=[2, 5])
+    assert {e.data_id for i in range(chosen.epoch) for e in chosen.examples(i)} == {102, 105}
+
+
+def test_single_blocks(folder):
+    stored = Trajectories(folder)
+    make = pair_batch_maker(stored, seed=0, batch_tokens=512, unit="block")
+    assert len(make.items) == stored.block_counts.sum()
+    data = make(0)
+    assert data["noisy"].shape[1:] == (1, N) and (data["pairs"] == 1).all()
+    item = generation(3)
+    alone = pack_block(item, len(item.points) - 1, Selection(), np.random.default_rng(0))
+    assert Selection(window=3).targets(2, np.random.default_rng(0), first=4).tolist() == [0.5, 1]
+    assert alone.prompt.tolist() == [*item.prompt, *item.fixed[:-1].ravel()]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_tokens": 4}, "batch_tokens 4 cannot hold a row"),
+        ({"unit": "word"}, "unit is generation or block"),
+        ({"buckets": []}, "at least one bucket"),
+        ({"buckets": [PairBucket(1, 1)], "indices": [3]}, "no trajectory fits"),
+        ({"indices": [10]}, "indices must name generations from 0 to 9"),
+    ],
+)
+def test_bad_arguments_of_batches(folder, changes, message):
+    with pytest.raises(ValueError, match=message):
+        pair_batches(Trajectories(folder), **{"seed": 0, "batch_tokens": 256, **changes})
+
+
+def test_bad_examples():
+    with pytest.raises(ValueError, match="a bucket needs a prompt and pairs of at least 1"):
+        PairBucket(0, 1)
+    with pytest.raises(ValueError, match="collate needs at least one example"):
+        collate([], PairBucket(1, 1))
+    example = pack(generation(3), Selection(), np.random.default_rng(0))
+    with pytest.raises(ValueError, match="exceeds PairBucket"):
+        collate([example], PairBucket(1, 1))
+
+
+@pytest.mark.parametrize("unit", ["generation", "block"])
+def test_losses_read_the_batches(folder, unit):
+    config = CAUSAL_PRESETS["test-causal"]
+    network, spec = CausalNetwork(config), TokenSpec(stop=(1,), pad=0)
+    options = {"selection": Selection(order="uniform"), "batch_tokens": 256, "unit": unit, "prefetch": 0}
+    data = next(pair_batches(Trajectories(folder), seed=0, **options))
+    loss = (consistency_loss if unit == "generation" else cllm_loss)(network, spec)
+    value, terms = jax.jit(loss)(init_params(config, jax.random.key(0)), None, data, jax.random.key(0))
+    assert np.isfinite(float(value)) and float(terms["ar"]) > 1 and float(terms["consistency"]) > 0
