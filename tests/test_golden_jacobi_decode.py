@@ -125,7 +125,15 @@ def group_of(case: Case) -> list[Case]:
 def parameters(*kinds: str) -> list:
     """Cases of some kinds as parameters, those that share a program next to each other."""
     listed = sorted((case for case in CASES if case.kind in kinds), key=lambda case: str(alike(case)))
-    return [pytest.param(case, id=f"{case.model}-{case.tag}") for case in listed]
+    smallest = min((case.block for case in listed), default=0)
+
+    def slow(case: Case) -> bool:
+        return case.kind.startswith("multiblock") and case.block > smallest
+
+    return [
+        pytest.param(case, id=f"{case.model}-{case.tag}", marks=[pytest.mark.slow] * slow(case))
+        for case in listed
+    ]
 
 
 def test_folder_holds_recorded_runs():
@@ -170,6 +178,15 @@ def most_iterations(case: Case) -> int:
     return cut.pop() if cut else 128
 
 
+def pseudo_blocks(case: Case) -> int:
+    """Most pseudo blocks that a network call was fed, and one more where a call's last one spawned another."""
+    most = 0
+    for fed, taken, spawned in zip(*map(case.of, ("it_len", "call_iters", "spawn_iter")), strict=True):
+        late = np.isin(np.cumsum(taken) - 1, spawned).any()
+        most = max(most, int(fed.max()) // case.block + int(late) if len(spawned) else 0)
+    return most
+
+
 def decoder_of(case: Case) -> Any:
     """The decoder, with room for every case that shares its program."""
     group = group_of(case)
@@ -180,14 +197,13 @@ def decoder_of(case: Case) -> Any:
         return OfficialRunningWindow(network, size, **options)
     if not case.kind.startswith("multiblock"):
         return OfficialJacobi(network, size, complete_blocks=case.kind == "trajectories", **options)
-    widest = max(int(length.max()) for other in group for length in other.of("it_len"))
     spawned = max(len(spawned) for other in group for spawned in other.of("spawn_iter"))
     return OfficialMultiBlock(
         network,
         size,
         variant=alike(case)[0],
         pool=int(case.settings.get("pool", 0)),
-        in_flight=1 + (widest // case.block if spawned else 0),
+        in_flight=1 + max(map(pseudo_blocks, group)),
         capacity=1 + spawned,
         **options,
     )
@@ -246,11 +262,17 @@ def knobs_of(case: Case, decoder: Any, rows: int) -> Any:
 @functools.cache
 def replayed(case: Case) -> tuple[decode.Decoded, Any]:
     """The result and the record of every network call."""
-    steps = max(max(iterations(other)) for other in group_of(case))
     decoder, request = decoder_of(case), request_of(case)
-    knobs = knobs_of(case, decoder, request.batch)
-    result, passes = decode.trace(decoder, loaded(case.model)[1], request, knobs, n=steps + 1, record=passed)
-    return jax.tree.map(np.asarray, result), jax.tree.map(np.asarray, passes)
+    knobs, params = knobs_of(case, decoder, request.batch), loaded(case.model)[1]
+    if case.kind == "trajectories":
+        steps = max(max(iterations(other)) for other in group_of(case))
+        result, passes = decode.trace(decoder, params, request, knobs, n=steps + 1, record=passed)
+        return jax.tree.map(np.asarray, (result, passes))
+    passes = []
+    for state in decode.stream(decoder, params, request, knobs):
+        passes.append(jax.tree.map(np.asarray, passed(state)))
+        result = jax.tree.map(np.asarray, decoder.finish(state))
+    return result, jax.tree.map(lambda *steps: np.stack(steps), *passes)
 
 
 class Run:

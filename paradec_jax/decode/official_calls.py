@@ -265,7 +265,8 @@ class Shape:
             active=blocks.active + 1,
         )
         wanted = (blocks.done[blocks.visible - 1] >= spawn_at) & (blocks.active < most)
-        fits = (at < self.capacity) & (jnp.sum(self.in_view(spawned)) < self.in_flight)
+        ahead, _ = self.promote(spawned)  # which comes next
+        fits = (at < self.capacity) & (jnp.sum(self.in_view(ahead)) < self.in_flight)
         did = wanted & fits
         return jax.tree.map(lambda new, old: jnp.where(did, new, old), spawned, blocks), did
 
