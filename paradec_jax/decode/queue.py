@@ -110,9 +110,10 @@ def _row_steps(state: Any, before: Any, did: int, done: Any, owned: Any) -> int:
 
 
 def _take(request: Request, at: Any) -> Request:
-    """Some rows of a request; recorded draws belong to all rows."""
-    rows = dataclasses.replace(request, recorded=None)
-    return dataclasses.replace(jax.tree.map(lambda x: x[jnp.asarray(at)], rows), recorded=request.recorded)
+    """Some rows of a request."""
+    at, recorded = jnp.asarray(at), request.recorded
+    rows = jax.tree.map(lambda x: x[at], dataclasses.replace(request, recorded=None))
+    return dataclasses.replace(rows, recorded=None if recorded is None else recorded.take(at))
 
 
 def _admit(

@@ -27,6 +27,8 @@ class Purpose(enum.IntEnum):
 class Recorded:
     """Draws recorded from another program, shared by all rows and indexed by position; any may be missing.
 
+    The drafts of block decoding belong to rows; where one of them is -1, the key draws in its place.
+
     Attributes:
       states: initial latent state of each position at scale 1, [P, D].
       uniforms: number in [0, 1) that samples the token at each position, [P].
@@ -34,6 +36,9 @@ class Recorded:
       noise: noise of a sampler step at each position, at scale 1, [T, P, D].
       fillers: random tokens in front of the wave in a sampler step, [T, h].
       window: random tokens of lookahead's first window, [w].
+      prefill_drafts: random tokens that the prefill reads behind each prompt, [B, n].
+      drafts: draft with which each block call begins; its first token, which is known, is not read, [B, calls, n].
+      windows: fill of the running window before each network call behind the tokens it knows, [B, T, n].
     """
 
     states: Float[Array, "P D"] | None = None
@@ -42,6 +47,14 @@ class Recorded:
     noise: Float[Array, "T P D"] | None = None
     fillers: Int[Array, "T h"] | None = None
     window: Int[Array, "w"] | None = None
+    prefill_drafts: Int[Array, "B n"] | None = None
+    drafts: Int[Array, "B calls n"] | None = None
+    windows: Int[Array, "B T n"] | None = None
+
+    def take(self, rows: Array) -> "Recorded":
+        """The record of some rows of a request."""
+        own = {name: getattr(self, name) for name in ("prefill_drafts", "drafts", "windows")}
+        return dataclasses.replace(self, **{name: x[rows] for name, x in own.items() if x is not None})
 
 
 def fold(

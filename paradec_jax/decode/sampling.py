@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.decode.randomness import Purpose, Recorded, fold
 from paradec_jax.nn.precision import at_least_float32
 
-TOP_P_RULES = ("drop", "keep")
+TOP_P_RULES = ("drop", "keep", "drop-renormalised")
 
 
 @jax.tree_util.register_dataclass
@@ -57,9 +57,10 @@ def filtered_probabilities(
 ) -> Float[Array, "*shape V"]:
     """Softmax of `logits / temperature` after top-k, top-p and min-p, in this order, renormalised.
 
-    Each filter works on what the one before left, without renormalising in between. The two rules of top-p
+    Each filter works on what the one before left, without renormalising in between. The rules of top-p
     differ in the token that crosses the threshold: "drop" removes it (Huginn's release), "keep" keeps it (the
-    usual rule); the most probable token always stays.
+    usual rule); the most probable token always stays. "drop-renormalised" is "drop" with what top-k left
+    renormalised first (the serving engine of Jacobi Forcing, which accepts a draft x when u < p(x)).
     """
     if top_p_rule not in TOP_P_RULES:
         raise ValueError(f"top_p_rule must be one of {', '.join(TOP_P_RULES)}, not {top_p_rule!r}")
@@ -71,11 +72,13 @@ def filtered_probabilities(
     ordered = jnp.flip(jnp.sort(probs, axis=-1), axis=-1)
     kth = jnp.take_along_axis(ordered, jnp.broadcast_to(top_k - 1, (*probs.shape[:-1], 1)), axis=-1)
     probs = jnp.where(probs < kth, 0.0, probs)
+    if top_p_rule == "drop-renormalised":
+        probs = probs / jnp.sum(probs, axis=-1, keepdims=True)
 
     order = jnp.argsort(-probs, axis=-1, stable=True)
     ordered = jnp.take_along_axis(probs, order, axis=-1)
     mass = jnp.cumsum(ordered, axis=-1)
-    reached = mass if top_p_rule == "drop" else mass - ordered
+    reached = mass - ordered if top_p_rule == "keep" else mass
     # Rounding may lift the whole mass above 1; a threshold of 1 must still keep everything.
     outside = (reached > knobs.top_p) & (jnp.arange(vocab) > 0) & (jnp.asarray(knobs.top_p) < 1)
     rank = jnp.argsort(order, axis=-1)

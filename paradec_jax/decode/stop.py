@@ -85,6 +85,16 @@ def commit(
     )
 
 
+def extend(progress: Progress, tokens: Int[Array, "B W"], count: Int[Array, "B"]) -> Progress:
+    """Appends `count` tokens to each running row and cuts nothing, for programs that run over their budget."""
+    count = jnp.where(progress.done, 0, count)
+    return dataclasses.replace(
+        progress,
+        tokens=_write(progress.tokens, tokens, progress.length, count),
+        length=progress.length + count,
+    )
+
+
 def _write(buffer: Array, new: Array, at: Array, count: Array) -> Array:
     width = new.shape[1]
 

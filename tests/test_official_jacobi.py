@@ -1,0 +1,189 @@
+"""Laws of the released Jacobi decoders on a small network of random weights, with drafts from the requests' keys."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+from paradec_jax import decode
+from paradec_jax.config import CAUSAL_PRESETS
+from paradec_jax.decode import drive
+from paradec_jax.decode.official_blocks import passed
+from paradec_jax.decode.official_jacobi import OfficialJacobi
+from paradec_jax.decode.official_multiblock import OfficialMultiBlock
+from paradec_jax.decode.official_window import OfficialRunningWindow
+from paradec_jax.decode.trajectories import trajectories
+from paradec_jax.models.causal import CausalNetwork, init_params
+
+NETWORK = CausalNetwork(dataclasses.replace(CAUSAL_PRESETS["test-causal"], tie_embeddings=False))
+PROMPTS = ([3, 1, 4], [1, 5, 2, 6, 5, 9, 8], [2, 7], [11, 12, 13, 14])
+BUDGETS = (20, 9, 14, 1)
+BLOCK, SIZE = 5, 40
+DECODERS = {
+    "blocks": (OfficialJacobi, {}, {}),
+    "complete": (OfficialJacobi, {"complete_blocks": True}, {}),
+    "window": (OfficialRunningWindow, {}, {"max_iterations": 3}),
+    "main": (OfficialMultiBlock, {"capacity": 9}, {"spawn_ratio": 0.4}),
+    "crowded": (OfficialMultiBlock, {"capacity": 2, "pool": 8}, {"blocks": 4, "spawn_ratio": 0.2}),
+    "tail": (OfficialMultiBlock, {"variant": "tail", "in_flight": 3, "capacity": 30}, {"spawn_ratio": 0.4}),
+    "plain": (OfficialMultiBlock, {"variant": "plain", "in_flight": 3, "capacity": 30}, {"spawn_ratio": 0.4}),
+}
+QUICK = ("blocks", "window", "main")
+EVERY = pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in DECODERS]
+)
+
+
+def decoder_of(name: str) -> Any:
+    kind, options, _ = DECODERS[name]
+    return kind(NETWORK, SIZE, block=BLOCK, pad=31, **options)
+
+
+def knobs_of(name: str) -> Any:
+    kind, _, knobs = DECODERS[name]
+    return kind.Knobs(**knobs)
+
+
+@functools.cache
+def params() -> Any:
+    """Weights that care more for the last token than for those before it, so that some drafts are accepted."""
+    drawn = init_params(NETWORK.config, jax.random.key(2))
+
+    def gained(path: Any, leaf: Any) -> Any:
+        return (1.5 if jax.tree_util.keystr(path).endswith("['out']") else 3) * leaf
+
+    return jax.tree_util.tree_map_with_path(gained, drawn)
+
+
+@functools.cache
+def greedy() -> list[list[int]]:
+    request = decode.make_request(list(PROMPTS), max_new_tokens=2 * SIZE)
+    return decode.run(decode.AutoRegressive(NETWORK, 3 * SIZE), params(), request).completions()
+
+
+def request_of(stop: tuple[int, ...] = (), **options: Any) -> decode.Request:
+    return decode.make_request(list(PROMPTS), max_new_tokens=BUDGETS, stop=stop, **options)
+
+
+@functools.cache
+def result_of(name: str) -> decode.Decoded:
+    return decode.run(decoder_of(name), params(), request_of(), knobs_of(name))
+
+
+@EVERY
+def test_output_is_greedy_decoding_and_overruns_the_budget(name):
+    result = result_of(name)
+    over = {"window": BLOCK - 2, "blocks": BLOCK - 1, "complete": BLOCK}.get(name)
+    for tokens, expected, budget in zip(result.completions(), greedy(), BUDGETS, strict=True):
+        assert tokens == expected[: len(tokens)]
+        assert len(tokens) >= budget
+        if over is not None:
+            assert len(tokens) <= budget + over
+        if name in ("blocks", "complete"):
+            assert len(tokens) % BLOCK == 0
+    assert (np.asarray(result.reasons) == decode.Reason.BUDGET).all()
+
+
+def test_drafts_are_accepted():
+    """Otherwise the other tests here would see no candidate and no spawned block."""
+    for name in QUICK:
+        result = result_of(name)
+        calls, tokens = (
+            int(result.network_calls[0]) - 1,
+            int(result.generated[0]),
+        )  # the prefill commits nothing
+        assert calls < tokens, f"{name}: {calls} calls for {tokens} tokens"
+
+
+@EVERY
+def test_stop_tokens_end_a_row(name):
+    stop = greedy()[0][7]
+    result = decode.run(decoder_of(name), params(), request_of((stop,)), knobs_of(name))
+    for tokens, expected, reason in zip(result.completions(), greedy(), result.reasons.tolist(), strict=True):
+        assert tokens == expected[: len(tokens)]
+        if reason == decode.Reason.STOP:
+            first = tokens.index(stop)
+            end = -(-(first + 1) // BLOCK) * BLOCK if name == "complete" else first + 1
+            assert len(tokens) == end
+        else:
+            assert stop not in tokens
+    assert decode.Reason.STOP in result.reasons.tolist()
+
+
+@pytest.mark.parametrize("name", ["blocks", pytest.param("main", marks=pytest.mark.slow)])
+def test_rows_are_independent_in_a_queue(name):
+    """Drafts are drawn from a row's own key, and recorded ones go with their rows."""
+    rng = np.random.default_rng(0)
+    drafts = rng.integers(-1, NETWORK.vocab_size, (len(PROMPTS), 3, BLOCK))
+    request = request_of(recorded=decode.Recorded(drafts=jnp.asarray(drafts, jnp.int32)))
+    together = decode.run(decoder_of(name), params(), request, knobs_of(name))
+    served = decode.serve(decoder_of(name), params(), request, knobs_of(name), rows=2, every=3).decoded
+    for field in ("tokens", "lengths", "reasons", "network_calls", "positions"):
+        np.testing.assert_array_equal(getattr(served, field), getattr(together, field), err_msg=field)
+    assert together.network_calls.tolist() != result_of(name).network_calls.tolist()
+
+
+def test_trace_records_trajectories():
+    decoder = decoder_of("complete")
+    result, passes = decode.trace(decoder, params(), request_of(), n=40, record=passed)
+    for row, blocks in enumerate(trajectories(passes)):
+        assert sum(block.network_calls for block in blocks) == int(result.network_calls[row]) - 1
+        tokens = [token for block in blocks for token in block.points[-1]]
+        assert tokens == result.completions()[row] == greedy()[row][: len(tokens)]
+        for block in blocks:
+            right = np.cumprod(block.points == block.points[-1], axis=1).sum(axis=1)
+            assert (np.diff(right) >= 0).all() and right[0] >= 1
+
+
+def test_one_program_for_all_knobs():
+    decoder = decoder_of("main")
+    result_of("main")
+    compiled = drive._run._cache_size()
+    for knobs in ({"blocks": 1}, {"spawn_ratio": 0.9}, {"max_calls": 2}, {"max_iterations": 4}):
+        result = decode.run(decoder, params(), request_of(), decoder.Knobs(**knobs))
+        assert [t[:1] for t in result.completions()] == [t[:1] for t in greedy()]
+    assert drive._run._cache_size() == compiled
+
+
+@EVERY
+def test_lowers_for_accelerators(name):
+    decoder, knobs = decoder_of(name), drive._knobs(decoder_of(name), knobs_of(name))
+
+    @jax.jit
+    def step(params, state):
+        return decoder.step(params, state, knobs).progress.length
+
+    state = jax.eval_shape(decoder.init, params(), request_of(), knobs)
+    assert export.export(step, platforms=("cuda", "tpu"))(params(), state).platforms == ("cuda", "tpu")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: OfficialJacobi(block=0), "block must be at least 1, not 0"),
+        (lambda: OfficialJacobi(greedy=False), "OfficialJacobi is greedy"),
+        (lambda: OfficialJacobi(log_probs=True), "keeps no log-probabilities"),
+        (lambda: OfficialRunningWindow(block=1), "block must be at least 2"),
+        (lambda: OfficialMultiBlock(variant="dev"), "variant must be one of main, tail, plain, not 'dev'"),
+        (lambda: OfficialMultiBlock(pool=-1), "pool must be at least 0, not -1"),
+        (lambda: OfficialMultiBlock(in_flight=0), "in_flight must be at least 1, not 0"),
+        (lambda: OfficialMultiBlock(capacity=0), "capacity must be at least 1, not 0"),
+        (lambda: OfficialMultiBlock.Knobs(blocks=0).checked(), "blocks must be at least 1, not 0"),
+        (lambda: OfficialMultiBlock.Knobs(spawn_ratio=1.5).checked(), "spawn_ratio must be between 0 and 1"),
+        (lambda: OfficialJacobi.Knobs(max_calls=0).checked(), "max_calls must be at least 1, not 0"),
+    ],
+)
+def test_bad_settings_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_sampling_is_refused():
+    knobs = dataclasses.replace(knobs_of("blocks"), temperature=1.0)
+    with pytest.raises(ValueError, match="is greedy, so temperature must be 0"):
+        decode.run(decoder_of("blocks"), params(), request_of(), knobs)
