@@ -32,8 +32,7 @@ Layers = tuple[KV, ...]
 Inputs = Int[Array, "B W"] | Float[Array, "B W D"]  # tokens, or a vector in the place of each
 
 # For optimizers that treat matrices apart: (input axes, output axes) of the parameters found by these regexes.
-# Heads are matrices of their own: orthogonalised together, the values' larger gradients leave queries and keys
-# almost no update, and look-ups are not learned.
+# Each head is a matrix of its own.
 MATRIX_AXES = {
     "attention/qkv$": ((0,), (2,)),
     "attention/out$": ((0, 1), (2,)),
