@@ -29,14 +29,10 @@ def steps_of(state):
     ("stub", "kind", "options", "knobs"),
     [
         (REPEATING, decode.Jacobi, {"block": 5}, {}),
-        (COUNTING, decode.Jacobi, {"block": 4, "pool": 2}, {}),
-        (REPEATING, decode.Jacobi, {"block": 6, "running": True, "pool": 3}, {}),
-        (COUNTING, decode.Jacobi, {"block": 5, "running": True, "rows": 4}, {}),
+        (COUNTING, decode.Jacobi, {"block": 6, "running": True, "pool": 3}, {}),
         (REPEATING, decode.Jacobi, {"block": 4, "pool": 1, "rows": 5}, {}),
-        (REPEATING, decode.MultiBlock, {"block": 4, "blocks": 1}, {"spawn": 0.5}),
         (REPEATING, decode.MultiBlock, {"block": 4, "blocks": 3, "pool": 2}, {"spawn": 0.5}),
         (COUNTING, decode.MultiBlock, {"block": 5, "blocks": 2, "pool": 1, "rows": 3}, {"spawn": 0.6}),
-        (COUNTING, decode.MultiBlock, {"block": 5, "blocks": 2}, {"spawn": 1.0}),
         (COUNTING, decode.MultiBlock, {"block": 3, "blocks": 3, "rows": 2}, {"spawn": 0.0}),
     ],
 )
