@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from plain_baselines import lookahead_count, prompt_lookup_count
+from plain_jacobi import jacobi_count
 
 from paradec_jax import decode
 from paradec_jax.decode import drive, protocol
@@ -113,6 +114,14 @@ def causal_row(kind: type, count: Callable[..., Count], stub: dict[str, Any], **
     return Row(kind, options, stub=stub, net=StubCausal, count=functools.partial(count, options))
 
 
+def jacobi_row(kind: type, *, spawn: float | None = None, **options: Any) -> Row:
+    """A row of a Jacobi decoder on the causal stub; the knob tells the calls as well."""
+    knobs = {} if spawn is None else {"spawn": spawn}
+    row = causal_row(kind, jacobi_count, REPEATING, **options)
+    count = functools.partial(jacobi_count, {**options, **knobs})
+    return dataclasses.replace(row, knobs=knobs, count=count)
+
+
 REPEATING = {"weights": (0, 0, 1, 0), "slope": 0, "constant": 0}  # the text has period 3
 MIXED = {"needed": (3, 1, 2, 4, 1)}
 ROWS = {
@@ -189,10 +198,24 @@ ROWS = {
     "lookahead": causal_row(
         decode.Lookahead, lookahead_count, REPEATING, level=4, window=3, guesses=2, pool_from_prompt=True
     ),
+    "jacobi": jacobi_row(decode.Jacobi, block=4),
+    "jacobi-rows": jacobi_row(decode.Jacobi, block=4, rows=3),
+    "jacobi-running-pool": jacobi_row(decode.Jacobi, block=5, running=True, pool=2),
+    "multiblock": jacobi_row(decode.MultiBlock, block=3, blocks=2, pool=1, spawn=0.5),
+    "multiblock-rows": jacobi_row(decode.MultiBlock, block=2, blocks=3, rows=2, spawn=0.0),
 }
-EVERY = pytest.mark.parametrize("name", ROWS)
-CUT = pytest.mark.parametrize("name", [name for name, row in ROWS.items() if not row.faithful])
-COUNTED = pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.count])
+VARIANTS = ("jacobi", "jacobi-rows", "jacobi-running-pool", "multiblock-rows")  # slow: "multiblock" is all of it
+
+
+def over(rows: dict[str, Any]) -> Any:
+    """A test of each of these rows."""
+    names = [pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in rows]
+    return pytest.mark.parametrize("name", names)
+
+
+EVERY = over(ROWS)
+CUT = over({name: row for name, row in ROWS.items() if not row.faithful})
+COUNTED = over({name: row for name, row in ROWS.items() if row.count})
 
 
 def whole(state: Any) -> Any:
@@ -408,7 +431,10 @@ def test_stops_and_budgets_of_each_row(name):
         assert (tokens[i, end:] == decoder.pad).all()
 
 
-@pytest.mark.parametrize("name", ["speculative", "wavefront-bursts", "prompt-lookup", "lookahead"])
+LEAPING = ("speculative", "wavefront-bursts", "prompt-lookup", "lookahead", "jacobi", "multiblock")
+
+
+@pytest.mark.parametrize("name", LEAPING)
 def test_a_commit_is_cut_in_its_middle(name):
     """A stop token, or the end of the budget, inside several tokens that one step commits."""
     row = ROWS[name]
@@ -549,6 +575,20 @@ def test_what_cannot_work_is_refused_at_once(name):
             ),
             r"recorded.window must have shape \(4,\), not \(3,\)",
         ),
+        (lambda: decode.Jacobi(block=1), "block must be at least 2, not 1"),
+        (lambda: decode.Jacobi(pool=-1), "pool and rows must not be negative, not -1, 0"),
+        (lambda: decode.Jacobi(rows=-2), "pool and rows must not be negative, not 0, -2"),
+        (lambda: decode.Jacobi(pool=2, rows=1), "a pool needs rows of at least 2"),
+        (lambda: decode.MultiBlock(block=1), "block must be at least 2, not 1"),
+        (lambda: decode.MultiBlock(blocks=0), "blocks must be at least 1, not 0"),
+        (lambda: decode.MultiBlock(running=True), "a running window has no blocks"),
+        (lambda: unusual(decode.MultiBlock, {"spawn": 1.5}), "spawn must be between 0 and 1, not 1.5"),
+        (lambda: unusual(decode.MultiBlock, {"spawn": -0.1}), "spawn must be between 0 and 1, not -0.1"),
+        (lambda: unusual(decode.Jacobi, rows=12), "must not exceed the 11 tokens of the vocabulary, not 12"),
+        (
+            lambda: unusual(decode.Jacobi, network=tiny_network("full"), pool=1),
+            "Jacobi with 2 rows needs a network with candidates .*, not RecurrentDepthNetwork",
+        ),
         (lambda: decode.Wavefront(inner_recurrence=0), "inner_recurrence"),
         (lambda: decode.Wavefront(width=0), "width"),
         (lambda: decode.Wavefront(headway=0), "headway"),
@@ -571,6 +611,14 @@ def test_what_cannot_work_is_refused_at_once(name):
 def test_bad_input_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def unusual(
+    kind: type, knobs: dict[str, Any] | None = None, *, network: Any = StubCausal(), **options: Any
+) -> Any:
+    """A run that must be refused."""
+    decoder, knobs = kind(network, SIZE, **options), kind.Knobs(**(knobs or {}))
+    return decode.run(decoder, tiny_params(), tiny_request(2), knobs)
 
 
 # 2. Equivalences, on a small model of random weights
@@ -631,8 +679,15 @@ def test_log_probabilities_are_those_of_a_forward_pass():
         assert not np.any(result.log_probs[i, :start]) and not np.any(result.log_probs[i, end:])
 
 
-def test_speculative_is_static():
-    decoder = tiny(decode.SelfSpeculative, "full", draft_recurrence=2, lookahead=3)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (decode.SelfSpeculative, {"draft_recurrence": 2, "lookahead": 3}),
+        pytest.param(decode.Jacobi, {"block": 3}, marks=pytest.mark.slow),
+    ],
+)
+def test_drafts_of_a_recurrent_network_are_static_decoding(kind, options):
+    decoder = tiny(kind, "full", **options)
     result = decode.run(decoder, tiny_params(), tiny_request(BUDGET), decoder.Knobs())
     assert result.completions() == static("full").completions()
 
@@ -709,6 +764,8 @@ CAUSAL = {
         decode.Lookahead,
         {"level": 4, "window": 4, "guesses": 3, "pool_from_prompt": True},
     ),
+    "jacobi": (decode.Jacobi, {"block": 4, "running": True, "rows": 2}),
+    "multiblock": (decode.MultiBlock, {"block": 3, "blocks": 2, "pool": 2}),
 }
 
 
@@ -717,7 +774,7 @@ def causal(kind: type, size: int = SIZE, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", CAUSAL)
+@over(CAUSAL)
 def test_drafts_of_any_origin_are_static_decoding(name, temperature):
     """On a stub whose drafts are often right, each position with its own draw, and on a model, whose are not."""
     kind, options = CAUSAL[name]
@@ -726,7 +783,7 @@ def test_drafts_of_any_origin_are_static_decoding(name, temperature):
     static = decode.run(decode.AutoRegressive(stub, size), None, request, knobs).completions()
     drafted = decode.run(kind(stub, size, **options), None, request, knobs)
     assert drafted.completions() == static
-    assert (drafted.network_calls < 36).all()
+    assert (drafted.network_calls < 36).all(), drafted.network_calls
     right = [stub.expected(prompt, len(tokens)) for prompt, tokens in zip(PROMPTS, static, strict=True)]
     assert (static == right) == (temperature == 0)
 
@@ -736,12 +793,14 @@ def test_drafts_of_any_origin_are_static_decoding(name, temperature):
     assert drafted.completions() == static.completions()
     assert drafted.reasons.tolist() == static.reasons.tolist()
     np.testing.assert_allclose(drafted.log_probs, static.log_probs, atol=2e-5)
-    if temperature:
+    assert (drafted.network_calls <= static.network_calls).all()
+    if temperature and not issubclass(kind, decode.Jacobi):  # whose guesses know the draws of their positions
         assert (drafted.network_calls >= 0.8 * static.network_calls).all()
 
 
-def test_rows_of_a_causal_model_are_independent():
-    kind, options = CAUSAL["lookahead"]
+@pytest.mark.parametrize("name", ["lookahead", pytest.param("multiblock", marks=pytest.mark.slow)])
+def test_rows_of_a_causal_model_are_independent(name):
+    kind, options = CAUSAL[name]
     request, knobs = tiny_request((BUDGET, 4, 7), stop=(2,)), kind.Knobs(temperature=1.0)
     together = rows_of(decode.run(causal(kind, **options), tiny_causal_params(), request, knobs), 2)
     padded = take(request, 2)

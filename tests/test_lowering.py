@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import export
-from test_laws import REAL, ROWS
+from test_laws import EVERY, REAL, ROWS
 
 from paradec_jax import decode
 from paradec_jax.decode import drive
@@ -29,7 +29,7 @@ def shapes_of(dtype: str):
     return parameter_shapes(tiny_network(dtype=dtype, param_dtype=dtype).config)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@EVERY
 def test_decoder(name):
     row = ROWS[name]
     if row.net is StubCausal:

@@ -86,6 +86,8 @@ class Jacobi(DecoderBase):
             )
         if self.pool < 0 or self.rows < 0:
             raise ValueError(f"pool and rows must not be negative, not {self.pool}, {self.rows}")
+        if self.pool and self.rows == 1:
+            raise ValueError("a pool needs rows of at least 2 (or 0 for 1 + pool), not 1: it gives candidates")
 
     @property
     def width(self) -> int:
@@ -97,7 +99,8 @@ class Jacobi(DecoderBase):
         return self.rows or 1 + self.pool
 
     def init(self, params: Any, request: Request, knobs: Any) -> JacobiState:
-        """Reads each prompt and W random tokens behind it in one call: the first token and the first iterate."""
+        """Reads each prompt and W - 1 random tokens behind it in one call: the first token, the first iterate."""
+        self._check()
         width, batch = self.width, request.batch
         fractions = _fractions(request.keys, self.size + width)
         ahead = _guesses(fractions, request.tokens, request.lengths, width - 1)
@@ -155,6 +158,20 @@ class Jacobi(DecoderBase):
         accepted = progress.length - before
         return JacobiState(progress, cache, drafts, horizon, pool, state.fractions, accepted)
 
+    def _check(self) -> None:
+        """Refuses a network that cannot hold the rows."""
+        rows, network = self._rows, self.network
+        if rows > 1 and not hasattr(network, "pick"):
+            raise ValueError(
+                f"{type(self).__name__} with {rows} rows needs a network with candidates in its window, "
+                f"not {type(network).__name__}: set rows and pool to 0"
+            )
+        if rows > network.vocab_size:
+            raise ValueError(
+                f"rows (1 + pool where it is 0) must not exceed the {network.vocab_size} tokens of the "
+                f"vocabulary, not {rows}"
+            )
+
     def _verify(
         self, params: Any, state: JacobiState, fed: Int[Array, "B R W"]
     ) -> tuple[Float[Array, "B RW V"], Any]:
@@ -163,9 +180,9 @@ class Jacobi(DecoderBase):
         at = state.progress.length - 1
         positions = jnp.tile(at[:, None] + jnp.arange(width), (1, rows))
         initial = jnp.tile(stop.window(state.progress.initial, at, width), (1, rows, 1))
-        mask = masks.side_by_side(rows, width) if rows > 1 else None
+        mask = {"window_mask": masks.side_by_side(rows, width)} if rows > 1 else {}
         flat = fed.reshape(batch, rows * width)
-        out = self.network.forward(params, flat, positions, state.cache, at, initial, window_mask=mask)
+        out = self.network.forward(params, flat, positions, state.cache, at, initial, **mask)
         return self.network.logits(params, out.hidden), out.kv
 
     def _drafts(
