@@ -18,7 +18,6 @@ import numpy as np
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 from tyro.extras import SubcommandApp
@@ -26,21 +25,18 @@ from tyro.extras import SubcommandApp
 from paradec_jax import store
 from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.data.word_problems import PROMPT
-from paradec_jax.decode import Adaptive, AutoRegressive, SelfSpeculative, Wavefront, stream
-from paradec_jax.evaluate import SETTINGS, Comparison, compare, word_problems
+from paradec_jax.decode import stream
+from paradec_jax.evaluate import SETTINGS, compare, word_problems
 from paradec_jax.evaluate.bench import bench, fixed_wavefront, limits, static
 from paradec_jax.evaluate.options import choose
+from paradec_jax.evaluate.tables import print_bench, print_pairs, print_table
 from paradec_jax.generate import Generation, Prepared, StopStrings, generate, prepare
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.models.recurrent_depth import init_params
 
 DEFAULT_MODEL = "tiny-recurrent"
-DECODERS = {
-    "autoregressive": AutoRegressive,
-    "adaptive": Adaptive,
-    "speculative": SelfSpeculative,
-    "wavefront": Wavefront,
-}
+# The models that `compare` puts side by side; the first is the one that the others are paired with.
+BUNDLED = {"recurrent_depth": ("tiny-recurrent",), "jacobi": ("tiny-causal", "tiny-jacobi")}
 
 Flag = FlagCreatePairsOff[bool]
 app = SubcommandApp()
@@ -48,8 +44,8 @@ app = SubcommandApp()
 
 @app.command(name="compare")
 def compare_command(
-    family: Literal["recurrent_depth"] = "recurrent_depth",
-    model: Annotated[str, arg(metavar="DIR|NAME")] = DEFAULT_MODEL,
+    family: Literal["recurrent_depth", "jacobi"] = "recurrent_depth",
+    model: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="DIR|NAME")]] = (),
     problems: int = 200,
     steps: tuple[int, int] = (2, 8),
     seed: int = 1,
@@ -58,11 +54,12 @@ def compare_command(
     """Decodes the same unseen word problems with every decoder and prints one table.
 
     Exact answers are counted over all problems, decoded in batches; speed is measured on the first of them,
-    one at a time, decoders in turns.
+    one at a time, decoders in turns. Each model has a table of its own.
 
     Args:
       family: model family; its settings are the rows of the table.
-      model: a model folder, or the name of a bundled model.
+      model: a model folder, or the name of a bundled model; may be given several times. By default the bundled
+        models of the family.
       problems: number of problems.
       steps: fewest and most steps of a problem's solution, from 2 to 8.
       seed: of the problems and of all draws.
@@ -72,23 +69,39 @@ def compare_command(
     if problems < 1:
         raise ValueError(f"--problems must be at least 1, not {problems}")
     _check_json(json)
-    loaded = store.load(model)
-    if loaded.family != family:
-        raise ValueError(f"{model} is of family {loaded.family}, but --family is {family}")
+    models = {name: store.load(name) for name in model or BUNDLED[family]}
+    for name, loaded in models.items():
+        if loaded.family != family:
+            raise ValueError(f"{name} is of family {loaded.family}, but --family is {family}")
     drawn = word_problems(problems, seed=seed, steps=steps)
-    with _progress() as report:
-        result = compare(loaded, drawn, SETTINGS[family], name=Path(model).name, seed=seed, report=report)
+    results = {}
+    for name, loaded in models.items():
+        with _progress() as report:
+            short = Path(name).name
+            results[short] = compare(loaded, drawn, SETTINGS[family], name=short, seed=seed, report=report)
     if json is not None:
-        _write_json(result.rows, json)
+        _write_json([row for result in results.values() for row in result.rows], json)
     if json != "-":
-        _print_table(result, steps, seed)
+        for result in results.values():
+            print_table(result, steps, seed)
+        print_pairs(results)
     return 0
 
 
 @app.command(name="generate")
 def generate_command(
     prompt: Positional[Annotated[str, arg(metavar="PROMPT")]],
-    decoder: Literal["wavefront", "autoregressive", "adaptive", "speculative"] = "wavefront",
+    decoder: Literal[
+        "autoregressive",
+        "adaptive",
+        "speculative",
+        "wavefront",
+        "jacobi",
+        "multiblock",
+        "prompt_lookup",
+        "lookahead",
+    ]
+    | None = None,
     model: Annotated[str, arg(metavar="DIR|NAME")] = DEFAULT_MODEL,
     question: Flag = False,
     stream: Flag = False,
@@ -102,6 +115,12 @@ def generate_command(
     inner_recurrence: int | None = None,
     width: int | None = None,
     exit_threshold: float | None = None,
+    block: int | None = None,
+    blocks: int | None = None,
+    running: bool | None = None,
+    pool: int | None = None,
+    rows: int | None = None,
+    spawn: float | None = None,
     delay: float = 0.02,
 ) -> int:
     """Continues a text.
@@ -111,8 +130,8 @@ def generate_command(
 
     Args:
       prompt: the text, or - to read it from standard input.
-      decoder: how to decode. Its settings are those of its last row in `paradec compare`, changed by the
-        options below.
+      decoder: how to decode, by default as the last row of the family's table in `paradec compare`. Settings
+        are those of the decoder's last row there, changed by the options below.
       model: a model folder, or the name of a bundled model.
       question: put the prompt into the form of the word problems.
       stream: show committed tokens as they come and, on a terminal and in another colour, the candidates that
@@ -127,6 +146,12 @@ def generate_command(
       inner_recurrence: recurrences of a step (wavefront).
       width: positions of the wave at most (wavefront).
       exit_threshold: relative change of a state below which it has converged (wavefront, adaptive).
+      block: tokens of a block (jacobi, multiblock).
+      blocks: blocks in flight at most (multiblock).
+      running: whether the window keeps its full width (jacobi).
+      pool: earlier iterates that are searched for candidates (jacobi, multiblock).
+      rows: rows verified in a call (jacobi, multiblock).
+      spawn: agreement of the newest block that spawns the next one (multiblock).
       delay: seconds between two pictures of --stream on a terminal.
     """
     if prompt == "-":
@@ -141,6 +166,12 @@ def generate_command(
         "inner_recurrence": inner_recurrence,
         "width": width,
         "exit_threshold": exit_threshold,
+        "block": block,
+        "blocks": blocks,
+        "running": running,
+        "pool": pool,
+        "rows": rows,
+        "spawn": spawn,
         "temperature": temperature,
         "top_p": top_p,
     }
@@ -228,18 +259,25 @@ def bench_command(
     if json is not None:
         _write_json(rows, json)
     if json != "-":
-        _print_bench(rows)
+        print_bench(rows)
     return 0
 
 
-def _choose(family: str, name: str, options: dict[str, Any]) -> tuple[Any, Any]:
-    """The decoder of that name and its knobs: the last row of the table, changed by options.
+def _choose(family: str, name: str | None, options: dict[str, Any]) -> tuple[Any, Any]:
+    """The decoder of that name and its knobs: its last row of the family's table, changed by options.
 
     Raises:
-      ValueError: an option that this decoder does not have.
+      ValueError: a decoder of another family, or an option that this decoder does not have.
     """
-    setting = [setting for setting in SETTINGS[family] if setting.name == name][-1]
-    return choose(name, setting.decoder, setting.knobs, options)
+    table = SETTINGS[family]
+    name = table[-1].name if name is None else name
+    settings = [setting for setting in table if setting.name == name]
+    if not settings:
+        known = ", ".join(dict.fromkeys(setting.name for setting in table))
+        raise ValueError(
+            f"--decoder {name} does not suit a model of family {family}; it takes one of {known}"
+        )
+    return choose(name, settings[-1].decoder, settings[-1].knobs, options)
 
 
 def _stream(model: store.Model, prepared: Prepared, knobs: Any, prompt: str, delay: float) -> Generation:
@@ -276,15 +314,18 @@ def _stream(model: store.Model, prepared: Prepared, knobs: Any, prompt: str, del
 
 
 def _candidates(prepared: Prepared, state: Any) -> str:
-    """Text of the drafts in front of a wavefront's first row, or nothing for other decoders."""
-    if not hasattr(state, "candidates"):
-        return ""
+    """Text of the guesses behind the first row's committed tokens, or nothing for decoders without any."""
     progress = state.progress
     start, end = int(progress.prompt_lengths[0]), int(progress.length[0])
+    if hasattr(state, "candidates"):  # of a wave
+        guesses = np.asarray(state.candidates)[0, 1 : int(state.active[0])].tolist()
+    elif hasattr(state, "horizon"):  # of a window
+        guesses = np.asarray(state.draft)[0, : int(state.horizon[0]) - end].tolist()
+    else:
+        return ""
     committed = np.asarray(progress.tokens)[0, start:end].tolist()
-    drafts = np.asarray(state.candidates)[0, 1 : int(state.active[0])].tolist()
     decode = prepared.tokenizer.decode
-    return decode(committed + drafts, skip_special=True)[len(decode(committed, skip_special=True)) :]
+    return decode(committed + guesses, skip_special=True)[len(decode(committed, skip_special=True)) :]
 
 
 def _print_counts(result: Generation) -> None:
@@ -323,97 +364,6 @@ def _write_json(rows: Sequence[dict[str, Any]], path: str) -> None:
         sys.stdout.write(text)
     else:
         Path(path).write_text(text, encoding="utf-8")
-
-
-def _print_table(result: Comparison, steps: tuple[int, int], seed: int) -> None:
-    first, base = result.rows[0], result.rows[result.baseline]
-    count = first["problems"]
-    table = Table(
-        title=f"{first['model']}: {count} unseen problems of {steps[0]} to {steps[1]} steps, seed {seed}"
-    )
-    table.add_column("decoder", no_wrap=True)
-    table.add_column("settings", max_width=32)
-    for title in (
-        "exact",
-        "95%",
-        "tokens/s",
-        "speed-up",
-        "w/o prompt",
-        "calls/token",
-        "recurrences/token",
-        "= greedy",
-    ):
-        table.add_column(title, justify="right", min_width=len(title.split("/")[0]))
-    for row, label in zip(result.rows, result.labels, strict=True):
-        interval = "-".join(f"{100 * end:.1f}" for end in row["interval"])
-        table.add_row(
-            row["decoder"],
-            label,
-            f"{100 * row['exact'] / count:.1f}%",
-            interval,
-            f"{row['tokens_per_second']:.0f}",
-            f"{row['speedup']:.2f}x",
-            f"{row['decode_speedup']:.2f}x",
-            f"{row['network_calls_per_token']:.2f}",
-            f"{row['recurrences_per_token']:.2f}",
-            "" if row["equals_greedy"] is None else f"{100 * row['equals_greedy']:.1f}%",
-            style="bold" if row is base else None,
-        )
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=140)
-    console.print(table)
-    console.print(
-        f"Speed: batch {base['batch']}, the first {base['timed_problems']} problems one by one, median of "
-        f"{len(base['passes'])} passes, {base['dtype']}, {base['device']}; speed-up over {base['decoder']} "
-        f"{result.labels[result.baseline]}, with and without the seconds that read the prompts."
-    )
-    costs = [
-        f"{row['decoder']} ({label}) {row['core_pass_microseconds']:.0f} microseconds"
-        for row, label in zip(result.rows, result.labels, strict=True)
-        if row["core_pass_microseconds"] is not None
-    ]
-    if costs:
-        console.print("One pass of the core: " + "; ".join(costs) + ".")
-
-
-def _print_bench(rows: Sequence[dict[str, Any]]) -> None:
-    first = rows[0]
-    table = Table(
-        title=f"{first['preset']}: {first['parameters'] / 1e6:.1f} M random parameters, {first['dtype']}, "
-        f"context {first['context']}"
-    )
-    titles = ("decoder", "settings", "batch", "tokens/s", "speed-up", "calls/token", "us/step")
-    for title in (*titles, "MB/step", "of bandwidth", "of matmul rate", "compile s", "memory MB"):
-        table.add_column(title, justify="left" if title in ("decoder", "settings") else "right")
-    for row in rows:
-        static_rate = next(
-            x["decode_tokens_per_second"]
-            for x in rows
-            if x["batch"] == row["batch"] and x["decoder"] == "autoregressive"
-        )
-        table.add_row(
-            row["decoder"],
-            row["settings"],
-            f"{row['batch']}",
-            f"{row['decode_tokens_per_second']:.0f}",
-            f"{row['decode_tokens_per_second'] / static_rate:.2f}x",
-            f"{row['network_calls_per_token']:.2f}",
-            f"{row['microseconds_per_step']:.0f}",
-            f"{row['step_bytes'] / 1e6:.1f}",
-            f"{100 * row['bandwidth_fraction']:.0f}%",
-            f"{100 * row['flops_fraction']:.0f}%",
-            f"{row['compile_seconds']:.1f}",
-            "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}",
-        )
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=140)
-    console.print(table)
-    console.print(
-        f"Prompts left out of tokens/s. {first['device']}: copies {first['device_bytes_per_second'] / 1e9:.1f} GB/s, "
-        f"multiplies {first['device_flops_per_second'] / 1e9:.0f} GFLOP/s, both measured."
-    )
 
 
 def _use_compilation_cache() -> None:

@@ -1,0 +1,118 @@
+"""The tables that the commands print."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from paradec_jax.evaluate.compare import Comparison
+from paradec_jax.evaluate.statistics import paired
+
+
+def print_table(result: Comparison, steps: tuple[int, int], seed: int) -> None:
+    """Answers, speed and work of every decoder on problems of `steps` steps."""
+    first, base = result.rows[0], result.rows[result.baseline]
+    count = first["problems"]
+    table = Table(
+        title=f"{first['model']}: {count} unseen problems of {steps[0]} to {steps[1]} steps, seed {seed}"
+    )
+    table.add_column("decoder", no_wrap=True)
+    table.add_column("settings", max_width=32)
+    recurrent = first["family"] == "recurrent_depth"
+    work = "recurrences/token" if recurrent else "tokens/call"
+    for title in (
+        "exact",
+        "95%",
+        "tokens/s",
+        "speed-up",
+        "w/o prompt",
+        "calls/token",
+        work,
+        "= greedy",
+    ):
+        table.add_column(title, justify="right", min_width=len(title.split("/")[0]))
+    for row, label in zip(result.rows, result.labels, strict=True):
+        interval = "-".join(f"{100 * end:.1f}" for end in row["interval"])
+        table.add_row(
+            row["decoder"],
+            label,
+            f"{100 * row['exact'] / count:.1f}%",
+            interval,
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['speedup']:.2f}x",
+            f"{row['decode_speedup']:.2f}x",
+            f"{row['network_calls_per_token']:.2f}",
+            f"{row['recurrences_per_token' if recurrent else 'tokens_per_network_call']:.2f}",
+            "" if row["equals_greedy"] is None else f"{100 * row['equals_greedy']:.1f}%",
+            style="bold" if row is base else None,
+        )
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=140)
+    console.print(table)
+    console.print(
+        f"Speed: batch {base['batch']}, the first {base['timed_problems']} problems one by one, median of "
+        f"{len(base['passes'])} passes, {base['dtype']}, {base['device']}; speed-up over {base['decoder']} "
+        f"{result.labels[result.baseline] or 'decoding'}, with and without the seconds that read the prompts."
+    )
+    costs = [
+        f"{row['decoder']} ({label}) {row['core_pass_microseconds']:.0f} microseconds"
+        for row, label in zip(result.rows, result.labels, strict=True)
+        if row["core_pass_microseconds"] is not None
+    ]
+    if costs:
+        console.print("One pass of the core: " + "; ".join(costs) + ".")
+
+
+def print_pairs(results: Mapping[str, Comparison]) -> None:
+    """One line for each model but the first: its answers beside the first one's, problem by problem."""
+    (name, first), *others = results.items()
+    for other, result in others:
+        pair = paired(result.exact[result.baseline], first.exact[first.baseline])
+        low, high = pair.interval
+        print(
+            f"{other} against {name}, static decoding, same problems: {100 * pair.difference:+.1f} points "
+            f"({100 * low:+.1f} to {100 * high:+.1f}); only {other} right {pair.only_first}, "
+            f"only {name} {pair.only_second}."
+        )
+
+
+def print_bench(rows: Sequence[dict[str, Any]]) -> None:
+    """Speed and cost of a step of every decoder with random weights."""
+    first = rows[0]
+    table = Table(
+        title=f"{first['preset']}: {first['parameters'] / 1e6:.1f} M random parameters, {first['dtype']}, "
+        f"context {first['context']}"
+    )
+    titles = ("decoder", "settings", "batch", "tokens/s", "speed-up", "calls/token", "us/step")
+    for title in (*titles, "MB/step", "of bandwidth", "of matmul rate", "compile s", "memory MB"):
+        table.add_column(title, justify="left" if title in ("decoder", "settings") else "right")
+    for row in rows:
+        static_rate = next(
+            x["decode_tokens_per_second"]
+            for x in rows
+            if x["batch"] == row["batch"] and x["decoder"] == "autoregressive"
+        )
+        table.add_row(
+            row["decoder"],
+            row["settings"],
+            f"{row['batch']}",
+            f"{row['decode_tokens_per_second']:.0f}",
+            f"{row['decode_tokens_per_second'] / static_rate:.2f}x",
+            f"{row['network_calls_per_token']:.2f}",
+            f"{row['microseconds_per_step']:.0f}",
+            f"{row['step_bytes'] / 1e6:.1f}",
+            f"{100 * row['bandwidth_fraction']:.0f}%",
+            f"{100 * row['flops_fraction']:.0f}%",
+            f"{row['compile_seconds']:.1f}",
+            "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}",
+        )
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=140)
+    console.print(table)
+    console.print(
+        f"Prompts left out of tokens/s. {first['device']}: copies {first['device_bytes_per_second'] / 1e9:.1f} GB/s, "
+        f"multiplies {first['device_flops_per_second'] / 1e9:.0f} GFLOP/s, both measured."
+    )
