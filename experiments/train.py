@@ -109,30 +109,18 @@ RECIPES = {
         ema_decay=0.99,
         seed=1,
     ),
-    "tiny-causal-first": Recipe(
-        name="tiny-causal-first",
-        preset="tiny-causal",
-        steps=8000,
-        cooldown=2500,
-        mixture=(
-            (0, (0.7, 0.0, 0.0, 0.0, 0.3, 0.0, 0.0)),
-            (400, (0.15, 0.15, 0.05, 0.0, 0.1, 0.2, 0.35)),
-            (3500, (0.2, 0.3, 0.1, 0.05, 0.1, 0.15, 0.1)),
-            (5500, _PRACTISED),
-        ),
-    ),
     "tiny-causal": Recipe(
         name="tiny-causal",
         preset="tiny-causal",
-        start="runs/tiny-causal-first/model",
-        steps=6500,
-        cooldown=2000,
+        steps=7000,
+        cooldown=2500,
         mixture=(
-            (0, (0.2, 0.2, 0.1, 0.05, 0.15, 0.3, 0.0)),
-            (3200, (0.15, 0.2, 0.1, 0.05, 0.0, 0.3, 0.2)),
-            (4500, _PRACTISED),
+            (0, (1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)),
+            (500, (0.15, 0.2, 0.1, 0.05, 0.2, 0.3, 0.0)),
+            (3200, (0.1, 0.1, 0.05, 0.05, 0.0, 0.3, 0.4)),
+            (4400, (0.15, 0.3, 0.12, 0.08, 0.1, 0.25, 0.0)),
+            (5500, _PRACTISED),
         ),
-        seed=1,
     ),
 }
 DRAWS = {"poisson_lognormal": poisson_lognormal, "exponential": exponential}

@@ -204,7 +204,12 @@ ROWS = {
     "multiblock": jacobi_row(decode.MultiBlock, block=3, blocks=2, pool=1, spawn=0.5),
     "multiblock-rows": jacobi_row(decode.MultiBlock, block=2, blocks=3, rows=2, spawn=0.0),
 }
-VARIANTS = ("jacobi", "jacobi-rows", "jacobi-running-pool", "multiblock-rows")  # slow: "multiblock" is all of it
+VARIANTS = (
+    "jacobi",
+    "jacobi-rows",
+    "jacobi-running-pool",
+    "multiblock-rows",
+)  # slow: "multiblock" is all of it
 
 
 def over(rows: dict[str, Any]) -> Any:

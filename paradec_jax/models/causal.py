@@ -55,7 +55,10 @@ class Causal(nn.Module):
         dtype, param_dtype = jnp.dtype(c.dtype), jnp.dtype(c.param_dtype)
         std, std_out = c.init_std, c.init_std / (2 * c.layers) ** 0.5
         block = nn.remat(PreNormBlock) if c.remat == "layer" else PreNormBlock
-        self.embedding = self.param("embedding", truncated_normal(std), (c.vocab_size, c.width), param_dtype)
+        # A tied embedding must be small, or the first logits are large; one of its own starts at the scale of a
+        # normalised stream, so that what the blocks add does not drown it.
+        of_embedding = truncated_normal(std if c.tie_embeddings else 1.0)
+        self.embedding = self.param("embedding", of_embedding, (c.vocab_size, c.width), param_dtype)
         self.layer = [
             block(
                 c.width,
@@ -114,7 +117,7 @@ def parameter_shapes(config: CausalConfig) -> dict[str, Any]:
 
 
 def init_params(config: CausalConfig, key: Array) -> dict[str, Any]:
-    """Random parameters: std sqrt(2 / 5D), output matrices divided by sqrt(2 N), biases zero."""
+    """Random parameters: std sqrt(2 / 5D), output matrices divided by sqrt(2 N), biases zero, an untied embedding 1."""
     return jax.jit(Causal(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]
 
 
