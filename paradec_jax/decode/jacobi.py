@@ -87,7 +87,9 @@ class Jacobi(DecoderBase):
         if self.pool < 0 or self.rows < 0:
             raise ValueError(f"pool and rows must not be negative, not {self.pool}, {self.rows}")
         if self.pool and self.rows == 1:
-            raise ValueError("a pool needs rows of at least 2 (or 0 for 1 + pool), not 1: it gives candidates")
+            raise ValueError(
+                "a pool needs rows of at least 2 (or 0 for 1 + pool), not 1: it gives candidates"
+            )
 
     @property
     def width(self) -> int:
