@@ -8,6 +8,7 @@ stopped goes on where it stood, within a collection as within a training:
 """
 
 import dataclasses
+import json
 from pathlib import Path
 
 import jax
@@ -47,7 +48,7 @@ class Round:
       block: n, tokens of a block.
       problems: training problems whose trajectories are collected.
       updates: of the training.
-      cooldown: last updates, over which the learning rate falls.
+      warmup, cooldown: first and last updates, over which the learning rate rises and falls.
       window: w, blocks over which the wanted noise rises from 0 to 1.
       learning_rate: peak of Muon, for matrices; NAdam's is `adam_share` of it.
     """
@@ -55,6 +56,7 @@ class Round:
     block: int = 16
     problems: int = 8192
     updates: int = 2000
+    warmup: int = 50
     cooldown: int = 500
     window: int = 4
     learning_rate: float = 2e-3
@@ -96,10 +98,23 @@ class Recipe:
 RECIPES = {"tiny-jacobi": Recipe()}
 
 
+def claim(folder: Path, recipe: Recipe) -> None:
+    """Writes the recipe into the run's folder, or refuses a folder that another recipe has begun."""
+    path, mine = folder / "recipe.json", json.loads(json.dumps(dataclasses.asdict(recipe)))
+    if path.exists():
+        begun = json.loads(path.read_text(encoding="utf-8"))
+        differs = [name for name in mine | begun if mine.get(name) != begun.get(name)]
+        if differs:
+            raise SystemExit(f"{folder} was begun with other {', '.join(differs)}: choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(mine, indent=2) + "\n", encoding="utf-8")
+
+
 def gather(model: Model, recipe: Recipe, which: int, folder: Path) -> Trajectories:
     """The trajectories of one round, collected with the model as it is."""
     stage = recipe.rounds[which]
-    assert model.tokenizer is not None
+    if model.tokenizer is None:
+        raise SystemExit(f"{recipe.start} has no tokenizer, without which problems cannot be read")
     settings = {
         "start": recipe.start,
         "round": which,
@@ -116,7 +131,8 @@ def gather(model: Model, recipe: Recipe, which: int, folder: Path) -> Trajectori
         np.arange(start, min(start + ROWS, stage.problems)) for start in range(0, stage.problems, ROWS)
     ]
     with TrajectoryWriter(folder, block_size=stage.block, shard_size=ROWS, settings=settings) as writer:
-        done = writer.shards
+        # A batch ends with its shard; one that gave nothing has none, so shards do not count batches.
+        done = int(Trajectories(folder).ids.max()) // ROWS + 1 if writer.shards else 0
         for batch in track(batches[done:], description=f"round {which}: trajectories"):
             filled = np.resize(batch, ROWS)
             request = make_request(
@@ -132,6 +148,8 @@ def gather(model: Model, recipe: Recipe, which: int, folder: Path) -> Trajectori
             for generation in {item.data_id: item for item in found}.values():
                 writer.add(generation)
             writer.flush()
+    if not writer.shards:
+        raise SystemExit(f"round {which}: no answer fills a block of {stage.block} tokens")
     return Trajectories(folder)
 
 
@@ -149,6 +167,8 @@ def train(model: Model, recipe: Recipe, which: int, trajectories: Trajectories, 
     """The model after one round of training."""
     stage = recipe.rounds[which]
     indices = kept(trajectories, stop=model.token_spec.stop, unique="prompt")
+    if len(indices) == 0:
+        raise SystemExit(f"round {which}: every answer repeats one token too often to be learned from")
     data = pair_batches(
         trajectories,
         seed=recipe.seed + which,
@@ -163,7 +183,7 @@ def train(model: Model, recipe: Recipe, which: int, trajectories: Trajectories, 
         stage.learning_rate,
         stage.updates,
         axes=matrix_axes(model.config),
-        warmup=50,
+        warmup=stage.warmup,
         cooldown=stage.cooldown,
         weight_decay=0.0,
         adam_learning_rate=recipe.adam_share * stage.learning_rate,
@@ -198,6 +218,7 @@ def main(
     model = load(recipe.start)
     if model.family != "jacobi":
         raise SystemExit(f"{recipe.start} is of family {model.family}; distillation needs a causal model")
+    claim(folder, recipe)
     for which in range(len(recipe.rounds)):
         here = folder / f"round-{which}"
         if not (here / "model" / "config.json").exists():

@@ -18,7 +18,7 @@ def prompts(vocabulary: int = 9):
     return decode.make_request(tokens, max_new_tokens=budgets, stop=(0,))
 
 
-QUICK = ("autoregressive", "speculative", "wavefront-headway", "jacobi")
+QUICK = ("autoregressive", "speculative", "wavefront-headway")
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,8 @@ def _blocks(
         begin = start + place * size
         guess = text[begin : begin + size].copy()
         guess[length - begin :] = draft[: begin + size - length]
+        if stopped:
+            guess[end - begin :] = pad
         if not points[place] or not np.array_equal(points[place][-1], guess):
             points[place].append(guess)
     for place in range(blocks):

@@ -1,0 +1,165 @@
+"""Distillation of a tiny model, in one go and in pieces: the same trajectories, the same weights."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from test_experiments import script
+
+from paradec_jax import load, store
+from paradec_jax.config import PRESETS
+from paradec_jax.data import build_tokenizer, token_spec
+from paradec_jax.data.trajectories import Trajectories
+from paradec_jax.models import init_params
+from paradec_jax.store import Model
+
+ROWS, PROBLEMS = 3, 7
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture(scope="module")
+def distill():
+    found = script("distill")
+    found["main"].__globals__["ROWS"] = ROWS
+    return found
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """A folder with a model of random weights."""
+    folder = tmp_path_factory.mktemp("start") / "model"
+    config = dataclasses.replace(PRESETS["test-causal"], vocab_size=384, max_length=256, layers=1)
+    model = Model(config, init_params(config, jax.random.key(0)), token_spec(), build_tokenizer())
+    store.save(folder, model)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recipe(distill, start):
+    kind = distill["Round"]
+    rounds = (
+        kind(block=4, problems=PROBLEMS, updates=3, warmup=0, cooldown=2, window=2),
+        kind(block=8, problems=PROBLEMS, updates=2, warmup=1, cooldown=1, window=1),
+    )
+    return distill["Recipe"](start=str(start), rounds=rounds, max_new_tokens=8, batch_tokens=512)
+
+
+@pytest.fixture(scope="module")
+def whole(distill, recipe, tmp_path_factory):
+    """The folder of a run that was not stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    distill["main"](recipe, folder)
+    return folder
+
+
+def arrays_of(folder):
+    """Everything that a folder of trajectories holds."""
+    return {path.relative_to(folder): np.load(path) for path in sorted(folder.glob("shard-*/*.npy"))}
+
+
+def assert_same(folder, other) -> None:
+    """Two runs left the same trajectories and models."""
+    for place in ("round-0", "round-1"):
+        mine, theirs = (arrays_of(run / place / "trajectories") for run in (folder, other))
+        assert mine.keys() == theirs.keys() and len(mine) > 0
+        models = [load(run / place / "model").params for run in (folder, other)]
+        for some, more in ((mine, theirs), models):
+            jax.tree.map(np.testing.assert_array_equal, some, more)
+
+
+def test_rounds_collect_and_train(whole, recipe, start):
+    begun = load(start)
+    for which, stage in enumerate(recipe.rounds):
+        folder = whole / f"round-{which}"
+        trajectories, trained = Trajectories(folder / "trajectories"), load(folder / "model")
+        assert trajectories.block_size == stage.block
+        assert trajectories.ids.tolist() == list(range(PROBLEMS))
+        assert (trajectories.block_counts == 8 // stage.block).all()
+        assert trained.config == begun.config and trained.token_spec == begun.token_spec
+        moved = jax.tree.map(lambda new, old: np.abs(new - old).max(), trained.params, begun.params)
+        assert min(jax.tree.leaves(moved)) > 0
+        begun = trained
+
+
+def test_a_run_that_was_killed_goes_on(distill, recipe, whole, tmp_path, monkeypatch):
+    """In the middle of a collection, before a training is exported, and between the rounds."""
+    collect, calls = distill["main"].__globals__["collect"], []
+
+    def die(*_, **__):
+        raise Killed
+
+    def collect_once(*arguments):
+        calls.append(arguments)
+        return collect(*arguments) if len(calls) == 1 else die()
+
+    def run(names=distill["main"].__globals__, **changes) -> None:
+        with monkeypatch.context() as patch:
+            for name, change in changes.items():
+                patch.setitem(names, name, change)
+            distill["main"](recipe, tmp_path)
+
+    first = tmp_path / "round-0"
+    with pytest.raises(Killed):
+        run(collect=collect_once)
+    assert len(Trajectories(first / "trajectories")) == ROWS
+    with pytest.raises(Killed):
+        run(vars(store), save=die)
+    assert (first / "training" / "checkpoints").exists() and not (first / "model").exists()
+    with pytest.raises(Killed):
+        run(collect=die)
+    assert (first / "model").exists()
+    run()
+    assert_same(tmp_path, whole)
+    run(collect=die, fit=die)  # nothing is left to do
+
+
+def test_a_batch_without_blocks_is_not_collected_twice(distill, recipe, tmp_path, monkeypatch, start):
+    """It leaves no shard, so the number of shards is not that of batches."""
+    names, asked = distill["main"].__globals__, []
+    collect = names["collect"]
+
+    def collect_some(decoder, params, request, data_ids):
+        asked.append(data_ids[0])
+        if len(asked) == 3:
+            raise Killed
+        found = collect(decoder, params, request, data_ids)
+        return found if data_ids[0] else []
+
+    monkeypatch.setitem(names, "collect", collect_some)
+    model = load(start)
+    with pytest.raises(Killed):
+        distill["gather"](model, recipe, 0, tmp_path)
+    trajectories = distill["gather"](model, recipe, 0, tmp_path)
+    assert asked == [0, ROWS, 2 * ROWS, 2 * ROWS]
+    assert trajectories.ids.tolist() == list(range(ROWS, PROBLEMS))
+
+
+def test_what_cannot_be_distilled_is_refused(distill, recipe, tmp_path, start):
+    distill["claim"](tmp_path, recipe)
+    distill["claim"](tmp_path, recipe)
+    with pytest.raises(SystemExit, match="was begun with other seed: choose another folder"):
+        distill["main"](dataclasses.replace(recipe, seed=1), tmp_path)
+    assert json.loads((tmp_path / "recipe.json").read_text())["seed"] == recipe.seed
+    with pytest.raises(SystemExit, match="is of family recurrent_depth; distillation needs a causal model"):
+        distill["main"](dataclasses.replace(recipe, start="tiny-recurrent"), tmp_path)
+    mute = dataclasses.replace(load(start), tokenizer=None)
+    with pytest.raises(SystemExit, match="has no tokenizer"):
+        distill["gather"](mute, recipe, 0, tmp_path)
+
+
+def test_answers_without_a_block_are_an_error(distill, recipe, tmp_path, monkeypatch, start):
+    monkeypatch.setitem(distill["main"].__globals__, "collect", lambda *_: [])
+    with pytest.raises(SystemExit, match="round 0: no answer fills a block of 4 tokens"):
+        distill["gather"](load(start), recipe, 0, tmp_path)
+
+
+def test_answers_that_repeat_one_token_are_an_error(distill, recipe, whole, monkeypatch, start):
+    monkeypatch.setitem(distill["main"].__globals__, "kept", lambda *_, **__: np.zeros(0, int))
+    trajectories = Trajectories(whole / "round-0" / "trajectories")
+    with pytest.raises(SystemExit, match="round 0: every answer repeats one token too often"):
+        distill["train"](load(start), recipe, 0, trajectories, whole)
