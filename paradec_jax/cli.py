@@ -23,16 +23,15 @@ from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 from tyro.extras import SubcommandApp
 
 from paradec_jax import store
-from paradec_jax.config import RECURRENT_PRESETS
+from paradec_jax.config import PRESETS, RecurrentDepthConfig
 from paradec_jax.data.word_problems import PROMPT
-from paradec_jax.decode import stream
+from paradec_jax.decode import Jacobi, stream
 from paradec_jax.evaluate import SETTINGS, compare, word_problems
 from paradec_jax.evaluate.bench import bench, fixed_wavefront, limits, static
 from paradec_jax.evaluate.options import choose
 from paradec_jax.evaluate.tables import print_bench, print_pairs, print_table
 from paradec_jax.generate import Generation, Prepared, StopStrings, generate, prepare
-from paradec_jax.models import RecurrentDepthNetwork
-from paradec_jax.models.recurrent_depth import init_params
+from paradec_jax.models import init_params, network_of
 
 DEFAULT_MODEL = "tiny-recurrent"
 # The models that `compare` puts side by side; the first is the one that the others are paired with.
@@ -199,6 +198,7 @@ def bench_command(
     preset: str = "tiny-recurrent",
     recurrence: int | None = None,
     inner_recurrence: tuple[int, ...] = (1, 2, 4),
+    block: tuple[int, ...] = (16, 64),
     batch: tuple[int, ...] = (1,),
     context: int = 64,
     tokens: int = 64,
@@ -209,13 +209,15 @@ def bench_command(
 ) -> int:
     """Times decoding with random weights and says how close it comes to the device's limits.
 
-    For each batch size: static decoding, then a wavefront that gives every token at least as many recurrences
-    and commits one token a step whatever the weights are.
+    For each batch size: static decoding, then, for a recurrent model, a wavefront that gives every token at least
+    as many recurrences and commits one token a step whatever the weights are, and for a causal model Jacobi
+    decoding, which with random weights commits one or two tokens a step.
 
     Args:
       preset: shape of the model.
       recurrence: recurrences a token; the preset's default if left out.
       inner_recurrence: recurrences of a wavefront's step, one row each.
+      block: tokens of a Jacobi window, one row each (causal models).
       batch: batch sizes.
       context: prompt tokens of each row.
       tokens: tokens to generate in each row.
@@ -225,25 +227,35 @@ def bench_command(
       json: print nothing but a list of JSON objects; with a PATH, write the list there as well as printing
         the table.
     """
-    if preset not in RECURRENT_PRESETS:
-        raise ValueError(f"--preset must be one of {', '.join(RECURRENT_PRESETS)}, not {preset}")
-    for name, values in (("batch", batch), ("inner-recurrence", inner_recurrence), ("passes", (passes,))):
+    if preset not in PRESETS:
+        raise ValueError(f"--preset must be one of {', '.join(PRESETS)}, not {preset}")
+    for name, values in (
+        ("batch", batch),
+        ("inner-recurrence", inner_recurrence),
+        ("block", block),
+        ("passes", (passes,)),
+    ):
         if min(values, default=0) < 1:
             raise ValueError(f"--{name} must be at least 1, not {values}")
     _check_json(json)
-    config = RECURRENT_PRESETS[preset]
+    config = PRESETS[preset]
     if dtype != "preset":
         config = dataclasses.replace(config, dtype=dtype, param_dtype=dtype)
     if context + tokens > config.max_length:
         raise ValueError(
             f"--context {context} and --tokens {tokens} are more than the {config.max_length} positions of {preset}"
         )
-    network = RecurrentDepthNetwork(config)
-    count = config.mean_recurrence if recurrence is None else recurrence
-    decoders: list[tuple[str, str, Any]] = [("autoregressive", f"r {count}", static(count))]
-    decoders += [
-        ("wavefront", f"inner r {inner}", fixed_wavefront(count, inner)) for inner in inner_recurrence
-    ]
+    decoders: list[tuple[str, str, Any]]
+    if isinstance(config, RecurrentDepthConfig):
+        count = config.mean_recurrence if recurrence is None else recurrence
+        decoders = [("autoregressive", f"r {count}", static(count))]
+        decoders += [("wavefront", f"inner r {n}", fixed_wavefront(count, n)) for n in inner_recurrence]
+    elif recurrence is not None:
+        raise ValueError(f"--recurrence {recurrence} is for recurrent models, but {preset} is a causal one")
+    else:
+        decoders = [("autoregressive", "", static(None))]
+        decoders += [("jacobi", f"block {n}", Jacobi(block=n, running=True, greedy=True)) for n in block]
+    network = network_of(config)
     rows = []
     with _progress() as report:
         device, params = limits(config.dtype), init_params(config, jax.random.key(seed))

@@ -97,7 +97,8 @@ class Jacobi(DecoderBase):
         return self.block
 
     @property
-    def _rows(self) -> int:
+    def lanes(self) -> int:
+        """R, rows that are verified."""
         return self.rows or 1 + self.pool
 
     def init(self, params: Any, request: Request, knobs: Any) -> JacobiState:
@@ -115,13 +116,13 @@ class Jacobi(DecoderBase):
         scores = log_probability(logits, predicted) if self.log_probs else None
         progress = stop.commit(progress, predicted, accepted, scores)
         horizon = self.horizon(progress, progress.prompt_lengths, accepted * 0, knobs)
-        drafts = jnp.broadcast_to(predicted[:, None, 1:], (batch, self._rows, width - 1))
+        drafts = jnp.broadcast_to(predicted[:, None, 1:], (batch, self.lanes, width - 1))
         pool = jnp.full((batch, self.pool, width + 1), recycling.EMPTY, jnp.int32)
         return JacobiState(progress, cache, drafts, horizon, pool, fractions, accepted)
 
     def step(self, params: Any, state: JacobiState, knobs: Any) -> JacobiState:
         """Verifies draft and candidates in one call, commits the longest agreement, keeps the rest as a draft."""
-        progress, width, rows = state.progress, self.width, self._rows
+        progress, width, rows = state.progress, self.width, self.lanes
         token, at = newest(progress)[0], progress.length - 1
         fed = jnp.concatenate([jnp.repeat(token[:, None], rows, axis=1), state.drafts], axis=2)
         logits, kv = self._verify(params, state, fed)
@@ -162,7 +163,7 @@ class Jacobi(DecoderBase):
 
     def _check(self) -> None:
         """Refuses a network that cannot hold the rows."""
-        rows, network = self._rows, self.network
+        rows, network = self.lanes, self.network
         if rows > 1 and not hasattr(network, "pick"):
             raise ValueError(
                 f"{type(self).__name__} with {rows} rows needs a network with candidates in its window, "
@@ -196,7 +197,7 @@ class Jacobi(DecoderBase):
         known: Bool[Array, "B"],
     ) -> Int[Array, "B R drafts"]:
         """The new draft and its candidates: from the pool, then with the next-best first guess."""
-        extra = self._rows - 1
+        extra = self.lanes - 1
         if extra == 0:
             return draft[:, None]
         token = newest(progress)[0][:, 0]

@@ -225,15 +225,13 @@ def _peak(memory: Any) -> int | None:
 
 
 def _positions(decoder: Any) -> int:
-    """Positions that a step computes."""
-    return getattr(decoder, "width", 1)
+    """Positions that a step computes, candidates included."""
+    return getattr(decoder, "width", 1) * getattr(decoder, "lanes", 1)
 
 
 def _recurrences(decoder: Any) -> int:
-    inner = getattr(decoder, "inner_recurrence", None)
-    if inner is not None:
-        return inner
-    return decoder.network.recurrence if decoder.recurrence is None else decoder.recurrence
+    named = (getattr(decoder, name, None) for name in ("inner_recurrence", "recurrence"))
+    return next((r for r in named if r is not None), decoder.network.recurrence)
 
 
 def fixed_wavefront(recurrence: int, inner_recurrence: int) -> OfficialWavefront:
@@ -247,6 +245,6 @@ def fixed_wavefront(recurrence: int, inner_recurrence: int) -> OfficialWavefront
     )
 
 
-def static(recurrence: int) -> AutoRegressive:
+def static(recurrence: int | None) -> AutoRegressive:
     """Static decoding as the other side of a comparison."""
     return AutoRegressive(recurrence=recurrence, greedy=True)

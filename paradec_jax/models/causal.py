@@ -117,7 +117,7 @@ def parameter_shapes(config: CausalConfig) -> dict[str, Any]:
 
 
 def init_params(config: CausalConfig, key: Array) -> dict[str, Any]:
-    """Random parameters: std sqrt(2 / 5D), output matrices divided by sqrt(2 N), biases zero, an untied embedding 1."""
+    """Random parameters: std sqrt(2 / 5D) (an untied embedding 1), branch outputs over sqrt(2 N), biases zero."""
     return jax.jit(Causal(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]
 
 
