@@ -85,7 +85,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             if result.completions() != outputs:
                 raise SystemExit(f"{name} at n = {n}, seed {seed} differs from the recorded greedy output")
             calls.append(int(np.sum(np.asarray(result.network_calls) - 1)))
-        row = {"block": n, "decoder": name, "seeds": options.seeds, "tokens": tokens}
+        row: dict[str, Any] = {"block": n, "decoder": name, "seeds": options.seeds, "tokens": tokens}
         rows.append(row | {"calls": float(np.mean(calls)), "least": min(calls), "most": max(calls)})
     options.out.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     table = Table("n", "decoder", "calls", "least to most", "tokens a call")
