@@ -4,6 +4,7 @@ Each round decodes training problems with the current model, keeps the Jacobi tr
 say at every point of a trajectory what it says at the end of it. Later rounds take larger blocks. A run that was
 stopped goes on where it stood, within a collection as within a training:
 
+    FOLDER/recipe.json
     FOLDER/round-0/trajectories/   FOLDER/round-0/training/   FOLDER/round-0/model/   FOLDER/round-1/...
 """
 

@@ -8,6 +8,7 @@ import itertools
 import math
 import re
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from plain_jacobi import plain_row
@@ -62,6 +63,15 @@ def test_steps_are_those_of_plain_python(stub, kind, options, knobs):
         assert result.completions()[i] == plain.text[len(prompt) :][:LONG] == stub.expected(prompt, LONG)
         saved += LONG - plain.calls
     assert saved > 0
+
+
+def test_a_share_of_a_block_is_not_rounded_up():
+    """In float32 0.6 * 25 is more than 15."""
+    decoder = decode.MultiBlock(REPEATING, 60, block=25, blocks=2)
+    state = next(decode.stream(decoder, None, tiny_request(50)))
+    knobs = decoder.Knobs(spawn=jnp.float32(0.6))
+    horizon = decoder.horizon(state.progress, state.horizon, jnp.array([14, 15, 16]), knobs)
+    assert (horizon - state.horizon).tolist() == [0, 25, 25]
 
 
 # Sampling

@@ -621,7 +621,7 @@ def test_bad_input_is_named(make, message):
 def unusual(kind: type, knobs: dict[str, Any] | None = None, *, network: Any = None, **options: Any) -> Any:
     """A run that must be refused."""
     decoder, knobs = kind(network or StubCausal(), SIZE, **options), kind.Knobs(**(knobs or {}))
-    return decode.run(decoder, tiny_params(), tiny_request(2), knobs)
+    return decode.run(decoder, tiny_params() if network else None, tiny_request(2), knobs)
 
 
 # 2. Equivalences, on a small model of random weights

@@ -24,7 +24,7 @@ def collect(
     points hold the decoder's `pad`. A block that the budget cuts is left out, and so are rows without a whole block.
 
     Args:
-      decoder: a bound decoder of blocks. Candidates are welcome: the points are those of the winning rows.
+      decoder: a bound decoder of blocks. Candidates are welcome: a point's draft is what the winning row predicts.
       params, request, knobs: as for `run`.
       data_ids: id of each row's problem.
 
@@ -70,7 +70,7 @@ def _blocks(
     points: list[list[np.ndarray]] = [[] for _ in range(blocks)]
     for length, draft in history:
         place = (length - 1 - start) // size  # the block of the newest token
-        if place >= blocks or (length == end and stopped):
+        if place >= blocks:
             continue
         begin = start + place * size
         guess = text[begin : begin + size].copy()
