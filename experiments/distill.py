@@ -127,7 +127,7 @@ def gather(model: Model, recipe: Recipe, which: int, folder: Path) -> Trajectori
     problems = word_problems(stage.problems, seed=recipe.seed + which, steps=recipe.steps, split="train")
     tokens, lengths = encode_prompts(model.tokenizer, problems, spec=model.token_spec)
     size = tokens.shape[1] + recipe.max_new_tokens + -recipe.max_new_tokens % stage.block
-    decoder = Jacobi(block=stage.block, pool=2, greedy=True).bind(model.network, size, model.token_spec.pad)
+    decoder = Jacobi(block=stage.block, greedy=True).bind(model.network, size, model.token_spec.pad)
     batches = [
         np.arange(start, min(start + ROWS, stage.problems)) for start in range(0, stage.problems, ROWS)
     ]
