@@ -96,7 +96,26 @@ class Recipe:
     seed: int = 0
 
 
-RECIPES = {"tiny-jacobi": Recipe()}
+def short(name: str, *, order: str = "linear", window: int = 4, rules: ConsistencyRules = RULES) -> Recipe:
+    """One short round, which all of them begin with the same model, problems and drafts."""
+    stage = Round(problems=2048, updates=400, cooldown=100, window=window)
+    return Recipe(name, rounds=(stage,), order=order, rules=rules)
+
+
+# What a noisy block sees of earlier blocks (table 3). The window of "nc_ic" is that of the noise.
+MASKS = {
+    f"mask-{context}": short(
+        f"mask-{context}", rules=dataclasses.replace(RULES, context=context, window=Round().window)
+    )
+    for context in ("nc", "nc_ic", "clean")
+}
+# How noise is spread over the blocks of a window of w (table 4); "noise-linear-4" trains as "mask-clean" does.
+SCHEDULES = {
+    f"noise-{order}-{window}": short(f"noise-{order}-{window}", order=order, window=window)
+    for window in (4, 8)
+    for order in ("linear", "random", "reverse")
+}
+RECIPES = {"tiny-jacobi": Recipe(), **MASKS, **SCHEDULES}
 
 
 def claim(folder: Path, recipe: Recipe) -> None:
@@ -208,12 +227,15 @@ def train(model: Model, recipe: Recipe, which: int, trajectories: Trajectories, 
 def main(
     recipe: tyro.conf.OmitSubcommandPrefixes[tyro.extras.subcommand_type_from_defaults(RECIPES)],
     folder: Path | None = None,
+    trajectories: Path | None = None,
 ) -> None:
     """Runs all rounds; the model of the last one is the result.
 
     Args:
       recipe: the numbers of the run.
       folder: where everything goes; `runs/NAME` by default.
+      trajectories: where those of the first round are, or go to; in its own folder by default. Recipes that differ in
+        their training alone can share them; others are refused.
     """
     folder = Path("runs") / recipe.name if folder is None else folder
     model = load(recipe.start)
@@ -223,9 +245,10 @@ def main(
     for which in range(len(recipe.rounds)):
         here = folder / f"round-{which}"
         if not (here / "model" / "config.json").exists():
-            trajectories = gather(model, recipe, which, here / "trajectories")
+            shared = trajectories if which == 0 else None
+            gathered = gather(model, recipe, which, shared or here / "trajectories")
             with jax.default_matmul_precision(recipe.matmul_precision):
-                trained = train(model, recipe, which, trajectories, here / "training")
+                trained = train(model, recipe, which, gathered, here / "training")
             store.save(here / "model", trained)
         model = load(here / "model")
 

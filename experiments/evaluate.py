@@ -2,11 +2,13 @@
 
     python experiments/evaluate.py gsm8k test.jsonl --examples train.jsonl --model DIR --out gsm8k.jsonl
     python experiments/evaluate.py humaneval HumanEval.jsonl.gz --model DIR --out humaneval.jsonl --execute
+    python experiments/evaluate.py humaneval HumanEval.jsonl.gz --model DIR --out chat.jsonl --chat --decoder jacobi
 
 Every item becomes a JSON line of OUT as soon as its batch is done; the same command goes on where it stopped.
 Code is run only with --execute, which guards against accidents and nothing more (see
 `paradec_jax/evaluate/execution.py`); samples that other judges read lie beside OUT either way. With --execute
-added later, what was decoded before is judged without being decoded again.
+added later, what was decoded before is judged without being decoded again. With --chat an item is a message in the
+model's chat template, and what of the answer is judged says `paradec_jax/evaluate/benchmarks/instruct.py`.
 """
 
 import dataclasses
@@ -21,14 +23,16 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from paradec_jax import __version__, store
+from paradec_jax import __version__, chat, store
 from paradec_jax.evaluate import Setting, execution, wilson
 from paradec_jax.evaluate.benchmarks import BENCHMARKS, Benchmark, Item, Source
+from paradec_jax.evaluate.benchmarks.instruct import INSTRUCT
 from paradec_jax.evaluate.continuations import continuations, prompt_lengths
 from paradec_jax.evaluate.options import DECODERS, choose
 from paradec_jax.evaluate.results import Results, write_lines
 
 Flag = FlagCreatePairsOff[bool]
+USUAL = {"recurrent_depth": "wavefront", "jacobi": "jacobi"}  # the decoder of a family unless told otherwise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +50,17 @@ class Decoding:
       exit_threshold: below it a state has converged (adaptive, wavefront, official).
       momentum: of the conditioning (wavefront, official).
       noise: share mixed into the states (wavefront, official).
+      block: tokens of a block (jacobi, multiblock).
+      running: whether the window keeps its full width (jacobi).
+      blocks: blocks in flight at most (multiblock).
+      spawn: agreement of the newest block that spawns the next one (multiblock).
+      pool: earlier iterates that are searched for candidates (jacobi, multiblock).
+      candidate_rows: rows verified in a call, the draft and its candidates (jacobi, multiblock).
+      max_ngram: tokens that are looked up (prompt_lookup).
+      num_pred: tokens copied (prompt_lookup).
+      level: length of the n-grams (lookahead).
+      window: positions ahead (lookahead).
+      guesses: n-grams verified in a call (lookahead).
       temperature: 0 takes the most probable token.
       top_p: probability mass kept when sampling.
     """
@@ -60,6 +75,17 @@ class Decoding:
     exit_threshold: float | None = None
     momentum: float | None = None
     noise: float | None = None
+    block: int | None = None
+    running: bool | None = None
+    blocks: int | None = None
+    spawn: float | None = None
+    pool: int | None = None
+    candidate_rows: int | None = None
+    max_ngram: int | None = None
+    num_pred: int | None = None
+    level: int | None = None
+    window: int | None = None
+    guesses: int | None = None
     temperature: float | None = None
     top_p: float | None = None
 
@@ -73,7 +99,10 @@ class Options:
       path: its file.
       out: file of results; an existing one of the same settings is continued.
       model: a model folder or the name of a bundled model.
-      decoder: how to decode.
+      decoder: how to decode: static, adaptive, speculative, wavefront (unless told otherwise) or official for
+        recurrent-depth models; static, jacobi (unless told otherwise), multiblock, prompt_lookup or lookahead for
+        causal ones.
+      chat: ask in the model's chat template, without solved examples.
       examples: file whose first rows are the solved examples (gsm8k: the train split).
       shots: solved examples; the benchmark's usual number if left out.
       limit: items at most, the first ones of the file.
@@ -91,7 +120,8 @@ class Options:
     path: Positional[Path]
     out: Annotated[Path, arg(metavar="FILE")]
     model: Annotated[str, arg(metavar="DIR|NAME")] = "tiny-recurrent"
-    decoder: Literal["static", "adaptive", "speculative", "wavefront", "official"] = "wavefront"
+    decoder: Annotated[str | None, arg(metavar="NAME")] = None
+    chat: Flag = False
     examples: Path | None = None
     shots: int | None = None
     limit: int | None = None
@@ -112,24 +142,28 @@ def evaluate(options: Options, console: Console) -> None:
         raise ValueError(f"--limit must be at least 1, not {options.limit}")
     if options.execute and task.program is None:
         raise ValueError(f"--execute runs code, and the answers of {options.task} are not code")
-    shots = task.shots if options.shots is None else options.shots
+    if options.chat and (options.shots or options.examples):
+        raise ValueError("--chat asks without solved examples: leave --shots and --examples out")
+    shots = (0 if options.chat else task.shots) if options.shots is None else options.shots
     source = task.read(options.path, shots=shots, examples=options.examples)
     model = store.load(options.model, dtype=None if options.dtype == "stored" else options.dtype)
-    given = {name: v for name, v in dataclasses.asdict(options.decoding).items() if v is not None}
-    decoder, knobs = choose(options.decoder, DECODERS[model.family][options.decoder], options=given)
-    budget = task.max_new_tokens if options.max_new_tokens is None else options.max_new_tokens
-    items, width = fitting(model, source.items[: options.limit], budget, options.skip_long)
-    left_out = len(source.items[: options.limit]) - len(items)
-    judge = judge_of(task, options)
-    setting = Setting(options.decoder, decoder, knobs)
-    results = Results(options.out, settings(options, model, source, setting, budget))
+    setting = decoding_of(model, options)
+    usual = INSTRUCT[options.task].max_new_tokens if options.chat else task.max_new_tokens
+    budget = usual if options.max_new_tokens is None else options.max_new_tokens
+    wanted = source.items[: options.limit]
+    items, width = fitting(
+        model, as_messages(model, options.task, wanted) if options.chat else wanted, budget, options.skip_long
+    )
+    left_out = len(wanted) - len(items)
+    judge = judge_of(task, options, {item.id: item for item in wanted})
+    results = Results(options.out, settings(options, model, source, items[0], setting, budget))
     todo = [item for item in items if item.id not in results.lines]
     if todo:
         batches = continuations(
             model,
             [item.prompt for item in todo],
-            decoder,
-            knobs,
+            setting.decoder,
+            setting.knobs,
             max_new_tokens=budget,
             stop=todo[0].stop,
             seed=options.seed,
@@ -145,9 +179,49 @@ def evaluate(options: Options, console: Console) -> None:
     print_table(console, options, task, setting, lines, left_out)
     if task.program is not None:
         samples = options.out.with_suffix(".samples.jsonl")
-        write_lines(samples, [{"task_id": line["id"], "completion": line["text"]} for line in lines])
+        judged = INSTRUCT[options.task].judged if options.chat else str
+        write_lines(samples, [{"task_id": line["id"], "completion": judged(line["text"])} for line in lines])
         told = "" if options.execute else "Nothing was run: add --execute to judge the code. "
         console.print(f"{told}Samples for other judges: {samples}")
+
+
+def decoding_of(model: Any, options: Options) -> Setting:
+    """The decoder and its knobs.
+
+    Raises:
+      ValueError: a decoder of another family, or an option that it does not have.
+    """
+    name = USUAL[model.family] if options.decoder is None else options.decoder
+    decoders = DECODERS[model.family]
+    if name not in decoders:
+        raise ValueError(
+            f"--decoder {name} does not suit {options.model} of family {model.family}; it takes one of "
+            f"{', '.join(decoders)}"
+        )
+    given = {field: v for field, v in dataclasses.asdict(options.decoding).items() if v is not None}
+    if "recurrence" in given and model.family != "recurrent_depth":
+        raise ValueError(f"--recurrence is no option of {options.model}, whose layers are passed once")
+    decoder = decoders[name]
+    if "candidate_rows" in given and hasattr(decoder, "rows"):
+        given["rows"] = given.pop("candidate_rows")  # --rows are prompts here
+    return Setting(name, *choose(name, decoder, options=given))
+
+
+def as_messages(model: Any, task: str, items: Sequence[Item]) -> list[Item]:
+    """The items as an assistant is asked: one user message in the model's chat template, ended by its stop token.
+
+    Raises:
+      ValueError: a model without a template, or a template that refuses the message.
+    """
+    if model.chat_template is None:
+        raise ValueError(
+            "--chat needs a model with a chat template: put a chat_template.jinja into its folder"
+        )
+    found = []
+    for item in items:
+        message = {"role": "user", "content": INSTRUCT[task].message(item)}
+        found.append(dataclasses.replace(item, prompt=chat.render(model.chat_template, [message]), stop=()))
+    return found
 
 
 def fitting(model: Any, items: Sequence[Item], budget: int, skip: bool) -> tuple[list[Item], int]:
@@ -170,10 +244,13 @@ def fitting(model: Any, items: Sequence[Item], budget: int, skip: bool) -> tuple
     return kept, max(length for length, fit in zip(lengths, fits, strict=True) if fit)
 
 
-def settings(options: Options, model: Any, source: Source, setting: Setting, budget: int) -> dict[str, Any]:
-    """All that decides a continuation, for the header of the file."""
+def settings(
+    options: Options, model: Any, source: Source, first: Item, setting: Setting, budget: int
+) -> dict[str, Any]:
+    """All that decides a continuation, for the header of the file; `first` is an item as it is asked."""
     folder = store.locate(options.model)
-    return {
+    asked = {"chat_sha256": hashlib.sha256(first.prompt.encode()).hexdigest()} if options.chat else {}
+    return asked | {
         "task": options.task,
         "file_sha256": digest(options.path),
         "shots": source.shots,
@@ -185,7 +262,7 @@ def settings(options: Options, model: Any, source: Source, setting: Setting, bud
         "decoder": setting.name,
         "decoder_settings": setting.settings(),
         "max_new_tokens": budget,
-        "stop": list(source.items[0].stop),
+        "stop": list(first.stop),
         "seed": options.seed,
         "paradec_jax": __version__,
     }
@@ -199,8 +276,14 @@ def digest(path: Path) -> str:
 Judge = Callable[[Item, str], dict[str, Any] | None]
 
 
-def judge_of(task: Benchmark, options: Options) -> Judge:
-    """What turns an item and its continuation into a score, or into None where code is not to be run."""
+def judge_of(task: Benchmark, options: Options, originals: dict[str, Item]) -> Judge:
+    """What turns an item and its continuation into a score, or into None where code is not to be run.
+
+    Args:
+      task, options: the benchmark and the command.
+      originals: items by id as the benchmark reads them, whether or not they are asked as messages.
+    """
+    judged = INSTRUCT[options.task].judged if options.chat else str
     if options.seconds < 1:
         raise ValueError(f"--seconds must be at least 1, not {options.seconds}")
     limits = execution.Limits(processor=options.seconds, wall=3.0 * options.seconds)
@@ -212,6 +295,7 @@ def judge_of(task: Benchmark, options: Options) -> Judge:
             )
 
     def judge(item: Item, text: str) -> dict[str, Any] | None:
+        item, text = originals[item.id], judged(text)
         if task.score is not None:
             return dataclasses.asdict(task.score(item, text))
         if not options.execute or task.program is None:
@@ -265,7 +349,7 @@ def print_table(
     tokens, calls, recurrences = (
         sum(line[name] for line in lines) for name in ("generated_tokens", "network_calls", "recurrences")
     )
-    table = Table(title=f"{options.task}: {Path(options.model).name}, {options.decoder} {setting.label()}")
+    table = Table(title=f"{options.task}: {Path(options.model).name}, {setting.name} {setting.label()}")
     for title in ("measure", "right", "n", "share", "95%"):
         table.add_column(title, justify="left" if title == "measure" else "right")
     for title in ("tokens", "tokens/call", "recurrences/token", "seconds"):

@@ -17,7 +17,7 @@ def draw(study: Study, rows: Sequence[Row], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure = plt.figure(figsize=(9, 3.6), layout="constrained")
-    {"curves": _curves, "heat": _heat, "bars": _bars}[study.kind](figure, study, rows)
+    {"curves": _curves, "heat": _heat, "grid": _grid, "bars": _bars}[study.kind](figure, study, rows)
     model, problems = rows[0]["model"], rows[0]["problems"]
     figure.suptitle(f"{study.title}: {model}, {problems} problems", fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,22 +41,37 @@ def _groups(study: Study, rows: Sequence[Row]) -> dict[Any, list[Row]]:
     """Rows by the choice that tells lines apart, static decoding left out."""
     groups: dict[Any, list[Row]] = {}
     for row in rows[1:]:
-        groups.setdefault(row["settings"][study.lines], []).append(row)
+        groups.setdefault(_choice(row, study.lines), []).append(row)
     return groups
 
 
+def _choice(row: Row, names: str | tuple[str, ...] | None) -> Any:
+    """A row's value of one choice, or its values of several."""
+    return (
+        tuple(row["settings"][name] for name in names) if isinstance(names, tuple) else row["settings"][names]
+    )
+
+
+def _work(rows: Sequence[Row]) -> tuple[str, str]:
+    """What says how much a network of the rows' family has done: its field and its name."""
+    if rows[0]["family"] == "recurrent_depth":
+        return "recurrences_per_token", "recurrences / token"
+    return "tokens_per_network_call", "tokens / network call"
+
+
 def _curves(figure: Any, study: Study, rows: Sequence[Row]) -> None:
-    """Exact answers, tokens per second and recurrences a token against one choice."""
+    """Exact answers, tokens per second and the network's work against one choice."""
     panels = figure.subplots(1, 3)
-    ys = ("exact answers (%)", "tokens / s, batch 1", "recurrences / token")
+    work, name = _work(rows)
+    ys = ("exact answers (%)", "tokens / s, batch 1", name)
     for line, (value, group) in enumerate(_groups(study, rows).items()):
         x = [row["settings"][study.x] for row in group]
         label = f"{_name(study.lines)} {value}"
         style = {"color": f"C{line}", "marker": "o", "markersize": 4, "label": label}
         panels[0].errorbar(x, [_share(row) for row in group], yerr=_errors(group), capsize=2, **style)
         panels[1].plot(x, [row.get("tokens_per_second") for row in group], **style)
-        panels[2].plot(x, [row["recurrences_per_token"] for row in group], **style)
-    static = _share(rows[0]), rows[0].get("tokens_per_second"), rows[0]["recurrences_per_token"]
+        panels[2].plot(x, [row[work] for row in group], **style)
+    static = _share(rows[0]), rows[0].get("tokens_per_second"), rows[0][work]
     for panel, y, label in zip(panels, static, ys, strict=True):
         if y is not None:
             panel.axhline(y, color="0.5", linestyle="--", linewidth=1, label="static")
@@ -98,13 +113,43 @@ def _heat(figure: Any, study: Study, rows: Sequence[Row]) -> None:
     front.legend(fontsize=8)
 
 
+def _grid(figure: Any, study: Study, rows: Sequence[Row]) -> None:
+    """Tokens a network call over two groups of choices."""
+    groups = _groups(study, rows)
+    xs = list(dict.fromkeys(_choice(row, study.x) for row in rows[1:]))
+    figure.set_size_inches(2.5 + 0.75 * len(xs), 1.8 + 0.4 * len(groups))
+    panel = figure.subplots()
+    found = {(value, _choice(row, study.x)): row for value, group in groups.items() for row in group}
+    values = [
+        [found[value, x]["tokens_per_network_call"] if (value, x) in found else float("nan") for x in xs]
+        for value in groups
+    ]
+    known = [value for line in values for value in line if value == value]
+    middle = (min(known) + max(known)) / 2
+    image = panel.imshow(values, aspect="auto", cmap="viridis")
+    figure.colorbar(image, ax=panel, label="tokens / network call")
+    for i, line in enumerate(values):
+        for j, value in enumerate(line):
+            if value == value:
+                color = "w" if value < middle else "k"
+                panel.text(j, i, f"{value:.2f}", ha="center", va="center", color=color, fontsize=8)
+    panel.set_xticks(range(len(xs)), [_told(x) for x in xs])
+    panel.set_yticks(range(len(groups)), [_told(value) for value in groups])
+    panel.set_xlabel(_name(study.x))
+    panel.set_ylabel(_name(study.lines))
+
+
 def _bars(figure: Any, study: Study, rows: Sequence[Row]) -> None:
-    """Exact answers with intervals and tokens per second, a row each."""
-    figure.set_size_inches(9, 1.2 + 0.28 * len(rows))
-    left, right = figure.subplots(1, 2, sharey=True)
+    """Exact answers with intervals and tokens per second, a row each; of causal models tokens a call besides."""
+    causal = rows[0]["family"] == "jacobi"
+    figure.set_size_inches(12 if causal else 9, 1.2 + 0.28 * len(rows))
+    left, *middle, right = figure.subplots(1, 3 if causal else 2, sharey=True)
     names = [row["label"] for row in rows]
     at = range(len(rows))
     left.errorbar([_share(row) for row in rows], at, xerr=_errors(rows), fmt="o", markersize=4, capsize=2)
+    for panel in middle:
+        panel.barh(at, [row["tokens_per_network_call"] for row in rows], height=0.6)
+        panel.set_xlabel("tokens / network call")
     right.barh(at, [row.get("tokens_per_second") or 0 for row in rows], height=0.6)
     left.set_yticks(at, names, fontsize=8)
     left.invert_yaxis()
@@ -112,5 +157,12 @@ def _bars(figure: Any, study: Study, rows: Sequence[Row]) -> None:
     right.set_xlabel("tokens / s, batch 1")
 
 
-def _name(choice: str | None) -> str:
-    return (choice or "").replace("_", " ")
+def _name(choice: str | tuple[str, ...] | None) -> str:
+    names = choice if isinstance(choice, tuple) else (choice or "",)
+    return ", ".join(names).replace("_", " ")
+
+
+def _told(value: Any) -> str:
+    """A value of a choice, or values of several, as text."""
+    values = value if isinstance(value, tuple) else (value,)
+    return ", ".join(f"{x:g}" if isinstance(x, float) else f"{x}" for x in values)

@@ -32,18 +32,21 @@ class Study:
       x: the choice on the horizontal axis of its picture; None for a table without one.
       lines: the choice that tells lines apart.
       kind: "curves" (accuracy and speed against x), "heat" (accuracy over x and lines, and speed against
-        accuracy), or "bars" (a row each).
+        accuracy), "grid" (tokens a network call over x and lines, each of several choices), or "bars" (a row each).
+      family: of the models that it suits.
     """
 
     title: str
     others: Callable[[int], Sequence[Setting]]
-    x: str | None = None
-    lines: str | None = None
+    x: str | tuple[str, ...] | None = None
+    lines: str | tuple[str, ...] | None = None
     kind: str = "bars"
+    family: str = "recurrent_depth"
 
     def settings(self, recurrence: int) -> tuple[Setting, ...]:
         """The rows, static decoding at the model's default first."""
-        static = Setting("autoregressive", AutoRegressive(recurrence=recurrence), baseline=True)
+        depth = recurrence if self.family == "recurrent_depth" else None
+        static = Setting("autoregressive", AutoRegressive(recurrence=depth), baseline=True)
         return (static, *self.others(recurrence))
 
 

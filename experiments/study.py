@@ -1,8 +1,9 @@
 """Runs a study: many settings of the decoders on the same unseen problems. `python experiments/study.py inner_exit`.
 
 The studies stand in `studies.py`, one for each table or figure of "Efficient Parallel Samplers for Recurrent-Depth
-Models" (arXiv 2510.14961), their pictures in `plots.py`. What a setting gave is written down as soon as it is known;
-a study that was stopped goes on with the settings that are missing.
+Models" (arXiv 2510.14961), and in `jacobi_studies.py`, those of causal models; their pictures in `plots.py`.
+What a setting gave is written down as soon as it is known; a study that was stopped goes on with the settings that
+are missing.
 """
 
 import csv
@@ -13,19 +14,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jacobi_studies
 import jax
 import numpy as np
 import plots
+import studies
 import tyro
 from rich.console import Console
 from rich.progress import Progress, TaskID
-from studies import STUDIES, Study
+from studies import Study
 
 from paradec_jax import load
 from paradec_jax.data.word_problems import WordProblem
 from paradec_jax.evaluate import Setting, compare, exact_answers, word_problems
 from paradec_jax.evaluate.benchmarks import gsm8k
 
+STUDIES = studies.STUDIES | jacobi_studies.STUDIES
 GROUP = 6  # settings that are timed in turns, next to the baseline
 
 
@@ -34,7 +38,7 @@ class Options:
     """What to study.
 
     Attributes:
-      study: names of `STUDIES`; "all" for every one.
+      study: names of `STUDIES`; "all" for every one of the model's family.
       model: a model folder or the name of a bundled one.
       problems: unseen problems; of a file, the first ones.
       file: GSM8K problems in place of generated ones, judged by flexible extraction.
@@ -75,10 +79,16 @@ class Options:
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Runs studies, writes their tables and draws them."""
-    names = tuple(STUDIES) if options.study == ("all",) else options.study
-    if unknown := [name for name in names if name not in STUDIES]:
+    if unknown := [name for name in options.study if name not in (*STUDIES, "all")]:
         raise SystemExit(f"no study {', '.join(unknown)}: choose of {', '.join(STUDIES)} or all")
     model = load(options.model)
+    suited = [name for name, study in STUDIES.items() if study.family == model.family]
+    names = suited if "all" in options.study else options.study
+    if unsuited := [name for name in names if name not in suited]:
+        raise SystemExit(
+            f"{', '.join(unsuited)} does not suit {options.model} of family {model.family}: "
+            f"choose of {', '.join(suited)} or all"
+        )
     problems = draw(options)
     for name in names:
         run(STUDIES[name], name, model, problems, options)

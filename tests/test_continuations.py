@@ -2,20 +2,25 @@
 
 import dataclasses
 import json
+import sys
 
 import jax
 import numpy as np
 import pytest
-from test_benchmarks import FUNCTIONS, SUMS, needs_linux, write
+from test_benchmarks import FUNCTIONS, SUMS, TASKS, needs_linux, write
 from test_generate import CONFIG, Recital, recite
 
 import paradec_jax as pd
 from experiments import evaluate as script
+from paradec_jax.config import CAUSAL_PRESETS
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.evaluate import continuations as continued
+from paradec_jax.evaluate.benchmarks import gsm8k, instruct, mbpp
+from paradec_jax.evaluate.benchmarks.items import Item
 from paradec_jax.evaluate.continuations import before, continuations, cut
 from paradec_jax.evaluate.options import DECODERS, choose
 from paradec_jax.evaluate.results import Results
+from paradec_jax.models import causal
 from paradec_jax.models.recurrent_depth import parameter_shapes
 from paradec_jax.store import Model, save
 from paradec_jax.testing import StubNetwork
@@ -230,3 +235,119 @@ class TestScript:
             err = capsys.readouterr().err
             assert err.startswith("evaluate: ") and message in err and err.count("\n") == 1
         assert not self.decoded
+
+
+CAUSAL = dataclasses.replace(CAUSAL_PRESETS["test-causal"], vocab_size=384, max_length=256)
+TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{{ '[assistant]\n' }}"
+
+
+@pytest.fixture(scope="module")
+def causal_folder(tmp_path_factory):
+    """A causal model with random weights and a chat template."""
+    path = tmp_path_factory.mktemp("models") / "causal"
+    params = causal.init_params(CAUSAL, jax.random.key(3))
+    save(path, Model(CAUSAL, params, token_spec(), build_tokenizer(), TEMPLATE))
+    return path
+
+
+class TestCausalModels:
+    def run(self, folder, out, *more):
+        return script.main([*map(str, more), "--model", str(folder), "--out", str(out)])
+
+    def lines(self, out):
+        header, *lines = [json.loads(line) for line in out.read_text().splitlines()]
+        return header["settings"], lines
+
+    def test_every_decoder_writes_the_same(self, causal_folder, tmp_path, capsys):
+        path = write(tmp_path / "f.jsonl", SUMS)
+        task = ["gsm8k", path, "--shots", "0", "--max-new-tokens", "6", "--limit", "2", "--rows", "2"]
+        options = {
+            "static": (),
+            "jacobi": ("--block", "4", "--running", "True", "--candidate-rows", "3"),
+            "multiblock": ("--block", "3", "--blocks", "3", "--pool", "2", "--spawn", "0"),
+        }
+        found, rows = {}, {}
+        for name, more in options.items():
+            out = tmp_path / f"{name}.jsonl"
+            chosen = ["--decoder", name] if name != "jacobi" else []  # the usual one
+            assert self.run(causal_folder, out, *task, *chosen, *more) == 0, capsys.readouterr().err
+            settings, found[name] = self.lines(out)
+            assert settings["decoder"] == name and "chat_sha256" not in settings
+            rows[name] = settings["decoder_settings"].get("rows")
+        assert [line["text"] for line in found["jacobi"]] == [line["text"] for line in found["static"]]
+        assert [line["text"] for line in found["multiblock"]] == [line["text"] for line in found["static"]]
+        assert {line["network_calls"] for line in found["static"]} == {6}
+        assert rows == {"static": None, "jacobi": 3, "multiblock": 0}
+
+    def test_messages_in_the_chat_template(self, causal_folder, tmp_path, monkeypatch):
+        asked, answer = [], "Here:\n```python\nimport math\ndef double(x):\n    return 2 * x\n```\nDone."
+
+        def known(model, prompts, *rest, stop, **options):
+            asked.extend(prompts)
+            assert stop == () and options["max_new_tokens"] == 20
+            yield [continued.Continuation(answer, (5,), "stop token", 3, 2, 2, 0.1) for _ in prompts]
+
+        monkeypatch.setattr(script, "continuations", known)
+        path, out = write(tmp_path / "f.jsonl", FUNCTIONS[:1]), tmp_path / "out.jsonl"
+        assert self.run(causal_folder, out, "humaneval", path, "--chat", "--max-new-tokens", "20") == 0
+        (prompt,) = asked
+        assert prompt.startswith("[user] Complete") and prompt.endswith("```\n[assistant]\n")
+        assert FUNCTIONS[0]["prompt"].strip() in prompt
+        settings, (line,) = self.lines(out)
+        assert line["text"] == answer and settings["stop"] == [] and len(settings["chat_sha256"]) == 64
+        (sample,) = [json.loads(x) for x in (tmp_path / "out.samples.jsonl").read_text().splitlines()]
+        assert sample["completion"] == "\nimport math\ndef double(x):\n    return 2 * x\n"
+        if sys.platform == "linux":
+            judged = ["humaneval", path, "--chat", "--max-new-tokens", "20", "--execute"]
+            assert self.run(causal_folder, out, *judged) == 0
+            assert self.lines(out)[1][0]["score"]["passed"] is True and len(asked) == 1
+
+    def test_user_errors_are_one_sentence(self, causal_folder, folder, tmp_path, capsys):
+        task = ["gsm8k", write(tmp_path / "f.jsonl", SUMS), "--max-new-tokens", "4"]
+        cases = [
+            (causal_folder, ["--decoder", "wavefront"], "of family jacobi; it takes one of static, jacobi"),
+            (folder, ["--decoder", "jacobi"], "of family recurrent_depth; it takes one of static, adaptive"),
+            (causal_folder, ["--recurrence", "2"], "whose layers are passed once"),
+            (
+                causal_folder,
+                ["--decoder", "static", "--candidate-rows", "2"],
+                "--candidate-rows is no option of --decoder static",
+            ),
+            (causal_folder, ["--chat", "--shots", "2"], "without solved examples"),
+            (folder, ["--chat"], "needs a model with a chat template"),
+        ]
+        for model, more, message in cases:
+            assert self.run(model, tmp_path / "out.jsonl", *task, *more) == 1, more
+            err = capsys.readouterr().err
+            assert err.startswith("evaluate: ") and message in err and err.count("\n") == 1
+        assert not (tmp_path / "out.jsonl").exists()
+
+
+class TestInstruct:
+    @pytest.mark.parametrize(
+        ("text", "code"),
+        [
+            ("x = 1", "x = 1"),
+            ("a\n```python\nx = 1\n```\n```python\ny\n```", "x = 1\n"),
+            ("```bash\nls\n```\n```py\nx = 1\n```", "x = 1\n"),
+            ("```\nx = 1\n", "x = 1\n"),  # cut by the budget
+            ("```bash\nls\n```", "ls\n"),
+        ],
+    )
+    def test_first_code(self, text, code):
+        assert instruct.first_code(text) == code
+
+    def test_boxed_numbers_reach_both_extractions(self):
+        item = Item("gsm8k/0", "Q: What is 2 + 3?\nA:", (), "1,005")
+        assert instruct.INSTRUCT["gsm8k"].message(item).startswith("What is 2 + 3?\n\nReason")
+        judge = instruct.INSTRUCT["gsm8k"].judged
+        right = gsm8k.score(item, judge("First \\boxed{7}, then \\boxed{\\$1005} of 3."))
+        assert right.flexible and not right.strict
+        plain = gsm8k.score(item, judge("So \\boxed{1,005} of 3."))
+        assert plain.flexible and plain.strict
+        assert judge("The answer is 4.") == "The answer is 4."
+
+    def test_tasks_of_mbpp_lose_their_mark(self, tmp_path):
+        item = mbpp.read(write(tmp_path / "f.jsonl", TASKS), shots=0).items[0]
+        message = instruct.INSTRUCT["mbpp"].message(item)
+        assert "[BEGIN]" not in message and "assert add(0) == 11" in message

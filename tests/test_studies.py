@@ -15,7 +15,7 @@ def study(monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(str(FOLDER))
     yield __import__("study")
-    for name in ("study", "studies", "plots"):
+    for name in ("study", "studies", "jacobi_studies", "plots"):
         sys.modules.pop(name)
 
 
