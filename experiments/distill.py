@@ -33,7 +33,7 @@ ROWS = 64  # problems decoded together
 
 RULES = ConsistencyRules(
     context="clean",
-    ar_weight=1.0,
+    ar_weight=3.0,
     divide_by_pairs=False,
     prompt_weight=0.0,
     after_eos="drop",
@@ -55,10 +55,10 @@ class Round:
     """
 
     block: int = 16
-    problems: int = 8192
-    updates: int = 2000
+    problems: int = 4096
+    updates: int = 1000
     warmup: int = 50
-    cooldown: int = 500
+    cooldown: int = 350
     window: int = 4
     learning_rate: float = 2e-3
 
@@ -78,13 +78,16 @@ class Recipe:
       batch_tokens: positions of a batch, both copies and padding included.
       adam_share: learning rate of embedding, norms and biases, relative to that of the matrices.
       ema_decay: decay of the averaged weights, which are the ones exported.
-      matmul_precision: `jax.default_matmul_precision` of the trainings.
+      matmul_precision: `jax.default_matmul_precision` of the run.
       seed: of problems, random drafts and batches.
     """
 
     name: str = "tiny-jacobi"
     start: str = "tiny-causal"
-    rounds: tuple[Round, ...] = (Round(), Round(block=32, window=2))
+    rounds: tuple[Round, ...] = (
+        Round(),
+        Round(block=32, problems=2048, updates=400, cooldown=250, window=2, learning_rate=1e-3),
+    )
     order: str = "linear"
     rules: ConsistencyRules = RULES
     steps: tuple[int, int] = (2, 8)
@@ -144,6 +147,7 @@ def gather(model: Model, recipe: Recipe, which: int, folder: Path) -> Trajectori
         "max_new_tokens": recipe.max_new_tokens,
     }
     problems = word_problems(stage.problems, seed=recipe.seed + which, steps=recipe.steps, split="train")
+    problems.sort(key=lambda problem: len(problem.solution))  # rows of a batch end at about the same time
     tokens, lengths = encode_prompts(model.tokenizer, problems, spec=model.token_spec)
     size = tokens.shape[1] + recipe.max_new_tokens + -recipe.max_new_tokens % stage.block
     decoder = Jacobi(block=stage.block, greedy=True).bind(model.network, size, model.token_spec.pad)
@@ -246,8 +250,8 @@ def main(
         here = folder / f"round-{which}"
         if not (here / "model" / "config.json").exists():
             shared = trajectories if which == 0 else None
-            gathered = gather(model, recipe, which, shared or here / "trajectories")
             with jax.default_matmul_precision(recipe.matmul_precision):
+                gathered = gather(model, recipe, which, shared or here / "trajectories")
                 trained = train(model, recipe, which, gathered, here / "training")
             store.save(here / "model", trained)
         model = load(here / "model")
