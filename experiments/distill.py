@@ -100,17 +100,15 @@ class Recipe:
 
 
 def short(name: str, *, order: str = "linear", window: int = 4, rules: ConsistencyRules = RULES) -> Recipe:
-    """One short round, which all of them begin with the same model, problems and drafts."""
+    """One short round; all recipes of this kind begin with the same model, problems and drafts."""
     stage = Round(problems=2048, updates=400, cooldown=100, window=window)
     return Recipe(name, rounds=(stage,), order=order, rules=rules)
 
 
 # What a noisy block sees of earlier blocks (table 3). The window of "nc_ic" is that of the noise.
 MASKS = {
-    f"mask-{context}": short(
-        f"mask-{context}", rules=dataclasses.replace(RULES, context=context, window=Round().window)
-    )
-    for context in ("nc", "nc_ic", "clean")
+    name: short(name, rules=dataclasses.replace(RULES, context=context, window=Round().window))
+    for name, context in (("mask-nc", "nc"), ("mask-nc-ic", "nc_ic"), ("mask-clean", "clean"))
 }
 # How noise is spread over the blocks of a window of w (table 4); "noise-linear-4" trains as "mask-clean" does.
 SCHEDULES = {
