@@ -3,7 +3,8 @@
 The recipe of `tiny-recurrent`: word problems of growing length, a recurrence whose mean grows with the step,
 truncated backpropagation. `tiny-recurrent-exponential` is that model finetuned with a recurrence drawn from an
 exponential distribution, as the paper's math model was. `tiny-causal` is a plain causal transformer on the same
-problems, trained in two runs: look-ups are practised once the first has learned to make any. A run that was stopped goes on where its last checkpoint stood.
+problems, trained in two runs: look-ups are practised once the first has learned to make any. A run that was stopped
+goes on where its last checkpoint stood.
 """
 
 import dataclasses
