@@ -55,10 +55,10 @@ class Round:
     """
 
     block: int = 16
-    problems: int = 4096
-    updates: int = 1000
+    problems: int = 2048
+    updates: int = 700
     warmup: int = 50
-    cooldown: int = 350
+    cooldown: int = 300
     window: int = 4
     learning_rate: float = 2e-3
 
@@ -86,7 +86,7 @@ class Recipe:
     start: str = "tiny-causal"
     rounds: tuple[Round, ...] = (
         Round(),
-        Round(block=32, problems=2048, updates=400, cooldown=250, window=2, learning_rate=1e-3),
+        Round(block=32, problems=1024, updates=400, cooldown=250, window=2, learning_rate=1e-3),
     )
     order: str = "linear"
     rules: ConsistencyRules = RULES
@@ -101,7 +101,7 @@ class Recipe:
 
 def short(name: str, *, order: str = "linear", window: int = 4, rules: ConsistencyRules = RULES) -> Recipe:
     """One short round; all recipes of this kind begin with the same model, problems and drafts."""
-    stage = Round(problems=2048, updates=400, cooldown=100, window=window)
+    stage = Round(updates=400, cooldown=100, window=window)
     return Recipe(name, rounds=(stage,), order=order, rules=rules)
 
 
