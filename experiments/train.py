@@ -3,8 +3,8 @@
 The recipe of `tiny-recurrent`: word problems of growing length, a recurrence whose mean grows with the step,
 truncated backpropagation. `tiny-recurrent-exponential` is that model finetuned with a recurrence drawn from an
 exponential distribution, as the paper's math model was. `tiny-causal` is a plain causal transformer on the same
-problems, trained in two runs: look-ups are practised once the first has learned to make any. A run that was stopped
-goes on where its last checkpoint stood.
+problems, trained in three runs: look-ups are practised once the first has learned to make any, and the third goes on
+with a low learning rate. A run that was stopped goes on where its last checkpoint stood.
 """
 
 import dataclasses
@@ -124,8 +124,8 @@ RECIPES = {
             (2700, _PRACTISED),
         ),
     ),
-    "tiny-causal": Recipe(
-        name="tiny-causal",
+    "tiny-causal-second": Recipe(
+        name="tiny-causal-second",
         preset="tiny-causal",
         start="runs/tiny-causal-first/model",
         steps=2600,
@@ -135,8 +135,20 @@ RECIPES = {
             (950, (0.15, 0.3, 0.12, 0.08, 0.1, 0.25, 0.0)),
             (1300, _PRACTISED),
         ),
-        exported_bits=16,
         seed=1,
+    ),
+    "tiny-causal": Recipe(
+        name="tiny-causal",
+        preset="tiny-causal",
+        start="runs/tiny-causal-second/model",
+        steps=800,
+        cooldown=700,
+        learning_rate=2.5e-3,
+        adam_learning_rate=1e-3,
+        mixture=((0, _PRACTISED),),
+        ema_decay=0.99,
+        exported_bits=16,
+        seed=2,
     ),
 }
 DRAWS = {"poisson_lognormal": poisson_lognormal, "exponential": exponential}
