@@ -55,10 +55,10 @@ class Round:
     """
 
     block: int = 16
-    problems: int = 2048
-    updates: int = 700
+    problems: int = 1024
+    updates: int = 500
     warmup: int = 50
-    cooldown: int = 300
+    cooldown: int = 250
     window: int = 4
     learning_rate: float = 2e-3
 
@@ -84,10 +84,7 @@ class Recipe:
 
     name: str = "tiny-jacobi"
     start: str = "tiny-causal"
-    rounds: tuple[Round, ...] = (
-        Round(),
-        Round(block=32, problems=1024, updates=400, cooldown=250, window=2, learning_rate=1e-3),
-    )
+    rounds: tuple[Round, ...] = (Round(),)
     order: str = "linear"
     rules: ConsistencyRules = RULES
     steps: tuple[int, int] = (2, 8)
@@ -116,7 +113,14 @@ SCHEDULES = {
     for window in (4, 8)
     for order in ("linear", "random", "reverse")
 }
-RECIPES = {"tiny-jacobi": Recipe(), **MASKS, **SCHEDULES}
+LONGER = Recipe(
+    "tiny-jacobi-longer",
+    rounds=(
+        Round(problems=4096, updates=1500, cooldown=500),
+        Round(block=32, problems=2048, updates=700, cooldown=350, window=2, learning_rate=1e-3),
+    ),
+)
+RECIPES = {"tiny-jacobi": Recipe(), "tiny-jacobi-longer": LONGER, **MASKS, **SCHEDULES}
 
 
 def claim(folder: Path, recipe: Recipe) -> None:
