@@ -68,9 +68,8 @@ class MultiBlock(Jacobi):
         """The end of the newest block: one more where the newest block agrees enough and there is room for it."""
         start = progress.prompt_lengths
         first = start + (progress.length - 1 - start) // self.block * self.block  # start of the first block
-        spawned = old + self.block * (
-            agreed >= knobs.spawn * self.block - 1e-4
-        )  # 0.6 * 25 rounds to above 15
+        enough = knobs.spawn * self.block - 1e-4  # in float32 0.6 * 25 is above 15
+        spawned = old + self.block * (agreed >= enough)
         spawned = jnp.where(jnp.asarray(knobs.spawn) <= 0, first + self.width, spawned)
         return jnp.clip(spawned, first + self.block, first + self.width)
 

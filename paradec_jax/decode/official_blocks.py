@@ -15,12 +15,11 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode import select, stop
 from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
-from paradec_jax.decode.base import DecoderBase, prompt_positions
+from paradec_jax.decode.base import DecoderBase
 from paradec_jax.decode.protocol import Progress, Reason, Request
 from paradec_jax.decode.randomness import Purpose, fold
 from paradec_jax.decode.sampling import check
@@ -110,22 +109,14 @@ class BlockDecoder(DecoderBase):
         Returns:
           Progress, a cache that holds the prompts, and the predictions from the last prompt token on.
         """
-        progress, cache = self.start(request, knobs, scratch)
         ahead = request.lengths[:, None] + jnp.arange(width)
-        drawn = jnp.take_along_axis(request.tokens, draw(progress, ahead, request.lengths), axis=1)
+        drawn = draw(request.keys, ahead, request.lengths)
+        drawn = jnp.take_along_axis(request.tokens, drawn, axis=1)
         recorded = request.recorded
         if recorded is not None and recorded.prefill_drafts is not None:
             drawn = jnp.where(recorded.prefill_drafts < 0, drawn, recorded.prefill_drafts)
-        tokens = jnp.pad(request.tokens, [(0, 0), (0, width)])
-        tokens = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))(
-            tokens, drawn, request.lengths
-        )
-        positions = prompt_positions(dataclasses.replace(request, tokens=tokens))
-        out = self.network.forward(
-            params, tokens, positions, None, None, progress.initial[:, : tokens.shape[1]]
-        )
-        cache = self.network.write(cache, out.kv, jnp.zeros_like(request.lengths))
-        predicted = self.predict(params, stop.window(out.hidden, request.lengths - 1, width))
+        progress, cache, hidden = self.prefill_ahead(params, request, knobs, drawn, scratch)
+        predicted = self.predict(params, hidden[:, :-1])
         return progress.count(1, request.lengths + width, 1), cache, predicted
 
     def predict(self, params: Any, hidden: Float[Array, "B W D"]) -> Int[Array, "B W"]:
@@ -141,7 +132,9 @@ class BlockDecoder(DecoderBase):
     ) -> Int[Array, "B n"]:
         """The draft of a later call: the known next token, and tokens drawn from all that the row holds."""
         ahead = progress.length[:, None] + jnp.arange(self.block)
-        drawn = jnp.take_along_axis(progress.tokens, draw(progress, ahead, progress.length, call), axis=1)
+        drawn = jnp.take_along_axis(
+            progress.tokens, draw(progress.keys, ahead, progress.length, call), axis=1
+        )
         return self._recorded(progress, drawn.at[:, 0].set(known), call)
 
     def _recorded(
@@ -177,13 +170,13 @@ def passed(state: Any) -> Any:
 
 
 def draw(
-    progress: Progress,
+    keys: Array,
     positions: Int[Array, "B W"],
     below: Int[Array, "B"],
     call: Int[Array, "B"] | None = None,
 ) -> Int[Array, "B W"]:
     """A uniform number from 0 to `below - 1` for each position."""
-    keys = fold(progress.keys, Purpose.DRAFT, positions, call)
-    uniform = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (), jnp.float32)))(keys)
+    folded = fold(keys, Purpose.DRAFT, positions, call)
+    uniform = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (), jnp.float32)))(folded)
     drawn = jnp.floor(uniform * below[:, None]).astype(jnp.int32)
     return jnp.minimum(drawn, below[:, None] - 1)

@@ -132,7 +132,7 @@ class OfficialRunningWindow(BlockDecoder):
         kept = jnp.where(time % knobs.max_iterations == 0, 0, guesses - used)
         slots = jnp.arange(guesses)
         ahead = progress.length[:, None] + slots
-        fill = draw(progress, ahead, jnp.full_like(time, self.network.vocab_size), time)
+        fill = draw(progress.keys, ahead, jnp.full_like(time, self.network.vocab_size), time)
         recorded = progress.recorded
         if recorded is not None and recorded.windows is not None:
             given = recorded.windows[:, :, 1:]
