@@ -13,12 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
+from convert import qwen2
+from convert.engine import read_json
 from paradec_jax import decode
-from paradec_jax.config import CausalConfig
 from paradec_jax.decode.prompt_lookup import find_draft
-from paradec_jax.models import CausalNetwork
 
 pytestmark = pytest.mark.golden
 
@@ -38,43 +37,11 @@ def arrays(part: str, name: str) -> dict[str, np.ndarray]:
 
 @functools.cache
 def model(part: str):
-    """Network, parameters and end-of-text tokens of a folder of the `llama` layout."""
-    fields = json.loads((FOLDER / part / "config.json").read_text())
+    """Network, parameters and end-of-text tokens of a folder of the `llama` layout, as the converter imports them."""
+    fields = read_json(FOLDER / part / "config.json")
     assert fields["model_type"] == "llama", f"{part} holds a model of type {fields['model_type']}"
-    tensors = load_file(FOLDER / part / "model.safetensors")
-    tied = "lm_head.weight" not in tensors
-    config = CausalConfig(
-        vocab_size=fields["vocab_size"],
-        width=fields["hidden_size"],
-        layers=fields["num_hidden_layers"],
-        heads=fields["num_attention_heads"],
-        kv_heads=fields["num_key_value_heads"],
-        feed_forward=fields["intermediate_size"],
-        max_length=fields["max_position_embeddings"],
-        rope_base=fields["rope_theta"],
-        norm_eps=fields["rms_norm_eps"],
-        qkv_bias=False,
-        tie_embeddings=tied,
-    )
-    params = {"embedding": tensors["model.embed_tokens.weight"], "final_norm": tensors["model.norm.weight"]}
-    if not tied:
-        params["head"] = tensors["lm_head.weight"].T
-    for i in range(config.layers):
-        layer = {k.removeprefix(f"model.layers.{i}."): v for k, v in tensors.items() if f"layers.{i}." in k}
-        qkv = np.concatenate([layer[f"self_attn.{name}_proj.weight"] for name in "qkv"])
-        gates = np.stack([layer[f"mlp.{name}_proj.weight"] for name in ("gate", "up")])
-        out = layer["self_attn.o_proj.weight"].T
-        params[f"layer_{i}"] = {
-            "attention_norm": layer["input_layernorm.weight"],
-            "mlp_norm": layer["post_attention_layernorm.weight"],
-            "attention": {
-                "qkv": qkv.reshape(-1, config.head_dim, config.width).transpose(2, 0, 1),
-                "out": out.reshape(config.heads, config.head_dim, config.width),
-            },
-            "mlp": {"gate_up": gates.transpose(2, 0, 1), "down": layer["mlp.down_proj.weight"].T},
-        }
-    stop = np.atleast_1d(fields["eos_token_id"]).tolist()
-    return CausalNetwork(config), jax.tree.map(jnp.asarray, params), tuple(stop)
+    read = qwen2.read(FOLDER / part, fields, "float32")
+    return read.network, jax.tree.map(jnp.asarray, read.params), read.token_spec.stop
 
 
 def request_of(part: str, trace: dict, prompt: np.ndarray, **recorded) -> decode.Request:

@@ -45,10 +45,16 @@ def arrays(name: str, kind: str) -> dict[str, np.ndarray]:
         return dict(file)
 
 
+def folder_of(name: str) -> Path:
+    """Each model but one lies in a folder of its own name."""
+    own = FOLDER / name
+    return own if own.is_dir() else FOLDER
+
+
 @functools.cache
 def model(name: str):
-    """The weights, as the converter imports them, and their network."""
-    folder = FOLDER / name if (FOLDER / name).is_dir() else FOLDER
+    """Network, parameters and special tokens, as the converter imports them."""
+    folder = folder_of(name)
     read = qwen2.read(folder, read_json(folder / "config.json"), "float32")
     return read.network, jax.tree.map(jnp.asarray, read.params), read.token_spec
 

@@ -7,16 +7,15 @@ narrowest drafts of each kind are quick; `-m slow` replays the others.
 
 import dataclasses
 import functools
-import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_golden_jacobi import FOLDER, folder_of
 
 from convert import qwen2
 from convert.engine import read_json
@@ -31,7 +30,6 @@ from paradec_jax.models.causal import CausalNetwork
 
 pytestmark = pytest.mark.golden
 
-FOLDER = Path(os.environ.get("PARADEC_GOLDEN") or Path(__file__).parent / "golden") / "jacobi"
 KINDS = ("jacobi_decode", "trajectories", "multiblock_main", "multiblock_promote", "running_window")
 MODELS = sorted(path.name.removesuffix("_greedy.npz") for path in FOLDER.glob("*_greedy.npz"))
 PROBABILITIES = 1e-6
@@ -43,12 +41,6 @@ PROBABILITIES = 1e-6
 @functools.cache
 def fields_of(model: str) -> dict[str, Any]:
     return read_json(folder_of(model) / "config.json")
-
-
-def folder_of(model: str) -> Path:
-    """Each model but one lies in a folder of its own name."""
-    own = FOLDER / model
-    return own if own.is_dir() else FOLDER
 
 
 @functools.cache

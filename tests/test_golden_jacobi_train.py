@@ -7,14 +7,14 @@ The folder is `PARADEC_GOLDEN/jacobi`, or `tests/golden/jacobi`. Models are name
 
 import dataclasses
 import functools
-import os
 import re
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_golden_jacobi import FOLDER, arrays, folder_of, models
+from test_golden_jacobi import model as imported
 
 from convert import qwen2
 from convert.engine import export_tree, read_json
@@ -30,13 +30,11 @@ from paradec_jax.losses import (
 )
 from paradec_jax.losses.block_passes import noisy_blocks, packed_positions, sequences
 from paradec_jax.losses.consistency import counted_pairs
-from paradec_jax.models import CausalNetwork
 from paradec_jax.nn import masks
 
 pytestmark = pytest.mark.golden
 SLOW = pytest.mark.slow
 
-FOLDER = Path(os.environ.get("PARADEC_GOLDEN") or Path(__file__).parent / "golden") / "jacobi"
 LOGITS = {"random": 3e-4}  # large random weights make large logits
 LOGITS_OTHERWISE = 1e-4
 LOSS = 1e-5  # relative, as that of a global norm:
@@ -51,26 +49,13 @@ GRADIENTS = {
 }
 
 
-def models(kind: str) -> list[str]:
-    """Names of the models that have a file of this kind."""
-    return sorted(path.name.removesuffix(f"_{kind}.npz") for path in FOLDER.glob(f"*_{kind}.npz"))
-
-
-@functools.cache
-def arrays(name: str, kind: str) -> dict[str, np.ndarray]:
-    with np.load(FOLDER / f"{name}_{kind}.npz", allow_pickle=False) as file:
-        return dict(file)
-
-
 @functools.cache
 def model(name: str):
-    """The weights, as the converter imports them, and their network and special tokens."""
-    folder = FOLDER / name if (FOLDER / name).is_dir() else FOLDER
-    fields = read_json(folder / "config.json")
-    read = qwen2.read(folder, fields, "float32")
-    # The original code knows one stop token.
-    spec = dataclasses.replace(read.token_spec, stop=(fields["eos_token_id"],), pad=fields["pad_token_id"])
-    return CausalNetwork(read.config), jax.tree.map(jnp.asarray, read.params), spec
+    """Network, parameters and special tokens; the original code knows one stop token."""
+    network, params, spec = imported(name)
+    fields = read_json(folder_of(name) / "config.json")
+    spec = dataclasses.replace(spec, stop=(fields["eos_token_id"],), pad=fields["pad_token_id"])
+    return network, params, spec
 
 
 def cases(kind: str, pattern: str = "") -> list:
