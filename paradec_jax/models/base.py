@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
+from jax import lax
 from jaxtyping import Array, Float
 
 
@@ -23,3 +24,11 @@ class Forward:
     hidden: Float[Array, "B W D"]
     latent: Float[Array, "B W _"]
     kv: Any
+
+
+def lay_out_head(params: Any) -> Any:
+    """Parameters with the tied output matrix laid out once, as `head` [D, V].
+
+    The CPU backend multiplies by a transposed matrix 20 times slower than by a plain one.
+    """
+    return {**params, "head": lax.optimization_barrier(params["embedding"].T)}
