@@ -11,6 +11,7 @@ stopped goes on where it stood, within a collection as within a training:
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,17 +19,19 @@ import tyro
 from rich.progress import track
 
 from paradec_jax import Jacobi, Model, load, make_request, store
-from paradec_jax.data.batches import encode_prompts
+from paradec_jax.data.batches import Bucket, encode_prompts, word_problem_batches
 from paradec_jax.data.collect import collect
 from paradec_jax.data.noisy_points import Selection, kept
 from paradec_jax.data.pair_batches import PairBucket, pair_batches
 from paradec_jax.data.trajectories import Trajectories, TrajectoryWriter
 from paradec_jax.evaluate import word_problems
 from paradec_jax.losses.consistency import ConsistencyRules, consistency_loss
+from paradec_jax.losses.next_token import next_token_loss
 from paradec_jax.models import matrix_axes
-from paradec_jax.train import fit, muon
+from paradec_jax.train import DataIterator, Loss, Metrics, fit, muon
 
 ROWS = 64  # problems decoded together
+REHEARSAL = 100  # added to a seed, so that rehearsed problems are none of those with trajectories
 
 
 RULES = ConsistencyRules(
@@ -76,6 +79,9 @@ class Recipe:
       steps: fewest and most written steps of the problems.
       max_new_tokens: budget of a problem's answer.
       batch_tokens: positions of a batch, both copies and padding included.
+      rehearsal_tokens: positions that each batch has besides, of fresh training problems with their reference
+        solutions, whose next tokens are learned with `rules.ar_weight` too; 0 for none. A small model forgets in a
+        distillation what it solves by; the released recipe has no such part.
       adam_share: learning rate of embedding, norms and biases, relative to that of the matrices.
       ema_decay: decay of the averaged weights, which are the ones exported.
       matmul_precision: `jax.default_matmul_precision` of the run.
@@ -90,6 +96,7 @@ class Recipe:
     steps: tuple[int, int] = (2, 8)
     max_new_tokens: int = 224
     batch_tokens: int = 4096
+    rehearsal_tokens: int = 0
     adam_share: float = 0.4
     ema_decay: float = 0.99
     matmul_precision: str = "BF16_BF16_F32"
@@ -116,9 +123,11 @@ SCHEDULES = {
 LONGER = Recipe(
     "tiny-jacobi-longer",
     rounds=(
-        Round(problems=4096, updates=1500, cooldown=500),
+        Round(problems=6144, updates=1500, cooldown=500),
         Round(block=32, problems=2048, updates=700, cooldown=350, window=2, learning_rate=1e-3),
     ),
+    rules=dataclasses.replace(RULES, ar_weight=10.0),
+    rehearsal_tokens=1024,
 )
 RECIPES = {"tiny-jacobi": Recipe(), "tiny-jacobi-longer": LONGER, **MASKS, **SCHEDULES}
 
@@ -189,13 +198,56 @@ def buckets(trajectories: Trajectories, indices: np.ndarray) -> tuple[PairBucket
     return tuple(dict.fromkeys(shapes))
 
 
+class Together:
+    """Iterators side by side: a batch is a dict of one batch of each."""
+
+    def __init__(self, **parts: DataIterator) -> None:
+        self.parts = parts
+
+    def __next__(self) -> dict[str, Any]:
+        return {name: next(part) for name, part in self.parts.items()}
+
+    def get_state(self) -> dict[str, Any]:
+        return {name: part.get_state() for name, part in self.parts.items()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        for name, part in self.parts.items():
+            part.set_state(state[name])
+
+
+def with_rehearsal(
+    model: Model, recipe: Recipe, which: int, loss: Loss, pairs: DataIterator
+) -> tuple[Loss, Together]:
+    """A loss over pairs and its data, both with a next-token part over fresh problems."""
+    if model.tokenizer is None:
+        raise SystemExit(f"{recipe.start} has no tokenizer, without which problems cannot be read")
+    low, high = recipe.steps
+    middle = (low + high) // 2
+    fresh = word_problem_batches(
+        model.tokenizer,
+        seed=recipe.seed + REHEARSAL + which,
+        batch_tokens=recipe.rehearsal_tokens,
+        buckets=(Bucket(low, middle, 252), Bucket(middle + 1, high, 328)),
+        mixture=((0, (0.6, 0.4)),),
+    )
+    next_token = next_token_loss(model.network)
+
+    def both(params: Any, frozen: Any, batch: dict[str, Any], key: jax.Array) -> tuple[jax.Array, Metrics]:
+        value, terms = loss(params, frozen, batch["pairs"], key)
+        again, found = next_token(params, frozen, batch["fresh"], key)
+        terms |= {"rehearsal": again, "rehearsal_accuracy": found["accuracy"]}
+        return value + recipe.rules.ar_weight * again, terms
+
+    return both, Together(pairs=pairs, fresh=fresh)
+
+
 def train(model: Model, recipe: Recipe, which: int, trajectories: Trajectories, folder: Path) -> Model:
     """The model after one round of training."""
     stage = recipe.rounds[which]
     indices = kept(trajectories, stop=model.token_spec.stop, unique="prompt")
     if len(indices) == 0:
         raise SystemExit(f"round {which}: every answer repeats one token too often to be learned from")
-    data = pair_batches(
+    data: DataIterator = pair_batches(
         trajectories,
         seed=recipe.seed + which,
         selection=Selection(order=recipe.order, window=stage.window),
@@ -205,6 +257,8 @@ def train(model: Model, recipe: Recipe, which: int, trajectories: Trajectories, 
     )
     network = model.network
     loss = consistency_loss(network, model.token_spec, recipe.rules, packed=True)
+    if recipe.rehearsal_tokens:
+        loss, data = with_rehearsal(model, recipe, which, loss, data)
     optimizer = muon(
         stage.learning_rate,
         stage.updates,

@@ -22,6 +22,22 @@ class Killed(Exception):
     """Stands for the end of the process."""
 
 
+class Counting:
+    """Data whose batches are 1, 2, ..."""
+
+    count = 0
+
+    def __next__(self):
+        self.count += 1
+        return {"count": np.asarray(self.count)}
+
+    def get_state(self):
+        return self.count
+
+    def set_state(self, state):
+        self.count = state
+
+
 @pytest.fixture(scope="module")
 def distill():
     found = script("distill")
@@ -46,7 +62,9 @@ def recipe(distill, start):
         kind(block=4, problems=PROBLEMS, updates=3, warmup=0, cooldown=2, window=2),
         kind(block=8, problems=PROBLEMS, updates=2, warmup=1, cooldown=1, window=1),
     )
-    return distill["Recipe"](start=str(start), rounds=rounds, max_new_tokens=8, batch_tokens=512)
+    return distill["Recipe"](
+        start=str(start), rounds=rounds, max_new_tokens=8, batch_tokens=512, rehearsal_tokens=512
+    )
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +102,25 @@ def test_rounds_collect_and_train(whole, recipe, start):
         moved = jax.tree.map(lambda new, old: np.abs(new - old).max(), trained.params, begun.params)
         assert min(jax.tree.leaves(moved)) > 0
         begun = trained
+
+
+def test_fresh_problems_are_rehearsed(distill, recipe, start):
+    """Their loss is added, and the state of the data says where both parts of a batch stand."""
+    model, key = load(start), jax.random.key(0)
+
+    def pairs(params, frozen, batch, key):
+        return 1.0 * len(batch), {}
+
+    loss, data = distill["with_rehearsal"](model, recipe, 0, pairs, Counting())
+    first, state, second = next(data), data.get_state(), next(data)
+    assert first["fresh"]["tokens"].shape in ((2, 252), (1, 328))
+    value, terms = jax.jit(loss)(dict(model.params), None, first, key)
+    assert (
+        value == pytest.approx(1 + recipe.rules.ar_weight * float(terms["rehearsal"]))
+        and terms["rehearsal"] > 1
+    )
+    data.set_state(json.loads(json.dumps(state)))
+    jax.tree.map(np.testing.assert_array_equal, next(data), second)
 
 
 def test_a_run_that_was_killed_goes_on(distill, recipe, whole, tmp_path, monkeypatch):

@@ -1,13 +1,16 @@
 """Training: state, step, optimizers, checkpoints, loop. Knows only the signature of a loss."""
 
 from paradec_jax.train.checkpoint import Checkpoints
-from paradec_jax.train.loop import NonFiniteLoss, fit
+from paradec_jax.train.loop import DataIterator, NonFiniteLoss, fit
 from paradec_jax.train.optimizers import adamw, decay_mask, muon, trapezoid
 from paradec_jax.train.state import TrainState, update_ema
-from paradec_jax.train.step import make_train_step
+from paradec_jax.train.step import Loss, Metrics, make_train_step
 
 __all__ = [
     "Checkpoints",
+    "DataIterator",
+    "Loss",
+    "Metrics",
     "NonFiniteLoss",
     "TrainState",
     "adamw",
