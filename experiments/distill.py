@@ -120,6 +120,8 @@ SCHEDULES = {
     for window in (4, 8)
     for order in ("linear", "random", "reverse")
 }
+# Any noisy point for each block, no ramp over a window (CLLM* of table 1).
+CLLM = short("cllm", order="uniform")
 LONGER = Recipe(
     "tiny-jacobi-longer",
     rounds=(
@@ -129,7 +131,7 @@ LONGER = Recipe(
     rules=dataclasses.replace(RULES, ar_weight=10.0),
     rehearsal_tokens=1024,
 )
-RECIPES = {"tiny-jacobi": Recipe(), "tiny-jacobi-longer": LONGER, **MASKS, **SCHEDULES}
+RECIPES = {"tiny-jacobi": Recipe(), "tiny-jacobi-longer": LONGER, "cllm": CLLM, **MASKS, **SCHEDULES}
 
 
 def claim(folder: Path, recipe: Recipe) -> None:
