@@ -11,7 +11,7 @@ from test_evaluate import CONFIG, KEYS, STUB, small_settings
 import paradec_jax as pd
 from paradec_jax import cli
 from paradec_jax.data import build_tokenizer, token_spec
-from paradec_jax.evaluate import Setting
+from paradec_jax.evaluate import Setting, bench
 from paradec_jax.generate import generate
 from paradec_jax.models.recurrent_depth import parameter_shapes
 from paradec_jax.store import Model, save
@@ -180,7 +180,9 @@ def test_other_sizes_of_vocabulary_are_no_traceback(folder, capsys, tmp_path):
     assert "no tokenizer" in capsys.readouterr().err
 
 
-def test_bench_prints_rows_and_json(capsys, tmp_path):
+def test_bench_prints_rows_and_json(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "COPY_BYTES", 2**20)
+    monkeypatch.setattr(bench, "_CPU_SIDE", 64)
     path = tmp_path / "bench.json"
     arguments = ["bench", "--preset", "test-recurrent", "--context", "6", "--tokens", "5", "--passes", "1"]
     assert cli.main([*arguments, "--inner-recurrence", "2", "--json", str(path)]) == 0

@@ -91,6 +91,7 @@ def test_refill_counts_what_is_lost_doubled_or_changed(refill):
     assert (row["lost"], row["doubled"], row["changed"]) == (1, 1, 2)
 
 
+@pytest.mark.slow
 def test_refill_ends_in_an_error_when_an_answer_is_changed(refill, tmp_path, monkeypatch):
     honest = refill["main"].__globals__["by_serve"]
 

@@ -204,12 +204,18 @@ ROWS = {
     "multiblock": jacobi_row(decode.MultiBlock, block=3, blocks=2, pool=1, spawn=0.5),
     "multiblock-rows": jacobi_row(decode.MultiBlock, block=2, blocks=3, rows=2, spawn=0.0),
 }
+# Slow: another row of the same decoder takes the same way through its code.
 VARIANTS = (
+    "autoregressive-hasty",
+    "adaptive-argmax",
+    "speculative-one",
+    "wavefront-headway",
+    "official-fixed",
     "jacobi",
     "jacobi-rows",
     "jacobi-running-pool",
     "multiblock-rows",
-)  # slow: "multiblock" is all of it
+)
 
 
 def over(rows: dict[str, Any]) -> Any:
@@ -776,7 +782,7 @@ def causal(kind: type, size: int = SIZE, **options: Any) -> Any:
     return kind(tiny_causal(), size, log_probs=True, **options)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 @over(CAUSAL)
 def test_drafts_of_any_origin_are_static_decoding(name, temperature):
     """On a stub whose drafts are often right, each position with its own draw, and on a model, whose are not."""
