@@ -1,0 +1,159 @@
+"""Whether Jacobi decoders write what one-by-one decoding writes, in no more calls: `experiments/lossless.py`.
+
+Every setting of a covering set (block size, blocks in flight, pool, candidates, window) decodes the same unseen
+problems at several batch sizes. A text counts as equal if all of its tokens are those of `AutoRegressive` in the
+largest batch. Finished rows are kept, so that a run that was stopped goes on.
+"""
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import tyro
+from jacobi_studies import jacobi, multiblock
+
+from paradec_jax import AutoRegressive, Model, load, make_request, run
+from paradec_jax.data.batches import encode_prompts
+from paradec_jax.decode import Request
+from paradec_jax.evaluate import Setting, word_problems
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to decode.
+
+    Attributes:
+      models: model folders or names of bundled models.
+      problems: unseen problems, a multiple of every batch size.
+      steps: fewest and most written steps of a problem.
+      budget: new tokens of a problem.
+      batches: batch sizes.
+      seed: of the problems and of the random drafts.
+      out: where the JSON goes.
+    """
+
+    models: tyro.conf.Positional[tuple[str, ...]] = ("tiny-causal", "tiny-jacobi")
+    problems: int = 500
+    steps: tuple[int, int] = (2, 8)
+    budget: int = 224
+    batches: tuple[int, ...] = (8, 1)
+    seed: int = 5
+    out: Path = Path("experiments/results/lossless.json")
+
+
+def covering() -> list[Setting]:
+    """Block sizes 4 to 64, one to four blocks, pools of 0 to 4, both kinds of window."""
+    return [
+        Setting("autoregressive", AutoRegressive(), baseline=True),
+        jacobi(4),
+        jacobi(16, pool=4),
+        jacobi(32, pool=1),
+        jacobi(64),
+        jacobi(8, running=True, pool=3),
+        jacobi(16, running=True, rows=4),
+        jacobi(32, running=True, pool=2),
+        multiblock(4, 4, 0.85, pool=4),
+        multiblock(8, 3, 0.5, pool=2),
+        multiblock(8, 4, 0.0),
+        multiblock(16, 2, 0.85, pool=4),
+        multiblock(16, 3, 0.0, rows=4),
+        multiblock(32, 2, 0.5),
+        multiblock(64, 2, 0.5, pool=1),
+    ]
+
+
+def requests_of(model: Model, options: Options, batch: int) -> list[Request]:
+    """The problems in batches, each with the key of its place among all of them."""
+    if model.tokenizer is None:
+        raise SystemExit("the model has no tokenizer, without which problems cannot be read")
+    problems = word_problems(options.problems, seed=options.seed, steps=options.steps)
+    tokens, lengths = encode_prompts(model.tokenizer, problems, spec=model.token_spec)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), np.arange(len(problems)))
+    return [
+        make_request(
+            tokens[at],
+            lengths[at],
+            max_new_tokens=options.budget,
+            stop=model.token_spec.stop,
+            keys=keys[at],
+        )
+        for at in np.arange(len(problems)).reshape(-1, batch)
+    ]
+
+
+def decode(
+    model: Model, setting: Setting, requests: list[Request], budget: int
+) -> tuple[list[Any], np.ndarray]:
+    """Texts (tokens) and network calls of all problems."""
+    size = requests[0].tokens.shape[1] + budget
+    decoder = dataclasses.replace(setting.decoder, greedy=True).bind(
+        model.network, size, model.token_spec.pad
+    )
+    found = [run(decoder, model.params, request, setting.knobs) for request in requests]
+    texts = [text for decoded in found for text in decoded.completions()]
+    return texts, np.concatenate([np.asarray(decoded.network_calls) for decoded in found])
+
+
+def rows_of(name: str, options: Options, done: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The rows of one model that are not done."""
+    model, settings = load(name), covering()
+    if model.family != "jacobi":
+        raise SystemExit(f"{name} is of family {model.family}; Jacobi decoding needs a causal model")
+    requests = {batch: requests_of(model, options, batch) for batch in options.batches}
+    expected, calls = decode(model, settings[0], requests[max(options.batches)], options.budget)
+    for batch in options.batches:
+        for setting in settings:
+            label = f"{setting.name}, {setting.label()}".removesuffix(", ")
+            start = {"model": Path(name).name, "label": label, "batch": batch}
+            if any(row.items() >= start.items() for row in done):
+                continue
+            clock = time.perf_counter()
+            texts, taken = decode(model, setting, requests[batch], options.budget)
+            tokens = sum(map(len, texts))
+            yield start | {
+                "settings": setting.settings(),
+                "problems": len(texts),
+                "equal": sum(a == b for a, b in zip(texts, expected, strict=True)),
+                "more_calls_than_greedy": int(np.sum(taken > calls)),
+                "tokens": tokens,
+                "tokens_per_call": tokens / int(taken.sum()),
+                "seconds": time.perf_counter() - clock,
+            }
+
+
+def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
+    """Prints and writes the rows; ends with an error if a text differs or took more calls."""
+    if any(batch < 1 or options.problems % batch for batch in options.batches):
+        raise SystemExit(f"batches {options.batches} must divide the {options.problems} problems")
+    kept = dataclasses.asdict(options) | {"out": options.out.name, "models": None}
+    kept = json.loads(json.dumps(kept))
+    done: list[dict[str, Any]] = []
+    if options.out.exists():
+        found = json.loads(options.out.read_text())
+        if found["options"] != kept:
+            raise SystemExit(f"{options.out} holds a run with other options: name another file")
+        done = found["rows"]
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    for name in options.models:
+        for row in rows_of(name, options, done):
+            done.append(row)
+            options.out.write_text(json.dumps({"options": kept, "rows": done}, indent=1) + "\n")
+            print(
+                f"{row['model']:14s} batch {row['batch']}  {row['label']:45s} {row['equal']}/{row['problems']} "
+                f"equal  {row['more_calls_than_greedy']} with more calls  "
+                f"{row['tokens_per_call']:.2f} tokens a call  {row['seconds']:.0f} s",
+                flush=True,
+            )
+    wrong = [row for row in done if row["equal"] < row["problems"] or row["more_calls_than_greedy"]]
+    if wrong:
+        raise SystemExit(f"{len(wrong)} of {len(done)} rows have a text that differs or took more calls")
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_compilation_cache_dir", str(Path(".cache/jax").resolve()))
+    tyro.cli(main)
