@@ -585,9 +585,15 @@ def test_what_cannot_work_is_refused_at_once(name):
         (lambda: decode.Jacobi(pool=-1), "pool and rows must not be negative, not -1, 0"),
         (lambda: decode.Jacobi(rows=-2), "pool and rows must not be negative, not 0, -2"),
         (lambda: decode.Jacobi(pool=2, rows=1), "a pool needs rows of at least 2"),
-        (lambda: decode.Jacobi(acceptance="hope"), "acceptance must be one of coupled, rejection, not 'hope'"),
+        (
+            lambda: decode.Jacobi(acceptance="hope"),
+            "acceptance must be one of coupled, rejection, not 'hope'",
+        ),
         (lambda: decode.Jacobi(pool=2, acceptance="rejection"), "rejection' verifies one row, .* not 2, 0"),
-        (lambda: decode.MultiBlock(rows=2, acceptance="rejection"), "rejection' verifies one row, .* not 0, 2"),
+        (
+            lambda: decode.MultiBlock(rows=2, acceptance="rejection"),
+            "rejection' verifies one row, .* not 0, 2",
+        ),
         (
             lambda: decode.run(
                 ROWS["jacobi-rejection"].decoder(),
