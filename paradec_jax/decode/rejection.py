@@ -10,9 +10,10 @@ The drafted x comes out with probability p(x), any other token y with (1 - p(x))
 tokens committed are distributed as one-by-one sampling draws them, whatever was drafted, as long as no draft looks
 at the numbers that judge it (Leviathan et al. 2023, with a proposal that puts all its mass on x).
 
-It is the rule of the serving engine released with Jacobi Forcing, with three departures. The engine draws no token
+It is the rule of the serving engine released with Jacobi Forcing, with these departures: the engine draws no token
 behind a window that is accepted as a whole; where it must avoid x it draws again up to 16 times and then takes the
-best other token, which is not quite p; and its top-p is stricter (`top_p_rule="drop-renormalised"` is that one).
+best other token, which is not quite p; its top-p is stricter (`top_p_rule="drop-renormalised"` is that one); and
+it takes temperature 0 as 1.
 """
 
 import jax
