@@ -56,6 +56,7 @@ class Decoding:
       spawn: agreement of the newest block that spawns the next one (multiblock).
       pool: earlier iterates that are searched for candidates (jacobi, multiblock).
       candidate_rows: rows verified in a call, the draft and its candidates (jacobi, multiblock).
+      acceptance: how drafts are judged when sampling (jacobi, multiblock).
       max_ngram: tokens that are looked up (prompt_lookup).
       num_pred: tokens copied (prompt_lookup).
       level: length of the n-grams (lookahead).
@@ -81,6 +82,7 @@ class Decoding:
     spawn: float | None = None
     pool: int | None = None
     candidate_rows: int | None = None
+    acceptance: Literal["coupled", "rejection"] | None = None
     max_ngram: int | None = None
     num_pred: int | None = None
     level: int | None = None

@@ -120,6 +120,7 @@ def generate_command(
     pool: int | None = None,
     rows: int | None = None,
     spawn: float | None = None,
+    acceptance: Literal["coupled", "rejection"] | None = None,
     delay: float = 0.02,
 ) -> int:
     """Continues a text.
@@ -151,6 +152,7 @@ def generate_command(
       pool: earlier iterates that are searched for candidates (jacobi, multiblock).
       rows: rows verified in a call (jacobi, multiblock).
       spawn: agreement of the newest block that spawns the next one (multiblock).
+      acceptance: how drafts are judged when sampling; rejection needs --rows 1 and no pool (jacobi, multiblock).
       delay: seconds between two pictures of --stream on a terminal.
     """
     if prompt == "-":
@@ -171,6 +173,7 @@ def generate_command(
         "pool": pool,
         "rows": rows,
         "spawn": spawn,
+        "acceptance": acceptance,
         "temperature": temperature,
         "top_p": top_p,
     }

@@ -82,6 +82,7 @@ def test_what_does_not_suit_the_family(folders, capsys):
         (["--decoder", "wavefront"], "--decoder wavefront does not suit a model of family jacobi"),
         (["--decoder", "jacobi", "--blocks", "2"], "--blocks is no option of --decoder jacobi"),
         (["--decoder", "jacobi", "--block", "1"], "block must be at least 2"),
+        (["--decoder", "jacobi", "--acceptance", "rejection"], "acceptance 'rejection' verifies one row"),
     ):
         assert cli.main([*common, *more]) == 1
         assert message in capsys.readouterr().err

@@ -201,6 +201,7 @@ ROWS = {
     "jacobi": jacobi_row(decode.Jacobi, block=4),
     "jacobi-rows": jacobi_row(decode.Jacobi, block=4, rows=3),
     "jacobi-running-pool": jacobi_row(decode.Jacobi, block=5, running=True, pool=2),
+    "jacobi-rejection": jacobi_row(decode.Jacobi, block=4, running=True, acceptance="rejection"),
     "multiblock": jacobi_row(decode.MultiBlock, block=3, blocks=2, pool=1, spawn=0.5),
     "multiblock-rows": jacobi_row(decode.MultiBlock, block=2, blocks=3, rows=2, spawn=0.0),
 }
@@ -213,6 +214,7 @@ VARIANTS = (
     "official-fixed",
     "jacobi",
     "jacobi-rows",
+    "jacobi-rejection",
     "jacobi-running-pool",
     "multiblock-rows",
 )
@@ -590,6 +592,23 @@ def test_what_cannot_work_is_refused_at_once(name):
         (lambda: decode.Jacobi(pool=-1), "pool and rows must not be negative, not -1, 0"),
         (lambda: decode.Jacobi(rows=-2), "pool and rows must not be negative, not 0, -2"),
         (lambda: decode.Jacobi(pool=2, rows=1), "a pool needs rows of at least 2"),
+        (
+            lambda: decode.Jacobi(acceptance="hope"),
+            "acceptance must be one of coupled, rejection, not 'hope'",
+        ),
+        (lambda: decode.Jacobi(pool=2, acceptance="rejection"), "rejection' verifies one row, .* not 2, 0"),
+        (
+            lambda: decode.MultiBlock(rows=2, acceptance="rejection"),
+            "rejection' verifies one row, .* not 0, 2",
+        ),
+        (
+            lambda: decode.run(
+                ROWS["jacobi-rejection"].decoder(),
+                None,
+                tiny_request(2, recorded=decode.Recorded(uniforms=jnp.zeros(9))),
+            ),
+            "recorded.uniforms .* acceptance 'rejection'",
+        ),
         (lambda: decode.MultiBlock(block=1), "block must be at least 2, not 1"),
         (lambda: decode.MultiBlock(blocks=0), "blocks must be at least 1, not 0"),
         (lambda: decode.MultiBlock(running=True), "a running window has no blocks"),

@@ -9,7 +9,7 @@
 
 The first prediction follows from committed tokens alone, and each accepted draft makes the next prediction follow
 from them too. So what is committed is what one-by-one decoding commits, whatever the draft was (Santilli et al. 2023;
-Jacobi Forcing, sections 3 and 4).
+Jacobi Forcing, sections 3 and 4). `rejection` has the other rule for sampling, which judges drafts by chance.
 """
 
 import dataclasses
@@ -19,13 +19,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode import recycling, select, stop
+from paradec_jax.decode import recycling, rejection, select, stop
 from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
 from paradec_jax.decode.base import DecoderBase, after, newest
 from paradec_jax.decode.protocol import Progress, Request
 from paradec_jax.decode.randomness import Purpose, fold
-from paradec_jax.decode.sampling import log_probability
+from paradec_jax.decode.sampling import distribution, log_probability
 from paradec_jax.nn import masks
+
+ACCEPTANCES = ("coupled", "rejection")
 
 
 @jax.tree_util.register_dataclass
@@ -60,8 +62,10 @@ class JacobiState:
 class Jacobi(DecoderBase):
     """Verifies a window of W = `block` tokens a network call; commits the accepted drafts and the token behind them.
 
-    When sampling, each position keeps its Gumbel noise from step to step, so a prediction is a function of the
-    tokens before it and the output is, token for token, that of `AutoRegressive` with the same keys.
+    When sampling with "coupled" acceptance, each position keeps its Gumbel noise from step to step, so a prediction
+    is a function of the tokens before it and the output is, token for token, that of `AutoRegressive` with the same
+    keys. With "rejection" a draft x is accepted with probability p(x), and what is drafted is the most probable
+    token: other tokens of the same distribution. At temperature 0 both are greedy decoding.
 
     Attributes:
       block: n, tokens of a block; the first token fed is the newest committed one.
@@ -70,6 +74,8 @@ class Jacobi(DecoderBase):
       pool: G, earlier iterates that are searched for candidates (rejection recycling).
       rows: R, rows verified in a call: the draft and at most R - 1 candidates, those of the pool first, then
         `recycling.alternatives`. 1 + `pool` when 0.
+      acceptance: "coupled" or "rejection" (see `rejection`), which verifies a single row: the longest of several
+        would favour the tokens that are drafted.
     """
 
     _: dataclasses.KW_ONLY
@@ -77,6 +83,7 @@ class Jacobi(DecoderBase):
     running: bool = False
     pool: int = 0
     rows: int = 0
+    acceptance: str = "coupled"
     Knobs: ClassVar[type] = AutoRegressiveKnobs
 
     def __post_init__(self) -> None:
@@ -89,6 +96,13 @@ class Jacobi(DecoderBase):
         if self.pool and self.rows == 1:
             raise ValueError(
                 "a pool needs rows of at least 2 (or 0 for 1 + pool), not 1: it gives candidates"
+            )
+        if self.acceptance not in ACCEPTANCES:
+            raise ValueError(f"acceptance must be one of {', '.join(ACCEPTANCES)}, not {self.acceptance!r}")
+        if self.acceptance == "rejection" and self.lanes > 1:
+            raise ValueError(
+                f"acceptance 'rejection' verifies one row, so pool must be 0 and rows 0 or 1, "
+                f"not {self.pool}, {self.rows}"
             )
 
     @property
@@ -103,15 +117,16 @@ class Jacobi(DecoderBase):
 
     def init(self, params: Any, request: Request, knobs: Any) -> JacobiState:
         """Reads each prompt and W - 1 random tokens behind it in one call: the first token, the first iterate."""
-        self._check()
+        self._check(request)
         width, batch = self.width, request.batch
         fractions = _fractions(request.keys, self.size + width)
         ahead = _guesses(fractions, request.tokens, request.lengths, width - 1)
         progress, cache, hidden = self.prefill_ahead(params, request, knobs, ahead, width)
-        progress = progress.count(1, request.lengths + width - 1, self.network.recurrence)
         logits = self.network.logits(params, hidden)
         own = progress.length[:, None] + jnp.arange(width)
-        predicted = self.sample(logits, own, progress, knobs)
+        no_draft = jnp.zeros_like(ahead, bool)  # so the first token is drawn as every decoder draws it
+        predicted = self._predict(logits, ahead[:, None], no_draft, own, progress, knobs)[0][:, 0]
+        progress = progress.count(1, request.lengths + width - 1, self.network.recurrence)
         accepted = jnp.ones_like(progress.length)
         scores = log_probability(logits, predicted) if self.log_probs else None
         progress = stop.commit(progress, predicted, accepted, scores)
@@ -127,10 +142,8 @@ class Jacobi(DecoderBase):
         fed = jnp.concatenate([jnp.repeat(token[:, None], rows, axis=1), state.drafts], axis=2)
         logits, kv = self._verify(params, state, fed)
         own = at[:, None] + 1 + jnp.arange(width)
-        predicted = self.sample(logits, jnp.tile(own, (1, rows)), progress, knobs).reshape(fed.shape)
-
         inside = own[:, :-1] < state.horizon[:, None]
-        agrees = (fed[:, :, 1:] == predicted[:, :, :-1]) & inside[:, None]
+        predicted, agrees = self._predict(logits, state.drafts, inside, own, progress, knobs)
         matches = jax.vmap(select.prefix)(agrees)
         winner = jnp.argmax(matches, axis=1)  # the first of the longest
 
@@ -161,9 +174,15 @@ class Jacobi(DecoderBase):
         accepted = progress.length - before
         return JacobiState(progress, cache, drafts, horizon, pool, state.fractions, accepted)
 
-    def _check(self) -> None:
-        """Refuses a network that cannot hold the rows."""
+    def _check(self, request: Request) -> None:
+        """Refuses a network that cannot hold the rows, and recorded draws that have no use."""
         rows, network = self.lanes, self.network
+        recorded = request.recorded
+        if self.acceptance == "rejection" and recorded is not None and recorded.uniforms is not None:
+            raise ValueError(
+                "recorded.uniforms are one number a position, which acceptance 'rejection' has no use for: "
+                "leave them out or choose 'coupled'"
+            )
         if rows > 1 and not hasattr(network, "pick"):
             raise ValueError(
                 f"{type(self).__name__} with {rows} rows needs a network with candidates in its window, "
@@ -187,6 +206,26 @@ class Jacobi(DecoderBase):
         flat = fed.reshape(batch, rows * width)
         out = self.network.forward(params, flat, positions, state.cache, at, initial, **mask)
         return self.network.logits(params, out.hidden), out.kv
+
+    def _predict(
+        self,
+        logits: Float[Array, "B RW V"],
+        drafts: Int[Array, "B R drafts"],
+        inside: Bool[Array, "B drafts"],
+        own: Int[Array, "B W"],
+        progress: Progress,
+        knobs: Any,
+    ) -> tuple[Int[Array, "B R W"], Bool[Array, "B R drafts"]]:
+        """The token that belongs at each position, and which drafts inside the horizon it agrees with."""
+        batch, rows, _ = drafts.shape
+        if self.acceptance == "rejection" and not self.greedy:
+            probs = distribution(logits, knobs, top_p_rule=self.top_p_rule)
+            step = progress.network_calls  # of the row alone
+            tokens, accepted = rejection.verify(probs, drafts[:, 0], inside, own, progress.keys, step)
+            return tokens[:, None], accepted[:, None]
+        predicted = self.sample(logits, jnp.tile(own, (1, rows)), progress, knobs)
+        predicted = predicted.reshape(batch, rows, -1)
+        return predicted, (drafts == predicted[:, :, :-1]) & inside[:, None]
 
     def _drafts(
         self,

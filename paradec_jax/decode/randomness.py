@@ -20,6 +20,7 @@ class Purpose(enum.IntEnum):
     NOISE = 2
     FILLER = 3
     DRAFT = 4
+    ACCEPT = 5
 
 
 @jax.tree_util.register_dataclass

@@ -88,6 +88,21 @@ def filtered_probabilities(
     return probs / jnp.maximum(jnp.sum(probs, axis=-1, keepdims=True), 1e-10)
 
 
+def distribution(
+    logits: Float[Array, "*shape V"], knobs: SamplingKnobs, *, top_p_rule: str = "drop"
+) -> Float[Array, "*shape V"]:
+    """What `sample` draws from: `filtered_probabilities`, or at temperature 0 the most probable token alone."""
+
+    def greedy(logits: Array) -> Array:
+        best = jnp.argmax(logits, axis=-1)
+        return jax.nn.one_hot(best, logits.shape[-1], dtype=at_least_float32(logits).dtype)
+
+    def stochastic(logits: Array) -> Array:
+        return filtered_probabilities(logits, knobs, top_p_rule=top_p_rule)
+
+    return lax.cond(jnp.asarray(knobs.temperature) > 0, stochastic, greedy, logits)
+
+
 def repetition_penalty(
     logits: Float[Array, "*shape V"], seen: Bool[Array, "*shape V"], penalty: Float[Array, ""] | float
 ) -> Float[Array, "*shape V"]:
@@ -99,6 +114,12 @@ def inverse_cdf(probs: Float[Array, "*shape V"], uniform: Float[Array, "*shape"]
     """First index whose cumulative probability exceeds the number."""
     exceeds = jnp.cumsum(probs, axis=-1) > uniform[..., None]
     return jnp.argmax(exceeds, axis=-1).astype(jnp.int32)
+
+
+def draw(probs: Float[Array, "B W V"], keys: Array) -> Int[Array, "B W"]:
+    """One token of each distribution, with one key each: `argmax(log p + g)`, g Gumbel noise in float32."""
+    noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, probs.shape[-1:], jnp.float32)))(keys)
+    return jnp.argmax(jnp.log(probs) + noise, axis=-1).astype(jnp.int32)
 
 
 def sample(
@@ -136,9 +157,7 @@ def sample(
         probs = filtered_probabilities(logits, knobs, top_p_rule=top_p_rule)
         if recorded is not None and recorded.uniforms is not None:
             return inverse_cdf(probs, recorded.uniforms[jnp.minimum(positions, len(recorded.uniforms) - 1)])
-        folded = fold(keys, purpose, positions, step)
-        noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:], jnp.float32)))(folded)
-        return jnp.argmax(jnp.log(probs) + noise, axis=-1).astype(jnp.int32)
+        return draw(probs, fold(keys, purpose, positions, step))
 
     return lax.cond(jnp.asarray(knobs.temperature) > 0, stochastic, greedy, logits)
 
