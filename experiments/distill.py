@@ -36,7 +36,7 @@ REHEARSAL = 100  # added to a seed, so that rehearsed problems are none of those
 
 RULES = ConsistencyRules(
     context="clean",
-    ar_weight=3.0,
+    ar_weight=10.0,
     divide_by_pairs=False,
     prompt_weight=0.0,
     after_eos="drop",
@@ -58,12 +58,12 @@ class Round:
     """
 
     block: int = 16
-    problems: int = 1024
-    updates: int = 500
+    problems: int = 6144
+    updates: int = 300
     warmup: int = 50
-    cooldown: int = 250
+    cooldown: int = 150
     window: int = 4
-    learning_rate: float = 2e-3
+    learning_rate: float = 8e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Recipe:
     steps: tuple[int, int] = (2, 8)
     max_new_tokens: int = 224
     batch_tokens: int = 4096
-    rehearsal_tokens: int = 0
+    rehearsal_tokens: int = 1024
     adam_share: float = 0.4
     ema_decay: float = 0.99
     matmul_precision: str = "BF16_BF16_F32"
@@ -104,9 +104,8 @@ class Recipe:
 
 
 def short(name: str, *, order: str = "linear", window: int = 4, rules: ConsistencyRules = RULES) -> Recipe:
-    """One short round; all recipes of this kind begin with the same model, problems and drafts."""
-    stage = Round(updates=400, cooldown=100, window=window)
-    return Recipe(name, rounds=(stage,), order=order, rules=rules)
+    """One short round; all of these recipes can share the trajectories of the first round of "tiny-jacobi"."""
+    return Recipe(name, rounds=(Round(window=window),), order=order, rules=rules)
 
 
 # What a noisy block sees of earlier blocks (table 3). The window of "nc_ic" is that of the noise.
@@ -114,24 +113,25 @@ MASKS = {
     name: short(name, rules=dataclasses.replace(RULES, context=context, window=Round().window))
     for name, context in (("mask-nc", "nc"), ("mask-nc-ic", "nc_ic"), ("mask-clean", "clean"))
 }
-# How noise is spread over the blocks of a window of w (table 4); "noise-linear-4" trains as "mask-clean" does.
+# How noise is spread over the blocks of a window of w (table 4), each of which sees the noise of those before it;
+# "noise-linear-4" trains as "mask-nc" does.
 SCHEDULES = {
-    f"noise-{order}-{window}": short(f"noise-{order}-{window}", order=order, window=window)
+    f"noise-{order}-{window}": short(
+        f"noise-{order}-{window}", order=order, window=window, rules=MASKS["mask-nc"].rules
+    )
     for window in (4, 8)
     for order in ("linear", "random", "reverse")
 }
 # Any noisy point for each block, no ramp over a window (CLLM* of table 1).
 CLLM = short("cllm", order="uniform")
-LONGER = Recipe(
-    "tiny-jacobi-longer",
+TINY_JACOBI = Recipe(
+    "tiny-jacobi",
     rounds=(
-        Round(problems=6144, updates=1500, cooldown=500),
-        Round(block=32, problems=2048, updates=700, cooldown=350, window=2, learning_rate=1e-3),
+        Round(updates=1500, warmup=150, cooldown=600),
+        Round(block=32, problems=2048, updates=600, cooldown=400, window=2, learning_rate=4e-3),
     ),
-    rules=dataclasses.replace(RULES, ar_weight=10.0),
-    rehearsal_tokens=1024,
 )
-RECIPES = {"tiny-jacobi": Recipe(), "tiny-jacobi-longer": LONGER, "cllm": CLLM, **MASKS, **SCHEDULES}
+RECIPES = {"tiny-jacobi": TINY_JACOBI, "cllm": CLLM, **MASKS, **SCHEDULES}
 
 
 def claim(folder: Path, recipe: Recipe) -> None:
