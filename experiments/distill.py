@@ -6,6 +6,10 @@ stopped goes on where it stood, within a collection as within a training:
 
     FOLDER/recipe.json
     FOLDER/round-0/trajectories/   FOLDER/round-0/training/   FOLDER/round-0/model/   FOLDER/round-1/...
+
+The recipes of tables 3 and 4 can share what the first round collects (options stand before the recipe):
+
+    python experiments/distill.py --trajectories runs/tiny-jacobi/round-0/trajectories mask-nc
 """
 
 import dataclasses
