@@ -128,6 +128,7 @@ SCHEDULES = {
 }
 # Any noisy point for each block, no ramp over a window (CLLM* of table 1).
 CLLM = short("cllm", order="uniform")
+WITHOUT = dataclasses.replace(short("without-rehearsal"), rehearsal_tokens=0)  # beside "mask-clean"
 TINY_JACOBI = Recipe(
     "tiny-jacobi",
     rounds=(
@@ -135,7 +136,7 @@ TINY_JACOBI = Recipe(
         Round(block=32, problems=2048, updates=600, cooldown=400, window=2, learning_rate=4e-3),
     ),
 )
-RECIPES = {"tiny-jacobi": TINY_JACOBI, "cllm": CLLM, **MASKS, **SCHEDULES}
+RECIPES = {"tiny-jacobi": TINY_JACOBI, "cllm": CLLM, "without-rehearsal": WITHOUT, **MASKS, **SCHEDULES}
 
 
 def claim(folder: Path, recipe: Recipe) -> None:
