@@ -39,8 +39,8 @@ class Options:
 
     models: tyro.conf.Positional[tuple[str, ...]] = ("tiny-causal", "tiny-jacobi")
     problems: int = 500
-    steps: tuple[int, int] = (2, 8)
-    budget: int = 224
+    steps: tuple[int, int] = (2, 4)
+    budget: int = 128
     batches: tuple[int, ...] = (8, 1)
     seed: int = 5
     out: Path = Path("experiments/results/lossless.json")
