@@ -129,14 +129,17 @@ SCHEDULES = {
 # Any noisy point for each block, no ramp over a window (CLLM* of table 1).
 CLLM = short("cllm", order="uniform")
 WITHOUT = dataclasses.replace(short("without-rehearsal"), rehearsal_tokens=0)  # beside "mask-clean"
-TINY_JACOBI = Recipe(
-    "tiny-jacobi",
-    rounds=(
-        Round(updates=1500, warmup=150, cooldown=600),
-        Round(block=32, problems=2048, updates=600, cooldown=400, window=2, learning_rate=4e-3),
-    ),
-)
-RECIPES = {"tiny-jacobi": TINY_JACOBI, "cllm": CLLM, "without-rehearsal": WITHOUT, **MASKS, **SCHEDULES}
+TINY_JACOBI = Recipe("tiny-jacobi", rounds=(Round(updates=1500, warmup=150, cooldown=600),))
+SECOND_ROUND = Round(block=32, problems=2048, updates=600, cooldown=400, window=2, learning_rate=4e-3)
+TWO_ROUNDS = Recipe("two-rounds", rounds=(*TINY_JACOBI.rounds, SECOND_ROUND))
+RECIPES = {
+    "tiny-jacobi": TINY_JACOBI,
+    "two-rounds": TWO_ROUNDS,
+    "cllm": CLLM,
+    "without-rehearsal": WITHOUT,
+    **MASKS,
+    **SCHEDULES,
+}
 
 
 def claim(folder: Path, recipe: Recipe) -> None:
