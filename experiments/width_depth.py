@@ -28,7 +28,8 @@ from paradec_jax import RECURRENT_PRESETS
 from paradec_jax.evaluate import work
 from paradec_jax.evaluate.programs import Program, timed
 from paradec_jax.models import RecurrentDepthNetwork
-from paradec_jax.models.recurrent_depth import RecurrentKV, init_params
+from paradec_jax.models.recurrent_cache import RecurrentKV
+from paradec_jax.models.recurrent_depth import init_params
 from paradec_jax.nn import masks
 from paradec_jax.nn.attention import MASKED, attend
 from paradec_jax.nn.cache import KV

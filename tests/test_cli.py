@@ -11,7 +11,7 @@ from test_evaluate import CONFIG, KEYS, STUB, small_settings
 import paradec_jax as pd
 from paradec_jax import cli
 from paradec_jax.data import build_tokenizer, token_spec
-from paradec_jax.evaluate import Setting, bench
+from paradec_jax.evaluate import SETTINGS, Setting, bench
 from paradec_jax.generate import generate
 from paradec_jax.models.recurrent_depth import parameter_shapes
 from paradec_jax.store import Model, save
@@ -31,7 +31,7 @@ def settings(monkeypatch):
         "wavefront", pd.Wavefront(inner_recurrence=2, width=3), pd.Wavefront.Knobs(exit_threshold=0.2)
     )
     table = (*small_settings()[1:2], wave)
-    monkeypatch.setattr(cli, "SETTINGS", {"recurrent_depth": table})
+    monkeypatch.setitem(SETTINGS, "recurrent_depth", table)
     monkeypatch.setattr(Model, "network", STUB)  # known answers, quickly compiled
 
 
@@ -42,7 +42,7 @@ def generate_arguments(folder, *more):
 def test_generate_prints_text_on_stdout_and_counts_on_stderr(folder, capsys):
     assert cli.main(generate_arguments(folder)) == 0
     out, err = capsys.readouterr()
-    decoder, knobs = cli._choose("recurrent_depth", "wavefront", {})
+    decoder, knobs = cli.generate._choose("recurrent_depth", "wavefront", {})
     expected = generate(pd.load(folder), ["Ana has 3 apples."], decoder, knobs=knobs, max_new_tokens=6)
     assert out == expected.text[0] + "\n"
     assert "6 tokens in" in err and "recurrences a token" in err
@@ -57,9 +57,11 @@ def test_stream_in_a_pipe_is_the_plain_text(folder, capsys, decoder):
 
 
 def test_stream_on_a_terminal_shows_candidates_in_another_colour(folder, capsys, monkeypatch):
-    console = cli.Console
+    console = cli.watch.Console
     monkeypatch.setattr(
-        cli, "Console", lambda **options: console(**options, force_terminal=True, color_system="standard")
+        cli.watch,
+        "Console",
+        lambda **options: console(**options, force_terminal=True, color_system="standard"),
     )
     cli.main(generate_arguments(folder))
     text = capsys.readouterr().out.strip()
@@ -96,7 +98,7 @@ def test_question_and_standard_input(folder, capsys, monkeypatch):
         seen.extend(prompts)
         return generate(model, prompts, decoder, **options)
 
-    monkeypatch.setattr(cli, "generate", watch)
+    monkeypatch.setattr(cli.generate, "generate", watch)
     monkeypatch.setattr("sys.stdin", type("In", (), {"read": lambda self: "Who? "})())
     tail = ["--model", str(folder), "--max-new-tokens", "6"]
     assert cli.main(["generate", "-", "--question", *tail]) == 0
@@ -105,10 +107,10 @@ def test_question_and_standard_input(folder, capsys, monkeypatch):
 
 
 def test_options_change_the_setting(folder):
-    decoder, knobs = cli._choose("recurrent_depth", "wavefront", {"width": 2, "exit_threshold": 0.5})
+    decoder, knobs = cli.generate._choose("recurrent_depth", "wavefront", {"width": 2, "exit_threshold": 0.5})
     assert (decoder.width, decoder.inner_recurrence, knobs.exit_threshold) == (2, 2, 0.5)
     with pytest.raises(ValueError, match="--recurrence is no option of --decoder wavefront"):
-        cli._choose("recurrent_depth", "wavefront", {"recurrence": 2})
+        cli.generate._choose("recurrent_depth", "wavefront", {"recurrence": 2})
 
 
 def compare_arguments(folder, *more):

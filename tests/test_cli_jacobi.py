@@ -34,7 +34,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch):
-    monkeypatch.setattr(cli, "SETTINGS", SETTINGS | {"jacobi": TABLE})
+    monkeypatch.setitem(SETTINGS, "jacobi", TABLE)
 
 
 def test_models_side_by_side(folders, capsys, tmp_path):
@@ -59,9 +59,9 @@ def test_the_bundled_models_of_the_family_are_the_default(monkeypatch, capsys):
         asked.append(name)
         raise ValueError("enough")
 
-    monkeypatch.setattr(cli.store, "load", load)
+    monkeypatch.setattr(cli.compare.store, "load", load)
     assert cli.main(["compare", "--family", "jacobi"]) == 1
-    assert asked == [cli.BUNDLED["jacobi"][0]]
+    assert asked == [cli.compare.BUNDLED["jacobi"][0]]
 
 
 def test_generate_with_every_decoder_of_the_family(folders, capsys):

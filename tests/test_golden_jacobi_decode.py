@@ -24,7 +24,6 @@ from paradec_jax.decode.official_blocks import passed
 from paradec_jax.decode.official_jacobi import OfficialJacobi
 from paradec_jax.decode.official_multiblock import OfficialMultiBlock
 from paradec_jax.decode.official_window import OfficialRunningWindow
-from paradec_jax.decode.sampling import SamplingKnobs, filtered_probabilities
 from paradec_jax.decode.trajectories import trajectories
 from paradec_jax.models.causal import CausalNetwork
 
@@ -32,7 +31,6 @@ pytestmark = pytest.mark.golden
 
 KINDS = ("jacobi_decode", "trajectories", "multiblock_main", "multiblock_promote", "running_window")
 MODELS = sorted(path.name.removesuffix("_greedy.npz") for path in FOLDER.glob("*_greedy.npz"))
-PROBABILITIES = 1e-6
 
 
 # What was recorded
@@ -386,23 +384,3 @@ def test_aliased_trajectories_lose_their_draft(case):
             np.testing.assert_array_equal(other.points[0], one.points[-1])
             np.testing.assert_array_equal(other.points[1:], one.points[1:])
             assert (one.points[0] != one.points[-1]).any()
-
-
-# The target probabilities of the verifier that samples
-
-
-def probability_names() -> list:
-    return [(m, name) for m in MODELS for name in arrays(m, "running_window") if name.startswith("probs/set")]
-
-
-@pytest.mark.parametrize(("model", "name"), probability_names())
-def test_target_probabilities(model, name):
-    stored = arrays(model, "running_window")
-    temperature, top_k, top_p = re.fullmatch(r"probs/set\d+_T([\d.]+)_k(\w+)_p([\w.]+)", name).groups()
-    knobs = SamplingKnobs(
-        temperature=float(temperature),
-        top_k=0 if top_k == "None" else int(top_k),
-        top_p=1.0 if top_p == "None" else float(top_p),
-    )
-    probs = filtered_probabilities(jnp.asarray(stored["probs/logits"]), knobs, top_p_rule="drop-renormalised")
-    assert np.abs(np.asarray(probs) - stored[name]).max() <= PROBABILITIES

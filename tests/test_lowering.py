@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from decoders import EVERY, REAL, ROWS
 from jax import export
-from test_laws import EVERY, REAL, ROWS
 
 from paradec_jax import decode
 from paradec_jax.decode import drive

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from test_laws import BUDGET, ROWS, listed
+from decoders import BUDGET, ROWS
+from results import listed
 
 from paradec_jax import decode
 from paradec_jax.decode import drive, queue

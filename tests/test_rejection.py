@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from test_laws import listed
+from results import listed
 
 from paradec_jax import decode
 from paradec_jax.decode import rejection, stop

@@ -18,96 +18,13 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.decode import stop
-from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
-from paradec_jax.decode.base import DecoderBase, after, where_rows
+from paradec_jax.decode.base import DecoderBase, after
 from paradec_jax.decode.freezing import RULES, Evidence, Frozen
 from paradec_jax.decode.noise import NOISE_MIXERS, mix_noise
-from paradec_jax.decode.protocol import Decoded, Progress, Reason, Request
+from paradec_jax.decode.official_wave import OfficialKnobs, OfficialState, Refined, Wave, unless_done
+from paradec_jax.decode.protocol import Decoded, Reason, Request
 from paradec_jax.decode.randomness import Purpose, fold
 from paradec_jax.decode.sampling import filtered_probabilities, inverse_cdf, sample
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class OfficialKnobs(AutoRegressiveKnobs):
-    """Sampling, and how the wave moves. Defaults are the code's; the paper has no noise.
-
-    Attributes:
-      exit_threshold: epsilon of the latent rules.
-      momentum: eta.
-      noise: beta.
-      max_wavefront: active positions at most (the compiled width bounds it); 0 for the compiled width.
-      max_steps: sampler steps before it gives up.
-    """
-
-    exit_threshold: Float[Array, "..."] | float = 0.03
-    momentum: Float[Array, "..."] | float = 0.1
-    noise: Float[Array, "..."] | float = 0.5
-    max_wavefront: Int[Array, "..."] | int = 128
-    max_steps: Int[Array, "..."] | int = 4096
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Wave:
-    """Active states of one step and where they stand.
-
-    Attributes:
-      states: z, [B, W, D]; slot i is position `start + i`.
-      start: a, positions before it are cached, [B].
-      count: w, slots in use, [B].
-    """
-
-    states: Float[Array, "B W D"]
-    start: Int[Array, "B"]
-    count: Int[Array, "B"]
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class OfficialState:
-    """What the original program keeps between steps.
-
-    Attributes:
-      progress: the rows; `tokens` holds the candidates behind the frozen tokens, `length` counts the frozen.
-      cache: keys and values.
-      wave: states that this step begins with.
-      start_before: a of the step before, [B]. Its states, once shifted, are `wave.states`.
-      embedded: e of the step before after momentum; slot i is position `start_before + i`, [B, W, D].
-      embedded_count: its slots in use, [B].
-      older: states with which the step before began, and the a that it took them to start at.
-      change: z - z_before as the step before measured it, [B, W, D], and how many slots it has.
-      change_count: [B].
-      pointer: k of the newest step, [B].
-      seen: n, recurrences each position has done, [B, S].
-      stable: c, how often each position's token was predicted again, [B, S].
-      time: t, steps done, [B].
-    """
-
-    progress: Progress
-    cache: Any
-    wave: Wave
-    start_before: Int[Array, "B"]
-    embedded: Float[Array, "B W D"]
-    embedded_count: Int[Array, "B"]
-    older: Wave
-    change: Float[Array, "B W D"]
-    change_count: Int[Array, "B"]
-    pointer: Int[Array, "B"]
-    seen: Int[Array, "B S"]
-    stable: Int[Array, "B S"]
-    time: Int[Array, "B"]
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Refined:
-    """What the network makes of a wave: e, states, keys and values, the token each slot predicts."""
-
-    embedded: Float[Array, "B W D"]
-    states: Float[Array, "B W D"]
-    kv: Any
-    predicted: Int[Array, "B W"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,22 +204,7 @@ class OfficialWavefront(DecoderBase):
             stable=stable,
             time=state.time + 1,
         )
-        running = ~state.progress.done
-        kept = {"progress", "cache"}  # the cache of a row that is done is never read again
-        fields = {
-            field.name: getattr(new, field.name)
-            if field.name in kept
-            else where_rows(running, getattr(new, field.name), getattr(state, field.name))
-            for field in dataclasses.fields(new)
-        }
-        old = state.progress
-        fields["progress"] = dataclasses.replace(
-            progress,
-            tokens=where_rows(running, progress.tokens, old.tokens),
-            length=where_rows(running, progress.length, old.length),
-            reason=where_rows(running, progress.reason, old.reason),
-        )
-        return OfficialState(**fields), decided
+        return unless_done(state, new), decided
 
     def _evidence(
         self,

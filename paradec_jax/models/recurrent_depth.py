@@ -19,38 +19,19 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
+from paradec_jax.models import recurrent_cache
 from paradec_jax.models.base import Forward, Work, lay_out_head
-from paradec_jax.nn import cache as kv_cache
+from paradec_jax.models.recurrent_cache import CACHE_MODES, Layers, RecurrentKV
 from paradec_jax.nn import masks
 from paradec_jax.nn.blocks import SandwichBlock, dense, truncated_normal
-from paradec_jax.nn.cache import KV
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.rope import Rotation, rotation
 
-Layers = tuple[KV, ...]
 Inputs = Int[Array, "B W"] | Float[Array, "B W D"]  # tokens, or a vector in the place of each
 # Recurrences of a decoding step are unrolled up to this many layers.
 UNROLLED_LAYERS = 8
 STEP_WIDTH = 32  # windows up to this width are steps of a decoder, wider ones are prompts
-CACHE_MODES = ("shared", "full", "latest")
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class RecurrentKV:
-    """Keys and values of every layer, of a whole buffer (the cache) or of one window.
-
-    Attributes:
-      prelude, coda: a KV for each layer.
-      core: a KV for each layer, with a leading axis of R slots unless recurrences share one (the newest wins).
-      depth: recurrences that each position has done, int32: [B, S] of a cache, [B] of a window.
-    """
-
-    prelude: Layers
-    core: Layers
-    coda: Layers
-    depth: Int[Array, "..."]
 
 
 @jax.tree_util.register_dataclass
@@ -182,10 +163,7 @@ class RecurrentDepthNetwork:
 
     Attributes:
       config: the model's shape.
-      cache: what a position leaves for later ones. "shared": one slot a layer, the newest recurrence wins (the
-        paper's cache with budget 1). "full": one slot a recurrence; positions that stopped earlier are not
-        seen by deeper queries. "latest": as "full", but a position that stopped earlier is seen by its last
-        recurrence.
+      cache: what a position leaves for later ones, one of `recurrent_cache.CACHE_MODES`.
       recurrence: r, recurrences of `forward` unless told otherwise, and the slots of "full" and "latest".
     """
 
@@ -244,54 +222,25 @@ class RecurrentDepthNetwork:
         """Parameters as a decoding loop wants them: a tied output matrix is laid out once."""
         return lay_out_head(params) if self.config.tie_embeddings else params
 
+    @property
+    def _slots(self) -> tuple[int, ...]:
+        """Leading axes of the core's keys and values."""
+        return () if self.cache == "shared" else (self.recurrence,)
+
     def _apply(self, params: Any, method: Callable, *args: Any) -> Any:
         return self.module.apply({"params": params}, *args, method=method)
 
-    def _empty(self, batch: int, size: int, depth_shape: tuple[int, ...]) -> RecurrentKV:
-        c = self.config
-        slots = () if self.cache == "shared" else (self.recurrence,)
-
-        def part(layers: int, slots: tuple[int, ...] = ()) -> Layers:
-            dtype = jnp.dtype(c.dtype)
-            return tuple(
-                kv_cache.empty(batch, c.heads, size, c.head_dim, dtype, slots) for _ in range(layers)
-            )
-
-        return RecurrentKV(
-            part(c.prelude_layers),
-            part(c.core_layers, slots),
-            part(c.coda_layers),
-            jnp.zeros(depth_shape, jnp.int32),
-        )
-
     def init_cache(self, batch: int, size: int) -> RecurrentKV:
         """An empty cache for `size` positions a row."""
-        return self._empty(batch, size, (batch, size))
+        return recurrent_cache.empty(self.config, self._slots, batch, size, (batch, size))
 
     def empty_window(self, batch: int, width: int) -> RecurrentKV:
         """Room for the keys and values of one window of `width` positions."""
-        return self._empty(batch, width, (batch,))
+        return recurrent_cache.empty(self.config, self._slots, batch, width, (batch,))
 
     def write(self, cache: RecurrentKV, window: RecurrentKV, at: Int[Array, "B"]) -> RecurrentKV:
         """The cache with a window stored at positions `at .. at + W - 1` of each row."""
-        core = window.core
-        if self.cache == "latest":
-            core = tuple(_fill_from_last(kv, window.depth) for kv in core)
-        width = window.prelude[0].v.shape[-2]
-
-        def layers(old: Layers, new: Layers) -> Layers:
-            return tuple(kv_cache.write(a, b, at) for a, b in zip(old, new, strict=True))
-
-        depth = cache.depth
-        if self.cache == "full":
-            done = jnp.broadcast_to(window.depth[:, None], (at.shape[0], width))
-            depth = jax.vmap(lambda row, new, p: lax.dynamic_update_slice(row, new, (p,)))(depth, done, at)
-        return RecurrentKV(
-            layers(cache.prelude, window.prelude),
-            layers(cache.core, core),
-            layers(cache.coda, window.coda),
-            depth,
-        )
+        return recurrent_cache.write(self.cache, cache, window, at)
 
     def view(
         self,
@@ -341,24 +290,11 @@ class RecurrentDepthNetwork:
         """One recurrence of the window; `index` counts recurrences, `rows` (default all) are those that move."""
         prefix, prefix_mask = None, view.prefix_mask
         if view.cache is not None and view.prefix_mask is not None:
-            prefix = view.cache.core
-            if self.cache != "shared":
-                prefix = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False), prefix)
-            if self.cache == "full":
-                prefix_mask = view.prefix_mask & (view.cache.depth > index)
+            prefix, prefix_mask = recurrent_cache.seen(self.cache, view.cache, view.prefix_mask, index)
         new, own = self._apply(params, RecurrentDepth.iterate, state, e, view, prefix, prefix_mask)
-        depth = jnp.broadcast_to(jnp.asarray(index + 1, jnp.int32), window.depth.shape)
         if rows is not None:
             new = jnp.where(rows[:, None, None], new, state)
-            depth = jnp.where(rows, depth, window.depth)
-
-        def store(old: Array, fresh: Array) -> Array:
-            slot = old if self.cache == "shared" else lax.dynamic_index_in_dim(old, index, keepdims=False)
-            kept = fresh if rows is None else jnp.where(rows[:, None, None, None], fresh, slot)
-            return kept if self.cache == "shared" else lax.dynamic_update_index_in_dim(old, kept, index, 0)
-
-        core = jax.tree.map(store, window.core, own)
-        return new, dataclasses.replace(window, core=core, depth=depth)
+        return new, recurrent_cache.store(self.cache, window, own, index, rows)
 
     def recur(
         self,
@@ -388,11 +324,7 @@ class RecurrentDepthNetwork:
 
     def widen(self, window: RecurrentKV, width: int) -> RecurrentKV:
         """The window with room for `width` positions, the new ones zero."""
-
-        def layers(part: Layers) -> Layers:
-            return tuple(kv_cache.widen(kv, width) for kv in part)
-
-        return RecurrentKV(layers(window.prelude), layers(window.core), layers(window.coda), window.depth)
+        return recurrent_cache.widen(window, width)
 
     def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Output scores in at least float32."""
@@ -429,9 +361,3 @@ class RecurrentDepthNetwork:
         state, window = self.recur(params, state, e, view, window, r)
         hidden, window = self.readout(params, state, view, window)
         return Forward(hidden, self.normalise(params, state), window)
-
-
-def _fill_from_last(kv: KV, depth: Int[Array, "B"]) -> KV:
-    """Copies each row's last recurrence into the slots it did not reach, of a window with R slots."""
-    index = jnp.minimum(jnp.arange(kv.k.shape[0])[:, None], depth - 1)[:, :, None, None, None]
-    return KV(*(jnp.take_along_axis(x, index, axis=0) for x in kv))

@@ -1,0 +1,57 @@
+"""The command `paradec`: compare decoders on problems with exact answers, or watch one of them write.
+
+User errors end in one sentence on standard error and exit code 1.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from tyro.extras import SubcommandApp
+
+from paradec_jax.cli.bench import bench_command
+from paradec_jax.cli.compare import compare_command
+from paradec_jax.cli.generate import generate_command
+
+app = SubcommandApp()
+app.command(name="compare")(compare_command)
+app.command(name="generate")(generate_command)
+app.command(name="bench")(bench_command)
+
+
+def _use_compilation_cache() -> None:
+    """Keeps compiled programs in the user's cache folder, unless JAX has been told of another place."""
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(root / "paradec_jax"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _arguments(argv: Sequence[str]) -> list[str]:
+    """Lets --json stand without a path, which then is standard output."""
+    found = []
+    for i, word in enumerate(argv):
+        found.append(word)
+        if word == "--json" and (i + 1 == len(argv) or argv[i + 1].startswith("--")):
+            found.append("-")
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code."""
+    _use_compilation_cache()
+    argv = _arguments(sys.argv[1:] if argv is None else argv)
+    try:
+        return app.cli(
+            prog="paradec", description="Language models that decode many tokens per network call.", args=argv
+        )
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (ValueError, OSError) as error:
+        print(f"paradec: {error}", file=sys.stderr)
+        return 1

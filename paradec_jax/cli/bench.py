@@ -1,0 +1,94 @@
+"""`paradec bench`: the speed of decoding with random weights."""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+
+from paradec_jax.cli.output import JsonPath, check_json, progress, write_json
+from paradec_jax.config import PRESETS, RecurrentDepthConfig
+from paradec_jax.decode import Jacobi
+from paradec_jax.evaluate.bench import bench, fixed_wavefront, limits, static
+from paradec_jax.evaluate.tables import print_bench
+from paradec_jax.models import init_params, network_of
+
+
+def bench_command(
+    preset: str = "tiny-recurrent",
+    recurrence: int | None = None,
+    inner_recurrence: tuple[int, ...] = (1, 2, 4),
+    block: tuple[int, ...] = (16, 64),
+    batch: tuple[int, ...] = (1,),
+    context: int = 64,
+    tokens: int = 64,
+    dtype: Literal["preset", "float32", "bfloat16"] = "preset",
+    passes: int = 5,
+    seed: int = 0,
+    json: JsonPath = None,
+) -> int:
+    """Times decoding with random weights and says how close it comes to the device's limits.
+
+    For each batch size: static decoding, then, for a recurrent model, a wavefront that gives every token at least
+    as many recurrences and commits one token a step whatever the weights are, and for a causal model Jacobi
+    decoding, which with random weights commits one or two tokens a step.
+
+    Args:
+      preset: shape of the model.
+      recurrence: recurrences a token; the preset's default if left out.
+      inner_recurrence: recurrences of a wavefront's step, one row each.
+      block: tokens of a Jacobi window, one row each (causal models).
+      batch: batch sizes.
+      context: prompt tokens of each row.
+      tokens: tokens to generate in each row.
+      dtype: of weights and activations.
+      passes: timings, of which the median counts.
+      seed: of weights and prompts.
+      json: print nothing but a list of JSON objects; with a PATH, write the list there as well as printing
+        the table.
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"--preset must be one of {', '.join(PRESETS)}, not {preset}")
+    for name, values in (
+        ("batch", batch),
+        ("inner-recurrence", inner_recurrence),
+        ("block", block),
+        ("passes", (passes,)),
+    ):
+        if min(values, default=0) < 1:
+            raise ValueError(f"--{name} must be at least 1, not {values}")
+    check_json(json)
+    config = PRESETS[preset]
+    if dtype != "preset":
+        config = dataclasses.replace(config, dtype=dtype, param_dtype=dtype)
+    if context + tokens > config.max_length:
+        raise ValueError(
+            f"--context {context} and --tokens {tokens} are more than the {config.max_length} positions of {preset}"
+        )
+    decoders: list[tuple[str, str, Any]]
+    if isinstance(config, RecurrentDepthConfig):
+        count = config.mean_recurrence if recurrence is None else recurrence
+        decoders = [("autoregressive", f"r {count}", static(count))]
+        decoders += [("wavefront", f"inner r {n}", fixed_wavefront(count, n)) for n in inner_recurrence]
+    elif recurrence is not None:
+        raise ValueError(f"--recurrence {recurrence} is for recurrent models, but {preset} is a causal one")
+    else:
+        decoders = [("autoregressive", "", static(None))]
+        decoders += [("jacobi", f"block {n}", Jacobi(block=n, running=True, greedy=True)) for n in block]
+    network = network_of(config)
+    rows = []
+    with progress() as report:
+        device, params = limits(config.dtype), init_params(config, jax.random.key(seed))
+        cases = [(size, *named) for size in batch for named in decoders]
+        for done, (size, name, label, decoder) in enumerate(cases):
+            report("benchmarks", done, len(cases))
+            options = {"batch": size, "context": context, "tokens": tokens, "passes": passes, "seed": seed}
+            row = bench(network, params, decoder, **options, device=device)
+            rows.append(
+                {"preset": preset, "family": config.family} | row | {"decoder": name, "settings": label}
+            )
+        report("benchmarks", len(cases), len(cases))
+    if json is not None:
+        write_json(rows, json)
+    if json != "-":
+        print_bench(rows)
+    return 0

@@ -1,0 +1,59 @@
+"""`paradec compare`: every decoder on the same problems with exact answers."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import UseAppendAction, arg
+
+from paradec_jax import store
+from paradec_jax.cli.output import JsonPath, check_json, progress, write_json
+from paradec_jax.evaluate import SETTINGS, compare, word_problems
+from paradec_jax.evaluate.tables import print_pairs, print_table
+
+# The models that are put side by side; the first is the one that the others are paired with.
+BUNDLED = {"recurrent_depth": ("tiny-recurrent",), "jacobi": ("tiny-causal", "tiny-jacobi")}
+
+
+def compare_command(
+    family: Literal["recurrent_depth", "jacobi"] = "recurrent_depth",
+    model: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="DIR|NAME")]] = (),
+    problems: int = 200,
+    steps: tuple[int, int] = (2, 8),
+    seed: int = 1,
+    json: JsonPath = None,
+) -> int:
+    """Decodes the same unseen word problems with every decoder and prints one table.
+
+    Exact answers are counted over all problems, decoded in batches; speed is measured on the first of them,
+    one at a time, decoders in turns. Each model has a table of its own.
+
+    Args:
+      family: model family; its settings are the rows of the table.
+      model: a model folder, or the name of a bundled model; may be given several times. By default the bundled
+        models of the family.
+      problems: number of problems.
+      steps: fewest and most steps of a problem's solution, from 2 to 8.
+      seed: of the problems and of all draws.
+      json: print nothing but a list of JSON objects, one a row; with a PATH, write the list there as well as
+        printing the table.
+    """
+    if problems < 1:
+        raise ValueError(f"--problems must be at least 1, not {problems}")
+    check_json(json)
+    models = {name: store.load(name) for name in model or BUNDLED[family]}
+    for name, loaded in models.items():
+        if loaded.family != family:
+            raise ValueError(f"{name} is of family {loaded.family}, but --family is {family}")
+    drawn = word_problems(problems, seed=seed, steps=steps)
+    results = {}
+    for name, loaded in models.items():
+        with progress() as report:
+            short = Path(name).name
+            results[short] = compare(loaded, drawn, SETTINGS[family], name=short, seed=seed, report=report)
+    if json is not None:
+        write_json([row for result in results.values() for row in result.rows], json)
+    if json != "-":
+        for result in results.values():
+            print_table(result, steps, seed)
+        print_pairs(results)
+    return 0

@@ -1,0 +1,201 @@
+"""Equivalences of decoders (law 2), and of a row alone with one of a batch, on small models of random weights."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from decoders import BUDGET, CAUSAL, REAL, REPEATING, SIZE, causal, over, tiny
+from results import listed, rows_of, take
+
+from paradec_jax import decode
+from paradec_jax.decode.randomness import Purpose, fold
+from paradec_jax.testing import (
+    PROMPTS,
+    StubCausal,
+    StubNetwork,
+    tiny_causal_params,
+    tiny_network,
+    tiny_params,
+    tiny_request,
+)
+
+
+@functools.cache
+def static(cache: str, temperature: float = 0.0) -> decode.Decoded:
+    """Static decoding of the small model."""
+    decoder = tiny(decode.AutoRegressive, cache, log_probs=True)
+    knobs = decoder.Knobs(temperature=temperature)
+    return decode.run(decoder, tiny_params(), tiny_request(BUDGET), knobs)
+
+
+@functools.cache
+def whole_sequence() -> Callable[..., Any]:
+    """Logits [B, S, V] of whole sequences, without a cache."""
+    decoder = tiny(decode.AutoRegressive, "full")
+    network = decoder.network
+
+    @jax.jit
+    def logits(params, tokens, keys):
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        state = network.initial_state(fold(keys, Purpose.STATE, positions), 1.0)
+        out = network.forward(params, tokens, positions, None, None, state)
+        return network.logits(params, out.hidden)
+
+    return logits
+
+
+def test_cached_is_uncached():
+    request, result = tiny_request(BUDGET), static("full")
+    tokens = np.zeros((len(PROMPTS), SIZE), np.int32)
+    tokens[:, : request.tokens.shape[1]] = request.tokens
+    lengths = np.array([len(p) for p in PROMPTS])
+    for _ in range(BUDGET):
+        logits = np.asarray(whole_sequence()(tiny_params(), jnp.asarray(tokens), request.keys))
+        for i, length in enumerate(lengths):
+            tokens[i, length] = logits[i, length - 1].argmax()
+        lengths += 1
+    assert result.completions() == [
+        row[len(p) : n].tolist() for row, p, n in zip(tokens, PROMPTS, lengths, strict=True)
+    ]
+
+
+def test_log_probabilities_are_those_of_a_forward_pass():
+    result = static("full")
+    keys = tiny_request(BUDGET).keys
+    logits = whole_sequence()(tiny_params(), result.tokens, keys)
+    scores = jax.nn.log_softmax(logits[:, :-1])
+    scores = np.asarray(jnp.take_along_axis(scores, result.tokens[:, 1:, None], axis=-1)[..., 0])
+    for i in range(len(PROMPTS)):
+        start, end = int(result.prompt_lengths[i]), int(result.lengths[i])
+        np.testing.assert_allclose(result.log_probs[i, start:end], scores[i, start - 1 : end - 1], atol=2e-5)
+        assert not np.any(result.log_probs[i, :start]) and not np.any(result.log_probs[i, end:])
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (decode.SelfSpeculative, {"draft_recurrence": 2, "lookahead": 3}),
+        pytest.param(decode.Jacobi, {"block": 3}, marks=pytest.mark.slow),
+    ],
+)
+def test_drafts_of_a_recurrent_network_are_static_decoding(kind, options):
+    decoder = tiny(kind, "full", **options)
+    result = decode.run(decoder, tiny_params(), tiny_request(BUDGET), decoder.Knobs())
+    assert result.completions() == static("full").completions()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_of_the_verifier_itself_are_static_decoding(temperature):
+    """With drafts as deep as the verification and draws that belong to positions, sampling agrees too."""
+    stub = StubNetwork(needed=(3, 1), sharpness=2.0)
+    one = decode.AutoRegressive(stub, SIZE)
+    other = decode.SelfSpeculative(stub, SIZE, draft_recurrence=stub.recurrence, lookahead=3)
+    request = tiny_request(BUDGET, seed=1)
+    static = decode.run(one, None, request, one.Knobs(temperature=temperature))
+    drafted = decode.run(other, None, request, other.Knobs(temperature=temperature))
+    assert drafted.completions() == static.completions()
+    if temperature:
+        assert static.completions() != [stub.expected(prompt, BUDGET) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_a_wavefront_of_one_position_is_adaptive_decoding(temperature):
+    wave = tiny(decode.Wavefront, "shared", width=1, inner_recurrence=2, prefill_recurrence=8)
+    knobs = {"temperature": temperature, "exit_threshold": 0.4}
+    waved = decode.run(
+        wave,
+        tiny_params(),
+        tiny_request(BUDGET),
+        wave.Knobs(momentum=0.0, max_recurrence=8, **knobs),
+    )
+    adaptive = tiny(decode.Adaptive, "shared", max_recurrence=8, exit_in_prefill=False)
+    adapted = decode.run(
+        adaptive,
+        tiny_params(),
+        tiny_request(BUDGET),
+        adaptive.Knobs(min_recurrence=1, check_every=2, **knobs),
+    )
+    assert waved.completions() == adapted.completions()
+    assert waved.recurrences.tolist() == adapted.recurrences.tolist()
+    spread = np.asarray(adapted.recurrences - 8) / (BUDGET - 1)
+    assert (spread > 2).all() and (spread < 8).all(), f"the threshold decides nothing: {spread}"
+
+
+def test_a_wavefront_of_one_position_without_exit_is_static_decoding():
+    wave = tiny(decode.Wavefront, "shared", width=1, inner_recurrence=2)
+    knobs = wave.Knobs(momentum=0.0, exit_threshold=0.0, max_recurrence=4)
+    waved = decode.run(wave, tiny_params(), tiny_request(BUDGET), knobs)
+    assert waved.completions() == static("shared").completions()
+    assert waved.recurrences.tolist() == static("shared").recurrences.tolist()
+
+
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
+@over(CAUSAL)
+def test_drafts_of_any_origin_are_static_decoding(name, temperature):
+    """On a stub whose drafts are often right, each position with its own draw, and on a model, whose are not."""
+    kind, options = CAUSAL[name]
+    stub, size, knobs = StubCausal(**REPEATING, sharpness=4.0), 45, kind.Knobs(temperature=temperature)
+    request = tiny_request(40, seed=1)
+    static = decode.run(decode.AutoRegressive(stub, size), None, request, knobs).completions()
+    drafted = decode.run(kind(stub, size, **options), None, request, knobs)
+    assert drafted.completions() == static
+    assert (drafted.network_calls < 36).all(), drafted.network_calls
+    right = [stub.expected(prompt, len(tokens)) for prompt, tokens in zip(PROMPTS, static, strict=True)]
+    assert (static == right) == (temperature == 0)
+
+    request = tiny_request((BUDGET, 4, 7), stop=(2,))
+    static = decode.run(causal(decode.AutoRegressive), tiny_causal_params(), request, knobs)
+    drafted = decode.run(causal(kind, **options), tiny_causal_params(), request, knobs)
+    assert drafted.completions() == static.completions()
+    assert drafted.reasons.tolist() == static.reasons.tolist()
+    np.testing.assert_allclose(drafted.log_probs, static.log_probs, atol=2e-5)
+    assert (drafted.network_calls <= static.network_calls).all()
+    if temperature and not issubclass(kind, decode.Jacobi):  # whose guesses know the draws of their positions
+        assert (drafted.network_calls >= 0.8 * static.network_calls).all()
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_rows_of_a_model_are_independent(name):
+    kind, cache, options, knobs = REAL[name]
+    request = tiny_request((BUDGET, 3, 6))
+    knobs = kind.Knobs(temperature=1.0, **knobs)
+    together = decode.run(tiny(kind, cache, **options), tiny_params(), request, knobs)
+    row, padded = 2, take(request, 2)
+    padded = dataclasses.replace(padded, tokens=jnp.pad(padded.tokens, [(0, 0), (0, 2)], constant_values=7))
+    alone = decode.run(kind(tiny_network(cache), SIZE + 4, **options), tiny_params(), padded, knobs)
+    assert rows_of(alone, 0, columns=SIZE) == rows_of(together, row)
+
+
+@pytest.mark.parametrize("name", ["lookahead", pytest.param("multiblock", marks=pytest.mark.slow)])
+def test_rows_of_a_causal_model_are_independent(name):
+    kind, options = CAUSAL[name]
+    request, knobs = tiny_request((BUDGET, 4, 7), stop=(2,)), kind.Knobs(temperature=1.0)
+    together = rows_of(decode.run(causal(kind, **options), tiny_causal_params(), request, knobs), 2)
+    padded = take(request, 2)
+    padded = dataclasses.replace(padded, tokens=jnp.pad(padded.tokens, [(0, 0), (0, 2)], constant_values=7))
+    decoder = causal(kind, SIZE + 4, **options)
+    alone = rows_of(decode.run(decoder, tiny_causal_params(), padded, knobs), 0, columns=SIZE)
+    np.testing.assert_allclose(alone.pop("log_probs"), together.pop("log_probs"), atol=2e-5)
+    assert alone == together
+
+
+def test_buckets_change_nothing():
+    kind, cache, options, knobs = REAL["wavefront"]
+    request, knobs = tiny_request((BUDGET, 3, 6)), kind.Knobs(temperature=1.0, **knobs)
+    plain = decode.run(tiny(kind, cache, **options), tiny_params(), request, knobs)
+    bucketed = decode.run(tiny(kind, cache, buckets=(2, 3), **options), tiny_params(), request, knobs)
+    assert listed(bucketed) == listed(plain)
+
+
+# Random weights accept no drafts (law 10)
+
+
+def test_random_weights_accept_few_drafts():
+    decoder = tiny(decode.SelfSpeculative, "full", draft_recurrence=2, lookahead=3)
+    rounds = (int(decode.run(decoder, tiny_params(), tiny_request(BUDGET)).network_calls.max()) - 1) / 4
+    assert rounds > 0.8 * (BUDGET - 1), f"{rounds} rounds"

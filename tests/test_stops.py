@@ -1,0 +1,91 @@
+"""Why a row ends: stop tokens, budgets, a bound on steps, a full buffer, the caller."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from decoders import BUDGET, CUT, EVERY, ROWS, SIZE, STEPS
+from results import take
+
+from paradec_jax import decode
+from paradec_jax.testing import PROMPTS, StubNetwork, tiny_request
+
+
+@CUT
+def test_stops_and_budgets_of_each_row(name):
+    row = ROWS[name]
+    decoder, knobs = row.decoder(), row.values()
+    free = decode.run(decoder, None, tiny_request(BUDGET), knobs).completions()
+    budgets, stops = (3, BUDGET, 5), (free[0][-1], free[1][4], -1)
+    request = dataclasses.replace(
+        tiny_request(budgets), stop=jnp.array([[token, -1] for token in stops], jnp.int32)
+    )
+    result = decode.run(decoder, None, request, knobs)
+    for tokens, got, budget, stop, reason in zip(
+        free, result.completions(), budgets, stops, result.reasons, strict=True
+    ):
+        end = tokens.index(stop) + 1 if stop in tokens else BUDGET
+        assert got == tokens[: min(budget, end)]
+        assert reason == (decode.Reason.STOP if end <= budget else decode.Reason.BUDGET)
+    tokens = np.asarray(result.tokens)
+    for i, end in enumerate(np.asarray(result.lengths)):
+        assert (tokens[i, end:] == decoder.pad).all()
+
+
+LEAPING = ("speculative", "wavefront-bursts", "prompt-lookup", "lookahead", "jacobi", "multiblock")
+
+
+@pytest.mark.parametrize("name", LEAPING)
+def test_a_commit_is_cut_in_its_middle(name):
+    """A stop token, or the end of the budget, inside several tokens that one step commits."""
+    row = ROWS[name]
+    stub = row.network(**{"errs": False} if row.net is StubNetwork else {})
+    decoder, prompt = row.decoder(stub), take(tiny_request(BUDGET), 0)
+    _, lengths = decode.trace(decoder, None, prompt, row.values(), n=STEPS, record=length_of)
+    lengths = [len(PROMPTS[0]) + 1, *np.asarray(lengths)[:, 0].tolist()]
+    leap = next(i for i in range(STEPS) if lengths[i + 1] - lengths[i] >= 3)
+    inside = lengths[leap] + 1 - len(PROMPTS[0])  # index of the second token of that commit
+    want = stub.expected(PROMPTS[0], BUDGET)
+    short = decode.run(decoder, None, take(tiny_request(inside + 1), 0), row.values())
+    assert short.completions() == [want[: inside + 1]] and short.reasons[0] == decode.Reason.BUDGET
+    stopped = decode.run(decoder, None, take(tiny_request(BUDGET, stop=(want[inside],)), 0), row.values())
+    assert stopped.completions() == [want[: want.index(want[inside]) + 1]]
+    assert stopped.reasons[0] == decode.Reason.STOP
+
+
+def length_of(state: Any) -> Any:
+    """Records committed lengths."""
+    return state.progress.length
+
+
+@CUT
+def test_max_steps_and_a_full_buffer(name):
+    row = ROWS[name]
+    decoder, knobs, request = row.decoder(), row.values(), tiny_request(BUDGET)
+    free = decode.run(decoder, None, request, knobs)
+    for steps in (0, 1, 3):
+        cut = decode.run(decoder, None, request, knobs, max_steps=steps)
+        for some, every in zip(cut.completions(), free.completions(), strict=True):
+            assert some == every[: len(some)] and len(some) >= 1
+        if steps == 0:
+            assert cut.network_calls.tolist() == [1] * len(PROMPTS)
+            assert (cut.reasons == decode.Reason.RUNNING).all()
+    full = decode.run(decoder, None, tiny_request(1_000), knobs)
+    assert full.lengths.tolist() == [SIZE] * len(PROMPTS)
+    assert (full.reasons == decode.Reason.BUDGET).all()
+
+
+@EVERY
+def test_the_caller_may_interrupt(name):
+    row = ROWS[name]
+    decoder = row.decoder()
+
+    def interrupt(state: Any) -> np.ndarray:
+        return np.asarray(state.progress.length - state.progress.prompt_lengths >= 4) & [True, False, False]
+
+    *_, last = decode.stream(decoder, None, tiny_request(BUDGET), row.values(), interrupt=interrupt)
+    result = decoder.finish(last)
+    assert result.reasons.tolist() == [decode.Reason.CALLER] + [decode.Reason.BUDGET] * 2
+    assert 4 <= result.generated[0] < BUDGET and (result.generated[1:] >= BUDGET).all()

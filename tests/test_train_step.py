@@ -1,0 +1,84 @@
+"""The train step: what it applies, donates, accumulates, averages and refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from noisy_regression import Batches, initial_params, loss, train
+
+from paradec_jax.train import TrainState, make_train_step, update_ema
+
+
+def quiet_loss(params, frozen, batch, key):
+    return loss(params, frozen, batch, jax.random.key(0))
+
+
+def test_non_finite_update_is_not_applied():
+    optimizer = optax.adam(0.1)
+    state = TrainState.create(initial_params(), optimizer, jax.random.key(0), ema=True)
+    before = jax.tree.map(np.array, (state.params, state.ema, state.opt_state, state.step))
+    state, metrics = make_train_step(loss, optimizer, ema_decay=0.9)(state, None, next(Batches(bad=0)))
+    assert not metrics["finite"]
+    jax.tree.map(
+        np.testing.assert_array_equal, before, (state.params, state.ema, state.opt_state, state.step)
+    )
+
+
+def test_step_donates_its_state_and_nothing_else():
+    optimizer, params, key = optax.adam(0.1), initial_params(), jax.random.key(0)
+    state = TrainState.create(params, optimizer, key, ema=True)
+    step = make_train_step(loss, optimizer, ema_decay=0.9)
+    old = state.params["embedding"]
+    for _ in range(2):
+        state, metrics = step(state, None, next(Batches()))
+    assert old.is_deleted() and not params["embedding"].is_deleted() and not key.is_deleted()
+    assert (
+        state.step == 2 and metrics["finite"] and metrics.keys() == {"loss", "noise", "grad_norm", "finite"}
+    )
+    assert step._cache_size() == 1
+
+
+def test_accumulation_equals_the_full_batch():
+    batch, results = next(Batches()), []
+    for accumulate in (1, 2, 4):
+        state = TrainState.create(initial_params(), optax.sgd(0.1), jax.random.key(0))
+        step = make_train_step(quiet_loss, optax.sgd(0.1), accumulate=accumulate)
+        state, metrics = step(state, None, batch)
+        results.append((state.params, metrics))
+    for result in results[1:]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), results[0], result)
+
+
+def test_micro_batches_draw_different_noise():
+    state = TrainState.create(initial_params(), optax.sgd(0.0), jax.random.key(0))
+    _, metrics = make_train_step(loss, optax.sgd(0.0), accumulate=2)(state, None, next(Batches()))
+    key = jax.random.fold_in(jax.random.key(0), 0)
+    draws = [jax.random.normal(jax.random.fold_in(key, i), ()) for i in range(2)]
+    np.testing.assert_allclose(metrics["noise"], np.mean(draws), rtol=1e-6)
+
+
+def test_step_refuses_bad_input():
+    with pytest.raises(ValueError, match="accumulate must be at least 1"):
+        make_train_step(loss, optax.sgd(0.1), accumulate=0)
+    with pytest.raises(ValueError, match="ema_decay must be in"):
+        make_train_step(loss, optax.sgd(0.1), ema_decay=1.0)
+    state = TrainState.create(initial_params(), optax.sgd(0.1), jax.random.key(0))
+    with pytest.raises(ValueError, match=r"batch\['inputs'\] has shape \(4, 3\); its first axis must be"):
+        make_train_step(loss, optax.sgd(0.1), accumulate=3)(state, None, next(Batches()))
+    with pytest.raises(ValueError, match="the state has no ema"):
+        make_train_step(loss, optax.sgd(0.1), ema_decay=0.5)(state, None, next(Batches()))
+    with pytest.raises(TypeError, match="typed PRNG key"):
+        TrainState.create(initial_params(), optax.sgd(0.1), jax.random.PRNGKey(0))
+    with pytest.raises(ValueError, match="log_every must be at least 1"):
+        train(None, log_every=0)
+
+
+def test_ema_formula():
+    ema, average = {"w": jnp.zeros(2)}, 0.0
+    for t, value in enumerate([1.0, 2.0, 3.0]):
+        ema = update_ema(ema, {"w": jnp.full(2, value, jnp.bfloat16)}, jnp.int32(t), 0.15)
+        d = min(0.15, (1 + t) / (10 + t))
+        average = d * average + (1 - d) * value
+    np.testing.assert_allclose(ema["w"], average, rtol=1e-6)
+    assert ema["w"].dtype == jnp.float32
