@@ -35,6 +35,9 @@ from paradec_jax.models import matrix_axes
 from paradec_jax.train import DataIterator, Loss, Metrics, fit, muon
 
 ROWS = 64  # problems decoded together
+CHECKPOINT_EVERY = 200  # updates
+# Shapes of rehearsed problems and their shares of the batches.
+FRESH = ((Bucket(2, 5, 252), 0.6), (Bucket(6, 8, 328), 0.4))
 REHEARSAL = 100  # added to a seed, so that rehearsed problems are none of those with trajectories
 
 
@@ -79,13 +82,15 @@ class Recipe:
       start: model folder or name of a bundled model that the run starts from.
       rounds: one after the other.
       order: of the wanted noise, see `Selection`.
-      rules: of the loss, see `ConsistencyRules`.
+      rules: of the loss, see `ConsistencyRules`. Clean context is the paper's figure 1a; its own model was
+        trained with noisy context (figure 1b, "nc").
       steps: fewest and most written steps of the problems.
       max_new_tokens: budget of a problem's answer.
       batch_tokens: positions of a batch, both copies and padding included.
       rehearsal_tokens: positions that each batch has besides, of fresh training problems with their reference
-        solutions, whose next tokens are learned with `rules.ar_weight` too; 0 for none. A small model forgets in a
-        distillation what it solves by; the released recipe has no such part.
+        solutions; 0 for none. Their next-token loss is a term of its own with the weight `rules.ar_weight`, so both
+        next-token terms weigh that much. A small model forgets in a distillation what it solves by; the released
+        recipe has no such part.
       adam_share: learning rate of embedding, norms and biases, relative to that of the matrices.
       ema_decay: decay of the averaged weights, which are the ones exported.
       matmul_precision: `jax.default_matmul_precision` of the run.
@@ -126,8 +131,8 @@ SCHEDULES = {
     for window in (4, 8)
     for order in ("linear", "random", "reverse")
 }
-# Any noisy point for each block, no ramp over a window (CLLM* of table 1).
-CLLM = short("cllm", order="uniform")
+# Any noisy point for each block, no ramp over a window, as CLLM takes them (CLLM* of table 1).
+UNIFORM = short("clean-uniform", order="uniform")
 WITHOUT = dataclasses.replace(short("without-rehearsal"), rehearsal_tokens=0)  # beside "mask-clean"
 TINY_JACOBI = Recipe("tiny-jacobi", rounds=(Round(updates=1500, warmup=150, cooldown=600),))
 SECOND_ROUND = Round(block=32, problems=2048, updates=600, cooldown=400, window=2, learning_rate=4e-3)
@@ -135,7 +140,7 @@ TWO_ROUNDS = Recipe("two-rounds", rounds=(*TINY_JACOBI.rounds, SECOND_ROUND))
 RECIPES = {
     "tiny-jacobi": TINY_JACOBI,
     "two-rounds": TWO_ROUNDS,
-    "cllm": CLLM,
+    "clean-uniform": UNIFORM,
     "without-rehearsal": WITHOUT,
     **MASKS,
     **SCHEDULES,
@@ -154,13 +159,15 @@ def claim(folder: Path, recipe: Recipe) -> None:
     path.write_text(json.dumps(mine, indent=2) + "\n", encoding="utf-8")
 
 
-def gather(model: Model, recipe: Recipe, which: int, folder: Path) -> Trajectories:
-    """The trajectories of one round, collected with the model as it is."""
+def gather(model: Model, place: str | Path, recipe: Recipe, which: int, folder: Path) -> Trajectories:
+    """The trajectories of one round, collected with the model that lies at `place`."""
     stage = recipe.rounds[which]
     if model.tokenizer is None:
         raise SystemExit(f"{recipe.start} has no tokenizer, without which problems cannot be read")
     settings = {
         "start": recipe.start,
+        "model_sha256": store.fingerprint(place),
+        "matmul_precision": recipe.matmul_precision,
         "round": which,
         "seed": recipe.seed,
         "problems": stage.problems,
@@ -225,21 +232,30 @@ class Together:
             part.set_state(state[name])
 
 
-def with_rehearsal(
-    model: Model, recipe: Recipe, which: int, loss: Loss, pairs: DataIterator
-) -> tuple[Loss, Together]:
-    """A loss over pairs and its data, both with a next-token part over fresh problems."""
+def fresh_problems(model: Model, recipe: Recipe, which: int) -> DataIterator:
+    """Batches of training problems that no trajectory was collected of."""
     if model.tokenizer is None:
         raise SystemExit(f"{recipe.start} has no tokenizer, without which problems cannot be read")
     low, high = recipe.steps
-    middle = (low + high) // 2
-    fresh = word_problem_batches(
+    parts = [
+        (Bucket(max(low, part.steps_low), min(high, part.steps_high), part.length), weight)
+        for part, weight in FRESH
+        if low <= part.steps_high and part.steps_low <= high
+    ]
+    return word_problem_batches(
         model.tokenizer,
         seed=recipe.seed + REHEARSAL + which,
         batch_tokens=recipe.rehearsal_tokens,
-        buckets=(Bucket(low, middle, 252), Bucket(middle + 1, high, 328)),
-        mixture=((0, (0.6, 0.4)),),
+        buckets=[part for part, _ in parts],
+        mixture=((0, tuple(weight for _, weight in parts)),),
+        spec=model.token_spec,
     )
+
+
+def with_rehearsal(
+    model: Model, recipe: Recipe, loss: Loss, pairs: DataIterator, fresh: DataIterator
+) -> tuple[Loss, Together]:
+    """A loss over pairs and its data, both with a next-token part over fresh problems."""
     next_token = next_token_loss(model.network)
 
     def both(params: Any, frozen: Any, batch: dict[str, Any], key: jax.Array) -> tuple[jax.Array, Metrics]:
@@ -251,8 +267,15 @@ def with_rehearsal(
     return both, Together(pairs=pairs, fresh=fresh)
 
 
-def train(model: Model, recipe: Recipe, which: int, trajectories: Trajectories, folder: Path) -> Model:
-    """The model after one round of training."""
+def train(
+    model: Model,
+    recipe: Recipe,
+    which: int,
+    trajectories: Trajectories,
+    fresh: DataIterator | None,
+    folder: Path,
+) -> Model:
+    """The model after one round of training, on trajectories and, where there are some, fresh problems."""
     stage = recipe.rounds[which]
     indices = kept(trajectories, stop=model.token_spec.stop, unique="prompt")
     if len(indices) == 0:
@@ -267,8 +290,8 @@ def train(model: Model, recipe: Recipe, which: int, trajectories: Trajectories, 
     )
     network = model.network
     loss = consistency_loss(network, model.token_spec, recipe.rules, packed=True)
-    if recipe.rehearsal_tokens:
-        loss, data = with_rehearsal(model, recipe, which, loss, data)
+    if fresh is not None:
+        loss, data = with_rehearsal(model, recipe, loss, data, fresh)
     optimizer = muon(
         stage.learning_rate,
         stage.updates,
@@ -286,7 +309,7 @@ def train(model: Model, recipe: Recipe, which: int, trajectories: Trajectories, 
         steps=stage.updates,
         key=jax.random.fold_in(jax.random.key(recipe.seed), which),
         folder=folder,
-        checkpoint_every=200,
+        checkpoint_every=CHECKPOINT_EVERY,
         log_every=20,
         ema_decay=recipe.ema_decay,
     )
@@ -308,7 +331,8 @@ def main(
         their training alone can share them; others are refused.
     """
     folder = Path("runs") / recipe.name if folder is None else folder
-    model = load(recipe.start)
+    place: str | Path = recipe.start
+    model = load(place)
     if model.family != "jacobi":
         raise SystemExit(f"{recipe.start} is of family {model.family}; distillation needs a causal model")
     claim(folder, recipe)
@@ -316,13 +340,19 @@ def main(
         here = folder / f"round-{which}"
         if not (here / "model" / "config.json").exists():
             shared = trajectories if which == 0 else None
+            # Before the collection, which takes long, so that an option without sense is refused at once.
+            fresh = fresh_problems(model, recipe, which) if recipe.rehearsal_tokens else None
             with jax.default_matmul_precision(recipe.matmul_precision):
-                gathered = gather(model, recipe, which, shared or here / "trajectories")
-                trained = train(model, recipe, which, gathered, here / "training")
+                gathered = gather(model, place, recipe, which, shared or here / "trajectories")
+                trained = train(model, recipe, which, gathered, fresh, here / "training")
             store.save(here / "model", trained)
-        model = load(here / "model")
+        place = here / "model"
+        model = load(place)
 
 
 if __name__ == "__main__":
     jax.config.update("jax_compilation_cache_dir", str(Path(".cache/jax").resolve()))
-    tyro.cli(main)
+    try:
+        tyro.cli(main)
+    except (ValueError, OSError) as error:
+        raise SystemExit(str(error)) from None

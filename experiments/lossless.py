@@ -21,6 +21,7 @@ from paradec_jax import AutoRegressive, Model, load, make_request, run
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.decode import Request
 from paradec_jax.evaluate import Setting, word_problems
+from paradec_jax.store import fingerprint, names_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Options:
 
     models: tyro.conf.Positional[tuple[str, ...]] = ("tiny-causal", "tiny-jacobi")
     problems: int = 500
-    steps: tuple[int, int] = (2, 4)
-    budget: int = 128
+    steps: tuple[int, int] = (2, 3)
+    budget: int = 96
     batches: tuple[int, ...] = (8, 1)
     seed: int = 5
     out: Path = Path("experiments/results/lossless.json")
@@ -99,17 +100,17 @@ def decode(
     return texts, np.concatenate([np.asarray(decoded.network_calls) for decoded in found])
 
 
-def rows_of(name: str, options: Options, done: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def rows_of(place: str, name: str, options: Options, done: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The rows of one model that are not done."""
-    model, settings = load(name), covering()
+    model, settings, weights = load(place), covering(), fingerprint(place)
     if model.family != "jacobi":
-        raise SystemExit(f"{name} is of family {model.family}; Jacobi decoding needs a causal model")
+        raise SystemExit(f"{place} is of family {model.family}; Jacobi decoding needs a causal model")
     requests = {batch: requests_of(model, options, batch) for batch in options.batches}
     expected, calls = decode(model, settings[0], requests[max(options.batches)], options.budget)
     for batch in options.batches:
         for setting in settings:
             label = f"{setting.name}, {setting.label()}".removesuffix(", ")
-            start = {"model": Path(name).name, "label": label, "batch": batch}
+            start = {"model": name, "model_sha256": weights, "label": label, "batch": batch}
             if any(row.items() >= start.items() for row in done):
                 continue
             clock = time.perf_counter()
@@ -139,8 +140,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             raise SystemExit(f"{options.out} holds a run with other options: name another file")
         done = found["rows"]
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    for name in options.models:
-        for row in rows_of(name, options, done):
+    for place, name in zip(options.models, names_of(options.models), strict=True):
+        for row in rows_of(place, name, options, done):
             done.append(row)
             options.out.write_text(json.dumps({"options": kept, "rows": done}, indent=1) + "\n")
             print(

@@ -19,6 +19,7 @@ from jacobi_studies import compared
 
 from paradec_jax import AutoRegressive, load
 from paradec_jax.evaluate import Setting, compare, paired, word_problems
+from paradec_jax.store import names_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,16 +49,6 @@ class Options:
     passes: int = 5
     rows: int = 50
     out: Path = Path("experiments/results/side_by_side.json")
-
-
-def names_of(models: Sequence[str]) -> list[str]:
-    """Short names that differ: of a folder .../RUN/round-N/model the run and the round, else the last part."""
-    found = []
-    for model in models:
-        parts = Path(model).parts
-        generic = len(parts) >= 3 and parts[-1] == "model"
-        found.append("/".join(parts[-3:-1]) if generic else parts[-1])
-    return found if len(set(found)) == len(found) else list(models)
 
 
 def evaluate(options: Options) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from studies import Study
 
-from paradec_jax import load
+from paradec_jax import load, store
 from paradec_jax.data.word_problems import WordProblem
 from paradec_jax.evaluate import Setting, compare, exact_answers, word_problems
 from paradec_jax.evaluate.benchmarks import gsm8k
@@ -67,9 +67,14 @@ class Options:
     rows: int = 50
     folder: Path = Path("experiments/results")
 
+    @property
+    def name(self) -> str:
+        """The model's, as it stands in tables."""
+        return store.names_of([self.model])[0]
+
     def facts(self) -> dict[str, Any]:
         """What must be the same for two rows to stand in one table."""
-        facts = dataclasses.asdict(self) | {"model": Path(self.model).name}
+        facts = dataclasses.asdict(self) | {"model": self.name, "model_sha256": store.fingerprint(self.model)}
         for name in ("study", "folder", "rows"):
             del facts[name]
         for name in ("file", "examples"):
@@ -119,7 +124,7 @@ def draw(options: Options) -> Problems:
 
 def run(study: Study, name: str, model: Any, problems: Problems, options: Options) -> list[dict[str, Any]]:
     """Decodes what is missing of a study, writes and draws the whole of it, and returns its rows."""
-    stem = f"{name}-{Path(options.model).name}"
+    stem = f"{name}-{options.name}".replace("/", "-")
     path = options.folder / f"{stem}.json"
     rows = _read(path, options.facts())
     settings = study.settings(model.network.recurrence)
@@ -161,7 +166,7 @@ def _decode(
         model,
         problems.prompts,
         settings,
-        name=Path(options.model).name,
+        name=options.name,
         seed=options.seed,
         budget=problems.budget,
         score=problems.score,

@@ -150,6 +150,20 @@ RECIPES = {
         exported_bits=16,
         seed=2,
     ),
+    # What tiny-jacobi rehearses, alone: whether its answers owe more to distillation or to practice.
+    "control": Recipe(
+        name="control",
+        preset="tiny-causal",
+        start="tiny-causal",
+        steps=1500,
+        cooldown=600,
+        batch_tokens=1024,
+        adam_learning_rate=3.2e-3,
+        weight_decay=0.0,
+        mixture=((0, (0.4, 0.3, 0.3, 0.0, 0.0, 0.0, 0.0)),),
+        ema_decay=0.99,
+        seed=100,
+    ),
 }
 DRAWS = {"poisson_lognormal": poisson_lognormal, "exponential": exponential}
 

@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +195,25 @@ def locate(folder: str | os.PathLike[str]) -> Path:
     raise StoreError(
         f"there is no model folder {path}, and no bundled model of that name (bundled: {bundled})"
     )
+
+
+def fingerprint(folder: str | os.PathLike[str]) -> str:
+    """SHA-256 of a model's `config.json`, which holds those of its parameters: two models of one name differ in it.
+
+    Raises:
+      StoreError: see `locate`.
+    """
+    return hashlib.sha256((locate(folder) / "config.json").read_bytes()).hexdigest()
+
+
+def names_of(models: Sequence[str]) -> list[str]:
+    """Short names that differ: of a folder .../RUN/round-N/model the run and the round, else the last part."""
+    found = []
+    for model in models:
+        parts = Path(model).parts
+        generic = len(parts) >= 3 and parts[-1] == "model"
+        found.append("/".join(parts[-3:-1]) if generic else parts[-1])
+    return found if len(set(found)) == len(found) else list(models)
 
 
 def refuse_existing(folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:

@@ -26,7 +26,7 @@ TABLE = (
 def folders(tmp_path_factory):
     made = {}
     for seed, name in enumerate(("before", "after")):
-        made[name] = tmp_path_factory.mktemp("models") / name
+        made[name] = tmp_path_factory.mktemp("models") / name / "round-0" / "model"
         params = init_params(CONFIG, jax.random.key(seed))
         save(made[name], Model(CONFIG, params, token_spec(), build_tokenizer()))
     return made
@@ -43,12 +43,15 @@ def test_models_side_by_side(folders, capsys, tmp_path):
     arguments = ["compare", "--family", "jacobi", *models, "--problems", "2", "--steps", "2", "2"]
     assert cli.main([*arguments, "--json", str(path)]) == 0
     rows = json.loads(path.read_text())
-    assert [row["model"] for row in rows] == ["before", "before", "after", "after"]
+    assert [row["model"] for row in rows] == [
+        f"{name}/round-0" for name in ("before", "before", "after", "after")
+    ]
     wanted = {key for key in KEYS if key != "core_pass_microseconds"}
     assert all(wanted <= row.keys() and row["family"] == "jacobi" for row in rows)
     assert all(row["equals_greedy"] == 1 and row["network_calls_per_token"] <= 1 for row in rows)
     out = capsys.readouterr().out
-    for piece in ("before: 2 unseen", "after: 2 unseen", "block 4", "after against before, static decoding"):
+    pair = "after/round-0 against before/round-0, static decoding"
+    for piece in ("before/round-0: 2 unseen", "after/round-0: 2 unseen", "block 4", pair):
         assert piece in out
 
 

@@ -107,11 +107,12 @@ def test_rounds_collect_and_train(whole, recipe, start):
 def test_fresh_problems_are_rehearsed(distill, recipe, start):
     """Their loss is added, and the state of the data says where both parts of a batch stand."""
     model, key = load(start), jax.random.key(0)
+    fresh = distill["fresh_problems"](model, recipe, 0)
 
     def pairs(params, frozen, batch, key):
         return 1.0 * len(batch), {}
 
-    loss, data = distill["with_rehearsal"](model, recipe, 0, pairs, Counting())
+    loss, data = distill["with_rehearsal"](model, recipe, pairs, Counting(), fresh)
     first, state, second = next(data), data.get_state(), next(data)
     assert first["fresh"]["tokens"].shape in ((2, 252), (1, 328))
     value, terms = jax.jit(loss)(dict(model.params), None, first, key)
@@ -124,7 +125,9 @@ def test_fresh_problems_are_rehearsed(distill, recipe, start):
 
 
 def test_a_run_that_was_killed_goes_on(distill, recipe, whole, tmp_path, monkeypatch):
-    """In the middle of a collection, before a training is exported, and between the rounds."""
+    """In the middle of a collection and of a training, before it is exported, and between the rounds."""
+    names = distill["main"].__globals__
+    monkeypatch.setitem(names, "CHECKPOINT_EVERY", 200)
     collect, calls = distill["main"].__globals__["collect"], []
 
     def die(*_, **__):
@@ -144,6 +147,18 @@ def test_a_run_that_was_killed_goes_on(distill, recipe, whole, tmp_path, monkeyp
     with pytest.raises(Killed):
         run(collect=collect_once)
     assert len(Trajectories(first / "trajectories")) == ROWS
+    step, steps = names["Together"].__next__, []
+
+    def die_later(data):
+        steps.append(data)
+        return step(data) if len(steps) < 3 else die()
+
+    names["CHECKPOINT_EVERY"] = 1
+    with monkeypatch.context() as patch:
+        patch.setattr(names["Together"], "__next__", die_later)
+        with pytest.raises(Killed):
+            run()
+    assert (first / "training" / "checkpoints" / "2").exists() and len(steps) == 3
     with pytest.raises(Killed):
         run(vars(store), save=die)
     assert (first / "training" / "checkpoints").exists() and not (first / "model").exists()
@@ -170,8 +185,8 @@ def test_a_batch_without_blocks_is_not_collected_twice(distill, recipe, tmp_path
     monkeypatch.setitem(names, "collect", collect_some)
     model = load(start)
     with pytest.raises(Killed):
-        distill["gather"](model, recipe, 0, tmp_path)
-    trajectories = distill["gather"](model, recipe, 0, tmp_path)
+        distill["gather"](model, start, recipe, 0, tmp_path)
+    trajectories = distill["gather"](model, start, recipe, 0, tmp_path)
     assert asked == [0, ROWS, 2 * ROWS, 2 * ROWS]
     assert trajectories.ids.tolist() == list(range(ROWS, PROBLEMS))
 
@@ -186,17 +201,42 @@ def test_what_cannot_be_distilled_is_refused(distill, recipe, tmp_path, start):
         distill["main"](dataclasses.replace(recipe, start="tiny-recurrent"), tmp_path)
     mute = dataclasses.replace(load(start), tokenizer=None)
     with pytest.raises(SystemExit, match="has no tokenizer"):
-        distill["gather"](mute, recipe, 0, tmp_path)
+        distill["gather"](mute, start, recipe, 0, tmp_path)
+    for steps, tokens, message in (((2, 2), 200, "200 cannot hold a row of 252"), ((2, 8), 64, "of 252")):
+        wrong = dataclasses.replace(recipe, steps=steps, rehearsal_tokens=tokens)
+        with pytest.raises(ValueError, match=message):
+            distill["main"](wrong, tmp_path / str(tokens))
+        assert not (tmp_path / str(tokens) / "round-0").exists()  # refused before anything is collected
 
 
 def test_answers_without_a_block_are_an_error(distill, recipe, tmp_path, monkeypatch, start):
     monkeypatch.setitem(distill["main"].__globals__, "collect", lambda *_: [])
     with pytest.raises(SystemExit, match="round 0: no answer fills a block of 4 tokens"):
-        distill["gather"](load(start), recipe, 0, tmp_path)
+        distill["gather"](load(start), start, recipe, 0, tmp_path)
+
+
+def test_trajectories_of_other_weights_are_refused(distill, recipe, whole, start):
+    """Whatever the name of their folder is."""
+    trained = whole / "round-0" / "model"
+    with pytest.raises(ValueError, match="model_sha256"):
+        distill["gather"](load(trained), trained, recipe, 0, whole / "round-0" / "trajectories")
+
+
+@pytest.mark.parametrize(("steps", "lengths"), [((2, 2), {252}), ((7, 8), {328}), ((5, 6), {252, 328})])
+def test_rehearsal_knows_the_steps_and_the_special_tokens(distill, recipe, start, steps, lengths):
+    model = load(start)
+    spec = dataclasses.replace(model.token_spec, bos=7, stop=(9,), pad=11)
+    other = dataclasses.replace(recipe, steps=steps)
+    fresh = distill["fresh_problems"](dataclasses.replace(model, token_spec=spec), other, 0)
+    seen = [next(fresh) for _ in range(12)]
+    assert {batch["tokens"].shape[1] for batch in seen} == lengths
+    for batch in seen:
+        assert (batch["tokens"][:, 0] == 7).all() and (batch["targets"] == 9).any(axis=1).all()
+        assert (batch["targets"] != 0).all()  # the padding of the bundled tokenizer
 
 
 def test_answers_that_repeat_one_token_are_an_error(distill, recipe, whole, monkeypatch, start):
     monkeypatch.setitem(distill["main"].__globals__, "kept", lambda *_, **__: np.zeros(0, int))
     trajectories = Trajectories(whole / "round-0" / "trajectories")
     with pytest.raises(SystemExit, match="round 0: every answer repeats one token too often"):
-        distill["train"](load(start), recipe, 0, trajectories, whole)
+        distill["train"](load(start), recipe, 0, trajectories, None, whole)

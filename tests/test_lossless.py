@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 from test_jacobi_experiments import models, sibling
@@ -49,6 +50,24 @@ def test_equal_texts_are_counted_and_finished_rows_kept(script, models, tmp_path
     again = json.loads(options.out.read_text())["rows"]
     assert asked == ["autoregressive", "jacobi"] and again[:3] == rows[:3]
     assert (again[3]["equal"], again[3]["more_calls_than_greedy"]) == (1, 2)
+
+
+def test_models_of_one_name_are_told_apart(script, models, tmp_path):
+    """Distilled models all lie in folders named `model`; a model that was trained anew is another one."""
+    places = []
+    for run, source in zip("ab", models, strict=True):
+        places.append(tmp_path / run / "round-0" / "model")
+        shutil.copytree(source, places[-1])
+    options = options_of(script, models, tmp_path, problems=1, batches=(1,), budget=2)
+    options = dataclasses.replace(options, models=tuple(map(str, places)))
+    script.main(options)
+    rows = json.loads(options.out.read_text())["rows"]
+    assert [row["model"] for row in rows] == ["a/round-0"] * 2 + ["b/round-0"] * 2
+    assert len({row["model_sha256"] for row in rows}) == 2
+    shutil.rmtree(places[0])
+    shutil.copytree(models[1], places[0])
+    script.main(options)
+    assert len(json.loads(options.out.read_text())["rows"]) == 6
 
 
 def test_what_cannot_be_compared_is_refused(script, models, tmp_path):

@@ -1,6 +1,5 @@
 """`paradec compare`: every decoder on the same problems with exact answers."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import UseAppendAction, arg
@@ -41,6 +40,7 @@ def compare_command(
         raise ValueError(f"--problems must be at least 1, not {problems}")
     check_json(json)
     models = {name: store.load(name) for name in model or BUNDLED[family]}
+    names = dict(zip(models, store.names_of(list(models)), strict=True))
     for name, loaded in models.items():
         if loaded.family != family:
             raise ValueError(f"{name} is of family {loaded.family}, but --family is {family}")
@@ -48,7 +48,7 @@ def compare_command(
     results = {}
     for name, loaded in models.items():
         with progress() as report:
-            short = Path(name).name
+            short = names[name]
             results[short] = compare(loaded, drawn, SETTINGS[family], name=short, seed=seed, report=report)
     if json is not None:
         write_json([row for result in results.values() for row in result.rows], json)

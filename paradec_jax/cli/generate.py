@@ -120,7 +120,7 @@ def generate_command(
             if samples > 1:
                 print(f"--- sample {i}", file=sys.stderr)
             print(text)
-    _print_counts(result)
+    _print_counts(result, recurrent=loaded.family == "recurrent_depth")
     return 0
 
 
@@ -141,11 +141,11 @@ def _choose(family: str, name: str | None, options: dict[str, Any]) -> tuple[Any
     return choose(name, settings[-1].decoder, settings[-1].knobs, options)
 
 
-def _print_counts(result: Generation) -> None:
+def _print_counts(result: Generation, recurrent: bool) -> None:
     tokens = sum(len(row) for row in result.tokens)
     calls, recurrences = int(result.network_calls.sum()), int(result.recurrences.sum())
     print(
-        f"{tokens} tokens in {calls} network calls: {tokens / calls:.2f} tokens a call, "
-        f"{recurrences / tokens:.2f} recurrences a token",
+        f"{tokens} tokens in {calls} network calls: {tokens / calls:.2f} tokens a call"
+        + (f", {recurrences / tokens:.2f} recurrences a token" if recurrent else ""),
         file=sys.stderr,
     )

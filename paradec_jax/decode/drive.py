@@ -48,6 +48,9 @@ def check(decoder: Any, request: Request) -> None:
 def _knobs(decoder: Any, knobs: Any) -> Any:
     """The knobs as float32 and int32 arrays, so that Python numbers and arrays trace one program."""
     knobs = decoder.Knobs() if knobs is None else knobs
+    if not isinstance(knobs, decoder.Knobs):
+        wanted = f"{type(decoder).__name__}.Knobs ({decoder.Knobs.__name__})"
+        raise ValueError(f"{type(decoder).__name__} takes knobs of type {wanted}, not {type(knobs).__name__}")
     knobs = knobs.checked()
     temperature = knobs.temperature
     if (
