@@ -3,11 +3,11 @@
 Cost (figure 4a): seconds of one step over a window of n positions behind a context, with random weights of any shape.
 A step is the network's call, the most probable token of each position, and the winner's keys and values written. With
 R rows (the draft and its candidates) the window holds R n positions, and rows do not see each other. A decoder that
-commits c tokens a step is then
+commits c tokens a step is then at most
 
     c t(1 position) / t(n positions, R rows)
 
-times as fast as one-by-one decoding. Return (figure 4b): tokens a network call against n, with given models:
+times as fast as one-by-one decoding: what it does besides, to judge drafts and to make new ones, is not in it. Return (figure 4b): tokens a network call against n, with given models:
 
     python experiments/block_sizes.py --presets qwen2.5-coder-7b --context 1024
     python experiments/block_sizes.py --presets --models tiny-causal tiny-jacobi

@@ -28,6 +28,7 @@ class Options:
 
     Attributes:
       models: model folders or names of bundled models, the one that the others are paired with first.
+      calls: whether Jacobi decoders run too; without them only answers are compared.
       block: n, tokens of a block at inference.
       problems: unseen problems.
       steps: fewest and most written steps of a problem.
@@ -40,6 +41,7 @@ class Options:
     """
 
     models: tyro.conf.Positional[tuple[str, ...]]
+    calls: bool = True
     block: int = 16
     problems: int = 500
     steps: tuple[int, int] = (2, 8)
@@ -56,10 +58,9 @@ def evaluate(options: Options) -> list[dict[str, Any]]:
     if len(set(options.models)) < len(options.models) or not options.models:
         raise ValueError(f"models must be at least one, each of them once, not {list(options.models)}")
     problems = word_problems(options.problems, seed=options.seed, steps=options.steps)
-    settings = [
-        Setting("autoregressive", AutoRegressive(), baseline=True),
-        *compared(options.block),
-    ]
+    settings = [Setting("autoregressive", AutoRegressive(), baseline=True)]
+    if options.calls:
+        settings += compared(options.block)
     loaded = [load(name) for name in options.models]
     for name, model in zip(options.models, loaded, strict=True):
         if model.family != "jacobi":
