@@ -30,7 +30,7 @@ class Options:
 
     Attributes:
       models: model folders or names of bundled models.
-      problems: unseen problems, a multiple of every batch size.
+      problems: unseen problems.
       steps: fewest and most written steps of a problem.
       budget: new tokens of a problem.
       batches: batch sizes.
@@ -69,7 +69,7 @@ def covering() -> list[Setting]:
 
 
 def requests_of(model: Model, options: Options, batch: int) -> list[Request]:
-    """The problems in batches, each with the key of its place among all of them."""
+    """The problems in batches, each with the key of its place among all; the last batch is filled with the first."""
     if model.tokenizer is None:
         raise SystemExit("the model has no tokenizer, without which problems cannot be read")
     problems = word_problems(options.problems, seed=options.seed, steps=options.steps)
@@ -83,21 +83,22 @@ def requests_of(model: Model, options: Options, batch: int) -> list[Request]:
             stop=model.token_spec.stop,
             keys=keys[at],
         )
-        for at in np.arange(len(problems)).reshape(-1, batch)
+        for at in np.resize(np.arange(len(problems)), (-(-len(problems) // batch), batch))
     ]
 
 
 def decode(
-    model: Model, setting: Setting, requests: list[Request], budget: int
+    model: Model, setting: Setting, requests: list[Request], options: Options
 ) -> tuple[list[Any], np.ndarray]:
     """Texts (tokens) and network calls of all problems."""
-    size = requests[0].tokens.shape[1] + budget
+    size, count = requests[0].tokens.shape[1] + options.budget, options.problems
     decoder = dataclasses.replace(setting.decoder, greedy=True).bind(
         model.network, size, model.token_spec.pad
     )
     found = [run(decoder, model.params, request, setting.knobs) for request in requests]
     texts = [text for decoded in found for text in decoded.completions()]
-    return texts, np.concatenate([np.asarray(decoded.network_calls) for decoded in found])
+    calls = np.concatenate([np.asarray(decoded.network_calls) for decoded in found])
+    return texts[:count], calls[:count]
 
 
 def rows_of(place: str, name: str, options: Options, done: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -106,7 +107,7 @@ def rows_of(place: str, name: str, options: Options, done: list[dict[str, Any]])
     if model.family != "jacobi":
         raise SystemExit(f"{place} is of family {model.family}; Jacobi decoding needs a causal model")
     requests = {batch: requests_of(model, options, batch) for batch in options.batches}
-    expected, calls = decode(model, settings[0], requests[max(options.batches)], options.budget)
+    expected, calls = decode(model, settings[0], requests[max(options.batches)], options)
     for batch in options.batches:
         for setting in settings:
             label = f"{setting.name}, {setting.label()}".removesuffix(", ")
@@ -114,7 +115,7 @@ def rows_of(place: str, name: str, options: Options, done: list[dict[str, Any]])
             if any(row.items() >= start.items() for row in done):
                 continue
             clock = time.perf_counter()
-            texts, taken = decode(model, setting, requests[batch], options.budget)
+            texts, taken = decode(model, setting, requests[batch], options)
             tokens = sum(map(len, texts))
             yield start | {
                 "settings": setting.settings(),
@@ -129,8 +130,10 @@ def rows_of(place: str, name: str, options: Options, done: list[dict[str, Any]])
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Prints and writes the rows; ends with an error if a text differs or took more calls."""
-    if any(batch < 1 or options.problems % batch for batch in options.batches):
-        raise SystemExit(f"batches {options.batches} must divide the {options.problems} problems")
+    if min(*options.batches, options.problems) < 1:
+        raise SystemExit(
+            f"batches and problems must be at least 1, not {options.batches}, {options.problems}"
+        )
     kept = dataclasses.asdict(options) | {"out": options.out.name, "models": None}
     kept = json.loads(json.dumps(kept))
     done: list[dict[str, Any]] = []
