@@ -49,21 +49,21 @@ class Options:
 
 def covering() -> list[Setting]:
     """Block sizes 4 to 64, one to four blocks, pools of 0 to 4, both kinds of window."""
-    return [
+    return [  # the cheapest first
         Setting("autoregressive", AutoRegressive(), baseline=True),
         jacobi(4),
-        jacobi(16, pool=4),
-        jacobi(32, pool=1),
-        jacobi(64),
         jacobi(8, running=True, pool=3),
-        jacobi(16, running=True, rows=4),
-        jacobi(32, running=True, pool=2),
-        multiblock(4, 4, 0.85, pool=4),
-        multiblock(8, 3, 0.5, pool=2),
         multiblock(8, 4, 0.0),
+        jacobi(64),
+        jacobi(32, pool=1),
+        jacobi(16, running=True, rows=4),
+        multiblock(32, 2, 0.5),
+        multiblock(8, 3, 0.5, pool=2),
+        jacobi(16, pool=4),
+        multiblock(4, 4, 0.85, pool=4),
+        jacobi(32, running=True, pool=2),
         multiblock(16, 2, 0.85, pool=4),
         multiblock(16, 3, 0.0, rows=4),
-        multiblock(32, 2, 0.5),
         multiblock(64, 2, 0.5, pool=1),
     ]
 

@@ -108,7 +108,7 @@ def write(rows: Sequence[dict[str, Any]], options: Options) -> None:
     lines = []
     for row in rows:
         line = {key: value for key, value in row.items() if not isinstance(value, dict | list)}
-        for name in ("interval", "difference_interval"):
+        for name in ("interval", "difference_interval", "tokens_per_network_call_interval"):
             low, high = row[name]
             line |= {f"{name}_low": low, f"{name}_high": high}
         lines.append(line)

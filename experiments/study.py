@@ -210,6 +210,8 @@ def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         line |= {k: v for k, v in row.items() if not isinstance(v, dict | list) and k not in line}
         line["interval_low"], line["interval_high"] = row["interval"]
         line["difference_low"], line["difference_high"] = row["difference_interval"]
+        calls = row.get("tokens_per_network_call_interval", (None, None))  # older tables lack it
+        line["tokens_per_call_low"], line["tokens_per_call_high"] = calls
         lines.append(line)
     columns = list(dict.fromkeys(key for line in lines for key in line))
     with path.open("w", newline="") as file:

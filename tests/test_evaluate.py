@@ -18,6 +18,7 @@ from paradec_jax.evaluate import (
     exact_answers,
     measure,
     paired,
+    ratio,
     read_jsonl,
     wilson,
     word_problems,
@@ -105,6 +106,23 @@ def test_paired_interval_covers_the_truth():
         low, high = paired(first, second).interval
         covered += low <= truth <= high
     assert covered >= 0.92 * 400
+
+
+def test_interval_of_a_ratio():
+    """By hand, at its limits, and how often it holds the true ratio of 5 tokens a call."""
+    spread = 1.959964 * np.sqrt(3 / 2 * (1 + 1 + 0)) / 6  # R = 2, tokens - 2 calls: -1, 1, 0
+    assert ratio(np.array([1, 5, 6]), np.array([1, 2, 3])) == pytest.approx((2 - spread, 2 + spread))
+    assert ratio(np.array([4, 8]), np.array([1, 2])) == (4.0, 4.0)
+    assert ratio(np.array([4]), np.array([1])) == (0.0, np.inf)
+    for wrong in (([], []), ([1, 2], [1]), ([1], [0])):
+        with pytest.raises(ValueError, match="need two vectors"):
+            ratio(*map(np.asarray, wrong))
+    rng, covered = np.random.default_rng(0), 0
+    for _ in range(400):
+        calls = rng.integers(5, 30, 100)
+        low, high = ratio(rng.poisson(5 * calls), calls)
+        covered += low <= 5 <= high
+    assert 0.92 * 400 <= covered <= 0.98 * 400
 
 
 def test_word_problems_are_different_and_unseen(tmp_path):

@@ -2,7 +2,7 @@
 
 from paradec_jax.evaluate.compare import Comparison, compare
 from paradec_jax.evaluate.settings import SETTINGS, Setting
-from paradec_jax.evaluate.statistics import Paired, paired, wilson
+from paradec_jax.evaluate.statistics import Paired, paired, ratio, wilson
 from paradec_jax.evaluate.tasks import exact_answers, read_jsonl, word_problems
 from paradec_jax.evaluate.throughput import Speed, Subject, measure
 
@@ -17,6 +17,7 @@ __all__ = [
     "exact_answers",
     "measure",
     "paired",
+    "ratio",
     "read_jsonl",
     "wilson",
     "word_problems",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from paradec_jax.decode import (
 )
 from paradec_jax.decode import run as run_decoder
 from paradec_jax.evaluate.settings import SETTINGS, Setting
-from paradec_jax.evaluate.statistics import paired, wilson
+from paradec_jax.evaluate.statistics import paired, ratio, wilson
 from paradec_jax.evaluate.tasks import exact_answers
 from paradec_jax.evaluate.throughput import Speed, Subject, compile_all, measure
 from paradec_jax.store import Model
@@ -230,8 +231,8 @@ def _row(
     setting: Setting, answers: list[_Answer], exact: Any, greedy: list[_Answer], right: Any
 ) -> dict[str, Any]:
     """What the batched pass over all problems says of one setting."""
-    tokens = sum(len(answer.ids) for answer in answers)
-    calls = sum(answer.network_calls for answer in answers)
+    each = np.array([(len(answer.ids), answer.network_calls) for answer in answers])
+    tokens, calls = each.sum(axis=0).tolist()
     difference = paired(exact, right)
     equal = np.mean([a.ids == b.ids for a, b in zip(answers, greedy, strict=True)])
     return {
@@ -247,6 +248,9 @@ def _row(
         "only_baseline_exact": difference.only_second,
         "network_calls_per_token": calls / tokens,
         "tokens_per_network_call": tokens / calls,
+        "tokens_per_network_call_interval": [
+            end if math.isfinite(end) else None for end in ratio(each[:, 0], each[:, 1])
+        ],
         "recurrences_per_token": sum(answer.recurrences for answer in answers) / tokens,
         "equals_greedy": None if setting.sampled else float(equal),
     }

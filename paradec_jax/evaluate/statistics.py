@@ -1,10 +1,10 @@
-"""Uncertainty of shares: Wilson's interval, and the paired difference of two methods on the same problems."""
+"""Uncertainty of shares (Wilson), of paired differences on the same problems, and of ratios of sums."""
 
 import math
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
 
 Z95 = 1.959963984540054
 
@@ -61,6 +61,34 @@ def paired(first: Bool[np.ndarray, "..."], second: Bool[np.ndarray, "..."], z: f
     spread = z * math.sqrt((b + c + 1) / padded - centre * centre) / math.sqrt(padded)
     interval = (max(centre - spread, -1.0), min(centre + spread, 1.0))
     return Paired((b - c) / count, interval, b, c, _mcnemar(b, c))
+
+
+def ratio(
+    above: Int[np.ndarray, "..."] | Float[np.ndarray, "..."],
+    below: Int[np.ndarray, "..."] | Float[np.ndarray, "..."],
+    z: float = Z95,
+) -> tuple[float, float]:
+    """Interval of `R = sum a / sum b` over N independent problems, by the delta method:
+
+        R -+ z sqrt(N / (N - 1) * sum (a_i - R b_i)^2) / sum b
+
+    A single problem tells nothing of the spread: its interval is the whole half line.
+
+    Raises:
+      ValueError: vectors of different length or empty ones, or a sum of b that is not positive.
+    """
+    above, below = np.asarray(above, np.float64), np.asarray(below, np.float64)
+    if above.shape != below.shape or above.ndim != 1 or not above.size or below.sum() <= 0:
+        raise ValueError(
+            f"need two vectors of one length, at least 1, the second with a sum above 0, "
+            f"not {above.shape} and {below.shape}"
+        )
+    if above.size == 1:
+        return 0.0, math.inf
+    centre = above.sum() / below.sum()
+    scale = above.size / (above.size - 1)
+    spread = z * math.sqrt(scale * np.sum((above - centre * below) ** 2)) / below.sum()
+    return float(max(centre - spread, 0.0)), float(centre + spread)
 
 
 def _mcnemar(b: int, c: int) -> float:
