@@ -14,7 +14,8 @@ __all__ = ["models"]  # a fixture
 def script(monkeypatch):
     found = sibling(monkeypatch, "lossless")
     full = found.covering()
-    monkeypatch.setattr(found, "covering", lambda: [full[0], full[2]])
+    pooled = next(setting for setting in full if setting.settings().get("pool") == 4)
+    monkeypatch.setattr(found, "covering", lambda: [full[0], pooled])
     return found
 
 
