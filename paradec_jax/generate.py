@@ -26,7 +26,8 @@ class Generation:
       tokens: tokens of each row, its stop token included; where a stop string ended the row, the shortest
         prefix of them whose text contains it.
       reasons: why each row ended; `Reason.CALLER` is a stop string.
-      network_calls: calls of the network for each row, prefill included, [B].
+      network_calls: calls of the network for each row, prefill included, [B]. Where a stop string ended the row,
+        those up to the next look for it too (`every` of `generate`; 1 counts none of them).
       recurrences: passes of the core, one after the other, [B].
       tokens_per_call: tokens over network calls, [B].
       log_probs: log-probability of each token in nats, or None where not asked for.
