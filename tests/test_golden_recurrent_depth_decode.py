@@ -44,7 +44,7 @@ def row(result: decode.Decoded) -> list[int]:
     return result.tokens[0, : result.lengths[0]].tolist()
 
 
-@pytest.mark.parametrize("case", cases("static_ar"))
+@pytest.mark.parametrize("case", cases("static_ar", quick=4))
 def test_static_autoregressive(case):
     decoder = decoder_of(decode.AutoRegressive, case)
     knobs = decoder.Knobs(init_scale=case.get("init_scale", 1.0), **sampling_of(case))
@@ -52,7 +52,7 @@ def test_static_autoregressive(case):
     assert row(result) == arrays("static_ar")[f"tokens_{case['name']}"].tolist()
 
 
-@pytest.mark.parametrize("case", cases("adaptive"))
+@pytest.mark.parametrize("case", cases("adaptive", quick=6))
 def test_adaptive(case):
     decoder = decoder_of(
         decode.Adaptive,
@@ -89,7 +89,7 @@ def test_adaptive(case):
         assert np.nanmax(np.abs(measured[:, :checks] - recorded)) <= tolerance
 
 
-@pytest.mark.parametrize("case", cases("speculative"))
+@pytest.mark.parametrize("case", cases("speculative", quick=3))
 def test_speculative(case):
     lookahead = case["lookahead_for_draft"]
     decoder = decoder_of(

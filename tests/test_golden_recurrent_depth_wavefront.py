@@ -133,7 +133,13 @@ class Recording:
                 assert np.max(np.abs(got - want), initial=0) <= tolerance, f"{name} of step {t}"
 
 
-@pytest.mark.parametrize("run", [pytest.param(run, id=name) for name, run in WAVES.items()])
+def runs() -> list:
+    """All runs, every other one slow: each is a program of its own."""
+    slow = [pytest.mark.slow]
+    return [pytest.param(run, id=name, marks=slow * (i % 2)) for i, (name, run) in enumerate(WAVES.items())]
+
+
+@pytest.mark.parametrize("run", runs())
 def test_official_wavefront(run):
     decoder, request, knobs = wave_of(run)
     recording = Recording(run)

@@ -130,6 +130,7 @@ def test_straight_through_gradients_are_those_of_the_surrogate():
         check_differences(params, gradient, events)
 
 
+@pytest.mark.slow
 def test_segments_and_checkpoints_do_not_change_gradients():
     """`rollout` in segments against a plain scan that keeps every residual."""
     _, events, gradient = graded("soft")
@@ -201,6 +202,7 @@ def check_same_tokens(soft: Any, hard: Any) -> None:
         np.testing.assert_array_equal(getattr(soft.progress, field), getattr(hard.progress, field))
 
 
+@pytest.mark.slow
 def test_straight_through_tokens_are_the_discrete_ones_step_for_step():
     hard = traced(decode.Wavefront)
     committed = np.asarray(hard.committed)

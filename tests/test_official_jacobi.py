@@ -142,7 +142,7 @@ def test_trace_records_trajectories():
 
 def test_one_program_for_all_knobs():
     decoder = decoder_of("main")
-    result_of("main")
+    decode.run(decoder, params(), request_of())
     compiled = drive._run._cache_size()
     for knobs in ({"blocks": 1}, {"spawn_ratio": 0.9}, {"max_calls": 2}, {"max_iterations": 4}):
         result = decode.run(decoder, params(), request_of(), decoder.Knobs(**knobs))

@@ -46,7 +46,10 @@ SOFT = {
 }
 
 
-@pytest.mark.parametrize("name", SOFT)
+# Slow but for the wavefront, whose knobs are the most.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (i > 0)) for i, name in enumerate(SOFT)]
+)
 def test_gradients_are_finite_differences(name):
     (kind, options), names, at = SOFT[name]
     decoder, at = tiny(kind, "shared", **options), np.array(at, np.float32)
