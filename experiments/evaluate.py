@@ -259,7 +259,7 @@ def settings(
         "examples": source.examples,
         "examples_sha256": digest(options.examples) if options.examples and source.shots else None,
         "model": Path(folder).name,
-        "model_sha256": [digest(Path(folder) / name) for name in ("config.json", "tokenizer.json")],
+        "model_sha256": [store.fingerprint(folder), digest(Path(folder) / "tokenizer.json")],
         "dtype": model.config.dtype,
         "decoder": setting.name,
         "decoder_settings": setting.settings(),
@@ -271,7 +271,7 @@ def settings(
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file; a model's config.json holds those of its parameters."""
+    """SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

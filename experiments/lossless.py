@@ -134,8 +134,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         raise SystemExit(
             f"batches and problems must be at least 1, not {options.batches}, {options.problems}"
         )
-    kept = dataclasses.asdict(options) | {"out": options.out.name, "models": None}
-    kept = json.loads(json.dumps(kept))
+    kept = json.loads(json.dumps(dataclasses.asdict(options) | {"out": options.out.name, "models": None}))
     done: list[dict[str, Any]] = []
     if options.out.exists():
         found = json.loads(options.out.read_text())

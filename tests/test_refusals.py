@@ -109,6 +109,10 @@ def test_what_cannot_work_is_refused_at_once(name):
         (lambda: decode.make_request([[1]], max_new_tokens=0), "max_new_tokens"),
         (lambda: decode.make_request([[1, 2]], [3], max_new_tokens=1), "lengths"),
         (
+            lambda: decode.run(ROWS["multiblock"].decoder(), None, tiny_request(2), decode.Jacobi.Knobs()),
+            r"MultiBlock takes knobs of type MultiBlock\.Knobs .*, not AutoRegressiveKnobs",
+        ),
+        (
             lambda: decode.rollout(ROWS["wavefront"].decoder(), None, tiny_request(2), n=4, segment=3),
             "segment",
         ),
