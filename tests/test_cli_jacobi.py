@@ -73,7 +73,8 @@ def test_generate_with_every_decoder_of_the_family(folders, capsys):
         named = [] if decoder is None else ["--decoder", decoder]
         arguments = ["generate", "Ana", "--model", str(folders["before"]), "--max-new-tokens", "6", *named]
         assert cli.main(arguments) == 0
-        texts[decoder] = capsys.readouterr().out
+        texts[decoder], counts = capsys.readouterr()
+        assert "tokens a call" in counts and "recurrences" not in counts
     assert len(set(texts.values())) == 1
     assert cli.main([*arguments, "--stream", "--block", "3", "--rows", "1"]) == 0
     assert capsys.readouterr().out == texts["jacobi"]

@@ -12,28 +12,19 @@ from test_convert import (
     WEIGHTS,
     WTE,
     assert_same,
-    export_random,
+    exported,
     fails,
     make_model,
     make_shards,
     rewrite,
+    source,
 )
 
 from convert import engine, huginn
 from convert.cli import main
 from paradec_jax import store
 
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory) -> Path:
-    """A Hugging Face folder with random weights."""
-    return export_random(tmp_path_factory.mktemp("convert"))
-
-
-@pytest.fixture
-def source(exported, tmp_path) -> Path:
-    """A copy of it to be spoilt."""
-    return Path(shutil.copytree(exported, tmp_path / "source"))
+__all__ = ["exported", "source"]  # fixtures
 
 
 def truncate(folder: Path) -> None:
