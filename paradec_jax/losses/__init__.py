@@ -11,6 +11,7 @@ from paradec_jax.losses.consistency import (
 )
 from paradec_jax.losses.next_token import next_token_loss
 from paradec_jax.losses.recurrent import exponential, poisson_lognormal, recurrent_loss
+from paradec_jax.losses.recurrent_consistency import recurrent_consistency_loss
 
 __all__ = [
     "CLEAN_CONTEXT",
@@ -23,5 +24,6 @@ __all__ = [
     "exponential",
     "next_token_loss",
     "poisson_lognormal",
+    "recurrent_consistency_loss",
     "recurrent_loss",
 ]

@@ -1,0 +1,116 @@
+"""Consistency distillation of recurrent-depth models, so that a wavefront's drafts are right sooner.
+
+A wave of headway H opens H positions a step, of which only the first has a predicted input token. It can commit more
+than one token a step only if the model guesses well behind tokens that are still wrong, and that is what progressive
+consistency distillation teaches causal models. Here a drawn number of recurrences stands for the pass over both
+copies of the blocks; everything else is `consistency_loss`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from paradec_jax.config import TokenSpec
+from paradec_jax.losses.consistency import ConsistencyRules, consistency_loss
+from paradec_jax.losses.recurrent import Draw, unroll
+
+
+class Read(NamedTuple):
+    """What `Unrolled.forward` returns; hidden is the head input of each position."""
+
+    hidden: Float[Array, "B S D"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Unrolled:
+    """A recurrent-depth network at one number of recurrences, read as causal networks are.
+
+    Attributes:
+      network: the recurrent-depth network.
+      recurrence: r, a traced number.
+      key: of the random initial states; the copies of a token draw states of their own.
+      backprop_depth: K, the last recurrences that carry gradient.
+    """
+
+    network: Any
+    recurrence: Int[Array, ""]
+    key: Array
+    backprop_depth: int
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence the model was built for."""
+        return self.network.max_length
+
+    def embedding(self, params: Any) -> Float[Array, "V D"]:
+        """The vector of each token."""
+        return self.network.embedding(params)
+
+    def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
+        """Output scores in at least float32."""
+        return self.network.logits(params, hidden)
+
+    def forward(
+        self,
+        params: Any,
+        tokens: Int[Array, "B S"] | Float[Array, "B S D"],
+        positions: Int[Array, "B S"],
+        *,
+        window_mask: Array | None = None,
+    ) -> Read:
+        """Embeds, recurs r times from random states, and reads the states out."""
+        network, shape = self.network, positions.shape
+        view = network.view(positions, window_mask=window_mask)
+        state = network.initial_state(jax.random.split(self.key, shape))
+        e, window = network.embed(params, tokens, view, network.empty_window(*shape))
+        state = unroll(network, params, state, e, view, self.recurrence, self.backprop_depth, remat=True)
+        return Read(network.readout(params, state, view, window)[0])
+
+
+def recurrent_consistency_loss(
+    network: Any,
+    draw: Draw,
+    backprop_depth: int,
+    spec: TokenSpec,
+    rules: ConsistencyRules,
+    *,
+    filler_share: float = 0.0,
+) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
+    """The progressive consistency loss at a random recurrence, both copies packed under one mask.
+
+    Args:
+      network: the recurrent-depth network.
+      draw: of the recurrence, one a step for the whole batch, such as `poisson_lognormal`.
+      backprop_depth: K, the last recurrences that carry gradient.
+      spec: special tokens; `stop` and `pad` matter.
+      rules: see `consistency_loss`.
+      filler_share: share of the noisy blocks whose wrong tokens give way to random ones, uniform over the vocabulary:
+        what a wave fills its newest positions with, which points of a Jacobi trajectory never show.
+
+    Returns:
+      A loss over the batches of `consistency_loss` with the scalar `step`; `recurrence` is one metric more.
+
+    Raises:
+      ValueError: `filler_share` outside [0, 1], `backprop_depth` below 1, and as `consistency_loss` does.
+    """
+    if not 0 <= filler_share <= 1:
+        raise ValueError(f"filler_share must be in [0, 1], not {filler_share}")
+    if backprop_depth < 1:
+        raise ValueError(f"backprop_depth must be at least 1, not {backprop_depth}")
+
+    def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
+        of_recurrence, of_state, of_rows, of_tokens = jax.random.split(key, 4)
+        recurrence = draw(of_recurrence, batch["step"])
+        noisy, clean = batch["noisy"], batch["clean"]
+        filled = jax.random.bernoulli(of_rows, filler_share, noisy.shape[:2])[..., None] & (noisy != clean)
+        filler = jax.random.randint(of_tokens, noisy.shape, 0, network.vocab_size, noisy.dtype)
+        batch = batch | {"noisy": jnp.where(filled, filler, noisy)}
+        unrolled = Unrolled(network, recurrence, of_state, backprop_depth)
+        value, terms = consistency_loss(unrolled, spec, rules, packed=True)(params, frozen, batch, key)
+        return value, terms | {"recurrence": jnp.asarray(recurrence, jnp.float32)}
+
+    return loss

@@ -1,0 +1,58 @@
+"""Deeper networks from trained ones."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paradec_jax.config import PRESETS
+from paradec_jax.models import RecurrentDepthNetwork, init_params, parameter_shapes
+from paradec_jax.models.growth import deepen_core
+
+CONFIG = PRESETS["test-recurrent"]
+
+
+@pytest.fixture(scope="module")
+def params():
+    return init_params(CONFIG, jax.random.key(0))
+
+
+def logits(config, params, recurrence=3):
+    network = RecurrentDepthNetwork(config, recurrence=recurrence)
+    tokens = jax.random.randint(jax.random.key(1), (2, 7), 0, config.vocab_size)
+    positions = jnp.broadcast_to(jnp.arange(7), (2, 7))
+    view, window = network.view(positions), network.empty_window(2, 7)
+    e, window = network.embed(params, tokens, view, window)
+    state = network.initial_state(jax.random.split(jax.random.key(2), (2, 7)))
+    for index in range(recurrence):
+        state, window = network.iterate(params, state, e, view, window, index)
+    return network.logits(params, network.readout(params, state, view, window)[0])
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_new_layers_pass_on_what_they_get(params, copies):
+    deeper, grown = deepen_core(CONFIG, params, jax.random.key(3), copies)
+    assert deeper.core_layers == CONFIG.core_layers * (1 + copies)
+    assert jax.tree.map(jnp.shape, grown) == jax.tree.map(jnp.shape, parameter_shapes(deeper))
+    # A fresh network's gains are all one, so every layer leaves vectors of norm sqrt(D), and nothing changes.
+    np.testing.assert_allclose(logits(deeper, grown), logits(CONFIG, params), atol=2e-5)
+
+
+def test_gain_of_a_trained_norm_becomes_one_number(params):
+    gain = jnp.linspace(0.5, 2.0, CONFIG.width)
+    trained = params | {"core_0": params["core_0"] | {"norm_4": gain}}
+    _, grown = deepen_core(CONFIG, trained, jax.random.key(3))
+    np.testing.assert_allclose(grown["core_1"]["norm_4"], float(jnp.sqrt(jnp.mean(gain**2))), rtol=1e-6)
+    assert grown["core_0"] is trained["core_0"] and grown["core_2"] is trained["core_1"]
+
+
+def test_new_layers_learn(params):
+    deeper, grown = deepen_core(CONFIG, params, jax.random.key(3))
+    gradient = jax.grad(lambda p: jnp.sum(jnp.sin(logits(deeper, p))))(grown)
+    assert float(jnp.abs(gradient["core_1"]["attention"]["out"]).max()) > 1e-4
+    assert float(jnp.abs(gradient["core_1"]["mlp"]["down"]).max()) > 1e-4
+
+
+def test_nothing_to_grow_is_refused(params):
+    with pytest.raises(ValueError, match="copies must be at least 1, not 0"):
+        deepen_core(CONFIG, params, jax.random.key(3), 0)

@@ -1,0 +1,135 @@
+"""Consistency distillation of recurrent-depth models."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from paradec_jax.config import PRESETS, TokenSpec
+from paradec_jax.losses import recurrent_consistency_loss
+from paradec_jax.losses.consistency import ConsistencyRules
+from paradec_jax.losses.recurrent_consistency import Unrolled
+from paradec_jax.models import RecurrentDepthNetwork, init_params
+
+NETWORK = RecurrentDepthNetwork(PRESETS["test-recurrent"])
+SPEC = TokenSpec(bos=1, stop=(2,), pad=0)
+RULES = ConsistencyRules(context="clean", after_eos="keep", ar_weight=2.0)
+PROMPT, BLOCK = 4, 3
+
+
+@pytest.fixture(scope="module")
+def params():
+    return init_params(NETWORK.config, jax.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return {
+        "prompt": jnp.array([[5, 6, 7, 8], [9, 10, 11, 12]]),
+        "prompt_lengths": jnp.array([4, 4]),
+        "noisy": jnp.array([[[13, 30, 29]], [[28, 17, 18]]]),
+        "clean": jnp.array([[[13, 14, 15]], [[16, 17, 18]]]),
+        "pairs": jnp.array([1, 1]),
+        "step": jnp.int32(0),
+    }
+
+
+def always(recurrence):
+    return lambda key, step: jnp.int32(recurrence)
+
+
+def read(params, tokens, state, recurrence):
+    """Logits of an ordinary causal pass from given states."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    view, window = NETWORK.view(positions), NETWORK.empty_window(*tokens.shape)
+    e, window = NETWORK.embed(params, tokens, view, window)
+    for index in range(recurrence):
+        state, window = NETWORK.iterate(params, state, e, view, window, index)
+    return NETWORK.logits(params, NETWORK.readout(params, state, view, window)[0])
+
+
+@pytest.mark.parametrize("recurrence", [1, 3])
+def test_equals_two_causal_passes(params, batch, recurrence):
+    """The loss by hand: one pass over the prompt with its noisy block, one with its clean block."""
+    loss = recurrent_consistency_loss(NETWORK, always(recurrence), 2, SPEC, RULES)
+    key = jax.random.key(4)
+    value, terms = loss(params, params, batch, key)
+
+    keys = jax.random.split(jax.random.split(key, 4)[1], (2, PROMPT + 2 * BLOCK))
+    states = NETWORK.initial_state(keys)
+    before, noisy, clean = jnp.split(states, [PROMPT, PROMPT + BLOCK], axis=1)
+    said, wanted = (
+        read(params, jnp.concatenate([batch["prompt"], batch[name][:, 0]], axis=1), state, recurrence)
+        for name, state in (
+            ("noisy", jnp.concatenate([before, noisy], axis=1)),
+            ("clean", jnp.concatenate([before, clean], axis=1)),
+        )
+    )
+    divergence = optax.softmax_cross_entropy(said[:, PROMPT:], jax.nn.softmax(wanted[:, PROMPT:]))
+    # From the first wrong token on: offsets 1 and 2 of the first row, all of the second.
+    expected = (divergence[0, 1:].mean() + divergence[1].mean()) / 2
+    np.testing.assert_allclose(terms["consistency"], expected, rtol=1e-5)
+    tokens = jnp.concatenate([batch["prompt"], batch["clean"][:, 0]], axis=1)
+    next_token = optax.softmax_cross_entropy_with_integer_labels(wanted[:, :-1], tokens[:, 1:]).mean()
+    np.testing.assert_allclose(terms["ar"], next_token, rtol=1e-5)
+    np.testing.assert_allclose(value, 2.0 * next_token + expected, rtol=1e-5)
+    assert terms["recurrence"] == recurrence
+
+
+def test_filler_replaces_wrong_tokens_alone(params, batch):
+    plain, filled = (
+        recurrent_consistency_loss(NETWORK, always(2), 2, SPEC, RULES, filler_share=share)
+        for share in (0.0, 1.0)
+    )
+    key = jax.random.key(5)
+    assert plain(params, params, batch, key)[0] != filled(params, params, batch, key)[0]
+    right = batch | {"noisy": batch["clean"]}
+    assert plain(params, params, right, key)[0] == filled(params, params, right, key)[0]
+
+
+def test_the_recurrence_is_drawn_at_the_step_of_the_batch(params, batch):
+    loss = recurrent_consistency_loss(NETWORK, lambda key, step: step + 2, 2, SPEC, RULES)
+    drawn = [loss(params, params, batch | {"step": jnp.int32(s)}, jax.random.key(0))[1] for s in (0, 3)]
+    assert [float(terms["recurrence"]) for terms in drawn] == [2.0, 5.0]
+
+
+def test_training_brings_noisy_blocks_to_the_clean_ones(params, batch):
+    loss = recurrent_consistency_loss(NETWORK, always(2), 2, SPEC, RULES)
+    optimizer = optax.adam(1e-2)
+
+    @jax.jit
+    def update(carry, key):
+        params, state = carry
+        (_, terms), gradient = jax.value_and_grad(loss, has_aux=True)(params, params, batch, key)
+        updates, state = optimizer.update(gradient, state)
+        return (optax.apply_updates(params, updates), state), terms
+
+    carry, keys = (params, optimizer.init(params)), jax.random.split(jax.random.key(6), 60)
+    terms = jax.lax.scan(update, carry, keys)[1]
+    assert terms["agreement"][-1] == 1.0 and terms["ar"][-1] < 0.2 * terms["ar"][0]
+
+
+def test_the_state_is_that_of_each_position(params):
+    """Both copies of a token start from states of their own, and all of them depend on the key."""
+    tokens, positions = jnp.array([[5, 6, 6]]), jnp.array([[0, 1, 1]])
+    mask = jnp.array([[True, False, False], [True, True, False], [True, False, True]])
+    hidden = [
+        Unrolled(NETWORK, jnp.int32(1), jax.random.key(seed), 1)
+        .forward(params, tokens, positions, window_mask=mask)
+        .hidden
+        for seed in (0, 1)
+    ]
+    assert not np.allclose(hidden[0][0, 1], hidden[0][0, 2])
+    assert not np.allclose(hidden[0], hidden[1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"filler_share": 1.5}, "filler_share must be in"), ({"backprop_depth": 0}, "backprop_depth must be")],
+)
+def test_values_without_sense_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        recurrent_consistency_loss(
+            NETWORK, **{"draw": always(1), "backprop_depth": 1, "spec": SPEC, "rules": RULES} | arguments
+        )
