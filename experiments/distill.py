@@ -147,7 +147,7 @@ RECIPES = {
 }
 
 
-def claim(folder: Path, recipe: Recipe) -> None:
+def claim(folder: Path, recipe: Any) -> None:
     """Writes the recipe into the run's folder, or refuses a folder that another recipe has begun."""
     path, mine = folder / "recipe.json", json.loads(json.dumps(dataclasses.asdict(recipe)))
     if path.exists():

@@ -68,6 +68,10 @@ class Tokenizer:
         """Ids that the file's own rule would put around a text (no method here does): those of an empty one."""
         return self._backend.encode("", add_special_tokens=True).ids
 
+    def same_as(self, other: "Tokenizer") -> bool:
+        """Whether both give every text the same ids: whether they are the same file."""
+        return self._backend.to_str() == other._backend.to_str()
+
     def token_id(self, token: str) -> int | None:
         """Id of one vocabulary entry as the file spells it, or None."""
         return self._backend.token_to_id(token)
