@@ -9,7 +9,7 @@ same trajectories, and the two can share them with `--trajectories`. A run that 
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import distill
 import jax
@@ -37,7 +37,7 @@ class Recipe:
       name: of the run and its folder.
       start: model folder or name of the recurrent-depth model that the run starts from.
       copies: new layers behind each layer of its core; 0 for none.
-      source: whose trajectories are learned from, and how they are collected: the first round of this recipe.
+      source: the recipe of `distill.py` whose first round says what the trajectories are.
       order: of the wanted noise, see `Selection`.
       rules: of the loss, see `ConsistencyRules`.
       updates: of the training.
@@ -59,7 +59,7 @@ class Recipe:
     name: str = "tiny-recurrent-distilled"
     start: str = "tiny-recurrent"
     copies: int = 1
-    source: distill.Recipe = distill.TINY_JACOBI
+    source: Literal[tuple(distill.RECIPES)] = "tiny-jacobi"  # type: ignore[valid-type]
     order: str = "uniform"
     rules: ConsistencyRules = distill.RULES
     updates: int = 1600
@@ -112,7 +112,10 @@ def data_of(model: store.Model, recipe: Recipe, trajectories: Trajectories) -> T
     if len(indices) == 0:
         raise SystemExit("every answer repeats one token too often to be learned from")
     rehearsed = dataclasses.replace(
-        recipe.source, seed=recipe.seed, rehearsal_tokens=recipe.rehearsal_tokens, start=recipe.start
+        distill.RECIPES[recipe.source],
+        seed=recipe.seed,
+        rehearsal_tokens=recipe.rehearsal_tokens,
+        start=recipe.start,
     )
     return Together(
         pairs=pair_batches(
@@ -150,19 +153,18 @@ def main(
       trajectories: where they are, or go to; in the run's folder by default.
     """
     folder = Path("runs") / recipe.name if folder is None else folder
-    model, source = deepened(load(recipe.start), recipe), load(recipe.source.start)
+    collected = distill.RECIPES[recipe.source]
+    model, source = deepened(load(recipe.start), recipe), load(collected.start)
     if source.family != "jacobi":
-        raise SystemExit(
-            f"{recipe.source.start} is of family {source.family}; trajectories need a causal model"
-        )
+        raise SystemExit(f"{collected.start} is of family {source.family}; trajectories need a causal model")
     if source.tokenizer is None or model.tokenizer is None:
         raise SystemExit("both models need a tokenizer")
     if not source.tokenizer.same_as(model.tokenizer):
-        raise SystemExit(f"{recipe.start} and {recipe.source.start} have different tokenizers")
+        raise SystemExit(f"{recipe.start} and {collected.start} have different tokenizers")
     claim(folder, recipe)
+    with jax.default_matmul_precision(collected.matmul_precision):
+        gathered = gather(source, collected.start, collected, 0, trajectories or folder / "trajectories")
     with jax.default_matmul_precision(recipe.matmul_precision):
-        place = recipe.source.start
-        gathered = gather(source, place, recipe.source, 0, trajectories or folder / "trajectories")
         state = fit(
             objective(model, recipe),
             dict(model.params),
