@@ -62,6 +62,7 @@ def recipe(waves, tmp_path_factory):
         )
 
 
+@pytest.mark.slow
 def test_a_deeper_model_is_distilled_and_a_stopped_run_goes_on(waves, recipe, tmp_path, monkeypatch):
     waves["main"](recipe, tmp_path / "whole")
     before, after = load(recipe.start), load(tmp_path / "whole" / "model")

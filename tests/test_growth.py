@@ -1,5 +1,7 @@
 """Deeper networks from trained ones."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +19,9 @@ def params():
     return init_params(CONFIG, jax.random.key(0))
 
 
-def logits(config, params, recurrence=3):
+@functools.partial(jax.jit, static_argnums=0)
+def logits(config, params):
+    recurrence = 3
     network = RecurrentDepthNetwork(config, recurrence=recurrence)
     tokens = jax.random.randint(jax.random.key(1), (2, 7), 0, config.vocab_size)
     positions = jnp.broadcast_to(jnp.arange(7), (2, 7))
@@ -29,8 +33,8 @@ def logits(config, params, recurrence=3):
     return network.logits(params, network.readout(params, state, view, window)[0])
 
 
-@pytest.mark.parametrize("copies", [1, 2])
-def test_new_layers_pass_on_what_they_get(params, copies):
+def test_new_layers_pass_on_what_they_get(params):
+    copies = 2
     deeper, grown = deepen_core(CONFIG, params, jax.random.key(3), copies)
     assert deeper.core_layers == CONFIG.core_layers * (1 + copies)
     assert jax.tree.map(jnp.shape, grown) == jax.tree.map(jnp.shape, parameter_shapes(deeper))
@@ -48,7 +52,7 @@ def test_gain_of_a_trained_norm_becomes_one_number(params):
 
 def test_new_layers_learn(params):
     deeper, grown = deepen_core(CONFIG, params, jax.random.key(3))
-    gradient = jax.grad(lambda p: jnp.sum(jnp.sin(logits(deeper, p))))(grown)
+    gradient = jax.jit(jax.grad(lambda p: jnp.sum(jnp.sin(logits(deeper, p)))))(grown)
     assert float(jnp.abs(gradient["core_1"]["attention"]["out"]).max()) > 1e-4
     assert float(jnp.abs(gradient["core_1"]["mlp"]["down"]).max()) > 1e-4
 
