@@ -164,7 +164,7 @@ VARIANTS = (
     "autoregressive-hasty",
     "adaptive-argmax",
     "speculative-one",
-    "wavefront-headway",
+    "wavefront-bursts",
     "official-fixed",
     "jacobi",
     "jacobi-rows",

@@ -38,15 +38,21 @@ def test_every_prompt_gets_what_it_gets_in_one_batch(name):
     assert 0 < served.occupancy <= 1 and served.admissions > COUNT / 3
 
 
-@pytest.mark.parametrize("cache", ["shared", pytest.param("full", marks=pytest.mark.slow)])
-def test_rows_of_a_model(cache):
+@pytest.mark.parametrize(
+    ("cache", "rows"),
+    [
+        ("shared", 4),
+        pytest.param("shared", 64, marks=pytest.mark.slow),
+        pytest.param("full", 4, marks=pytest.mark.slow),
+    ],
+)
+def test_rows_of_a_model(cache, rows):
     network = tiny_network(cache)
     decoder = decode.AutoRegressive(network, 20, recurrence=2)
     request = prompts(network.vocab_size)
     together = listed(decode.run(decoder, tiny_params(), request))
-    for rows in (4, 64):
-        served = decode.serve(decoder, tiny_params(), request, rows=rows, every=3)
-        assert listed(served.decoded)["tokens"] == together["tokens"]
+    served = decode.serve(decoder, tiny_params(), request, rows=rows, every=3)
+    assert listed(served.decoded)["tokens"] == together["tokens"]
 
 
 def test_busy_rows_need_fewer_steps_than_fixed_batches():
