@@ -24,8 +24,7 @@ from paradec_jax.data.pair_batches import pair_batches
 from paradec_jax.data.trajectories import Trajectories
 from paradec_jax.losses import poisson_lognormal, recurrent_consistency_loss, recurrent_loss
 from paradec_jax.losses.consistency import ConsistencyRules
-from paradec_jax.models import matrix_axes
-from paradec_jax.models.growth import deepen_core
+from paradec_jax.models import deepen_core, matrix_axes
 from paradec_jax.train import Loss, Metrics, fit, muon
 
 

@@ -55,12 +55,18 @@ def wave(
     width: int | None = None,
     *,
     headway: int = 1,
+    prefill: int | None = None,
     noise_mixer: str = "dampened",
     **knobs: Any,
 ) -> Setting:
     """The clean wavefront."""
-    width = WIDTHS[inner] if width is None else width
-    decoder = Wavefront(inner_recurrence=inner, width=width, headway=headway, noise_mixer=noise_mixer)
+    decoder = Wavefront(
+        inner_recurrence=inner,
+        width=WIDTHS[inner] if width is None else width,
+        headway=headway,
+        prefill_recurrence=prefill,
+        noise_mixer=noise_mixer,
+    )
     return Setting("wavefront", decoder, Wavefront.Knobs(**knobs))
 
 
@@ -166,6 +172,35 @@ STUDIES: dict[str, Study] = {
         lambda r: [wave(i, 8, headway=h, exit_threshold=0.1) for i in (1, 4) for h in (1, 2, 3, 4)],
         "headway",
         "inner_recurrence",
+        "curves",
+    ),
+    "leaps": Study(
+        "Width and headway of a wave that may commit several tokens a step",
+        lambda r: [
+            static(2),
+            *(
+                wave(1, w, headway=h, prefill=4, exit_threshold=0.4, momentum=0.0)
+                for w in (2, 4, 6, 8, 12)
+                for h in (1, 2, 4, 8)
+                if h <= w
+            ),
+        ],
+        "width",
+        "headway",
+        "curves",
+    ),
+    "exits": Study(
+        "Exit threshold and prompt of such a wave",
+        lambda r: [
+            static(2),
+            *(
+                wave(1, 6, headway=4, prefill=p, exit_threshold=e, momentum=0.0)
+                for p in (1, 2, 4)
+                for e in (0.1, 0.2, 0.4, 0.8, 1.6)
+            ),
+        ],
+        "exit_threshold",
+        "prefill_recurrence",
         "curves",
     ),
     "init_scale": Study(

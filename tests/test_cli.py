@@ -107,8 +107,10 @@ def test_question_and_standard_input(folder, capsys, monkeypatch):
 
 
 def test_options_change_the_setting(folder):
-    decoder, knobs = cli.generate._choose("recurrent_depth", "wavefront", {"width": 2, "exit_threshold": 0.5})
-    assert (decoder.width, decoder.inner_recurrence, knobs.exit_threshold) == (2, 2, 0.5)
+    options = {"width": 2, "headway": 2, "exit_threshold": 0.5}
+    decoder, knobs = cli.generate._choose("recurrent_depth", "wavefront", options)
+    assert (decoder.width, decoder.inner_recurrence, decoder.headway) == (2, 2, 2)
+    assert knobs.exit_threshold == 0.5
     with pytest.raises(ValueError, match="--recurrence is no option of --decoder wavefront"):
         cli.generate._choose("recurrent_depth", "wavefront", {"recurrence": 2})
 

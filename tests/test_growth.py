@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from paradec_jax.config import PRESETS
-from paradec_jax.models import RecurrentDepthNetwork, init_params, parameter_shapes
-from paradec_jax.models.growth import deepen_core
+from paradec_jax.models import RecurrentDepthNetwork, deepen_core, init_params, parameter_shapes
 
 CONFIG = PRESETS["test-recurrent"]
 

@@ -41,6 +41,7 @@ def generate_command(
     recurrence: int | None = None,
     inner_recurrence: int | None = None,
     width: int | None = None,
+    headway: int | None = None,
     exit_threshold: float | None = None,
     block: int | None = None,
     blocks: int | None = None,
@@ -73,6 +74,7 @@ def generate_command(
       recurrence: recurrences a token (autoregressive, speculative) or at most (adaptive).
       inner_recurrence: recurrences of a step (wavefront).
       width: positions of the wave at most (wavefront).
+      headway: positions that are appended to the wave a step (wavefront).
       exit_threshold: relative change of a state below which it has converged (wavefront, adaptive).
       block: tokens of a block (jacobi, multiblock).
       blocks: blocks in flight at most (multiblock).
@@ -94,6 +96,7 @@ def generate_command(
         "recurrence": recurrence,
         "inner_recurrence": inner_recurrence,
         "width": width,
+        "headway": headway,
         "exit_threshold": exit_threshold,
         "block": block,
         "blocks": blocks,

@@ -7,6 +7,7 @@ from jaxtyping import Array
 from paradec_jax.config import ModelConfig, RecurrentDepthConfig
 from paradec_jax.models import causal, recurrent_depth
 from paradec_jax.models.causal import Causal, CausalNetwork
+from paradec_jax.models.growth import deepen_core
 from paradec_jax.models.recurrent_depth import RecurrentDepth, RecurrentDepthNetwork
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "CausalNetwork",
     "RecurrentDepth",
     "RecurrentDepthNetwork",
+    "deepen_core",
     "init_params",
     "matrix_axes",
     "network_of",
