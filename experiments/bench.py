@@ -15,9 +15,7 @@ measured to move, and of the operations a second that a matrix product was measu
 each decoder is turned, which must compile nothing.
 """
 
-import csv
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -38,6 +36,7 @@ from paradec_jax import (
 )
 from paradec_jax.decode import drive
 from paradec_jax.evaluate.bench import bench, fixed_wavefront, limits, static
+from paradec_jax.evaluate.results import write_table
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.models.recurrent_depth import init_params
 
@@ -205,14 +204,9 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 def write(rows: Sequence[dict[str, Any]], turned: Sequence[dict[str, Any]], options: Options) -> None:
     """The JSON, the points as CSV, and the plot."""
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     settings = {**dataclasses.asdict(options), "out": options.out.name, "figure": options.figure.name}
     result = {"options": settings, "rows": list(rows), "knobs": list(turned)}
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
-    with options.out.with_suffix(".csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_table(options.out, result, rows)
     plot(rows, options.figure)
 
 

@@ -14,10 +14,8 @@ Return (figure 4b): tokens a network call against n, with given models:
     python experiments/block_sizes.py --presets --models tiny-causal tiny-jacobi
 """
 
-import csv
 import dataclasses
 import functools
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -34,6 +32,7 @@ from paradec_jax import AutoRegressive, Jacobi, MultiBlock, load
 from paradec_jax.config import CAUSAL_PRESETS, CausalConfig
 from paradec_jax.decode.base import after
 from paradec_jax.evaluate import Setting, compare, word_problems
+from paradec_jax.evaluate.results import write_table
 from paradec_jax.models import CausalNetwork
 from paradec_jax.models.causal import init_params
 from paradec_jax.nn import masks
@@ -306,18 +305,11 @@ def _plot_cost(panel: Any, rows: Sequence[dict[str, Any]]) -> None:
 
 def write(costs: Sequence[dict[str, Any]], gains: Sequence[dict[str, Any]], options: Options) -> None:
     """The JSON, both tables one under the other as CSV, and the plot."""
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     settings = {**dataclasses.asdict(options), "out": options.out.name, "figure": options.figure.name}
     settings["models"] = [Path(name).name for name in options.models]
     result = {"options": settings, "cost": list(costs), "gain": list(gains)}
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
-    lines = [{"figure": "cost", **row} for row in costs]
-    lines += [{"figure": "gain", **{k: v for k, v in row.items() if k != "settings"}} for row in gains]
-    columns = list(dict.fromkeys(key for line in lines for key in line))
-    with options.out.with_suffix(".csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+    lines = [{"figure": "cost", **row} for row in costs] + [{"figure": "gain", **row} for row in gains]
+    write_table(options.out, result, lines)
     plot(costs, gains, options.figure)
 
 

@@ -14,10 +14,8 @@ by, and the answers that theirs must equal.
 """
 
 import collections
-import csv
 import dataclasses
 import functools
-import json
 import statistics
 import textwrap
 import time
@@ -34,6 +32,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from paradec_jax import AutoRegressive, Decoded, Request, load, make_request, run, serve, stream
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.evaluate import SETTINGS, Setting, Subject, word_problems
+from paradec_jax.evaluate.results import write_table
 
 CHOSEN = (
     Setting("autoregressive", AutoRegressive(recurrence=16)),
@@ -280,14 +279,8 @@ def plot(rows: Sequence[dict], path: Path) -> None:
 
 def write(rows: Sequence[dict], options: Options) -> None:
     """The JSON, the same rows as CSV, and the plot."""
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     settings = {**dataclasses.asdict(options), "out": options.out.name, "figure": options.figure.name}
-    options.out.write_text(json.dumps({"options": settings, "rows": rows}, indent=1) + "\n")
-    with options.out.with_suffix(".csv").open("w", newline="") as file:
-        fields = [name for name in rows[0] if name not in ("passes", "settings")]
-        writer = csv.DictWriter(file, fields, extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_table(options.out, {"options": settings, "rows": rows}, rows)
     plot(rows, options.figure)
 
 

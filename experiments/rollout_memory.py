@@ -6,9 +6,7 @@ sqrt(n) steps, and n segments of one step (every step's state is kept). `XLA_FLA
 compiles sooner; memory is planned before that level counts.
 """
 
-import csv
 import dataclasses
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import jax.numpy as jnp
 import tyro
 
 from paradec_jax import RECURRENT_PRESETS, SoftWavefront, make_request, rollout
+from paradec_jax.evaluate.results import write_table
 from paradec_jax.models.recurrent_depth import RecurrentDepthNetwork, parameter_shapes
 
 GROUPS = ("one segment", "sqrt(n) segments", "n segments")
@@ -121,12 +120,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     settings = dataclasses.asdict(options) | {"out": options.out.name, "figure": options.figure.name}
     device = jax.devices()[0]
     result = {"options": settings, "jax": jax.__version__, "device": device.platform, "rows": rows}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
-    with options.out.with_suffix(".csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_table(options.out, result, rows)
     plot(rows, options.figure)
 
 

@@ -7,9 +7,7 @@ network call to model and decoder:
     python experiments/side_by_side.py tiny-causal runs/mask-nc/round-0/model runs/mask-clean/round-0/model
 """
 
-import csv
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from jacobi_studies import compared
 
 from paradec_jax import AutoRegressive, load
 from paradec_jax.evaluate import Setting, compare, paired, word_problems
+from paradec_jax.evaluate.results import write_table
 from paradec_jax.store import names_of
 
 
@@ -102,20 +101,15 @@ RENAMED = ("difference", "difference_interval", "only_here_exact", "only_baselin
 
 def write(rows: Sequence[dict[str, Any]], options: Options) -> None:
     """The JSON, and as CSV what is not a list."""
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     settings = {**dataclasses.asdict(options), "out": options.out.name, "models": names_of(options.models)}
-    options.out.write_text(json.dumps({"options": settings, "rows": list(rows)}, indent=1) + "\n")
     lines = []
     for row in rows:
-        line = {key: value for key, value in row.items() if not isinstance(value, dict | list)}
+        line = dict(row)
         for name in ("interval", "difference_interval", "tokens_per_network_call_interval"):
             low, high = row[name]
             line |= {f"{name}_low": low, f"{name}_high": high}
         lines.append(line)
-    with options.out.with_suffix(".csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+    write_table(options.out, {"options": settings, "rows": list(rows)}, lines)
 
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:

@@ -6,7 +6,6 @@ What a setting gave is written down as soon as it is known; a study that was sto
 are missing.
 """
 
-import csv
 import dataclasses
 import json
 import os
@@ -28,6 +27,7 @@ from paradec_jax import load, store
 from paradec_jax.data.word_problems import WordProblem
 from paradec_jax.evaluate import Setting, compare, exact_answers, word_problems
 from paradec_jax.evaluate.benchmarks import gsm8k
+from paradec_jax.evaluate.results import write_csv
 
 STUDIES = studies.STUDIES | jacobi_studies.STUDIES
 GROUP = 6  # settings that are timed in turns, next to the baseline
@@ -213,11 +213,7 @@ def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         calls = row.get("tokens_per_network_call_interval", (None, None))  # older tables lack it
         line["tokens_per_call_low"], line["tokens_per_call_high"] = calls
         lines.append(line)
-    columns = list(dict.fromkeys(key for line in lines for key in line))
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+    write_csv(path, lines)
 
 
 if __name__ == "__main__":

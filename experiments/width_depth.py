@@ -11,10 +11,8 @@ Copies share the rotary position of their token by default, for they stand for o
 training and a prompt needs no more positions. `--positions own` numbers them through instead.
 """
 
-import csv
 import dataclasses
 import itertools
-import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +25,7 @@ from jaxtyping import Array, Float, Int
 from paradec_jax import RECURRENT_PRESETS
 from paradec_jax.evaluate import work
 from paradec_jax.evaluate.programs import Program, timed
+from paradec_jax.evaluate.results import write_table
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.models.recurrent_cache import RecurrentKV
 from paradec_jax.models.recurrent_depth import init_params
@@ -334,13 +333,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     report(result)
     if options.measure:
         result["rows"] = measured(options, result["rows"])
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
-    names = dict.fromkeys(name for row in result["rows"] for name in row if name != "passes")
-    with options.out.with_suffix(".csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(names), extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(result["rows"])
+    write_table(options.out, result, result["rows"])
     if options.figure is not None:
         figure = plot(options, result, plt)
         options.figure.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,11 @@
-"""A file of results: a header line with the settings, then a JSON line an item, written as they come.
+"""Files of results: JSON lines that are written as they come, and tables that are written when all is known.
 
-A run that was stopped goes on with the same file; a run of other settings is refused.
+The first are a header line with the settings, then a line an item. A run that was stopped goes on with the same
+file; a run of other settings is refused.
 """
 
+import csv
+import io
 import json
 import os
 import uuid
@@ -85,6 +88,39 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_lines(path: Path, lines: Sequence[Any]) -> None:
     """Writes a file of JSON lines, whole or not at all."""
+    _replace(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write_table(path: Path, result: Any, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Writes a result as JSON, and beside it its lines as CSV; each file whole or not at all.
+
+    Args:
+      path: of the JSON file; its folder is made where there is none.
+      result: everything, as JSON values.
+      lines: see `write_csv`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _replace(path, json.dumps(result, indent=1) + "\n")
+    write_csv(path.with_suffix(".csv"), lines)
+
+
+def write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Writes lines as CSV, whole or not at all.
+
+    The columns are all keys, in the order in which they come; what is itself a list or a dict has no place in a cell
+    and is left out.
+    """
+    cells = [{k: v for k, v in line.items() if not isinstance(v, Mapping | list | tuple)} for line in lines]
+    table = io.StringIO()
+    writer = csv.DictWriter(
+        table, list(dict.fromkeys(key for line in cells for key in line)), lineterminator="\n"
+    )
+    writer.writeheader()
+    writer.writerows(cells)
+    _replace(path, table.getvalue())
+
+
+def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
