@@ -77,6 +77,7 @@ class WavefrontState:
       distance: relative change of each slot in the newest step, before the shift, [B, W].
       committed: tokens committed in the newest step, [B].
       steps: steps done by each row, [B].
+      filler: random token of each position, for those that nothing predicts yet, [B, S]; none with a headway of one.
     """
 
     progress: Progress
@@ -89,6 +90,7 @@ class WavefrontState:
     distance: Float[Array, "B W"]
     committed: Int[Array, "B"]
     steps: Int[Array, "B"]
+    filler: Int[Array, "B F"]
 
 
 @jax.tree_util.register_dataclass
@@ -164,6 +166,7 @@ class Wavefront(DecoderBase):
             distance=jnp.zeros_like(at_least_float32(latents[..., 0])),
             committed=rows,
             steps=rows,
+            filler=self._fillers(progress),
         )
 
     def step(self, params: Any, state: WavefrontState, knobs: WavefrontKnobs) -> WavefrontState:
@@ -287,7 +290,7 @@ class Wavefront(DecoderBase):
         slot = jnp.arange(self.width)
         fresh = slot >= kept[:, None]
         if self.headway > 1:
-            filler = self._filler(progress)
+            filler = stop.window(state.filler, progress.length - 1, self.width)
             candidates = jnp.where(slot > kept[:, None], filler, candidates)
         return dataclasses.replace(
             state,
@@ -300,15 +303,14 @@ class Wavefront(DecoderBase):
             active=jnp.where(progress.done, state.active, active),
         )
 
-    def _slots(self, progress: Progress) -> Int[Array, "B W"]:
-        return (progress.length - 1)[:, None] + jnp.arange(self.width)
-
     def _fresh(self, progress: Progress) -> Float[Array, "B W D"]:
         """Initial states of the positions the window covers."""
         return stop.window(progress.initial, progress.length - 1, self.width)
 
-    def _filler(self, progress: Progress) -> Int[Array, "B W"]:
-        """Random tokens for positions that nothing predicts yet."""
-        keys = fold(progress.keys, Purpose.FILLER, self._slots(progress))
+    def _fillers(self, progress: Progress) -> Int[Array, "B F"]:
+        """A random token for every position, drawn once: inside the loop the draws would cost as much as a layer."""
+        batch, size = progress.initial.shape[:2]
+        positions = jnp.arange(size if self.headway > 1 else 0)
+        keys = fold(progress.keys, Purpose.FILLER, jnp.broadcast_to(positions, (batch, len(positions))))
         draw = jax.vmap(jax.vmap(lambda key: jax.random.randint(key, (), 0, self.network.vocab_size)))
         return draw(keys)
