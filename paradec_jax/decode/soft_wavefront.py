@@ -122,6 +122,10 @@ class SoftWavefront(Wavefront):
             raise ValueError(f"relaxation must be one of {', '.join(RELAXATIONS)}, not {self.relaxation!r}")
         if self.relaxation == "soft" and not self.greedy:
             raise ValueError("relaxation 'soft' needs greedy=True: mixtures take the place of drawn tokens")
+        if not self.carry:
+            raise ValueError(
+                "a soft wavefront follows states through changes of tokens, so carry must be True"
+            )
         if self.buckets:
             raise ValueError(f"a soft wavefront runs at one width, so buckets must be (), not {self.buckets}")
 

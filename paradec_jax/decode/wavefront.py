@@ -113,6 +113,9 @@ class Wavefront(DecoderBase):
       inner_recurrence: r', recurrences of a step.
       width: W, slots of the compiled window; `knobs.max_wavefront` narrows it without recompiling.
       headway: positions appended a step; those beyond the first start from random tokens.
+      carry: whether a position keeps its state when its input token or one before it changes, as in the paper.
+        Otherwise it starts again from its initial state, and nothing is left of what it was computed from. With
+        exits at every step the wave is then Jacobi decoding: it writes what static decoding at r = r' writes.
       prefill_recurrence: r of the prompt; the network's default when None.
       noise_mixer: "dampened" (share `beta / (1 + n)`, n the recurrences a slot has done), "constant" (beta), or
         "sqrt" (dampened, mixed as variances).
@@ -123,6 +126,7 @@ class Wavefront(DecoderBase):
     inner_recurrence: int = 4
     width: int = 32
     headway: int = 1
+    carry: bool = True
     prefill_recurrence: int | None = None
     noise_mixer: str = "dampened"
     buckets: tuple[int, ...] = ()
@@ -292,6 +296,9 @@ class Wavefront(DecoderBase):
         if self.headway > 1:
             filler = stop.window(state.filler, progress.length - 1, self.width)
             candidates = jnp.where(slot > kept[:, None], filler, candidates)
+        if not self.carry:
+            changed = jnp.cumsum(inputs[:, : self.width] != state.candidates, axis=1) > 0
+            fresh |= stop.shift(changed, state.committed)
         return dataclasses.replace(
             state,
             candidates=candidates,
