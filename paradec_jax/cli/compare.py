@@ -10,7 +10,7 @@ from paradec_jax.evaluate import SETTINGS, compare, word_problems
 from paradec_jax.evaluate.tables import print_pairs, print_table
 
 # The models that are put side by side; the first is the one that the others are paired with.
-BUNDLED = {"recurrent_depth": ("tiny-recurrent",), "jacobi": ("tiny-causal", "tiny-jacobi")}
+BUNDLED = {"recurrent_depth": ("tiny-recurrent-distilled",), "jacobi": ("tiny-causal", "tiny-jacobi")}
 
 
 def compare_command(

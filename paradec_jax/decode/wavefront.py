@@ -42,14 +42,15 @@ class WavefrontKnobs(AutoRegressiveKnobs):
         of age 0 has no e_old, so entry 0 of a schedule does nothing.
       noise: beta, share of fresh noise mixed into the states before each step.
       max_wavefront: active positions at most (the compiled width bounds it); 0 for the compiled width.
-      max_recurrence: recurrences after which a position counts as converged; 0 for no bound.
+      max_recurrence: recurrences after which a position counts as converged, counted from where it was opened or last
+        started again; 0 for no bound. Some states never settle, and without a bound their row would never end.
     """
 
     exit_threshold: Scheduled = 0.03
     momentum: Scheduled = 0.1
     noise: Scheduled = 0.0
     max_wavefront: Int[Array, "..."] | int = 0
-    max_recurrence: Int[Array, "..."] | int = 0
+    max_recurrence: Int[Array, "..."] | int = 64
 
     def checked(self) -> "WavefrontKnobs":
         """Self, after a look at values and shapes. Raises ValueError."""

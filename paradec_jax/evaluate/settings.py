@@ -103,7 +103,6 @@ SETTINGS: dict[str, tuple[Setting, ...]] = {
         Setting("autoregressive", AutoRegressive(recurrence=1)),
         Setting("autoregressive", AutoRegressive(recurrence=2)),
         Setting("autoregressive", AutoRegressive(recurrence=4)),
-        Setting("autoregressive", AutoRegressive(recurrence=8)),
         Setting(
             "autoregressive", AutoRegressive(recurrence=16), baseline=True, half=AutoRegressive(recurrence=8)
         ),
@@ -114,6 +113,11 @@ SETTINGS: dict[str, tuple[Setting, ...]] = {
             Wavefront(inner_recurrence=16, width=1),
             _Wave(exit_threshold=_EVERY_STEP, momentum=0.0),
             half=Wavefront(inner_recurrence=8, width=1),
+        ),
+        Setting(
+            "wavefront",
+            Wavefront(inner_recurrence=1, width=8, headway=8, carry=False, prefill_recurrence=1),
+            _Wave(exit_threshold=_EVERY_STEP, momentum=0.0),
         ),
         Setting(
             "wavefront",
