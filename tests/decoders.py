@@ -131,6 +131,12 @@ ROWS = {
         {"max_recurrence": 8, "noise": 0.1},
         recurrence=None,
     ),
+    "wavefront-restart": Row(
+        decode.Wavefront,
+        {"width": 5, "inner_recurrence": 2, "headway": 3, "carry": False},
+        stub={"needed": (2, 1)},
+        recurrence=None,
+    ),
     "wavefront-straight-through": Row(
         decode.SoftWavefront,
         {"width": 4, "inner_recurrence": 2, "log_probs": True},
@@ -165,6 +171,7 @@ VARIANTS = (
     "adaptive-argmax",
     "speculative-one",
     "wavefront-bursts",
+    "wavefront-restart",
     "official-fixed",
     "jacobi",
     "jacobi-rows",

@@ -134,6 +134,17 @@ def test_a_wavefront_of_one_position_without_exit_is_static_decoding():
     assert waved.recurrences.tolist() == static("shared").recurrences.tolist()
 
 
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
+def test_a_wave_that_carries_nothing_is_static_decoding(temperature):
+    """Jacobi decoding of a recurrent model: with exits at every step, and no state of a token that was replaced."""
+    recurrence = static("shared").recurrences.sum() // static("shared").network_calls.sum()
+    wave = tiny(decode.Wavefront, "shared", inner_recurrence=int(recurrence), width=5, headway=3, carry=False)
+    knobs = wave.Knobs(momentum=0.0, exit_threshold=1e9, temperature=temperature)
+    waved = decode.run(wave, tiny_params(), tiny_request(BUDGET), knobs)
+    assert waved.completions() == static("shared", temperature).completions()
+    assert (waved.network_calls <= static("shared", temperature).network_calls).all()
+
+
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 @over(CAUSAL)
 def test_drafts_of_any_origin_are_static_decoding(name, temperature):

@@ -272,6 +272,7 @@ def test_a_schedule_commits_at_its_age_and_compiles_once():
     ("make", "message"),
     [
         (lambda: decode.SoftWavefront(relaxation="mood"), "relaxation must be one of straight_through, soft"),
+        (lambda: decode.SoftWavefront(carry=False), "so carry must be True"),
         (lambda: decode.SoftWavefront(relaxation="soft"), "needs greedy=True"),
         (lambda: decode.SoftWavefront(buckets=(2,)), r"buckets must be \(\)"),
         (
