@@ -18,6 +18,10 @@ FIGURES = Path("experiments/figures")
 # Of the bundled models: logs, in order, and columns.
 BUNDLED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "tiny-recurrent": (("tiny-recurrent",), ("loss", "accuracy")),
+    "tiny-recurrent-distilled": (
+        ("tiny-recurrent-distilled",),
+        ("consistency", "agreement", "rehearsal_accuracy"),
+    ),
     "tiny-causal": (("tiny-causal-first", "tiny-causal-second", "tiny-causal"), ("loss", "accuracy")),
     "tiny-jacobi": (("tiny-jacobi",), ("consistency", "agreement", "rehearsal_accuracy")),
 }

@@ -14,6 +14,7 @@ from paradec_jax.decode import Adaptive, AutoRegressive, OfficialWavefront, Self
 from paradec_jax.evaluate import Setting
 
 INNER = (1, 2, 4, 8)
+EVERY_STEP = 1e9  # an exit threshold that every position meets
 WIDTHS = {
     1: 8,
     2: 5,
@@ -55,7 +56,6 @@ def wave(
     width: int | None = None,
     *,
     headway: int = 1,
-    prefill: int | None = None,
     noise_mixer: str = "dampened",
     **knobs: Any,
 ) -> Setting:
@@ -64,10 +64,15 @@ def wave(
         inner_recurrence=inner,
         width=WIDTHS[inner] if width is None else width,
         headway=headway,
-        prefill_recurrence=prefill,
         noise_mixer=noise_mixer,
     )
     return Setting("wavefront", decoder, Wavefront.Knobs(**knobs))
+
+
+def leap(width: int, headway: int, carry: bool = False, exit: float = EVERY_STEP) -> Setting:
+    """A wave of one recurrence that may commit several tokens a step."""
+    decoder = Wavefront(inner_recurrence=1, width=width, headway=headway, carry=carry, prefill_recurrence=1)
+    return Setting("wavefront", decoder, Wavefront.Knobs(exit_threshold=exit, momentum=0.0))
 
 
 def released(
@@ -175,33 +180,19 @@ STUDIES: dict[str, Study] = {
         "curves",
     ),
     "leaps": Study(
-        "Width and headway of a wave that may commit several tokens a step",
+        "Width and headway of a wave that carries nothing over (Jacobi decoding)",
         lambda r: [
+            static(1),
             static(2),
-            *(
-                wave(1, w, headway=h, prefill=4, exit_threshold=0.4, momentum=0.0)
-                for w in (2, 4, 6, 8, 12)
-                for h in (1, 2, 4, 8)
-                if h <= w
-            ),
+            *(leap(w, h) for w in (2, 4, 6, 8, 12, 16) for h in (1, 2, 4, 8, 16) if h <= w),
         ],
         "width",
         "headway",
         "curves",
     ),
-    "exits": Study(
-        "Exit threshold and prompt of such a wave",
-        lambda r: [
-            static(2),
-            *(
-                wave(1, 6, headway=4, prefill=p, exit_threshold=e, momentum=0.0)
-                for p in (1, 2, 4)
-                for e in (0.1, 0.2, 0.4, 0.8, 1.6)
-            ),
-        ],
-        "exit_threshold",
-        "prefill_recurrence",
-        "curves",
+    "carry": Study(
+        "Whether states outlive the tokens that they were computed from",
+        lambda r: [leap(8, 8, carry=c, exit=e) for c in (True, False) for e in (0.1, 0.4, 1.6, EVERY_STEP)],
     ),
     "init_scale": Study(
         "Scale of initial states",
