@@ -5,6 +5,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from paradec_jax.decode import run as run_decoder
 from paradec_jax.evaluate.settings import SETTINGS, Setting
 from paradec_jax.evaluate.statistics import paired, ratio, wilson
 from paradec_jax.evaluate.tasks import exact_answers
-from paradec_jax.evaluate.throughput import Speed, Subject, compile_all, measure
+from paradec_jax.evaluate.throughput import Speed, Subject, measure
 from paradec_jax.store import Model
 
 Report = Callable[[str, int, int], None]
@@ -200,20 +201,21 @@ def _answers(
     rows = -(-count // groups)
     order = np.argsort(prompts.lengths, kind="stable").tolist()
     batches = [order[start : start + rows] for start in range(0, count, rows)]
-    compiled = _counter(report, "compiling for batches", len(subjects))
-    first = prompts.request(batches[0])
-    compile_all([(subject, first) for subject in subjects], model.params, advance=compiled)
     advance = _counter(report, "decoding in batches", len(subjects) * len(batches))
-    answers: list[list[_Answer]] = []
-    for subject in subjects:
+
+    def decode(subject: Subject) -> list[_Answer]:
         found: dict[int, _Answer] = {}
         for batch in batches:
             filled = batch + [batch[-1]] * (rows - len(batch))
             result = run_decoder(subject.decoder, model.params, prompts.request(filled), subject.knobs)
             found |= dict(zip(batch, _split(result), strict=False))
             advance(1)
-        answers.append([found[i] for i in range(count)])
-    return answers
+        return [found[i] for i in range(count)]
+
+    # Nothing is timed here, and a small program keeps one core busy: as many at once as there are.
+    at_once = os.cpu_count() or 1 if jax.default_backend() == "cpu" else 1
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(decode, subjects))
 
 
 def _split(decoded: Decoded) -> list[_Answer]:
