@@ -147,6 +147,7 @@ def test_user_errors_are_one_sentence_and_exit_code_1(folder, capsys, tmp_path):
         (["generate", "hi", "--model", str(foreign)], "python -m convert import"),
         (["generate", "hi", "--model", str(tmp_path / "nowhere")], "there is no model folder"),
         (["compare", "--model", str(folder), "--problems", "0"], "--problems must be at least 1"),
+        (["compare", "--model", str(folder), "--timed", "0"], "--timed must be at least 1"),
         (["compare", "--model", str(folder), "--steps", "5", "4"], "steps must lie in 2..8"),
         (["compare", "--model", str(folder), "--seed", "-1"], "seed"),
         (

@@ -7,6 +7,7 @@ from tyro.conf import UseAppendAction, arg
 from paradec_jax import store
 from paradec_jax.cli.output import JsonPath, check_json, progress, write_json
 from paradec_jax.evaluate import SETTINGS, compare, word_problems
+from paradec_jax.evaluate.compare import TIMED
 from paradec_jax.evaluate.tables import print_pairs, print_table
 
 # The models that are put side by side; the first is the one that the others are paired with.
@@ -19,6 +20,7 @@ def compare_command(
     problems: int = 200,
     steps: tuple[int, int] = (2, 8),
     seed: int = 1,
+    timed: int = TIMED,
     json: JsonPath = None,
 ) -> int:
     """Decodes the same unseen word problems with every decoder and prints one table.
@@ -33,11 +35,14 @@ def compare_command(
       problems: number of problems.
       steps: fewest and most steps of a problem's solution, from 2 to 8.
       seed: of the problems and of all draws.
+      timed: problems of the speed measurement, at least 1.
       json: print nothing but a list of JSON objects, one a row; with a PATH, write the list there as well as
         printing the table.
     """
     if problems < 1:
         raise ValueError(f"--problems must be at least 1, not {problems}")
+    if timed < 1:
+        raise ValueError(f"--timed must be at least 1, not {timed}")
     check_json(json)
     models = {name: store.load(name) for name in model or BUNDLED[family]}
     names = dict(zip(models, store.names_of(list(models)), strict=True))
@@ -49,7 +54,9 @@ def compare_command(
     for name, loaded in models.items():
         with progress() as report:
             short = names[name]
-            results[short] = compare(loaded, drawn, SETTINGS[family], name=short, seed=seed, report=report)
+            results[short] = compare(
+                loaded, drawn, SETTINGS[family], name=short, seed=seed, timed=timed, report=report
+            )
     if json is not None:
         write_json([row for result in results.values() for row in result.rows], json)
     if json != "-":

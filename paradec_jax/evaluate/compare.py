@@ -31,7 +31,7 @@ Report = Callable[[str, int, int], None]
 Score = Callable[[Sequence[Any], Sequence[str]], Bool[np.ndarray, "N"]]
 
 ROWS = 50  # problems decoded together when only their answers count
-TIMED = 8  # problems of the speed measurement, each in a call of its own
+TIMED = 5  # problems of the speed measurement, each in a call of its own
 BUCKET = 32
 
 
