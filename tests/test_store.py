@@ -260,3 +260,9 @@ class TestLoad:
         with pytest.raises(StoreError, match="adapter differs from its digest"):
             store.load(tmp_path / "forged")
         assert_same(store.load(tmp_path / "forged", verify=False).params, forged.params)
+
+
+def test_bundled_models_tell_nothing_of_where_they_were_made():
+    notes = list(Path(store.__file__).parent.glob("assets/*/params/commit_success.txt"))
+    assert len(notes) >= 5
+    assert {note.read_text().strip() for note in notes} == {"Checkpoint commit was successful"}
