@@ -14,11 +14,10 @@ import numpy as np
 import tyro
 
 from paradec_jax import RECURRENT_PRESETS, AutoRegressive, Wavefront, make_request
+from paradec_jax.evaluate.settings import EVERY_STEP
 from paradec_jax.evaluate.throughput import Subject, measure
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.models.recurrent_depth import init_params
-
-EVERY_STEP = 1e9  # an exit threshold that every position meets
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Any
 
 from paradec_jax.decode import Adaptive, AutoRegressive, OfficialWavefront, SelfSpeculative, Wavefront
 from paradec_jax.evaluate import Setting
+from paradec_jax.evaluate.settings import EVERY_STEP
 
 INNER = (1, 2, 4, 8)
-EVERY_STEP = 1e9  # an exit threshold that every position meets
 WIDTHS = {
     1: 8,
     2: 5,

@@ -116,7 +116,8 @@ class Wavefront(DecoderBase):
       headway: positions appended a step; those beyond the first start from random tokens.
       carry: whether a position keeps its state when its input token or one before it changes, as in the paper.
         Otherwise it starts again from its initial state, and nothing is left of what it was computed from. With
-        exits at every step the wave is then Jacobi decoding: it writes what static decoding at r = r' writes.
+        exits at every step, and a prompt that was read at r', the wave is then Jacobi decoding: it writes what static
+        decoding at r = r' writes.
       prefill_recurrence: r of the prompt; the network's default when None.
       noise_mixer: "dampened" (share `beta / (1 + n)`, n the recurrences a slot has done), "constant" (beta), or
         "sqrt" (dampened, mixed as variances).

@@ -213,7 +213,7 @@ def _answers(
         return [found[i] for i in range(count)]
 
     # Nothing is timed here, and a small program keeps one core busy: as many at once as there are.
-    at_once = os.cpu_count() or 1 if jax.default_backend() == "cpu" else 1
+    at_once = (os.cpu_count() or 1) if jax.default_backend() == "cpu" else 1
     with ThreadPoolExecutor(at_once) as pool:
         return list(pool.map(decode, subjects))
 

@@ -75,7 +75,7 @@ _SHORT = {
 }
 
 _Wave = Wavefront.Knobs
-_EVERY_STEP = 1e9  # an exit threshold that every position meets
+EVERY_STEP = 1e9  # an exit threshold that every position meets
 
 
 def fields_of(value: Any, without: tuple[str, ...]) -> dict[str, Any]:
@@ -111,13 +111,13 @@ SETTINGS: dict[str, tuple[Setting, ...]] = {
         Setting(
             "wavefront",
             Wavefront(inner_recurrence=16, width=1),
-            _Wave(exit_threshold=_EVERY_STEP, momentum=0.0),
+            _Wave(exit_threshold=EVERY_STEP, momentum=0.0),
             half=Wavefront(inner_recurrence=8, width=1),
         ),
         Setting(
             "wavefront",
             Wavefront(inner_recurrence=1, width=8, headway=8, carry=False, prefill_recurrence=1),
-            _Wave(exit_threshold=_EVERY_STEP, momentum=0.0),
+            _Wave(exit_threshold=EVERY_STEP, momentum=0.0),
         ),
         Setting(
             "wavefront",
