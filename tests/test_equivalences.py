@@ -134,6 +134,24 @@ def test_a_wavefront_of_one_position_without_exit_is_static_decoding():
     assert waved.recurrences.tolist() == static("shared").recurrences.tolist()
 
 
+def test_prompts_may_be_read_at_a_recurrence_of_their_own():
+    """Three decoders that read the prompt once and a token four times."""
+    request, choices = tiny_request(BUDGET), {"prefill_recurrence": 1}
+    other = tiny(decode.AutoRegressive, "shared", recurrence=4, **choices)
+    expected = decode.run(other, tiny_params(), request, other.Knobs())
+    assert expected.recurrences.tolist() == [1 + 4 * (BUDGET - 1)] * len(PROMPTS)
+    assert expected.completions() != static("shared").completions(), "the prompt's recurrence changes nothing"
+    wave = tiny(decode.Wavefront, "shared", width=1, inner_recurrence=2, **choices)
+    waved = decode.run(
+        wave, tiny_params(), request, wave.Knobs(momentum=0.0, exit_threshold=0.0, max_recurrence=4)
+    )
+    adaptive = tiny(decode.Adaptive, "shared", max_recurrence=4, **choices)
+    adapted = decode.run(adaptive, tiny_params(), request, adaptive.Knobs(exit_threshold=0.0))
+    for result in (waved, adapted):
+        assert result.completions() == expected.completions()
+        assert result.recurrences.tolist() == expected.recurrences.tolist()
+
+
 @pytest.mark.parametrize("temperature", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_a_wave_that_carries_nothing_is_static_decoding(temperature):
     """Jacobi decoding of a recurrent model: with exits at every step, and no state of a token that was replaced."""

@@ -74,6 +74,7 @@ class Adaptive(DecoderBase):
     Attributes:
       criterion: a name of `criteria.CRITERIA`.
       max_recurrence: recurrences at most; the network's default when None.
+      prefill_recurrence: recurrences of the prompt at most; `max_recurrence` when None.
       exit_in_prefill: whether the criterion may end the prompt's recurrences.
       continuous: start each new position from the raw state of the one before it at its exit.
       official: what the release does where a criterion that looks at logits never fires: sample from the logits
@@ -83,6 +84,7 @@ class Adaptive(DecoderBase):
     _: dataclasses.KW_ONLY
     criterion: str = "latent-diff"
     max_recurrence: int | None = None
+    prefill_recurrence: int | None = None
     exit_in_prefill: bool = True
     continuous: bool = False
     official: bool = False
@@ -96,13 +98,21 @@ class Adaptive(DecoderBase):
     def _max(self) -> int:
         return self.network.recurrence if self.max_recurrence is None else self.max_recurrence
 
+    @property
+    def _prefill_max(self) -> int:
+        return self._max if self.prefill_recurrence is None else self.prefill_recurrence
+
+    @property
+    def _checks(self) -> int:
+        return max(self._max, self._prefill_max)
+
     def init(self, params: Any, request: Request, knobs: AdaptiveKnobs) -> AdaptiveState:
         """Thinks about the prompt and commits the first token."""
         progress, cache = self.start(request, knobs, 1)
         positions = prompt_positions(request)
         latent = progress.initial[:, : request.tokens.shape[1]]
         zeros = jnp.zeros(request.batch, jnp.int32)
-        empty = AdaptiveState(progress, cache, latent[:, :1], zeros, jnp.zeros((request.batch, self._max)))
+        empty = AdaptiveState(progress, cache, latent[:, :1], zeros, jnp.zeros((request.batch, self._checks)))
         return self._decode(
             params, empty, knobs, request.tokens, positions, zeros, request.lengths, latent, prefill=True
         )
@@ -179,7 +189,7 @@ class Adaptive(DecoderBase):
             else:
                 seen = thought.latent
             value, previous = criterion.measure(thought.previous, seen, valid)
-            column = jnp.arange(self._max) == thought.checks[:, None]
+            column = jnp.arange(self._checks) == thought.checks[:, None]
             kept = jnp.where(column & thought.thinking[:, None], value[:, None], thought.exit_values)
             return dataclasses.replace(
                 thought,
@@ -208,9 +218,9 @@ class Adaptive(DecoderBase):
             previous=criterion.init(logits_like if reads_logits else latent),
             hidden=jnp.zeros_like(latent[:, :1]),
             checks=jnp.zeros(batch, jnp.int32),
-            exit_values=jnp.full((batch, self._max), jnp.nan, jnp.float32),
+            exit_values=jnp.full((batch, self._checks), jnp.nan, jnp.float32),
         )
-        thought = _loop(body, start, self._max, self.bounded)
+        thought = _loop(body, start, self._prefill_max if prefill else self._max, self.bounded)
         return self._read_out(criterion, thought, read)
 
     def _read_out(self, criterion: Criterion, thought: _Thought, read: Any) -> _Thought:

@@ -36,12 +36,14 @@ class AutoRegressive(DecoderBase):
 
     Attributes:
       recurrence: r, recurrences a token; the network's default when None.
+      prefill_recurrence: r of the prompt; that of a token when None.
       continuous: start each new position from the latent (after the final norm) of the one before it instead
         of a random state ("continuous compute").
     """
 
     _: dataclasses.KW_ONLY
     recurrence: int | None = None
+    prefill_recurrence: int | None = None
     continuous: bool = False
     Knobs: ClassVar[type] = AutoRegressiveKnobs
 
@@ -51,7 +53,8 @@ class AutoRegressive(DecoderBase):
 
     def init(self, params: Any, request: Request, knobs: AutoRegressiveKnobs) -> AutoRegressiveState:
         """Reads the prompt and commits the first token."""
-        progress, cache, latent = self.prefill(params, request, knobs, self._r, 1)
+        r = self._r if self.prefill_recurrence is None else self.prefill_recurrence
+        progress, cache, latent = self.prefill(params, request, knobs, r, 1)
         return AutoRegressiveState(progress, cache, latent)
 
     def step(
