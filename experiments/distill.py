@@ -135,10 +135,13 @@ SCHEDULES = {
 UNIFORM = short("clean-uniform", order="uniform")
 WITHOUT = dataclasses.replace(short("without-rehearsal"), rehearsal_tokens=0)  # beside "mask-clean"
 TINY_JACOBI = Recipe("tiny-jacobi", rounds=(Round(updates=1500, warmup=150, cooldown=600),))
+# As long as "tiny-jacobi", for tables 1 and 2.
+CLLM = dataclasses.replace(TINY_JACOBI, name="cllm", order="uniform")
 SECOND_ROUND = Round(block=32, problems=2048, updates=600, cooldown=400, window=2, learning_rate=4e-3)
 TWO_ROUNDS = Recipe("two-rounds", rounds=(*TINY_JACOBI.rounds, SECOND_ROUND))
 RECIPES = {
     "tiny-jacobi": TINY_JACOBI,
+    "cllm": CLLM,
     "two-rounds": TWO_ROUNDS,
     "clean-uniform": UNIFORM,
     "without-rehearsal": WITHOUT,

@@ -60,21 +60,24 @@ def _work(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _curves(figure: Any, study: Study, rows: Sequence[Row]) -> None:
-    """Exact answers, tokens per second and the network's work against one choice."""
-    panels = figure.subplots(1, 3)
+    """Exact answers, tokens per second where they were measured, and the network's work against one choice."""
     work, name = _work(rows)
-    ys = ("exact answers (%)", "tokens / s, batch 1", name)
+    fields = {"exact": "exact answers (%)", "tokens_per_second": "tokens / s, batch 1", work: name}
+    fields = {field: label for field, label in fields.items() if field in rows[0]}
+    panels = figure.subplots(1, len(fields))
+
+    def values_of(field: str, rows: Sequence[Row]) -> list[Any]:
+        return [_share(row) if field == "exact" else row.get(field) for row in rows]
+
     for line, (value, group) in enumerate(_groups(study, rows).items()):
         x = [row["settings"][study.x] for row in group]
         label = f"{_name(study.lines)} {value}"
         style = {"color": f"C{line}", "marker": "o", "markersize": 4, "label": label}
-        panels[0].errorbar(x, [_share(row) for row in group], yerr=_errors(group), capsize=2, **style)
-        panels[1].plot(x, [row.get("tokens_per_second") for row in group], **style)
-        panels[2].plot(x, [row[work] for row in group], **style)
-    static = _share(rows[0]), rows[0].get("tokens_per_second"), rows[0][work]
-    for panel, y, label in zip(panels, static, ys, strict=True):
-        if y is not None:
-            panel.axhline(y, color="0.5", linestyle="--", linewidth=1, label="static")
+        for panel, field in zip(panels, fields, strict=True):
+            errors = _errors(group) if field == "exact" else None
+            panel.errorbar(x, values_of(field, group), yerr=errors, capsize=2, **style)
+    for panel, (field, label) in zip(panels, fields.items(), strict=True):
+        panel.axhline(*values_of(field, rows[:1]), color="0.5", linestyle="--", linewidth=1, label="static")
         panel.set_xlabel(_name(study.x))
         panel.set_ylabel(label)
         values = sorted({row["settings"][study.x] for row in rows[1:]})
