@@ -72,11 +72,11 @@ def compared(block: int) -> Sequence[Setting]:
 
 STUDIES: dict[str, Study] = {
     "jacobi_table": Study(
-        "Jacobi decoders side by side (Tables 1 and 2)", lambda r: table(), family="jacobi"
+        "Jacobi decoders side by side (Tables 1 and 2)", lambda d: table(), family="jacobi"
     ),
     "jacobi_sweep": Study(
         "Block size, blocks in flight, pool and spawn ratio",
-        lambda r: sweep(),
+        lambda d: sweep(),
         ("block", "pool"),
         ("blocks", "spawn"),
         "grid",
@@ -84,7 +84,7 @@ STUDIES: dict[str, Study] = {
     ),
     "jacobi_rows": Study(
         "Candidates from a pool against next-best alternatives",
-        lambda r: candidates(),
+        lambda d: candidates(),
         "rows",
         "pool",
         "curves",

@@ -1,6 +1,7 @@
 """What each study compares: one entry for each table and figure of the paper (arXiv 2510.14961).
 
-Settings depend on the model's default recurrence r alone. Where the paper varies one thing, everything else stays
+Settings depend on the model's default recurrence r and on how many recurrences its tokens need, which says how many
+positions a wave holds in flight. Where the paper varies one thing, everything else stays
 at the paper's values (exit threshold 0.03, momentum 0.1, no noise, r' = 4), and the same is shown at r' = 1, which
 suits models that converge in a few recurrences.
 """
@@ -15,12 +16,28 @@ from paradec_jax.evaluate import Setting
 from paradec_jax.evaluate.settings import EVERY_STEP
 
 INNER = (1, 2, 4, 8)
-WIDTHS = {
-    1: 8,
-    2: 5,
-    4: 3,
-    8: 3,
-}  # slots that a wave of each r' fills at the tightest threshold, with one to spare
+
+
+@dataclasses.dataclass(frozen=True)
+class Depth:
+    """The depths that settings depend on.
+
+    Attributes:
+      default: r of static decoding.
+      needed: recurrences after which the slowest tokens of a model have settled at the tightest threshold.
+    """
+
+    default: int
+    needed: int = 6
+
+    def width(self, inner: int) -> int:
+        """Slots that a wave of r' fills, with one to spare."""
+        return max(3, self.needed // inner + 2)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Widths up to a little more than a wave of r' = 1 fills."""
+        return tuple(w for w in (1, 2, 3, 4, 6, 8, 12, 16, 24) if w <= self.needed + 3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +46,7 @@ class Study:
 
     Attributes:
       title: what it shows.
-      others: the settings beside static decoding, of the model's default recurrence.
+      others: the settings beside static decoding.
       x: the choice on the horizontal axis of its picture; None for a table without one.
       lines: the choice that tells lines apart.
       kind: "curves" (accuracy and speed against x), "heat" (accuracy over x and lines, and speed against
@@ -38,22 +55,22 @@ class Study:
     """
 
     title: str
-    others: Callable[[int], Sequence[Setting]]
+    others: Callable[[Depth], Sequence[Setting]]
     x: str | tuple[str, ...] | None = None
     lines: str | tuple[str, ...] | None = None
     kind: str = "bars"
     family: str = "recurrent_depth"
 
-    def settings(self, recurrence: int) -> tuple[Setting, ...]:
+    def settings(self, depth: Depth) -> tuple[Setting, ...]:
         """The rows, static decoding at the model's default first."""
-        depth = recurrence if self.family == "recurrent_depth" else None
-        static = Setting("autoregressive", AutoRegressive(recurrence=depth), baseline=True)
-        return (static, *self.others(recurrence))
+        recurrence = depth.default if self.family == "recurrent_depth" else None
+        static = Setting("autoregressive", AutoRegressive(recurrence=recurrence), baseline=True)
+        return (static, *self.others(depth))
 
 
 def wave(
-    inner: int = 4,
-    width: int | None = None,
+    inner: int,
+    width: int,
     *,
     headway: int = 1,
     noise_mixer: str = "dampened",
@@ -62,7 +79,7 @@ def wave(
     """The clean wavefront."""
     decoder = Wavefront(
         inner_recurrence=inner,
-        width=WIDTHS[inner] if width is None else width,
+        width=width,
         headway=headway,
         noise_mixer=noise_mixer,
     )
@@ -76,15 +93,14 @@ def leap(width: int, headway: int, carry: bool = False, exit: float = EVERY_STEP
 
 
 def released(
-    inner: int = 4,
-    width: int | None = None,
+    inner: int,
+    width: int,
     *,
     rule: str = "latent-diff",
     continuous: bool = False,
     **knobs: Any,
 ) -> Setting:
     """The wavefront as it was released, without its default noise unless told otherwise."""
-    width = WIDTHS[inner] if width is None else width
     decoder = OfficialWavefront(inner_recurrence=inner, width=width, rule=rule, continuous=continuous)
     knobs = {"noise": 0.0, "max_wavefront": width} | knobs
     return Setting("official", decoder, OfficialWavefront.Knobs(**knobs))
@@ -95,38 +111,42 @@ def static(recurrence: int, **choices: Any) -> Setting:
     return Setting("autoregressive", AutoRegressive(recurrence=recurrence, **choices))
 
 
-def table1(r: int) -> list[Setting]:
+def table1(depth: Depth) -> list[Setting]:
     """Samplers side by side (Table 1), and the settings that suit a small model."""
     return [
-        *(static(other) for other in (1, 2, 4, 8, 2 * r) if other != r),
+        *(static(r) for r in (1, 2, 4, 8, 2 * depth.default) if r != depth.default),
         Setting("adaptive", Adaptive(), Adaptive.Knobs(exit_threshold=0.03)),
         Setting("adaptive", Adaptive(), Adaptive.Knobs(exit_threshold=0.2)),
         Setting("speculative", SelfSpeculative(draft_recurrence=4, lookahead=4)),
         Setting("speculative", SelfSpeculative(draft_recurrence=1, lookahead=4)),
-        wave(2, 8, noise=0.5),
-        wave(4, 8),
-        released(2, 8, noise=0.5),
-        released(4, 8),
+        wave(2, depth.widths[-1], noise=0.5),
+        wave(4, depth.widths[-1]),
+        released(2, depth.widths[-1], noise=0.5),
+        released(4, depth.widths[-1]),
         wave(1, 2, exit_threshold=0.4, momentum=0.0),
         wave(1, 3, exit_threshold=0.1, momentum=0.0),
     ]
 
 
-def official_against_clean(r: int) -> list[Setting]:
+def official_against_clean(depth: Depth) -> list[Setting]:
     """The released rule and the clean one at the same knobs, and the released freezing rules."""
     pairs = itertools.product((1, 2, 4), (0.03, 0.1, 0.4))
-    both = [rule(inner, exit_threshold=exit) for inner, exit in pairs for rule in (wave, released)]
+    both = [
+        rule(inner, depth.width(inner), exit_threshold=exit)
+        for inner, exit in pairs
+        for rule in (wave, released)
+    ]
     return [
         *both,
         *(released(2, 10, rule=rule) for rule in ("latent-acceleration-1", "token-stability", "fixed")),
     ]
 
 
-def sequential_caches(r: int) -> list[Setting]:
+def sequential_caches(depth: Depth) -> list[Setting]:
     """What a position leaves for later ones, in static and adaptive decoding."""
     adaptive = Adaptive(), Adaptive.Knobs(exit_threshold=0.03)
     return [
-        *(dataclasses.replace(static(other), cache="full") for other in (4, r)),
+        *(dataclasses.replace(static(other), cache="full") for other in (4, depth.default)),
         static(4),
         *(Setting("adaptive", *adaptive, cache=cache) for cache in ("shared", "full", "latest")),
     ]
@@ -135,53 +155,59 @@ def sequential_caches(r: int) -> list[Setting]:
 STUDIES: dict[str, Study] = {
     "table1": Study("Samplers side by side (Table 1)", table1),
     "table2": Study(
-        "Static decoding and the wavefront (Table 2)", lambda r: [wave(4), wave(1, 3, exit_threshold=0.1)]
+        "Static decoding and the wavefront (Table 2)",
+        lambda d: [wave(4, d.width(4)), wave(1, 3, exit_threshold=0.1)],
     ),
     "official": Study("The released rule against the clean one", official_against_clean),
     "inner_exit": Study(
         "Inner recurrence and exit threshold",
-        lambda r: [wave(i, exit_threshold=e) for i in INNER for e in (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)],
+        lambda d: [
+            wave(i, d.width(i), exit_threshold=e) for i in INNER for e in (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+        ],
         "exit_threshold",
         "inner_recurrence",
         "curves",
     ),
     "momentum": Study(
         "Momentum of the conditioning",
-        lambda r: [wave(i, momentum=m) for i in (1, 4) for m in (0.0, 0.1, 0.2, 0.4, 0.6, 0.8)],
+        lambda d: [wave(i, d.width(i), momentum=m) for i in (1, 4) for m in (0.0, 0.1, 0.2, 0.4, 0.6, 0.8)],
         "momentum",
         "inner_recurrence",
         "curves",
     ),
     "noise": Study(
         "Inner recurrence and noise",
-        lambda r: [wave(i, noise=b) for i in (1, 2, 4) for b in (0.0, 0.05, 0.1, 0.2, 0.4)],
+        lambda d: [wave(i, d.width(i), noise=b) for i in (1, 2, 4) for b in (0.0, 0.05, 0.1, 0.2, 0.4)],
         "noise",
         "inner_recurrence",
         "heat",
     ),
     "noise_mixer": Study(
         "Schedule of the noise",
-        lambda r: [wave(1, noise=0.2, noise_mixer=m) for m in ("dampened", "constant", "sqrt")],
+        lambda d: [wave(1, d.width(1), noise=0.2, noise_mixer=m) for m in ("dampened", "constant", "sqrt")],
     ),
     "width": Study(
         "Width of the wavefront",
-        lambda r: [
-            wave(i, w, exit_threshold=e) for i, e in ((1, 0.1), (4, 0.03)) for w in (1, 2, 3, 4, 6, 8)
-        ],
+        lambda d: [wave(i, w, exit_threshold=e) for i, e in ((1, 0.1), (4, 0.03)) for w in d.widths],
         "width",
         "inner_recurrence",
         "curves",
     ),
     "headway": Study(
         "Headway",
-        lambda r: [wave(i, 8, headway=h, exit_threshold=0.1) for i in (1, 4) for h in (1, 2, 3, 4)],
+        lambda d: [
+            wave(i, d.widths[-1], headway=h, exit_threshold=0.1)
+            for i in (1, 4)
+            for h in (1, 2, 4, 8, 16)
+            if h <= d.widths[-1]
+        ],
         "headway",
         "inner_recurrence",
         "curves",
     ),
     "leaps": Study(
         "Width and headway of a wave that carries nothing over (Jacobi decoding)",
-        lambda r: [
+        lambda d: [
             static(1),
             static(2),
             *(leap(w, h) for w in (2, 4, 6, 8, 12, 16) for h in (1, 2, 4, 8, 16) if h <= w),
@@ -192,20 +218,20 @@ STUDIES: dict[str, Study] = {
     ),
     "carry": Study(
         "Whether states outlive the tokens that they were computed from",
-        lambda r: [leap(8, 8, carry=c, exit=e) for c in (True, False) for e in (0.1, 0.4, 1.6, EVERY_STEP)],
+        lambda d: [leap(8, 8, carry=c, exit=e) for c in (True, False) for e in (0.1, 0.4, 1.6, EVERY_STEP)],
     ),
     "init_scale": Study(
         "Scale of initial states",
-        lambda r: [wave(i, init_scale=s) for i in (1, 4) for s in (0.0, 0.25, 0.5, 1.0, 2.0)],
+        lambda d: [wave(i, d.width(i), init_scale=s) for i in (1, 4) for s in (0.0, 0.25, 0.5, 1.0, 2.0)],
         "init_scale",
         "inner_recurrence",
         "curves",
     ),
     "continuous": Study(
         "Continuous compute",
-        lambda r: [
+        lambda d: [
             *(static(2, continuous=c) for c in (False, True)),
-            *(released(i, continuous=c) for i in (1, 4) for c in (False, True)),
+            *(released(i, d.width(i), continuous=c) for i in (1, 4) for c in (False, True)),
         ],
     ),
     "caches": Study("Shared against full cache", sequential_caches),

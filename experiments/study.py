@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jacobi_studies
 import jax
@@ -21,9 +21,10 @@ import studies
 import tyro
 from rich.console import Console
 from rich.progress import Progress, TaskID
-from studies import Study
+from studies import Depth, Study
 
 from paradec_jax import load, store
+from paradec_jax.data.pointers import pointer_problem
 from paradec_jax.data.word_problems import WordProblem
 from paradec_jax.evaluate import Setting, compare, exact_answers, word_problems
 from paradec_jax.evaluate.benchmarks import gsm8k
@@ -40,6 +41,9 @@ class Options:
     Attributes:
       study: names of `STUDIES`; "all" for every one of the model's family.
       model: a model folder or the name of a bundled one.
+      task: of generated problems, "words" or, for a model of `pointers.py`, "pointers".
+      nearest: fewest look-ups that a query of the pointers is from the end of its chain.
+      needed: recurrences after which the slowest tokens of the model have settled, which says how wide waves are.
       problems: unseen problems; of a file, the first ones.
       file: GSM8K problems in place of generated ones, judged by flexible extraction.
       shots: solved examples before each problem of a file.
@@ -55,6 +59,9 @@ class Options:
 
     study: tyro.conf.Positional[tuple[str, ...]]
     model: str = "tiny-recurrent"
+    task: Literal["words", "pointers"] = "words"
+    nearest: int = 0
+    needed: int = 6
     problems: int = 500
     file: Path | None = None
     shots: int = gsm8k.SHOTS
@@ -77,6 +84,9 @@ class Options:
         facts = dataclasses.asdict(self) | {"model": self.name, "model_sha256": store.fingerprint(self.model)}
         for name in ("study", "folder", "rows"):
             del facts[name]
+        for name in ("task", "nearest", "needed"):  # older tables lack them
+            if facts[name] == getattr(Options, name):
+                del facts[name]
         for name in ("file", "examples"):
             facts[name] = None if facts[name] is None else facts[name].name
         return facts | {"steps": list(self.steps)}
@@ -110,6 +120,8 @@ class Problems:
 
 def draw(options: Options) -> Problems:
     """The problems of a run."""
+    if options.task == "pointers":
+        return pointers(options)
     if options.file is None:
         drawn = word_problems(options.problems, seed=options.seed, steps=options.steps)
         return Problems(drawn, options.budget, exact_answers)
@@ -122,12 +134,28 @@ def draw(options: Options) -> Problems:
     return Problems([item.prompt for item in items], options.budget or 256, score)
 
 
+def pointers(options: Options) -> Problems:
+    """Chains of pointers, whose answers are right as a whole or not at all."""
+    drawn = [
+        pointer_problem(options.seed, i, "test", nearest=options.nearest) for i in range(options.problems)
+    ]
+    solutions = {item.prompt: item.solution for item in drawn}
+
+    def score(prompts: Sequence[WordProblem | str], texts: Sequence[str]) -> np.ndarray:
+        return np.asarray(
+            [solutions[str(prompt)] == text for prompt, text in zip(prompts, texts, strict=True)], bool
+        )
+
+    # " =", a name for each query, and the stop token.
+    return Problems(list(solutions), options.budget or 2 + len(drawn[0].distance), score)
+
+
 def run(study: Study, name: str, model: Any, problems: Problems, options: Options) -> list[dict[str, Any]]:
     """Decodes what is missing of a study, writes and draws the whole of it, and returns its rows."""
     stem = f"{name}-{options.name}".replace("/", "-")
     path = options.folder / f"{stem}.json"
     rows = _read(path, options.facts())
-    settings = study.settings(model.network.recurrence)
+    settings = study.settings(Depth(model.network.recurrence, options.needed))
     baseline = next(setting for setting in settings if setting.baseline)
     missing = [setting for setting in settings if _key(setting) not in rows and not setting.baseline]
     groups = [missing[i : i + GROUP] for i in range(0, len(missing), GROUP)]

@@ -21,14 +21,36 @@ def study(monkeypatch):
 
 def test_settings_of_a_study_differ(study):
     for name, one in study.STUDIES.items():
-        keys = [study._key(setting) for setting in one.settings(16)]
-        assert len(set(keys)) == len(keys), name
-        assert [setting.baseline for setting in one.settings(16)] == [True] + [False] * (len(keys) - 1)
+        for depth in (study.Depth(16), study.Depth(16, needed=14)):
+            settings = one.settings(depth)
+            keys = [study._key(setting) for setting in settings]
+            assert len(set(keys)) == len(keys), name
+            assert [setting.baseline for setting in settings] == [True] + [False] * (len(keys) - 1)
+
+
+def test_waves_are_as_wide_as_tokens_are_slow(study):
+    """The widths of the tables that were made for models that need few recurrences, and of one that needs many."""
+    shallow, deep = study.Depth(16), study.Depth(16, needed=14)
+    assert [shallow.width(inner) for inner in (1, 2, 4, 8)] == [8, 5, 3, 3]
+    assert [deep.width(inner) for inner in (1, 2, 4, 8)] == [16, 9, 5, 3]
+    assert shallow.widths[-1] == 8 and deep.widths[-1] == 16
+
+
+def test_pointers_are_right_as_a_whole(study):
+    options = study.Options(("table1",), task="pointers", nearest=5, problems=3)
+    problems = study.draw(options)
+    items = [study.pointer_problem(options.seed, i, "test", nearest=5) for i in range(3)]
+    assert problems.prompts == [item.prompt for item in items]
+    texts = [items[0].solution, items[1].solution + " Ana", items[1].solution]
+    assert problems.score(problems.prompts, texts).tolist() == [True, False, False]
+    assert problems.budget == len(items[0].solution.split()) + 1
+    assert options.facts() != study.dataclasses.replace(options, nearest=6).facts()
+    assert "task" not in study.Options(("table1",)).facts()
 
 
 def test_a_study_goes_on_where_it_stood(study, monkeypatch, tmp_path):
     options = study.Options(("toy",), problems=2, timed=0, rows=2, folder=tmp_path / "results", budget=4)
-    two = study.Study("toy", lambda r: [study_wave(1), study_wave(2)], "exit_threshold", "width", "curves")
+    two = study.Study("toy", lambda d: [study_wave(1), study_wave(2)], "exit_threshold", "width", "curves")
     study_wave = lambda width: sys.modules["studies"].wave(1, width)  # noqa: E731
     monkeypatch.setitem(study.STUDIES, "toy", two)
     decoded = []

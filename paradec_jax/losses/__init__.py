@@ -12,6 +12,7 @@ from paradec_jax.losses.consistency import (
 from paradec_jax.losses.next_token import next_token_loss
 from paradec_jax.losses.recurrent import exponential, poisson_lognormal, recurrent_loss
 from paradec_jax.losses.recurrent_consistency import recurrent_consistency_loss
+from paradec_jax.losses.stepwise import stepwise_loss
 
 __all__ = [
     "CLEAN_CONTEXT",
@@ -26,4 +27,5 @@ __all__ = [
     "poisson_lognormal",
     "recurrent_consistency_loss",
     "recurrent_loss",
+    "stepwise_loss",
 ]

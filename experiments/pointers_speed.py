@@ -1,0 +1,231 @@
+"""Where depth is needed: decoders on chains of pointers. `python experiments/pointers_speed.py`.
+
+Two questions about the model of `pointers.py`. How many names of an answer are right after r recurrences, by how many
+look-ups they are away? And how fast is a wavefront beside sequential decoding of equal accuracy, where a token needs
+many recurrences? Both sides read the prompt alike. Settings are chosen on the tuning split and reported on the test
+split (`--split`).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import matplotlib
+import numpy as np
+import tyro
+
+from paradec_jax import Adaptive, AutoRegressive, Wavefront, load
+from paradec_jax.data.batches import encode_prompts
+from paradec_jax.data.pointers import PointerProblem, PointerTask, pointer_problem
+from paradec_jax.decode import SelfSpeculative, make_request
+from paradec_jax.decode import run as run_decoder
+from paradec_jax.evaluate import Setting, compare
+from paradec_jax.evaluate.results import write_table
+from paradec_jax.store import Model, names_of
+
+RECURRENCES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 24, 32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to measure.
+
+    Attributes:
+      model: a model folder or the name of a bundled one.
+      problems: unseen problems.
+      nearest: fewest look-ups from a query to the end of its chain, in the comparison of decoders; queries of the
+        first question are any.
+      seed: of problems and initial states.
+      split: of the problems, "tune" to choose settings and "test" to report them.
+      timed: problems of the speed measurement, at batch 1; 0 leaves speed out.
+      passes: timings of each setting.
+      settings: "wide" for the search, "few" for what came out of it.
+      out: where the JSON goes; a CSV of the same name lies beside it.
+      figure: where the picture of the first question goes.
+    """
+
+    model: str = "tiny-pointers"
+    problems: int = 500
+    nearest: int = 8
+    seed: int = 1
+    split: str = "test"
+    timed: int = 8
+    passes: int = 5
+    settings: str = "few"
+    out: Path = Path("experiments/results/pointers.json")
+    figure: Path = Path("experiments/figures/pointers.png")
+
+    def __post_init__(self) -> None:
+        if self.settings not in SETTINGS:
+            raise ValueError(f"settings must be one of {', '.join(SETTINGS)}, not {self.settings!r}")
+
+
+def static(recurrence: int, *, baseline: bool = False) -> Setting:
+    """One token after another, each at the same recurrence, behind a prompt that was read once."""
+    return Setting(
+        "autoregressive", AutoRegressive(recurrence=recurrence, prefill_recurrence=1), baseline=baseline
+    )
+
+
+def adaptive(exit: float, recurrence: int = 32) -> Setting:
+    """One token after another, each until its state stands still."""
+    decoder = Adaptive(max_recurrence=recurrence, prefill_recurrence=1)
+    return Setting("adaptive", decoder, Adaptive.Knobs(exit_threshold=exit))
+
+
+def wave(inner: int, width: int, headway: int, exit: float, carry: bool = True) -> Setting:
+    """The clean wavefront."""
+    decoder = Wavefront(
+        inner_recurrence=inner, width=width, headway=headway, carry=carry, prefill_recurrence=1
+    )
+    return Setting("wavefront", decoder, Wavefront.Knobs(exit_threshold=exit, momentum=0.0))
+
+
+def wide() -> list[Setting]:
+    """What is tried on the tuning split."""
+    return [
+        static(16, baseline=True),
+        *(static(r) for r in (10, 11, 12, 13, 14)),
+        *(adaptive(exit) for exit in (0.05, 0.1, 0.2, 0.4)),
+        *(wave(inner, 18, 18, exit) for inner in (1, 2, 3, 4, 6) for exit in (0.05, 0.2, 0.4)),
+        *(wave(inner, width, 1, 0.2) for inner, width in ((1, 16), (2, 8), (3, 6), (4, 5))),
+    ]
+
+
+def few() -> list[Setting]:
+    """What came out of it."""
+    return [
+        static(16, baseline=True),
+        *(static(r) for r in (8, 10, 11, 12)),
+        *(adaptive(exit) for exit in (0.1, 0.2)),
+        Setting("speculative", SelfSpeculative(recurrence=12, draft_recurrence=8, lookahead=4)),
+        wave(4, 18, 18, 0.2),
+        wave(2, 18, 18, 0.2),
+        wave(1, 16, 1, 0.2),
+        wave(2, 8, 1, 0.2),
+    ]
+
+
+SETTINGS = {"wide": wide, "few": few}
+
+
+def draw(options: Options, task: PointerTask, nearest: int) -> list[PointerProblem]:
+    """The problems of a question."""
+    return [
+        pointer_problem(options.seed, i, options.split, task=task, nearest=nearest)
+        for i in range(options.problems)
+    ]
+
+
+def by_distance(model: Model, problems: Sequence[PointerProblem], seed: int) -> list[dict[str, Any]]:
+    """Share of right names after each number of recurrences, for each number of look-ups."""
+    assert model.tokenizer is not None
+    prompts = [item.prompt for item in problems]
+    tokens, lengths = encode_prompts(model.tokenizer, prompts, spec=model.token_spec)
+    wanted = np.asarray(model.tokenizer.encode_batch([item.solution for item in problems]))[:, 1:]
+    distance = np.asarray([item.distance for item in problems])
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), np.arange(len(problems)))
+    # Answers have a known length here, and a row that says too little is wrong in what it does not say.
+    count = wanted.shape[1] + 1
+    request = make_request(tokens, lengths, max_new_tokens=count, stop=(), keys=keys)
+    rows = []
+    for r in RECURRENCES:
+        decoder = static(r).decoder.bind(model.network, tokens.shape[1] + count, model.token_spec.pad)
+        found = np.asarray(run_decoder(decoder, model.params, request).completions())[:, 1:]
+        right = found == wanted
+        shares = [float(right[distance == d].mean()) for d in range(distance.max() + 1)]
+        rows.append(
+            {"recurrence": r, "names_right": float(right.mean()), "lists_right": float(right.all(1).mean())}
+            | {"by_distance": shares}
+        )
+    return rows
+
+
+def sampler_rows(
+    model: Model, name: str, problems: Sequence[PointerProblem], options: Options
+) -> list[dict[str, Any]]:
+    """Whole answers, speed and work of every decoder."""
+    assert model.tokenizer is not None
+    solutions = {item.prompt: item.solution for item in problems}
+    budget = 1 + max(len(ids) for ids in model.tokenizer.encode_batch(list(solutions.values())))
+
+    def score(prompts: Sequence[Any], texts: Sequence[str]) -> np.ndarray:
+        return np.asarray([solutions[prompt] == text for prompt, text in zip(prompts, texts, strict=True)])
+
+    found = compare(
+        model,
+        list(solutions),
+        SETTINGS[options.settings](),
+        name=name,
+        seed=options.seed,
+        budget=budget,
+        score=score,
+        timed=options.timed,
+        passes=options.passes,
+    )
+    return [
+        {"label": f"{row['decoder']}, {label}", **row}
+        for row, label in zip(found.rows, found.labels, strict=True)
+    ]
+
+
+def picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Share of right names over look-ups and recurrences."""
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
+    grid = np.asarray([row["by_distance"] for row in rows]).T
+    image = axes.imshow(grid, origin="lower", aspect="auto", vmin=0, vmax=1)
+    axes.set_xticks(range(len(rows)), [row["recurrence"] for row in rows])
+    axes.set_yticks(range(len(grid)))
+    axes.set_xlabel("recurrences a token")
+    axes.set_ylabel("look-ups to the end of the chain")
+    figure.colorbar(image, label="share of right names")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
+    """Prints and writes both tables, and draws the first."""
+    model, task = load(options.model), PointerTask()
+    if model.family != "recurrent_depth" or model.tokenizer is None:
+        raise SystemExit(f"{options.model} must be a recurrent-depth model with a tokenizer")
+    depth = by_distance(model, draw(options, task, 0), options.seed)
+    for row in depth:
+        print(
+            f"r {row['recurrence']:2d}: {row['names_right']:.1%} of names, {row['lists_right']:.1%} of lists right"
+        )
+    picture(depth, options.figure)
+    rows = sampler_rows(model, names_of([options.model])[0], draw(options, task, options.nearest), options)
+    for row in rows:
+        speed = ""
+        if options.timed:
+            speed = (
+                f"  {row['tokens_per_second']:,.0f} tokens/s, {row['speedup']:.2f}x"
+                f" (without prompts {row['decode_speedup']:.2f}x)"
+            )
+        print(
+            f"{row['label']}: {row['exact']}/{row['problems']}  {row['network_calls_per_token']:.2f} calls,"
+            f" {row['recurrences_per_token']:.2f} recurrences a token{speed}"
+        )
+    facts = {**dataclasses.asdict(options), "model": names_of([options.model])[0]}
+    facts |= {"out": options.out.name, "figure": options.figure.name}
+    lines = []
+    for row in rows:
+        line = {name: value for name, value in row.items() if not isinstance(value, list | dict)}
+        line["interval_low"], line["interval_high"] = row["interval"]
+        line["difference_low"], line["difference_high"] = row["difference_interval"]
+        lines.append(line)
+    write_table(options.out, {"options": facts, "by_recurrence": depth, "rows": rows}, lines)
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_compilation_cache_dir", str(Path(".cache/jax").resolve()))
+    try:
+        tyro.cli(main)
+    except (ValueError, OSError) as error:
+        raise SystemExit(str(error)) from None

@@ -1,0 +1,91 @@
+"""Training of recurrent-depth models in which every recurrence has a target of its own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from paradec_jax.losses.cross_entropy import cross_entropy
+from paradec_jax.losses.recurrent import Draw
+
+
+def stepwise_loss(
+    network: Any, draw: Draw, *, init_scale: float = 1.0
+) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
+    """Cross-entropy of the answers after each recurrence, behind a prompt that is read apart from them.
+
+        loss = mean over k = 1 .. r of CE(coda(s_k), targets_k) + CE(prompt, prompt_targets)
+
+    The prompt recurs r_p times, as a decoder's prefill does, and leaves keys and values; the answers' recurrences see
+    those and each other. So whatever a recurrence finds, it finds at the answers' positions. Only the last of the
+    prompt's recurrences carries gradient.
+
+    Args:
+      network: the recurrent-depth network.
+      draw: of r_p, one a step for the whole batch, such as `exponential`.
+      init_scale: scale of the random initial states.
+
+    Returns:
+      A loss over batches of `tokens` [B, T], `targets` [K, B, A] of the last A positions after each of K recurrences,
+      `recurrences` r <= K, those that count, `prompt_targets` and `prompt_weights` [B, T - A], and the scalar
+      `step`. Metrics: `accuracy`, over all recurrences that count, `last_accuracy`, after the last of them, and
+      `prompt_recurrence`.
+    """
+
+    def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
+        del frozen
+        of_recurrence, of_state = jax.random.split(key)
+        tokens, targets, count = batch["tokens"], batch["targets"], batch["recurrences"]
+        rows, width = targets.shape[1:]
+        prompt = tokens.shape[1] - width
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        states = network.initial_state(jax.random.split(of_state, tokens.shape), init_scale)
+        prompt_recurrence = draw(of_recurrence, batch["step"])
+
+        view = network.view(positions[:, :prompt])
+        e, window = network.embed(params, tokens[:, :prompt], view, network.empty_window(rows, prompt))
+        fixed, fixed_e = lax.stop_gradient((params, e))
+        state = lax.fori_loop(
+            0,
+            prompt_recurrence - 1,
+            lambda _, s: network.iterate(fixed, s, fixed_e, view, window, 0)[0],
+            states[:, :prompt],
+        )
+        state, window = network.iterate(params, state, e, view, window, 0)
+        hidden, window = network.readout(params, state, view, window)
+        said, _ = cross_entropy(
+            network.logits(params, hidden), batch["prompt_targets"], batch["prompt_weights"]
+        )
+        start = jnp.zeros(rows, jnp.int32)
+        cache = network.write(network.init_cache(rows, prompt), window, start)
+
+        view = network.view(positions[:, prompt:], cache, start + prompt)
+        empty = network.empty_window(rows, width)
+        e, own = network.embed(params, tokens[:, prompt:], view, empty)
+
+        @jax.checkpoint
+        def recur(params: Any, state: Array, e: Array, target: Array) -> tuple[Array, tuple[Array, Array]]:
+            state, window = network.iterate(params, state, e, view, own, 0)
+            hidden, _ = network.readout(params, state, view, window)
+            return state, cross_entropy(network.logits(params, hidden), target, jnp.ones(target.shape))
+
+        def body(state: Array, xs: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+            index, target = xs
+            zero = jnp.zeros(())
+            return lax.cond(
+                index < count, lambda s: recur(params, s, e, target), lambda s: (s, (zero, zero)), state
+            )
+
+        indices = jnp.arange(len(targets))
+        _, (losses, accuracies) = lax.scan(body, states[:, prompt:], (indices, targets))
+        metrics = {
+            "accuracy": jnp.sum(accuracies) / count,
+            "last_accuracy": accuracies[count - 1],
+            "prompt_recurrence": prompt_recurrence.astype(jnp.float32),
+        }
+        return jnp.sum(losses) / count + said, metrics
+
+    return loss
