@@ -49,6 +49,7 @@ class Recipe:
       curriculum: stages (first update, names of a table, recurrences that have a target).
       prompt_mean: M of the prompt's recurrence, `max(1, round(Exp(M)))`, once look-ups have been learned.
       prompt_from: updates up to which prompts are read once.
+      backprop_depth: recurrences of the answers that gradients cross.
       updates: of the training.
       warmup, cooldown: first and last updates, over which the learning rates rise and fall.
       learning_rate: peak of Muon, for matrices.
@@ -75,9 +76,10 @@ class Recipe:
     )
     prompt_mean: float = 2.0
     prompt_from: int = 700
+    backprop_depth: int = 2
     updates: int = 3000
     warmup: int = 100
-    cooldown: int = 1000
+    cooldown: int = 2400
     learning_rate: float = 8e-3
     adam_learning_rate: float = 3e-3
     weight_decay: float = 0.02
@@ -105,7 +107,9 @@ def main(recipe: tyro.conf.OmitArgPrefixes[Recipe], folder: Path | None = None) 
     )
     with jax.default_matmul_precision(recipe.matmul_precision):
         state = fit(
-            stepwise_loss(RecurrentDepthNetwork(SHAPE), exponential(recipe.prompt_mean_at)),
+            stepwise_loss(
+                RecurrentDepthNetwork(SHAPE), exponential(recipe.prompt_mean_at), recipe.backprop_depth
+            ),
             init_params(SHAPE, jax.random.fold_in(key, 0)),
             data,
             optimizer=muon(

@@ -118,6 +118,7 @@ def test_drafts_change_inputs_alone():
         (lambda: batches(curriculum=((1, 12, 2),)), "curriculum must ascend from batch 0"),
         (lambda: batches(curriculum=((0, 10, 2),)), "chains must divide the names"),
         (lambda: batches(noisy_share=1.5), r"noisy_share must be in \[0, 1\]"),
+        (lambda: stepwise_loss(NETWORK, lambda key, step: 1, 0), "backprop_depth must be at least 1"),
         (lambda: batches(rows=0), "rows must be at least 1"),
     ],
 )
@@ -163,7 +164,7 @@ def small_batch():
 
 def test_the_loss_is_that_of_decoding_at_each_recurrence(small_batch):
     params = init_params(NETWORK.config, jax.random.key(0))
-    loss = jax.jit(stepwise_loss(NETWORK, lambda key, step: jnp.int32(2)))
+    loss = jax.jit(stepwise_loss(NETWORK, lambda key, step: jnp.int32(2), 2))
     key = jax.random.key(5)
     value, metrics = loss(params, None, small_batch, key)
     states = NETWORK.initial_state(jax.random.split(jax.random.split(key)[1], (3, 11)))
@@ -175,7 +176,7 @@ def test_the_loss_is_that_of_decoding_at_each_recurrence(small_batch):
 
 def test_recurrences_beyond_those_asked_for_do_not_count(small_batch):
     params = init_params(NETWORK.config, jax.random.key(0))
-    loss = jax.jit(stepwise_loss(NETWORK, lambda key, step: jnp.int32(1)))
+    loss = jax.jit(stepwise_loss(NETWORK, lambda key, step: jnp.int32(1), 2))
     key = jax.random.key(5)
     other = small_batch | {"targets": small_batch["targets"].at[3].set(7)}
     earlier = small_batch | {"targets": small_batch["targets"].at[2].set(7)}
@@ -186,7 +187,26 @@ def test_recurrences_beyond_those_asked_for_do_not_count(small_batch):
 
 def test_gradients_reach_every_part(small_batch):
     params = init_params(NETWORK.config, jax.random.key(0))
-    loss = stepwise_loss(NETWORK, lambda key, step: jnp.int32(2))
+    loss = stepwise_loss(NETWORK, lambda key, step: jnp.int32(2), 4)
     grads = jax.jit(jax.grad(lambda p: loss(p, None, small_batch, jax.random.key(1))[0]))(params)
     norms = jax.tree.map(lambda g: float(jnp.abs(g).max()), grads)
     assert all(norm > 0 for norm in jax.tree.leaves(norms)), norms
+
+
+@pytest.mark.parametrize(("depth", "whole"), [(3, True), (1, False)])
+def test_gradients_cross_as_many_recurrences_as_told(small_batch, depth, whole):
+    params, key = init_params(NETWORK.config, jax.random.key(0)), jax.random.key(1)
+    states = NETWORK.initial_state(jax.random.split(jax.random.split(key)[1], (3, 11)))
+    loss = stepwise_loss(NETWORK, lambda key, step: jnp.int32(1), depth)
+
+    def expected(params):
+        parts = [by_hand(params, small_batch, r, 1, states) for r in (1, 2, 3)]
+        return sum(answers for answers, _ in parts) / 3 + parts[0][1]
+
+    found = jax.jit(jax.grad(lambda p: loss(p, None, small_batch, key)[0]))(params)
+    wanted = jax.jit(jax.grad(expected))(params)
+    error = max(
+        float(jnp.abs(a - b).max() / jnp.abs(b).max())
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
+    )
+    assert (error < 1e-4) == whole and error < 10, error

@@ -13,7 +13,7 @@ from paradec_jax.losses.recurrent import Draw
 
 
 def stepwise_loss(
-    network: Any, draw: Draw, *, init_scale: float = 1.0
+    network: Any, draw: Draw, backprop_depth: int, *, init_scale: float = 1.0
 ) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
     """Cross-entropy of the answers after each recurrence, behind a prompt that is read apart from them.
 
@@ -26,6 +26,8 @@ def stepwise_loss(
     Args:
       network: the recurrent-depth network.
       draw: of r_p, one a step for the whole batch, such as `exponential`.
+      backprop_depth: answers' recurrences that gradients cross; before every such number of them the state counts as
+        a constant. Each has a target of its own, so few are enough, and through many they explode.
       init_scale: scale of the random initial states.
 
     Returns:
@@ -33,7 +35,12 @@ def stepwise_loss(
       `recurrences` r <= K, those that count, `prompt_targets` and `prompt_weights` [B, T - A], and the scalar
       `step`. Metrics: `accuracy`, over all recurrences that count, `last_accuracy`, after the last of them, and
       `prompt_recurrence`.
+
+    Raises:
+      ValueError: `backprop_depth` below 1.
     """
+    if backprop_depth < 1:
+        raise ValueError(f"backprop_depth must be at least 1, not {backprop_depth}")
 
     def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
         del frozen
@@ -74,6 +81,7 @@ def stepwise_loss(
 
         def body(state: Array, xs: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
             index, target = xs
+            state = jnp.where(index % backprop_depth == 0, lax.stop_gradient(state), state)
             zero = jnp.zeros(())
             return lax.cond(
                 index < count, lambda s: recur(params, s, e, target), lambda s: (s, (zero, zero)), state
