@@ -185,28 +185,20 @@ def test_recurrences_beyond_those_asked_for_do_not_count(small_batch):
     assert value != loss(params, None, earlier, key)[0]
 
 
-def test_gradients_reach_every_part(small_batch):
-    params = init_params(NETWORK.config, jax.random.key(0))
-    loss = stepwise_loss(NETWORK, lambda key, step: jnp.int32(2), 4)
-    grads = jax.jit(jax.grad(lambda p: loss(p, None, small_batch, jax.random.key(1))[0]))(params)
-    norms = jax.tree.map(lambda g: float(jnp.abs(g).max()), grads)
-    assert all(norm > 0 for norm in jax.tree.leaves(norms)), norms
-
-
-@pytest.mark.parametrize(("depth", "whole"), [(3, True), (1, False)])
-def test_gradients_cross_as_many_recurrences_as_told(small_batch, depth, whole):
+def test_gradients_cross_as_many_recurrences_as_told(small_batch):
     params, key = init_params(NETWORK.config, jax.random.key(0)), jax.random.key(1)
     states = NETWORK.initial_state(jax.random.split(jax.random.split(key)[1], (3, 11)))
-    loss = stepwise_loss(NETWORK, lambda key, step: jnp.int32(1), depth)
 
     def expected(params):
         parts = [by_hand(params, small_batch, r, 1, states) for r in (1, 2, 3)]
         return sum(answers for answers, _ in parts) / 3 + parts[0][1]
 
-    found = jax.jit(jax.grad(lambda p: loss(p, None, small_batch, key)[0]))(params)
+    def error(depth):
+        loss = stepwise_loss(NETWORK, lambda key, step: jnp.int32(1), depth)
+        found = jax.jit(jax.grad(lambda p: loss(p, None, small_batch, key)[0]))(params)
+        pairs = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
+        return max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in pairs)
+
     wanted = jax.jit(jax.grad(expected))(params)
-    error = max(
-        float(jnp.abs(a - b).max() / jnp.abs(b).max())
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
-    )
-    assert (error < 1e-4) == whole and error < 10, error
+    assert error(3) < 1e-4
+    assert 1e-2 < error(1) < 10
