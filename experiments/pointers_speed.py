@@ -89,8 +89,9 @@ def wide() -> list[Setting]:
         static(16, baseline=True),
         *(static(r) for r in (10, 11, 12, 13, 14)),
         *(adaptive(exit) for exit in (0.05, 0.1, 0.2, 0.4)),
-        *(wave(inner, 18, 18, exit) for inner in (1, 2, 3, 4, 6) for exit in (0.05, 0.2, 0.4)),
-        *(wave(inner, width, 1, 0.2) for inner, width in ((1, 16), (2, 8), (3, 6), (4, 5))),
+        *(wave(inner, 17, 17, exit) for inner in (1, 2, 3, 4, 6, 12) for exit in (0.2, 0.4)),
+        *(wave(inner, 9, 9, 0.4) for inner in (3, 4, 6)),
+        *(wave(inner, width, 1, 0.4) for inner, width in ((1, 15), (2, 8), (3, 6), (4, 5))),
     ]
 
 
@@ -98,13 +99,13 @@ def few() -> list[Setting]:
     """What came out of it."""
     return [
         static(16, baseline=True),
-        *(static(r) for r in (8, 10, 11, 12)),
-        *(adaptive(exit) for exit in (0.1, 0.2)),
+        *(static(r) for r in (8, 11, 12)),
+        adaptive(0.4),
         Setting("speculative", SelfSpeculative(recurrence=12, draft_recurrence=8, lookahead=4)),
-        wave(4, 18, 18, 0.2),
-        wave(2, 18, 18, 0.2),
-        wave(1, 16, 1, 0.2),
-        wave(2, 8, 1, 0.2),
+        wave(4, 17, 17, 0.4),
+        wave(1, 17, 17, 0.4),
+        wave(1, 15, 1, 0.4),
+        wave(2, 8, 1, 0.4),
     ]
 
 
