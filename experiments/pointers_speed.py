@@ -7,6 +7,7 @@ split (`--split`).
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ import tyro
 
 from paradec_jax import Adaptive, AutoRegressive, Wavefront, load
 from paradec_jax.data.batches import encode_prompts
-from paradec_jax.data.pointers import PointerProblem, PointerTask, pointer_problem
+from paradec_jax.data.pointers import PointerProblem
 from paradec_jax.decode import SelfSpeculative, make_request
 from paradec_jax.decode import run as run_decoder
-from paradec_jax.evaluate import Setting, compare
+from paradec_jax.evaluate import Setting, compare, exact_lists, pointer_problems
 from paradec_jax.evaluate.results import write_table
 from paradec_jax.store import Model, names_of
 
@@ -112,14 +113,6 @@ def few() -> list[Setting]:
 SETTINGS = {"wide": wide, "few": few}
 
 
-def draw(options: Options, task: PointerTask, nearest: int) -> list[PointerProblem]:
-    """The problems of a question."""
-    return [
-        pointer_problem(options.seed, i, options.split, task=task, nearest=nearest)
-        for i in range(options.problems)
-    ]
-
-
 def by_distance(model: Model, problems: Sequence[PointerProblem], seed: int) -> list[dict[str, Any]]:
     """Share of right names after each number of recurrences, for each number of look-ups."""
     assert model.tokenizer is not None
@@ -148,21 +141,14 @@ def sampler_rows(
     model: Model, name: str, problems: Sequence[PointerProblem], options: Options
 ) -> list[dict[str, Any]]:
     """Whole answers, speed and work of every decoder."""
-    assert model.tokenizer is not None
-    solutions = {item.prompt: item.solution for item in problems}
-    budget = 1 + max(len(ids) for ids in model.tokenizer.encode_batch(list(solutions.values())))
-
-    def score(prompts: Sequence[Any], texts: Sequence[str]) -> np.ndarray:
-        return np.asarray([solutions[prompt] == text for prompt, text in zip(prompts, texts, strict=True)])
-
     found = compare(
         model,
-        list(solutions),
+        [item.prompt for item in problems],
         SETTINGS[options.settings](),
         name=name,
         seed=options.seed,
-        budget=budget,
-        score=score,
+        budget=2 + len(problems[0].distance),  # " =", a name for each query, and the stop token
+        score=exact_lists(problems),
         timed=options.timed,
         passes=options.passes,
     )
@@ -192,16 +178,17 @@ def picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Prints and writes both tables, and draws the first."""
-    model, task = load(options.model), PointerTask()
+    model = load(options.model)
     if model.family != "recurrent_depth" or model.tokenizer is None:
         raise SystemExit(f"{options.model} must be a recurrent-depth model with a tokenizer")
-    depth = by_distance(model, draw(options, task, 0), options.seed)
+    drawn = functools.partial(pointer_problems, options.problems, seed=options.seed, split=options.split)
+    depth = by_distance(model, drawn(), options.seed)
     for row in depth:
         print(
             f"r {row['recurrence']:2d}: {row['names_right']:.1%} of names, {row['lists_right']:.1%} of lists right"
         )
     picture(depth, options.figure)
-    rows = sampler_rows(model, names_of([options.model])[0], draw(options, task, options.nearest), options)
+    rows = sampler_rows(model, names_of([options.model])[0], drawn(nearest=options.nearest), options)
     for row in rows:
         speed = ""
         if options.timed:

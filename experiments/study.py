@@ -24,9 +24,15 @@ from rich.progress import Progress, TaskID
 from studies import Depth, Study
 
 from paradec_jax import load, store
-from paradec_jax.data.pointers import pointer_problem
 from paradec_jax.data.word_problems import WordProblem
-from paradec_jax.evaluate import Setting, compare, exact_answers, word_problems
+from paradec_jax.evaluate import (
+    Setting,
+    compare,
+    exact_answers,
+    exact_lists,
+    pointer_problems,
+    word_problems,
+)
 from paradec_jax.evaluate.benchmarks import gsm8k
 from paradec_jax.evaluate.results import write_csv
 
@@ -121,33 +127,20 @@ class Problems:
 def draw(options: Options) -> Problems:
     """The problems of a run."""
     if options.task == "pointers":
-        return pointers(options)
+        items = pointer_problems(options.problems, seed=options.seed, nearest=options.nearest)
+        # " =", a name for each query, and the stop token.
+        budget = options.budget or 2 + len(items[0].distance)
+        return Problems([item.prompt for item in items], budget, exact_lists(items))
     if options.file is None:
         drawn = word_problems(options.problems, seed=options.seed, steps=options.steps)
         return Problems(drawn, options.budget, exact_answers)
-    items = gsm8k.read(options.file, shots=options.shots, examples=options.examples).items[: options.problems]
+    read = gsm8k.read(options.file, shots=options.shots, examples=options.examples).items[: options.problems]
 
     def score(prompts: Sequence[WordProblem | str], texts: Sequence[str]) -> np.ndarray:
         cut = [text.split(gsm8k.STOP[0])[0] for text in texts]
-        return np.asarray([gsm8k.score(*pair).flexible for pair in zip(items, cut, strict=True)], bool)
+        return np.asarray([gsm8k.score(*pair).flexible for pair in zip(read, cut, strict=True)], bool)
 
-    return Problems([item.prompt for item in items], options.budget or 256, score)
-
-
-def pointers(options: Options) -> Problems:
-    """Chains of pointers, whose answers are right as a whole or not at all."""
-    drawn = [
-        pointer_problem(options.seed, i, "test", nearest=options.nearest) for i in range(options.problems)
-    ]
-    solutions = {item.prompt: item.solution for item in drawn}
-
-    def score(prompts: Sequence[WordProblem | str], texts: Sequence[str]) -> np.ndarray:
-        return np.asarray(
-            [solutions[str(prompt)] == text for prompt, text in zip(prompts, texts, strict=True)], bool
-        )
-
-    # " =", a name for each query, and the stop token.
-    return Problems(list(solutions), options.budget or 2 + len(drawn[0].distance), score)
+    return Problems([item.prompt for item in read], options.budget or 256, score)
 
 
 def run(study: Study, name: str, model: Any, problems: Problems, options: Options) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import pytest
 from paradec_jax.config import PRESETS
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.data.pointers import PointerTask, pointer_batches, pointer_problem
+from paradec_jax.evaluate import exact_lists, pointer_problems
 from paradec_jax.losses import stepwise_loss
 from paradec_jax.losses.cross_entropy import cross_entropy
 from paradec_jax.models import RecurrentDepthNetwork, init_params
@@ -117,6 +118,7 @@ def test_drafts_change_inputs_alone():
         (lambda: pointer_problem(0, 0, task=TASK, nearest=4), "nearest must be from 0 to 3, not 4"),
         (lambda: batches(curriculum=((1, 12, 2),)), "curriculum must ascend from batch 0"),
         (lambda: batches(curriculum=((0, 10, 2),)), "chains must divide the names"),
+        (lambda: pointer_problems(0), "number of problems must be at least 1"),
         (lambda: batches(noisy_share=1.5), r"noisy_share must be in \[0, 1\]"),
         (lambda: stepwise_loss(NETWORK, lambda key, step: 1, 0), "backprop_depth must be at least 1"),
         (lambda: batches(rows=0), "rows must be at least 1"),
@@ -202,3 +204,10 @@ def test_gradients_cross_as_many_recurrences_as_told(small_batch):
     wanted = jax.jit(jax.grad(expected))(params)
     assert error(3) < 1e-4
     assert 1e-2 < error(1) < 10
+
+
+def test_lists_are_right_as_a_whole():
+    items = pointer_problems(3, seed=2, task=TASK, nearest=1)
+    assert items[1] == pointer_problem(2, 1, "test", task=TASK, nearest=1)
+    texts = [items[0].solution, items[1].solution + " Ana", items[1].solution]
+    assert exact_lists(items)([item.prompt for item in items], texts).tolist() == [True, False, False]

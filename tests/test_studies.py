@@ -39,7 +39,7 @@ def test_waves_are_as_wide_as_tokens_are_slow(study):
 def test_pointers_are_right_as_a_whole(study):
     options = study.Options(("table1",), task="pointers", nearest=5, problems=3)
     problems = study.draw(options)
-    items = [study.pointer_problem(options.seed, i, "test", nearest=5) for i in range(3)]
+    items = study.pointer_problems(3, seed=options.seed, nearest=5)
     assert problems.prompts == [item.prompt for item in items]
     texts = [items[0].solution, items[1].solution + " Ana", items[1].solution]
     assert problems.score(problems.prompts, texts).tolist() == [True, False, False]

@@ -3,7 +3,13 @@
 from paradec_jax.evaluate.compare import Comparison, compare
 from paradec_jax.evaluate.settings import SETTINGS, Setting
 from paradec_jax.evaluate.statistics import Paired, paired, ratio, wilson
-from paradec_jax.evaluate.tasks import exact_answers, read_jsonl, word_problems
+from paradec_jax.evaluate.tasks import (
+    exact_answers,
+    exact_lists,
+    pointer_problems,
+    read_jsonl,
+    word_problems,
+)
 from paradec_jax.evaluate.throughput import Speed, Subject, measure
 
 __all__ = [
@@ -15,8 +21,10 @@ __all__ = [
     "Subject",
     "compare",
     "exact_answers",
+    "exact_lists",
     "measure",
     "paired",
+    "pointer_problems",
     "ratio",
     "read_jsonl",
     "wilson",
