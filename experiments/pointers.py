@@ -1,4 +1,4 @@
-"""Trains the model of a task that needs depth: `python experiments/pointers.py`.
+"""Trains models of a task that needs depth: `python experiments/pointers.py tiny-pointers`.
 
 Where does a chain of pointers lead (`paradec_jax.data.pointers`)? After the first recurrence the model is to say the
 query itself, after each further one the name one look-up on, until the chain ends. That target for every recurrence
@@ -23,20 +23,6 @@ from paradec_jax.losses import exponential, stepwise_loss
 from paradec_jax.models import RecurrentDepthNetwork, init_params, matrix_axes
 from paradec_jax.train import fit, muon
 
-SHAPE = RecurrentDepthConfig(
-    vocab_size=384,
-    width=64,
-    heads=2,
-    feed_forward=128,
-    prelude_layers=1,
-    core_layers=2,
-    coda_layers=1,
-    max_length=128,
-    rope_base=10_000.0,
-    mean_recurrence=16,
-    mean_backprop_depth=16,
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
@@ -44,6 +30,7 @@ class Recipe:
 
     Attributes:
       name: of the run and its folder.
+      width, heads: of the network, whose feed-forward layers are twice as wide.
       task: shape of the problems.
       rows: problems of a batch.
       curriculum: stages (first update, names of a table, recurrences that have a target).
@@ -62,6 +49,8 @@ class Recipe:
     """
 
     name: str = "tiny-pointers"
+    width: int = 64
+    heads: int = 2
     task: PointerTask = dataclasses.field(default_factory=PointerTask)
     rows: int = 48
     curriculum: tuple[tuple[int, int, int], ...] = (
@@ -88,12 +77,53 @@ class Recipe:
     exported_bits: int = 16
     seed: int = 0
 
+    @property
+    def shape(self) -> RecurrentDepthConfig:
+        """The network's."""
+        return RecurrentDepthConfig(
+            vocab_size=384,
+            width=self.width,
+            heads=self.heads,
+            feed_forward=2 * self.width,
+            prelude_layers=1,
+            core_layers=2,
+            coda_layers=1,
+            max_length=128,
+            rope_base=10_000.0,
+            mean_recurrence=16,
+            mean_backprop_depth=16,
+        )
+
     def prompt_mean_at(self, step: jax.Array) -> jax.Array:
         """M at an update; so small at first that every draw is 1."""
         return jnp.where(step < self.prompt_from, 1e-3, self.prompt_mean)
 
 
-def main(recipe: tyro.conf.OmitArgPrefixes[Recipe], folder: Path | None = None) -> None:
+RECIPES = {
+    "tiny-pointers": Recipe(),
+    # So wide that a core's cache does not hold its weights, on which a wave's gain in time depends.
+    "wide-pointers": Recipe(
+        name="wide-pointers",
+        width=256,
+        heads=8,
+        rows=32,
+        curriculum=(
+            (0, 8, 2),
+            (450, 16, 3),
+            (600, 24, 4),
+            *((680 + 60 * i, 24, 6 + 2 * i) for i in range(5)),
+        ),
+        updates=1400,
+        cooldown=900,
+        adam_learning_rate=2e-3,
+    ),
+}
+
+
+def main(
+    recipe: tyro.conf.OmitSubcommandPrefixes[tyro.extras.subcommand_type_from_defaults(RECIPES)],
+    folder: Path | None = None,
+) -> None:
     """Trains and writes the averaged weights as a model folder.
 
     Args:
@@ -101,21 +131,21 @@ def main(recipe: tyro.conf.OmitArgPrefixes[Recipe], folder: Path | None = None) 
       folder: where checkpoints, metrics and the model go; `runs/NAME` by default.
     """
     folder = Path("runs") / recipe.name if folder is None else folder
-    tokenizer, key = build_tokenizer(), jax.random.key(recipe.seed)
+    shape, tokenizer, key = recipe.shape, build_tokenizer(), jax.random.key(recipe.seed)
     data = pointer_batches(
         tokenizer, seed=recipe.seed, task=recipe.task, rows=recipe.rows, curriculum=recipe.curriculum
     )
     with jax.default_matmul_precision(recipe.matmul_precision):
         state = fit(
             stepwise_loss(
-                RecurrentDepthNetwork(SHAPE), exponential(recipe.prompt_mean_at), recipe.backprop_depth
+                RecurrentDepthNetwork(shape), exponential(recipe.prompt_mean_at), recipe.backprop_depth
             ),
-            init_params(SHAPE, jax.random.fold_in(key, 0)),
+            init_params(shape, jax.random.fold_in(key, 0)),
             data,
             optimizer=muon(
                 recipe.learning_rate,
                 recipe.updates,
-                axes=matrix_axes(SHAPE),
+                axes=matrix_axes(shape),
                 warmup=recipe.warmup,
                 cooldown=recipe.cooldown,
                 weight_decay=recipe.weight_decay,
@@ -130,7 +160,7 @@ def main(recipe: tyro.conf.OmitArgPrefixes[Recipe], folder: Path | None = None) 
         )
     assert state.ema is not None
     params = rounded(state.ema, recipe.exported_bits)
-    trained = store.Model(config=SHAPE, params=params, token_spec=token_spec(), tokenizer=tokenizer)
+    trained = store.Model(config=shape, params=params, token_spec=token_spec(), tokenizer=tokenizer)
     store.save(folder / "model", trained, overwrite=True)
 
 
