@@ -22,6 +22,7 @@ BUNDLED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("tiny-recurrent-distilled",),
         ("consistency", "agreement", "rehearsal_accuracy"),
     ),
+    "tiny-pointers": (("tiny-pointers",), ("loss", "last_accuracy")),
     "tiny-causal": (("tiny-causal-first", "tiny-causal-second", "tiny-causal"), ("loss", "accuracy")),
     "tiny-jacobi": (("tiny-jacobi",), ("consistency", "agreement", "rehearsal_accuracy")),
 }

@@ -109,12 +109,13 @@ RECIPES = {
         rows=32,
         curriculum=(
             (0, 8, 2),
-            (450, 16, 3),
-            (600, 24, 4),
-            *((680 + 60 * i, 24, 6 + 2 * i) for i in range(5)),
+            (400, 16, 3),
+            (470, 24, 4),
+            *((520 + 40 * i, 24, 6 + 2 * i) for i in range(5)),
         ),
-        updates=1400,
-        cooldown=900,
+        prompt_from=520,
+        updates=850,
+        cooldown=500,
         adam_learning_rate=2e-3,
     ),
 }
