@@ -76,22 +76,24 @@ def adaptive(exit: float, recurrence: int = 32) -> Setting:
     return Setting("adaptive", decoder, Adaptive.Knobs(exit_threshold=exit))
 
 
-def wave(inner: int, width: int, headway: int, exit: float, carry: bool = True) -> Setting:
+def wave(inner: int, width: int, headway: int, exit: float, buckets: tuple[int, ...] = ()) -> Setting:
     """The clean wavefront."""
     decoder = Wavefront(
-        inner_recurrence=inner, width=width, headway=headway, carry=carry, prefill_recurrence=1
+        inner_recurrence=inner, width=width, headway=headway, buckets=buckets, prefill_recurrence=1
     )
     return Setting("wavefront", decoder, Wavefront.Knobs(exit_threshold=exit, momentum=0.0))
 
 
 def wide() -> list[Setting]:
-    """What is tried on the tuning split."""
+    """What is tried on the tuning split. A wave of 17 holds an answer whole; its first step has one position."""
     return [
         static(16, baseline=True),
-        *(static(r) for r in (10, 11, 12, 13, 14)),
-        *(adaptive(exit) for exit in (0.05, 0.1, 0.2, 0.4)),
-        *(wave(inner, 17, 17, exit) for inner in (1, 2, 3, 4, 6, 12) for exit in (0.2, 0.4)),
-        *(wave(inner, 9, 9, 0.4) for inner in (3, 4, 6)),
+        *(static(r) for r in (11, 12, 13)),
+        *(adaptive(exit) for exit in (0.1, 0.2, 0.4, 0.8)),
+        *(wave(inner, 17, 17, exit, (1,)) for inner in (1, 2, 3, 4, 6, 13) for exit in (0.2, 0.4, 0.8)),
+        wave(4, 17, 17, 0.4),
+        wave(4, 17, 17, 0.4, (1, 9)),
+        wave(4, 9, 9, 0.4, (1,)),
         *(wave(inner, width, 1, 0.4) for inner, width in ((1, 15), (2, 8), (3, 6), (4, 5))),
     ]
 
@@ -103,8 +105,7 @@ def few() -> list[Setting]:
         *(static(r) for r in (8, 11, 12)),
         adaptive(0.4),
         Setting("speculative", SelfSpeculative(recurrence=12, draft_recurrence=8, lookahead=4)),
-        wave(4, 17, 17, 0.4),
-        wave(1, 17, 17, 0.4),
+        *(wave(inner, 17, 17, 0.4, (1,)) for inner in (1, 3, 4)),
         wave(1, 15, 1, 0.4),
         wave(2, 8, 1, 0.4),
     ]
