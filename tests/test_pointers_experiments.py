@@ -1,0 +1,58 @@
+"""The scripts about chains of pointers: training at toy size, and what the bundled model must show."""
+
+import json
+
+import pytest
+from test_experiments import EXPERIMENTS, options_of, read, script
+
+from paradec_jax import load
+from paradec_jax.data.pointers import PointerTask
+
+
+def test_training_writes_a_model_that_loads(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXPERIMENTS))
+    found = script("pointers")
+    recipe = found["Recipe"](
+        width=16,
+        heads=2,
+        task=PointerTask(queries=2),
+        rows=2,
+        curriculum=((0, 4, 1), (1, 8, 2)),
+        updates=2,
+        warmup=1,
+        cooldown=1,
+    )
+    found["main"](recipe, tmp_path)
+    log = [json.loads(line) for line in (tmp_path / "training" / "metrics.jsonl").open()]
+    assert log[-1]["step"] == 2 and log[-1]["loss"] > 0
+    model = load(str(tmp_path / "model"))
+    assert model.config == recipe.shape
+    for other in found["RECIPES"].values():
+        starts = [stage[0] for stage in other.curriculum]
+        assert starts == sorted(starts) and starts[-1] < other.updates
+
+
+def test_the_bundled_model_follows_one_pointer_a_recurrence(tmp_path):
+    """After r recurrences names up to r - 1 look-ups away are right, none beyond; a wave writes what r = 12 writes."""
+    found = script("pointers_speed", RECURRENCES=(1, 5, 12, 16))
+    static, wave = found["static"], found["wave"]
+    found["SETTINGS"]["few"] = lambda: [static(16, baseline=True), static(11), wave(4, 17, 17, 0.4)]
+    options = options_of(found, tmp_path, problems=12, timed=1, nearest=9)
+    found["main"](options)
+    result, table = read(options.out)
+    for row in result["by_recurrence"]:
+        expected = [float(distance < row["recurrence"]) for distance in range(12)]
+        assert row["by_distance"] == pytest.approx(expected, abs=0.15), row
+    exact = {
+        row["label"].split(",")[0] + str(row["settings"].get("recurrence")): row for row in result["rows"]
+    }
+    assert exact["autoregressive16"]["exact"] == 12 and exact["autoregressive11"]["exact"] < 6
+    waved = result["rows"][-1]
+    assert waved["exact"] == 12 and waved["equals_greedy"] == 1 and waved["network_calls_per_token"] < 0.5
+    assert [line["label"] for line in table] == [row["label"] for row in result["rows"]]
+    assert options.figure.stat().st_size > 1000
+
+
+def test_unknown_settings_are_refused():
+    with pytest.raises(ValueError, match="settings must be one of wide, few"):
+        script("pointers_speed")["Options"](settings="some")
