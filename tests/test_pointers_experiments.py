@@ -9,6 +9,7 @@ from paradec_jax import load
 from paradec_jax.data.pointers import PointerTask
 
 
+@pytest.mark.slow
 def test_training_writes_a_model_that_loads(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(EXPERIMENTS))
     found = script("pointers")
@@ -33,20 +34,17 @@ def test_training_writes_a_model_that_loads(tmp_path, monkeypatch):
 
 
 def test_the_bundled_model_follows_one_pointer_a_recurrence(tmp_path):
-    """After r recurrences names up to r - 1 look-ups away are right, none beyond; a wave writes what r = 12 writes."""
-    found = script("pointers_speed", RECURRENCES=(1, 5, 12, 16))
+    """After r recurrences names up to r - 1 look-ups away are right, none beyond; a wave agrees with r = 12."""
+    found = script("pointers_speed", RECURRENCES=(5, 12))
     static, wave = found["static"], found["wave"]
-    found["SETTINGS"]["few"] = lambda: [static(16, baseline=True), static(11), wave(4, 17, 17, 0.4)]
+    found["SETTINGS"]["few"] = lambda: [static(12, baseline=True), wave(4, 17, 17, 0.4)]
     options = options_of(found, tmp_path, problems=12, timed=1, nearest=9)
     found["main"](options)
     result, table = read(options.out)
     for row in result["by_recurrence"]:
         expected = [float(distance < row["recurrence"]) for distance in range(12)]
         assert row["by_distance"] == pytest.approx(expected, abs=0.15), row
-    exact = {
-        row["label"].split(",")[0] + str(row["settings"].get("recurrence")): row for row in result["rows"]
-    }
-    assert exact["autoregressive16"]["exact"] == 12 and exact["autoregressive11"]["exact"] < 6
+    assert result["rows"][0]["exact"] == 12
     waved = result["rows"][-1]
     assert waved["exact"] == 12 and waved["equals_greedy"] == 1 and waved["network_calls_per_token"] < 0.5
     assert [line["label"] for line in table] == [row["label"] for row in result["rows"]]
