@@ -1,4 +1,4 @@
-"""Trains models of a task that needs depth: `python experiments/pointers.py tiny-pointers`.
+"""Trains the model of a task that needs depth: `python experiments/pointers.py`.
 
 Where does a chain of pointers lead (`paradec_jax.data.pointers`)? After the first recurrence the model is to say the
 query itself, after each further one the name one look-up on, until the chain ends. That target for every recurrence
@@ -99,30 +99,8 @@ class Recipe:
         return jnp.where(step < self.prompt_from, 1e-3, self.prompt_mean)
 
 
-RECIPES = {
-    "tiny-pointers": Recipe(),
-    # So wide that a core's cache does not hold its weights, on which a wave's gain in time depends.
-    "wide-pointers": Recipe(
-        name="wide-pointers",
-        width=256,
-        heads=8,
-        rows=32,
-        curriculum=(
-            (0, 8, 2),
-            (400, 16, 3),
-            (470, 24, 4),
-            *((520 + 40 * i, 24, 6 + 2 * i) for i in range(5)),
-        ),
-        prompt_from=520,
-        updates=850,
-        cooldown=500,
-        adam_learning_rate=2e-3,
-    ),
-}
-
-
 def main(
-    recipe: tyro.conf.OmitSubcommandPrefixes[tyro.extras.subcommand_type_from_defaults(RECIPES)],
+    recipe: tyro.conf.OmitArgPrefixes[Recipe],
     folder: Path | None = None,
 ) -> None:
     """Trains and writes the averaged weights as a model folder.

@@ -28,9 +28,6 @@ def test_training_writes_a_model_that_loads(tmp_path, monkeypatch):
     assert log[-1]["step"] == 2 and log[-1]["loss"] > 0
     model = load(str(tmp_path / "model"))
     assert model.config == recipe.shape
-    for other in found["RECIPES"].values():
-        starts = [stage[0] for stage in other.curriculum]
-        assert starts == sorted(starts) and starts[-1] < other.updates
 
 
 def test_the_bundled_model_follows_one_pointer_a_recurrence(tmp_path):
