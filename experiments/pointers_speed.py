@@ -1,9 +1,10 @@
 """Where depth is needed: decoders on chains of pointers. `python experiments/pointers_speed.py`.
 
-Two questions about the model of `pointers.py`. How many names of an answer are right after r recurrences, by how many
-look-ups they are away? And how fast is a wavefront beside sequential decoding of equal accuracy, where a token needs
-many recurrences? Both sides read the prompt alike. Settings are chosen on the tuning split and reported on the test
-split (`--split`).
+Three questions about the model of `pointers.py`. How many names of an answer are right after r recurrences, by how
+many look-ups they are away? How fast is a wavefront beside sequential decoding of equal accuracy, where a token needs
+many recurrences? Both sides read the prompt alike. And since the time of a step over many positions is a matter of
+the network's width and the device: what would the same steps cost in wider networks, whose weights are random?
+Settings are chosen on the tuning split and reported on the test split (`--split`).
 """
 
 import dataclasses
@@ -18,14 +19,19 @@ import numpy as np
 import tyro
 
 from paradec_jax import Adaptive, AutoRegressive, Wavefront, load
+from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.data.pointers import PointerProblem
 from paradec_jax.decode import SelfSpeculative, make_request
 from paradec_jax.decode import run as run_decoder
 from paradec_jax.evaluate import Setting, compare, exact_lists, pointer_problems
 from paradec_jax.evaluate.results import write_table
+from paradec_jax.evaluate.settings import EVERY_STEP
+from paradec_jax.evaluate.throughput import Subject, measure
+from paradec_jax.models import RecurrentDepthNetwork, init_params
 from paradec_jax.store import Model, names_of
 
+TIMED = 2  # prompts of the third question
 RECURRENCES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 24, 32)
 
 
@@ -42,6 +48,7 @@ class Options:
       split: of the problems, "tune" to choose settings and "test" to report them.
       timed: problems of the speed measurement, at batch 1; 0 leaves speed out.
       passes: timings of each setting.
+      widths: of the networks of the third question; none leaves it out.
       settings: "wide" for the search, "few" for what came out of it.
       out: where the JSON goes; a CSV of the same name lies beside it.
       figure: where the picture of the first question goes.
@@ -54,6 +61,7 @@ class Options:
     split: str = "test"
     timed: int = 8
     passes: int = 5
+    widths: tuple[int, ...] = (64, 128, 256, 512)
     settings: str = "few"
     out: Path = Path("experiments/results/pointers.json")
     figure: Path = Path("experiments/figures/pointers.png")
@@ -159,6 +167,58 @@ def sampler_rows(
     ]
 
 
+def step_costs(
+    model: Model, problems: Sequence[PointerProblem], wave_steps: float, options: Options
+) -> list[dict[str, Any]]:
+    """Seconds of a step at other widths, and what they make of the steps that the trained model takes.
+
+    With answers of T tokens behind the one that the prompt predicts, and a wave of n steps, the first over one
+    position:
+
+        speed-up = T t(1 position, r = 12) / (t(1, 4) + (n - 1) t(17, 4))
+    """
+    assert model.tokenizer is not None and isinstance(model.config, RecurrentDepthConfig)
+    tokens, lengths = encode_prompts(
+        model.tokenizer, [item.prompt for item in problems[:TIMED]], spec=model.token_spec
+    )
+    answer = 1 + len(problems[0].distance)
+    requests = [
+        make_request(
+            tokens[[i]],
+            lengths[[i]],
+            max_new_tokens=1 + answer,
+            stop=(),
+            keys=jax.random.split(jax.random.key(i), 1),
+        )
+        for i in range(len(tokens))
+    ]
+    # A wave of random weights that leaves at every step takes as many steps as it likes; only their time counts.
+    settings = [static(12), static(4), wave(4, 17, 17, EVERY_STEP)]
+    rows = []
+    for width in options.widths:
+        config = dataclasses.replace(model.config, width=width, heads=width // 32, feed_forward=2 * width)
+        network = RecurrentDepthNetwork(config)
+        size = tokens.shape[1] + 1 + answer
+        subjects = [
+            Subject(setting.decoder.bind(network, size, model.token_spec.pad), setting.knobs)
+            for setting in settings
+        ]
+        params = init_params(config, jax.random.key(options.seed))
+        speeds = measure(subjects, params, requests, passes=options.passes)
+        deep, shallow, whole = ((speed.seconds - speed.init_seconds) / speed.calls for speed in speeds)
+        rows.append(
+            {
+                "width": width,
+                "static_12_microseconds": 1e6 * deep,
+                "static_4_microseconds": 1e6 * shallow,
+                "wave_17_microseconds": 1e6 * whole,
+                "wave_steps": wave_steps,
+                "speedup_without_prompts": answer * deep / (shallow + (wave_steps - 1) * whole),
+            }
+        )
+    return rows
+
+
 def picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Share of right names over look-ups and recurrences."""
     matplotlib.use("Agg")
@@ -201,6 +261,18 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             f"{row['label']}: {row['exact']}/{row['problems']}  {row['network_calls_per_token']:.2f} calls,"
             f" {row['recurrences_per_token']:.2f} recurrences a token{speed}"
         )
+    costs = []
+    if options.widths:
+        # The prompt's call is no step of the wave.
+        wanted = wave(4, 17, 17, 0.4, (1,)).settings()
+        calls = next(row["network_calls_per_token"] for row in rows if row["settings"] == wanted)
+        problems = drawn(nearest=options.nearest)
+        costs = step_costs(model, problems, calls * (2 + len(problems[0].distance)) - 1, options)
+    for row in costs:
+        print(
+            f"width {row['width']}: {row['static_12_microseconds']:,.0f} us static at r = 12, "
+            f"{row['wave_17_microseconds']:,.0f} us a wave's step, {row['speedup_without_prompts']:.2f}x"
+        )
     facts = {**dataclasses.asdict(options), "model": names_of([options.model])[0]}
     facts |= {"out": options.out.name, "figure": options.figure.name}
     lines = []
@@ -209,7 +281,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         line["interval_low"], line["interval_high"] = row["interval"]
         line["difference_low"], line["difference_high"] = row["difference_interval"]
         lines.append(line)
-    write_table(options.out, {"options": facts, "by_recurrence": depth, "rows": rows}, lines)
+    write_table(options.out, {"options": facts, "by_recurrence": depth, "rows": rows, "costs": costs}, lines)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def test_the_bundled_model_follows_one_pointer_a_recurrence(tmp_path):
     found = script("pointers_speed", RECURRENCES=(5, 12))
     static, wave = found["static"], found["wave"]
     found["SETTINGS"]["few"] = lambda: [static(12, baseline=True), wave(4, 17, 17, 0.4)]
-    options = options_of(found, tmp_path, problems=12, timed=1, nearest=9)
+    options = options_of(found, tmp_path, problems=12, timed=1, nearest=9, widths=())
     found["main"](options)
     result, table = read(options.out)
     for row in result["by_recurrence"]:
