@@ -182,6 +182,28 @@ STUDIES: dict[str, Study] = {
         "inner_recurrence",
         "heat",
     ),
+    "released_noise": Study(
+        "Inner recurrence and noise under the released rule",
+        lambda d: [
+            released(i, d.width(i), exit_threshold=0.1, noise=b)
+            for i in INNER
+            for b in (0.0, 0.1, 0.2, 0.4, 0.6)
+        ],
+        "noise",
+        "inner_recurrence",
+        "heat",
+    ),
+    "released_momentum": Study(
+        "Momentum of the conditioning under the released rule",
+        lambda d: [
+            released(i, d.width(i), exit_threshold=0.1, momentum=m)
+            for i in (1, 2, 4)
+            for m in (0.0, 0.1, 0.2, 0.4, 0.8)
+        ],
+        "momentum",
+        "inner_recurrence",
+        "curves",
+    ),
     "noise_mixer": Study(
         "Schedule of the noise",
         lambda d: [wave(1, d.width(1), noise=0.2, noise_mixer=m) for m in ("dampened", "constant", "sqrt")],
