@@ -138,7 +138,10 @@ def official_against_clean(depth: Depth) -> list[Setting]:
     ]
     return [
         *both,
-        *(released(2, 10, rule=rule) for rule in ("latent-acceleration-1", "token-stability", "fixed")),
+        *(
+            released(2, depth.default // 2 + 3, rule=rule)
+            for rule in ("latent-acceleration-1", "token-stability", "fixed")
+        ),
     ]
 
 

@@ -1,11 +1,12 @@
 """Bad input gets one clear sentence, before anything is compiled."""
 
+import dataclasses
 import functools
 from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from decoders import BUDGET, EVERY, ROWS, SIZE
+from decoders import BUDGET, EVERY, ROWS, SIZE, tiny
 
 from paradec_jax import decode
 from paradec_jax.decode import drive
@@ -127,3 +128,16 @@ def unusual(kind: type, knobs: dict[str, Any] | None = None, *, network: Any = N
     """A run that must be refused."""
     decoder, knobs = kind(network or StubCausal(), SIZE, **options), kind.Knobs(**(knobs or {}))
     return decode.run(decoder, tiny_params() if network else None, tiny_request(2), knobs)
+
+
+def test_a_wave_too_narrow_for_its_schedule_is_refused():
+    """Under "fixed" a wave that is full before anything is due would wait for ever."""
+    request = tiny_request(4)
+    narrow = tiny(decode.OfficialWavefront, "shared", rule="fixed", inner_recurrence=2, width=4)
+    needed = narrow.patience + 3
+    narrow = dataclasses.replace(narrow, width=needed - 1)
+    with pytest.raises(ValueError, match=f"width must be at least {needed}, not {needed - 1}"):
+        decode.run(narrow, tiny_params(), request, narrow.Knobs())
+    wide = dataclasses.replace(narrow, width=needed)
+    result = decode.run(wide, tiny_params(), request, wide.Knobs(noise=0.0), max_steps=100)
+    assert [len(ids) for ids in result.completions()] == [4] * 3

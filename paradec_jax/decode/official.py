@@ -86,7 +86,18 @@ class OfficialWavefront(DecoderBase):
         return self._r // self.inner_recurrence
 
     def init(self, params: Any, request: Request, knobs: OfficialKnobs) -> OfficialState:
-        """Reads the prompt and freezes the token it predicts (S1), or makes the prompt the first wave."""
+        """Reads the prompt and freezes the token it predicts (S1), or makes the prompt the first wave.
+
+        Raises:
+          ValueError: a width that the rule "fixed" would fill for good, for it commits only when a wave grows; or,
+            without prefill, a prompt wider than the wave.
+        """
+        flying = self.headway * (self.patience + 2)
+        if self.rule == "fixed" and self.width <= flying:
+            raise ValueError(
+                f'rule "fixed" holds {flying} positions in flight before it commits: the width must be at least '
+                f"{flying + 1}, not {self.width}"
+            )
         batch, lengths = request.batch, request.lengths
         zeros = jnp.zeros(batch, jnp.int32)
         if self.prefill_prompt:
