@@ -187,6 +187,7 @@ def test_recurrences_beyond_those_asked_for_do_not_count(small_batch):
     assert value != loss(params, None, earlier, key)[0]
 
 
+@pytest.mark.slow
 def test_gradients_cross_as_many_recurrences_as_told(small_batch):
     params, key = init_params(NETWORK.config, jax.random.key(0)), jax.random.key(1)
     states = NETWORK.initial_state(jax.random.split(jax.random.split(key)[1], (3, 11)))
