@@ -18,12 +18,11 @@ from jaxtyping import Int32
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.vocabulary import token_spec
-from paradec_jax.data.word_problems import NAMES
+from paradec_jax.data.word_problems import NAMES, SPLITS
 from paradec_jax.tokenizer import Tokenizer
 
 HAS, ASK, BEGIN = " has", "?", " ="
 
-SPLITS = ("train", "tune", "test")
 _NUM_BATCHES = 2**31 - 1
 
 Curriculum = Sequence[tuple[int, int, int]]

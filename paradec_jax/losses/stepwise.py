@@ -70,8 +70,7 @@ def stepwise_loss(
         cache = network.write(network.init_cache(rows, prompt), window, start)
 
         view = network.view(positions[:, prompt:], cache, start + prompt)
-        empty = network.empty_window(rows, width)
-        e, own = network.embed(params, tokens[:, prompt:], view, empty)
+        e, own = network.embed(params, tokens[:, prompt:], view, network.empty_window(rows, width))
 
         @jax.checkpoint
         def recur(params: Any, state: Array, e: Array, target: Array) -> tuple[Array, tuple[Array, Array]]:
