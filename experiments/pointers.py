@@ -1,4 +1,4 @@
-"""Trains the model of a task that needs depth: `python experiments/pointers.py`.
+"""Trains a model of a task that needs depth: `python experiments/pointers.py tiny-pointers`.
 
 Where does a chain of pointers lead (`paradec_jax.data.pointers`)? After the first recurrence the model is to say the
 query itself, after each further one the name one look-up on, until the chain ends. That target for every recurrence
@@ -18,7 +18,7 @@ from train import rounded
 from paradec_jax import store
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.data import build_tokenizer, token_spec
-from paradec_jax.data.pointers import PointerTask, pointer_batches
+from paradec_jax.data.pointers import Stage, pointer_batches
 from paradec_jax.losses import exponential, stepwise_loss
 from paradec_jax.models import RecurrentDepthNetwork, init_params, matrix_axes
 from paradec_jax.train import fit, muon
@@ -31,9 +31,9 @@ class Recipe:
     Attributes:
       name: of the run and its folder.
       width, heads: of the network, whose feed-forward layers are twice as wide.
-      task: shape of the problems.
-      rows: problems of a batch.
-      curriculum: stages (first update, names of a table, recurrences that have a target).
+      max_length: longest sequence of the network.
+      chains: of a table.
+      curriculum: what is asked for, by update.
       prompt_mean: M of the prompt's recurrence, `max(1, round(Exp(M)))`, once look-ups have been learned.
       prompt_from: updates up to which prompts are read once.
       backprop_depth: recurrences of the answers that gradients cross.
@@ -48,29 +48,20 @@ class Recipe:
       seed: of parameters, problems and draws.
     """
 
-    name: str = "tiny-pointers"
-    width: int = 64
-    heads: int = 2
-    task: PointerTask = dataclasses.field(default_factory=PointerTask)
-    rows: int = 48
-    curriculum: tuple[tuple[int, int, int], ...] = (
-        (0, 8, 2),
-        (450, 16, 3),
-        (600, 24, 4),
-        (700, 24, 6),
-        (800, 24, 8),
-        (900, 24, 10),
-        (1000, 24, 12),
-        (1200, 24, 14),
-    )
+    name: str
+    width: int
+    heads: int
+    curriculum: tuple[Stage, ...]
+    prompt_from: int
+    updates: int
+    cooldown: int
+    learning_rate: float
+    adam_learning_rate: float
+    max_length: int = 128
+    chains: int = 2
     prompt_mean: float = 2.0
-    prompt_from: int = 700
     backprop_depth: int = 2
-    updates: int = 3000
     warmup: int = 100
-    cooldown: int = 2400
-    learning_rate: float = 8e-3
-    adam_learning_rate: float = 3e-3
     weight_decay: float = 0.02
     ema_decay: float = 0.99
     matmul_precision: str = "BF16_BF16_F32"
@@ -88,7 +79,7 @@ class Recipe:
             prelude_layers=1,
             core_layers=2,
             coda_layers=1,
-            max_length=128,
+            max_length=self.max_length,
             rope_base=10_000.0,
             mean_recurrence=16,
             mean_backprop_depth=16,
@@ -99,8 +90,56 @@ class Recipe:
         return jnp.where(step < self.prompt_from, 1e-3, self.prompt_mean)
 
 
+RECIPES = {
+    "tiny-pointers": Recipe(
+        name="tiny-pointers",
+        width=64,
+        heads=2,
+        curriculum=(
+            Stage(0, 8, 2),
+            Stage(450, 16, 3),
+            Stage(600, 24, 4),
+            Stage(700, 24, 6),
+            Stage(800, 24, 8),
+            Stage(900, 24, 10),
+            Stage(1000, 24, 12),
+            Stage(1200, 24, 14),
+        ),
+        prompt_from=700,
+        updates=3000,
+        cooldown=2400,
+        learning_rate=8e-3,
+        adam_learning_rate=3e-3,
+    ),
+    # The size of an update's matrix grows with the square root of the width, so the rate is halved.
+    "wide-pointers": Recipe(
+        name="wide-pointers",
+        width=256,
+        heads=8,
+        max_length=256,
+        curriculum=(
+            Stage(0, 8, 2, rows=32),
+            Stage(360, 16, 3, rows=32),
+            Stage(480, 24, 4, rows=32),
+            Stage(560, 24, 6, rows=32),
+            Stage(640, 24, 8, rows=32),
+            Stage(720, 24, 10, rows=32),
+            Stage(800, 24, 12, rows=32),
+            Stage(950, 24, 14, rows=32),
+            Stage(1200, 24, 14, queries=32, rows=16),
+            Stage(1500, 24, 14, queries=64, rows=12),
+        ),
+        prompt_from=600,
+        updates=2200,
+        cooldown=1800,
+        learning_rate=4e-3,
+        adam_learning_rate=2e-3,
+    ),
+}
+
+
 def main(
-    recipe: tyro.conf.OmitArgPrefixes[Recipe],
+    recipe: tyro.conf.OmitSubcommandPrefixes[tyro.extras.subcommand_type_from_defaults(RECIPES)],
     folder: Path | None = None,
 ) -> None:
     """Trains and writes the averaged weights as a model folder.
@@ -111,9 +150,7 @@ def main(
     """
     folder = Path("runs") / recipe.name if folder is None else folder
     shape, tokenizer, key = recipe.shape, build_tokenizer(), jax.random.key(recipe.seed)
-    data = pointer_batches(
-        tokenizer, seed=recipe.seed, task=recipe.task, rows=recipe.rows, curriculum=recipe.curriculum
-    )
+    data = pointer_batches(tokenizer, seed=recipe.seed, chains=recipe.chains, curriculum=recipe.curriculum)
     with jax.default_matmul_precision(recipe.matmul_precision):
         state = fit(
             stepwise_loss(

@@ -10,13 +10,14 @@ import pytest
 
 from paradec_jax.config import PRESETS
 from paradec_jax.data import build_tokenizer, token_spec
-from paradec_jax.data.pointers import PointerTask, pointer_batches, pointer_problem
+from paradec_jax.data.pointers import PointerTask, Stage, pointer_batches, pointer_problem
 from paradec_jax.evaluate import exact_lists, pointer_problems
 from paradec_jax.losses import stepwise_loss
 from paradec_jax.losses.cross_entropy import cross_entropy
 from paradec_jax.models import RecurrentDepthNetwork, init_params
 
 TASK = PointerTask(names=12, chains=3, queries=5)
+CURRICULUM = (Stage(0, 12, 1, queries=5, rows=6), Stage(2, 9, 5, queries=7, rows=4))
 NETWORK = RecurrentDepthNetwork(PRESETS["test-recurrent"])
 
 
@@ -54,8 +55,8 @@ def test_problems_differ_by_seed_index_and_split():
 
 
 def batches(**options):
-    options = {"rows": 6, "curriculum": ((0, 12, 1), (2, 9, 5)), "noisy_share": 0.0, "prefetch": 0} | options
-    return pointer_batches(build_tokenizer(), seed=3, task=TASK, **options)
+    options = {"curriculum": CURRICULUM, "noisy_share": 0.0, "prefetch": 0} | options
+    return pointer_batches(build_tokenizer(), seed=3, chains=TASK.chains, **options)
 
 
 def test_targets_follow_one_pointer_more_after_each_recurrence():
@@ -94,7 +95,7 @@ def test_batches_follow_the_curriculum_and_resume():
     found = [next(data)["recurrences"] for _ in range(2)]
     state = data.get_state()
     third = next(data)
-    assert third["tokens"].shape[1] == 1 + 3 * 9 + 1 + 2 * TASK.queries + 1
+    assert third["tokens"].shape == (4, 1 + 3 * 9 + 1 + 2 * 7 + 1)
     assert [*found, third["recurrences"]] == [1, 1, 5]
     again = batches()
     again.set_state(state)
@@ -116,12 +117,12 @@ def test_drafts_change_inputs_alone():
         (lambda: PointerTask(queries=0), "queries must be at least 1"),
         (lambda: pointer_problem(0, 0, "all"), "split must be one of train, tune, test"),
         (lambda: pointer_problem(0, 0, task=TASK, nearest=4), "nearest must be from 0 to 3, not 4"),
-        (lambda: batches(curriculum=((1, 12, 2),)), "curriculum must ascend from batch 0"),
-        (lambda: batches(curriculum=((0, 10, 2),)), "chains must divide the names"),
+        (lambda: batches(curriculum=(Stage(1, 12, 2),)), "curriculum must ascend from batch 0"),
+        (lambda: batches(curriculum=(Stage(0, 10, 2),)), "chains must divide the names"),
         (lambda: pointer_problems(0), "number of problems must be at least 1"),
         (lambda: batches(noisy_share=1.5), r"noisy_share must be in \[0, 1\]"),
         (lambda: stepwise_loss(NETWORK, lambda key, step: 1, 0), "backprop_depth must be at least 1"),
-        (lambda: batches(rows=0), "rows must be at least 1"),
+        (lambda: batches(curriculum=(Stage(0, 12, 2, rows=0),)), "rows must be at least 1"),
     ],
 )
 def test_refusals(make, message):

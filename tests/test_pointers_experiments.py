@@ -1,24 +1,24 @@
 """The scripts about chains of pointers: training at toy size, and what the bundled model must show."""
 
+import dataclasses
 import json
 
 import pytest
 from test_experiments import EXPERIMENTS, options_of, read, script
 
 from paradec_jax import load
-from paradec_jax.data.pointers import PointerTask
+from paradec_jax.data.pointers import Stage
 
 
 @pytest.mark.slow
 def test_training_writes_a_model_that_loads(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(EXPERIMENTS))
     found = script("pointers")
-    recipe = found["Recipe"](
+    recipe = dataclasses.replace(
+        found["RECIPES"]["tiny-pointers"],
         width=16,
         heads=2,
-        task=PointerTask(queries=2),
-        rows=2,
-        curriculum=((0, 4, 1), (1, 8, 2)),
+        curriculum=(Stage(0, 4, 1, queries=2, rows=2), Stage(1, 8, 2, queries=3, rows=1)),
         updates=2,
         warmup=1,
         cooldown=1,

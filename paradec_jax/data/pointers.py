@@ -25,7 +25,23 @@ HAS, ASK, BEGIN = " has", "?", " ="
 
 _NUM_BATCHES = 2**31 - 1
 
-Curriculum = Sequence[tuple[int, int, int]]
+
+class Stage(NamedTuple):
+    """What batches ask for from one of them on.
+
+    Attributes:
+      start: index of the first batch.
+      names: N, of a table.
+      recurrences: those that have a target.
+      queries: Q, names asked about.
+      rows: B, problems of a batch.
+    """
+
+    start: int
+    names: int
+    recurrences: int
+    queries: int = 16
+    rows: int = 48
 
 
 class PointerProblem(NamedTuple):
@@ -145,17 +161,16 @@ class _BatchMaker:
     """Makes batch i, a pure function of the fields and i. See `pointer_batches`."""
 
     tokenizer: Tokenizer
-    task: PointerTask
     seed: int
-    rows: int
-    curriculum: tuple[tuple[int, int, int], ...]
+    chains: int
+    curriculum: tuple[Stage, ...]
     noisy_share: float
     spec: TokenSpec
 
     def __call__(self, index: int) -> dict[str, np.ndarray]:
         rng = np.random.Generator(np.random.Philox([self.seed, index * len(SPLITS)]))
-        names, recurrences = [stage[1:] for stage in self.curriculum if stage[0] <= index][-1]
-        task, rows = dataclasses.replace(self.task, names=names), self.rows
+        stage = [stage for stage in self.curriculum if stage.start <= index][-1]
+        task, rows = PointerTask(stage.names, self.chains, stage.queries), stage.rows
         table = task.draw(rng, rng.integers(task.farthest + 1, size=rows))
         ids = np.asarray([self.tokenizer.encode(f" {name}")[0] for name in NAMES], np.int32)
         has, ask, begin = (self.tokenizer.encode(text)[0] for text in (HAS, ASK, BEGIN))
@@ -167,7 +182,7 @@ class _BatchMaker:
         entries = np.stack([ids[table.order], column(has, task.names), ids[theirs]], axis=-1).reshape(
             rows, -1
         )
-        found = ids[table.after(self.curriculum[-1][2])]
+        found = ids[table.after(self.curriculum[-1].recurrences)]
         # Any draft may stand where an answer will: half of the wrong ones are names, half any token.
         wrong = np.where(
             rng.random(found[-1].shape) < 0.5,
@@ -181,14 +196,14 @@ class _BatchMaker:
             [*first, entries, column(ask), ids[table.queries], column(begin), drafts], axis=1
         )
         keys, weights = np.zeros((2, rows, tokens.shape[1] - task.queries - 1), np.int32)
-        ends = slice(len(first) + 2, len(first) + 3 * names, 3)
+        ends = slice(len(first) + 2, len(first) + 3 * task.names, 3)
         keys[:, ends], keys[:, -1] = ids[table.order], begin
         weights[:, ends], weights[:, -1] = 1, 1
         stop = np.broadcast_to(column(self.spec.stop[0]), (len(found), rows, 1))
         return {
             "tokens": tokens.astype(np.int32),
             "targets": np.concatenate([found, stop], axis=2).astype(np.int32),
-            "recurrences": np.int32(recurrences),
+            "recurrences": np.int32(stage.recurrences),
             "prompt_targets": keys,
             "prompt_weights": weights.astype(np.float32),
         }
@@ -198,9 +213,8 @@ def pointer_batches(
     tokenizer: Tokenizer,
     *,
     seed: int,
-    task: PointerTask | None = None,
-    rows: int = 64,
-    curriculum: Curriculum = ((0, 24, 12),),
+    chains: int = 2,
+    curriculum: Sequence[Stage] = (Stage(0, 24, 12),),
     noisy_share: float = 0.7,
     spec: TokenSpec | None = None,
     prefetch: int = 2,
@@ -216,10 +230,8 @@ def pointer_batches(
     Args:
       tokenizer: the tokenizer of the model.
       seed: non-negative seed; batch i is a pure function of (seed, i) and the other arguments.
-      task: chains and queries of the problems; those of `PointerTask()` when None.
-      rows: B.
-      curriculum: stages (first batch index, names of a table, recurrences that are asked for) in ascending order, the
-        first at 0; the last one's recurrences are K.
+      chains: C, chains of a table.
+      curriculum: stages in ascending order, the first from batch 0; the last one's recurrences are K.
       noisy_share: share of rows in which some of the answers are replaced as inputs, by names or any tokens, since a
         wave computes on drafts.
       spec: special tokens of the model; those of `build_tokenizer` when None.
@@ -228,24 +240,18 @@ def pointer_batches(
     Raises:
       ValueError: a curriculum that does not ascend from batch 0, a share outside [0, 1], and as `PointerTask` does.
     """
-    task = PointerTask() if task is None else task
-    stages = tuple((int(start), int(names), int(count)) for start, names, count in curriculum)
-    starts, counts = [stage[0] for stage in stages], [stage[2] for stage in stages]
-    if (
-        not stages
-        or starts[0] != 0
-        or starts != sorted(set(starts))
-        or counts != sorted(counts)
-        or counts[0] < 1
-    ):
+    stages = tuple(curriculum)
+    starts, counts = [stage.start for stage in stages], [stage.recurrences for stage in stages]
+    ascending = starts == sorted(set(starts)) and counts == sorted(counts)
+    if not stages or starts[0] != 0 or counts[0] < 1 or not ascending:
         raise ValueError(f"curriculum must ascend from batch 0 and at least one recurrence, not {stages}")
-    for _, names, _ in stages:
-        dataclasses.replace(task, names=names)
+    for stage in stages:
+        PointerTask(stage.names, chains, stage.queries)
+    if rows := [stage.rows for stage in stages if stage.rows < 1]:
+        raise ValueError(f"rows must be at least 1, not {rows[0]}")
     if not 0 <= noisy_share <= 1:
         raise ValueError(f"noisy_share must be in [0, 1], not {noisy_share}")
-    if rows < 1:
-        raise ValueError(f"rows must be at least 1, not {rows}")
     spec = token_spec() if spec is None else spec
-    make = _BatchMaker(tokenizer, task, seed, rows, stages, noisy_share, spec)
+    make = _BatchMaker(tokenizer, seed, chains, stages, noisy_share, spec)
     options = grain.ReadOptions(num_threads=min(prefetch, 1), prefetch_buffer_size=prefetch)
     return iter(grain.MapDataset.range(_NUM_BATCHES).map(make).to_iter_dataset(options))
