@@ -10,9 +10,10 @@ Three decoders stand side by side, each as it is paced whatever the weights say:
 | official | (W - 1) r', rule "fixed"      | 1, once the wave is W - 1 positions wide           |
 | clean    | W r', by its `max_recurrence` | 1, once the wave is W positions wide               |
 
-How close a step comes to the limit of the device is the larger of two shares: of the bytes a second that a copy was
-measured to move, and of the operations a second that a matrix product was measured to do. Before that every knob of
-each decoder is turned, which must compile nothing.
+How close a step comes to the limit of the device is the larger of two shares: of the bytes a second that were read
+when a matrix as large as the model was multiplied with a vector, and of the operations a second that a product of
+two large matrices did. What a copy moves stands beside them. Before that every knob of each decoder is turned, which
+must compile nothing.
 """
 
 import dataclasses
@@ -35,7 +36,7 @@ from paradec_jax import (
     make_request,
 )
 from paradec_jax.decode import drive
-from paradec_jax.evaluate.bench import bench, fixed_wavefront, limits, static
+from paradec_jax.evaluate.bench import bench, fixed_wavefront, limits, static, weight_bytes
 from paradec_jax.evaluate.results import write_table
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.models.recurrent_depth import init_params
@@ -225,8 +226,8 @@ def measure(shape: str, config: RecurrentDepthConfig, options: Options) -> list[
     """One row for each point of each curve; a point that curves share is measured once."""
     found = curves(options)
     distinct = list(dict.fromkeys(point for points in found.values() for point in points))
-    device = limits(config.dtype)
     network, params = RecurrentDepthNetwork(config), init_params(config, jax.random.key(options.seed))
+    device = limits(config.dtype, weight_bytes(params))
     measured: dict[Point, dict[str, Any]] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
@@ -273,8 +274,9 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> None:
         print(
             f"{row['shape']:5s} {row['axis']:7s} {row[row['axis']]:5d}  {row['name']:8s}  "
             f"{row['microseconds_per_step']:9.0f} us/step  {row['decode_tokens_per_second']:8.1f} tokens/s  "
-            f"{row['step_bytes'] / 1e6:8.1f} MB/step  bandwidth {row['bandwidth_fraction']:4.0%}  "
-            f"products {row['flops_fraction']:4.0%}  compiled in {row['compile_seconds']:5.1f} s"
+            f"{row['step_bytes'] / 1e6:8.1f} MB/step  copy {row['bandwidth_fraction']:4.0%}  "
+            f"read {row['read_fraction']:4.0%}  products {row['flops_fraction']:4.0%}  "
+            f"compiled in {row['compile_seconds']:5.1f} s"
         )
     write(rows, turned, options)
     if any(item["compiled"] for item in turned):

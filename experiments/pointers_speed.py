@@ -21,7 +21,7 @@ import tyro
 from paradec_jax import Adaptive, AutoRegressive, Wavefront, load
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.data.batches import encode_prompts
-from paradec_jax.data.pointers import PointerProblem
+from paradec_jax.data.pointers import PointerProblem, PointerTask
 from paradec_jax.decode import SelfSpeculative, make_request
 from paradec_jax.decode import run as run_decoder
 from paradec_jax.evaluate import Setting, compare, exact_lists, pointer_problems
@@ -42,6 +42,7 @@ class Options:
     Attributes:
       model: a model folder or the name of a bundled one.
       problems: unseen problems.
+      queries: names that a problem asks about.
       nearest: fewest look-ups from a query to the end of its chain, in the comparison of decoders; queries of the
         first question are any.
       seed: of problems and initial states.
@@ -56,6 +57,7 @@ class Options:
 
     model: str = "tiny-pointers"
     problems: int = 500
+    queries: int = 16
     nearest: int = 8
     seed: int = 1
     split: str = "test"
@@ -92,28 +94,28 @@ def wave(inner: int, width: int, headway: int, exit: float, buckets: tuple[int, 
     return Setting("wavefront", decoder, Wavefront.Knobs(exit_threshold=exit, momentum=0.0))
 
 
-def wide() -> list[Setting]:
-    """What is tried on the tuning split. A wave of 17 holds an answer whole; its first step has one position."""
+def wide(whole: int) -> list[Setting]:
+    """What is tried on the tuning split. A wave of `whole` holds an answer; its first step has one position."""
     return [
         static(16, baseline=True),
         *(static(r) for r in (11, 12, 13)),
         *(adaptive(exit) for exit in (0.1, 0.2, 0.4, 0.8)),
-        *(wave(inner, 17, 17, exit, (1,)) for inner in (1, 2, 3, 4, 6, 13) for exit in (0.2, 0.4, 0.8)),
-        wave(4, 17, 17, 0.4),
-        wave(4, 17, 17, 0.4, (1, 9)),
-        wave(4, 9, 9, 0.4, (1,)),
+        *(wave(inner, whole, whole, exit, (1,)) for inner in (1, 2, 3, 4, 6, 13) for exit in (0.2, 0.4, 0.8)),
+        wave(4, whole, whole, 0.4),
+        wave(4, whole, whole, 0.4, (1, 1 + whole // 2)),
+        wave(4, 1 + whole // 2, 1 + whole // 2, 0.4, (1,)),
         *(wave(inner, width, 1, 0.4) for inner, width in ((1, 15), (2, 8), (3, 6), (4, 5))),
     ]
 
 
-def few() -> list[Setting]:
+def few(whole: int) -> list[Setting]:
     """What came out of it."""
     return [
         static(16, baseline=True),
         *(static(r) for r in (8, 11, 12)),
         adaptive(0.4),
         Setting("speculative", SelfSpeculative(recurrence=12, draft_recurrence=8, lookahead=4)),
-        *(wave(inner, 17, 17, 0.4, (1,)) for inner in (1, 3, 4)),
+        *(wave(inner, whole, whole, 0.4, (1,)) for inner in (1, 3, 4)),
         wave(1, 15, 1, 0.4),
         wave(2, 8, 1, 0.4),
     ]
@@ -153,7 +155,7 @@ def sampler_rows(
     found = compare(
         model,
         [item.prompt for item in problems],
-        SETTINGS[options.settings](),
+        SETTINGS[options.settings](1 + options.queries),
         name=name,
         seed=options.seed,
         budget=2 + len(problems[0].distance),  # " =", a name for each query, and the stop token
@@ -174,7 +176,7 @@ def step_costs(
 
     With answers of T tokens behind the one that the prompt predicts, and a wave of n steps:
 
-        speed-up = T t(1 position, r = 12) / (n t(17 positions, r' = 4))
+        speed-up = T t(1 position, r = 12) / (n t(T positions, r' = 4))
     """
     assert model.tokenizer is not None and isinstance(model.config, RecurrentDepthConfig)
     tokens, lengths = encode_prompts(
@@ -192,7 +194,7 @@ def step_costs(
         for i in range(len(tokens))
     ]
     # A wave of random weights that leaves at every step takes as many steps as it likes; only their time counts.
-    settings = [static(12), wave(4, 17, 17, EVERY_STEP)]
+    settings = [static(12), wave(4, answer, answer, EVERY_STEP)]
     rows = []
     for width in options.widths:
         config = dataclasses.replace(model.config, width=width, heads=width // 32, feed_forward=2 * width)
@@ -209,7 +211,7 @@ def step_costs(
             {
                 "width": width,
                 "static_12_microseconds": 1e6 * deep,
-                "wave_17_microseconds": 1e6 * whole,
+                "wave_microseconds": 1e6 * whole,
                 "wave_steps": wave_steps,
                 "speedup_without_prompts": answer * deep / (wave_steps * whole),
             }
@@ -240,7 +242,10 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     model = load(options.model)
     if model.family != "recurrent_depth" or model.tokenizer is None:
         raise SystemExit(f"{options.model} must be a recurrent-depth model with a tokenizer")
-    drawn = functools.partial(pointer_problems, options.problems, seed=options.seed, split=options.split)
+    task = PointerTask(queries=options.queries)
+    drawn = functools.partial(
+        pointer_problems, options.problems, seed=options.seed, split=options.split, task=task
+    )
     depth = by_distance(model, drawn(), options.seed)
     for row in depth:
         print(
@@ -262,14 +267,14 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     costs = []
     if options.widths:
         # The prompt's call is no step of the wave.
-        wanted = wave(4, 17, 17, 0.4, (1,)).settings()
+        wanted = wave(4, 1 + options.queries, 1 + options.queries, 0.4, (1,)).settings()
         calls = next(row["network_calls_per_token"] for row in rows if row["settings"] == wanted)
         problems = drawn(nearest=options.nearest)
         costs = step_costs(model, problems, calls * (2 + len(problems[0].distance)) - 1, options)
     for row in costs:
         print(
             f"width {row['width']}: {row['static_12_microseconds']:,.0f} us static at r = 12, "
-            f"{row['wave_17_microseconds']:,.0f} us a wave's step, {row['speedup_without_prompts']:.2f}x"
+            f"{row['wave_microseconds']:,.0f} us a wave's step, {row['speedup_without_prompts']:.2f}x"
         )
     facts = {**dataclasses.asdict(options), "model": names_of([options.model])[0]}
     facts |= {"out": options.out.name, "figure": options.figure.name}

@@ -120,7 +120,7 @@ def test_refill_refuses(refill, tmp_path, wrong, message):
 
 @pytest.fixture(scope="module")
 def bench():
-    return script("bench", limits=lambda dtype: Limits(1e9, 1e9))
+    return script("bench", limits=lambda dtype, weights: Limits(1e9, 1e9, 1e9))
 
 
 def test_bench_writes_a_row_for_every_point(bench, tmp_path):
@@ -145,7 +145,7 @@ def test_bench_writes_a_row_for_every_point(bench, tmp_path):
     assert {row["axis"] for row in rows} == {"context", "width", "batch"}
     for row in rows:
         assert row["tokens"] == 7 and row["peak_bytes"] > 0 and row["compile_seconds"] > 0
-        assert row["limit_fraction"] == max(row["bandwidth_fraction"], row["flops_fraction"])
+        assert row["limit_fraction"] == max(row["read_fraction"], row["flops_fraction"])
         # The prompt and its token, the steps in which the wave grows, and one for each of the other tokens.
         assert row["network_calls"] == 1 + 2 + 6
     shared = [row for row in rows if row["context"] == 6]

@@ -34,7 +34,7 @@ def test_the_bundled_model_follows_one_pointer_a_recurrence(tmp_path):
     """After r recurrences names up to r - 1 look-ups away are right, none beyond; a wave agrees with r = 12."""
     found = script("pointers_speed", RECURRENCES=(5, 12))
     static, wave = found["static"], found["wave"]
-    found["SETTINGS"]["few"] = lambda: [static(12, baseline=True), wave(4, 17, 17, 0.4)]
+    found["SETTINGS"]["few"] = lambda whole: [static(12, baseline=True), wave(4, whole, whole, 0.4)]
     options = options_of(found, tmp_path, problems=12, timed=1, nearest=9, widths=())
     found["main"](options)
     result, table = read(options.out)

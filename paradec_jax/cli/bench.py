@@ -8,7 +8,7 @@ import jax
 from paradec_jax.cli.output import JsonPath, check_json, progress, write_json
 from paradec_jax.config import PRESETS, RecurrentDepthConfig
 from paradec_jax.decode import Jacobi
-from paradec_jax.evaluate.bench import bench, fixed_wavefront, limits, static
+from paradec_jax.evaluate.bench import bench, fixed_wavefront, limits, static, weight_bytes
 from paradec_jax.evaluate.tables import print_bench
 from paradec_jax.models import init_params, network_of
 
@@ -77,7 +77,8 @@ def bench_command(
     network = network_of(config)
     rows = []
     with progress() as report:
-        device, params = limits(config.dtype), init_params(config, jax.random.key(seed))
+        params = init_params(config, jax.random.key(seed))
+        device = limits(config.dtype, weight_bytes(params))
         cases = [(size, *named) for size in batch for named in decoders]
         for done, (size, name, label, decoder) in enumerate(cases):
             report("benchmarks", done, len(cases))

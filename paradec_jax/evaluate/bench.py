@@ -9,6 +9,8 @@ step is no small difference of two long timings. Each is compiled once, and what
 """
 
 import dataclasses
+import functools
+import math
 import statistics
 import time
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from paradec_jax.decode import AutoRegressive, Decoded, OfficialWavefront, Request, drive, make_request
 
@@ -28,24 +31,69 @@ class Limits:
     """What a device was measured to do.
 
     Attributes:
-      bytes_per_second: bytes read and written by a copy of 256 MiB.
+      bytes_per_second: bytes read and written where 256 MiB are copied onto themselves.
+      read_bytes_per_second: bytes read by products with a vector, one after another, of a matrix that is as large
+        as the model: the rate at which a step over one position could stream its weights.
       flops_per_second: of a square matrix product in the dtype of interest, sums in float32.
     """
 
     bytes_per_second: float
+    read_bytes_per_second: float
     flops_per_second: float
 
 
-def limits(dtype: str, repeats: int = 7) -> Limits:
-    """Measures the default device; each figure is the best of `repeats`."""
+def limits(dtype: str, weights: int = COPY_BYTES, repeats: int = 7) -> Limits:
+    """Measures the default device; each figure is the best of `repeats`.
+
+    Args:
+      dtype: of weights and activations.
+      weights: bytes of the model, which decide out of which cache they are read.
+      repeats: timings of each figure.
+    """
     side = _CPU_SIDE if jax.default_backend() == "cpu" else _SIDE
-    copy = jax.jit(lambda x: x + 1)
     product = jax.jit(lambda a, b: jax.lax.dot(a, b, preferred_element_type=jnp.float32))
-    buffer = jnp.zeros(COPY_BYTES // 4, jnp.float32)
     matrix = jnp.ones((side, side), dtype)
     return Limits(
-        2 * COPY_BYTES / _best(copy, (buffer,), repeats), 2 * side**3 / _best(product, (matrix,) * 2, repeats)
+        bytes_per_second=_copy_rate(repeats),
+        read_bytes_per_second=_read_rate(dtype, weights, repeats),
+        flops_per_second=2 * side**3 / _best(product, (matrix,) * 2, repeats),
     )
+
+
+def _copy_rate(repeats: int) -> float:
+    """Bytes a second that are read and written in place, so that no memory is asked for meanwhile."""
+    copy = jax.jit(lambda x: x + 1, donate_argnums=0)
+    buffer = jax.block_until_ready(copy(jnp.zeros(COPY_BYTES // 4, jnp.float32)))
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        buffer = jax.block_until_ready(copy(buffer))
+        seconds.append(time.perf_counter() - start)
+    return 2 * COPY_BYTES / min(seconds)
+
+
+def _read_rate(dtype: str, weights: int, repeats: int) -> float:
+    """Bytes a second of matrix-vector products, the better of the two orders."""
+    size = jnp.dtype(dtype).itemsize
+    side = math.isqrt(max(weights, size) // size)
+    times = -(-COPY_BYTES // (size * side**2))  # so many that starting the program counts for nothing
+    matrix, vector = jnp.full((side, side), 1 / side, dtype), jnp.ones(side, dtype)
+
+    def stream(matrix: Array, vector: Array, contracted: int) -> Array:
+        def once(_: Array, vector: Array) -> Array:
+            found = jnp.tensordot(matrix, vector, (contracted, 0), preferred_element_type=jnp.float32)
+            return (found + 1).astype(vector.dtype)  # depends on the last one, so none can be left out
+
+        return jax.lax.fori_loop(0, times, once, vector)
+
+    orders = (jax.jit(functools.partial(stream, contracted=axis)) for axis in (0, 1))
+    seconds = min(_best(order, (matrix, vector), repeats) for order in orders)
+    return times * size * side**2 / seconds
+
+
+def weight_bytes(params: Any) -> int:
+    """Bytes of all parameters."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
 
 
 def _best(function: Any, arguments: tuple[Any, ...], repeats: int) -> float:
@@ -87,8 +135,8 @@ def bench(
 
     Returns:
       Rates, seconds and microseconds of a step (prompt left out), bytes and floating-point operations that a
-      step must move and do, their shares of the device's limits and the larger of the two (`limit_fraction`),
-      compile time and memory.
+      step must move and do, their shares of what the device was measured to copy, to read and to multiply, the
+      larger of the last two (`limit_fraction`), compile time and memory.
 
     Raises:
       ValueError: prompt and tokens together are longer than the model's length, fewer than two tokens, or no
@@ -97,7 +145,7 @@ def bench(
     if tokens < 2 or passes < 1:
         raise ValueError(f"tokens must be at least 2 and passes at least 1, not {tokens} and {passes}")
     config = network.config
-    device = limits(config.dtype) if device is None else device
+    device = limits(config.dtype, weight_bytes(params)) if device is None else device
     prompts = np.random.default_rng(seed).integers(0, network.vocab_size, (batch, context))
     request = make_request(prompts, max_new_tokens=tokens, seed=seed)
     bound = decoder.bind(network, context + tokens)
@@ -111,7 +159,7 @@ def bench(
     loop = statistics.median(t.loop for t in timings) - min(t.idle for t in timings)
     a_step = loop / steps
     step = network.work(batch, _positions(bound), context + tokens // 2, _recurrences(bound))
-    bandwidth = step.bytes / a_step / device.bytes_per_second
+    read = step.bytes / a_step / device.read_bytes_per_second
     flops = step.flops / a_step / device.flops_per_second
     return {
         "decoder": type(decoder).__name__,
@@ -130,10 +178,12 @@ def bench(
         "microseconds_per_step": 1e6 * a_step,
         "step_bytes": step.bytes,
         "step_flops": step.flops,
-        "bandwidth_fraction": bandwidth,
+        "bandwidth_fraction": step.bytes / a_step / device.bytes_per_second,
+        "read_fraction": read,
         "flops_fraction": flops,
-        "limit_fraction": max(bandwidth, flops),
+        "limit_fraction": max(read, flops),
         "device_bytes_per_second": device.bytes_per_second,
+        "device_read_bytes_per_second": device.read_bytes_per_second,
         "device_flops_per_second": device.flops_per_second,
         "compile_seconds": programs.compile_seconds,
         "peak_bytes": programs.peak_bytes,

@@ -86,7 +86,15 @@ def print_bench(rows: Sequence[dict[str, Any]]) -> None:
         f"context {first['context']}"
     )
     titles = ("decoder", "settings", "batch", "tokens/s", "speed-up", "calls/token", "us/step")
-    for title in (*titles, "MB/step", "of bandwidth", "of matmul rate", "compile s", "memory MB"):
+    for title in (
+        *titles,
+        "MB/step",
+        "of copy rate",
+        "of read rate",
+        "of matmul rate",
+        "compile s",
+        "memory MB",
+    ):
         table.add_column(title, justify="left" if title in ("decoder", "settings") else "right")
     for row in rows:
         static_rate = next(
@@ -104,6 +112,7 @@ def print_bench(rows: Sequence[dict[str, Any]]) -> None:
             f"{row['microseconds_per_step']:.0f}",
             f"{row['step_bytes'] / 1e6:.1f}",
             f"{100 * row['bandwidth_fraction']:.0f}%",
+            f"{100 * row['read_fraction']:.0f}%",
             f"{100 * row['flops_fraction']:.0f}%",
             f"{row['compile_seconds']:.1f}",
             "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}",
@@ -113,6 +122,8 @@ def print_bench(rows: Sequence[dict[str, Any]]) -> None:
         console = Console(highlight=False, width=140)
     console.print(table)
     console.print(
-        f"Prompts left out of tokens/s. {first['device']}: copies {first['device_bytes_per_second'] / 1e9:.1f} GB/s, "
-        f"multiplies {first['device_flops_per_second'] / 1e9:.0f} GFLOP/s, both measured."
+        f"Prompts left out of tokens/s. {first['device']}, all measured: "
+        f"copies {first['device_bytes_per_second'] / 1e9:.1f} GB/s, "
+        f"reads {first['device_read_bytes_per_second'] / 1e9:.1f} GB/s of as many weights, "
+        f"multiplies {first['device_flops_per_second'] / 1e9:.0f} GFLOP/s."
     )
