@@ -154,6 +154,48 @@ def test_bench_writes_a_row_for_every_point(bench, tmp_path):
     assert turned["compiled"] == 0 and {"temperature", "exit_threshold"} <= set(turned["knobs"])
 
 
+@pytest.mark.slow
+def test_a_profile_has_every_operation_of_a_step(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXPERIMENTS))
+    found = script("step_profile")
+    options = found["Options"](
+        shape="test-recurrent", widths=(2,), context=4, tokens=6, passes=2, out=tmp_path / "rows.json"
+    )
+    found["main"](options)
+    result, table = read(options.out)
+    assert len(result["rows"]) == len(table)
+    for name in ("static", "clean"):
+        rows = [row for row in result["rows"] if row["decoder"] == name]
+        assert sum(row["share"] for row in rows) == pytest.approx(1)
+        (products,) = (row for row in rows if row["kind"] == "products")
+        # A layer has four products of weights and two of attention, which a window does apart from the cache; then
+        # there are the adapter and the head.
+        config, recurrences = PRESETS["test-recurrent"], {"static": 2, "clean": 1}[name]
+        a_layer = {"static": 6, "clean": 8}[name]
+        layers = config.prelude_layers + config.coda_layers + recurrences * config.core_layers
+        assert products["operations_per_step"] == a_layer * layers + recurrences + 1
+
+
+def test_a_fusion_is_of_the_kind_of_what_it_holds(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXPERIMENTS))
+    program = """HloModule m
+
+%inner (p: f32[4]) -> f32[] {
+  %p = f32[4]{0} parameter(0)
+  ROOT %sum = f32[] reduce(%p, %p), dimensions={0}, to_apply=%add
+}
+
+ENTRY %main (a: f32[4,4], b: (f32[4], s32[])) -> f32[] {
+  %a = f32[4,4]{1,0} parameter(0)
+  %product.1 = f32[4,4]{1,0} dot(%a, %a), lhs_contracting_dims={1}
+  %both = (f32[4]{0}, s32[]) while(%b), condition=%c, body=%d
+  ROOT %fused.2 = f32[] fusion(%product.1), kind=kLoop, calls=%inner
+}
+"""
+    kinds = script("step_profile")["kinds_of"](program)
+    assert kinds["product.1"] == "products" and kinds["fused.2"] == "reductions" and "both" not in kinds
+
+
 def test_bench_turns_every_knob_to_another_value(bench):
     for decoder in bench["AutoRegressive"], bench["OfficialWavefront"], bench["Wavefront"]:
         for field in dataclasses.fields(decoder.Knobs):
