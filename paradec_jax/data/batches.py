@@ -9,6 +9,7 @@ from jaxtyping import Int32
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.drills import drill
+from paradec_jax.data.endless import endless
 from paradec_jax.data.vocabulary import token_spec
 from paradec_jax.data.word_problems import WordProblem, problem
 from paradec_jax.tokenizer import Tokenizer
@@ -16,7 +17,6 @@ from paradec_jax.tokenizer import Tokenizer
 Batch = dict[str, np.ndarray]
 Mixture = tuple[tuple[int, tuple[float, ...]], ...]
 
-_NUM_BATCHES = 2**31 - 1
 _LENGTH_SAMPLE = 32
 _TRIES = 4  # problems that a row may pass over before the bucket counts as too short
 
@@ -192,8 +192,7 @@ def word_problem_batches(
     stages = tuple((int(start), tuple(float(w) for w in weights)) for start, weights in mixture)
     spec = token_spec() if spec is None else spec
     make = BatchMaker(tokenizer, seed, split, batch_tokens, tuple(buckets), stages, prompt_weight, spec)
-    options = grain.ReadOptions(num_threads=min(prefetch, 1), prefetch_buffer_size=prefetch)
-    return iter(grain.MapDataset.range(_NUM_BATCHES).map(make).to_iter_dataset(options))
+    return endless(make, prefetch)
 
 
 def encode_prompts(

@@ -8,12 +8,12 @@ import grain
 import numpy as np
 from jaxtyping import Int
 
+from paradec_jax.data.endless import endless
 from paradec_jax.data.noisy_points import Example, Selection, pack, pack_block
 from paradec_jax.data.trajectories import Generation, Trajectories
 
 Batch = dict[str, np.ndarray]
 
-_NUM_BATCHES = 2**31 - 1
 _PURPOSES = {"order": 0, "mix": 1, "noise": 2}
 
 
@@ -194,7 +194,6 @@ def pair_batches(
     Raises:
       ValueError: when an argument is out of range or nothing fits.
     """
-    options = grain.ReadOptions(num_threads=min(prefetch, 1), prefetch_buffer_size=prefetch)
     make = pair_batch_maker(
         trajectories,
         seed=seed,
@@ -205,7 +204,7 @@ def pair_batches(
         unit=unit,
         longer=longer,
     )
-    return iter(grain.MapDataset.range(_NUM_BATCHES).map(make).to_iter_dataset(options))
+    return endless(make, prefetch)
 
 
 def pair_batch_maker(

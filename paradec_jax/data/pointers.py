@@ -17,13 +17,12 @@ import numpy as np
 from jaxtyping import Int32
 
 from paradec_jax.config import TokenSpec
+from paradec_jax.data.endless import endless
 from paradec_jax.data.vocabulary import token_spec
 from paradec_jax.data.word_problems import NAMES, SPLITS
 from paradec_jax.tokenizer import Tokenizer
 
 HAS, ASK, BEGIN = " has", "?", " ="
-
-_NUM_BATCHES = 2**31 - 1
 
 
 class Stage(NamedTuple):
@@ -253,5 +252,4 @@ def pointer_batches(
         raise ValueError(f"noisy_share must be in [0, 1], not {noisy_share}")
     spec = token_spec() if spec is None else spec
     make = _BatchMaker(tokenizer, seed, chains, stages, noisy_share, spec)
-    options = grain.ReadOptions(num_threads=min(prefetch, 1), prefetch_buffer_size=prefetch)
-    return iter(grain.MapDataset.range(_NUM_BATCHES).map(make).to_iter_dataset(options))
+    return endless(make, prefetch)
