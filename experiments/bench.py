@@ -36,7 +36,7 @@ from paradec_jax import (
     make_request,
 )
 from paradec_jax.decode import drive
-from paradec_jax.evaluate.bench import bench, fixed_wavefront, limits, static, weight_bytes
+from paradec_jax.evaluate.bench import bench, fixed_wavefront, limits_of, static
 from paradec_jax.evaluate.results import write_table
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.models.recurrent_depth import init_params
@@ -227,7 +227,7 @@ def measure(shape: str, config: RecurrentDepthConfig, options: Options) -> list[
     found = curves(options)
     distinct = list(dict.fromkeys(point for points in found.values() for point in points))
     network, params = RecurrentDepthNetwork(config), init_params(config, jax.random.key(options.seed))
-    device = limits(config.dtype, weight_bytes(params))
+    device = limits_of(network, params)
     measured: dict[Point, dict[str, Any]] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:

@@ -38,11 +38,17 @@ def _errors(rows: Sequence[Row]) -> list[list[float]]:
 
 
 def _groups(study: Study, rows: Sequence[Row]) -> dict[Any, list[Row]]:
-    """Rows by the choice that tells lines apart, static decoding left out."""
+    """Rows by the choice that tells lines apart; those without one are static decoding, and left out."""
     groups: dict[Any, list[Row]] = {}
-    for row in rows[1:]:
+    for row in _compared(study, rows):
         groups.setdefault(_choice(row, study.lines), []).append(row)
     return groups
+
+
+def _compared(study: Study, rows: Sequence[Row]) -> list[Row]:
+    """The rows that have the choices of both axes."""
+    wanted = {*_names(study.x), *_names(study.lines)}
+    return [row for row in rows[1:] if wanted <= row["settings"].keys()]
 
 
 def _choice(row: Row, names: str | tuple[str, ...] | None) -> Any:
@@ -80,7 +86,7 @@ def _curves(figure: Any, study: Study, rows: Sequence[Row]) -> None:
         panel.axhline(*values_of(field, rows[:1]), color="0.5", linestyle="--", linewidth=1, label="static")
         panel.set_xlabel(_name(study.x))
         panel.set_ylabel(label)
-        values = sorted({row["settings"][study.x] for row in rows[1:]})
+        values = sorted({row["settings"][study.x] for row in _compared(study, rows)})
         if values[0] > 0 and values[-1] / values[0] >= 8:
             panel.set_xscale("log", base=2)
             panel.set_xticks(values, [f"{value:g}" for value in values])
@@ -92,7 +98,7 @@ def _heat(figure: Any, study: Study, rows: Sequence[Row]) -> None:
     """Exact answers over two choices, and the front of accuracy against speed."""
     heat, front = figure.subplots(1, 2)
     groups = _groups(study, rows)
-    xs = list(dict.fromkeys(row["settings"][study.x] for row in rows[1:]))
+    xs = list(dict.fromkeys(row["settings"][study.x] for row in _compared(study, rows)))
     shares = [[_share(row) for row in group] for group in groups.values()]
     image = heat.imshow(shares, aspect="auto", cmap="viridis")
     figure.colorbar(image, ax=heat, label="exact answers (%)")
@@ -119,7 +125,7 @@ def _heat(figure: Any, study: Study, rows: Sequence[Row]) -> None:
 def _grid(figure: Any, study: Study, rows: Sequence[Row]) -> None:
     """Tokens a network call over two groups of choices."""
     groups = _groups(study, rows)
-    xs = list(dict.fromkeys(_choice(row, study.x) for row in rows[1:]))
+    xs = list(dict.fromkeys(_choice(row, study.x) for row in _compared(study, rows)))
     figure.set_size_inches(2.5 + 0.75 * len(xs), 1.8 + 0.4 * len(groups))
     panel = figure.subplots()
     found = {(value, _choice(row, study.x)): row for value, group in groups.items() for row in group}
@@ -161,8 +167,11 @@ def _bars(figure: Any, study: Study, rows: Sequence[Row]) -> None:
 
 
 def _name(choice: str | tuple[str, ...] | None) -> str:
-    names = choice if isinstance(choice, tuple) else (choice or "",)
-    return ", ".join(names).replace("_", " ")
+    return ", ".join(_names(choice)).replace("_", " ")
+
+
+def _names(choice: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return choice if isinstance(choice, tuple) else (choice,) if choice else ()
 
 
 def _told(value: Any) -> str:

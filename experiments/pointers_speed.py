@@ -22,7 +22,7 @@ from paradec_jax import Adaptive, AutoRegressive, Wavefront, load
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.data.pointers import PointerProblem, PointerTask
-from paradec_jax.decode import SelfSpeculative, make_request
+from paradec_jax.decode import Request, SelfSpeculative, make_request
 from paradec_jax.decode import run as run_decoder
 from paradec_jax.evaluate import Setting, compare, exact_lists, pointer_problems
 from paradec_jax.evaluate.results import write_table
@@ -94,12 +94,19 @@ def wave(inner: int, width: int, headway: int, exit: float, buckets: tuple[int, 
     return Setting("wavefront", decoder, Wavefront.Knobs(exit_threshold=exit, momentum=0.0))
 
 
+def speculative(draft: int) -> Setting:
+    """Four tokens drafted at few recurrences, verified at twelve."""
+    decoder = SelfSpeculative(recurrence=12, draft_recurrence=draft, lookahead=4, prefill_recurrence=1)
+    return Setting("speculative", decoder)
+
+
 def wide(whole: int) -> list[Setting]:
     """What is tried on the tuning split. A wave of `whole` holds an answer; its first step has one position."""
     return [
         static(16, baseline=True),
         *(static(r) for r in (11, 12, 13)),
         *(adaptive(exit) for exit in (0.1, 0.2, 0.4, 0.8)),
+        *(speculative(draft) for draft in (8, 9, 10, 11)),
         *(wave(inner, whole, whole, exit, (1,)) for inner in (1, 2, 3, 4, 6, 13) for exit in (0.2, 0.4, 0.8)),
         wave(4, whole, whole, 0.4),
         wave(4, whole, whole, 0.4, (1, 1 + whole // 2)),
@@ -114,7 +121,7 @@ def few(whole: int) -> list[Setting]:
         static(16, baseline=True),
         *(static(r) for r in (8, 11, 12)),
         adaptive(0.4),
-        Setting("speculative", SelfSpeculative(recurrence=12, draft_recurrence=8, lookahead=4)),
+        speculative(11),
         *(wave(inner, whole, whole, 0.4, (1,)) for inner in (1, 3, 4)),
         wave(1, 15, 1, 0.4),
         wave(2, 8, 1, 0.4),
@@ -140,7 +147,10 @@ def by_distance(model: Model, problems: Sequence[PointerProblem], seed: int) -> 
         decoder = static(r).decoder.bind(model.network, tokens.shape[1] + count, model.token_spec.pad)
         found = np.asarray(run_decoder(decoder, model.params, request).completions())[:, 1:]
         right = found == wanted
-        shares = [float(right[distance == d].mean()) for d in range(distance.max() + 1)]
+        shares = [
+            float(right[distance == d].mean()) if (distance == d).any() else None
+            for d in range(distance.max() + 1)
+        ]
         rows.append(
             {"recurrence": r, "names_right": float(right.mean()), "lists_right": float(right.all(1).mean())}
             | {"by_distance": shares}
@@ -170,50 +180,54 @@ def sampler_rows(
 
 
 def step_costs(
-    model: Model, problems: Sequence[PointerProblem], wave_steps: float, options: Options
+    model: Model, problems: Sequence[PointerProblem], steps: float, options: Options
 ) -> list[dict[str, Any]]:
-    """Seconds of a step at other widths, and what they make of the steps that the trained model takes.
+    """Seconds of an answer at other widths, in the steps that the trained model takes.
 
-    With answers of T tokens behind the one that the prompt predicts, and a wave of n steps:
-
-        speed-up = T t(1 position, r = 12) / (n t(T positions, r' = 4))
+    An answer has T tokens behind the one that the prompt predicts. Static decoding takes T steps at r = 12; the wave
+    takes n at r' = 4, the first of which has one position and the others T.
     """
     assert model.tokenizer is not None and isinstance(model.config, RecurrentDepthConfig)
     tokens, lengths = encode_prompts(
         model.tokenizer, [item.prompt for item in problems[:TIMED]], spec=model.token_spec
     )
     answer = 1 + len(problems[0].distance)
-    requests = [
-        make_request(
-            tokens[[i]],
-            lengths[[i]],
-            max_new_tokens=1 + answer,
-            stop=(),
-            keys=jax.random.split(jax.random.key(i), 1),
-        )
-        for i in range(len(tokens))
+
+    def requests(new: int) -> list[Request]:
+        return [
+            make_request(
+                tokens[[i]],
+                lengths[[i]],
+                max_new_tokens=new,
+                stop=(),
+                keys=jax.random.split(jax.random.key(i), 1),
+            )
+            for i in range(len(tokens))
+        ]
+
+    # A wave of random weights commits a token a step, so as many tokens as there are steps to time.
+    sides = [
+        (static(12), 1 + answer, answer),
+        (wave(4, answer, answer, EVERY_STEP, (1,)), 1 + round(steps), steps),
     ]
-    # A wave of random weights that leaves at every step takes as many steps as it likes; only their time counts.
-    settings = [static(12), wave(4, answer, answer, EVERY_STEP)]
     rows = []
     for width in options.widths:
         config = dataclasses.replace(model.config, width=width, heads=width // 32, feed_forward=2 * width)
         network = RecurrentDepthNetwork(config)
         size = tokens.shape[1] + 1 + answer
-        subjects = [
-            Subject(setting.decoder.bind(network, size, model.token_spec.pad), setting.knobs)
-            for setting in settings
-        ]
         params = init_params(config, jax.random.key(options.seed))
-        speeds = measure(subjects, params, requests, passes=options.passes)
-        deep, whole = ((speed.seconds - speed.init_seconds) / speed.calls for speed in speeds)
+        seconds = []
+        for setting, new, count in sides:
+            subject = Subject(setting.decoder.bind(network, size, model.token_spec.pad), setting.knobs)
+            (speed,) = measure([subject], params, requests(new), passes=options.passes)
+            seconds.append(count * (speed.seconds - speed.init_seconds) / speed.calls)
         rows.append(
             {
                 "width": width,
-                "static_12_microseconds": 1e6 * deep,
-                "wave_microseconds": 1e6 * whole,
-                "wave_steps": wave_steps,
-                "speedup_without_prompts": answer * deep / (wave_steps * whole),
+                "static_12_microseconds": 1e6 * seconds[0],
+                "wave_microseconds": 1e6 * seconds[1],
+                "wave_steps": steps,
+                "speedup_without_prompts": seconds[0] / seconds[1],
             }
         )
     return rows
@@ -225,7 +239,7 @@ def picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
-    grid = np.asarray([row["by_distance"] for row in rows]).T
+    grid = np.asarray([row["by_distance"] for row in rows], float).T
     image = axes.imshow(grid, origin="lower", aspect="auto", vmin=0, vmax=1)
     axes.set_xticks(range(len(rows)), [row["recurrence"] for row in rows])
     axes.set_yticks(range(len(grid)))
@@ -273,8 +287,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         costs = step_costs(model, problems, calls * (2 + len(problems[0].distance)) - 1, options)
     for row in costs:
         print(
-            f"width {row['width']}: {row['static_12_microseconds']:,.0f} us static at r = 12, "
-            f"{row['wave_microseconds']:,.0f} us a wave's step, {row['speedup_without_prompts']:.2f}x"
+            f"width {row['width']}: {row['static_12_microseconds']:,.0f} us an answer at r = 12, "
+            f"{row['wave_microseconds']:,.0f} us as a wave, {row['speedup_without_prompts']:.2f}x"
         )
     facts = {**dataclasses.asdict(options), "model": names_of([options.model])[0]}
     facts |= {"out": options.out.name, "figure": options.figure.name}

@@ -80,6 +80,12 @@ class Options:
     rows: int = 50
     folder: Path = Path("experiments/results")
 
+    def __post_init__(self) -> None:
+        if self.task == "pointers" and self.file is not None:
+            raise ValueError(f"a file of problems ({self.file}) is no task of pointers: name one of both")
+        if self.task != "pointers" and self.nearest:
+            raise ValueError(f"nearest ({self.nearest}) is a matter of --task pointers")
+
     @property
     def name(self) -> str:
         """The model's, as it stands in tables."""

@@ -1,5 +1,6 @@
 """Cost formulas, and the bench on a model of a few thousand parameters."""
 
+import dataclasses
 import math
 
 import jax
@@ -59,7 +60,7 @@ def test_bench(decoder):
         context=8,
         tokens=12,
         passes=2,
-        device=Limits(1e9, 2e9, 1e9),
+        device=Limits(1e9, 2e9, 4e9, 1e9),
     )
     # Nothing went through `jit`, which would compile again: the two programs that were compiled were called.
     assert [function._cache_size() for function in jitted] == compiled and row["compile_seconds"] > 0
@@ -69,7 +70,8 @@ def test_bench(decoder):
     assert row["bandwidth_fraction"] == pytest.approx(
         row["step_bytes"] / (row["microseconds_per_step"] * 1e-6) / 1e9
     )
-    assert row["read_fraction"] == pytest.approx(row["bandwidth_fraction"] / 2)
+    # What further recurrences read again is read twice as fast here.
+    assert row["bandwidth_fraction"] / 4 < row["read_fraction"] < row["bandwidth_fraction"] / 2
     assert row["limit_fraction"] == max(row["read_fraction"], row["flops_fraction"])
     if decoder == static(4):
         assert row["network_calls_per_token"] == 1
@@ -79,17 +81,15 @@ def test_bench(decoder):
 
 def test_a_model_too_short_is_refused():
     with pytest.raises(ValueError, match="more than the 64 positions"):
-        bench(NETWORK, {}, static(2), context=60, tokens=10, device=Limits(1.0, 1.0, 1.0))
+        bench(NETWORK, {}, static(2), context=60, tokens=10, device=Limits(1.0, 1.0, 1.0, 1.0))
 
 
 @pytest.mark.parametrize("wrong", [{"tokens": 1}, {"passes": 0}])
 def test_nothing_to_time_is_refused(wrong):
     with pytest.raises(ValueError, match="tokens must be at least 2 and passes at least 1"):
-        bench(NETWORK, {}, static(2), context=8, device=Limits(1.0, 1.0, 1.0), **wrong)
+        bench(NETWORK, {}, static(2), context=8, device=Limits(1.0, 1.0, 1.0, 1.0), **wrong)
 
 
 def test_limits_are_rates():
-    measured = limits("float32", weights=2**20, repeats=1)
-    assert measured.bytes_per_second > 1e8 and measured.flops_per_second > 1e8
-    # A matrix of 1 MiB stays in a cache, out of which it is read faster than a copy goes to memory and back.
-    assert measured.read_bytes_per_second > measured.bytes_per_second
+    measured = limits("bfloat16", weights=2**20, core=2**16, repeats=1)
+    assert all(rate > 1e8 for rate in dataclasses.astuple(measured))

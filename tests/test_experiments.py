@@ -120,7 +120,7 @@ def test_refill_refuses(refill, tmp_path, wrong, message):
 
 @pytest.fixture(scope="module")
 def bench():
-    return script("bench", limits=lambda dtype, weights: Limits(1e9, 1e9, 1e9))
+    return script("bench", limits_of=lambda network, params: Limits(1e9, 1e9, 1e9, 1e9))
 
 
 def test_bench_writes_a_row_for_every_point(bench, tmp_path):

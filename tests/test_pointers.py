@@ -123,6 +123,7 @@ def test_drafts_change_inputs_alone():
         (lambda: batches(noisy_share=1.5), r"noisy_share must be in \[0, 1\]"),
         (lambda: stepwise_loss(NETWORK, lambda key, step: 1, 0), "backprop_depth must be at least 1"),
         (lambda: batches(curriculum=(Stage(0, 12, 2, rows=0),)), "rows must be at least 1"),
+        (lambda: batches(curriculum=(Stage(0, 12, 0),)), "recurrences must be at least 1"),
     ],
 )
 def test_refusals(make, message):

@@ -34,8 +34,8 @@ def test_the_bundled_model_follows_one_pointer_a_recurrence(tmp_path):
     """After r recurrences names up to r - 1 look-ups away are right, none beyond; a wave agrees with r = 12."""
     found = script("pointers_speed", RECURRENCES=(5, 12))
     static, wave = found["static"], found["wave"]
-    found["SETTINGS"]["few"] = lambda whole: [static(12, baseline=True), wave(4, whole, whole, 0.4)]
-    options = options_of(found, tmp_path, problems=12, timed=1, nearest=9, widths=())
+    found["SETTINGS"]["few"] = lambda whole: [static(12, baseline=True), wave(4, whole, whole, 0.4, (1,))]
+    options = options_of(found, tmp_path, problems=12, timed=1, nearest=9, widths=(32,))
     found["main"](options)
     result, table = read(options.out)
     for row in result["by_recurrence"]:
@@ -46,6 +46,9 @@ def test_the_bundled_model_follows_one_pointer_a_recurrence(tmp_path):
     assert waved["exact"] == 12 and waved["equals_greedy"] == 1 and waved["network_calls_per_token"] < 0.5
     assert [line["label"] for line in table] == [row["label"] for row in result["rows"]]
     assert options.figure.stat().st_size > 1000
+    # Six calls: the prompt, one position, and four times the whole answer.
+    (cost,) = result["costs"]
+    assert cost["wave_steps"] == pytest.approx(5, abs=0.2) and cost["speedup_without_prompts"] > 0
 
 
 def test_unknown_settings_are_refused():

@@ -80,6 +80,35 @@ def test_a_study_goes_on_where_it_stood(study, monkeypatch, tmp_path):
         study.main(study.dataclasses.replace(options, seed=3))
 
 
+@pytest.mark.slow
+def test_every_study_can_be_drawn(study, tmp_path):
+    for name, one in study.STUDIES.items():
+        rows = [
+            {
+                "label": study._key(setting),
+                "model": "none",
+                "family": one.family,
+                "problems": 100,
+                "exact": 50 + i % 7,
+                "interval": (0.4, 0.6),
+                "settings": setting.settings(),
+                "tokens_per_second": 100.0 + i,
+                "tokens_per_network_call": 1.0 + i / 10,
+                "recurrences_per_token": 2.0,
+            }
+            for i, setting in enumerate(one.settings(study.Depth(16)))
+        ]
+        study.plots.draw(one, rows, tmp_path / f"{name}.png")
+        assert (tmp_path / f"{name}.png").stat().st_size > 1000
+
+
+def test_options_that_say_nothing_together_are_refused(study):
+    with pytest.raises(ValueError, match="a file of problems"):
+        study.Options(("table1",), task="pointers", file=Path("problems.jsonl"))
+    with pytest.raises(ValueError, match="nearest"):
+        study.Options(("table1",), nearest=3)
+
+
 def test_an_unknown_study_is_refused(study):
     with pytest.raises(SystemExit, match="no study tables: choose of table1"):
         study.main(study.Options(("tables",)))

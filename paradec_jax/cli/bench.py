@@ -8,7 +8,7 @@ import jax
 from paradec_jax.cli.output import JsonPath, check_json, progress, write_json
 from paradec_jax.config import PRESETS, RecurrentDepthConfig
 from paradec_jax.decode import Jacobi
-from paradec_jax.evaluate.bench import bench, fixed_wavefront, limits, static, weight_bytes
+from paradec_jax.evaluate.bench import bench, fixed_wavefront, limits_of, static
 from paradec_jax.evaluate.tables import print_bench
 from paradec_jax.models import init_params, network_of
 
@@ -53,9 +53,13 @@ def bench_command(
         ("inner-recurrence", inner_recurrence),
         ("block", block),
         ("passes", (passes,)),
+        ("context", (context,)),
+        ("recurrence", (1 if recurrence is None else recurrence,)),
     ):
         if min(values, default=0) < 1:
             raise ValueError(f"--{name} must be at least 1, not {values}")
+    if tokens < 2:
+        raise ValueError(f"--tokens must be at least 2, not {tokens}")
     check_json(json)
     config = PRESETS[preset]
     if dtype != "preset":
@@ -78,7 +82,7 @@ def bench_command(
     rows = []
     with progress() as report:
         params = init_params(config, jax.random.key(seed))
-        device = limits(config.dtype, weight_bytes(params))
+        device = limits_of(network, params)
         cases = [(size, *named) for size in batch for named in decoders]
         for done, (size, name, label, decoder) in enumerate(cases):
             report("benchmarks", done, len(cases))

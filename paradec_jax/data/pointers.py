@@ -181,7 +181,8 @@ class _BatchMaker:
         entries = np.stack([ids[table.order], column(has, task.names), ids[theirs]], axis=-1).reshape(
             rows, -1
         )
-        found = ids[table.after(self.curriculum[-1].recurrences)]
+        most = max(stage.recurrences for stage in self.curriculum)
+        found = ids[table.after(max(most, task.farthest + 1))]  # the last ones are the ends of the chains
         # Any draft may stand where an answer will: half of the wrong ones are names, half any token.
         wrong = np.where(
             rng.random(found[-1].shape) < 0.5,
@@ -201,7 +202,7 @@ class _BatchMaker:
         stop = np.broadcast_to(column(self.spec.stop[0]), (len(found), rows, 1))
         return {
             "tokens": tokens.astype(np.int32),
-            "targets": np.concatenate([found, stop], axis=2).astype(np.int32),
+            "targets": np.concatenate([found, stop], axis=2).astype(np.int32)[:most],
             "recurrences": np.int32(stage.recurrences),
             "prompt_targets": keys,
             "prompt_weights": weights.astype(np.float32),
@@ -230,26 +231,29 @@ def pointer_batches(
       tokenizer: the tokenizer of the model.
       seed: non-negative seed; batch i is a pure function of (seed, i) and the other arguments.
       chains: C, chains of a table.
-      curriculum: stages in ascending order, the first from batch 0; the last one's recurrences are K.
+      curriculum: stages in ascending order, the first from batch 0; the most recurrences of any are K.
       noisy_share: share of rows in which some of the answers are replaced as inputs, by names or any tokens, since a
         wave computes on drafts.
       spec: special tokens of the model; those of `build_tokenizer` when None.
       prefetch: batches made ahead in a thread; 0 makes each one when it is asked for.
 
     Raises:
-      ValueError: a curriculum that does not ascend from batch 0, a share outside [0, 1], and as `PointerTask` does.
+      ValueError: a curriculum that does not ascend from batch 0, a share outside [0, 1], no stop token, and as
+        `PointerTask` does.
     """
     stages = tuple(curriculum)
-    starts, counts = [stage.start for stage in stages], [stage.recurrences for stage in stages]
-    ascending = starts == sorted(set(starts)) and counts == sorted(counts)
-    if not stages or starts[0] != 0 or counts[0] < 1 or not ascending:
-        raise ValueError(f"curriculum must ascend from batch 0 and at least one recurrence, not {stages}")
+    starts = [stage.start for stage in stages]
+    if not stages or starts[0] != 0 or starts != sorted(set(starts)):
+        raise ValueError(f"curriculum must ascend from batch 0, not {stages}")
     for stage in stages:
         PointerTask(stage.names, chains, stage.queries)
-    if rows := [stage.rows for stage in stages if stage.rows < 1]:
-        raise ValueError(f"rows must be at least 1, not {rows[0]}")
+        for name in ("recurrences", "rows"):
+            if getattr(stage, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(stage, name)}")
     if not 0 <= noisy_share <= 1:
         raise ValueError(f"noisy_share must be in [0, 1], not {noisy_share}")
     spec = token_spec() if spec is None else spec
+    if not spec.stop:
+        raise ValueError("spec must name a stop token: every row ends in one")
     make = _BatchMaker(tokenizer, seed, chains, stages, noisy_share, spec)
     return endless(make, prefetch)

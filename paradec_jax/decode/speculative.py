@@ -48,7 +48,8 @@ class SelfSpeculative(DecoderBase):
     static decoding. When sampling, verification by argmax does not preserve the distribution.
 
     Attributes:
-      recurrence: r of prefill and verification; the network's default when None.
+      recurrence: r of verification; the network's default when None.
+      prefill_recurrence: r of the prompt; that of verification when None.
       draft_recurrence: r of a draft.
       lookahead: L, drafts a round.
       continuous: carry the latent on (lookahead 1 only).
@@ -59,6 +60,7 @@ class SelfSpeculative(DecoderBase):
     draft_recurrence: int = 4
     lookahead: int = 4
     continuous: bool = False
+    prefill_recurrence: int | None = None
     Knobs: ClassVar[type] = SpeculativeKnobs
 
     def __post_init__(self) -> None:
@@ -76,8 +78,9 @@ class SelfSpeculative(DecoderBase):
         return self.network.recurrence if self.recurrence is None else self.recurrence
 
     def init(self, params: Any, request: Request, knobs: SpeculativeKnobs) -> SpeculativeState:
-        """Reads the prompt with the verifier's recurrences and commits the first token."""
-        progress, cache, latent = self.prefill(params, request, knobs, self._r, self.lookahead)
+        """Reads the prompt and commits the first token."""
+        depth = self._r if self.prefill_recurrence is None else self.prefill_recurrence
+        progress, cache, latent = self.prefill(params, request, knobs, depth, self.lookahead)
         return SpeculativeState(progress, cache, latent, jnp.zeros(request.batch, jnp.int32))
 
     def step(self, params: Any, state: SpeculativeState, knobs: SpeculativeKnobs) -> SpeculativeState:

@@ -119,7 +119,7 @@ def print_bench(rows: Sequence[dict[str, Any]]) -> None:
         )
     console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=140)
+        console = Console(highlight=False, width=180)
     console.print(table)
     console.print(
         f"Prompts left out of tokens/s. {first['device']}, all measured: "
