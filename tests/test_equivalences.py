@@ -152,6 +152,16 @@ def test_prompts_may_be_read_at_a_recurrence_of_their_own():
         assert result.recurrences.tolist() == expected.recurrences.tolist()
 
 
+@pytest.mark.slow
+def test_speculation_may_read_prompts_at_a_recurrence_of_their_own():
+    request, choices = tiny_request(BUDGET), {"recurrence": 4, "prefill_recurrence": 2}
+    one_by_one = tiny(decode.AutoRegressive, "full", **choices)
+    drafted = tiny(decode.SelfSpeculative, "full", draft_recurrence=1, lookahead=3, **choices)
+    found = decode.run(drafted, tiny_params(), request, drafted.Knobs())
+    assert found.completions() == decode.run(one_by_one, tiny_params(), request).completions()
+    assert (found.recurrences % 7 == 2).all(), "a prompt at 2, then rounds of three drafts and a verification"
+
+
 @pytest.mark.parametrize("temperature", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_a_wave_that_carries_nothing_is_static_decoding(temperature):
     """Jacobi decoding of a recurrent model: with exits at every step, and no state of a token that was replaced."""
