@@ -104,7 +104,7 @@ def wide(whole: int) -> list[Setting]:
     """What is tried on the tuning split. A wave of `whole` holds an answer; its first step has one position."""
     return [
         static(16, baseline=True),
-        *(static(r) for r in (11, 12, 13)),
+        *(static(r) for r in (11, 12, 13, 14)),
         *(adaptive(exit) for exit in (0.1, 0.2, 0.4, 0.8)),
         *(speculative(draft) for draft in (8, 9, 10, 11)),
         *(wave(inner, whole, whole, exit, (1,)) for inner in (1, 2, 3, 4, 6, 13) for exit in (0.2, 0.4, 0.8)),
@@ -119,10 +119,10 @@ def few(whole: int) -> list[Setting]:
     """What came out of it."""
     return [
         static(16, baseline=True),
-        *(static(r) for r in (8, 11, 12)),
+        *(static(r) for r in (8, 11, 12, 13)),
         adaptive(0.4),
         speculative(11),
-        *(wave(inner, whole, whole, 0.4, (1,)) for inner in (1, 3, 4)),
+        *(wave(inner, whole, whole, 0.4, (1,)) for inner in (1, 3, 4, 6)),
         wave(1, 15, 1, 0.4),
         wave(2, 8, 1, 0.4),
     ]
