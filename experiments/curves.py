@@ -23,6 +23,7 @@ BUNDLED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("consistency", "agreement", "rehearsal_accuracy"),
     ),
     "tiny-pointers": (("tiny-pointers",), ("loss", "last_accuracy")),
+    "wide-pointers": (("wide-pointers",), ("loss", "last_accuracy")),
     "tiny-causal": (("tiny-causal-first", "tiny-causal-second", "tiny-causal"), ("loss", "accuracy")),
     "tiny-jacobi": (("tiny-jacobi",), ("consistency", "agreement", "rehearsal_accuracy")),
 }

@@ -111,7 +111,8 @@ RECIPES = {
         learning_rate=8e-3,
         adam_learning_rate=3e-3,
     ),
-    # The size of an update's matrix grows with the square root of the width, so the rate is halved.
+    # The norm of an update grows with the square root of the width, so its rate is halved. Lists of 64 names were
+    # learned only where the look-ups had been learned on 16, and the longer lists first came with two recurrences.
     "wide-pointers": Recipe(
         name="wide-pointers",
         width=256,
@@ -137,6 +138,7 @@ RECIPES = {
         cooldown=1800,
         learning_rate=4e-3,
         adam_learning_rate=2e-3,
+        exported_bits=8,
     ),
 }
 
