@@ -94,6 +94,11 @@ def wave(inner: int, width: int, headway: int, exit: float, buckets: tuple[int, 
     return Setting("wavefront", decoder, Wavefront.Knobs(exit_threshold=exit, momentum=0.0))
 
 
+def chosen(inner: int, whole: int) -> Setting:
+    """What the tuning problems chose for a wave that holds a whole answer."""
+    return wave(inner, whole, whole, 0.8, (1, 1 + whole // 2))
+
+
 def speculative(draft: int) -> Setting:
     """Four tokens drafted at few recurrences, verified at twelve."""
     decoder = SelfSpeculative(recurrence=12, draft_recurrence=draft, lookahead=4, prefill_recurrence=1)
@@ -108,8 +113,8 @@ def wide(whole: int) -> list[Setting]:
         *(adaptive(exit) for exit in (0.1, 0.2, 0.4, 0.8)),
         *(speculative(draft) for draft in (8, 9, 10, 11)),
         *(wave(inner, whole, whole, exit, (1,)) for inner in (1, 2, 3, 4, 6, 13) for exit in (0.2, 0.4, 0.8)),
-        wave(4, whole, whole, 0.4),
-        wave(4, whole, whole, 0.4, (1, 1 + whole // 2)),
+        wave(4, whole, whole, 0.8),
+        *(chosen(inner, whole) for inner in (3, 4, 6)),
         wave(4, 1 + whole // 2, 1 + whole // 2, 0.4, (1,)),
         *(wave(inner, width, 1, 0.4) for inner, width in ((1, 15), (2, 8), (3, 6), (4, 5))),
     ]
@@ -120,9 +125,9 @@ def few(whole: int) -> list[Setting]:
     return [
         static(16, baseline=True),
         *(static(r) for r in (8, 11, 12, 13)),
-        adaptive(0.4),
+        *(adaptive(exit) for exit in (0.4, 0.8)),
         speculative(11),
-        *(wave(inner, whole, whole, 0.4, (1,)) for inner in (1, 3, 4, 6)),
+        *(chosen(inner, whole) for inner in (1, 3, 4, 6)),
         wave(1, 15, 1, 0.4),
         wave(2, 8, 1, 0.4),
     ]
@@ -281,7 +286,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     costs = []
     if options.widths:
         # The prompt's call is no step of the wave.
-        wanted = wave(4, 1 + options.queries, 1 + options.queries, 0.4, (1,)).settings()
+        wanted = chosen(4, 1 + options.queries).settings()
         calls = next(row["network_calls_per_token"] for row in rows if row["settings"] == wanted)
         problems = drawn(nearest=options.nearest)
         costs = step_costs(model, problems, calls * (2 + len(problems[0].distance)) - 1, options)

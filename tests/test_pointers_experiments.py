@@ -33,8 +33,8 @@ def test_training_writes_a_model_that_loads(tmp_path, monkeypatch):
 def test_the_bundled_model_follows_one_pointer_a_recurrence(tmp_path):
     """After r recurrences names up to r - 1 look-ups away are right, none beyond; a wave agrees with r = 12."""
     found = script("pointers_speed", RECURRENCES=(5, 12))
-    static, wave = found["static"], found["wave"]
-    found["SETTINGS"]["few"] = lambda whole: [static(12, baseline=True), wave(4, whole, whole, 0.4, (1,))]
+    static, chosen = found["static"], found["chosen"]
+    found["SETTINGS"]["few"] = lambda whole: [static(12, baseline=True), chosen(4, whole)]
     options = options_of(found, tmp_path, problems=12, timed=1, nearest=9, widths=(32,))
     found["main"](options)
     result, table = read(options.out)
