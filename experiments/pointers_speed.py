@@ -96,7 +96,7 @@ def wave(inner: int, width: int, headway: int, exit: float, buckets: tuple[int, 
 
 def chosen(inner: int, whole: int) -> Setting:
     """What the tuning problems chose for a wave that holds a whole answer."""
-    return wave(inner, whole, whole, 0.8, (1, 1 + whole // 2))
+    return wave(inner, whole, whole, 0.8, tuple(b for b in (1, 1 + whole // 2) if b < whole))
 
 
 def speculative(draft: int) -> Setting:
