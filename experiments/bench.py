@@ -11,9 +11,9 @@ Three decoders stand side by side, each as it is paced whatever the weights say:
 | clean    | W r', by its `max_recurrence` | 1, once the wave is W positions wide               |
 
 How close a step comes to the limit of the device is the larger of two shares: of the bytes a second that were read
-when a matrix as large as the model was multiplied with a vector, and of the operations a second that a product of
-two large matrices did. What a copy moves stands beside them. Before that every knob of each decoder is turned, which
-must compile nothing.
+when a matrix as large as the model (for what recurrences read again, as the core) was multiplied with a vector, and
+of the operations a second that a product of two large matrices did. What a copy moves stands beside them. Before that
+every knob of each decoder is turned, which must compile nothing.
 """
 
 import dataclasses

@@ -57,10 +57,11 @@ def limits(dtype: str, weights: int = COPY_BYTES, core: int = 0, repeats: int = 
     side = _CPU_SIDE if jax.default_backend() == "cpu" else _SIDE
     product = jax.jit(lambda a, b: jax.lax.dot(a, b, preferred_element_type=jnp.float32))
     matrix = jnp.ones((side, side), dtype)
+    read = _read_rate(dtype, weights, repeats)
     return Limits(
         bytes_per_second=_copy_rate(repeats),
-        read_bytes_per_second=_read_rate(dtype, weights, repeats),
-        reread_bytes_per_second=_read_rate(dtype, core or weights, repeats),
+        read_bytes_per_second=read,
+        reread_bytes_per_second=_read_rate(dtype, core, repeats) if core else read,
         flops_per_second=2 * side**3 / _best(product, (matrix,) * 2, repeats),
     )
 
