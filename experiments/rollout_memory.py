@@ -17,7 +17,8 @@ import tyro
 
 from paradec_jax import RECURRENT_PRESETS, SoftWavefront, make_request, rollout
 from paradec_jax.evaluate.results import write_table
-from paradec_jax.models.recurrent_depth import RecurrentDepthNetwork, parameter_shapes
+from paradec_jax.models.recurrent_depth import parameter_shapes
+from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
 
 GROUPS = ("one segment", "sqrt(n) segments", "n segments")
 

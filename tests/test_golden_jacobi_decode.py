@@ -25,7 +25,7 @@ from paradec_jax.decode.official_jacobi import OfficialJacobi
 from paradec_jax.decode.official_multiblock import OfficialMultiBlock
 from paradec_jax.decode.official_window import OfficialRunningWindow
 from paradec_jax.decode.trajectories import trajectories
-from paradec_jax.models.causal import CausalNetwork
+from paradec_jax.models.causal_network import CausalNetwork
 
 pytestmark = pytest.mark.golden
 

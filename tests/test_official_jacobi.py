@@ -18,7 +18,8 @@ from paradec_jax.decode.official_jacobi import OfficialJacobi
 from paradec_jax.decode.official_multiblock import OfficialMultiBlock
 from paradec_jax.decode.official_window import OfficialRunningWindow
 from paradec_jax.decode.trajectories import trajectories
-from paradec_jax.models.causal import CausalNetwork, init_params
+from paradec_jax.models.causal import init_params
+from paradec_jax.models.causal_network import CausalNetwork
 
 NETWORK = CausalNetwork(dataclasses.replace(CAUSAL_PRESETS["test-causal"], tie_embeddings=False))
 PROMPTS = ([3, 1, 4], [1, 5, 2, 6, 5, 9, 8], [2, 7], [11, 12, 13, 14])

@@ -6,9 +6,11 @@ from jaxtyping import Array
 
 from paradec_jax.config import ModelConfig, RecurrentDepthConfig
 from paradec_jax.models import causal, recurrent_depth
-from paradec_jax.models.causal import Causal, CausalNetwork
+from paradec_jax.models.causal import Causal
+from paradec_jax.models.causal_network import CausalNetwork
 from paradec_jax.models.growth import deepen_core
-from paradec_jax.models.recurrent_depth import RecurrentDepth, RecurrentDepthNetwork
+from paradec_jax.models.recurrent_depth import RecurrentDepth
+from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
 
 __all__ = [
     "Causal",
