@@ -1,39 +1,43 @@
 """The decoding machine: a protocol, four drivers, and one file a decoder."""
 
-from paradec_jax.decode.adaptive import Adaptive
 from paradec_jax.decode.autoregressive import AutoRegressive
-from paradec_jax.decode.drive import rollout, run, stream, trace
-from paradec_jax.decode.jacobi import Jacobi
-from paradec_jax.decode.lookahead import Lookahead
-from paradec_jax.decode.multiblock import MultiBlock
-from paradec_jax.decode.official import OfficialWavefront
-from paradec_jax.decode.prompt_lookup import PromptLookup
-from paradec_jax.decode.protocol import Decoded, Decoder, Network, Reason, Request, make_request
-from paradec_jax.decode.queue import Served, serve
-from paradec_jax.decode.randomness import Recorded
-from paradec_jax.decode.sampling import SamplingKnobs
-from paradec_jax.decode.soft_wavefront import SoftWavefront
-from paradec_jax.decode.speculative import SelfSpeculative
-from paradec_jax.decode.wavefront import Wavefront
+from paradec_jax.decode.causal.jacobi import Jacobi
+from paradec_jax.decode.causal.lookahead import Lookahead
+from paradec_jax.decode.causal.prompt_lookup import PromptLookup
+from paradec_jax.decode.machine.drive import rollout, run, stream, trace
+from paradec_jax.decode.machine.knobs import SamplingKnobs
+from paradec_jax.decode.machine.network import Forward, Network, Prefix, Prepared
+from paradec_jax.decode.machine.protocol import Decoder
+from paradec_jax.decode.machine.queue import QueueResult, serve
+from paradec_jax.decode.machine.request import RecordedDraws, Request, make_request
+from paradec_jax.decode.machine.rows import Decoded, Reason, Rows
+from paradec_jax.decode.recurrent.adaptive import Adaptive
+from paradec_jax.decode.recurrent.soft_wavefront import SoftWavefront
+from paradec_jax.decode.recurrent.speculative import SelfSpeculative
+from paradec_jax.decode.recurrent.static import Static
+from paradec_jax.decode.recurrent.wavefront import Wavefront
 
 __all__ = [
     "Adaptive",
     "AutoRegressive",
     "Decoded",
     "Decoder",
+    "Forward",
     "Jacobi",
     "Lookahead",
-    "MultiBlock",
     "Network",
-    "OfficialWavefront",
+    "Prefix",
+    "Prepared",
     "PromptLookup",
+    "QueueResult",
     "Reason",
-    "Recorded",
+    "RecordedDraws",
     "Request",
+    "Rows",
     "SamplingKnobs",
     "SelfSpeculative",
-    "Served",
     "SoftWavefront",
+    "Static",
     "Wavefront",
     "make_request",
     "rollout",

@@ -1,4 +1,4 @@
-"""Networks, and the adapters by which decoders drive them."""
+"""Networks as Linen modules, and the adapters by which decoders and losses drive them."""
 
 from typing import Any
 

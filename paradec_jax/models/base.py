@@ -1,11 +1,11 @@
-"""What every network returns and reports."""
+"""What networks share: the price of a call, and parameters laid out for decoding."""
 
 import dataclasses
 from typing import Any
 
-import jax
 from jax import lax
-from jaxtyping import Array, Float
+
+from paradec_jax.decode.machine.network import Prepared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,14 +16,9 @@ class Work:
     flops: int
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Forward:
-    """What one call of a network returns: head input, latent (no channels where there is none), keys and values."""
-
-    hidden: Float[Array, "B W D"]
-    latent: Float[Array, "B W _"]
-    kv: Any
+def raw(params: Any) -> Any:
+    """The parameter tree, prepared or not."""
+    return params.params if isinstance(params, Prepared) else params
 
 
 def lay_out_head(params: Any) -> Any:

@@ -88,7 +88,7 @@ class Causal(nn.Module):
         positions: Int[Array, "B W"],
         window_mask: Bool[Array, "*B W W"],
         cache: Layers | None,
-        prefix_mask: Bool[Array, "B S"] | None,
+        prefix_mask: Bool[Array, "B *W S"] | None,
     ) -> tuple[Float[Array, "B W D"], Layers]:
         """Head input of each position of a window, and the window's keys and values."""
         c = self.config

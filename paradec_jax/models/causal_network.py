@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import CausalConfig
-from paradec_jax.models.base import Forward, Work, lay_out_head
+from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
+from paradec_jax.models.base import Work, lay_out_head, raw
 from paradec_jax.models.causal import Causal, Inputs, Layers, parameter_shapes
 from paradec_jax.nn import cache as kv_cache
 from paradec_jax.nn import masks
@@ -41,17 +42,26 @@ class CausalNetwork:
         return self.config.max_length
 
     @property
-    def recurrence(self) -> int:
-        """A causal network passes its layers once."""
-        return 1
+    def counters(self) -> tuple[str, ...]:
+        """Calls and positions say all that a call costs."""
+        return ()
 
-    def work(self, batch: int, positions: int, context: int, recurrence: int = 1) -> Work:
+    @property
+    def visibility(self) -> str:
+        """A position sees itself and the ones before it."""
+        return "causal"
+
+    @property
+    def block(self) -> None:
+        """There are no blocks."""
+        return None
+
+    def work(self, batch: int, positions: int, context: int) -> Work:
         """The least that one call on `positions` positions of each row behind `context` cached ones can cost.
 
         Weights are read once, keys and values of the context once a layer. A multiplication and an addition are
         two operations.
         """
-        del recurrence
         c = self.config
         shapes = parameter_shapes(c)
         layers = sum(
@@ -67,18 +77,19 @@ class CausalNetwork:
         moved = weights * jnp.dtype(c.param_dtype).itemsize + cached * jnp.dtype(c.dtype).itemsize
         return Work(moved, 2 * weights * rows + attention)
 
-    def prepare(self, params: Any) -> Any:
+    def prepare(self, params: Any) -> Prepared:
         """Parameters as a decoding loop wants them: a tied output matrix is laid out once."""
-        return lay_out_head(params) if self.config.tie_embeddings else params
+        return Prepared(lay_out_head(params) if self.config.tie_embeddings else params)
 
     def _apply(self, params: Any, method: Callable, *args: Any) -> Any:
-        return self.module.apply({"params": params}, *args, method=method)
+        return self.module.apply({"params": raw(params)}, *args, method=method)
 
-    def init_cache(self, batch: int, size: int) -> Layers:
-        """An empty cache for `size` positions a row."""
+    def init_cache(self, keys: Array, size: int) -> Layers:
+        """An empty cache for `size` positions of each row; `keys` [B] count the rows, nothing is drawn."""
         c = self.config
         return tuple(
-            kv_cache.empty(batch, c.kv_heads, size, c.head_dim, jnp.dtype(c.dtype)) for _ in range(c.layers)
+            kv_cache.empty(len(keys), c.kv_heads, size, c.head_dim, jnp.dtype(c.dtype))
+            for _ in range(c.layers)
         )
 
     def write(self, cache: Layers, window: Layers, at: Int[Array, "B"]) -> Layers:
@@ -89,14 +100,9 @@ class CausalNetwork:
         """Positions `start .. start + width - 1` of each row's window."""
         return tuple(kv_cache.pick(kv, start, width) for kv in window)
 
-    def initial_state(self, keys: Array, scale: Float[Array, ""] | float = 1.0) -> Float[Array, "B W 0"]:
-        """There is no latent state: vectors of no channels."""
-        del scale
-        return jnp.zeros((*keys.shape, 0), jnp.float32)
-
     def embedding(self, params: Any) -> Float[Array, "V D"]:
         """The vector of each token. `forward` also takes vectors, such as mixtures `p @ embedding`."""
-        return params["embedding"]
+        return raw(params)["embedding"]
 
     def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Output scores in at least float32."""
@@ -105,28 +111,24 @@ class CausalNetwork:
     def forward(
         self,
         params: Any,
-        tokens: Inputs,
+        inputs: Inputs,
         positions: Int[Array, "B W"],
-        cache: Layers | None = None,
-        visible: Int[Array, "B"] | None = None,
-        state: Float[Array, "B W 0"] | None = None,
-        recurrence: int | None = None,
-        window_mask: Bool[Array, "*B W W"] | None = None,
+        prefix: Prefix | None = None,
+        mask: Bool[Array, "*B W W"] | None = None,
     ) -> Forward:
         """Reads a window. The caller stores the keys and values.
 
         Args:
-          params: the parameters.
-          tokens, positions: the window and its absolute positions.
-          cache, visible: the cache and how many of its positions each row may see; None for no cache.
-          state, recurrence: there is neither; for the sake of decoders that serve recurrent networks too.
-          window_mask: which window keys a query sees; the earlier ones and itself by default.
+          params: the parameters, raw or prepared.
+          inputs, positions: the window's tokens, or a vector in the place of each, and absolute positions.
+          prefix: the cache and what the window sees of it; None for no cache.
+          mask: which window keys a query sees; the earlier ones and itself by default.
         """
-        del state, recurrence
-        if window_mask is None:
-            window_mask = masks.causal(positions.shape[1])
-        prefix_mask = None
-        if cache is not None and visible is not None:
-            prefix_mask = masks.prefix(visible, cache[0].v.shape[-2])
-        hidden, own = self._apply(params, Causal.hidden, tokens, positions, window_mask, cache, prefix_mask)
-        return Forward(hidden, self.initial_state(positions), own)
+        if mask is None:
+            mask = masks.causal(positions.shape[1])
+        cache = prefix_mask = None
+        if prefix is not None and prefix.visible is not None:
+            cache = prefix.kv
+            prefix_mask = masks.visible(prefix.visible, cache[0].v.shape[-2])
+        hidden, own = self._apply(params, Causal.hidden, inputs, positions, mask, cache, prefix_mask)
+        return Forward(hidden, own, {})

@@ -12,7 +12,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.nn import cache as kv_cache
@@ -39,6 +39,15 @@ class RecurrentKV:
     depth: Int[Array, "..."]
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RecurrentCache:
+    """Keys and values of a whole buffer, and the latent state that each position starts from, [B, S, D]."""
+
+    kv: RecurrentKV
+    initial: Float[Array, "B S D"]
+
+
 def empty(
     config: RecurrentDepthConfig, slots: tuple[int, ...], batch: int, size: int, depth_shape: tuple[int, ...]
 ) -> RecurrentKV:
@@ -59,14 +68,15 @@ def empty(
 
 
 def seen(
-    mode: str, cache: RecurrentKV, prefix_mask: Bool[Array, "B S"], index: Int[Array, ""] | int
-) -> tuple[Layers, Bool[Array, "B S"]]:
+    mode: str, cache: RecurrentKV, prefix_mask: Bool[Array, "B *W S"], index: Int[Array, ""] | int
+) -> tuple[Layers, Bool[Array, "B *W S"]]:
     """The core's keys and values that recurrence `index` may look at, and at which positions."""
     prefix = cache.core
     if mode != "shared":
         prefix = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False), prefix)
     if mode == "full":
-        prefix_mask = prefix_mask & (cache.depth > index)
+        deep = cache.depth > index
+        prefix_mask = prefix_mask & (deep if prefix_mask.ndim == 2 else deep[:, None])
     return prefix, prefix_mask
 
 
@@ -113,6 +123,15 @@ def widen(window: RecurrentKV, width: int) -> RecurrentKV:
 
     def layers(part: Layers) -> Layers:
         return tuple(kv_cache.widen(kv, width) for kv in part)
+
+    return RecurrentKV(layers(window.prelude), layers(window.core), layers(window.coda), window.depth)
+
+
+def pick(window: RecurrentKV, start: Int[Array, "B"], width: int) -> RecurrentKV:
+    """Positions `start .. start + width - 1` of each row's window."""
+
+    def layers(part: Layers) -> Layers:
+        return tuple(kv_cache.pick(kv, start, width) for kv in part)
 
     return RecurrentKV(layers(window.prelude), layers(window.core), layers(window.coda), window.depth)
 

@@ -35,7 +35,7 @@ class View:
     angles: Rotation
     window_mask: Bool[Array, "*B W W"]
     cache: RecurrentKV | None = None
-    prefix_mask: Bool[Array, "B S"] | None = None
+    prefix_mask: Bool[Array, "B *W S"] | None = None
 
 
 # For optimizers that treat matrices apart: (input axes, output axes) of the parameters found by these regexes.
@@ -102,7 +102,7 @@ class RecurrentDepth(nn.Module):
         e: Float[Array, "B W D"],
         view: View,
         prefix: Layers | None = None,
-        prefix_mask: Bool[Array, "B S"] | None = None,
+        prefix_mask: Bool[Array, "B *W S"] | None = None,
     ) -> tuple[Float[Array, "B W D"], Layers]:
         """One recurrence, `core(adapter [s ; e])`, over the cached keys of this recurrence."""
         x = dense(jnp.concatenate([state, e], axis=-1), self.adapter)
@@ -129,7 +129,7 @@ class RecurrentDepth(nn.Module):
         x: Float[Array, "B W D"],
         view: View,
         prefix: Layers | None,
-        prefix_mask: Bool[Array, "B S"] | None,
+        prefix_mask: Bool[Array, "B *W S"] | None,
     ) -> tuple[Float[Array, "B W D"], Layers]:
         own = []
         for i, block in enumerate(blocks):

@@ -11,9 +11,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
+from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
 from paradec_jax.models import recurrent_cache
-from paradec_jax.models.base import Forward, Work, lay_out_head
-from paradec_jax.models.recurrent_cache import CACHE_MODES, RecurrentKV
+from paradec_jax.models.base import Work, lay_out_head, raw
+from paradec_jax.models.recurrent_cache import CACHE_MODES, RecurrentCache, RecurrentKV
 from paradec_jax.models.recurrent_depth import Inputs, RecurrentDepth, View, parameter_shapes
 from paradec_jax.nn import masks
 from paradec_jax.nn.rope import rotation
@@ -30,22 +31,32 @@ class RecurrentDepthNetwork:
     Attributes:
       config: the model's shape.
       cache: what a position leaves for later ones, one of `recurrent_cache.CACHE_MODES`.
-      recurrence: r, recurrences of `forward` unless told otherwise, and the slots of "full" and "latest".
+      recurrence: r, recurrences of a call; the config's mean when None.
+      slots: recurrences that "full" and "latest" have room for; those of a call when None.
     """
 
     config: RecurrentDepthConfig
     cache: str = "shared"
-    recurrence: int = 0
+    recurrence: int | None = None
+    slots: int | None = None
 
     def __post_init__(self) -> None:
         if self.cache not in CACHE_MODES:
             raise ValueError(f"cache must be one of {', '.join(CACHE_MODES)}, not {self.cache!r}")
-        if self.recurrence < 0:
-            raise ValueError(
-                f"recurrence must be positive (or 0 for the config's mean), not {self.recurrence}"
-            )
-        if self.recurrence == 0:
+        if self.recurrence is None:
             object.__setattr__(self, "recurrence", self.config.mean_recurrence)
+        if self.recurrence < 1:
+            raise ValueError(f"recurrence must be at least 1, not {self.recurrence}")
+        if self.slots is None:
+            object.__setattr__(self, "slots", self.recurrence)
+        if self.cache != "shared" and self.recurrence > self.slots:
+            raise ValueError(
+                f"cache {self.cache!r} has {self.slots} slots a position, too few for {self.recurrence} recurrences"
+            )
+
+    def at(self, recurrence: int | None) -> "RecurrentDepthNetwork":
+        """The same network and cache at another depth; itself when None."""
+        return self if recurrence is None else dataclasses.replace(self, recurrence=recurrence)
 
     @property
     def module(self) -> RecurrentDepth:
@@ -62,13 +73,28 @@ class RecurrentDepthNetwork:
         """Longest sequence the model was built for."""
         return self.config.max_length
 
-    def work(self, batch: int, positions: int, context: int, recurrence: int) -> Work:
+    @property
+    def counters(self) -> tuple[str, ...]:
+        """What a call costs beside itself and its positions: passes of the core, one after the other."""
+        return ("recurrences",)
+
+    @property
+    def visibility(self) -> str:
+        """A position sees itself and the ones before it."""
+        return "causal"
+
+    @property
+    def block(self) -> None:
+        """There are no blocks."""
+        return None
+
+    def work(self, batch: int, positions: int, context: int, recurrence: int | None = None) -> Work:
         """The least that one call on `positions` positions of each row behind `context` cached ones can cost.
 
         Weights are read once for prelude, coda and output matrix and once a recurrence for core and adapter;
         keys and values of the context once a layer. A multiplication and an addition are two operations.
         """
-        c = self.config
+        c, recurrence = self.config, self.recurrence if recurrence is None else recurrence
         shapes = parameter_shapes(c)
 
         def size(*parts: str) -> int:
@@ -84,45 +110,77 @@ class RecurrentDepthNetwork:
         moved = weights * jnp.dtype(c.param_dtype).itemsize + cached * jnp.dtype(c.dtype).itemsize
         return Work(moved, 2 * weights * rows + attention)
 
-    def prepare(self, params: Any) -> Any:
+    def prepare(self, params: Any) -> Prepared:
         """Parameters as a decoding loop wants them: a tied output matrix is laid out once."""
-        return lay_out_head(params) if self.config.tie_embeddings else params
+        return Prepared(lay_out_head(params) if self.config.tie_embeddings else params)
 
     @property
     def _slots(self) -> tuple[int, ...]:
         """Leading axes of the core's keys and values."""
-        return () if self.cache == "shared" else (self.recurrence,)
+        return () if self.cache == "shared" else (self.slots,)
 
     def _apply(self, params: Any, method: Callable, *args: Any) -> Any:
-        return self.module.apply({"params": params}, *args, method=method)
+        return self.module.apply({"params": raw(params)}, *args, method=method)
 
-    def init_cache(self, batch: int, size: int) -> RecurrentKV:
-        """An empty cache for `size` positions a row."""
-        return recurrent_cache.empty(self.config, self._slots, batch, size, (batch, size))
+    def init_cache(
+        self, keys: Array, size: int, *, scale: Any = 1.0, states: Float[Array, "P D"] | None = None
+    ) -> RecurrentCache:
+        """An empty cache for `size` positions of each row, and the latent that each position starts from.
+
+        They are drawn here, once: inside a decoding loop the draws would cost more than a layer of a small model.
+
+        Args:
+          keys: one key a row, [B]; the position is folded in.
+          size: S.
+          scale: of the initial latents, see `initial_state`.
+          states: recorded draws at scale 1, the same for all rows; the last one holds for later positions.
+        """
+        positions = jnp.broadcast_to(jnp.arange(size), (len(keys), size))
+        if states is None:
+            folded = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, positions)
+            initial = self.initial_state(folded, scale)
+        else:
+            initial = states[jnp.minimum(positions, len(states) - 1)] * scale
+        kv = recurrent_cache.empty(self.config, self._slots, len(keys), size, (len(keys), size))
+        return RecurrentCache(kv, initial)
+
+    def latents(self, cache: RecurrentCache, positions: Int[Array, "B W"]) -> Float[Array, "B W D"]:
+        """The initial latents of these positions."""
+        return jnp.take_along_axis(cache.initial, positions[..., None], axis=1)
+
+    def start_from(
+        self, cache: RecurrentCache, states: Float[Array, "B W D"], at: Int[Array, "B"]
+    ) -> RecurrentCache:
+        """The cache in which positions `at .. at + W - 1` start from these latents."""
+        put = jax.vmap(lambda row, new, p: lax.dynamic_update_slice(row, new, (p, 0)))
+        return dataclasses.replace(cache, initial=put(cache.initial, states.astype(cache.initial.dtype), at))
 
     def empty_window(self, batch: int, width: int) -> RecurrentKV:
         """Room for the keys and values of one window of `width` positions."""
         return recurrent_cache.empty(self.config, self._slots, batch, width, (batch,))
 
-    def write(self, cache: RecurrentKV, window: RecurrentKV, at: Int[Array, "B"]) -> RecurrentKV:
+    def write(self, cache: RecurrentCache, window: RecurrentKV, at: Int[Array, "B"]) -> RecurrentCache:
         """The cache with a window stored at positions `at .. at + W - 1` of each row."""
-        return recurrent_cache.write(self.cache, cache, window, at)
+        return dataclasses.replace(cache, kv=recurrent_cache.write(self.cache, cache.kv, window, at))
+
+    def pick(self, window: RecurrentKV, start: Int[Array, "B"], width: int) -> RecurrentKV:
+        """Positions `start .. start + width - 1` of each row's window."""
+        return recurrent_cache.pick(window, start, width)
 
     def view(
         self,
         positions: Int[Array, "B W"],
-        cache: RecurrentKV | None = None,
-        visible: Int[Array, "B"] | None = None,
-        window_mask: Bool[Array, "*B W W"] | None = None,
+        prefix: Prefix | None = None,
+        mask: Bool[Array, "*B W W"] | None = None,
     ) -> View:
-        """What a window at `positions` sees: the first `visible` cached positions and itself, causally."""
-        if window_mask is None:
-            window_mask = masks.causal(positions.shape[1])
-        prefix_mask = None
-        if cache is not None and visible is not None:
-            prefix_mask = masks.prefix(visible, cache.depth.shape[1])
+        """What a window at `positions` sees: of the cache what the prefix says, and itself, causally by default."""
+        if mask is None:
+            mask = masks.causal(positions.shape[1])
         angles = rotation(positions, self.config.head_dim, self.config.rope_base)
-        return View(angles, window_mask, cache, prefix_mask)
+        if prefix is None or prefix.visible is None:
+            return View(angles, mask)
+        kv = prefix.kv.kv
+        return View(angles, mask, kv, masks.visible(prefix.visible, kv.depth.shape[1]))
 
     def initial_state(self, keys: Array, scale: Float[Array, ""] | float = 1.0) -> Float[Array, "B W D"]:
         """Random states `sqrt(D) * TruncNormal(0, std, +-3 std)`, `std = scale * sqrt(2 / 5D)`, one key each."""
@@ -134,13 +192,13 @@ class RecurrentDepthNetwork:
 
     def embedding(self, params: Any) -> Float[Array, "V D"]:
         """The vector of each token. `embed` also takes vectors, such as mixtures `p @ embedding`."""
-        return params["embedding"]
+        return raw(params)["embedding"]
 
     def embed(
-        self, params: Any, tokens: Inputs, view: View, window: RecurrentKV
+        self, params: Any, inputs: Inputs, view: View, window: RecurrentKV
     ) -> tuple[Float[Array, "B W D"], RecurrentKV]:
         """Prelude output e of a window of tokens or vectors, and the window with the prelude's keys and values."""
-        e, own = self._apply(params, RecurrentDepth.embed, tokens, view)
+        e, own = self._apply(params, RecurrentDepth.embed, inputs, view)
         return e, dataclasses.replace(window, prelude=own)
 
     def iterate(
@@ -181,12 +239,10 @@ class RecurrentDepthNetwork:
             unroll = max(1, min(recurrences, UNROLLED_LAYERS // self.config.core_layers))
         return lax.scan(body, (state, window), jnp.arange(recurrences), unroll=unroll)[0]
 
-    def readout(
-        self, params: Any, state: Float[Array, "B W D"], view: View, window: RecurrentKV
-    ) -> tuple[Float[Array, "B W D"], RecurrentKV]:
-        """Head input of each state, and the window with the coda's keys and values."""
+    def readout(self, params: Any, state: Float[Array, "B W D"], view: View, window: RecurrentKV) -> Forward:
+        """Ends a call: head input of each state, the window with the coda's keys and values, its recurrences."""
         hidden, own = self._apply(params, RecurrentDepth.readout, state, view)
-        return hidden, dataclasses.replace(window, coda=own)
+        return Forward(hidden, dataclasses.replace(window, coda=own), {"recurrences": window.depth})
 
     def widen(self, window: RecurrentKV, width: int) -> RecurrentKV:
         """The window with room for `width` positions, the new ones zero."""
@@ -203,27 +259,41 @@ class RecurrentDepthNetwork:
     def forward(
         self,
         params: Any,
-        tokens: Int[Array, "B W"],
+        inputs: Inputs,
         positions: Int[Array, "B W"],
-        cache: RecurrentKV | None,
-        visible: Int[Array, "B"] | None,
-        state: Float[Array, "B W D"],
-        recurrence: int | None = None,
-        window_mask: Bool[Array, "*B W W"] | None = None,
+        prefix: Prefix | None = None,
+        mask: Bool[Array, "*B W W"] | None = None,
     ) -> Forward:
         """Reads a window through prelude, r recurrences and coda. The caller stores the keys and values.
 
         Args:
-          params: the parameters.
-          tokens, positions: the window and its absolute positions.
-          cache, visible: the cache and how many of its positions each row may see; None for no cache.
-          state: initial latent states.
-          recurrence: r; the network's own by default.
-          window_mask: which window keys a query sees; the earlier ones and itself by default.
+          params: the parameters, raw or prepared.
+          inputs, positions: the window's tokens, or a vector in the place of each, and absolute positions.
+          prefix: the cache, whose initial latents are read at `positions`, and what the window sees of it.
+          mask: which window keys a query sees; the earlier ones and itself by default.
+
+        Raises:
+          ValueError: no prefix, so no latents to start from.
         """
-        r = self.recurrence if recurrence is None else recurrence
-        view = self.view(positions, cache, visible, window_mask)
-        e, window = self.embed(params, tokens, view, self.empty_window(*tokens.shape))
-        state, window = self.recur(params, state, e, view, window, r)
-        hidden, window = self.readout(params, state, view, window)
-        return Forward(hidden, self.normalise(params, state), window)
+        if prefix is None:
+            raise ValueError(
+                "a recurrent network starts from the latents in its cache: give Prefix(cache, visible=None)"
+            )
+        return self.forward_from(params, inputs, positions, self.latents(prefix.kv, positions), prefix, mask)[
+            0
+        ]
+
+    def forward_from(
+        self,
+        params: Any,
+        inputs: Inputs,
+        positions: Int[Array, "B W"],
+        states: Float[Array, "B W D"],
+        prefix: Prefix | None = None,
+        mask: Bool[Array, "*B W W"] | None = None,
+    ) -> tuple[Forward, Float[Array, "B W D"]]:
+        """As `forward` from given latents; returns the latents after the last recurrence as well."""
+        view = self.view(positions, prefix, mask)
+        e, window = self.embed(params, inputs, view, self.empty_window(*positions.shape))
+        states, window = self.recur(params, states, e, view, window, self.recurrence)
+        return self.readout(params, states, view, window), states

@@ -14,7 +14,7 @@ def attend(
     window: KV,
     window_mask: Bool[Array, "*B W W"],
     prefix: KV | None = None,
-    prefix_mask: Bool[Array, "B S"] | None = None,
+    prefix_mask: Bool[Array, "B *W S"] | None = None,
 ) -> Float[Array, "B H W C"]:
     """Softmax attention `softmax(q k^T / sqrt(C)) v` over prefix and window keys together.
 
@@ -26,7 +26,7 @@ def attend(
       window: keys [B, G, C, W] and values [B, G, W, C] of the window itself.
       window_mask: which window keys a query sees.
       prefix: cached keys [B, G, C, S] and values [B, G, S, C], or None.
-      prefix_mask: which cached positions a row sees.
+      prefix_mask: which cached positions a row sees, or each of its queries.
     """
     batch, heads, width, channels = q.shape
     groups = window.k.shape[1]
@@ -42,7 +42,9 @@ def attend(
     size = 0
     if prefix is not None and prefix_mask is not None:
         size = prefix.k.shape[-1]
-        seen = jnp.where(prefix_mask[:, None, None, None, :], scores_of(prefix.k), MASKED)
+        if prefix_mask.ndim == 2:
+            prefix_mask = prefix_mask[:, None]
+        seen = jnp.where(prefix_mask[:, None, None], scores_of(prefix.k), MASKED)
         scores = jnp.concatenate([seen, scores], axis=-1)
     weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
     out = jnp.einsum("bgrws,bgsc->bgrwc", weights[..., size:], window.v)

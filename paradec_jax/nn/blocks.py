@@ -96,7 +96,7 @@ class Attention(nn.Module):
         angles: Rotation,
         window_mask: Bool[Array, "*B W W"],
         prefix: KV | None,
-        prefix_mask: Bool[Array, "B S"] | None,
+        prefix_mask: Bool[Array, "B *W S"] | None,
     ) -> tuple[Float[Array, "B W D"], KV]:
         """The attended window and its own keys and values."""
         batch, width, _ = x.shape
@@ -152,7 +152,7 @@ class GroupedAttention(nn.Module):
         angles: Rotation,
         window_mask: Bool[Array, "*B W W"],
         prefix: KV | None,
-        prefix_mask: Bool[Array, "B S"] | None,
+        prefix_mask: Bool[Array, "B *W S"] | None,
     ) -> tuple[Float[Array, "B W D"], KV]:
         """The attended window and its own keys and values."""
         batch, width, _ = x.shape
@@ -226,7 +226,7 @@ class SandwichBlock(nn.Module):
         angles: Rotation,
         window_mask: Bool[Array, "*B W W"],
         prefix: KV | None = None,
-        prefix_mask: Bool[Array, "B S"] | None = None,
+        prefix_mask: Bool[Array, "B *W S"] | None = None,
     ) -> tuple[Float[Array, "B W D"], KV]:
         """The block's output and the window's keys and values."""
         mixed, own = self.attention(self.norm(1, x), angles, window_mask, prefix, prefix_mask)
@@ -283,7 +283,7 @@ class PreNormBlock(nn.Module):
         angles: Rotation,
         window_mask: Bool[Array, "*B W W"],
         prefix: KV | None = None,
-        prefix_mask: Bool[Array, "B S"] | None = None,
+        prefix_mask: Bool[Array, "B *W S"] | None = None,
     ) -> tuple[Float[Array, "B W D"], KV]:
         """The block's output and the window's keys and values."""
         normed = rms_norm(x, self.attention_norm, self.norm_eps)

@@ -71,4 +71,4 @@ def pick(window: KV, start: Int[Array, "B"], width: int) -> KV:
             lax.dynamic_slice_in_dim(v, at, width, -2),
         )
 
-    return KV(*jax.vmap(of_row)(*window, start))
+    return KV(*jax.vmap(of_row, in_axes=(-4, -4, 0), out_axes=-4)(*window, start))

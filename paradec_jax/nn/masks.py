@@ -59,6 +59,13 @@ def prefix(visible: Int[Array, "B"], size: int) -> Bool[Array, "B S"]:
     return jnp.arange(size) < visible[:, None]
 
 
+def visible(
+    visible: Int[Array, "B"] | Bool[Array, "B S"] | Bool[Array, "B W S"], size: int
+) -> Bool[Array, "B *W S"]:
+    """What a window sees of a cache of `size` positions: a mask as it is, a length as `prefix`."""
+    return prefix(visible, size) if visible.ndim == 1 else visible
+
+
 def lookahead(
     level: Int[Array, "B L"], column: Int[Array, "B L"], guesses: int, length: int
 ) -> Bool[Array, "B W W"]:

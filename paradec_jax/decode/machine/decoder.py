@@ -1,29 +1,40 @@
-"""What the decoders of autoregressive networks share: binding, prefill, the end."""
+"""What all decoders share: binding, refusals, sampling, prompts, the end."""
 
+import abc
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode import stop
-from paradec_jax.decode.protocol import Decoded, Progress, Request
-from paradec_jax.decode.randomness import Purpose, fold
-from paradec_jax.decode.sampling import log_probability, sample
+from paradec_jax.config import TokenSpec
+from paradec_jax.decode.machine import rows as row_state
+from paradec_jax.decode.machine.knobs import SamplingKnobs, as_arrays
+from paradec_jax.decode.machine.network import Forward, Prefix
+from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine.rows import Decoded, Rows
+from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
+from paradec_jax.decode.rules.sampling import log_probability, sample
+from paradec_jax.decode.rules.windows import last_of, window
 
 AnyDecoder = TypeVar("AnyDecoder", bound="DecoderBase")  # not Self, which the type checks of tests refuse
 
 
 @dataclasses.dataclass(frozen=True)
-class DecoderBase:
+class DecoderBase(abc.ABC):
     """Static fields and the methods that no decoder changes.
+
+    A subclass says in class variables what it can decode: `visibilities` of networks, `alignments` of logits,
+    `any_order` where it fills holes and starts from nothing, and `further_networks`, the names of fields that hold
+    networks beside `network`.
 
     Attributes:
       network: the network; may be bound later.
-      size: S, positions of prompt and new tokens together; may be bound later.
-      pad: token behind a row's end in the result.
+      size: S, positions of given and new tokens together; may be bound later.
+      spec: special tokens and alignment of the checkpoint; may be bound later.
       log_probs: keep the log-probability of each committed token.
       top_p_rule: "drop" or "keep", see `sampling.filtered_probabilities`.
       greedy: always take the most probable token. The program then holds no sampling code and
@@ -32,17 +43,111 @@ class DecoderBase:
     """
 
     network: Any = None
-    size: int = 0
+    size: int | None = None
+    spec: TokenSpec = TokenSpec()
     _: dataclasses.KW_ONLY
-    pad: int = 0
     log_probs: bool = False
     top_p_rule: str = "drop"
     greedy: bool = False
     bounded: bool = False
+    Knobs: ClassVar[type] = SamplingKnobs
+    visibilities: ClassVar[tuple[str, ...]] = ("causal",)
+    alignments: ClassVar[tuple[str, ...]] = ("next",)
+    any_order: ClassVar[bool] = False
+    further_networks: ClassVar[tuple[str, ...]] = ()
 
-    def bind(self: AnyDecoder, network: Any, size: int, pad: int = 0) -> AnyDecoder:
-        """The same decoder for a network and a buffer of `size` positions."""
-        return dataclasses.replace(self, network=network, size=size, pad=pad)
+    @abc.abstractmethod
+    def init(self, params: Any, request: Request, knobs: Any) -> Any:
+        """See `protocol.Decoder`."""
+
+    @abc.abstractmethod
+    def step(self, params: Any, state: Any, knobs: Any) -> tuple[Any, Any]:
+        """See `protocol.Decoder`."""
+
+    @abc.abstractmethod
+    def drafts(self, state: Any) -> Int[Array, "B _"]:
+        """See `protocol.Decoder`."""
+
+    def bind(self: AnyDecoder, network: Any, size: int, spec: TokenSpec | None = None) -> AnyDecoder:
+        """The same decoder for a network, a buffer of `size` positions and a checkpoint's special tokens.
+
+        Raises:
+          ValueError: a checkpoint whose visibility or alignment this decoder cannot serve.
+        """
+        name, spec = type(self).__name__, self.spec if spec is None else spec
+        for fact, value, accepted in (
+            ("visibility", network.visibility, self.visibilities),
+            ("alignment", spec.alignment, self.alignments),
+        ):
+            if value not in accepted:
+                raise ValueError(
+                    f"{name} decodes networks of {fact} {' or '.join(map(repr, accepted))}, "
+                    f"but this one's is {value!r}"
+                )
+        return dataclasses.replace(self, network=network, size=size, spec=spec)
+
+    @property
+    def networks(self) -> dict[str, Any]:
+        """Every network by its field."""
+        return {name: getattr(self, name) for name in ("network", *self.further_networks)}
+
+    def limits(self) -> tuple[int, int]:
+        """S, and the longest sequence that the networks were built for.
+
+        Raises:
+          ValueError: an unbound decoder.
+        """
+        if self.size is None or any(network is None for network in self.networks.values()):
+            raise ValueError(
+                f"{type(self).__name__} has no network or no size: call bind(network, size) first"
+            )
+        return self.size, min(network.max_length for network in self.networks.values())
+
+    def check(self, request: Request) -> None:
+        """Refuses a request that the rule or the buffers cannot hold.
+
+        Raises:
+          ValueError: a prompt longer than the buffer, a buffer beyond the model's length, a hole or an empty prompt
+            where the decoder appends.
+        """
+        name, (size, longest) = type(self).__name__, self.limits()
+        if size > longest:
+            raise ValueError(f"size {size} is more than the {longest} positions the model was built for")
+        if not self.any_order and request.given is not None:
+            raise ValueError(f"{name} appends tokens, so it cannot fill the holes that given leaves")
+        if isinstance(request.lengths, jax.core.Tracer):
+            return
+        lengths, budgets = np.asarray(request.lengths), np.asarray(request.budgets)
+        if request.tokens.shape[1] > size or np.any(lengths + np.minimum(budgets, 1) > size):
+            raise ValueError(
+                f"a prompt of {lengths.max()} tokens (padded to {request.tokens.shape[1]}) leaves no room in a "
+                f"buffer of {size} positions: give {name} a greater size or shorten the prompt"
+            )
+        if not self.any_order and lengths.min() < 1:
+            raise ValueError(f"{name} continues a prompt, so every row needs at least one token")
+
+    def knobs(self, knobs: Any) -> Any:
+        """The knobs as arrays, the defaults for None.
+
+        Raises:
+          ValueError: knobs of another type, out of range, or a temperature where the decoder is greedy.
+        """
+        name = type(self).__name__
+        knobs = self.Knobs() if knobs is None else knobs
+        if not isinstance(knobs, self.Knobs):
+            wanted = f"{name}.Knobs ({self.Knobs.__name__})"
+            raise ValueError(f"{name} takes knobs of type {wanted}, not {type(knobs).__name__}")
+        knobs.check()
+        hot = knobs.temperature
+        if self.greedy and not isinstance(hot, jax.core.Tracer) and np.any(np.asarray(hot) > 0):
+            raise ValueError(f"{name} is greedy, so temperature must be 0, not {hot}")
+        return as_arrays(knobs)
+
+    def prepare(self, params: Any) -> Any:
+        """Parameters laid out for decoding; of several networks, one dictionary by field name."""
+        if not self.further_networks:
+            return self.network.prepare(params)
+        return {name: network.prepare(params[name]) for name, network in self.networks.items()}
 
     def differentiable(self: AnyDecoder) -> AnyDecoder:
         """The same decoder with inner loops of a fixed number of steps."""
@@ -50,131 +155,93 @@ class DecoderBase:
 
     def done(self, state: Any) -> Bool[Array, "B"]:
         """Rows that have stopped."""
-        return state.progress.done
+        return state.rows.done
 
     def finish(self, state: Any) -> Decoded:
         """The result so far."""
-        return stop.finish(state.progress, self.size, self.pad)
+        return state.rows.finish(self.spec.pad)
 
     def interrupt(self, state: Any, rows: Bool[Array, "B"]) -> Any:
         """Stops rows at the caller's word."""
-        return dataclasses.replace(state, progress=stop.stop_rows(state.progress, rows))
+        return dataclasses.replace(state, rows=state.rows.interrupt(rows))
 
-    def start(self, request: Request, knobs: Any, scratch: int) -> tuple[Progress, Any]:
-        """Fresh rows and an empty cache, with room for `scratch` positions beyond `size`.
+    def begin(self, request: Request, scratch: int, overrun: int = 0) -> Rows:
+        """Fresh rows with room for a window of `scratch` positions; see `rows.begin`."""
+        counters = (name for network in self.networks.values() for name in network.counters)
+        return row_state.begin(
+            request, self.size, scratch, counters, log_probs=self.log_probs, overrun=overrun
+        )
 
-        The initial latent states of all positions are drawn here, once: inside the loop the draws would cost
-        more than a layer of a small model.
-        """
-        room = self.size + scratch
-        positions = jnp.broadcast_to(jnp.arange(room), (request.batch, room))
-        recorded = request.recorded
-        if recorded is not None and recorded.states is not None:
-            rows = recorded.states[jnp.minimum(positions, len(recorded.states) - 1)]
-            initial = rows * knobs.init_scale
-        else:
-            initial = self.network.initial_state(
-                fold(request.keys, Purpose.STATE, positions), knobs.init_scale
-            )
-        progress = stop.start(request, self.size, scratch, initial, self.log_probs)
-        return progress, self.network.init_cache(request.batch, room)
+    def empty_cache(self, request: Request, room: int, **latents: Any) -> Any:
+        """The network's empty cache of `room` positions; `latents` are options of a recurrent network's."""
+        return self.network.init_cache(purpose_keys(request.keys, Purpose.STATE), room, **latents)
 
     def prefill(
-        self, params: Any, request: Request, knobs: Any, recurrence: int, scratch: int
-    ) -> tuple[Progress, Any, Float[Array, "B 1 D"]]:
+        self, params: Any, request: Request, knobs: Any, scratch: int, network: Any = None, **latents: Any
+    ) -> tuple[Rows, Any, Forward]:
         """Reads the prompts in one call and commits the token each predicts.
 
         Args:
           params, request, knobs: as for `init`.
-          recurrence: r of the call.
-          scratch: positions that buffers hold beyond `size`.
+          scratch: positions that buffers hold after `size`.
+          network: what reads the prompt, where it is not the decoder's own (another depth).
+          latents: see `empty_cache`.
 
         Returns:
-          Progress, a cache that holds the prompts, and the normalised latent of each last prompt position.
+          Rows, a cache that holds the prompts, and what the call returned.
         """
-        progress, cache = self.start(request, knobs, scratch)
-        positions = prompt_positions(request)
-        state = progress.initial[:, : request.tokens.shape[1]]
-        out = self.network.forward(params, request.tokens, positions, None, None, state, recurrence)
-        cache = self.network.write(cache, out.kv, jnp.zeros_like(request.lengths))
-        progress = progress.count(1, request.lengths, recurrence)
-        progress, _ = self.commit_next(params, progress, last_of(out.hidden, request.lengths), knobs)
-        return progress, cache, last_of(out.latent, request.lengths)
-
-    def sample(
-        self, logits: Float[Array, "B W V"], positions: Int[Array, "B W"], progress: Progress, knobs: Any
-    ) -> Int[Array, "B W"]:
-        """The token at each of `positions`."""
-        if self.greedy:
-            return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        return sample(logits, positions, progress.keys, knobs, progress.recorded, top_p_rule=self.top_p_rule)
+        network = self.network if network is None else network
+        rows, cache = self.begin(request, scratch), self.empty_cache(request, self.size + scratch, **latents)
+        out = network.forward(params, request.tokens, request.positions, Prefix(cache, None))
+        cache = network.write(cache, out.kv, jnp.zeros_like(request.lengths))
+        rows = rows.spend(out.counts, request.lengths)
+        rows, _ = self.commit_next(params, rows, last_of(out.hidden, request.lengths), knobs)
+        return rows, cache, out
 
     def prefill_ahead(
-        self, params: Any, request: Request, knobs: Any, ahead: Int[Array, "B K"], scratch: int
-    ) -> tuple[Progress, Any, Float[Array, "B W D"]]:
-        """Reads the prompts and K uncertain tokens behind each in one call; commits and counts nothing.
+        self, params: Any, request: Request, ahead: Int[Array, "B K"], scratch: int, **latents: Any
+    ) -> tuple[Rows, Any, Forward]:
+        """Reads the prompts and K uncertain tokens after each in one call; commits and counts nothing.
 
         Args:
-          params, request, knobs: as for `init`.
+          params, request: as for `init`.
           ahead: the tokens that follow each row's prompt.
-          scratch: positions that buffers hold beyond `size`, at least K.
+          scratch: positions that buffers hold after `size`, at least K.
+          latents: see `empty_cache`.
 
         Returns:
-          Progress, a cache that holds the prompts, and the head input of each last prompt position and of the K
-          behind it, W = 1 + K.
+          Rows, a cache that holds the prompts, and the call's result, its head inputs those of each last prompt
+          position and of the K after it, W = 1 + K.
         """
-        progress, cache = self.start(request, knobs, scratch)
+        rows, cache = self.begin(request, scratch), self.empty_cache(request, self.size + scratch, **latents)
         count = ahead.shape[1]
         fed = jnp.pad(request.tokens, ((0, 0), (0, count)))
         fed = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))(
             fed, ahead, request.lengths
         )
         positions = jnp.broadcast_to(jnp.arange(fed.shape[1]), fed.shape)
-        state = progress.initial[:, : fed.shape[1]]
-        out = self.network.forward(params, fed, positions, None, None, state, self.network.recurrence)
+        out = self.network.forward(params, fed, positions, Prefix(cache, None))
         cache = self.network.write(cache, out.kv, jnp.zeros_like(request.lengths))
-        return progress, cache, stop.window(out.hidden, request.lengths - 1, 1 + count)
+        hidden = window(out.hidden, request.lengths - 1, 1 + count)
+        return rows, cache, dataclasses.replace(out, hidden=hidden)
+
+    def sample(
+        self, logits: Float[Array, "B W V"], positions: Int[Array, "B W"], rows: Rows, knobs: Any
+    ) -> Int[Array, "B W"]:
+        """The token at each of `positions`."""
+        if self.greedy:
+            return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        uniforms = None if rows.recorded is None else rows.recorded.uniforms
+        return sample(logits, positions, rows.keys, knobs, uniforms, top_p_rule=self.top_p_rule)
+
+    def scores(self, logits: Float[Array, "B W V"], tokens: Int[Array, "B W"]) -> Float[Array, "B W"] | None:
+        """Log-probability of each token where it is kept."""
+        return log_probability(logits, tokens) if self.log_probs else None
 
     def commit_next(
-        self, params: Any, progress: Progress, hidden: Float[Array, "B 1 D"], knobs: Any
-    ) -> tuple[Progress, Int[Array, "B 1"]]:
-        """Samples the token behind each row's last one and commits it; returns the token as well."""
+        self, params: Any, rows: Rows, hidden: Float[Array, "B 1 D"], knobs: Any
+    ) -> tuple[Rows, Int[Array, "B 1"]]:
+        """Samples the token after each row's last one and commits it; returns the token as well."""
         logits = self.network.logits(params, hidden)
-        token = self.sample(logits, progress.length[:, None], progress, knobs)
-        scores = log_probability(logits, token) if self.log_probs else None
-        return stop.commit(progress, token, jnp.ones_like(progress.length), scores), token
-
-
-def prompt_positions(request: Request) -> Int[Array, "B P"]:
-    """Positions 0 .. P-1 of every row."""
-    batch, width = request.tokens.shape
-    return jnp.broadcast_to(jnp.arange(width), (batch, width))
-
-
-def last_of(hidden: Float[Array, "B P D"], lengths: Int[Array, "B"]) -> Float[Array, "B 1 D"]:
-    """The row's last prompt position."""
-    return jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)
-
-
-def after(at: Int[Array, "B"], tokens: Int[Array, "B W"]) -> Int[Array, "B"]:
-    """`at`, made to depend on tokens that were computed from the cache.
-
-    A write at `at` then comes after every read of the old cache, so XLA updates it in place; otherwise it copies
-    the whole cache, twice a step. Token ids are never negative, which XLA does not know, so nothing changes.
-    """
-    return at - jnp.minimum(jnp.min(tokens, axis=1), 0)
-
-
-def where_rows(rows: Bool[Array, "B"], new: Any, old: Any) -> Any:
-    """Leaves [B, ...] of `new` in these rows, of `old` in the others."""
-
-    def choose(new: Array, old: Array) -> Array:
-        return jnp.where(rows.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
-
-    return jax.tree.map(choose, new, old)
-
-
-def newest(progress: Progress) -> tuple[Int[Array, "B 1"], Int[Array, "B 1"]]:
-    """The last committed token of each row and its position."""
-    at = progress.length - 1
-    return stop.window(progress.tokens, at, 1), at[:, None]
+        token = self.sample(logits, rows.length[:, None], rows, knobs)
+        return rows.commit(token, jnp.ones_like(rows.length), self.scores(logits, token)), token

@@ -6,6 +6,8 @@
 | `trace`   | `lax.scan`                        | the result and a record of every step                  |
 | `rollout` | nested `lax.scan` with checkpoint | as `trace`, and reverse mode in bounded memory         |
 | `stream`  | a Python loop over jitted steps   | states as they come                                    |
+
+Parameters are raw or prepared (`decoder.prepare`, once, by whoever owns them); no driver prepares them.
 """
 
 import functools
@@ -17,60 +19,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from paradec_jax.decode.protocol import Decoded, Request
+from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine.rows import Decoded
 
-Record = Callable[[Any], Any]
-
-
-def check(decoder: Any, request: Request) -> None:
-    """Refuses, before anything is compiled, a request that the decoder's buffers cannot hold.
-
-    Raises:
-      ValueError: an unbound decoder, a prompt longer than the buffer, or a buffer beyond the model's length.
-    """
-    name = type(decoder).__name__
-    if decoder.network is None or decoder.size < 1:
-        raise ValueError(f"{name} has no network or no size: call bind(network, size) first")
-    if isinstance(request.lengths, jax.core.Tracer):
-        return
-    longest = int(np.max(np.asarray(request.lengths)))
-    if request.tokens.shape[1] > decoder.size or longest >= decoder.size:
-        raise ValueError(
-            f"a prompt of {longest} tokens (padded to {request.tokens.shape[1]}) leaves no room in a buffer of "
-            f"{decoder.size} positions: give {name} a greater size or shorten the prompt"
-        )
-    if decoder.size > decoder.network.max_length:
-        raise ValueError(
-            f"size {decoder.size} is more than the {decoder.network.max_length} positions the model was built for"
-        )
+Record = Callable[[Any, Any], Any]
+UNBOUNDED = np.iinfo(np.int32).max
 
 
-def _knobs(decoder: Any, knobs: Any) -> Any:
-    """The knobs as float32 and int32 arrays, so that Python numbers and arrays trace one program."""
-    knobs = decoder.Knobs() if knobs is None else knobs
-    if not isinstance(knobs, decoder.Knobs):
-        wanted = f"{type(decoder).__name__}.Knobs ({decoder.Knobs.__name__})"
-        raise ValueError(f"{type(decoder).__name__} takes knobs of type {wanted}, not {type(knobs).__name__}")
-    knobs = knobs.checked()
-    temperature = knobs.temperature
-    if (
-        getattr(decoder, "greedy", False)
-        and not isinstance(temperature, jax.core.Tracer)
-        and np.any(np.asarray(temperature) > 0)
-    ):
-        raise ValueError(f"{type(decoder).__name__} is greedy, so temperature must be 0, not {temperature}")
-
-    def as_array(x: Any) -> Any:
-        x = jnp.asarray(x)
-        if x.dtype == jnp.bool_:
-            return x
-        return lax.convert_element_type(x, jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else _float(x))
-
-    return jax.tree.map(as_array, knobs)
-
-
-def _float(x: Any) -> Any:
-    return x.dtype if x.dtype == jnp.float64 and not x.weak_type else jnp.float32
+def the_info(state: Any, info: Any) -> Any:
+    """The record that `trace` and `rollout` keep by default: what the step says of itself."""
+    del state
+    return info
 
 
 def run(
@@ -84,27 +43,39 @@ def run(
       request: prompts, budgets, keys.
       knobs: a `decoder.Knobs`; the defaults when None.
       max_steps: a bound on the number of steps.
+
+    Raises:
+      ValueError: what `decoder.check` and `decoder.knobs` refuse, before anything is compiled.
     """
-    check(decoder, request)
-    return _run(decoder, params, request, _knobs(decoder, knobs), _bound(max_steps))
-
-
-def _bound(max_steps: int | None) -> np.int32:
-    return np.int32(np.iinfo(np.int32).max if max_steps is None else max_steps)
+    decoder.check(request)
+    bound = np.int32(UNBOUNDED if max_steps is None else max_steps)
+    return compiled_run(decoder, params, request, decoder.knobs(knobs), bound)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _run(decoder: Any, params: Any, request: Request, knobs: Any, max_steps: Any) -> Decoded:
+def compiled_run(decoder: Any, params: Any, request: Request, knobs: Any, max_steps: Any) -> Decoded:
+    """The program behind `run`, without its checks."""
+    return decoder.finish(_silent(decoder, params, decoder.init(params, request, knobs), knobs, max_steps)[0])
+
+
+def _silent(decoder: Any, params: Any, state: Any, knobs: Any, steps: Any) -> tuple[Any, Any]:
+    """The state after at most `steps` steps whose info nobody reads, and how many there were."""
+
+    def step(carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        return decoder.step(params, carry[0], knobs)[0], None
+
+    (state, _), count = _while_running(step, decoder.done, (state, None), steps)
+    return state, count
+
+
+def _while_running(step: Any, done: Any, carry: tuple[Any, Any], steps: Any) -> tuple[Any, Any]:
+    """(state, info) after at most `steps` steps, and how many there were."""
+
     def going(carry: tuple[Any, Any]) -> Any:
-        state, count = carry
-        return (count < max_steps) & ~jnp.all(decoder.done(state))
+        (state, _), count = carry
+        return (count < steps) & ~jnp.all(done(state))
 
-    def body(carry: tuple[Any, Any]) -> tuple[Any, Any]:
-        return decoder.step(params, carry[0], knobs), carry[1] + 1
-
-    params = decoder.network.prepare(params)
-    state, _ = lax.while_loop(going, body, (decoder.init(params, request, knobs), jnp.int32(0)))
-    return decoder.finish(state)
+    return lax.while_loop(going, lambda carry: (step(carry[0]), carry[1] + 1), (carry, jnp.int32(0)))
 
 
 def trace(
@@ -114,26 +85,27 @@ def trace(
     knobs: Any = None,
     *,
     n: int,
-    record: Record = lambda state: state.progress.tokens,
+    record: Record = the_info,
 ) -> tuple[Decoded, Any]:
-    """Does exactly `n` steps and keeps `record(state)` after each, stacked on a leading axis of n.
+    """Does exactly `n` steps and keeps `record(state, info)` of each, stacked on a leading axis of n.
 
     Rows that have stopped do not move, so `n` may exceed what they need. `record` is a static argument: pass
     one function object, not a new lambda each time.
     """
-    check(decoder, request)
-    return _trace(decoder, record, n, params, request, _knobs(decoder, knobs))
+    decoder.check(request)
+    return compiled_trace(decoder, record, n, params, request, decoder.knobs(knobs))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _trace(
+def compiled_trace(
     decoder: Any, record: Record, n: int, params: Any, request: Request, knobs: Any
 ) -> tuple[Decoded, Any]:
-    def body(state: Any, _: None) -> tuple[Any, Any]:
-        state = decoder.step(params, state, knobs)
-        return state, record(state)
+    """The program behind `trace`, without its checks."""
 
-    params = decoder.network.prepare(params)
+    def body(state: Any, _: None) -> tuple[Any, Any]:
+        state, info = decoder.step(params, state, knobs)
+        return state, record(state, info)
+
     state, records = lax.scan(body, decoder.init(params, request, knobs), length=n)
     return decoder.finish(state), records
 
@@ -146,7 +118,7 @@ def rollout(
     *,
     n: int,
     segment: int | None = None,
-    record: Record = lambda state: state.progress.tokens,
+    record: Record = the_info,
 ) -> tuple[Decoded, Any]:
     """As `trace`, differentiable in reverse mode with respect to params and knobs.
 
@@ -162,19 +134,18 @@ def rollout(
     Raises:
       ValueError: a segment that does not divide n.
     """
-    check(decoder, request)
+    decoder.check(request)
     if segment is None:
         divisors = [d for d in range(1, n + 1) if n % d == 0]
         segment = min(divisors, key=lambda d: abs(d - n**0.5))
     if segment < 1 or n % segment:
         raise ValueError(f"segment must divide n = {n}, but it is {segment}")
     decoder = decoder.differentiable()
-    knobs = _knobs(decoder, knobs)
-    params = decoder.network.prepare(params)
+    knobs = decoder.knobs(knobs)
 
     def body(state: Any, _: None) -> tuple[Any, Any]:
-        state = decoder.step(params, state, knobs)
-        return state, record(state)
+        state, info = decoder.step(params, state, knobs)
+        return state, record(state, info)
 
     @jax.checkpoint
     def of_segment(state: Any, _: None) -> tuple[Any, Any]:
@@ -193,11 +164,11 @@ def stream(
     every: int = 1,
     max_steps: int | None = None,
     interrupt: Callable[[Any], Any] | None = None,
-) -> Iterator[Any]:
-    """Yields the state after the prompt and then after each `every` steps, until every row has stopped.
+) -> Iterator[tuple[Any, Any]]:
+    """Yields (state, info) after the prompt and then after each `every` steps, until every row has stopped.
 
-    The state that was yielded is donated to the next call: take what you need from it before you go on.
-    `decoder.finish(state)` of the last one is the result.
+    The info is that of the newest step, None before the first. The state that was yielded is donated to the next
+    call: take what you need from it before you go on. `decoder.finish(state)` of the last one is the result.
 
     Args:
       decoder, params, request, knobs: as for `run`.
@@ -205,35 +176,40 @@ def stream(
       max_steps: a bound on the number of steps.
       interrupt: looks at each state on the host and returns rows [B] to stop, or None.
     """
-    check(decoder, request)
-    knobs = _knobs(decoder, knobs)
-    state = _init(decoder, params, request, knobs)
+    decoder.check(request)
+    knobs = decoder.knobs(knobs)
+    state, info = start(decoder, params, request, knobs), None
     count = 0
     while True:
         if interrupt is not None and (rows := interrupt(state)) is not None and np.any(rows):
             state = decoder.interrupt(state, jnp.asarray(rows))
-        yield state
+        yield state, info
         if bool(jnp.all(decoder.done(state))) or (max_steps is not None and count >= max_steps):
             return
         steps = every if max_steps is None else min(every, max_steps - count)
-        state, _ = _steps(decoder, params, state, knobs, np.int32(steps))
+        state, info = advance_with_info(decoder, params, state, knobs, np.int32(steps))
         count += steps
 
 
-_init = jax.jit(
-    lambda decoder, params, request, knobs: decoder.init(params, request, knobs), static_argnums=0
-)
+@functools.partial(jax.jit, static_argnums=0)
+def start(decoder: Any, params: Any, request: Request, knobs: Any) -> Any:
+    """The state after the prompt."""
+    return decoder.init(params, request, knobs)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _steps(decoder: Any, params: Any, state: Any, knobs: Any, count: Any) -> tuple[Any, Any]:
+def advance(decoder: Any, params: Any, state: Any, knobs: Any, count: Any) -> tuple[Any, Any]:
     """The state after at most `count` steps, and how many there were."""
+    return _silent(decoder, params, state, knobs, count)
 
-    def body(carry: tuple[Any, Any]) -> tuple[Any, Any]:
-        return decoder.step(params, carry[0], knobs), carry[1] + 1
 
-    def going(carry: tuple[Any, Any]) -> Any:
-        return (carry[1] < count) & ~jnp.all(decoder.done(carry[0]))
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def advance_with_info(decoder: Any, params: Any, state: Any, knobs: Any, count: Any) -> tuple[Any, Any]:
+    """As `advance`, with the newest step's info in place of the number; zeros where no step was done."""
 
-    params = decoder.network.prepare(params)
-    return lax.while_loop(going, body, (state, jnp.int32(0)))
+    def step(carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        return decoder.step(params, carry[0], knobs)
+
+    shapes = jax.eval_shape(step, (state, None))[1]
+    empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return _while_running(step, decoder.done, (state, empty), count)[0]

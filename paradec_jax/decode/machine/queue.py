@@ -1,4 +1,4 @@
-"""A queue of prompts through a fixed number of rows: a row that has stopped takes the next prompt.
+"""A queue of prompts through a fixed number of rows (continuous batching): a row that has stopped takes the next.
 
 The drivers of `drive` end with the slowest row of a batch; here the others go on with new work. Rows do not know
 of each other, so every prompt gets what it gets alone.
@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from paradec_jax.decode import drive
-from paradec_jax.decode.protocol import Decoded, Request
+from paradec_jax.decode.machine import drive
+from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine.rows import NETWORK_CALLS, Decoded
 
 
 @dataclasses.dataclass(frozen=True)
-class Served:
+class QueueResult:
     """What `serve` returns.
 
     Attributes:
@@ -44,7 +45,7 @@ def serve(
     rows: int = 8,
     every: int = 16,
     report: Callable[[int, int], None] = lambda done, total: None,
-) -> Served:
+) -> QueueResult:
     """Decodes all prompts of a request, `rows` at a time, and refills rows that have stopped.
 
     Every `every` steps the host looks which rows have stopped: fewer looks cost idle rows, more cost time.
@@ -64,20 +65,20 @@ def serve(
     """
     if rows < 1 or every < 1:
         raise ValueError(f"rows and every must be at least 1, not {rows} and {every}")
-    drive.check(decoder, request)
-    knobs = drive._knobs(decoder, knobs)
+    decoder.check(request)
+    knobs = decoder.knobs(knobs)
     total = request.batch
     rows = min(rows, total)
     first = np.arange(rows)
     owners = first.copy()  # the prompt in each row, -1 where none is left
-    state = drive._init(decoder, params, _take(request, first), knobs)
+    state = drive.start(decoder, params, request.take(first), knobs)
     waiting, admissions = rows, 1
     axes = _batch_axes(decoder, params, request, knobs)
     results: dict[int, Decoded] = {}
     steps = busy = 0
     while (owners >= 0).any():
-        before = np.asarray(state.progress.network_calls)
-        state, did = drive._steps(decoder, params, state, knobs, np.int32(every))
+        before = np.asarray(state.rows.counts[NETWORK_CALLS])
+        state, did = drive.advance(decoder, params, state, knobs, np.int32(every))
         steps += int(did)
         done = np.asarray(decoder.done(state))
         busy += _row_steps(state, before, int(did), done, owners >= 0)
@@ -98,22 +99,15 @@ def serve(
             state = _admit(decoder, params, axes, state, request, fresh, places, knobs)
     ordered = [results[i] for i in range(total)]
     decoded = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *ordered)
-    return Served(decoded, steps, busy / max(steps * rows, 1), admissions)
+    return QueueResult(decoded, steps, busy / max(steps * rows, 1), admissions)
 
 
 def _row_steps(state: Any, before: Any, did: int, done: Any, owned: Any) -> int:
     """Steps that rows were running: all of them unless a row stopped, which its count of calls tells."""
-    calls = np.asarray(state.progress.network_calls) - before
+    calls = np.asarray(state.rows.counts[NETWORK_CALLS]) - before
     longest = max(int(calls[owned].max(initial=0)), 1)
     share = np.where(done, calls / longest, 1.0)
     return round(float((share * owned).sum()) * did)
-
-
-def _take(request: Request, at: Any) -> Request:
-    """Some rows of a request."""
-    at, recorded = jnp.asarray(at), request.recorded
-    rows = jax.tree.map(lambda x: x[at], dataclasses.replace(request, recorded=None))
-    return dataclasses.replace(rows, recorded=None if recorded is None else recorded.take(at))
 
 
 def _admit(
@@ -133,7 +127,7 @@ def _admit(
     padding = size - len(fresh)  # the last prompt again, written to the same row
     fresh = np.concatenate([fresh, np.repeat(fresh[-1:], padding)])
     places = np.concatenate([places, np.repeat(places[-1:], padding)])
-    new = drive._init(decoder, params, _take(request, fresh), knobs)
+    new = drive.start(decoder, params, request.take(fresh), knobs)
     return _place(axes, state, new, jnp.asarray(places, jnp.int32))
 
 
@@ -151,8 +145,8 @@ def _batch_axes(decoder: Any, params: Any, request: Request, knobs: Any) -> tupl
     """For each leaf of a decoder's state, the axis that counts rows, found by making one row more; -1 for none."""
 
     def shapes(batch: int) -> list[tuple[int, ...]]:
-        some = _take(request, np.zeros(batch, np.int32))
-        state = drive._init.eval_shape(decoder, params, some, knobs)  # traced once, unlike `decoder.init`
+        some = request.take(np.zeros(batch, np.int32))
+        state = drive.start.eval_shape(decoder, params, some, knobs)  # traced once, unlike `decoder.init`
         return [leaf.shape for leaf in jax.tree.leaves(state)]
 
     pairs = zip(shapes(1), shapes(2), strict=True)

@@ -1,46 +1,226 @@
-"""Committing tokens: stop tokens and budgets are honoured here, once, for every decoder."""
+"""The rows of a batch: their tokens, how far each is committed, why it stopped, what it cost.
+
+Stop tokens and budgets are honoured here, once, for every decoder.
+"""
 
 import dataclasses
+import enum
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.protocol import Decoded, Progress, Reason, Request
+from paradec_jax.decode.machine.network import Counts
+from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.rules import select
+from paradec_jax.decode.rules.windows import put, window
+
+NETWORK_CALLS, POSITIONS = "network_calls", "positions"
 
 
-def start(
-    request: Request, size: int, scratch: int, initial: Float[Array, "B S D"], log_probs: bool
-) -> Progress:
-    """Progress of fresh rows: buffers of `size + scratch` positions that hold the prompts.
+class Reason(enum.IntEnum):
+    """Why a row stopped."""
+
+    RUNNING = 0
+    STOP = 1
+    BUDGET = 2
+    CALLER = 3
+
+
+def _static(**options: Any) -> Any:
+    return dataclasses.field(metadata={"static": True}, **options)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """What every driver, stop string, queue and table reads. Invariant: `tokens[:length]` never change again.
+
+    Attributes:
+      tokens: committed tokens (or those of a canvas), then scratch, [B, S].
+      prompt_lengths: given tokens that a row begins with, [B].
+      length: committed tokens, the prompt included, [B].
+      limit: length at which the budget is used, [B].
+      reason: a `Reason`, [B].
+      keys, stop: of the request.
+      counts: what the row has cost while it was running, [B] each: "network_calls" (prompt included), "positions"
+        that those calls computed for it, and what the decoder's networks declare.
+      fixed: positions whose token was given, which are never generated and never a stop, [B, S]; None where that is
+        the prompt alone.
+      log_probs: log-probability of each committed token, [B, S], or None where not asked for.
+      recorded: recorded draws of the request.
+      size: positions that may be committed; the rest of the buffer is room for a window.
+    """
+
+    tokens: Int[Array, "B S"]
+    prompt_lengths: Int[Array, "B"]
+    length: Int[Array, "B"]
+    limit: Int[Array, "B"]
+    reason: Int[Array, "B"]
+    keys: Array
+    stop: Int[Array, "B K"]
+    counts: dict[str, Int[Array, "B"]]
+    fixed: Bool[Array, "B S"] | None
+    log_probs: Float[Array, "B S"] | None
+    recorded: Any
+    size: int = _static()
+
+    @property
+    def done(self) -> Bool[Array, "B"]:
+        """Rows that have stopped."""
+        return self.reason != Reason.RUNNING
+
+    @property
+    def newest(self) -> tuple[Int[Array, "B 1"], Int[Array, "B 1"]]:
+        """The last committed token of each row, and its position."""
+        at = self.length - 1
+        return window(self.tokens, at, 1), at[:, None]
+
+    @property
+    def generated(self) -> Int[Array, "B"]:
+        """Committed tokens that were not given."""
+        return generated(self.length, self.prompt_lengths, self.fixed)
+
+    def spend(self, counts: Counts, positions: Array | int, calls: Array | int = 1) -> "Rows":
+        """Adds to the counts of the rows that are running.
+
+        Args:
+          counts: declared counters, as `Forward.counts` has them.
+          positions: real positions that were computed for each row.
+          calls: calls of the network.
+        """
+        running = ~self.done
+        spent = {NETWORK_CALLS: calls, POSITIONS: positions, **counts}
+        added = {name: self.counts[name] + running * amount for name, amount in spent.items()}
+        return dataclasses.replace(self, counts=self.counts | added)
+
+    def allowed(self, tokens: Int[Array, "B W"], count: Int[Array, "B"]) -> Int[Array, "B"]:
+        """How many of the first `count` tokens may be committed: up to the budget and the first stop token."""
+        count = jnp.minimum(count, self.limit - self.length)
+        hits = is_stop(tokens, self.stop)
+        until_stop = jnp.where(jnp.any(hits, axis=1), jnp.argmax(hits, axis=1) + 1, tokens.shape[1])
+        return jnp.where(self.done, 0, jnp.clip(count, 0, until_stop)).astype(jnp.int32)
+
+    def commit(
+        self, tokens: Int[Array, "B W"], count: Int[Array, "B"], log_probs: Float[Array, "B W"] | None = None
+    ) -> "Rows":
+        """Appends the first `allowed` of `count` tokens to each running row and says why rows stop."""
+        count = self.allowed(tokens, count)
+        last = jnp.take_along_axis(tokens, jnp.maximum(count - 1, 0)[:, None], axis=1)
+        stopped = is_stop(last, self.stop)[:, 0] & (count > 0)
+        where = jnp.arange(tokens.shape[1]) < count[:, None]
+        return self._moved(self.length + count, stopped, self._written(tokens, where, self.length, log_probs))
+
+    def write(
+        self,
+        tokens: Int[Array, "B W"],
+        where: Bool[Array, "B W"],
+        at: Int[Array, "B"],
+        log_probs: Float[Array, "B W"] | None = None,
+    ) -> "Rows":
+        """Puts tokens at positions `at + i` of running rows, in any order; given tokens and `length` stay."""
+        where = where & ~self.done[:, None]
+        if self.fixed is not None:
+            where = where & ~window(self.fixed, at, tokens.shape[1])
+        return dataclasses.replace(self, **self._written(tokens, where, at, log_probs))
+
+    def settle(self, final: Bool[Array, "B S"]) -> "Rows":
+        """Commits the leading run of final positions; budget and stop tokens cut it as `commit` does."""
+        position = jnp.arange(final.shape[1])
+        run = jnp.clip(select.leading_run(final), self.length, jnp.maximum(self.limit, self.length))
+        fresh = (position >= self.length[:, None]) & (position < run[:, None])
+        if self.fixed is not None:
+            fresh &= ~self.fixed
+        hits = is_stop(self.tokens, self.stop) & fresh
+        stopped = jnp.any(hits, axis=1)
+        length = jnp.where(stopped, jnp.argmax(hits, axis=1) + 1, run).astype(jnp.int32)
+        return self._moved(jnp.where(self.done, self.length, length), stopped, {})
+
+    def interrupt(self, rows: Bool[Array, "B"]) -> "Rows":
+        """Stops running rows at the caller's word, for instance because a stop string has appeared."""
+        return dataclasses.replace(
+            self, reason=jnp.where(rows & ~self.done, Reason.CALLER, self.reason).astype(self.reason.dtype)
+        )
+
+    def finish(self, pad: int) -> "Decoded":
+        """The rows as a result: `pad` after each row's length, scratch cut off."""
+        within = jnp.arange(self.size) < self.length[:, None]
+        log_probs = self.log_probs
+        return Decoded(
+            tokens=jnp.where(within, self.tokens[:, : self.size], pad),
+            prompt_lengths=self.prompt_lengths,
+            lengths=self.length,
+            reasons=self.reason,
+            log_probs=None if log_probs is None else jnp.where(within, log_probs[:, : self.size], 0.0),
+            counts=self.counts,
+            fixed=None if self.fixed is None else self.fixed[:, : self.size],
+        )
+
+    def _written(
+        self, tokens: Array, where: Array, at: Array, log_probs: Array | None
+    ) -> dict[str, Array | None]:
+        kept = self.log_probs
+        if kept is not None and log_probs is not None:
+            kept = put(kept, log_probs, at, where)
+        return {"tokens": put(self.tokens, tokens, at, where), "log_probs": kept}
+
+    def _moved(self, length: Array, stopped: Array, written: dict[str, Any]) -> "Rows":
+        over = jnp.where(length >= self.limit, Reason.BUDGET, Reason.RUNNING)
+        reason = jnp.where(self.done, self.reason, jnp.where(stopped, Reason.STOP, over))
+        return dataclasses.replace(self, length=length, reason=reason.astype(self.reason.dtype), **written)
+
+
+def begin(
+    request: Request,
+    size: int,
+    scratch: int,
+    counters: Iterable[str] = (),
+    *,
+    log_probs: bool = False,
+    overrun: int = 0,
+) -> Rows:
+    """Fresh rows: buffers of `size + overrun + scratch` positions that hold what is given.
 
     Args:
-      request: the request; a row's budget is cut where prompt and budget exceed `size`.
-      size: positions a row may fill.
-      scratch: room behind them for a window.
-      initial: initial latent state of each of the `size + scratch` positions.
+      request: the request; a row's budget is cut where canvas and budget exceed `size`.
+      size: positions that a row's budget may reach.
+      scratch: room for a window after them.
+      counters: counters that the decoder's networks declare.
       log_probs: whether to keep log-probabilities.
+      overrun: positions that a row may hold beyond its budget, for programs that run over it.
+
+    Raises:
+      ValueError: a prompt buffer longer than `size`.
     """
     batch, prompt = request.tokens.shape
     if prompt > size:
         raise ValueError(f"the prompt buffer has {prompt} positions, more than the decoder's size {size}")
-    tokens = jnp.zeros((batch, size + scratch), jnp.int32)
+    room = size + overrun + scratch
+    tokens = lax.dynamic_update_slice(jnp.zeros((batch, room), jnp.int32), request.tokens, (0, 0))
     zeros = jnp.zeros(batch, jnp.int32)
-    return Progress(
-        tokens=lax.dynamic_update_slice(tokens, request.tokens, (0, 0)),
-        prompt_lengths=request.lengths + 0,
-        length=request.lengths + 0,
-        limit=jnp.minimum(request.lengths + request.budgets, size),
-        reason=zeros + jnp.where(request.lengths >= size, int(Reason.BUDGET), int(Reason.RUNNING)),
+    lengths, fixed, start = request.lengths + 0, None, request.lengths + 0
+    limit = jnp.minimum(lengths + request.budgets, size)
+    if request.given is not None:
+        fixed = jnp.pad(request.given, ((0, 0), (0, room - prompt)))
+        fixed &= jnp.arange(room) < lengths[:, None]
+        start = select.leading_run(fixed)
+    return Rows(
+        tokens=tokens,
+        prompt_lengths=start,
+        length=start + 0,
+        limit=limit,
+        reason=zeros + jnp.where(start >= limit, int(Reason.BUDGET), int(Reason.RUNNING)),
         keys=request.keys,
         stop=request.stop,
-        initial=initial,
+        counts={name: zeros + 0 for name in dict.fromkeys((NETWORK_CALLS, POSITIONS, *counters))},
+        fixed=fixed,
         log_probs=jnp.zeros(tokens.shape, jnp.float32) if log_probs else None,
-        network_calls=zeros,
-        positions=zeros,
-        recurrences=zeros,
         recorded=request.recorded,
+        size=size + overrun,
     )
 
 
@@ -49,91 +229,59 @@ def is_stop(tokens: Int[Array, "B W"], stop: Int[Array, "B K"]) -> Bool[Array, "
     return jnp.any(tokens[:, :, None] == stop[:, None, :], axis=-1)
 
 
-def allowed(progress: Progress, tokens: Int[Array, "B W"], count: Int[Array, "B"]) -> Int[Array, "B"]:
-    """How many of the first `count` tokens may be committed: up to the budget and the first stop token."""
-    width = tokens.shape[1]
-    count = jnp.minimum(count, progress.limit - progress.length)
-    hits = is_stop(tokens, progress.stop)
-    until_stop = jnp.where(jnp.any(hits, axis=1), jnp.argmax(hits, axis=1) + 1, width)
-    return jnp.where(progress.done, 0, jnp.clip(count, 0, until_stop)).astype(jnp.int32)
+def generated(length: Array, prompt_lengths: Array, fixed: Array | None) -> Int[Array, "B"]:
+    """Positions below `length` whose token was not given."""
+    if fixed is None:
+        return length - prompt_lengths
+    position = jnp.arange(fixed.shape[1])
+    return jnp.sum(~fixed & (position < length[:, None]), axis=1, dtype=jnp.int32)
 
 
-def commit(
-    progress: Progress,
-    tokens: Int[Array, "B W"],
-    count: Int[Array, "B"],
-    log_probs: Float[Array, "B W"] | None = None,
-) -> Progress:
-    """Appends the first `allowed` of `count` tokens to each running row and says why rows stop."""
-    count = allowed(progress, tokens, count)
-    written = _write(progress.tokens, tokens, progress.length, count)
-    length = progress.length + count
-    last = jnp.take_along_axis(tokens, jnp.maximum(count - 1, 0)[:, None], axis=1)
-    stopped = is_stop(last, progress.stop)[:, 0] & (count > 0)
-    reason = jnp.where(
-        stopped, Reason.STOP, jnp.where(length >= progress.limit, Reason.BUDGET, Reason.RUNNING)
-    )
-    kept = progress.log_probs
-    if kept is not None and log_probs is not None:
-        kept = _write(kept, log_probs, progress.length, count)
-    return dataclasses.replace(
-        progress,
-        tokens=written,
-        length=length,
-        reason=jnp.where(progress.done, progress.reason, reason),
-        log_probs=kept,
-    )
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Decoded:
+    """The result of a decoder.
 
+    Attributes:
+      tokens: given and generated tokens, `pad` after them, [B, S].
+      prompt_lengths: given tokens that the row begins with, [B].
+      lengths: committed tokens, given ones included, [B].
+      reasons: why each row stopped, a `Reason`, [B].
+      log_probs: log-probability of each generated token, [B, S], or None.
+      counts: what each row cost, [B] each; see `Rows`.
+      fixed: positions whose token was given, [B, S]; None where that is the prompt alone.
+    """
 
-def extend(progress: Progress, tokens: Int[Array, "B W"], count: Int[Array, "B"]) -> Progress:
-    """Appends `count` tokens to each running row and cuts nothing, for programs that run over their budget."""
-    count = jnp.where(progress.done, 0, count)
-    return dataclasses.replace(
-        progress,
-        tokens=_write(progress.tokens, tokens, progress.length, count),
-        length=progress.length + count,
-    )
+    tokens: Int[Array, "B S"]
+    prompt_lengths: Int[Array, "B"]
+    lengths: Int[Array, "B"]
+    reasons: Int[Array, "B"]
+    log_probs: Float[Array, "B S"] | None
+    counts: dict[str, Int[Array, "B"]]
+    fixed: Bool[Array, "B S"] | None = None
 
+    @property
+    def network_calls(self) -> Int[Array, "B"]:
+        """Calls of the network for the row, prefill included."""
+        return self.counts[NETWORK_CALLS]
 
-def _write(buffer: Array, new: Array, at: Array, count: Array) -> Array:
-    width = new.shape[1]
+    @property
+    def positions(self) -> Int[Array, "B"]:
+        """Positions computed for the row."""
+        return self.counts[POSITIONS]
 
-    def of_row(row: Array, new: Array, at: Array, count: Array) -> Array:
-        old = lax.dynamic_slice(row, (at,), (width,))
-        return lax.dynamic_update_slice(row, jnp.where(jnp.arange(width) < count, new, old), (at,))
+    @property
+    def generated(self) -> Int[Array, "B"]:
+        """Tokens generated in each row."""
+        return generated(self.lengths, self.prompt_lengths, self.fixed)
 
-    return jax.vmap(of_row)(buffer, new, at, count)
-
-
-def window(rows: Shaped[Array, "B S *rest"], at: Int[Array, "B"], width: int) -> Shaped[Array, "B W *rest"]:
-    """Positions `at .. at + width - 1` of each row."""
-    return jax.vmap(lambda row, p: lax.dynamic_slice_in_dim(row, p, width))(rows, at)
-
-
-def shift(x: Shaped[Array, "B _ *rest"], by: Int[Array, "B"], width: int = 0) -> Shaped[Array, "B W *rest"]:
-    """Slots `by .. by + width - 1` of each row (by default as many as there are), zeros beyond the last."""
-    slots = x.shape[1]
-    room = jnp.concatenate([x, jnp.zeros_like(x)], axis=1)
-    return window(room, jnp.minimum(by, slots), width or slots)
-
-
-def stop_rows(progress: Progress, rows: Bool[Array, "B"]) -> Progress:
-    """Stops running rows at the caller's word, for instance because a stop string has appeared."""
-    reason = jnp.where(rows & ~progress.done, Reason.CALLER, progress.reason)
-    return dataclasses.replace(progress, reason=reason)
-
-
-def finish(progress: Progress, size: int, pad: int) -> Decoded:
-    """The rows as a result: `pad` behind each row's length, scratch cut off."""
-    within = jnp.arange(size) < progress.length[:, None]
-    log_probs = progress.log_probs
-    return Decoded(
-        tokens=jnp.where(within, progress.tokens[:, :size], pad),
-        prompt_lengths=progress.prompt_lengths,
-        lengths=progress.length,
-        reasons=progress.reason,
-        log_probs=None if log_probs is None else jnp.where(within, log_probs[:, :size], 0.0),
-        network_calls=progress.network_calls,
-        positions=progress.positions,
-        recurrences=progress.recurrences,
-    )
+    def completions(self) -> list[list[int]]:
+        """The generated tokens of each row, as lists; given ones are left out."""
+        tokens = np.asarray(self.tokens)
+        position = np.arange(tokens.shape[1])
+        if self.fixed is None:
+            fixed = position < np.asarray(self.prompt_lengths)[:, None]
+        else:
+            fixed = np.asarray(self.fixed)
+        kept = ~fixed & (position < np.asarray(self.lengths)[:, None])
+        return [row[own].tolist() for row, own in zip(tokens, kept, strict=True)]

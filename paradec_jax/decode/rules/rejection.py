@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode import select
-from paradec_jax.decode.randomness import Purpose, fold
-from paradec_jax.decode.sampling import draw
+from paradec_jax.decode.rules import select
+from paradec_jax.decode.rules.randomness import Purpose, fold
+from paradec_jax.decode.rules.sampling import draw
 
 NONE = -1  # no token is proposed
 
@@ -71,7 +71,7 @@ def verify(
     uniform = jax.vmap(jax.vmap(jax.random.uniform))(fold(keys, Purpose.ACCEPT, positions, step))
     accepted = accept(probs, proposed, uniform)
 
-    count = select.prefix(accepted)[:, None]
+    count = select.leading_run(accepted)[:, None]
     rest = residual(
         jnp.take_along_axis(probs, count[..., None], axis=1), jnp.take_along_axis(proposed, count, axis=1)
     )

@@ -1,57 +1,30 @@
 """From logits to one token: temperature, top-k, top-p, min-p, and the draw."""
 
-import dataclasses
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from paradec_jax.decode.randomness import Purpose, Recorded, fold
+from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.nn.precision import at_least_float32
 
 TOP_P_RULES = ("drop", "keep", "drop-renormalised")
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class SamplingKnobs:
-    """Arrays that shape the token distribution; changing them never recompiles.
+class TokenKnobs(Protocol):
+    """What shapes a distribution of tokens; `machine.knobs.SamplingKnobs` is such knobs."""
 
-    Attributes:
-      temperature: T; 0 takes the most probable token.
-      top_k: tokens kept, ties at the k-th included; 0 keeps all.
-      top_p: probability mass kept; 1 keeps all.
-      min_p: smallest probability kept, relative to the largest; 0 keeps all.
-    """
-
-    temperature: Float[Array, "..."] | float = 0.0
-    top_k: Int[Array, "..."] | int = 0
-    top_p: Float[Array, "..."] | float = 1.0
-    min_p: Float[Array, "..."] | float = 0.0
-
-    def checked(self) -> "SamplingKnobs":
-        """Self, after a look at the values that are not traced. Raises ValueError."""
-        check(self.temperature, "temperature", lambda x: x >= 0, "at least 0")
-        check(self.top_k, "top_k", lambda x: x >= 0, "at least 0 (0 keeps all tokens)")
-        check(self.top_p, "top_p", lambda x: (x > 0) & (x <= 1), "above 0 and at most 1")
-        check(self.min_p, "min_p", lambda x: (x >= 0) & (x <= 1), "between 0 and 1")
-        return self
-
-
-def check(value: Any, name: str, allowed: Any, text: str) -> None:
-    """Refuses a knob outside its range, unless it is traced. Raises ValueError."""
-    if isinstance(value, jax.core.Tracer):
-        return
-    if not np.all(allowed(np.asarray(value))):
-        raise ValueError(f"{name} must be {text}, not {value}")
+    temperature: Any
+    top_k: Any
+    top_p: Any
+    min_p: Any
 
 
 def filtered_probabilities(
     logits: Float[Array, "*shape V"],
-    knobs: SamplingKnobs,
+    knobs: TokenKnobs,
     *,
     top_p_rule: str = "drop",
 ) -> Float[Array, "*shape V"]:
@@ -68,7 +41,7 @@ def filtered_probabilities(
     temperature = jnp.where(jnp.asarray(knobs.temperature) == 0, 1.0, knobs.temperature)
     probs = jax.nn.softmax(at_least_float32(logits) / temperature, axis=-1)
 
-    top_k = jnp.where(jnp.asarray(knobs.top_k) == 0, vocab, jnp.minimum(knobs.top_k, vocab))
+    top_k = vocab if knobs.top_k is None else jnp.minimum(knobs.top_k, vocab)
     ordered = jnp.flip(jnp.sort(probs, axis=-1), axis=-1)
     kth = jnp.take_along_axis(ordered, jnp.broadcast_to(top_k - 1, (*probs.shape[:-1], 1)), axis=-1)
     probs = jnp.where(probs < kth, 0.0, probs)
@@ -89,7 +62,7 @@ def filtered_probabilities(
 
 
 def distribution(
-    logits: Float[Array, "*shape V"], knobs: SamplingKnobs, *, top_p_rule: str = "drop"
+    logits: Float[Array, "*shape V"], knobs: TokenKnobs, *, top_p_rule: str = "drop"
 ) -> Float[Array, "*shape V"]:
     """What `sample` draws from: `filtered_probabilities`, or at temperature 0 the most probable token alone."""
 
@@ -101,13 +74,6 @@ def distribution(
         return filtered_probabilities(logits, knobs, top_p_rule=top_p_rule)
 
     return lax.cond(jnp.asarray(knobs.temperature) > 0, stochastic, greedy, logits)
-
-
-def repetition_penalty(
-    logits: Float[Array, "*shape V"], seen: Bool[Array, "*shape V"], penalty: Float[Array, ""] | float
-) -> Float[Array, "*shape V"]:
-    """Lowers the logits of tokens already seen: negative ones times the penalty, others divided by it."""
-    return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
 def inverse_cdf(probs: Float[Array, "*shape V"], uniform: Float[Array, "*shape"]) -> Int[Array, "*shape"]:
@@ -126,8 +92,8 @@ def sample(
     logits: Float[Array, "B W V"],
     positions: Int[Array, "B W"],
     keys: Array,
-    knobs: SamplingKnobs,
-    recorded: Recorded | None = None,
+    knobs: TokenKnobs,
+    uniforms: Float[Array, "P"] | None = None,
     *,
     top_p_rule: str = "drop",
     purpose: Purpose = Purpose.TOKEN,
@@ -144,7 +110,7 @@ def sample(
       positions: absolute positions of the tokens to be drawn.
       keys: one key a row.
       knobs: the distribution's shape.
-      recorded: recorded uniforms, used through the inverse cumulative distribution in place of the noise.
+      uniforms: recorded numbers by position, used through the inverse cumulative distribution in place of noise.
       top_p_rule: see `filtered_probabilities`.
       purpose: what the draw is for.
       step: sampler step of each row, for decoders that draw a position anew in every step.
@@ -155,8 +121,8 @@ def sample(
 
     def stochastic(logits: Array) -> Array:
         probs = filtered_probabilities(logits, knobs, top_p_rule=top_p_rule)
-        if recorded is not None and recorded.uniforms is not None:
-            return inverse_cdf(probs, recorded.uniforms[jnp.minimum(positions, len(recorded.uniforms) - 1)])
+        if uniforms is not None:
+            return inverse_cdf(probs, uniforms[jnp.minimum(positions, len(uniforms) - 1)])
         return draw(probs, fold(keys, purpose, positions, step))
 
     return lax.cond(jnp.asarray(knobs.temperature) > 0, stochastic, greedy, logits)

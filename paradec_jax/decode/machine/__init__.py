@@ -1,0 +1,1 @@
+"""Floor 2: what every decoder is made of and driven by. It knows no family."""

@@ -1,0 +1,89 @@
+"""Knobs: small pytrees of numbers that steer a decoder. Changing them never recompiles, `vmap` over them works."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+UNLIMITED = np.iinfo(np.int32).max
+
+
+def knob(default: Any, **metadata: Any) -> Any:
+    """A knob's field.
+
+    Args:
+      default: its value where the caller says nothing.
+      metadata: `unset`, the number that stands for None in the compiled program; `schedule=True` allows one value
+        for each age, an array [K].
+    """
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SamplingKnobs:
+    """Numbers that shape the token distribution, the root of all knobs.
+
+    Attributes:
+      temperature: T; 0 takes the most probable token.
+      top_k: tokens kept, ties at the k-th included; None keeps all.
+      top_p: probability mass kept; 1 keeps all.
+      min_p: smallest probability kept, relative to the largest; 0 keeps all.
+    """
+
+    temperature: Float[Array, ""] | float = 0.0
+    top_k: Int[Array, ""] | int | None = knob(None, unset=UNLIMITED)
+    top_p: Float[Array, ""] | float = 1.0
+    min_p: Float[Array, ""] | float = 0.0
+
+    def check(self) -> None:
+        """Raises ValueError for values outside their range, unless they are traced."""
+        check_range(self.temperature, "temperature", lambda x: x >= 0, "at least 0")
+        check_range(self.top_k, "top_k", lambda x: x >= 1, "at least 1 (None keeps all tokens)")
+        check_range(self.top_p, "top_p", lambda x: (x > 0) & (x <= 1), "above 0 and at most 1")
+        check_range(self.min_p, "min_p", lambda x: (x >= 0) & (x <= 1), "between 0 and 1")
+
+
+def check_range(value: Any, name: str, allowed: Any, text: str) -> None:
+    """Refuses a knob outside its range, unless it is traced or not set. Raises ValueError."""
+    if value is None or isinstance(value, jax.core.Tracer):
+        return
+    if not np.all(allowed(np.asarray(value))):
+        raise ValueError(f"{name} must be {text}, not {value}")
+
+
+def as_arrays(knobs: Any) -> Any:
+    """The knobs as float32 and int32 scalars, so that Python numbers, None and arrays trace one program.
+
+    Raises:
+      ValueError: an array where one number for all rows is wanted.
+    """
+    for field in dataclasses.fields(knobs):
+        shape, name = np.shape(getattr(knobs, field.name)), field.name
+        if field.metadata.get("schedule"):
+            if len(shape) > 1 or 0 in shape:
+                raise ValueError(
+                    f"{name} must be a number or a schedule [K] of one value an age, not of shape {shape}"
+                )
+        elif shape:
+            raise ValueError(
+                f"{name} must be one number for all rows, not of shape {shape}: use vmap to try several"
+            )
+    unset = {
+        field.name: field.metadata["unset"]
+        for field in dataclasses.fields(knobs)
+        if getattr(knobs, field.name) is None and "unset" in field.metadata
+    }
+    return jax.tree.map(_as_array, dataclasses.replace(knobs, **unset))
+
+
+def _as_array(x: Any) -> Any:
+    x = jnp.asarray(x)
+    if x.dtype == jnp.bool_:
+        return x
+    wide = x.dtype if x.dtype == jnp.float64 and not x.weak_type else jnp.float32
+    return lax.convert_element_type(x, jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else wide)

@@ -1,0 +1,153 @@
+"""What a decoder asks of a network, and what a call hands over and gives back.
+
+A network is a small frozen dataclass, equal by its config; parameters are always an argument. Its cache is addressed
+by absolute position: `forward` reads what the prefix makes visible and returns the window's keys and values; the
+decoder stores them with `write`, or does not.
+"""
+
+import dataclasses
+from typing import Any, Protocol
+
+import jax
+from jaxtyping import Array, Bool, Float, Int
+
+Params = Any
+Cache = Any
+Window = Any
+Counts = dict[str, Int[Array, "*B"] | int]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Parameters laid out for decoding by `Network.prepare`; only the network that made them reads them."""
+
+    params: Params
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Prefix:
+    """A cache and what a window sees of it.
+
+    Attributes:
+      kv: the cache.
+      visible: the first so many positions [B], a mask [B, S], one for each query [B, W, S], or None: nothing to see
+        (a prompt's call, which may still read what the cache holds of the window's own positions).
+    """
+
+    kv: Cache
+    visible: Int[Array, "B"] | Bool[Array, "B S"] | Bool[Array, "B W S"] | None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Forward:
+    """What one call of a network returns.
+
+    Attributes:
+      hidden: input of the output matrix, [B, W, D].
+      kv: the window's keys and values, for `write`.
+      counts: amount of each declared counter that the call took, a number or one a row.
+    """
+
+    hidden: Float[Array, "B W D"]
+    kv: Window
+    counts: Counts
+
+
+class Network(Protocol):
+    """A network as the machine drives it; frozen and hashable.
+
+    `counters` names what a call costs beside the call itself and the positions it computes. `visibility` ("causal",
+    "full" or "block") and `block`, the block length where it is "block", are facts of the checkpoint.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_length(self) -> int: ...
+    @property
+    def counters(self) -> tuple[str, ...]: ...
+    @property
+    def visibility(self) -> str: ...
+    @property
+    def block(self) -> int | None: ...
+    def prepare(self, params: Params) -> Prepared: ...
+    def init_cache(self, keys: Array, size: int) -> Cache: ...
+    def write(self, cache: Cache, window: Window, at: Int[Array, "B"]) -> Cache: ...
+    def pick(self, window: Window, start: Int[Array, "B"], width: int) -> Window: ...
+    def forward(
+        self,
+        params: Params,
+        inputs: Int[Array, "B W"] | Float[Array, "B W D"],
+        positions: Int[Array, "B W"],
+        prefix: Prefix | None = None,
+        mask: Bool[Array, "*B W W"] | None = None,
+    ) -> Forward: ...
+    def logits(self, params: Params, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]: ...
+
+
+class RecurrentNetwork(Network, Protocol):
+    """A network whose forward can be taken apart: prelude, one recurrence at a time, coda.
+
+    The initial latent of each position lies in the cache: `init_cache` draws it, once, `forward` reads it.
+    """
+
+    @property
+    def recurrence(self) -> int: ...
+    def at(self, recurrence: int | None) -> "RecurrentNetwork":
+        """The same network whose `forward` does `recurrence` recurrences; itself when None."""
+        ...
+
+    def init_cache(
+        self, keys: Array, size: int, *, scale: Any = 1.0, states: Float[Array, "P D"] | None = None
+    ) -> Cache: ...
+    def latents(self, cache: Cache, positions: Int[Array, "B W"]) -> Float[Array, "B W D"]:
+        """The initial latents of these positions."""
+        ...
+
+    def start_from(self, cache: Cache, states: Float[Array, "B W D"], at: Int[Array, "B"]) -> Cache:
+        """The cache in which positions `at .. at + W - 1` start from these latents."""
+        ...
+
+    def initial_state(self, keys: Array, scale: Any) -> Float[Array, "*B D"]:
+        """Random latents, one a key."""
+        ...
+
+    def view(
+        self,
+        positions: Int[Array, "B W"],
+        prefix: Prefix | None = None,
+        mask: Bool[Array, "*B W W"] | None = None,
+    ) -> Any: ...
+    def empty_window(self, batch: int, width: int) -> Window: ...
+    def embedding(self, params: Params) -> Float[Array, "V D"]: ...
+    def embed(
+        self, params: Params, inputs: Int[Array, "B W"] | Float[Array, "B W D"], view: Any, window: Window
+    ) -> tuple[Float[Array, "B W D"], Window]: ...
+    def iterate(
+        self,
+        params: Params,
+        state: Float[Array, "B W D"],
+        e: Float[Array, "B W D"],
+        view: Any,
+        window: Window,
+        index: Any,
+        rows: Bool[Array, "B"] | None = None,
+    ) -> tuple[Float[Array, "B W D"], Window]: ...
+    def recur(
+        self,
+        params: Params,
+        state: Float[Array, "B W D"],
+        e: Float[Array, "B W D"],
+        view: Any,
+        window: Window,
+        recurrences: int,
+    ) -> tuple[Float[Array, "B W D"], Window]: ...
+    def readout(self, params: Params, state: Float[Array, "B W D"], view: Any, window: Window) -> Forward:
+        """Ends a call: head inputs, the window with all its keys and values, and the recurrences it took."""
+        ...
+
+    def normalise(self, params: Params, state: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]: ...
+    def widen(self, window: Window, width: int) -> Window: ...

@@ -1,0 +1,147 @@
+"""What a decoder is asked: prompts or canvases, budgets, keys."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RecordedDraws:
+    """Draws recorded from another program; they take the place of the keys. Decoders with more draws extend it.
+
+    Attributes:
+      uniforms: number in [0, 1) that samples the token at each position, for all rows, [P].
+    """
+
+    uniforms: Float[Array, "P"] | None = None
+
+    def take(self, rows: Array) -> "RecordedDraws":
+        """The record of some rows of a request: that of all rows, but for the fields that `per_row` names."""
+        own = {name: getattr(self, name) for name in self.per_row}
+        return dataclasses.replace(self, **{name: x[rows] for name, x in own.items() if x is not None})
+
+    @property
+    def per_row(self) -> tuple[str, ...]:
+        """Fields whose first axis counts rows."""
+        return tuple(f.name for f in dataclasses.fields(self) if f.metadata.get("per_row"))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Prompts and all that belongs to a row: its budget, its stop tokens, its key.
+
+    ::
+
+        tokens    a b c . . d e | budget ...      `lengths` = 7
+        given     x x x - - x x                   holes at 3 and 4: to be generated
+
+    Attributes:
+      tokens: the text as far as it is prescribed, right-padded, [B, P].
+      lengths: prescribed positions of each row, [B]; 0 where the decoder can start from nothing.
+      budgets: new tokens each row may have after them, [B]; 0 only where there is a hole.
+      keys: one typed PRNG key a row, [B].
+      stop: token ids that end a row (and stay in its output), [B, K].
+      given: False marks a hole to fill, [B, P]; None where there is none.
+      recorded: recorded draws that take the place of the keys, of the decoder's own type.
+    """
+
+    tokens: Int[Array, "B P"]
+    lengths: Int[Array, "B"]
+    budgets: Int[Array, "B"]
+    keys: Array
+    stop: Int[Array, "B K"]
+    given: Bool[Array, "B P"] | None = None
+    recorded: Any = None
+
+    @property
+    def batch(self) -> int:
+        """B, number of rows."""
+        return self.tokens.shape[0]
+
+    @property
+    def positions(self) -> Int[Array, "B P"]:
+        """Positions 0 .. P-1 of every row."""
+        return jnp.broadcast_to(jnp.arange(self.tokens.shape[1]), self.tokens.shape)
+
+    def take(self, rows: Any) -> "Request":
+        """Some rows of the request."""
+        rows = jnp.asarray(rows)
+        taken = jax.tree.map(lambda x: x[rows], dataclasses.replace(self, recorded=None))
+        return dataclasses.replace(
+            taken, recorded=None if self.recorded is None else self.recorded.take(rows)
+        )
+
+
+def make_request(
+    tokens: Any,
+    lengths: Any = None,
+    *,
+    max_new_tokens: Any,
+    stop: tuple[int, ...] = (),
+    seed: int = 0,
+    keys: Array | None = None,
+    given: Any = None,
+    recorded: Any = None,
+) -> Request:
+    """A request from prompt tokens [B, P] or a list of unequal prompts.
+
+    Args:
+      tokens: array [B, P] (right-padded where `lengths` is given) or a list of token lists.
+      lengths: prescribed positions [B]; by default each list's length, or P.
+      max_new_tokens: one budget for all rows, or one a row; 0 only for rows with a hole.
+      stop: token ids that end a row.
+      seed: row i draws with `fold_in(key(seed), i)` unless `keys` are given.
+      keys: one typed key a row.
+      given: [B, P], or a list of lists as unequal as the prompts; False marks a hole.
+      recorded: recorded draws.
+
+    Raises:
+      ValueError: a length beyond P, a budget below 1 without a hole, or `given` of another shape.
+    """
+    if isinstance(tokens, list | tuple):
+        lengths = [len(row) for row in tokens] if lengths is None else lengths
+        if isinstance(given, list | tuple):
+            given = _padded(given, bool)
+        tokens = _padded(tokens, np.int32)
+    tokens = np.asarray(tokens, np.int32)
+    if tokens.ndim != 2 or tokens.shape[0] == 0:
+        raise ValueError(f"tokens must be [B, P] with at least one row, not of shape {tokens.shape}")
+    batch, width = tokens.shape
+    lengths = np.full(batch, width) if lengths is None else np.asarray(lengths)
+    budgets = np.broadcast_to(np.asarray(max_new_tokens), (batch,))
+    if lengths.shape != (batch,) or lengths.min() < 0 or lengths.max() > width:
+        raise ValueError(f"lengths must be {batch} numbers from 0 to {width}, not {lengths.tolist()}")
+    holes = np.zeros(batch, bool)
+    if given is not None:
+        given = np.asarray(given, bool)
+        if given.shape != tokens.shape:
+            raise ValueError(f"given must be of the shape of tokens, {tokens.shape}, not {given.shape}")
+        holes = (~given & (np.arange(width) < lengths[:, None])).any(axis=1)
+    if budgets.min() < 0 or (budgets[~holes] < 1).any():
+        raise ValueError(
+            f"max_new_tokens must be at least 1 (0 where given leaves a hole), not {budgets.min()}"
+        )
+    if keys is None:
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), jnp.arange(batch))
+    return Request(
+        tokens=jnp.asarray(tokens),
+        lengths=jnp.asarray(lengths, jnp.int32),
+        budgets=jnp.asarray(budgets, jnp.int32),
+        keys=keys,
+        stop=jnp.asarray(np.broadcast_to(np.asarray(stop, np.int32), (batch, len(stop)))),
+        given=jnp.asarray(given) if holes.any() else None,
+        recorded=recorded,
+    )
+
+
+def _padded(rows: Any, dtype: Any) -> np.ndarray:
+    padded = np.zeros((len(rows), max((len(row) for row in rows), default=0)), dtype)
+    for row, values in zip(padded, rows, strict=True):
+        row[: len(values)] = values
+    return padded

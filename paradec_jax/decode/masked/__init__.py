@@ -1,0 +1,1 @@
+"""Decoders that reveal the positions of a canvas in any order."""

@@ -1,0 +1,1 @@
+"""Decoders of recurrent-depth networks."""

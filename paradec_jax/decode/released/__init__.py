@@ -1,0 +1,1 @@
+"""Replicas of released programs, quirk for quirk. Only tests and studies import them."""

@@ -1,0 +1,57 @@
+"""Windows of row buffers: cut out, shifted, written, chosen row by row."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Int, Shaped
+
+
+def window(rows: Shaped[Array, "B S *rest"], at: Int[Array, "B"], width: int) -> Shaped[Array, "B W *rest"]:
+    """Positions `at .. at + width - 1` of each row."""
+    return jax.vmap(lambda row, p: lax.dynamic_slice_in_dim(row, p, width))(rows, at)
+
+
+def shift(
+    x: Shaped[Array, "B _ *rest"], by: Int[Array, "B"], width: int | None = None
+) -> Shaped[Array, "B W *rest"]:
+    """Slots `by .. by + width - 1` of each row (by default as many as there are), zeros after the last."""
+    slots = x.shape[1]
+    room = jnp.concatenate([x, jnp.zeros_like(x)], axis=1)
+    return window(room, jnp.minimum(by, slots), slots if width is None else width)
+
+
+def put(
+    rows: Shaped[Array, "B S"], new: Shaped[Array, "B W"], at: Int[Array, "B"], where: Bool[Array, "B W"]
+) -> Shaped[Array, "B S"]:
+    """`rows` with `new[i]` at position `at + i` where `where[i]`; only the window is touched."""
+
+    def of_row(row: Array, new: Array, at: Array, where: Array) -> Array:
+        old = lax.dynamic_slice(row, (at,), new.shape)
+        return lax.dynamic_update_slice(row, jnp.where(where, new, old), (at,))
+
+    return jax.vmap(of_row)(rows, new, at, where)
+
+
+def where_rows(rows: Bool[Array, "B"], new: Any, old: Any) -> Any:
+    """Leaves [B, ...] of `new` in these rows, of `old` in the others."""
+
+    def choose(new: Array, old: Array) -> Array:
+        return jnp.where(rows.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(choose, new, old)
+
+
+def last_of(hidden: Shaped[Array, "B P D"], lengths: Int[Array, "B"]) -> Shaped[Array, "B 1 D"]:
+    """Entry `lengths - 1` of each row."""
+    return jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)
+
+
+def write_after_read(at: Int[Array, "B"], tokens: Int[Array, "B W"]) -> Int[Array, "B"]:
+    """`at`, made to depend on tokens that were computed from the cache.
+
+    A write at `at` then comes after every read of the old cache, so XLA updates it in place; otherwise it copies
+    the whole cache, twice a step. Token ids are never negative, which XLA does not know, so nothing changes.
+    """
+    return at - jnp.minimum(jnp.min(tokens, axis=1), 0)
