@@ -10,13 +10,14 @@ STAMP := $(VENV)/.installed
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-golden slow check clean
+.PHONY: help demo test scripts test-golden slow check clean
 
 help:
 	@echo "make demo          decode unseen problems with every decoder: one table"
-	@echo "make test          the tests, without the slow ones"
+	@echo "make test          the tests of the package, without the slow ones"
+	@echo "make scripts       the tests of experiments and notebooks, without the slow ones"
 	@echo "make test-golden   compare with recorded arrays [FAMILY=$(FAMILY)] [PARADEC_GOLDEN=DIR]"
-	@echo "make slow          the slow tests"
+	@echo "make slow          the slow tests of both"
 	@echo "make check         linter, formatter, types"
 	@echo "make clean         remove $(VENV) and .cache"
 
@@ -26,13 +27,17 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@echo "== tests"
-	@$(BIN)/python -m pytest -n 2 -m "not slow"
+	@$(BIN)/python -m pytest -n 2 -m "not slow" --ignore=tests/scripts
+
+scripts: $(STAMP)
+	@echo "== tests of scripts"
+	@$(BIN)/python -m pytest -n 2 -m "not slow" tests/scripts
 
 test-golden: $(STAMP)
 	@echo "== recorded arrays of $(FAMILY) $(if $(PARADEC_GOLDEN),in $(PARADEC_GOLDEN))"
-	@test -f tests/test_golden_$(FAMILY).py || \
-	  { echo "There is no tests/test_golden_$(FAMILY).py: FAMILY must name a family that has one." >&2; exit 1; }
-	@$(BIN)/python -m pytest tests/test_golden_$(FAMILY)*.py
+	@test -f tests/replays/test_golden_$(FAMILY).py || \
+	  { echo "There is no tests/replays/test_golden_$(FAMILY).py: FAMILY must name a family that has one." >&2; exit 1; }
+	@$(BIN)/python -m pytest tests/replays/test_golden_$(FAMILY)*.py
 
 slow: $(STAMP)
 	@echo "== slow tests"

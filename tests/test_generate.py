@@ -7,60 +7,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from recital import CONFIG, Recital, recite
 
 import paradec_jax as pd
-from paradec_jax.config import PRESETS, RecurrentDepthConfig, TokenSpec
+from paradec_jax.config import RecurrentDepthConfig, TokenSpec
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.generate import StopStrings, row_keys
 from paradec_jax.store import Model
 from paradec_jax.testing import StubNetwork
 from paradec_jax.tokenizer import Tokenizer
-
-CONFIG = dataclasses.replace(PRESETS["test-recurrent"], vocab_size=384, max_length=256)
-SCALE = 50.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Recital:
-    """A network that recites: position p always predicts `script[p + 1 - start]`, whatever it reads.
-
-    With `flat`, all tokens of a few are equally likely and only the draw decides.
-    """
-
-    script: tuple[int, ...]
-    start: int = 1
-    flat: bool = False
-    vocab_size: int = 384
-    max_length: int = 256
-    recurrence: int = 3
-
-    def prepare(self, params: Any) -> Any:
-        return params
-
-    def init_cache(self, batch: int, size: int) -> Any:
-        return jnp.zeros((batch, size))
-
-    def write(self, cache: Any, window: Any, at: Any) -> Any:
-        return cache
-
-    def initial_state(self, keys: Any, scale: Any) -> Any:
-        return jnp.zeros((*keys.shape, 1))
-
-    def forward(
-        self, params, tokens, positions, cache=None, visible=None, state=None, recurrence=None
-    ) -> Any:
-        hidden = positions[..., None].astype(jnp.float32)
-        return SimpleNamespace(hidden=hidden, latent=hidden, kv=None)
-
-    def logits(self, params: Any, hidden: Any) -> Any:
-        if self.flat:
-            few = (jnp.arange(self.vocab_size) >= 40) & (jnp.arange(self.vocab_size) < 60)
-            return jnp.broadcast_to(jnp.where(few, 0.0, -1e9), (*hidden.shape[:-1], self.vocab_size))
-        at = jnp.clip(hidden[..., 0].astype(jnp.int32) + 1 - self.start, 0, len(self.script) - 1)
-        return SCALE * jax.nn.one_hot(jnp.asarray(self.script)[at], self.vocab_size)
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +28,6 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def model(tokenizer: Tokenizer) -> Model:
     return Model(CONFIG, {}, token_spec(), tokenizer)
-
-
-def recite(tokenizer: Tokenizer, text: str, start: int = 1, end: bool = True) -> Recital:
-    return Recital((*tokenizer.encode(text), *([2] if end else [])), start)
 
 
 def test_text_tokens_and_counts(model, tokenizer):

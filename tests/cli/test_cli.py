@@ -1,0 +1,213 @@
+"""The command: output, exit codes, one sentence for each user error."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from stub_table import CONFIG, KEYS, STUB, small_settings
+
+import paradec_jax as pd
+from paradec_jax import cli
+from paradec_jax.data import build_tokenizer, token_spec
+from paradec_jax.evaluate import SETTINGS, Setting, bench
+from paradec_jax.generate import generate
+from paradec_jax.models.recurrent_depth import parameter_shapes
+from paradec_jax.store import Model, save
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), parameter_shapes(CONFIG))
+    save(path, Model(CONFIG, params, token_spec(), build_tokenizer()))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch):
+    wave = Setting(
+        "wavefront", pd.Wavefront(inner_recurrence=2, width=3), pd.Wavefront.Knobs(exit_threshold=0.2)
+    )
+    table = (*small_settings()[1:2], wave)
+    monkeypatch.setitem(SETTINGS, "recurrent_depth", table)
+    monkeypatch.setattr(Model, "network", STUB)  # known answers, quickly compiled
+
+
+def generate_arguments(folder, *more):
+    return ["generate", "Ana has 3 apples.", "--model", str(folder), "--max-new-tokens", "6", *more]
+
+
+def test_generate_prints_text_on_stdout_and_counts_on_stderr(folder, capsys):
+    assert cli.main(generate_arguments(folder)) == 0
+    out, err = capsys.readouterr()
+    decoder, knobs = cli.generate._choose("recurrent_depth", "wavefront", {})
+    expected = generate(pd.load(folder), ["Ana has 3 apples."], decoder, knobs=knobs, max_new_tokens=6)
+    assert out == expected.text[0] + "\n"
+    assert "6 tokens in" in err and "recurrences a token" in err
+
+
+@pytest.mark.parametrize("decoder", ["wavefront", "autoregressive"])
+def test_stream_in_a_pipe_is_the_plain_text(folder, capsys, decoder):
+    cli.main(generate_arguments(folder, "--decoder", decoder))
+    plain = capsys.readouterr().out
+    assert cli.main(generate_arguments(folder, "--decoder", decoder, "--stream")) == 0
+    assert capsys.readouterr().out == plain
+
+
+def test_stream_on_a_terminal_shows_candidates_in_another_colour(folder, capsys, monkeypatch):
+    console = cli.watch.Console
+    monkeypatch.setattr(
+        cli.watch,
+        "Console",
+        lambda **options: console(**options, force_terminal=True, color_system="standard"),
+    )
+    cli.main(generate_arguments(folder))
+    text = capsys.readouterr().out.strip()
+    assert cli.main(generate_arguments(folder, "--stream", "--delay", "0")) == 0
+    out = capsys.readouterr().out
+    assert "\x1b[36m" in out  # cyan
+    assert "Ana has 3 apples." in out
+    assert text.split("\n")[-1] in out
+
+
+def test_samples_and_stop_strings(folder, capsys):
+    more = [
+        "--samples",
+        "2",
+        "--temperature",
+        "1.0",
+        "--decoder",
+        "autoregressive",
+        "--stop",
+        "a",
+        "--stop",
+        "e",
+    ]
+    assert cli.main(generate_arguments(folder, *more)) == 0
+    out, err = capsys.readouterr()
+    assert "sample 0" in err and "sample 1" in err
+    assert "a" not in out and "e" not in out
+
+
+def test_question_and_standard_input(folder, capsys, monkeypatch):
+    seen = []
+
+    def watch(model, prompts, decoder, **options):
+        seen.extend(prompts)
+        return generate(model, prompts, decoder, **options)
+
+    monkeypatch.setattr(cli.generate, "generate", watch)
+    monkeypatch.setattr("sys.stdin", type("In", (), {"read": lambda self: "Who? "})())
+    tail = ["--model", str(folder), "--max-new-tokens", "6"]
+    assert cli.main(["generate", "-", "--question", *tail]) == 0
+    assert cli.main(["generate", "Who?", *tail]) == 0
+    assert seen == ["Question: Who?\nAnswer:\n", "Who?"]
+
+
+def test_options_change_the_setting(folder):
+    options = {"width": 2, "headway": 2, "exit_threshold": 0.5}
+    decoder, knobs = cli.generate._choose("recurrent_depth", "wavefront", options)
+    assert (decoder.width, decoder.inner_recurrence, decoder.headway) == (2, 2, 2)
+    assert knobs.exit_threshold == 0.5
+    with pytest.raises(ValueError, match="--recurrence is no option of --decoder wavefront"):
+        cli.generate._choose("recurrent_depth", "wavefront", {"recurrence": 2})
+
+
+def compare_arguments(folder, *more):
+    return ["compare", "--model", str(folder), "--problems", "3", "--steps", "2", "2", *more]
+
+
+def test_compare_json_is_all_of_stdout(folder, capsys):
+    assert cli.main(compare_arguments(folder, "--json")) == 0
+    out, err = capsys.readouterr()
+    rows = json.loads(out)
+    assert len(rows) == 2 and all(set(KEYS) <= row.keys() for row in rows)
+    assert all(row["model"] == "tiny" and row["problems"] == 3 for row in rows)
+    assert "decoding in batches" in err
+
+
+def test_compare_table_and_file(folder, capsys, tmp_path):
+    path = tmp_path / "rows.json"
+    assert cli.main(compare_arguments(folder, "--json", str(path))) == 0
+    out, _ = capsys.readouterr()
+    assert len(json.loads(path.read_text())) == 2
+    for piece in ("tiny: 3 unseen problems of 2 to 2 steps", "autoregressive", "wavefront", "1.00x", "r 4"):
+        assert piece in out
+    assert "One pass of the core: autoregressive (r 4)" in out
+
+
+def test_user_errors_are_one_sentence_and_exit_code_1(folder, capsys, tmp_path):
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "config.json").write_text('{"model_type": "huginn_raven"}')
+    cases = [
+        (["compare", "--model", str(foreign)], "python -m convert import"),
+        (["generate", "hi", "--model", str(foreign)], "python -m convert import"),
+        (["generate", "hi", "--model", str(tmp_path / "nowhere")], "there is no model folder"),
+        (["compare", "--model", str(folder), "--problems", "0"], "--problems must be at least 1"),
+        (["compare", "--model", str(folder), "--timed", "0"], "--timed must be at least 1"),
+        (["compare", "--model", str(folder), "--steps", "5", "4"], "steps must lie in 2..8"),
+        (["compare", "--model", str(folder), "--seed", "-1"], "seed"),
+        (
+            ["compare", "--model", str(folder), "--json", str(tmp_path / "no" / "rows.json")],
+            "there is no folder",
+        ),
+        (generate_arguments(folder, "--temperature", "-1"), "temperature must be at least 0"),
+        (generate_arguments(folder, "--recurrence", "3"), "--recurrence is no option"),
+        (generate_arguments(folder, "--stream", "--samples", "2"), "--stream shows one continuation"),
+        (generate_arguments(folder, "--width", "0"), "width must be at least 1"),
+        (generate_arguments(folder, "--max-new-tokens", "9999"), "more than the 256 positions"),
+    ]
+    for arguments, message in cases:
+        assert cli.main(arguments) == 1, arguments
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith("paradec: ") and message in err
+        assert err.count("\n") == 1 and "Traceback" not in err
+
+
+def test_help(capsys):
+    for arguments in (["--help"], ["compare", "--help"], ["generate", "--help"]):
+        with pytest.raises(SystemExit) as exit_info:
+            cli.main(arguments)
+        assert exit_info.value.code == 0
+    out = capsys.readouterr().out
+    for word in ("compare", "generate", "--json", "--stream", "--question"):
+        assert word in out
+
+
+def test_other_sizes_of_vocabulary_are_no_traceback(folder, capsys, tmp_path):
+    bare = tmp_path / "bare"
+    loaded = pd.load(folder)
+    save(bare, dataclasses.replace(loaded, tokenizer=None))
+    assert cli.main(generate_arguments(bare)) == 1
+    assert "no tokenizer" in capsys.readouterr().err
+
+
+def test_bench_prints_rows_and_json(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "COPY_BYTES", 2**20)
+    monkeypatch.setattr(bench, "_CPU_SIDE", 64)
+    path = tmp_path / "bench.json"
+    arguments = ["bench", "--preset", "test-recurrent", "--context", "6", "--tokens", "5", "--passes", "1"]
+    assert cli.main([*arguments, "--inner-recurrence", "2", "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())
+    assert [row["decoder"] for row in rows] == ["autoregressive", "wavefront"]
+    assert all(row["tokens_per_second"] > 0 and row["tokens"] == 5 for row in rows)
+    out = capsys.readouterr().out
+    assert "test-recurrent" in out and "GB/s" in out
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--preset", "none"), "--preset must be one of huginn-0125"),
+        (("--batch", "0"), "--batch must be at least 1"),
+        (("--inner-recurrence", "0"), "--inner-recurrence must be at least 1"),
+        (("--preset", "test-recurrent", "--context", "64"), "more than the 64 positions"),
+        (("--json", "/nowhere/x.json"), "there is no folder"),
+    ],
+)
+def test_bench_names_bad_input(capsys, more, message):
+    assert cli.main(["bench", *more]) == 1
+    assert message in capsys.readouterr().err

@@ -1,0 +1,106 @@
+"""The command on causal models: several models side by side, decoders by name, timings of random weights."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+from stub_table import KEYS
+
+import paradec_jax as pd
+from paradec_jax import cli
+from paradec_jax.config import PRESETS
+from paradec_jax.data import build_tokenizer, token_spec
+from paradec_jax.evaluate import SETTINGS, Setting
+from paradec_jax.models import init_params
+from paradec_jax.store import Model, save
+
+CONFIG = dataclasses.replace(PRESETS["test-causal"], vocab_size=384, max_length=256)
+TABLE = (
+    Setting("autoregressive", pd.AutoRegressive(), baseline=True),
+    Setting("jacobi", pd.Jacobi(block=4, running=True, rows=2)),
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {}
+    for seed, name in enumerate(("before", "after")):
+        made[name] = tmp_path_factory.mktemp("models") / name / "round-0" / "model"
+        params = init_params(CONFIG, jax.random.key(seed))
+        save(made[name], Model(CONFIG, params, token_spec(), build_tokenizer()))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch):
+    monkeypatch.setitem(SETTINGS, "jacobi", TABLE)
+
+
+def test_models_side_by_side(folders, capsys, tmp_path):
+    path = tmp_path / "rows.json"
+    models = [word for folder in folders.values() for word in ("--model", str(folder))]
+    arguments = ["compare", "--family", "jacobi", *models, "--problems", "2", "--steps", "2", "2"]
+    assert cli.main([*arguments, "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())
+    assert [row["model"] for row in rows] == [
+        f"{name}/round-0" for name in ("before", "before", "after", "after")
+    ]
+    wanted = {key for key in KEYS if key != "core_pass_microseconds"}
+    assert all(wanted <= row.keys() and row["family"] == "jacobi" for row in rows)
+    assert all(row["equals_greedy"] == 1 and row["network_calls_per_token"] <= 1 for row in rows)
+    out = capsys.readouterr().out
+    pair = "after/round-0 against before/round-0, static decoding"
+    for piece in ("before/round-0: 2 unseen", "after/round-0: 2 unseen", "block 4", pair):
+        assert piece in out
+
+
+def test_the_bundled_models_of_the_family_are_the_default(monkeypatch, capsys):
+    asked = []
+
+    def load(name):
+        asked.append(name)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(cli.compare.store, "load", load)
+    assert cli.main(["compare", "--family", "jacobi"]) == 1
+    assert asked == [cli.compare.BUNDLED["jacobi"][0]]
+
+
+def test_generate_with_every_decoder_of_the_family(folders, capsys):
+    texts = {}
+    for decoder in (None, "autoregressive", "jacobi"):
+        named = [] if decoder is None else ["--decoder", decoder]
+        arguments = ["generate", "Ana", "--model", str(folders["before"]), "--max-new-tokens", "6", *named]
+        assert cli.main(arguments) == 0
+        texts[decoder], counts = capsys.readouterr()
+        assert "tokens a call" in counts and "recurrences" not in counts
+    assert len(set(texts.values())) == 1
+    assert cli.main([*arguments, "--stream", "--block", "3", "--rows", "1"]) == 0
+    assert capsys.readouterr().out == texts["jacobi"]
+
+
+def test_what_does_not_suit_the_family(folders, capsys):
+    common = ["generate", "Ana", "--model", str(folders["before"])]
+    for more, message in (
+        (["--decoder", "wavefront"], "--decoder wavefront does not suit a model of family jacobi"),
+        (["--decoder", "jacobi", "--blocks", "2"], "--blocks is no option of --decoder jacobi"),
+        (["--decoder", "jacobi", "--block", "1"], "block must be at least 2"),
+        (["--decoder", "jacobi", "--acceptance", "rejection"], "acceptance 'rejection' verifies one row"),
+    ):
+        assert cli.main([*common, *more]) == 1
+        assert message in capsys.readouterr().err
+    assert cli.main(["compare", "--model", str(folders["before"])]) == 1
+    assert "is of family jacobi, but --family is recurrent_depth" in capsys.readouterr().err
+
+
+def test_bench_of_a_causal_preset(capsys, tmp_path):
+    path = tmp_path / "bench.json"
+    arguments = ["bench", "--preset", "test-causal", "--context", "6", "--tokens", "5", "--passes", "1"]
+    assert cli.main([*arguments, "--block", "4", "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())
+    assert [row["decoder"] for row in rows] == ["autoregressive", "jacobi"]
+    assert rows[1]["step_flops"] > 2 * rows[0]["step_flops"]
+    capsys.readouterr()
+    assert cli.main([*arguments, "--recurrence", "3"]) == 1
+    assert "--recurrence 3 is for recurrent models" in capsys.readouterr().err

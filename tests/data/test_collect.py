@@ -1,0 +1,147 @@
+"""Trajectories of blocks: against plain Python, and plain Python against what the original program recorded."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from plain_jacobi import predictor, trajectory
+from recorded_jacobi import arrays, model, models, recorded_rows
+
+from paradec_jax import decode
+from paradec_jax.data.collect import collect
+from paradec_jax.testing import PROMPTS, StubCausal, tiny_request
+
+PAD = 40
+STUB = StubCausal(vocab_size=41, weights=(1, 0, 1, 0), slope=0)
+BLOCK = 4
+
+
+def collected(request, *, ids=(7, 8, 9), **options):
+    decoder = decode.Jacobi(block=BLOCK, **options).bind(STUB, 40, PAD)
+    return collect(decoder, None, request, ids)
+
+
+def without_repetitions(points: list[list[int]]) -> list[list[int]]:
+    """Points that differ from the one before them."""
+    return [point for i, point in enumerate(points) if i == 0 or point != points[i - 1]]
+
+
+def plain_points(start: list[int], context: list[int], end: int) -> list[list[int]]:
+    """Iterates of a block from its first one, `PAD` from the end of the answer on, without repetitions."""
+    points, _ = trajectory(predictor(STUB), context, start)
+    return without_repetitions([(point[: end - len(context)] + [PAD] * BLOCK)[:BLOCK] for point in points])
+
+
+def test_points_are_the_iterates_of_each_block():
+    """Rows that end at a stop token within a block, at one that ends a block, and at the budget."""
+    texts = [STUB.expected(prompt, 30) for prompt in PROMPTS]
+    stops = [texts[0][9], texts[1][7], -1]
+    assert texts[0].index(stops[0]) == 9 and texts[1].index(stops[1]) == 7, texts
+    request = dataclasses.replace(tiny_request((30, 30, 14)), stop=jnp.array(stops, jnp.int32)[:, None])
+    found = collected(request)
+    assert [generation.data_id for generation in found] == [7, 8, 9]
+    assert [len(generation.points) for generation in found] == [3, 2, 3]  # the budget cuts the fourth
+    longest = 0
+    for i, generation in enumerate(found):
+        assert generation.prompt.tolist() == list(PROMPTS[i])
+        answer = texts[i][: (10, 8, 14)[i]]
+        padded = answer + [PAD] * (-len(answer) % BLOCK) if i < 2 else answer[:12]
+        assert generation.fixed.ravel().tolist() == padded
+        end = len(PROMPTS[i]) + (len(answer) if i < 2 else 30)
+        for place in range(len(generation.points)):
+            block = generation.block(place)
+            context = [*block.prompt.tolist(), *block.generated.tolist()]
+            assert block.points.tolist() == plain_points(block.points[0].tolist(), context, end)
+            longest = max(longest, len(block.points))
+    assert longest > 2
+
+
+def test_a_block_starts_from_tokens_of_its_row():
+    """Later ones: the right first token, then tokens that the row has; the first one: an iterate."""
+    found = collected(tiny_request(20))
+    for generation, prompt in zip(found, PROMPTS, strict=True):
+        assert generation.points[0][0, 0] == STUB.expected(prompt, 1)[0]
+        for place in range(1, len(generation.points)):
+            block = generation.block(place)
+            text = {*prompt, *block.generated.tolist(), int(block.fixed[0])}
+            assert block.points[0, 0] == block.fixed[0] and {*block.points[0].tolist()} <= text
+
+
+def test_points_of_winning_rows():
+    """With candidates the accepted prefix grows in every point, and the texts are the same."""
+    request = tiny_request(20)
+    alone, found = collected(request), collected(request, pool=2, rows=4)
+    assert sum(map(calls, found)) < sum(map(calls, alone))
+    for generation, other, prompt in zip(found, alone, PROMPTS, strict=True):
+        assert generation.fixed.ravel().tolist() == other.fixed.ravel().tolist() == STUB.expected(prompt, 20)
+        for points in generation.points:
+            wrong = points != points[-1]
+            right = np.where(wrong.any(1), wrong.argmax(1), BLOCK)
+            assert right[0] >= 1 and (np.diff(right) > 0).all()
+
+
+def calls(generation) -> int:
+    """Points of all blocks."""
+    return sum(map(len, generation.points))
+
+
+def test_rows_without_a_whole_block_are_left_out():
+    first = STUB.expected(PROMPTS[2], 1)[0]
+    request = dataclasses.replace(
+        tiny_request((BLOCK - 1, 2 * BLOCK + 1, 9)), stop=jnp.array([[-1], [-1], [first]], jnp.int32)
+    )
+    found = collected(request)
+    assert [generation.data_id for generation in found] == [8, 9]
+    assert len(found[0].points) == 2
+    assert [points.tolist() for points in found[1].points] == [[[first, PAD, PAD, PAD]]]
+
+
+def test_what_has_no_blocks_is_refused():
+    request = tiny_request(4)
+    for decoder in decode.Jacobi(running=True), decode.MultiBlock(blocks=2):
+        with pytest.raises(ValueError, match="needs a decoder of single blocks"):
+            collect(decoder.bind(STUB, 40), None, request, (1, 2, 3))
+    with pytest.raises(ValueError, match="data_ids must name 3 rows, not 2"):
+        collected(request, ids=(1, 2))
+
+
+# The recorded trajectories
+
+
+def network_predictor(name: str):
+    """Next tokens of a recorded model, from one pass over everything, cut out of one program."""
+    network, params, _ = model(name)
+    size = 160
+
+    @jax.jit
+    def best(tokens):
+        out = network.forward(params, tokens, jnp.arange(size)[None])
+        return jnp.argmax(network.logits(params, out.hidden[0]), axis=-1)
+
+    def predict(context, draft):
+        text = [*context, *draft]
+        tokens = np.zeros((1, size), np.int32)
+        tokens[0, : len(text)] = text
+        return np.asarray(best(tokens))[len(context) - 1 : len(text)].tolist()
+
+    return predict
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("name", models("trajectories"))
+def test_plain_trajectories_are_the_recorded_ones(name):
+    """The program that the collected points are compared with does what the original program did."""
+    want, predict = arrays(name, "trajectories"), network_predictor(name)
+    prompts, _ = recorded_rows(name)
+    for run in want["names"].tolist()[-4:]:
+        of = functools.partial(lambda run, array: want[f"{run}/{array}"], run)
+        context = list(prompts[int(run.split("/p")[1])])
+        for block, draft in enumerate(of("init_draft").tolist()):
+            points, behind = trajectory(predict, context, draft)
+            recorded = of("points")[of("point_block") == block].tolist()
+            # The original program stores a draft that turns out to be right, then the fixed point.
+            assert points == without_repetitions(recorded) and behind == of("first_tokens")[block + 1]
+            context += points[-1]

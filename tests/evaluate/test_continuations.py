@@ -1,0 +1,169 @@
+"""Continuations cut where the text ends, options of decoders, files of results and tables."""
+
+import dataclasses
+import json
+
+import pytest
+from benchmark_files import TASKS, write
+from recital import CONFIG, recite
+
+import paradec_jax as pd
+from paradec_jax.data import build_tokenizer, token_spec
+from paradec_jax.evaluate.benchmarks import gsm8k, instruct, mbpp
+from paradec_jax.evaluate.benchmarks.items import Item
+from paradec_jax.evaluate.continuations import before, continuations, cut
+from paradec_jax.evaluate.options import DECODERS, choose
+from paradec_jax.evaluate.results import Results, write_table
+from paradec_jax.store import Model
+from paradec_jax.testing import StubNetwork
+
+GREEDY = pd.AutoRegressive(greedy=True)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Model(CONFIG, {}, token_spec(), build_tokenizer())
+
+
+def on(model, network):
+    """The model with another network."""
+    copied = dataclasses.replace(model)
+    copied.__dict__["network"] = network
+    return copied
+
+
+class TestContinuations:
+    PROMPTS = ("Ana has 3 apples.", "Ben", "Cal and Dan have 2 pears.")
+
+    def test_reasons_texts_and_counts(self, model):
+        script = "10 apples"
+        tokens = len(model.tokenizer.encode(script))
+        prompt = "Ana"
+        start = 1 + len(model.tokenizer.encode(prompt))
+        network = recite(model.tokenizer, script, start)
+
+        def one(**more):
+            return next(continuations(on(model, network), [prompt], GREEDY, rows=1, **more))[0]
+
+        ended, cut_short = one(max_new_tokens=20), one(max_new_tokens=2)
+        assert (ended.text, ended.reason, len(ended.tokens)) == (script, "stop token", tokens + 1)
+        assert ended.network_calls == tokens + 1 and ended.prompt_tokens == start
+        assert cut_short.reason == "budget" and len(cut_short.tokens) == 2
+        stopped = one(max_new_tokens=20, stop=("zzz", " app"))
+        assert (stopped.text, stopped.reason) == ("10", "stop string")
+        # Calls are counted up to the token that completes the stop string and no further.
+        assert stopped.network_calls == len(stopped.tokens) <= tokens
+
+    def test_batches_of_one_shape_do_not_change_a_row(self, model):
+        network = StubNetwork(vocab_size=384, max_length=256)
+        found = {}
+        for rows in (2, 4):
+            options = {"max_new_tokens": 5, "stop": ("e",), "rows": rows}
+            batches = list(continuations(on(model, network), self.PROMPTS, GREEDY, **options))
+            assert [len(batch) for batch in batches] == {2: [2, 1], 4: [3]}[rows]
+            found[rows] = [dataclasses.replace(row, seconds=0.0) for batch in batches for row in batch]
+        assert found[2] == found[4]
+
+    def test_what_the_release_leaves_behind_is_cut(self, model):
+        tokenizer, spec = model.tokenizer, model.token_spec
+        words = tokenizer.encode(" 1 2 3")
+        beyond = [*words, spec.stop[0], *words]  # tokens behind a stop token
+        assert cut(tokenizer, spec, beyond, 20, ()) == (beyond[:4], " 1 2 3", "stop token")
+        assert cut(tokenizer, spec, beyond, 2, ()) == (words[:2], " 1 2", "budget")
+        assert cut(tokenizer, spec, words, 20, ("2",)) == (words, " 1 ", "stop string")
+        assert before("a b c", ("c", "b")) == "a " and before("abc", ()) == "abc"
+
+    def test_official_stays_within_the_budget(self, model):
+        network = StubNetwork(vocab_size=384, max_length=256)
+        official = pd.OfficialWavefront(width=3, inner_recurrence=4, headway=2, greedy=True)
+        one = next(continuations(on(model, network), ["Ana"], official, max_new_tokens=3, rows=1))[0]
+        expected = network.expected([1, *model.tokenizer.encode("Ana")], 3)
+        assert list(one.tokens) == expected and one.text == model.tokenizer.decode(expected)
+
+    def test_rows_below_one(self, model):
+        with pytest.raises(ValueError, match="rows must be at least 1, not 0"):
+            next(continuations(model, ["Ana"], GREEDY, max_new_tokens=1, rows=0))
+
+
+class TestOptions:
+    def test_each_decoder_takes_its_own(self):
+        decoders = DECODERS["recurrent_depth"]
+        decoder, knobs = choose("adaptive", decoders["adaptive"], options={"recurrence": 3, "top_p": 0.5})
+        assert (decoder.max_recurrence, knobs.top_p, decoder.greedy) == (3, 0.5, True)
+        decoder, knobs = choose("official", decoders["official"], options={"width": 9, "temperature": 0.2})
+        assert (decoder.width, knobs.temperature, decoder.greedy) == (9, 0.2, False)
+        sampled = pd.AutoRegressive.Knobs(temperature=1.0)
+        assert not choose("static", decoders["static"], sampled)[0].greedy
+        with pytest.raises(ValueError, match="--inner-recurrence is no option of --decoder static"):
+            choose("static", decoders["static"], options={"inner_recurrence": 2})
+
+
+class TestResults:
+    SETTINGS = {"task": "gsm8k", "decoder_settings": {"width": 3}}  # noqa: RUF012
+
+    def test_a_file_is_continued(self, tmp_path):
+        path = tmp_path / "out.jsonl"
+        Results(path, self.SETTINGS).add([{"id": "a", "text": "\u2028 1"}])
+        with path.open("a") as file:
+            file.write('{"id": "b", "te')  # killed while it wrote
+        again = Results(path, self.SETTINGS)
+        assert list(again.lines) == ["a"]
+        again.add([{"id": "b", "text": "2"}])
+        assert list(Results(path, self.SETTINGS).lines.values()) == [
+            {"id": "a", "text": "\u2028 1"},
+            {"id": "b", "text": "2"},
+        ]
+
+    def test_other_settings_and_other_files(self, tmp_path):
+        path = tmp_path / "out.jsonl"
+        Results(path, self.SETTINGS)
+        written = path.read_bytes()
+        with pytest.raises(ValueError, match="other settings: width is 4 and was 3; name another file"):
+            Results(path, {"task": "gsm8k", "decoder_settings": {"width": 4}})
+        assert path.read_bytes() == written
+        path.write_text("a text\n")
+        with pytest.raises(ValueError, match="is no file of results"):
+            Results(path, self.SETTINGS)
+        with pytest.raises(FileNotFoundError, match="there is no folder"):
+            Results(tmp_path / "no" / "out.jsonl", self.SETTINGS)
+
+
+class TestInstruct:
+    @pytest.mark.parametrize(
+        ("text", "code"),
+        [
+            ("x = 1", "x = 1"),
+            ("a\n```python\nx = 1\n```\n```python\ny\n```", "x = 1\n"),
+            ("```bash\nls\n```\n```py\nx = 1\n```", "x = 1\n"),
+            ("```\nx = 1\n", "x = 1\n"),  # cut by the budget
+            ("```bash\nls\n```", "ls\n"),
+        ],
+    )
+    def test_first_code(self, text, code):
+        assert instruct.first_code(text) == code
+
+    def test_boxed_numbers_reach_both_extractions(self):
+        item = Item("gsm8k/0", "Q: What is 2 + 3?\nA:", (), "1,005")
+        assert instruct.INSTRUCT["gsm8k"].message(item).startswith("What is 2 + 3?\n\nReason")
+        judge = instruct.INSTRUCT["gsm8k"].judged
+        right = gsm8k.score(item, judge("First \\boxed{7}, then \\boxed{\\$1005} of 3."))
+        assert right.flexible and not right.strict
+        plain = gsm8k.score(item, judge("So \\boxed{1,005} of 3."))
+        assert plain.flexible and plain.strict
+        assert judge("The answer is 4.") == "The answer is 4."
+
+    def test_tasks_of_mbpp_lose_their_mark(self, tmp_path):
+        item = mbpp.read(write(tmp_path / "f.jsonl", TASKS), shots=0).items[0]
+        message = instruct.INSTRUCT["mbpp"].message(item)
+        assert "[BEGIN]" not in message and "assert add(0) == 11" in message
+
+
+def test_a_table_is_json_with_csv_beside_it(tmp_path):
+    path = tmp_path / "new" / "table.json"
+    rows = [{"a": 1, "of": [1, 2]}, {"a": 2.5, "b": "x, y"}]
+    write_table(path, {"rows": rows}, rows)
+    assert json.loads(path.read_text()) == {"rows": rows}
+    assert path.with_suffix(".csv").read_text() == 'a,b\n1,\n2.5,"x, y"\n'
+    with pytest.raises(TypeError):
+        write_table(path, {"rows": object()}, [])
+    assert json.loads(path.read_text()) == {"rows": rows} and len(list(path.parent.iterdir())) == 2

@@ -1,0 +1,277 @@
+"""Log-likelihoods, requests "generate until", and the model as lm-eval sees it."""
+
+import dataclasses
+import importlib
+import json
+import math
+import sys
+from types import ModuleType, SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from recital import CONFIG, Recital, recite
+
+import paradec_jax as pd
+from paradec_jax.config import TokenSpec
+from paradec_jax.data import build_tokenizer, token_spec
+from paradec_jax.evaluate import likelihood
+from paradec_jax.evaluate.likelihood import Row, continuation_row, log_likelihoods, rolling_rows
+from paradec_jax.evaluate.until import Until, fitting, generate_until, parse
+from paradec_jax.store import Model
+from paradec_jax.testing import StubNetwork, tiny_network, tiny_params
+
+SPEC = token_spec()
+GREEDY = pd.AutoRegressive(greedy=True)
+LONG = {"max_gen_toks": 30}
+LIMITED = (LONG, LONG | {"until": [" and"]}, {"max_gen_toks": 2}, LONG)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer()
+
+
+def model_of(tokenizer, network, spec=SPEC):
+    model = Model(CONFIG, {}, spec, tokenizer)
+    model.__dict__["network"] = network
+    return model
+
+
+class TestLikelihoods:
+    def test_known_answers(self):
+        network = StubNetwork()
+        prompt = [3, 1, 4]
+        right = network.expected(prompt, 4)
+        wrong = [*right[:3], (right[3] + 1) % 11]
+        rows = [
+            Row((*prompt, *right), 4),
+            Row((*prompt, *wrong), 4),
+            Row((*prompt, *right), 2),
+            Row((1, 2), 0),
+        ]
+        total = math.log(math.exp(network.sharpness) + network.vocab_size - 1)
+        best, other = network.sharpness - total, -total
+        scores = log_likelihoods(network, {}, rows, batch=3)
+        assert [greedy for _, greedy in scores] == [True, False, True, True]
+        expected = [4 * best, 3 * best + other, 2 * best, 0.0]
+        np.testing.assert_allclose([score for score, _ in scores], expected, rtol=1e-4)
+
+    def test_agree_with_what_static_decoding_says_of_its_own_tokens(self):
+        network, params = tiny_network("full", recurrence=2), tiny_params()
+        prompts = [[3, 1, 4], [5, 9]]
+        # One key for all rows: the initial states are then those of the likelihoods.
+        keys = jax.random.wrap_key_data(np.stack([jax.random.key_data(jax.random.key(7))] * 2))
+        request = pd.make_request(prompts, max_new_tokens=5, keys=keys)
+        decoded = pd.run(pd.AutoRegressive(network, 10, log_probs=True), params, request)
+        rows = [Row((*p, *new), 5) for p, new in zip(prompts, decoded.completions(), strict=True)]
+        scores = log_likelihoods(network, params, rows, batch=2, seed=7)
+        totals = np.asarray(decoded.log_probs).sum(axis=1)
+        np.testing.assert_allclose([score for score, _ in scores], totals, rtol=2e-5)
+        assert all(greedy for _, greedy in scores)
+        # The other row does not matter, and another token is not the greedy one.
+        changed = Row((*rows[0].ids[:-1], (rows[0].ids[-1] + 1) % 32), 5)
+        again = log_likelihoods(network, params, [changed, rows[1]], batch=2, seed=7)
+        assert again[1] == scores[1] and not again[0][1] and again[0][0] < scores[0][0]
+
+    def test_lengths_share_programs(self):
+        network = StubNetwork(vocab_size=13)
+        before = likelihood._score._cache_size()
+        log_likelihoods(network, {}, [Row((1,) * n, 1) for n in range(2, 66, 3)], batch=4)
+        assert likelihood._score._cache_size() == before + 2  # 32 and 64 positions
+
+    def test_rows_that_do_not_fit(self):
+        for row in (Row((1,) * 66, 1), Row((1, 2), 2), Row((1, 2), -1)):
+            with pytest.raises(ValueError, match="does not fit"):
+                log_likelihoods(StubNetwork(), {}, [row])
+        with pytest.raises(ValueError, match="batch must be at least 1"):
+            log_likelihoods(StubNetwork(), {}, [], batch=0)
+
+
+class TestRows:
+    def test_context_and_continuation(self, tokenizer):
+        row = continuation_row(tokenizer, SPEC, "Ana has", " 3 apples", 256)
+        read, scored = tokenizer.encode("Ana has"), tokenizer.encode(" 3 apples")
+        assert row == Row((SPEC.bos, *read, *scored), len(scored))
+        # White space at the end of the context is the continuation's.
+        assert continuation_row(tokenizer, SPEC, "Ana has ", "3 apples", 256) == row
+
+    def test_without_a_context_or_a_bos(self, tokenizer):
+        scored = tokenizer.encode("Ana")
+        assert continuation_row(tokenizer, SPEC, "", "Ana", 256) == Row((SPEC.bos, *scored), len(scored))
+        bare = TokenSpec(stop=(2,))
+        assert continuation_row(tokenizer, bare, "", "Ana", 256) == Row((2, *scored), len(scored))
+        assert continuation_row(tokenizer, bare, "Ana", " has", 256).ids[0] == scored[0]
+        assert continuation_row(tokenizer, SPEC, "Ana", "", 256).count == 0
+        with pytest.raises(ValueError, match="neither a begin-of-text nor a stop token"):
+            continuation_row(tokenizer, TokenSpec(), "", "Ana", 256)
+
+    def test_cut_on_the_left(self, tokenizer):
+        whole = continuation_row(tokenizer, SPEC, "Ana has 3", " apples", 256)
+        row = continuation_row(tokenizer, SPEC, "Ana has 3", " apples", 3)
+        assert row == Row(whole.ids[-4:], whole.count)
+        with pytest.raises(ValueError, match="a continuation has 4 tokens, more than the 3 positions"):
+            continuation_row(tokenizer, SPEC, "Ana", "1234", 3)
+
+    @pytest.mark.parametrize("count", [0, 1, 4, 5, 10, 12])
+    def test_rolling_scores_every_token_once(self, tokenizer, count):
+        text = "1" * count
+        rows = rolling_rows(tokenizer, SPEC, text, 4)
+        scored = [token for row in rows for token in row.ids[-row.count :]]
+        assert scored == tokenizer.encode(text) and len(scored) == count
+        assert all(row.count < len(row.ids) <= 5 for row in rows)
+        if count > 4:
+            assert len(rows[-1].ids) == 5  # as much context as there is room for
+
+    def test_rolling_windows(self, tokenizer):
+        ids = tokenizer.encode("0123456789")
+        rows = rolling_rows(tokenizer, SPEC, "0123456789", 4)
+        assert rows == [
+            Row((SPEC.bos, *ids[:4]), 4),
+            Row(tuple(ids[3:8]), 4),
+            Row(tuple(ids[5:10]), 2),
+        ]
+
+
+class TestUntil:
+    @pytest.mark.parametrize(
+        ("arguments", "expected"),
+        [
+            ({}, Until((), 256, (("temperature", 0.0),))),
+            ({"until": "Q:"}, Until(("Q:",), 256, (("temperature", 0.0),))),
+            ({"until": ["a", "", "b"], "max_gen_toks": 9}, Until(("a", "b"), 9, (("temperature", 0.0),))),
+            ({"temperature": 0.2, "top_p": 0.9}, Until((), 256, (("temperature", 0.2), ("top_p", 0.9)))),
+            ({"do_sample": True, "temperature": 1.0}, Until((), 256, (("temperature", 1.0),))),
+            ({"do_sample": False, "temperature": 1.0}, Until((), 256, (("temperature", 0.0),))),
+            ({"until": None, "top_k": 3, "temperature": 0}, Until((), 256, (("temperature", 0.0),))),
+        ],
+    )
+    def test_arguments(self, arguments, expected):
+        assert parse(arguments) == expected
+
+    def test_arguments_that_are_refused(self):
+        with pytest.raises(ValueError, match="num_beams is no generation argument here"):
+            parse({"num_beams": 4})
+        with pytest.raises(ValueError, match="do_sample is true, so temperature must be above 0"):
+            parse({"do_sample": True})
+
+    def test_each_request_has_its_own_stop_and_budget(self, tokenizer):
+        start = 1 + len(tokenizer.encode("Ana"))
+        model = model_of(tokenizer, recite(tokenizer, "10 apples and 2 pears", start))
+        requests = [("Ana", parse(x)) for x in LIMITED]
+        whole = "10 apples and 2 pears"
+        texts = generate_until(model, requests, GREEDY, rows=2)
+        assert texts == [whole, "10 apples", "10", whole]
+
+    def test_temperature_and_equal_requests(self, tokenizer):
+        model = model_of(tokenizer, Recital((5,), flat=True))
+        arguments = {"temperature": 1.0, "max_gen_toks": 8}
+        requests = [("Ana", parse(arguments))] * 2 + [("Ana", parse({"max_gen_toks": 8}))]
+        first, second, greedy = generate_until(model, requests, GREEDY)
+        assert len({first, second, greedy}) == 3 and len(set(greedy)) == 1
+        assert generate_until(model, requests[:1], GREEDY) == [first]
+
+    def test_contexts_are_cut_on_the_left(self, tokenizer):
+        model = model_of(tokenizer, Recital((5,), max_length=12))
+        context = "Ana has 3 apples. Ben has 4 more."
+        kept = fitting(model, context, 6)
+        assert context.endswith(kept) and len(tokenizer.encode(kept)) == 5
+        assert fitting(model, context, 200) == context and fitting(model, "", 1) == ""
+        snow = "\N{SNOWMAN}" * 3  # three bytes each, and as many tokens
+        assert [fitting(model, snow, room) for room in (9, 7, 4, 3)] == [snow[1:], snow[1:], snow[2:], ""]
+        with pytest.raises(ValueError, match="max_gen_toks is 12, but the model was built for 12"):
+            generate_until(model, [(context, parse({"max_gen_toks": 12}))], GREEDY)
+
+
+def request(*args):
+    return SimpleNamespace(args=args)
+
+
+class TestDecoderLM:
+    @pytest.fixture
+    def harness(self, monkeypatch):
+        """The adapter on a stand-in for lm-eval, whether or not that is installed."""
+        module = ModuleType("lm_eval.api.model")
+        module.LM = type("LM", (), {})
+        for name in ("lm_eval", "lm_eval.api"):
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        monkeypatch.setitem(sys.modules, "lm_eval.api.model", module)
+        monkeypatch.delitem(sys.modules, "paradec_jax.evaluate.harness", raising=False)
+        yield importlib.import_module("paradec_jax.evaluate.harness")
+        sys.modules.pop("paradec_jax.evaluate.harness", None)
+
+    def test_three_methods(self, harness, tokenizer):
+        context, script = "Ana has", " 3 apples"
+        start = 1 + len(tokenizer.encode(context))
+        lm = harness.DecoderLM(model_of(tokenizer, recite(tokenizer, script, start)), GREEDY, rows=2)
+        right, wrong = lm.loglikelihood([request(context, script), request(context, " 4 apples")])
+        assert right[1] and not wrong[1]
+        assert right[0] == pytest.approx(0.0, abs=1e-4) and wrong[0] == pytest.approx(-50.0, abs=1e-3)
+        # The network recites from the place of the script on; what it says before is its first token.
+        assert lm.loglikelihood_rolling([request(""), request(context + script)])[0] == 0.0
+        assert lm.generate_until([request(context, {"until": ["app"], "max_gen_toks": 9})]) == [" 3 "]
+        assert lm.tokenizer_name == ""
+
+    def test_models_that_cannot_answer(self, harness, tokenizer):
+        own = dataclasses.replace(SPEC, alignment="own")
+        with pytest.raises(ValueError, match="logits predict the next token"):
+            harness.DecoderLM(model_of(tokenizer, Recital((5,)), own), GREEDY)
+        with pytest.raises(ValueError, match="no tokenizer"):
+            harness.DecoderLM(model_of(None, Recital((5,))), GREEDY)
+
+    def test_without_lm_eval(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "lm_eval", None)
+        monkeypatch.delitem(sys.modules, "paradec_jax.evaluate.harness", raising=False)
+        with pytest.raises(ImportError, match=r"install paradec-jax\[eval\]"):
+            importlib.import_module("paradec_jax.evaluate.harness")
+
+
+def test_lm_eval_runs_own_items_offline(tmp_path, monkeypatch):
+    """The real package, on a few word problems and the bundled model, against a computation row by row."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    lm_eval = pytest.importorskip("lm_eval")
+    from paradec_jax.evaluate import word_problems
+    from paradec_jax.evaluate.harness import DecoderLM
+
+    problems = word_problems(3, seed=5, steps=(2, 2))
+    path = tmp_path / "items.jsonl"
+    rows = [{"prompt": x.prompt, "solution": x.solution, "answer": str(x.answer)} for x in problems]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    common = {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(path)}},
+        "test_split": "test",
+        "num_fewshot": 0,
+        "doc_to_text": "{{prompt}}",
+        "target_delimiter": "",
+    }
+    found = {"function": "regex", "regex_pattern": "#### (\\d+)"}
+    tasks = [
+        common
+        | {
+            "task": "own_generate",
+            "output_type": "generate_until",
+            "doc_to_target": "{{answer}}",
+            "generation_kwargs": {"until": ["Question"], "max_gen_toks": 100, "do_sample": False},
+            "filter_list": [{"name": "last", "filter": [found, {"function": "take_first"}]}],
+            "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+        },
+        common
+        | {
+            "task": "own_likelihood",
+            "output_type": "loglikelihood",
+            "doc_to_target": "{{solution}}",
+            "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+        },
+    ]
+    model = pd.load("tiny-recurrent")
+    out = lm_eval.simple_evaluate(
+        model=DecoderLM(model, GREEDY, rows=3), tasks=tasks, log_samples=True, bootstrap_iters=0
+    )
+    assert out["results"]["own_generate"]["exact_match,last"] == 1.0
+    for sample in out["samples"]["own_likelihood"]:
+        problem = problems[sample["doc_id"]]
+        row = continuation_row(model.tokenizer, model.token_spec, problem.prompt, problem.solution, 512)
+        alone = log_likelihoods(model.network, model.params, [row], batch=1)[0]
+        assert float(sample["resps"][0][0][0]) == pytest.approx(alone[0], rel=1e-4)

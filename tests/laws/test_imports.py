@@ -1,0 +1,116 @@
+"""Who may import whom: the dependency directions of the design, read from the source, and what no file uses."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = "paradec_jax"
+
+# What a part may import of the package besides itself; a dotted name admits that module alone.
+ALLOWED = {
+    "chat": set(),
+    "config": set(),
+    "tokenizer": set(),
+    "sharding": {"config"},
+    "nn": {"config"},
+    "noise": {"config"},
+    "models": {"config", "nn"},
+    "decode": {"config", "noise", "nn.cache", "nn.masks", "nn.precision"},
+    "losses": {"config", "decode", "noise", "nn.masks", "nn.precision"},
+    "data": {"config", "decode", "noise", "tokenizer"},
+    "evaluate": {"config", "data", "decode", "generate", "noise", "store", "tokenizer"},
+    "train": set(),
+}
+TOP = {"__init__", "cli", "generate", "store", "testing"}  # these may import everything of the package
+WITHOUT_FLAX = {"chat", "config", "decode", "losses", "data", "evaluate", "noise", "tokenizer", "train"}
+FORBIDDEN = ("flax.nnx", "flax.training", "pickle", "cloudpickle", "dill", "joblib")
+FILES = sorted(path for part in (PACKAGE, "convert", "experiments") for path in (ROOT / part).rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Dotted names of everything a file imports, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = (
+                path.relative_to(ROOT).with_suffix("").parts[: -node.level or None] if node.level else ()
+            )
+            base = ".".join([*package, *([node.module] if node.module else [])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
+    """Dotted names of everything a file calls."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def within(name: str, module: str) -> bool:
+    return name == module or name.startswith(f"{module}.")
+
+
+def part_of(path: Path) -> str:
+    """The part of the package that a file belongs to."""
+    return path.relative_to(ROOT / PACKAGE).with_suffix("").parts[0]
+
+
+def ids(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.is_relative_to(ROOT / PACKAGE)], ids=ids)
+def test_direction(path):
+    part = part_of(path)
+    assert part in ALLOWED or part in TOP, f"{part} has no place in the table of directions"
+    for name in imports(path):
+        assert not within(name, "convert") and not within(name, "experiments"), name
+        if part in TOP or not within(name, PACKAGE):
+            continue
+        inner = name.removeprefix(f"{PACKAGE}.")
+        assert any(within(inner, allowed) for allowed in {part, *ALLOWED[part]}), f"{part} imports {name}"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.is_relative_to(ROOT / "convert")], ids=ids)
+def test_converters_use_models_and_config_alone(path):
+    for name in imports(path):
+        assert not within(name, "experiments"), name
+        if within(name, PACKAGE):
+            inner = name.removeprefix(f"{PACKAGE}.")
+            assert any(within(inner, part) for part in ("chat", "config", "models", "store", "tokenizer")), (
+                name
+            )
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids)
+def test_nothing_forbidden(path):
+    names = list(imports(path))
+    for name in names:
+        assert not any(within(name, module) for module in FORBIDDEN), name
+        assert name != "__future__.annotations", "annotations are read at run time"
+    if path.is_relative_to(ROOT / PACKAGE):
+        assert not any(within(name, "torch") or within(name, "transformers") for name in names)
+        if part_of(path) in WITHOUT_FLAX:
+            assert not any(within(name, "flax") for name in names)
+    for name, call in calls(path):
+        assert name not in ("torch.load", "eval", "exec"), name
+        if name in ("np.load", "numpy.load", "jnp.load"):
+            assert not any(k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in call.keywords)
+
+
+def test_the_reader_sees_what_it_should(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    path = tmp_path / "paradec_jax" / "decode" / "new.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        "from paradec_jax import models\ndef f():\n    from ..nn import cache\n    import flax.nnx as x\n"
+    )
+    assert list(imports(path)) == ["paradec_jax.models", "paradec_jax.nn.cache", "flax.nnx"]
+    with pytest.raises(AssertionError, match="decode imports"):
+        test_direction(path)
+    with pytest.raises(AssertionError, match=r"flax\.nnx"):
+        test_nothing_forbidden(path)

@@ -1,0 +1,121 @@
+"""What was recorded of the original recurrent-depth program, and the network that replays it."""
+
+import functools
+import json
+import os
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from convert import huginn
+from convert.engine import read_json
+from paradec_jax import decode
+from paradec_jax.models import RecurrentDepthNetwork
+
+FOLDER = Path(os.environ.get("PARADEC_GOLDEN") or Path(__file__).parents[1] / "golden") / "recurrent_depth"
+KINDS = ("forward", "cache", "static_ar", "adaptive", "speculative", "sampling", "training")
+ARRAYS = 5e-5
+
+
+def recorded_runs() -> list[dict]:
+    """All runs that the manifest lists."""
+    manifest = FOLDER / "manifest.json"
+    return json.loads(manifest.read_text())["runs"] if manifest.is_file() else []
+
+
+RUNS = {run["kind"]: run for run in recorded_runs() if run["kind"] in KINDS}
+
+
+@functools.cache
+def arrays(kind: str) -> dict[str, np.ndarray]:
+    """The arrays of one kind of run."""
+    with np.load(FOLDER / RUNS[kind]["file"], allow_pickle=False) as file:
+        return dict(file)
+
+
+def names(kind: str, pattern: str) -> list[str]:
+    """Names of a run's arrays that match a pattern; none where the manifest has no such run."""
+    return [name for name in arrays(kind) if re.fullmatch(pattern, name)] if kind in RUNS else []
+
+
+def cases(kind: str, quick: int | None = None) -> list:
+    """Cases of a run as parameters, those that share a program next to each other; slow beyond the first `quick`."""
+    listed = RUNS[kind]["cases"] if kind in RUNS else []
+    slow = [False if quick is None else i >= quick for i in range(len(listed))]
+    names = [str(case.get("name", case.get("case"))) for case in listed]
+    return [
+        pytest.param(case, id=name, marks=[pytest.mark.slow] * late)
+        for case, name, late in zip(listed, names, slow, strict=True)
+    ]
+
+
+@functools.cache
+def pools() -> dict[str, np.ndarray]:
+    with np.load(FOLDER / "pools.npz", allow_pickle=False) as file:
+        return dict(file)
+
+
+@functools.cache
+def model():
+    """The weights, as the converter imports them."""
+    return huginn.read(FOLDER, read_json(FOLDER / "config.json"), "float32")
+
+
+@functools.cache
+def params():
+    return jax.tree.map(jnp.asarray, model().params)
+
+
+def network(strategy: str = "full", recurrence: int = 1) -> RecurrentDepthNetwork:
+    """The network with the cache that a lookup strategy of the original program names."""
+    core = model().config.core_layers
+    shared = re.fullmatch(r"latest-m\d+-compress-s(\d+)", strategy)
+    if strategy == "shared" or (shared is not None and int(shared[1]) == core):
+        mode = "shared"
+    elif re.fullmatch(r"latest[-_]m\d+", strategy):
+        mode = "latest"
+    elif strategy == "full":
+        mode = "full"
+    else:
+        pytest.fail(f"no cache here is the strategy {strategy!r} of a model with {core} core layers")
+    return RecurrentDepthNetwork(model().config, cache=mode, recurrence=recurrence)
+
+
+def assert_close(got, want, tolerance: float = ARRAYS) -> None:
+    assert got.shape == want.shape
+    error = np.max(np.abs(np.asarray(got, np.float64) - want))
+    assert error <= tolerance, f"largest absolute difference {error:.2e}"
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def forward(r: int, params, tokens, positions, state):
+    net = network()
+    out = net.forward(params, tokens, positions, None, None, state, r)
+    return {"logits": net.logits(params, out.hidden), "latent_lnf": out.latent, "head_hidden": out.hidden}
+
+
+def forward_inputs(kind: str, positions: np.ndarray | None = None):
+    tokens = arrays(kind)["input_ids"]
+    positions = np.arange(tokens.shape[1]) if positions is None else positions
+    return jnp.asarray(tokens), jnp.asarray(np.broadcast_to(positions, tokens.shape), jnp.int32)
+
+
+@functools.cache
+def forward_of(kind: str, r: int, positions: str | None = None):
+    ids = None if positions is None else arrays(kind)[f"position_ids_{positions}"]
+    return forward(r, params(), *forward_inputs(kind, ids), jnp.asarray(arrays(kind)["init_state"]))
+
+
+def sampling_of(case: dict) -> dict:
+    if not case.get("do_sample"):
+        return {}
+    given = {k: case[k] for k in ("temperature", "top_k", "top_p", "min_p") if case.get(k)}
+    return {"temperature": 1.0, **given}
+
+
+def row(result: decode.Decoded) -> list[int]:
+    return result.tokens[0, : result.lengths[0]].tolist()

@@ -1,0 +1,198 @@
+"""Recorded runs of the original programs of baselines: prompt lookup and lookahead, call by call.
+
+The folder is `PARADEC_GOLDEN/baselines`, or `tests/golden/baselines`. Names, settings and shapes come from each
+part's traces.json and arrays.
+"""
+
+import functools
+import json
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from convert import qwen2
+from convert.engine import read_json
+from paradec_jax import decode
+from paradec_jax.decode.prompt_lookup import find_draft
+
+pytestmark = pytest.mark.golden
+
+FOLDER = Path(os.environ.get("PARADEC_GOLDEN") or Path(__file__).parents[1] / "golden") / "baselines"
+DUMMY = 100  # what the original notebook of prompt lookup drafts where it finds nothing
+
+
+def traces(part: str) -> dict[str, dict]:
+    path = FOLDER / part / "traces.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def arrays(part: str, name: str) -> dict[str, np.ndarray]:
+    with np.load(FOLDER / part / f"{name}.npz", allow_pickle=False) as file:
+        return dict(file)
+
+
+@functools.cache
+def model(part: str):
+    """Network, parameters and end-of-text tokens of a folder of the `llama` layout, as the converter imports them."""
+    fields = read_json(FOLDER / part / "config.json")
+    assert fields["model_type"] == "llama", f"{part} holds a model of type {fields['model_type']}"
+    read = qwen2.read(FOLDER / part, fields, "float32")
+    return read.network, jax.tree.map(jnp.asarray, read.params), read.token_spec.stop
+
+
+def request_of(part: str, trace: dict, prompt: np.ndarray, **recorded) -> decode.Request:
+    return decode.make_request(
+        prompt,
+        max_new_tokens=trace["max_new_tokens"],
+        stop=model(part)[2],
+        recorded=decode.Recorded(**recorded) if recorded else None,
+    )
+
+
+def bound(part: str, trace: dict, decoder):
+    return decoder.bind(model(part)[0], trace["prompt_length"] + trace["max_new_tokens"])
+
+
+def check_result(result: decode.Decoded, trace: dict, want: dict[str, np.ndarray]) -> None:
+    length = int(result.lengths[0])
+    np.testing.assert_array_equal(result.tokens[0, :length], want["sequence"])
+    np.testing.assert_array_equal(want["greedy"][0, :length], want["sequence"])
+    assert int(result.network_calls[0]) == trace["forwards"]
+    assert int(result.generated[0]) == trace["new_tokens"]
+    reason = decode.Reason.STOP if trace["stopped_by_eos"] else decode.Reason.BUDGET
+    assert int(result.reasons[0]) == reason
+
+
+def real(recorded: np.ndarray) -> list[int]:
+    """A recorded row without its padding."""
+    return recorded[recorded >= 0].tolist()
+
+
+def test_folder_holds_recorded_runs():
+    for part in ("prompt_lookup", "lookahead"):
+        assert traces(part), f"{FOLDER / part} has no traces.json with runs"
+
+
+# Prompt lookup
+
+
+def test_candidates():
+    case = arrays("prompt_lookup", "candidates")
+    settings = np.stack([case["max_ngram"], case["num_pred"]], axis=1)
+    for max_ngram, num_pred in np.unique(settings, axis=0).tolist():
+        of = (settings == (max_ngram, num_pred)).all(axis=1)
+        ids, lengths = jnp.asarray(case["ids"]), jnp.asarray(case["length"])
+        drafts, found = (np.asarray(x) for x in find_draft(ids, lengths, max_ngram, num_pred))
+        np.testing.assert_array_equal(num_pred * found[of], case["candidate_length"][of])
+        for draft, there, want in zip(drafts[of], found[of], case["candidate"][of], strict=True):
+            assert draft[: num_pred * there].tolist() == real(want)
+
+
+@pytest.mark.parametrize("name", traces("prompt_lookup"))
+def test_prompt_lookup(name):
+    part = "prompt_lookup"
+    trace, want = traces(part)[name], arrays(part, f"trace_{name}")
+    decoder = decode.PromptLookup(max_ngram=trace["max_ngram"], num_pred=trace["num_pred"], dummy=DUMMY)
+    decoder = bound(part, trace, decoder)
+    request = request_of(part, trace, want["prompt"])
+    lengths, drafts, found = [trace["prompt_length"]], [], []
+    for state in decode.stream(decoder, model(part)[1], request):
+        lengths.append(int(state.progress.length[0]))
+        drafts.append(np.asarray(state.draft[0]))
+        found.append(bool(state.found[0]))
+        result = decoder.finish(state)
+    np.testing.assert_array_equal(lengths, want["length_before_step"])
+    np.testing.assert_array_equal(trace["num_pred"] * np.array(found), want["draft_length"])
+    np.testing.assert_array_equal(np.where(np.array(found)[:, None], drafts, -1), want["drafts"])
+    check_result(result, trace, want)
+
+
+# Lookahead
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def start(decoder, params, request):
+    return decoder.init(params, request, decoder.Knobs())
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def call(decoder, params, state):
+    seen = decoder.look(params, state, decoder.Knobs())
+    return seen, decoder.advance(state, seen)
+
+
+def check_window(state, columns: int, want: dict[str, np.ndarray], t: int) -> None:
+    """Levels, newest token and fill level before call t."""
+    filled = int(state.filled[0])
+    assert filled == want["fill_level"][t]
+    levels = np.asarray(state.levels[0])
+    assert levels[0, 0] == want["last_input_id"][t]
+    ours = [levels[i, int(i == 0) : columns - filled].tolist() for i in range(filled + 1)]
+    assert ours == [real(row) for row in want["window"][t] if (row >= 0).any()]
+
+
+@pytest.mark.parametrize("name", traces("lookahead"))
+def test_lookahead(name):
+    part = "lookahead"
+    trace, want = traces(part)[name], arrays(part, f"trace_{name}")
+    columns = trace["LEVEL"] + trace["WINDOW_SIZE"] - 2
+    pool = bool(trace["POOL_FROM_PROMPT"])
+    decoder = decode.Lookahead(
+        level=trace["LEVEL"],
+        window=trace["WINDOW_SIZE"],
+        guesses=trace["GUESS_SET_SIZE"],
+        pool_from_prompt=pool,
+        official=pool,
+    )
+    decoder, params = bound(part, trace, decoder), model(part)[1]
+    window = jnp.asarray(real(want["window"][0, 0]), jnp.int32)
+    request = request_of(part, trace, want["prompt"], window=window)
+    assert want["num_input_ids"].tolist() == [trace["prompt_length"]] + [1] * (trace["forwards"] - 1)
+
+    state = start(decoder, params, request)
+    assert want["last_input_id"][0] == want["prompt"][0, -1] and want["fill_level"][0] == 0
+    assert int(state.progress.tokens[0, trace["prompt_length"]]) == want["next_token"][0]
+    if trace["LEVEL"] > 2:
+        grown = np.asarray(state.levels[0, 1, : columns - 1]).tolist()
+        assert grown == real(want["window_argmax"][0])
+    for t in range(1, trace["forwards"]):
+        assert not state.progress.done[0], f"stopped before call {t}"
+        check_window(state, columns, want, t)
+        width = columns - int(state.filled[0])
+        seen, state = call(decoder, params, state)
+        there = np.asarray(seen.guesses[0, :, 0] >= 0)
+        assert np.asarray(seen.guesses[0])[there].ravel().tolist() == real(want["guesses"][t])
+        assert np.asarray(seen.behind[0])[there].ravel().tolist() == real(want["guess_argmax"][t])
+        assert int(seen.first[0]) == want["next_token"][t]
+        assert np.asarray(seen.newest[0, :width]).tolist() == real(want["window_argmax"][t])
+    assert state.progress.done[0]
+    check_result(decoder.finish(state), trace, want)
+
+
+# Both, with settings and draws of their own
+
+
+@pytest.mark.parametrize(
+    ("part", "decoder"),
+    [
+        ("prompt_lookup", decode.PromptLookup(max_ngram=2, num_pred=3)),
+        ("lookahead", decode.Lookahead(level=4, window=3, guesses=2, pool_from_prompt=True)),
+    ],
+)
+def test_all_prompts_in_one_batch(part, decoder):
+    """Neither drafts nor the other rows change a token."""
+    recorded = [(trace, arrays(part, f"trace_{name}")) for name, trace in traces(part).items()]
+    request = decode.make_request(
+        [want["prompt"][0].tolist() for _, want in recorded],
+        max_new_tokens=[trace["max_new_tokens"] for trace, _ in recorded],
+        stop=model(part)[2],
+    )
+    size = max(trace["prompt_length"] + trace["max_new_tokens"] for trace, _ in recorded)
+    result = decode.run(decoder.bind(model(part)[0], size), model(part)[1], request)
+    for i, (trace, want) in enumerate(recorded):
+        assert result.completions()[i] == want["sequence"][trace["prompt_length"] :].tolist()
+        assert int(result.network_calls[i]) < trace["new_tokens"]

@@ -1,0 +1,201 @@
+"""Recorded arrays of the original causal program: forward passes, cache, rotation, greedy decoding.
+
+The folder is `PARADEC_GOLDEN/jacobi`, or `tests/golden/jacobi`. Models are named by the files `NAME_logits.npz` and
+`NAME_greedy.npz`; their weights lie in a folder of that name, or beside the files. Parallel decoders and training
+have test files of their own.
+"""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from recorded_jacobi import FOLDER, arrays, model, models, recorded_rows
+
+from paradec_jax import decode
+from paradec_jax.models import CausalNetwork
+from paradec_jax.models.causal import Causal
+from paradec_jax.nn import masks
+from paradec_jax.nn.blocks import PreNormBlock
+from paradec_jax.nn.rope import rotation
+
+pytestmark = pytest.mark.golden
+
+TOLERANCES = {"random": 3e-4}  # of logits; large random weights make large logits
+TOLERANCE = 1e-4
+ANGLES = 1e-6
+FED = (10, 6)  # tokens of the first calls that fill the cache; then one at a time
+DROPPED = 3  # cache entries that are dropped before `retrim_ids` are fed
+
+
+def assert_close(got, want, tolerance: float) -> None:
+    assert got.shape == want.shape
+    error = np.max(np.abs(np.asarray(got, np.float64) - want))
+    assert error <= tolerance, f"largest absolute difference {error:.2e}"
+
+
+def positions_of(tokens, start: int = 0):
+    return jnp.broadcast_to(start + jnp.arange(tokens.shape[1]), tokens.shape)
+
+
+def test_folder_holds_recorded_arrays():
+    for kind in ("logits", "greedy"):
+        assert models(kind), f"{FOLDER} has no file NAME_{kind}.npz"
+
+
+# Forward
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def forward(network: CausalNetwork, params, tokens, positions, window_mask):
+    """Logits, keys and values of a window, and what each block and the final norm put out."""
+
+    def blocks(module, method):
+        return isinstance(module, PreNormBlock) and method == "__call__"
+
+    arguments = (tokens, positions, window_mask, None, None)
+    (hidden, kv), captured = network.module.apply(
+        {"params": params},
+        *arguments,
+        method=Causal.hidden,
+        capture_intermediates=blocks,
+        mutable=["intermediates"],
+    )
+    layers = captured["intermediates"]
+    outputs = [layers[f"layer_{i}"]["__call__"][0][0] for i in range(network.config.layers)]
+    states = jnp.stack([params["embedding"][tokens], *outputs[:-1], hidden])
+    return network.logits(params, hidden), states, kv
+
+
+@functools.cache
+def plain(name: str):
+    network, params, _ = model(name)
+    tokens = jnp.asarray(arrays(name, "logits")["input_ids"])
+    return forward(network, params, tokens, positions_of(tokens), masks.causal(tokens.shape[1]))
+
+
+@pytest.mark.parametrize("name", models("logits"))
+def test_logits(name):
+    assert_close(plain(name)[0], arrays(name, "logits")["logits"], TOLERANCES.get(name, TOLERANCE))
+
+
+@pytest.mark.parametrize("name", models("logits"))
+def test_hidden_states(name):
+    want = arrays(name, "logits")["hidden_states"]
+    assert_close(plain(name)[1], want, TOLERANCES.get(name, TOLERANCE))
+
+
+@pytest.mark.parametrize("name", models("logits"))
+def test_cache_contents(name):
+    want, kv = arrays(name, "logits"), plain(name)[2]
+    tolerance = TOLERANCES.get(name, TOLERANCE)
+    assert_close(jnp.stack([layer.k.swapaxes(-1, -2) for layer in kv]), want["cache_k"], tolerance)
+    assert_close(jnp.stack([layer.v for layer in kv]), want["cache_v"], tolerance)
+
+
+@pytest.mark.parametrize("name", models("logits"))
+def test_custom_positions_and_mask(name):
+    network, params, _ = model(name)
+    want = arrays(name, "logits")
+    tokens, positions = want["input_ids"][:1], want["custom_pos"][None]
+    logits, _, _ = forward(network, params, tokens, positions, want["custom_mask"])
+    assert_close(logits[0], want["custom_logits"], TOLERANCES.get(name, TOLERANCE))
+
+
+# Cache
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def feed(network: CausalNetwork, params, cache, tokens, at):
+    """A window behind `at` cached positions; it is stored at once."""
+    start = jnp.full(tokens.shape[0], at, jnp.int32)
+    out = network.forward(params, tokens, positions_of(tokens, at), cache, start)
+    return network.logits(params, out.hidden), network.write(cache, out.kv, start)
+
+
+@functools.cache
+def fed(name: str):
+    """Logits of the recorded tokens, fed in pieces, and the cache that they leave."""
+    network, params, _ = model(name)
+    tokens = jnp.asarray(arrays(name, "logits")["input_ids"])
+    batch, length = tokens.shape
+    cache = network.init_cache(batch, length + arrays(name, "logits")["retrim_ids"].shape[1])
+    logits, at = [], 0
+    for width in (*FED, *(1,) * (length - sum(FED))):
+        out, cache = feed(network, params, cache, tokens[:, at : at + width], at)
+        logits.append(out)
+        at += width
+    return jnp.concatenate(logits, axis=1), cache, at - DROPPED
+
+
+@pytest.mark.parametrize("name", models("logits"))
+def test_fed_through_a_cache(name):
+    assert_close(fed(name)[0], arrays(name, "logits")["cached_logits"], TOLERANCES.get(name, TOLERANCE))
+
+
+@pytest.mark.parametrize("name", models("logits"))
+def test_fed_after_dropping_entries(name):
+    """Nothing is done to drop them: what lies beyond the trusted length is not seen, then overwritten."""
+    network, params, _ = model(name)
+    want = arrays(name, "logits")
+    _, cache, trusted = fed(name)
+    logits, _ = feed(network, params, cache, jnp.asarray(want["retrim_ids"]), trusted)
+    assert_close(logits, want["retrim_logits"], TOLERANCES.get(name, TOLERANCE))
+
+
+# Rotation
+
+
+def rotations() -> list[tuple[str, str]]:
+    """Each model with the names of its recorded cosines and sines."""
+    return [(n, a) for n in models("logits") for a in arrays(n, "logits") if a.startswith("rope_")]
+
+
+@pytest.mark.parametrize(("name", "array"), rotations())
+def test_rotation(name, array):
+    config = model(name)[0].config
+    at = re.fullmatch(r"rope_(?:inv_freq|(?:cos|sin)_p(\d+))", array)
+    position = 1 if at[1] is None else int(at[1])
+    cos, sin = (x[0, 0, 0] for x in rotation(jnp.array([[position]]), config.head_dim, config.rope_base))
+    if at[1] is None:
+        got = np.arctan2(sin, cos)  # an angle below pi: that of position 1
+    else:
+        got = np.tile(cos if "cos" in array else sin, 2)
+    assert_close(got, arrays(name, "logits")[array], ANGLES)
+
+
+# Greedy decoding
+
+
+@pytest.mark.parametrize("name", models("greedy"))
+def test_greedy_outputs(name):
+    network, params, spec = model(name)
+    prompts, outputs = recorded_rows(name)
+    budget = max(len(output) for output in outputs)
+    request = decode.make_request(prompts, max_new_tokens=budget, stop=spec.stop)
+    size = max(len(prompt) for prompt in prompts) + budget
+    result = decode.run(decode.AutoRegressive(network, size, greedy=True), params, request)
+    assert result.completions() == outputs
+    for output, reason in zip(outputs, result.reasons.tolist(), strict=True):
+        assert reason == (decode.Reason.STOP if output[-1] in spec.stop else decode.Reason.BUDGET)
+
+
+@pytest.mark.parametrize("name", models("greedy"))
+def test_greedy_margins(name):
+    """Best minus second logit of each step, from one pass over prompt and output."""
+    network, params, _ = model(name)
+    prompts, outputs = recorded_rows(name)
+    want = arrays(name, "greedy")["margins"]
+    width = max(len(prompt) + len(output) for prompt, output in zip(prompts, outputs, strict=True))
+    tokens = np.zeros((len(prompts), width), np.int32)
+    for row, prompt, output in zip(tokens, prompts, outputs, strict=True):
+        row[: len(prompt) + len(output)] = prompt + output
+    logits, _, _ = forward(network, params, tokens, positions_of(tokens), masks.causal(width))
+    best = np.sort(np.asarray(logits), axis=-1)
+    margins = best[..., -1] - best[..., -2]
+    for row, prompt, output, recorded in zip(margins, prompts, outputs, want, strict=True):
+        got = row[len(prompt) - 1 :][: len(output)]
+        assert_close(got, recorded[: len(output)], TOLERANCES.get(name, TOLERANCE))
+        assert np.isnan(recorded[len(output) :]).all()

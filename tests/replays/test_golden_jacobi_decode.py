@@ -1,0 +1,377 @@
+"""Recorded decoding of the original Jacobi Forcing programs, replayed network call by network call.
+
+The folder is `PARADEC_GOLDEN/jacobi`, or `tests/golden/jacobi`. Models, settings and prompts come from the names of
+files and arrays. Runs of equal static settings share a program, those of several models too. Only the
+narrowest drafts of each kind are quick; `-m slow` replays the others.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from recorded_jacobi import MODELS, folder_of
+from recorded_jacobi import arrays_if_any as arrays
+
+from convert import qwen2
+from convert.engine import read_json
+from paradec_jax import decode
+from paradec_jax.decode.official_blocks import passed
+from paradec_jax.decode.official_jacobi import OfficialJacobi
+from paradec_jax.decode.official_multiblock import OfficialMultiBlock
+from paradec_jax.decode.official_window import OfficialRunningWindow
+from paradec_jax.decode.trajectories import trajectories
+from paradec_jax.models.causal_network import CausalNetwork
+
+pytestmark = pytest.mark.golden
+
+KINDS = ("jacobi_decode", "trajectories", "multiblock_main", "multiblock_promote", "running_window")
+
+
+# What was recorded
+
+
+@functools.cache
+def fields_of(model: str) -> dict[str, Any]:
+    return read_json(folder_of(model) / "config.json")
+
+
+@functools.cache
+def loaded(model: str) -> tuple[CausalNetwork, Any]:
+    """Network and parameters; a tied output matrix is laid out beforehand, so that models share programs."""
+    read = qwen2.read(folder_of(model), fields_of(model))
+    params = jax.tree.map(jnp.asarray, read.params)
+    params = CausalNetwork(read.config).prepare(params)
+    return CausalNetwork(dataclasses.replace(read.config, tie_embeddings=False)), params
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """All prompts of a tag."""
+
+    model: str
+    kind: str
+    tag: str
+
+    @functools.cached_property
+    def prompts(self) -> list[int]:
+        names = [str(name).split("/p") for name in arrays(self.model, self.kind)["names"]]
+        return [int(prompt) for tag, prompt in names if tag == self.tag]
+
+    def of(self, name: str) -> list[np.ndarray]:
+        """An array of each prompt."""
+        stored = arrays(self.model, self.kind)
+        return [stored[f"{self.tag}/p{prompt}/{name}"] for prompt in self.prompts]
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """Numbers of the tag by their letters; N or L is the width of a draft."""
+        return {key: float(value) for key, value in re.findall(r"_?([a-zA-Z]+)(\d[\d.]*)", self.tag)}
+
+    @property
+    def block(self) -> int:
+        return int(self.settings.get("n") or self.settings["L"])
+
+    @property
+    def stop(self) -> int:
+        return fields_of(self.model)["eos_token_id"]
+
+
+def recorded_cases() -> list[Case]:
+    found = []
+    for kind in KINDS:
+        for model in MODELS:
+            tags = [str(name).split("/p")[0] for name in arrays(model, kind).get("names", ())]
+            found += [Case(model, kind, tag) for tag in dict.fromkeys(tags)]
+    return found
+
+
+CASES = recorded_cases()
+
+
+def alike(case: Case) -> tuple[Any, ...]:
+    """What cases must have in common to share a program."""
+    variant = case.tag.split("_")[0] if case.kind.startswith("multiblock") else case.kind
+    return variant, case.block, case.settings.get("pool", 0)
+
+
+def group_of(case: Case) -> list[Case]:
+    return [other for other in CASES if alike(other) == alike(case)]
+
+
+def parameters(*kinds: str) -> list:
+    """Cases of some kinds as parameters, those that share a program next to each other."""
+    listed = sorted((case for case in CASES if case.kind in kinds), key=lambda case: str(alike(case)))
+    smallest = min((case.block for case in listed), default=0)
+    return [
+        pytest.param(case, id=f"{case.model}-{case.tag}", marks=[pytest.mark.slow] * (case.block > smallest))
+        for case in listed
+    ]
+
+
+def test_folder_holds_recorded_runs():
+    assert MODELS, f"{FOLDER} has no *_greedy.npz with prompts"
+    assert {case.kind for case in CASES} == set(KINDS)
+
+
+# Replaying it
+
+
+def stacked(values: list[np.ndarray], rows: int, *shape: int) -> jax.Array:
+    """Integers of unequal shape, padded with -1; rows that are missing repeat the last one."""
+    result = np.full((rows, *shape), -1, np.int32)
+    for i in range(rows):
+        value = values[min(i, len(values) - 1)]
+        result[(i, *map(slice, value.shape))] = value
+    return jnp.asarray(result)
+
+
+def iterations(case: Case) -> list[int]:
+    """Network calls of each prompt."""
+    if case.kind == "trajectories":
+        return [int(forwards.sum()) for forwards in case.of("num_forwards")]
+    return [len(fed) for fed in case.of("it_draft" if case.kind == "running_window" else "it_call")]
+
+
+def ended(case: Case) -> list[bool]:
+    """Which prompts ended with a stop token."""
+    return [case.stop in output for output in case.of("output")]
+
+
+def most_iterations(case: Case) -> int:
+    """The bound on a call's network calls: what a call took that ended amid a block without a stop token."""
+    cut = set()
+    for other in CASES:
+        if (other.model, other.kind) == (case.model, case.kind):
+            for calls in zip(*map(other.of, ("call_iters", "call_out_len", "call_out")), strict=True):
+                for taken, length, out in zip(*calls, strict=True):
+                    if length % other.block and other.stop not in out:
+                        cut.add(int(taken))
+    assert len(cut) <= 1
+    return cut.pop() if cut else 128
+
+
+def pseudo_blocks(case: Case) -> int:
+    """Most pseudo blocks that a network call was fed, and one more where a call's last one spawned another."""
+    most = 0
+    for fed, taken, spawned in zip(*map(case.of, ("it_len", "call_iters", "spawn_iter")), strict=True):
+        late = np.isin(np.cumsum(taken) - 1, spawned).any()
+        most = max(most, int(fed.max()) // case.block + int(late) if len(spawned) else 0)
+    return most
+
+
+def decoder_of(case: Case) -> Any:
+    """The decoder, with room for every case that shares its program."""
+    group = group_of(case)
+    longest = max(len(output) for other in group for output in other.of("output"))
+    options = {"block": case.block, "pad": fields_of(case.model)["pad_token_id"]}
+    network, size = loaded(case.model)[0], widest_prompt() + longest + 2 * case.block
+    if case.kind == "running_window":
+        return OfficialRunningWindow(network, size, **options)
+    if not case.kind.startswith("multiblock"):
+        return OfficialJacobi(network, size, complete_blocks=case.kind == "trajectories", **options)
+    spawned = max(len(spawned) for other in group for spawned in other.of("spawn_iter"))
+    return OfficialMultiBlock(
+        network,
+        size,
+        variant=alike(case)[0],
+        pool=int(case.settings.get("pool", 0)),
+        in_flight=1 + max(map(pseudo_blocks, group)),
+        capacity=1 + spawned,
+        **options,
+    )
+
+
+@functools.cache
+def widest_prompt() -> int:
+    return max(int(arrays(model, "greedy")["prompt_len"].max()) for model in MODELS)
+
+
+def request_of(case: Case) -> decode.Request:
+    """All prompts of a case and its recorded drafts, in the shapes of all cases that share its program."""
+    group, n = group_of(case), case.block
+    rows = max(len(other.prompts) for other in group)
+    greedy = arrays(case.model, "greedy")
+    chosen = [case.prompts[min(i, len(case.prompts) - 1)] for i in range(rows)]
+    prompts = [greedy["prompts"][i][: greedy["prompt_len"][i]] for i in chosen]
+    tokens = np.maximum(stacked(prompts, rows, widest_prompt()), 0)
+    recorded = {}
+    if case.kind == "running_window":
+        steps = max(max(iterations(other)) for other in group)
+        recorded["windows"] = stacked(case.of("it_draft"), rows, steps, n)
+    else:
+        name = "init_draft" if case.kind == "trajectories" else "call_draft"
+        calls = max(len(draft) for other in group for draft in other.of(name))
+        recorded["drafts"] = stacked(case.of(name), rows, calls, n)
+    if case.kind != "trajectories":
+        recorded["prefill_drafts"] = stacked(case.of("prefill_draft"), rows, n)
+        if "drafts" in recorded:  # the first comes from the prefill
+            recorded["drafts"] = recorded["drafts"].at[:, 0].set(-1)
+    outputs, stops = case.of("output"), ended(case)
+    far = 10 * max(map(len, outputs))
+    budgets = [
+        far if case.kind == "trajectories" or s else len(o) for o, s in zip(outputs, stops, strict=True)
+    ]
+    budgets += budgets[-1:] * (rows - len(budgets))
+    lengths = [len(prompt) for prompt in prompts]
+    return decode.make_request(
+        tokens, lengths, max_new_tokens=budgets, stop=(case.stop,), recorded=decode.Recorded(**recorded)
+    )
+
+
+def knobs_of(case: Case, decoder: Any, rows: int) -> Any:
+    if case.kind == "trajectories":
+        calls = [len(forwards) for forwards in case.of("num_forwards")]
+        calls = [10_000 if stop else count for count, stop in zip(calls, ended(case), strict=True)]
+        return decoder.Knobs(max_calls=stacked(list(map(np.int32, calls)), rows))
+    if not case.kind.startswith("multiblock"):
+        return decoder.Knobs()
+    settings = case.settings
+    return decoder.Knobs(
+        blocks=int(settings["K"]), spawn_ratio=settings["r"], max_iterations=most_iterations(case)
+    )
+
+
+@functools.cache
+def replayed(case: Case) -> tuple[decode.Decoded, Any]:
+    """The result and the record of every network call."""
+    decoder, request = decoder_of(case), request_of(case)
+    knobs, params = knobs_of(case, decoder, request.batch), loaded(case.model)[1]
+    if case.kind == "trajectories":
+        steps = max(max(iterations(other)) for other in group_of(case))
+        result, passes = decode.trace(decoder, params, request, knobs, n=steps + 1, record=passed)
+        return jax.tree.map(np.asarray, (result, passes))
+    passes = []
+    for state in decode.stream(decoder, params, request, knobs):
+        passes.append(jax.tree.map(np.asarray, passed(state)))
+        result = jax.tree.map(np.asarray, decoder.finish(state))
+    return result, jax.tree.map(lambda *steps: np.stack(steps), *passes)
+
+
+class Run:
+    """Recorded and replayed arrays of a prompt."""
+
+    def __init__(self, case: Case, row: int) -> None:
+        result, passes = replayed(case)
+        self.case, self.row = case, row
+        self.running = passes.running[:, row]
+        fields = {field.name: getattr(passes, field.name)[:, row] for field in dataclasses.fields(passes)}
+        self.got = {name: value[self.running] for name, value in fields.items()}
+        self.output = result.completions()[row]
+        self.reason = decode.Reason(int(result.reasons[row]))
+        self.network_calls = int(result.network_calls[row])
+
+    def want(self, name: str) -> np.ndarray:
+        return self.case.of(name)[self.row]
+
+    def exactly(self, where: Any = slice(None), **values: Any) -> None:
+        for name, value in values.items():
+            got, want = np.asarray(value), self.want(name)
+            assert np.array_equal(got[where], want[where]), f"{name}: {got.tolist()} for {want.tolist()}"
+
+    def ends_alike(self) -> None:
+        assert self.output == self.want("output").tolist()
+        stopped = self.want("output")[-1] == self.case.stop
+        assert self.reason == (decode.Reason.STOP if stopped else decode.Reason.BUDGET)
+        assert self.network_calls == 1 + iterations(self.case)[self.row]
+        stored = f"{self.case.tag}/p{self.case.prompts[self.row]}/stop"
+        if stored in arrays(self.case.model, self.case.kind):
+            assert str(self.want("stop")) == {"STOP": "eos", "BUDGET": "max_new"}[self.reason.name]
+
+
+def runs(case: Case) -> Iterator[Run]:
+    for row in range(len(case.prompts)):
+        yield Run(case, row)
+
+
+def padded(values: list[np.ndarray], like: np.ndarray) -> np.ndarray:
+    """Arrays of unequal shape in one, padded with -1."""
+    result = np.full_like(like, -1)
+    assert len(values) == len(like)
+    for place, value in zip(result, values, strict=True):
+        place[tuple(map(slice, value.shape))] = value
+    return result
+
+
+def check_calls(run: Run, tokens: list[np.ndarray], predicted: list[np.ndarray]) -> None:
+    """What all block decoders record, given what each network call was fed and predicted, [rows, length]."""
+    got, draft = run.got, run.want("call_draft")
+    # A call that begins with a stop token reads a cache that the program has cut wrongly.
+    sound = draft[run.want("it_call"), 0] != run.case.stop
+    run.exactly(it_call=got["call"], it_accept=got["committed"], it_rows=[len(t) for t in tokens])
+    run.exactly(it_len=[t.shape[1] for t in tokens], it_tokens=padded(tokens, run.want("it_tokens")))
+    run.exactly(sound, it_past=got["cached"], it_argmax=padded(predicted, run.want("it_argmax")))
+    calls = [np.flatnonzero(got["call"] == call) for call in range(len(draft))]
+    ends = np.cumsum([got["committed"][at].sum() for at in calls])
+    outs = np.split(np.array(run.output), ends[:-1])
+    run.exactly(
+        call_iters=[len(at) for at in calls],
+        call_draft=[tokens[at[0]][0, : run.case.block] for at in calls],
+        call_out=padded(outs, run.want("call_out")),
+        call_out_len=[len(out) for out in outs],
+    )
+    known = np.array([got["known"][at[-1]] for at in calls])
+    within = [run.case.stop in out for out in outs]
+    run.exactly(call_next=np.where(within, run.case.stop, known))
+    run.ends_alike()
+
+
+@pytest.mark.parametrize("case", parameters("jacobi_decode"))
+def test_blocks(case):
+    for run in runs(case):
+        start = run.got["start"]
+        fed = [x[None, at:] for x, at in zip(run.got["before"], start, strict=True)]
+        check_calls(run, fed, [x[None, at:] for x, at in zip(run.got["predicted"], start, strict=True)])
+        run.exactly(prefill_argmax=run.got["before"][0], spawn_iter=[], promote_iter=[])
+
+
+@pytest.mark.parametrize("case", parameters("multiblock_main", "multiblock_promote"))
+def test_multi_block(case):
+    for run in runs(case):
+        got = run.got
+        cut = [(slice(rows), slice(width)) for rows, width in zip(got["rows"], got["width"], strict=True)]
+        tokens, predicted = (
+            [x[at] for x, at in zip(got[name], cut, strict=True)] for name in ("tokens", "predicted")
+        )
+        check_calls(run, tokens, predicted)
+        promoted = np.flatnonzero(got["promoted"] >= 0)
+        run.exactly(prefill_argmax=tokens[0][0], spawn_iter=np.flatnonzero(got["spawned"]))
+        run.exactly(promote_iter=promoted, promote_block=got["promoted"][promoted])
+
+
+@pytest.mark.parametrize("case", parameters("running_window"))
+def test_running_window(case):
+    for run in runs(case):
+        got = run.got
+        run.exactly(it_draft=got["window"], it_seqlen=got["length"], it_argmax=got["predicted"])
+        run.ends_alike()
+
+
+@pytest.mark.parametrize("case", parameters("trajectories"))
+def test_trajectories(case):
+    result, passes = replayed(case)
+    for row, blocks in enumerate(trajectories(passes)[: len(case.prompts)]):
+        want = {name: case.of(name)[row] for name in ("points", "point_block", "num_forwards", "kv_start")}
+        np.testing.assert_array_equal(np.concatenate([block.points for block in blocks]), want["points"])
+        counts = [len(block.points) for block in blocks]
+        assert np.repeat(np.arange(len(blocks)), counts).tolist() == want["point_block"].tolist()
+        assert [block.network_calls for block in blocks] == want["num_forwards"].tolist()
+        assert [block.start for block in blocks] == want["kv_start"].tolist()
+        chain = [int(blocks[0].points[0, 0]), *(block.known for block in blocks)]
+        assert chain == case.of("first_tokens")[row].tolist()
+        assert result.completions()[row] == case.of("output")[row].tolist()
+
+
+@pytest.mark.parametrize("case", parameters("trajectories")[:1])
+def test_aliased_trajectories_lose_their_draft(case):
+    _, passes = replayed(case)
+    for true, stored in zip(trajectories(passes), trajectories(passes, aliased=True), strict=True):
+        for one, other in zip(true, stored, strict=True):
+            np.testing.assert_array_equal(other.points[0], one.points[-1])
+            np.testing.assert_array_equal(other.points[1:], one.points[1:])
+            assert (one.points[0] != one.points[-1]).any()

@@ -1,0 +1,101 @@
+"""Recorded decoding of the original recurrent-depth program, one by one, adaptive and speculative."""
+
+from itertools import islice
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from recorded_recurrent_depth import arrays, cases, network, params, pools, row, sampling_of
+
+from paradec_jax import decode
+
+pytestmark = pytest.mark.golden
+
+
+def decoder_of(kind: type, case: dict, **options):
+    """A decoder and its request; cases that differ in traced values alone share its program."""
+    net = network(case.get("cache_lookup_strategy", "full"), case["num_steps"])
+    size = min(net.max_length, len(pools()["state_pool"]))
+    return kind(net, size, continuous=case.get("continuous_compute", False), **options)
+
+
+def request_of(case: dict, extra: int = 0) -> decode.Request:
+    recorded = decode.Recorded(
+        jnp.asarray(pools()["state_pool"]), jnp.asarray(pools()["uniform_ar"], jnp.float32)
+    )
+    stop = case.get("eos_token_id")
+    return decode.make_request(
+        pools()[f"prompt_{case['prompt']}"][None],
+        max_new_tokens=case["max_new_tokens"] + extra,
+        stop=() if stop is None else tuple(np.atleast_1d(stop).tolist()),
+        recorded=recorded,
+    )
+
+
+@pytest.mark.parametrize("case", cases("static_ar", quick=4))
+def test_static_autoregressive(case):
+    decoder = decoder_of(decode.AutoRegressive, case)
+    knobs = decoder.Knobs(init_scale=case.get("init_scale", 1.0), **sampling_of(case))
+    result = decode.run(decoder, params(), request_of(case), knobs)
+    assert row(result) == arrays("static_ar")[f"tokens_{case['name']}"].tolist()
+
+
+@pytest.mark.parametrize("case", cases("adaptive", quick=6))
+def test_adaptive(case):
+    decoder = decoder_of(
+        decode.Adaptive,
+        case,
+        criterion=case["criterion"],
+        max_recurrence=case["num_steps"],
+        exit_in_prefill=not case.get("do_not_exit_in_prefill", False),
+        official=True,
+    )
+    threshold = case.get("exit_threshold", "auto")
+    knobs = decoder.Knobs(
+        exit_threshold=float("nan") if threshold == "auto" else threshold,
+        min_recurrence=case.get("min_steps", 0),
+        check_every=case.get("check_criterion_every_n_steps", 1),
+        init_scale=case.get("init_scale", 1.0),
+        **sampling_of(case),
+    )
+    steps, values = [], []
+    for state in decode.stream(decoder, params(), request_of(case), knobs):
+        steps.append(int(state.recurrences[0]))
+        values.append(np.asarray(state.exit_values[0]))
+        result = jax.tree.map(np.asarray, decoder.finish(state))
+    want, name = arrays("adaptive"), case["name"]
+    assert row(result) == want[f"tokens_{name}"].tolist()
+    assert steps == want[f"steps_{name}"].tolist()
+    assert result.recurrences.tolist() == [sum(steps)]
+    if case["criterion"] != "none":
+        recorded = want[f"exit_values_{name}"]
+        checks = recorded.shape[1]
+        measured = np.stack(values)
+        assert np.isnan(measured[:, checks:]).all()
+        assert np.array_equal(np.isnan(measured[:, :checks]), np.isnan(recorded))
+        tolerance = 5e-5 if "entropy" in case["criterion"] else 1e-5
+        assert np.nanmax(np.abs(measured[:, :checks] - recorded)) <= tolerance
+
+
+@pytest.mark.parametrize("case", cases("speculative", quick=3))
+def test_speculative(case):
+    lookahead = case["lookahead_for_draft"]
+    decoder = decoder_of(
+        decode.SelfSpeculative, case, draft_recurrence=case["draft_steps"], lookahead=lookahead
+    )
+    knobs = decoder.Knobs(
+        accept_threshold=case.get("verification_threshold", 1.0),
+        init_scale=case.get("init_scale", 1.0),
+        **sampling_of(case),
+    )
+    want, name = arrays("speculative"), case["name"]
+    rounds = len(want[f"accepted_{name}"])
+    accepted = []
+    # The original program does not cut its last round at the budget.
+    states = decode.stream(decoder, params(), request_of(case, extra=lookahead), knobs)
+    for state in islice(states, rounds + 1):
+        accepted.append(int(state.accepted[0]))
+        result = jax.tree.map(np.asarray, decoder.finish(state))
+    assert accepted[1:] == want[f"accepted_{name}"].tolist()
+    assert row(result) == want[f"tokens_{name}"].tolist()

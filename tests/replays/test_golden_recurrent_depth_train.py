@@ -1,0 +1,63 @@
+"""Recorded losses and gradients of the original recurrent-depth program."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from recorded_recurrent_depth import arrays, assert_close, model, names, network, params
+
+from convert import huginn
+from convert.engine import export_tree
+from paradec_jax.losses import poisson_lognormal, recurrent_loss
+
+pytestmark = pytest.mark.golden
+
+LOSS = 2e-5
+
+
+@functools.cache
+def gradients_of(tag: str):
+    """Loss, and gradients under the names and in the layout of the original program."""
+    want = arrays("training")
+    constant, carried = map(int, re.fullmatch(r"n(\d+)_k(\d+)", tag).groups())
+    objective = recurrent_loss(network("shared"), poisson_lognormal(1.0), carried)
+    batch = {
+        "tokens": jnp.asarray(want["input_ids"]),
+        "targets": jnp.asarray(np.maximum(want["labels"], 0)),
+        "weights": jnp.asarray(want["labels"] >= 0, jnp.float32),
+        "state": jnp.asarray(want["init_state"]),
+        "recurrence": jnp.int32(constant + carried),
+        "step": jnp.int32(0),
+    }
+    graded = jax.jit(jax.value_and_grad(objective, has_aux=True))
+    (loss, _), grads = graded(params(), None, batch, jax.random.key(0))
+    axes, rows = huginn.table(model().config)
+    tensors = export_tree(jax.tree.map(np.asarray, grads), rows, axes)
+    return float(loss), {name: tensor.make() for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("name", names("training", r"loss_\w+"))
+def test_loss(name):
+    loss, _ = gradients_of(name.removeprefix("loss_"))
+    assert abs(loss - float(arrays("training")[name])) <= LOSS
+
+
+@pytest.mark.parametrize("name", names("training", r"grad_\w+::.*"))
+def test_gradient(name):
+    tag, parameter = name.removeprefix("grad_").split("::")
+    want = arrays("training")[name]
+    assert_close(gradients_of(tag)[1][parameter], want, 1e-4 * np.abs(want).max() + 1e-6)
+
+
+@pytest.mark.parametrize("name", names("training", r"gradnorm_(?!names$)\w+"))
+def test_gradient_norms(name):
+    grads = gradients_of(name.removeprefix("gradnorm_"))[1]
+    parameters = arrays("training")["gradnorm_names"].tolist()
+    assert sorted(parameters) == sorted(grads)
+    want = arrays("training")[name]
+    got = np.array([np.linalg.norm(grads[parameter].astype(np.float64)) for parameter in parameters])
+    share = np.abs(got - want) / (1e-4 * want + 1e-6)  # of the tolerance
+    assert share.max() <= 1, f"{parameters[share.argmax()]}: {got[share.argmax()]}, {want[share.argmax()]}"

@@ -1,0 +1,35 @@
+"""The scripts of `experiments/`: what they define, their options, and the tables that they write."""
+
+import csv
+import importlib
+import json
+import runpy
+import sys
+from pathlib import Path
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+
+
+def script(name: str, **changes):
+    """What a script defines; `changes` take the place of names that its functions use."""
+    found = runpy.run_path(str(EXPERIMENTS / f"{name}.py"), run_name=name)
+    found["main"].__globals__.update(changes)
+    return found
+
+
+def read(path: Path):
+    with path.with_suffix(".csv").open() as file:
+        return json.loads(path.read_text()), list(csv.DictReader(file))
+
+
+def options_of(found, tmp_path, **changes):
+    paths = {"out": tmp_path / "rows.json", "figure": tmp_path / "figures" / "rows.png"}
+    return found["Options"](**{**paths, "passes": 1, **changes})
+
+
+def sibling(monkeypatch, name: str):
+    """A script that imports its neighbours; they are forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(EXPERIMENTS))
+    for other in ("study", "studies", "jacobi_studies", "plots", "side_by_side"):
+        monkeypatch.delitem(sys.modules, other, raising=False)
+    return importlib.import_module(name)

@@ -1,0 +1,106 @@
+"""Distillation of a tiny recurrent model on the trajectories of a tiny causal one."""
+
+import dataclasses
+import importlib
+import json
+import sys
+
+import jax
+import numpy as np
+import pytest
+from experiment import EXPERIMENTS
+
+from paradec_jax import load, store
+from paradec_jax.config import PRESETS
+from paradec_jax.data import build_tokenizer, token_spec
+from paradec_jax.models import init_params
+from paradec_jax.store import Model
+from paradec_jax.tokenizer import Tokenizer
+
+
+def random_model(folder, preset, tokenizer=None):
+    """A folder with a model of random weights."""
+    config = dataclasses.replace(PRESETS[preset], vocab_size=384, max_length=256)
+    tokenizer = build_tokenizer() if tokenizer is None else tokenizer
+    model = Model(config, init_params(config, jax.random.key(0)), token_spec(), tokenizer)
+    store.save(folder, model)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def waves():
+    """The script, which imports its neighbours; they are forgotten afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXPERIMENTS))
+        yield vars(importlib.import_module("distill_waves"))
+        for name in ("distill_waves", "distill", "train"):
+            sys.modules.pop(name)
+
+
+@pytest.fixture(scope="module")
+def recipe(waves, tmp_path_factory):
+    """Two updates on what a causal model of random weights says of seven problems."""
+    folder, names = tmp_path_factory.mktemp("models"), waves["main"].__globals__
+    distill = names["distill"]
+    collected = distill.Recipe(
+        start=random_model(folder / "causal", "test-causal"),
+        rounds=(distill.Round(block=4, problems=4),),
+        steps=(2, 2),
+        max_new_tokens=8,
+        batch_tokens=512,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(distill.RECIPES, "tiny-jacobi", collected)
+        patch.setattr(distill, "ROWS", 3)
+        yield waves["Recipe"](
+            start=random_model(folder / "recurrent", "test-recurrent"),
+            updates=2,
+            warmup=0,
+            cooldown=1,
+            batch_tokens=512,
+            rehearsal_tokens=512,
+        )
+
+
+@pytest.mark.slow
+def test_a_deeper_model_is_distilled_and_a_stopped_run_goes_on(waves, recipe, tmp_path, monkeypatch):
+    waves["main"](recipe, tmp_path / "whole")
+    before, after = load(recipe.start), load(tmp_path / "whole" / "model")
+    assert after.config.core_layers == 2 * before.config.core_layers
+    moved = jax.tree.map(
+        lambda new, old: np.abs(new - old).max(), after.params["core_0"], before.params["core_0"]
+    )
+    assert min(jax.tree.leaves(moved)) > 0
+    assert np.abs(after.params["core_1"]["mlp"]["down"]).max() > 0
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            waves["main"](recipe, tmp_path / "again", tmp_path / "whole" / "trajectories")
+    waves["main"](recipe, tmp_path / "again", tmp_path / "whole" / "trajectories")
+    jax.tree.map(np.testing.assert_array_equal, load(tmp_path / "again" / "model").params, after.params)
+    with pytest.raises(SystemExit, match="was begun with other mean"):
+        waves["main"](dataclasses.replace(recipe, mean=2.0), tmp_path / "whole")
+
+
+def test_copies_of_zero_keep_the_shape(waves, recipe):
+    model = load(recipe.start)
+    assert waves["deepened"](model, dataclasses.replace(recipe, copies=0)) is model
+
+
+def test_models_that_do_not_fit_are_refused(waves, recipe, tmp_path):
+    causal = waves["main"].__globals__["distill"].RECIPES["tiny-jacobi"].start
+    with pytest.raises(SystemExit, match="is of family jacobi; waves need a recurrent-depth model"):
+        waves["main"](dataclasses.replace(recipe, start=causal), tmp_path)
+    file = tmp_path / "tokenizer.json"
+    build_tokenizer().save(file)
+    spelled = json.loads(file.read_text())
+    vocabulary = spelled["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    file.write_text(json.dumps(spelled))
+    other = random_model(tmp_path / "other", "test-recurrent", tokenizer=Tokenizer.from_file(file))
+    with pytest.raises(SystemExit, match="have different tokenizers"):
+        waves["main"](dataclasses.replace(recipe, start=other), tmp_path)

@@ -1,0 +1,73 @@
+"""A small problem to train on, and a short run: batches that resume, a loss that needs key and step number."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paradec_jax.train import TrainState, adamw, fit
+
+STEPS = 12
+
+
+class Batches:
+    """Resumable batches whose state is bytes; from batch `bad` on, one input is NaN."""
+
+    def __init__(self, bad: int | None = None, delay: float = 0.0) -> None:
+        self.position, self.bad, self.delay = 0, bad, delay
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(self.position)
+        inputs = rng.normal(size=(4, 3)).astype(np.float32)
+        if self.bad is not None and self.position >= self.bad:
+            inputs[0, 0] = np.nan
+        self.position += 1
+        time.sleep(self.delay)
+        return {"inputs": inputs, "tokens": rng.integers(5, size=(4, 3))}
+
+    def get_state(self) -> bytes:
+        return json.dumps(self.position).encode()
+
+    def set_state(self, state: bytes) -> None:
+        self.position = json.loads(state)
+
+
+def initial_params() -> dict:
+    w = jax.random.normal(jax.random.key(7), (3, 5))
+    return {"embedding": w, "mlp": {"kernel": w.T, "bias": jnp.zeros(3)}, "norm": {"scale": jnp.ones(3)}}
+
+
+def loss(params, frozen, batch, key):
+    """Noisy denoising regression whose noise needs the key and whose scale needs the step number."""
+    x = batch["inputs"] * params["norm"]["scale"]
+    noise = jax.random.normal(key, ()) / (1 + batch["step"])
+    y = jnp.tanh(x @ params["embedding"]) @ params["mlp"]["kernel"] + params["mlp"]["bias"]
+    rows = jnp.mean((y - batch["inputs"] + noise) ** 2, axis=-1)
+    return jnp.mean(rows), {"noise": noise}
+
+
+def train(folder: Path | None, data: Batches | None = None, **changes) -> TrainState:
+    """Twelve updates, a checkpoint every four, unless told otherwise."""
+    options = {
+        "optimizer": adamw(1e-2, STEPS, warmup=3, cooldown=4),
+        "steps": STEPS,
+        "key": jax.random.key(1),
+        "checkpoint_every": 4,
+        "log_every": 3,
+        "ema_decay": 0.9,
+        "progress": False,
+    }
+    return fit(loss, initial_params(), data or Batches(), folder=folder, **options | changes)
+
+
+def python(module: str, code: str, **environment: str) -> subprocess.Popen:
+    """A process that runs code with a module of the tests as `t`."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment
+    command = [sys.executable, "-c", f"import {module} as t; {code}"]
+    return subprocess.Popen(command, cwd=Path(__file__).parent, env=environment)
