@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
 Scheduled = Float[Array, "..."] | float  # a number, or a schedule [K]
@@ -13,17 +12,8 @@ def at_age(knob: Any, age: Int[Array, "B W"]) -> Array:
     """`knob[min(age, K - 1)]` of a schedule [K], [B, W]; a number stays that number at every age.
 
     Args:
-      knob: a number, or one value for each age; the last one holds for all ages beyond it.
+      knob: a number, or one value for each age; the last one holds for all later ages.
       age: steps that each position has done.
     """
     knob = jnp.asarray(knob)
     return knob if knob.ndim == 0 else knob[jnp.minimum(age, knob.shape[0] - 1)]
-
-
-def check_schedule(knob: Any, name: str) -> None:
-    """Refuses what is neither a number nor a schedule. Raises ValueError."""
-    shape = np.shape(knob)
-    if len(shape) > 1 or 0 in shape:
-        raise ValueError(
-            f"{name} must be a number or a schedule [K] of one value an age, not of shape {shape}"
-        )

@@ -7,29 +7,42 @@ from jaxtyping import Array, Float, Int
 
 from paradec_jax.nn.precision import at_least_float32
 
-NOISE_MIXERS = ("dampened", "constant", "sqrt")
+NOISE_SCHEDULES = ("dampened", "constant")
+NOISE_MIXINGS = ("linear", "sqrt")
 
 
 def mix_noise(
     z: Float[Array, "B W D"],
     noise: Float[Array, "B W D"],
     share: Any,
-    seen: Int[Array, "B W"],
-    mixer: str,
+    recurrences: Int[Array, "B W"],
+    schedule: str,
+    mixing: str,
 ) -> Float[Array, "B W D"]:
-    """`(1 - b) z + b g`, or `sqrt(1 - b) z + sqrt(b) g` for the mixer "sqrt".
+    """`(1 - b) z + b g`, or `sqrt(1 - b) z + sqrt(b) g` where `mixing` is "sqrt".
 
     Args:
       z, noise: states, and g, drawn like initial states.
-      share: beta, one for all or one a position. b is beta for "constant", else `beta / (1 + n)`.
-      seen: n, recurrences that each position has done.
-      mixer: one of `NOISE_MIXERS`.
+      share: beta, one for all or one a position.
+      recurrences: n, recurrences that each position has done.
+      schedule: one of `NOISE_SCHEDULES`: b is `beta / (1 + n)` ("dampened") or beta ("constant").
+      mixing: one of `NOISE_MIXINGS`: as values ("linear") or as variances ("sqrt").
     """
     share = at_least_float32(jnp.asarray(share))
-    if mixer != "constant":
-        share = share / (1 + seen)
-    share = jnp.broadcast_to(share, seen.shape)[..., None]
+    if schedule == "dampened":
+        share = share / (1 + recurrences)
+    share = jnp.broadcast_to(share, recurrences.shape)[..., None]
     keep = 1 - share
-    if mixer == "sqrt":
+    if mixing == "sqrt":
         keep, share = jnp.sqrt(jnp.maximum(keep, 0)), jnp.sqrt(share)
     return (keep * z + share * noise).astype(z.dtype)
+
+
+def check_noise(schedule: str, mixing: str) -> None:
+    """Refuses names of neither. Raises ValueError."""
+    for name, value, known in (
+        ("noise_schedule", schedule, NOISE_SCHEDULES),
+        ("noise_mixing", mixing, NOISE_MIXINGS),
+    ):
+        if value not in known:
+            raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
