@@ -9,25 +9,28 @@
     print(out.text[0], out.network_calls[0], out.tokens_per_call[0])
 """
 
-from paradec_jax.config import PRESETS, RECURRENT_PRESETS, CausalConfig, RecurrentDepthConfig, TokenSpec
+from paradec_jax.config import CausalConfig, RecurrentDepthConfig, TokenSpec
 from paradec_jax.decode import (
     Adaptive,
     AutoRegressive,
     Decoded,
     Decoder,
+    Forward,
     Jacobi,
     Lookahead,
-    MultiBlock,
     Network,
-    OfficialWavefront,
+    Prefix,
+    Prepared,
     PromptLookup,
+    QueueResult,
     Reason,
-    Recorded,
+    RecordedDraws,
     Request,
+    Rows,
     SamplingKnobs,
     SelfSpeculative,
-    Served,
     SoftWavefront,
+    Static,
     Wavefront,
     make_request,
     rollout,
@@ -36,6 +39,7 @@ from paradec_jax.decode import (
     stream,
     trace,
 )
+from paradec_jax.families import FAMILIES, PRESETS
 from paradec_jax.generate import Generation, generate
 from paradec_jax.store import Model, StoreError, load, save
 from paradec_jax.tokenizer import StreamDecoder, Tokenizer
@@ -43,29 +47,32 @@ from paradec_jax.tokenizer import StreamDecoder, Tokenizer
 __version__ = "0.1.0"
 
 __all__ = [
+    "FAMILIES",
     "PRESETS",
-    "RECURRENT_PRESETS",
     "Adaptive",
     "AutoRegressive",
     "CausalConfig",
     "Decoded",
     "Decoder",
+    "Forward",
     "Generation",
     "Jacobi",
     "Lookahead",
     "Model",
-    "MultiBlock",
     "Network",
-    "OfficialWavefront",
+    "Prefix",
+    "Prepared",
     "PromptLookup",
+    "QueueResult",
     "Reason",
-    "Recorded",
+    "RecordedDraws",
     "RecurrentDepthConfig",
     "Request",
+    "Rows",
     "SamplingKnobs",
     "SelfSpeculative",
-    "Served",
     "SoftWavefront",
+    "Static",
     "StoreError",
     "StreamDecoder",
     "TokenSpec",

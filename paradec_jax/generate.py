@@ -13,6 +13,7 @@ from jaxtyping import Array, Float32, Int32
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.decode import Decoded, Reason, Request, make_request, run, stream
+from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.store import Model
 from paradec_jax.tokenizer import StreamDecoder, Tokenizer
 
@@ -26,9 +27,9 @@ class Generation:
       tokens: tokens of each row, its stop token included; where a stop string ended the row, the shortest
         prefix of them whose text contains it.
       reasons: why each row ended; `Reason.CALLER` is a stop string.
-      network_calls: calls of the network for each row, prefill included, [B]. Where a stop string ended the row,
-        those up to the next look for it too (`every` of `generate`; 1 counts none of them).
-      recurrences: passes of the core, one after the other, [B].
+      counts: what each row cost, [B] each: "network_calls" (prefill included), "positions", and what the networks
+        declare, such as "recurrences". Where a stop string ended the row, calls up to the next look for it are in
+        it too (`every` of `generate`; 1 counts none of them).
       tokens_per_call: tokens over network calls, [B].
       log_probs: log-probability of each token in nats, or None where not asked for.
       samples: rows a prompt.
@@ -37,15 +38,15 @@ class Generation:
     text: list[str]
     tokens: list[list[int]]
     reasons: list[Reason]
-    network_calls: Int32[np.ndarray, "B"]
-    recurrences: Int32[np.ndarray, "B"]
+    counts: dict[str, Int32[np.ndarray, "B"]]
     tokens_per_call: Float32[np.ndarray, "B"]
     log_probs: list[Float32[np.ndarray, "..."]] | None
     samples: int = 1
 
-    def by_prompt(self) -> list[list[str]]:
-        """The texts, one list of `samples` a prompt."""
-        return [self.text[i : i + self.samples] for i in range(0, len(self.text), self.samples)]
+    @property
+    def network_calls(self) -> Int32[np.ndarray, "B"]:
+        """Calls of the network for each row, prefill included."""
+        return self.counts[NETWORK_CALLS]
 
 
 def generate(
@@ -101,17 +102,17 @@ def generate(
         bucket=bucket,
         network=network,
     )
+    decoder, request = prepared.decoder, prepared.request
+    params = decoder.prepare(model.params)
     if prepared.watch is None:
-        return prepared.collect(run(prepared.decoder, model.params, prepared.request, knobs))
-    states = stream(
-        prepared.decoder, model.params, prepared.request, knobs, every=every, interrupt=prepared.watch
-    )
-    last = collections.deque(states, maxlen=1).pop()
-    return prepared.collect(prepared.decoder.finish(last))
+        return prepared.collect(run(decoder, params, request, knobs))
+    states = stream(decoder, params, request, knobs, every=every, interrupt=prepared.watch)
+    last, _ = collections.deque(states, maxlen=1).pop()
+    return prepared.collect(decoder.finish(last))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Prepared:
+class Prompted:
     """Prompts made ready for a driver: what `generate` does before and after it runs one.
 
     Attributes:
@@ -138,18 +139,15 @@ class Prepared:
                 tokens[row], texts[row], reasons[row] = tokens[row][:length], text, Reason.CALLER
         log_probs = None
         if decoded.log_probs is not None:
-            starts = np.asarray(decoded.prompt_lengths)
-            values = np.asarray(decoded.log_probs)
-            log_probs = [
-                row[a : a + len(ids)].copy() for row, a, ids in zip(values, starts, tokens, strict=True)
-            ]
-        calls = np.asarray(decoded.network_calls)
+            kept = decoded.generated_log_probs()
+            log_probs = [row[: len(ids)] for row, ids in zip(kept, tokens, strict=True)]
+        counts = {name: np.asarray(count) for name, count in decoded.counts.items()}
+        calls = counts[NETWORK_CALLS]
         return Generation(
             texts,
             tokens,
             reasons,
-            calls,
-            np.asarray(decoded.recurrences),
+            counts,
             np.asarray([len(row) for row in tokens], np.float32) / np.maximum(calls, 1).astype(np.float32),
             log_probs,
             self.samples,
@@ -168,7 +166,7 @@ def prepare(
     log_probs: bool = False,
     bucket: int = 32,
     network: Any = None,
-) -> Prepared:
+) -> Prompted:
     """Encodes prompts and binds the decoder; arguments and errors are those of `generate`."""
     if model.tokenizer is None:
         raise ValueError("the model has no tokenizer: put a tokenizer.json into its folder")
@@ -198,11 +196,11 @@ def prepare(
     request = make_request(
         tokens[:, :size], lengths, max_new_tokens=max_new_tokens, stop=spec.stop, keys=keys
     )
-    decoder = decoder.bind(network, size, spec.pad)
+    decoder = decoder.bind(network, size, spec)
     if log_probs:
         decoder = dataclasses.replace(decoder, log_probs=True)
     watch = StopStrings(model.tokenizer, spec, stop_strings, request.batch) if stop_strings else None
-    return Prepared(decoder, request, watch, model.tokenizer, spec, samples)
+    return Prompted(decoder, request, watch, model.tokenizer, spec, samples)
 
 
 def row_keys(prompts: Sequence[Any], seed: int, samples: int = 1) -> Array:
@@ -242,14 +240,11 @@ class StopStrings:
 
     def __call__(self, state: Any) -> Any:
         """Rows [B] in which a stop string was found just now, given a decoder's state."""
-        progress = state.progress
         before = set(self._found)
-        tokens, start, end = (
-            np.asarray(x) for x in (progress.tokens, progress.prompt_lengths, progress.length)
-        )
-        for row, ids in enumerate(tokens):
-            self._look(row, ids[start[row] : end[row]].tolist())
-        return np.asarray([row in self._found and row not in before for row in range(len(tokens))])
+        committed = state.rows.completions()
+        for row, ids in enumerate(committed):
+            self._look(row, ids)
+        return np.asarray([row in self._found and row not in before for row in range(len(committed))])
 
     def visible(self, row: int, *, done: bool) -> str:
         """Text of a row that later tokens cannot take back: cut, or short of what may begin a stop string."""

@@ -6,11 +6,10 @@ from typing import Any, Literal
 import jax
 
 from paradec_jax.cli.output import JsonPath, check_json, progress, write_json
-from paradec_jax.config import PRESETS, RecurrentDepthConfig
-from paradec_jax.decode import Jacobi
-from paradec_jax.evaluate.bench import bench, fixed_wavefront, limits_of, static
+from paradec_jax.decode import AutoRegressive, Jacobi, Static
+from paradec_jax.evaluate.bench import bench, limits_of, paced_wavefront
 from paradec_jax.evaluate.tables import print_bench
-from paradec_jax.models import init_params, network_of
+from paradec_jax.families import PRESETS, init_params, network_of
 
 
 def bench_command(
@@ -68,26 +67,28 @@ def bench_command(
         raise ValueError(
             f"--context {context} and --tokens {tokens} are more than the {config.max_length} positions of {preset}"
         )
-    decoders: list[tuple[str, str, Any]]
-    if isinstance(config, RecurrentDepthConfig):
-        count = config.mean_recurrence if recurrence is None else recurrence
-        decoders = [("autoregressive", f"r {count}", static(count))]
-        decoders += [("wavefront", f"inner r {n}", fixed_wavefront(count, n)) for n in inner_recurrence]
+    network = network_of(config)
+    decoders: list[tuple[str, str, tuple[Any, Any]]]
+    if "recurrences" in network.counters:
+        count = network.recurrence if recurrence is None else recurrence
+        decoders = [("autoregressive", f"r {count}", (Static(recurrence=count, greedy=True), None))]
+        decoders += [("wavefront", f"inner r {n}", paced_wavefront(count, n)) for n in inner_recurrence]
     elif recurrence is not None:
         raise ValueError(f"--recurrence {recurrence} is for recurrent models, but {preset} is a causal one")
     else:
-        decoders = [("autoregressive", "", static(None))]
-        decoders += [("jacobi", f"block {n}", Jacobi(block=n, running=True, greedy=True)) for n in block]
-    network = network_of(config)
+        decoders = [("autoregressive", "", (AutoRegressive(greedy=True), None))]
+        decoders += [
+            ("jacobi", f"block {n}", (Jacobi(block=n, running=True, greedy=True), None)) for n in block
+        ]
     rows = []
     with progress() as report:
         params = init_params(config, jax.random.key(seed))
         device = limits_of(network, params)
         cases = [(size, *named) for size in batch for named in decoders]
-        for done, (size, name, label, decoder) in enumerate(cases):
+        for done, (size, name, label, (decoder, knobs)) in enumerate(cases):
             report("benchmarks", done, len(cases))
             options = {"batch": size, "context": context, "tokens": tokens, "passes": passes, "seed": seed}
-            row = bench(network, params, decoder, **options, device=device)
+            row = bench(network, params, decoder, knobs, **options, device=device)
             rows.append(
                 {"preset": preset, "family": config.family} | row | {"decoder": name, "settings": label}
             )

@@ -6,16 +6,14 @@ from tyro.conf import UseAppendAction, arg
 
 from paradec_jax import store
 from paradec_jax.cli.output import JsonPath, check_json, progress, write_json
-from paradec_jax.evaluate import SETTINGS, compare, word_problems
+from paradec_jax.evaluate import compare, word_problems
 from paradec_jax.evaluate.compare import TIMED
 from paradec_jax.evaluate.tables import print_pairs, print_table
-
-# The models that are put side by side; the first is the one that the others are paired with.
-BUNDLED = {"recurrent_depth": ("tiny-recurrent-distilled",), "jacobi": ("tiny-causal", "tiny-jacobi")}
+from paradec_jax.families import family_named
 
 
 def compare_command(
-    family: Literal["recurrent_depth", "jacobi"] = "recurrent_depth",
+    family: Literal["recurrent_depth", "causal", "jacobi"] = "recurrent_depth",
     model: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="DIR|NAME")]] = (),
     problems: int = 200,
     steps: tuple[int, int] = (2, 8),
@@ -29,7 +27,7 @@ def compare_command(
     one at a time, decoders in turns. Each model has a table of its own.
 
     Args:
-      family: model family; its settings are the rows of the table.
+      family: model family; its settings are the rows of the table ("jacobi" is a former name of "causal").
       model: a model folder, or the name of a bundled model; may be given several times. By default the bundled
         models of the family.
       problems: number of problems.
@@ -44,18 +42,19 @@ def compare_command(
     if timed < 1:
         raise ValueError(f"--timed must be at least 1, not {timed}")
     check_json(json)
-    models = {name: store.load(name) for name in model or BUNDLED[family]}
+    chosen = family_named(family)
+    models = {name: store.load(name) for name in model or chosen.bundled}
     names = dict(zip(models, store.names_of(list(models)), strict=True))
     for name, loaded in models.items():
-        if loaded.family != family:
-            raise ValueError(f"{name} is of family {loaded.family}, but --family is {family}")
+        if loaded.family != chosen.name:
+            raise ValueError(f"{name} is of family {loaded.family}, but --family is {chosen.name}")
     drawn = word_problems(problems, seed=seed, steps=steps)
     results = {}
     for name, loaded in models.items():
         with progress() as report:
             short = names[name]
             results[short] = compare(
-                loaded, drawn, SETTINGS[family], name=short, seed=seed, timed=timed, report=report
+                loaded, drawn, chosen.settings, name=short, seed=seed, timed=timed, report=report
             )
     if json is not None:
         write_json([row for result in results.values() for row in result.rows], json)

@@ -8,8 +8,8 @@ from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 from paradec_jax import store
 from paradec_jax.cli.watch import show
 from paradec_jax.data.word_problems import PROMPT
-from paradec_jax.evaluate import SETTINGS
 from paradec_jax.evaluate.options import choose
+from paradec_jax.families import family_named
 from paradec_jax.generate import Generation, generate, prepare
 
 DEFAULT_MODEL = "tiny-recurrent"
@@ -40,14 +40,14 @@ def generate_command(
     seed: int = 0,
     recurrence: int | None = None,
     inner_recurrence: int | None = None,
-    width: int | None = None,
+    window: int | None = None,
     headway: int | None = None,
     exit_threshold: float | None = None,
     block: int | None = None,
     blocks: int | None = None,
     running: bool | None = None,
     pool: int | None = None,
-    rows: int | None = None,
+    candidates: int | None = None,
     spawn: float | None = None,
     acceptance: Literal["coupled", "rejection"] | None = None,
     delay: float = 0.02,
@@ -73,16 +73,16 @@ def generate_command(
       seed: of all draws.
       recurrence: recurrences a token (autoregressive, speculative) or at most (adaptive).
       inner_recurrence: recurrences of a step (wavefront).
-      width: positions of the wave at most (wavefront).
+      window: positions of the wave at most (wavefront).
       headway: positions that are appended to the wave a step (wavefront).
       exit_threshold: relative change of a state below which it has converged (wavefront, adaptive).
       block: tokens of a block (jacobi, multiblock).
       blocks: blocks in flight at most (multiblock).
       running: whether the window keeps its full width (jacobi).
       pool: earlier iterates that are searched for candidates (jacobi, multiblock).
-      rows: rows verified in a call (jacobi, multiblock).
+      candidates: candidates verified in a call (jacobi, multiblock).
       spawn: agreement of the newest block that spawns the next one (multiblock).
-      acceptance: how drafts are judged when sampling; rejection needs --rows 1 and no pool (jacobi, multiblock).
+      acceptance: how drafts are judged when sampling; rejection needs --candidates 1 and no pool (jacobi, multiblock).
       delay: seconds between two pictures of --stream on a terminal.
     """
     if prompt == "-":
@@ -95,14 +95,14 @@ def generate_command(
     options = {
         "recurrence": recurrence,
         "inner_recurrence": inner_recurrence,
-        "width": width,
+        "window": window,
         "headway": headway,
         "exit_threshold": exit_threshold,
         "block": block,
         "blocks": blocks,
         "running": running,
         "pool": pool,
-        "rows": rows,
+        "candidates": candidates,
         "spawn": spawn,
         "acceptance": acceptance,
         "temperature": temperature,
@@ -123,7 +123,7 @@ def generate_command(
             if samples > 1:
                 print(f"--- sample {i}", file=sys.stderr)
             print(text)
-    _print_counts(result, recurrent=loaded.family == "recurrent_depth")
+    _print_counts(result)
     return 0
 
 
@@ -133,7 +133,7 @@ def _choose(family: str, name: str | None, options: dict[str, Any]) -> tuple[Any
     Raises:
       ValueError: a decoder of another family, or an option that this decoder does not have.
     """
-    table = SETTINGS[family]
+    table = family_named(family).settings
     name = table[-1].name if name is None else name
     settings = [setting for setting in table if setting.name == name]
     if not settings:
@@ -144,11 +144,10 @@ def _choose(family: str, name: str | None, options: dict[str, Any]) -> tuple[Any
     return choose(name, settings[-1].decoder, settings[-1].knobs, options)
 
 
-def _print_counts(result: Generation, recurrent: bool) -> None:
-    tokens = sum(len(row) for row in result.tokens)
-    calls, recurrences = int(result.network_calls.sum()), int(result.recurrences.sum())
-    print(
-        f"{tokens} tokens in {calls} network calls: {tokens / calls:.2f} tokens a call"
-        + (f", {recurrences / tokens:.2f} recurrences a token" if recurrent else ""),
-        file=sys.stderr,
-    )
+def _print_counts(result: Generation) -> None:
+    tokens, calls = sum(len(row) for row in result.tokens), int(result.network_calls.sum())
+    told = f"{tokens} tokens in {calls} network calls: {tokens / calls:.2f} tokens a call"
+    for name, count in result.counts.items():
+        if name not in ("network_calls", "positions"):
+            told += f", {int(count.sum()) / tokens:.2f} {name.replace('_', ' ')} a token"
+    print(told, file=sys.stderr)

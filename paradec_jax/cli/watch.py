@@ -11,10 +11,10 @@ from rich.text import Text
 
 from paradec_jax import store
 from paradec_jax.decode import stream
-from paradec_jax.generate import Generation, Prepared, StopStrings
+from paradec_jax.generate import Generation, Prompted, StopStrings
 
 
-def show(model: store.Model, prepared: Prepared, knobs: Any, prompt: str, delay: float) -> Generation:
+def show(model: store.Model, prepared: Prompted, knobs: Any, prompt: str, delay: float) -> Generation:
     """Shows a row while it grows: pictures on a terminal, plain text as it is committed elsewhere."""
     console = Console(highlight=False)
     watch = prepared.watch
@@ -22,24 +22,25 @@ def show(model: store.Model, prepared: Prepared, knobs: Any, prompt: str, delay:
         watch = StopStrings(prepared.tokenizer, prepared.spec, (), 1)
     state = None
     shown = 0
-    states = stream(prepared.decoder, model.params, prepared.request, knobs, interrupt=watch)
+    decoder = prepared.decoder
+    states = stream(decoder, decoder.prepare(model.params), prepared.request, knobs, interrupt=watch)
     live = (
         Live(console=console, auto_refresh=False, vertical_overflow="visible")
         if console.is_terminal
         else None
     )
     with live or contextlib.nullcontext():
-        for state in states:
-            done = bool(np.asarray(prepared.decoder.done(state))[0])
+        for state, _ in states:
+            done = bool(np.asarray(decoder.done(state))[0])
             text = watch.visible(0, done=done)
             if live is None:
                 print(text[shown:], end="", flush=True)
                 shown = len(text)
             else:
-                moving = "" if done else _candidates(prepared, state)
+                moving = "" if done else _drafts(prepared, state)
                 live.update(Text.assemble((prompt, "dim"), text, (moving, "cyan")), refresh=True)
                 time.sleep(0 if done else delay)
-        result = prepared.collect(prepared.decoder.finish(state))
+        result = prepared.collect(decoder.finish(state))
         if live is not None:
             live.update(Text.assemble((prompt, "dim"), result.text[0]), refresh=True)
     if live is None:
@@ -47,16 +48,10 @@ def show(model: store.Model, prepared: Prepared, knobs: Any, prompt: str, delay:
     return result
 
 
-def _candidates(prepared: Prepared, state: Any) -> str:
-    """Text of the guesses behind the first row's committed tokens, or nothing for decoders without any."""
-    progress = state.progress
-    start, end = int(progress.prompt_lengths[0]), int(progress.length[0])
-    if hasattr(state, "candidates"):  # of a wave
-        guesses = np.asarray(state.candidates)[0, 1 : int(state.active[0])].tolist()
-    elif hasattr(state, "horizon"):  # of a window
-        guesses = np.asarray(state.draft)[0, : int(state.horizon[0]) - end].tolist()
-    else:
-        return ""
-    committed = np.asarray(progress.tokens)[0, start:end].tolist()
+def _drafts(prepared: Prompted, state: Any) -> str:
+    """Text of the guesses after the first row's committed tokens."""
+    committed = state.rows.completions()[0]
+    guesses = np.asarray(prepared.decoder.drafts(state))[0]
     decode = prepared.tokenizer.decode
-    return decode(committed + guesses, skip_special=True)[len(decode(committed, skip_special=True)) :]
+    guessed = decode(committed + guesses[guesses >= 0].tolist(), skip_special=True)
+    return guessed[len(decode(committed, skip_special=True)) :]

@@ -31,22 +31,22 @@ def collect(
     Raises:
       ValueError: a running window, several blocks in flight, or not one id for each row.
     """
-    if decoder.running or decoder.width != decoder.block:
+    if decoder.running or decoder.blocks != 1:
         raise ValueError("collect needs a decoder of single blocks: Jacobi(block=n) without a running window")
     if len(data_ids) != request.batch:
         raise ValueError(f"data_ids must name {request.batch} rows, not {len(data_ids)}")
     lengths, drafts = [], []
-    for state in stream(decoder, params, request, knobs):
-        lengths.append(np.asarray(state.progress.length))
-        drafts.append(np.asarray(state.draft))
+    for state, _ in stream(decoder, params, request, knobs):
+        lengths.append(np.asarray(state.rows.length))
+        drafts.append(np.asarray(decoder.drafts(state)))
         last = state
-    tokens, reasons = np.asarray(last.progress.tokens), np.asarray(last.progress.reason)
+    tokens, reasons = np.asarray(last.rows.tokens), np.asarray(last.rows.reason)
     starts = np.asarray(request.lengths)
     found = []
     for row, data_id in enumerate(data_ids):
         stopped = reasons[row] == Reason.STOP
         history = [(int(length[row]), draft[row]) for length, draft in zip(lengths, drafts, strict=True)]
-        points = _blocks(tokens[row], int(starts[row]), history, decoder.block, decoder.pad, stopped)
+        points = _blocks(tokens[row], int(starts[row]), history, decoder.block, decoder.spec.pad, stopped)
         if points:
             found.append(Generation(int(data_id), tokens[row, : starts[row]], points))
     return found

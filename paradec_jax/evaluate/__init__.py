@@ -1,7 +1,6 @@
 """Exact answers with their uncertainty, speed, and the table that `paradec compare` prints."""
 
 from paradec_jax.evaluate.compare import Comparison, compare
-from paradec_jax.evaluate.settings import SETTINGS, Setting
 from paradec_jax.evaluate.statistics import Paired, paired, ratio, wilson
 from paradec_jax.evaluate.tasks import (
     exact_answers,
@@ -10,15 +9,13 @@ from paradec_jax.evaluate.tasks import (
     read_jsonl,
     word_problems,
 )
-from paradec_jax.evaluate.throughput import Speed, Subject, measure
+from paradec_jax.evaluate.throughput import Case, Speed, measure
 
 __all__ = [
-    "SETTINGS",
+    "Case",
     "Comparison",
     "Paired",
-    "Setting",
     "Speed",
-    "Subject",
     "compare",
     "exact_answers",
     "exact_lists",

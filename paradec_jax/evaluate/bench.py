@@ -1,8 +1,8 @@
 """How close a decoder comes to the limits of its device: random weights, a fixed number of tokens.
 
 Weights are random, so nothing here depends on a model's quality. Decoders whose steps depend on what the model
-says (`Adaptive`, `Wavefront`) then show the cost of a step, not of a token; `OfficialWavefront` under its rule
-"fixed" commits one token a step whatever the weights are, and shows both.
+says (`Adaptive`, `Wavefront`) then show the cost of a step, not of a token; a paced wavefront commits one token a
+step whatever the weights are, and shows both.
 
 Reading the prompt and the loop behind it are two programs, the ones of `stream` and `serve`, so that the cost of a
 step is no small difference of two long timings. Each is compiled once, and what was compiled is what is timed.
@@ -20,7 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from paradec_jax.decode import AutoRegressive, Decoded, OfficialWavefront, Request, drive, make_request
+from paradec_jax.decode import Decoded, Request, Wavefront, make_request
+from paradec_jax.decode.machine import drive
+from paradec_jax.decode.machine.rows import NETWORK_CALLS, POSITIONS
 
 COPY_BYTES = 2**28
 _CPU_SIDE, _SIDE = 2048, 8192
@@ -105,7 +107,7 @@ def _read_rate(dtype: str, weights: int, repeats: int) -> float:
 def limits_of(network: Any, params: Any) -> Limits:
     """The limits of the device for the weights of a network."""
     weights = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
-    core = network.work(1, 1, 0, 2).bytes - network.work(1, 1, 0, 1).bytes
+    core = _at(network, 2).work(1, 1, 0).bytes - _at(network, 1).work(1, 1, 0).bytes
     return limits(network.config.dtype, weights, core)
 
 
@@ -162,8 +164,8 @@ def bench(
     prompts = np.random.default_rng(seed).integers(0, network.vocab_size, (batch, context))
     request = make_request(prompts, max_new_tokens=tokens, seed=seed)
     bound = decoder.bind(network, context + tokens)
-    drive.check(bound, request)
-    programs = compile_once(bound, params, request, knobs)
+    bound.check(request)
+    programs = compile_once(bound, bound.prepare(params), request, knobs)
     programs.time()  # the first call of a program is slower than the others
     timings = [programs.time() for _ in range(passes)]
     seconds = [t.prompt + t.loop for t in timings]
@@ -171,8 +173,11 @@ def bench(
     generated, calls = int(decoded.generated.sum()), int(decoded.network_calls.sum())
     loop = statistics.median(t.loop for t in timings) - min(t.idle for t in timings)
     a_step = loop / steps
-    step = network.work(batch, _positions(bound), context + tokens // 2, _recurrences(bound))
-    once = network.work(batch, _positions(bound), context + tokens // 2, 1)
+    spent = timings[-1].counts
+    width = -(-spent[POSITIONS] // spent[NETWORK_CALLS])
+    depth = round(spent.get("recurrences", 0) / spent[NETWORK_CALLS])
+    step = _at(network, depth).work(batch, width, context + tokens // 2)
+    once = _at(network, 1).work(batch, width, context + tokens // 2)
     read = once.bytes / device.read_bytes_per_second
     read += (step.bytes - once.bytes) / device.reread_bytes_per_second
     flops = step.flops / a_step / device.flops_per_second
@@ -214,8 +219,9 @@ class Timing:
     Attributes:
       prompt: seconds that read the prompts.
       loop: seconds of the call that does all steps behind them.
-      idle: seconds of the same call without a step: dispatch, and laying out the parameters.
+      idle: seconds of the same call without a step: dispatch.
       steps: how many there were.
+      counts: what the steps cost, summed over rows.
       decoded: what came out.
     """
 
@@ -223,6 +229,7 @@ class Timing:
     loop: float
     idle: float
     steps: int
+    counts: dict[str, int]
     decoded: Decoded
 
 
@@ -253,12 +260,15 @@ class Programs:
         clock = [time.perf_counter()]
         state = jax.block_until_ready(self.read(params, request, knobs))
         clock.append(time.perf_counter())
+        before = _totals(state)
+        clock.append(time.perf_counter())
         state, _ = jax.block_until_ready(self.go_on(params, state, knobs, np.int32(0)))
         clock.append(time.perf_counter())
-        state, steps = jax.block_until_ready(self.go_on(params, state, knobs, drive._bound(None)))
+        state, steps = jax.block_until_ready(self.go_on(params, state, knobs, np.int32(drive.UNBOUNDED)))
         clock.append(time.perf_counter())
-        prompt, idle, loop = np.diff(clock).tolist()
-        return Timing(prompt, loop, idle, int(steps), self.finish(state))
+        prompt, _, idle, loop = np.diff(clock).tolist()
+        counts = {name: total - before[name] for name, total in _totals(state).items()}
+        return Timing(prompt, loop, idle, int(steps), counts, self.finish(state))
 
 
 def compile_once(decoder: Any, params: Any, request: Request, knobs: Any = None) -> Programs:
@@ -270,11 +280,11 @@ def compile_once(decoder: Any, params: Any, request: Request, knobs: Any = None)
       request: of the shape to compile for.
       knobs: a `decoder.Knobs`; the defaults when None.
     """
-    knobs = drive._knobs(decoder, knobs)
+    knobs = decoder.knobs(knobs)
     start = time.perf_counter()
-    read = drive._init.lower(decoder, params, request, knobs)
+    read = drive.start.lower(decoder, params, request, knobs)
     state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), read.out_info)
-    go_on = drive._steps.lower(decoder, params, state, knobs, drive._bound(None))
+    go_on = drive.advance.lower(decoder, params, state, knobs, np.int32(drive.UNBOUNDED))
     compiled = read.compile(), go_on.compile()
     seconds = time.perf_counter() - start
     peaks = [_peak(program.memory_analysis()) for program in compiled]
@@ -290,27 +300,18 @@ def _peak(memory: Any) -> int | None:
     return int(memory.argument_size_in_bytes + results + memory.temp_size_in_bytes)
 
 
-def _positions(decoder: Any) -> int:
-    """Positions that a step computes, candidates included."""
-    return getattr(decoder, "width", 1) * getattr(decoder, "lanes", 1)
+def _totals(state: Any) -> dict[str, int]:
+    """What the rows of a state have cost together."""
+    return {name: int(np.asarray(count).sum()) for name, count in state.rows.counts.items()}
 
 
-def _recurrences(decoder: Any) -> int:
-    named = (getattr(decoder, name, None) for name in ("inner_recurrence", "recurrence"))
-    return next((r for r in named if r is not None), decoder.network.recurrence)
+def _at(network: Any, recurrence: int) -> Any:
+    """The network at a depth, where it has one."""
+    return network.at(recurrence) if "recurrences" in network.counters else network
 
 
-def fixed_wavefront(recurrence: int, inner_recurrence: int) -> OfficialWavefront:
+def paced_wavefront(recurrence: int, inner_recurrence: int) -> tuple[Wavefront, Any]:
     """A wave that gives each token `recurrence` recurrences or a little more and commits one token a step."""
-    return OfficialWavefront(
-        recurrence=recurrence,
-        inner_recurrence=inner_recurrence,
-        width=recurrence // inner_recurrence + 3,
-        rule="fixed",
-        greedy=True,
-    )
-
-
-def static(recurrence: int | None) -> AutoRegressive:
-    """Static decoding as the other side of a comparison."""
-    return AutoRegressive(recurrence=recurrence, greedy=True)
+    steps = -(-recurrence // inner_recurrence)
+    wave = Wavefront(inner_recurrence=inner_recurrence, window=steps, paced=True, greedy=True)
+    return wave, wave.Knobs(max_recurrence=recurrence)

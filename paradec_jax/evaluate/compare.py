@@ -14,17 +14,13 @@ from jaxtyping import Bool
 
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.data.word_problems import WordProblem
-from paradec_jax.decode import (
-    Decoded,
-    Request,
-    Wavefront,
-    make_request,
-)
+from paradec_jax.decode import Decoded, Request, make_request
 from paradec_jax.decode import run as run_decoder
-from paradec_jax.evaluate.settings import SETTINGS, Setting
+from paradec_jax.decode.machine.rows import NETWORK_CALLS
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.statistics import paired, ratio, wilson
 from paradec_jax.evaluate.tasks import exact_answers
-from paradec_jax.evaluate.throughput import Speed, Subject, measure
+from paradec_jax.evaluate.throughput import Case, Speed, measure
 from paradec_jax.store import Model
 
 Report = Callable[[str, int, int], None]
@@ -76,7 +72,7 @@ class _Prompts:
 def compare(
     model: Model,
     problems: Sequence[WordProblem | str],
-    settings: Sequence[Setting] | None = None,
+    settings: Sequence[Setting],
     *,
     name: str = "",
     seed: int = 0,
@@ -95,7 +91,7 @@ def compare(
     Args:
       model: a model with a tokenizer.
       problems: at least one; texts need a `budget` and a `score`.
-      settings: rows of the table, exactly one of them the baseline; those of the model's family when None.
+      settings: rows of the table, exactly one of them the baseline.
       name: of the model, for the rows.
       seed: of the initial states.
       budget: new tokens of a problem at most; room for the longest reference solution when None.
@@ -108,28 +104,29 @@ def compare(
     Raises:
       ValueError: no problem, no tokenizer, not one baseline, or problems too long for the model.
     """
-    settings = SETTINGS[model.family] if settings is None else tuple(settings)
+    settings = tuple(settings)
     baselines = [i for i, setting in enumerate(settings) if setting.baseline]
     if len(baselines) != 1:
         raise ValueError(f"settings must hold exactly one baseline, not {len(baselines)}")
     prompts = _encode(model, problems, seed, budget)
 
-    def bound(decoder: Any, setting: Setting) -> Subject:
+    def bound(decoder: Any, setting: Setting) -> Case:
         decoder = dataclasses.replace(decoder, greedy=not setting.sampled)
         network = model.network
         if setting.cache is not None:
             network = dataclasses.replace(network, cache=setting.cache)
-        return Subject(decoder.bind(network, prompts.size, model.token_spec.pad), setting.knobs)
+        return Case(decoder.bind(network, prompts.size, model.token_spec), setting.knobs)
 
-    subjects = [bound(setting.decoder, setting) for setting in settings]
-    decoded = _answers(model, subjects, prompts, rows, report)
+    cases = [bound(setting.decoder, setting) for setting in settings]
+    params = cases[0].decoder.prepare(model.params)
+    decoded = _answers(params, cases, prompts, rows, report)
 
     halves = [None if setting.half is None else bound(setting.half, setting) for setting in settings]
-    extra = [half for half in halves if half is not None and half not in subjects]
+    extra = [half for half in halves if half is not None and half not in cases]
     requests = [prompts.request([i]) for i in range(min(timed, len(problems)))]
-    everything = [*subjects, *extra]
+    everything = [*cases, *extra]
     advance = _counter(report, "timing one by one", len(everything) * (passes + 1))
-    speeds = measure(everything, model.params, requests, passes=passes, advance=advance) if timed else []
+    speeds = measure(everything, params, requests, passes=passes, advance=advance) if timed else []
     exact = np.stack([score(problems, [_text(model, row.ids) for row in of]) for of in decoded])
     results = []
     for i, setting in enumerate(settings):
@@ -140,7 +137,7 @@ def compare(
             row["core_pass_microseconds"] = (
                 None
                 if half is None
-                else _core_pass(subjects[i], speeds[i], half, speeds[everything.index(half)])
+                else _core_pass(speeds[i], speeds[everything.index(half)])
             )
         results.append({"family": model.family, "model": name} | row | _machine(model))
     return Comparison(results, [setting.label() for setting in settings], baselines[0], exact)
@@ -188,26 +185,25 @@ class _Answer:
     """One problem's tokens and counts."""
 
     ids: list[int]
-    network_calls: int
-    recurrences: int
+    counts: dict[str, int]
 
 
 def _answers(
-    model: Model, subjects: Sequence[Subject], prompts: _Prompts, rows: int, report: Report
+    params: Any, cases: Sequence[Case], prompts: _Prompts, rows: int, report: Report
 ) -> list[list[_Answer]]:
-    """Every problem through every subject, in batches of equal shape whose rows are about equally long."""
+    """Every problem through every case, in batches of equal shape whose rows are about equally long."""
     count = len(prompts.lengths)
     groups = -(-count // rows)
     rows = -(-count // groups)
     order = np.argsort(prompts.lengths, kind="stable").tolist()
     batches = [order[start : start + rows] for start in range(0, count, rows)]
-    advance = _counter(report, "decoding in batches", len(subjects) * len(batches))
+    advance = _counter(report, "decoding in batches", len(cases) * len(batches))
 
-    def decode(subject: Subject) -> list[_Answer]:
+    def decode(case: Case) -> list[_Answer]:
         found: dict[int, _Answer] = {}
         for batch in batches:
             filled = batch + [batch[-1]] * (rows - len(batch))
-            result = run_decoder(subject.decoder, model.params, prompts.request(filled), subject.knobs)
+            result = run_decoder(case.decoder, params, prompts.request(filled), case.knobs)
             found |= dict(zip(batch, _split(result), strict=False))
             advance(1)
         return [found[i] for i in range(count)]
@@ -215,13 +211,15 @@ def _answers(
     # Nothing is timed here, and a small program keeps one core busy: as many at once as there are.
     at_once = (os.cpu_count() or 1) if jax.default_backend() == "cpu" else 1
     with ThreadPoolExecutor(at_once) as pool:
-        return list(pool.map(decode, subjects))
+        return list(pool.map(decode, cases))
 
 
 def _split(decoded: Decoded) -> list[_Answer]:
-    calls, recurrences = np.asarray(decoded.network_calls), np.asarray(decoded.recurrences)
-    triples = zip(decoded.completions(), calls.tolist(), recurrences.tolist(), strict=True)
-    return [_Answer(*triple) for triple in triples]
+    counts = {name: np.asarray(count).tolist() for name, count in decoded.counts.items()}
+    return [
+        _Answer(ids, {name: count[row] for name, count in counts.items()})
+        for row, ids in enumerate(decoded.completions())
+    ]
 
 
 def _text(model: Model, ids: Sequence[int]) -> str:
@@ -233,7 +231,7 @@ def _row(
     setting: Setting, answers: list[_Answer], exact: Any, greedy: list[_Answer], right: Any
 ) -> dict[str, Any]:
     """What the batched pass over all problems says of one setting."""
-    each = np.array([(len(answer.ids), answer.network_calls) for answer in answers])
+    each = np.array([(len(answer.ids), answer.counts[NETWORK_CALLS]) for answer in answers])
     tokens, calls = each.sum(axis=0).tolist()
     difference = paired(exact, right)
     equal = np.mean([a.ids == b.ids for a, b in zip(answers, greedy, strict=True)])
@@ -253,7 +251,9 @@ def _row(
         "tokens_per_network_call_interval": [
             end if math.isfinite(end) else None for end in ratio(each[:, 0], each[:, 1])
         ],
-        "recurrences_per_token": sum(answer.recurrences for answer in answers) / tokens,
+        # A network without recurrences passes its layers once a call.
+        "recurrences_per_token": sum(a.counts.get("recurrences", a.counts[NETWORK_CALLS]) for a in answers)
+        / tokens,
         "equals_greedy": None if setting.sampled else float(equal),
     }
 
@@ -275,15 +275,10 @@ def _speed(speed: Speed, baseline: Speed) -> dict[str, Any]:
     }
 
 
-def _core_pass(full: Subject, speed: Speed, half: Subject, half_speed: Speed) -> float:
-    """Microseconds of one pass of the core: the slope of the quickest step's time over its recurrences."""
-    passes = _recurrences(full.decoder) - _recurrences(half.decoder)
-    calls = speed.quickest / speed.calls, half_speed.quickest / half_speed.calls
-    return 1e6 * (calls[0] - calls[1]) / passes
-
-
-def _recurrences(decoder: Any) -> int:
-    return decoder.inner_recurrence if isinstance(decoder, Wavefront) else decoder.recurrence
+def _core_pass(speed: Speed, half: Speed) -> float:
+    """Microseconds of one recurrence: the slope of the quickest step's time over its recurrences."""
+    deep, shallow = (of.step_counts["recurrences"] / of.step_counts[NETWORK_CALLS] for of in (speed, half))
+    return 1e6 * (speed.quickest / speed.calls - half.quickest / half.calls) / (deep - shallow)
 
 
 def _machine(model: Model) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Continuation:
       reason: "stop token", "stop string" or "budget".
       prompt_tokens: tokens read, begin-of-text included.
       network_calls: calls of the network for this row until it stopped, the prompt's included.
-      recurrences: passes of the core, one after the other.
+      recurrences: recurrences, one after the other; calls where the network has none.
       seconds: wall time of the row's batch over the prompts in it, compilation included.
     """
 
@@ -113,7 +113,8 @@ def continuations(
             tokens, text, reason = cut(
                 tokenizer_of(model), model.token_spec, out.tokens[i], max_new_tokens, stop
             )
-            counts = int(out.network_calls[i]), int(out.recurrences[i])
+            calls = out.network_calls
+            counts = int(calls[i]), int(out.counts.get("recurrences", calls)[i])
             found.append(Continuation(text, tuple(tokens), reason, lengths[start + i], *counts, seconds))
         yield found
 

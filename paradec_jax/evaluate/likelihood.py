@@ -20,8 +20,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.decode.randomness import Purpose, fold
-from paradec_jax.decode.sampling import log_probability
+from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
+from paradec_jax.decode.rules.sampling import log_probability
 from paradec_jax.tokenizer import Tokenizer
 
 SHORTEST = 32  # positions of the smallest batch
@@ -119,6 +120,7 @@ def log_likelihoods(
                 f"a row of {len(row.ids)} ids that scores {row.count} does not fit: need at least one id before "
                 f"those scored and at most {network.max_length + 1} in all"
             )
+    params = network.prepare(params)
     sizes = [_bucket(len(row.ids) - 1, network.max_length) for row in rows]
     results: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
     for size in sorted({size for size, row in zip(sizes, rows, strict=True) if row.count}):
@@ -151,8 +153,7 @@ def _score(
     tokens, targets = jnp.asarray(ids)[:, :-1], jnp.asarray(ids)[:, 1:]
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     keys = jnp.broadcast_to(jax.random.key(seed), tokens.shape[:1])
-    state = network.initial_state(fold(keys, Purpose.STATE, positions), 1.0)
-    params = network.prepare(params)
-    out = network.forward(params, tokens, positions, None, None, state)
+    cache = network.init_cache(purpose_keys(keys, Purpose.STATE), tokens.shape[1])
+    out = network.forward(params, tokens, positions, Prefix(cache, None))
     logits = network.logits(params, out.hidden)
     return log_probability(logits, targets), jnp.argmax(logits, axis=-1) == targets

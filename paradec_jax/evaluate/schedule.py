@@ -53,8 +53,8 @@ def schedule(decoder: Any, params: Any, request: Request, knobs: Any = None) -> 
     The token that the prompt predicts comes with the prompt and is in no step.
     """
     counts = []
-    for state in stream(decoder, params, request, knobs):
-        progress = state.progress
-        fields = (progress.recurrences, progress.positions, progress.length, progress.network_calls)
+    for state, _ in stream(decoder, params, request, knobs):
+        spent = state.rows.counts
+        fields = (spent["recurrences"], spent["positions"], state.rows.length, spent["network_calls"])
         counts.append([int(x[0]) for x in fields])
     return Schedule(*(tuple(int(x) for x in column) for column in np.diff(np.array(counts), axis=0).T))

@@ -15,7 +15,7 @@ Advance = Callable[[int], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class Case:
     """A bound decoder and its knobs (None for the defaults)."""
 
     decoder: Any
@@ -24,7 +24,7 @@ class Subject:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Speed:
-    """What one subject took for all requests together.
+    """What one case took for all requests together.
 
     Attributes:
       batch: rows of a call.
@@ -36,7 +36,8 @@ class Speed:
       quickest: seconds of the quickest pass less those of the quickest reading of the prompts, which other work
         on the machine disturbs least.
       compile_seconds: see `compile_all`; small where the program came from a cache on disk.
-      network_calls, recurrences: sums over rows.
+      counts: sums over rows of everything that was counted.
+      step_counts: those of the loop alone, prompts left out.
       decoded: results of the last pass, one a request.
     """
 
@@ -48,8 +49,8 @@ class Speed:
     passes: tuple[float, ...]
     quickest: float
     compile_seconds: float
-    network_calls: int
-    recurrences: int
+    counts: dict[str, int]
+    step_counts: dict[str, int]
     decoded: tuple[Decoded, ...]
 
     @property
@@ -68,24 +69,24 @@ class Speed:
 
 
 def measure(
-    subjects: Sequence[Subject],
+    cases: Sequence[Case],
     params: Any,
     requests: Sequence[Request],
     *,
     passes: int = 5,
     advance: Advance = lambda units: None,
 ) -> list[Speed]:
-    """Times subjects on the same requests, one call each.
+    """Times cases on the same requests, one call each.
 
-    Every subject is compiled and warmed up first. Then each pass goes through the subjects in turn, so that
+    Every case is compiled and warmed up first. Then each pass goes through the cases in turn, so that
     what else the machine does falls on all alike.
 
     Args:
-      subjects: what to time.
-      params: parameters of their networks.
-      requests: all of one shape, so that a subject compiles once.
-      passes: timings of each subject.
-      advance: told after each unit of work that it is done; there are `len(subjects) * (passes + 1)`.
+      cases: what to time.
+      params: parameters of their networks, prepared.
+      requests: all of one shape, so that a case compiles once.
+      passes: timings of each case.
+      advance: told after each unit of work that it is done; there are `len(cases) * (passes + 1)`.
 
     Raises:
       ValueError: no request, requests of several shapes, or no pass.
@@ -93,55 +94,71 @@ def measure(
     shapes = {request.tokens.shape for request in requests}
     if len(shapes) != 1 or passes < 1:
         raise ValueError(f"need requests of one shape and a pass or more, not {sorted(shapes)} and {passes}")
-    compiled = compile_all([(subject, requests[0]) for subject in subjects], params, advance=advance)
-    for subject in subjects:
-        _time(subject, params, requests[:1], None)
-    seconds = np.zeros((2, len(subjects), passes))
-    results: list[tuple[Decoded, ...]] = [()] * len(subjects)
+    compiled = compile_all([(case, requests[0]) for case in cases], params, advance=advance)
+    for case in cases:
+        _time(case, params, requests[:1], None)
+    seconds = np.zeros((2, len(cases), passes))
+    results: list[tuple[Decoded, ...]] = [()] * len(cases)
+    prompts: list[tuple[Decoded, ...]] = [()] * len(cases)
     for turn in range(passes):
-        for i, subject in enumerate(subjects):
-            seconds[0, i, turn], results[i] = _time(subject, params, requests, None)
-            seconds[1, i, turn], _ = _time(subject, params, requests, 0)
+        for i, case in enumerate(cases):
+            seconds[0, i, turn], results[i] = _time(case, params, requests, None)
+            seconds[1, i, turn], prompts[i] = _time(case, params, requests, 0)
             advance(1)
-    return [_speed(requests[0].batch, results[i], seconds[:, i], compiled[i]) for i in range(len(subjects))]
+    batch = requests[0].batch
+    return [
+        _speed(batch, results[i], prompts[i], seconds[:, i], compiled[i]) for i in range(len(cases))
+    ]
 
 
 def compile_all(
-    programs: Sequence[tuple[Subject, Request]],
+    programs: Sequence[tuple[Case, Request]],
     params: Any,
     *,
     advance: Advance = lambda units: None,
 ) -> list[float]:
-    """Compiles each subject for the shape of its request and returns the seconds of each.
+    """Compiles each case for the shape of its request and returns the seconds of each.
 
     They are those of a first call that stops behind the prompt less those of a second one.
 
     Args:
-      programs: subjects and requests.
+      programs: cases and requests.
       params: parameters of their networks.
       advance: told after each program that it is done.
     """
     seconds = []
-    for subject, request in programs:
-        first, _ = _time(subject, params, [request], 0)
-        again, _ = _time(subject, params, [request], 0)
+    for case, request in programs:
+        first, _ = _time(case, params, [request], 0)
+        again, _ = _time(case, params, [request], 0)
         seconds.append(max(first - again, 0.0))
         advance(1)
     return seconds
 
 
 def _time(
-    subject: Subject, params: Any, requests: Sequence[Request], max_steps: int | None
+    case: Case, params: Any, requests: Sequence[Request], max_steps: int | None
 ) -> tuple[float, tuple[Decoded, ...]]:
     start = time.perf_counter()
     results = []
     for request in requests:
-        decoded = run(subject.decoder, params, request, subject.knobs, max_steps=max_steps)
+        decoded = run(case.decoder, params, request, case.knobs, max_steps=max_steps)
         results.append(jax.block_until_ready(decoded))
     return time.perf_counter() - start, tuple(results)
 
 
-def _speed(batch: int, results: tuple[Decoded, ...], seconds: Any, compile_seconds: float) -> Speed:
+def _totals(results: tuple[Decoded, ...]) -> dict[str, int]:
+    names = results[0].counts
+    return {name: int(sum(np.asarray(decoded.counts[name]).sum() for decoded in results)) for name in names}
+
+
+def _speed(
+    batch: int,
+    results: tuple[Decoded, ...],
+    prompts: tuple[Decoded, ...],
+    seconds: Any,
+    compile_seconds: float,
+) -> Speed:
+    counts, of_prompts = _totals(results), _totals(prompts)
     generated = [np.asarray(decoded.generated) for decoded in results]
     calls = [np.asarray(decoded.network_calls) for decoded in results]
     return Speed(
@@ -153,7 +170,7 @@ def _speed(batch: int, results: tuple[Decoded, ...], seconds: Any, compile_secon
         passes=tuple(seconds[0].tolist()),
         quickest=float(seconds[0].min() - seconds[1].min()),
         compile_seconds=compile_seconds,
-        network_calls=int(sum(row.sum() for row in calls)),
-        recurrences=int(sum(np.asarray(decoded.recurrences).sum() for decoded in results)),
+        counts=counts,
+        step_counts={name: total - of_prompts[name] for name, total in counts.items()},
         decoded=results,
     )

@@ -52,6 +52,8 @@ def parse(arguments: Mapping[str, Any]) -> Until:
         values["temperature"] = 0.0
     if not values["temperature"]:
         values = {"temperature": 0.0}  # the most probable token, whatever the filters
+    if values.get("top_k") == 0:  # as lm-eval's models take it: no limit
+        del values["top_k"]
     budget = arguments.get("max_gen_toks")
     return Until(stop, MAX_GEN_TOKS if budget is None else int(budget), tuple(sorted(values.items())))
 

@@ -88,13 +88,13 @@ class RecurrentDepthNetwork:
         """There are no blocks."""
         return None
 
-    def work(self, batch: int, positions: int, context: int, recurrence: int | None = None) -> Work:
+    def work(self, batch: int, positions: int, context: int) -> Work:
         """The least that one call on `positions` positions of each row behind `context` cached ones can cost.
 
         Weights are read once for prelude, coda and output matrix and once a recurrence for core and adapter;
         keys and values of the context once a layer. A multiplication and an addition are two operations.
         """
-        c, recurrence = self.config, self.recurrence if recurrence is None else recurrence
+        c, recurrence = self.config, self.recurrence
         shapes = parameter_shapes(c)
 
         def size(*parts: str) -> int:

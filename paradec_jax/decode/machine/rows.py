@@ -146,6 +146,11 @@ class Rows:
             self, reason=jnp.where(rows & ~self.done, Reason.CALLER, self.reason).astype(self.reason.dtype)
         )
 
+    def completions(self) -> list[list[int]]:
+        """The tokens generated so far, as lists, on the host."""
+        kept = own_positions(self.length, self.prompt_lengths, self.fixed, self.tokens.shape[1])
+        return [row[own].tolist() for row, own in zip(np.asarray(self.tokens), kept, strict=True)]
+
     def finish(self, pad: int) -> "Decoded":
         """The rows as a result: `pad` after each row's length, scratch cut off."""
         within = jnp.arange(self.size) < self.length[:, None]
@@ -237,6 +242,13 @@ def generated(length: Array, prompt_lengths: Array, fixed: Array | None) -> Int[
     return jnp.sum(~fixed & (position < length[:, None]), axis=1, dtype=jnp.int32)
 
 
+def own_positions(length: Array, prompt_lengths: Array, fixed: Array | None, size: int) -> np.ndarray:
+    """Which of `size` positions hold a generated token, bool [B, size], on the host."""
+    position = np.arange(size)
+    given = position < np.asarray(prompt_lengths)[:, None] if fixed is None else np.asarray(fixed)
+    return ~given & (position < np.asarray(length)[:, None])
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Decoded:
@@ -277,11 +289,16 @@ class Decoded:
 
     def completions(self) -> list[list[int]]:
         """The generated tokens of each row, as lists; given ones are left out."""
-        tokens = np.asarray(self.tokens)
-        position = np.arange(tokens.shape[1])
-        if self.fixed is None:
-            fixed = position < np.asarray(self.prompt_lengths)[:, None]
-        else:
-            fixed = np.asarray(self.fixed)
-        kept = ~fixed & (position < np.asarray(self.lengths)[:, None])
-        return [row[own].tolist() for row, own in zip(tokens, kept, strict=True)]
+        kept = own_positions(self.lengths, self.prompt_lengths, self.fixed, self.tokens.shape[1])
+        return [row[own].tolist() for row, own in zip(np.asarray(self.tokens), kept, strict=True)]
+
+    def generated_log_probs(self) -> list[np.ndarray]:
+        """Log-probability of each generated token, in nats.
+
+        Raises:
+          ValueError: the decoder was not asked to keep them.
+        """
+        if self.log_probs is None:
+            raise ValueError("no log-probabilities were kept: decode with log_probs=True")
+        kept = own_positions(self.lengths, self.prompt_lengths, self.fixed, self.tokens.shape[1])
+        return [row[own] for row, own in zip(np.asarray(self.log_probs), kept, strict=True)]

@@ -1,0 +1,180 @@
+"""The only registry: what belongs to each family of models, so that a family is added in one place."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from paradec_jax.config import (
+    CAUSAL_PRESETS,
+    RECURRENT_PRESETS,
+    CausalConfig,
+    ModelConfig,
+    RecurrentDepthConfig,
+)
+from paradec_jax.decode import (
+    Adaptive,
+    AutoRegressive,
+    Jacobi,
+    Lookahead,
+    PromptLookup,
+    SelfSpeculative,
+    Static,
+    Wavefront,
+)
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.models import axes, causal, recurrent_depth
+from paradec_jax.models.causal_network import CausalNetwork
+from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Family:
+    """One family of models.
+
+    Attributes:
+      name: on disk, on the command line, in tables.
+      config: class of its shapes.
+      network: config -> the network as decoders and losses see it.
+      init_params: (config, key) -> random parameters.
+      parameter_shapes: config -> shapes and types of the parameters, without allocating any.
+      axes: logical axes of the parameters by path.
+      presets: named shapes.
+      decoders: by the name that commands know them by, with the defaults of their papers.
+      settings: rows of the table of `paradec compare`; they suit the bundled models.
+      bundled: models that `paradec compare` puts side by side; the others are paired with the first.
+      former: names that it had; they are still read.
+    """
+
+    name: str
+    config: type[Any]
+    network: Callable[[Any], Any]
+    init_params: Callable[[Any, Array], dict[str, Any]]
+    parameter_shapes: Callable[[Any], dict[str, Any]]
+    axes: Mapping[str, Any]
+    presets: Mapping[str, Any]
+    decoders: Mapping[str, Any]
+    settings: tuple[Setting, ...]
+    bundled: tuple[str, ...]
+    former: tuple[str, ...] = ()
+
+
+EVERY_STEP = jnp.inf  # an exit threshold that every position meets
+
+_Wave = Wavefront.Knobs
+
+RECURRENT_DEPTH = Family(
+    name="recurrent_depth",
+    config=RecurrentDepthConfig,
+    network=RecurrentDepthNetwork,
+    init_params=recurrent_depth.init_params,
+    parameter_shapes=recurrent_depth.parameter_shapes,
+    axes=axes.RECURRENT,
+    presets=RECURRENT_PRESETS,
+    decoders={
+        "autoregressive": Static(),
+        "adaptive": Adaptive(),
+        "speculative": SelfSpeculative(),
+        "wavefront": Wavefront(),
+    },
+    settings=(
+        Setting("autoregressive", Static(recurrence=1)),
+        Setting("autoregressive", Static(recurrence=2)),
+        Setting("autoregressive", Static(recurrence=4)),
+        Setting("autoregressive", Static(recurrence=16), baseline=True, half=Static(recurrence=8)),
+        Setting("adaptive", Adaptive(), Adaptive.Knobs(exit_threshold=0.2)),
+        Setting("speculative", SelfSpeculative(recurrence=4, draft_recurrence=1, lookahead=4)),
+        Setting(
+            "wavefront",
+            Wavefront(inner_recurrence=16, window=1),
+            _Wave(exit_threshold=EVERY_STEP, momentum=0.0),
+            half=Wavefront(inner_recurrence=8, window=1),
+        ),
+        Setting(
+            "wavefront",
+            Wavefront(inner_recurrence=1, window=8, headway=8, warm_start=False, prefill_recurrence=1),
+            _Wave(exit_threshold=EVERY_STEP, momentum=0.0),
+        ),
+        Setting(
+            "wavefront",
+            Wavefront(inner_recurrence=1, window=2, prefill_recurrence=4),
+            _Wave(exit_threshold=0.4, momentum=0.0),
+        ),
+        Setting(
+            "wavefront",
+            Wavefront(inner_recurrence=1, window=3, prefill_recurrence=4),
+            _Wave(exit_threshold=0.1, momentum=0.0),
+        ),
+    ),
+    bundled=("tiny-recurrent-distilled",),
+)
+
+CAUSAL = Family(
+    name="causal",
+    config=CausalConfig,
+    network=CausalNetwork,
+    init_params=causal.init_params,
+    parameter_shapes=causal.parameter_shapes,
+    axes=axes.CAUSAL,
+    presets=CAUSAL_PRESETS,
+    decoders={
+        "autoregressive": AutoRegressive(),
+        "jacobi": Jacobi(),
+        "multiblock": Jacobi(blocks=2),
+        "prompt_lookup": PromptLookup(),
+        "lookahead": Lookahead(),
+    },
+    settings=(
+        Setting("autoregressive", AutoRegressive(), baseline=True),
+        Setting("prompt_lookup", PromptLookup()),
+        Setting("lookahead", Lookahead()),
+        Setting("jacobi", Jacobi(block=16)),
+        Setting("jacobi", Jacobi(block=16, pool=4)),
+        Setting("multiblock", Jacobi(block=16, blocks=2, pool=4), Jacobi.Knobs(spawn=0.5)),
+        Setting("multiblock", Jacobi(block=16, blocks=2, candidates=4), Jacobi.Knobs(spawn=0.0)),
+        Setting("jacobi", Jacobi(block=8, running=True)),
+        Setting("jacobi", Jacobi(block=16, running=True)),
+        Setting("jacobi", Jacobi(block=16, running=True, candidates=2)),
+    ),
+    bundled=("tiny-causal", "tiny-jacobi"),
+    former=("jacobi",),
+)
+
+FAMILIES: dict[str, Family] = {family.name: family for family in (RECURRENT_DEPTH, CAUSAL)}
+PRESETS: dict[str, ModelConfig] = {
+    name: preset for family in FAMILIES.values() for name, preset in family.presets.items()
+}
+
+
+def family_named(name: str) -> Family:
+    """The family of that name, or of that former name.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    for family in FAMILIES.values():
+        if name == family.name or name in family.former:
+            return family
+    raise ValueError(f"family must be one of {', '.join(FAMILIES)}, not {name!r}")
+
+
+def family_of(config: ModelConfig) -> Family:
+    """The family of a config."""
+    return next(family for family in FAMILIES.values() if isinstance(config, family.config))
+
+
+def network_of(config: ModelConfig) -> Any:
+    """The network of a config, as decoders and losses see it."""
+    return family_of(config).network(config)
+
+
+def init_params(config: ModelConfig, key: Array) -> dict[str, Any]:
+    """Random parameters; see each model's own function for their spread."""
+    return family_of(config).init_params(config, key)
+
+
+def parameter_shapes(config: ModelConfig) -> dict[str, Any]:
+    """Shapes and dtypes of the parameters, without allocating any."""
+    return family_of(config).parameter_shapes(config)
