@@ -97,6 +97,7 @@ class TestBlockSizes:
             ({"presets": ()}, "nothing to measure"),
             ({"rows": ()}, "nothing to time"),
             ({"context": 125}, "more than the 128"),
+            ({"dtype": "bfloat16"}, "a CPU times float32 weights alone"),
             ({"models": ("m",), "blocks": (1,)}, "blocks must be numbers of at least 2"),
         ],
     )
