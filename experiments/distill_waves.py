@@ -89,6 +89,7 @@ def objective(model: store.Model, recipe: Recipe) -> Loss:
         model.token_spec,
         recipe.rules,
         filler_share=recipe.filler_share,
+        remat=True,
     )
     next_token = recurrent_loss(
         network, poisson_lognormal(recipe.rehearsal_mean), recipe.rehearsal_depth, remat=True

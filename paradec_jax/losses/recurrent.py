@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.losses.cross_entropy import cross_entropy
 
 Draw = Callable[[Array, Array], Int[Array, ""]]
@@ -17,6 +18,8 @@ Mean = float | Callable[[Array], Array]
 class RecurrentNetwork(Protocol):
     """What the objective needs of a network; see `paradec_jax.models.RecurrentDepthNetwork`."""
 
+    @property
+    def config(self) -> RecurrentDepthConfig: ...
     def view(self, positions: Array) -> Any: ...
     def empty_window(self, batch: int, width: int) -> Any: ...
     def initial_state(self, keys: Array, scale: float) -> Array: ...
@@ -63,6 +66,18 @@ def exponential(mean: Mean) -> Draw:
     return draw
 
 
+def settle(config: RecurrentDepthConfig, backprop_depth: int | None, remat: bool | None) -> tuple[int, bool]:
+    """Backpropagated recurrences and rematerialisation of a loss: the config's where they are None.
+
+    Raises:
+      ValueError: `backprop_depth` below 1.
+    """
+    depth = config.mean_backprop_depth if backprop_depth is None else backprop_depth
+    if depth < 1:
+        raise ValueError(f"backprop_depth must be at least 1, not {depth}")
+    return depth, config.remat == "iteration" if remat is None else remat
+
+
 def unroll(
     network: RecurrentNetwork,
     params: Any,
@@ -101,24 +116,28 @@ def unroll(
 def recurrent_loss(
     network: RecurrentNetwork,
     draw: Draw,
-    backprop_depth: int,
+    backprop_depth: int | None = None,
     *,
     init_scale: float = 1.0,
-    remat: bool = False,
+    remat: bool | None = None,
 ) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
     """Next-token cross-entropy at a random recurrence, one draw a step for the whole batch.
 
     Args:
       network: the recurrent-depth network.
       draw: `poisson_lognormal` or `exponential`.
-      backprop_depth: K, the last recurrences that carry gradient.
+      backprop_depth: K, the last recurrences that carry gradient; the config's mean when None.
       init_scale: scale of the random initial states.
-      remat: recompute each recurrence in the backward pass.
+      remat: whether the backward pass recomputes each recurrence; as the config says when None.
 
     Returns:
       A loss over batches of `tokens`, `targets` [B, T], `weights` [B, T] and the scalar `step`. A batch may
       bring its own `state` [B, T, D] and `recurrence`, which take the place of the draws.
+
+    Raises:
+      ValueError: `backprop_depth` below 1.
     """
+    depth, remat = settle(network.config, backprop_depth, remat)
 
     def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
         del frozen
@@ -133,7 +152,7 @@ def recurrent_loss(
             state = network.initial_state(jax.random.split(of_state, tokens.shape), init_scale)
         window = network.empty_window(*tokens.shape)
         e, window = network.embed(params, tokens, view, window)
-        state = unroll(network, params, state, e, view, recurrence, backprop_depth, remat)
+        state = unroll(network, params, state, e, view, recurrence, depth, remat)
         hidden, _ = network.readout(params, state, view, window)
         value, accuracy = cross_entropy(network.logits(params, hidden), batch["targets"], batch["weights"])
         return value, {"accuracy": accuracy, "recurrence": jnp.asarray(recurrence, jnp.float32)}
