@@ -8,8 +8,8 @@ commits c tokens a step is then at most
     c t(1 position) / t(n positions, R rows)
 
 times as fast as one-by-one decoding: what it does besides, to judge drafts and to make new ones, is not in it.
-Weights are float32 unless `--dtype` says otherwise: a CPU turns bfloat16 weights into float32 inside the timed loop, which
-hides what a position costs, so that is refused there.
+Weights are float32 unless `--dtype` says otherwise: a CPU turns bfloat16 weights into float32 inside the timed loop,
+which hides what a position costs, so that is refused there.
 Return (figure 4b): tokens a network call against n, with given models:
 
     python experiments/block_sizes.py --presets qwen2.5-coder-7b --context 1024

@@ -21,8 +21,8 @@ from paradec_jax.decode import (
     make_request,
 )
 from paradec_jax.decode import run as run_decoder
+from paradec_jax.evaluate.intervals import paired, ratio, wilson
 from paradec_jax.evaluate.settings import SETTINGS, Setting
-from paradec_jax.evaluate.statistics import paired, ratio, wilson
 from paradec_jax.evaluate.tasks import exact_answers
 from paradec_jax.evaluate.throughput import Speed, Subject, measure
 from paradec_jax.store import Model

@@ -139,7 +139,7 @@ def counted_pairs(batch: dict[str, Array], spec: TokenSpec, rules: ConsistencyRu
     """Which tokens count, from `prompt` [B, P], `prompt_lengths` [B], `noisy`, `clean` [B, T, n], `pairs` [B]."""
     noisy, clean, (rows, pairs, block) = batch["noisy"], batch["clean"], batch["noisy"].shape
     index, count = jnp.arange(pairs), batch["pairs"]
-    stops = jnp.isin(clean, jnp.asarray(spec.stop or (-1,)))
+    stops = jnp.isin(clean, jnp.asarray(spec.stop, jnp.int32))
     valid = index < count[:, None]
     if rules.after_eos == "drop":
         ended = jnp.cumsum(stops.any(-1) & valid, axis=1) - stops.any(-1) > 0  # by an earlier block
@@ -175,7 +175,7 @@ def consistency_loss(
     rules: ConsistencyRules = MULTIBLOCK,
     *,
     packed: bool = False,
-    chunk: int = 0,
+    chunk: int | None = None,
 ) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
     """The progressive consistency loss with its next-token term (equations 7 to 9 of the paper).
 
@@ -188,7 +188,7 @@ def consistency_loss(
       rules: the choices, by default those of the released trainer.
       packed: one pass over prompt and interleaved copies under a dense mask instead (`masks.noisy_context`), as
         the released code does it: for tests, and for comparing the cost.
-      chunk: positions whose logits are made at a time, and again in the backward pass; 0 makes all at once.
+      chunk: positions whose logits are made at a time, and again in the backward pass; all at once when None.
 
     Returns:
       A loss over batches of `prompt` [B, P] (right-padded), `prompt_lengths` [B], `noisy` and `clean` [B, T, n] and
@@ -197,13 +197,13 @@ def consistency_loss(
       positions whose largest logit is the teacher's) and `counted`, their number a row.
 
     Raises:
-      ValueError: `packed` with a noisy teacher, a negative `chunk` or, while tracing, an empty prompt axis or
+      ValueError: `packed` with a noisy teacher, a `chunk` below 1 or, while tracing, an empty prompt axis or
         sequences beyond the network's `max_length`.
     """
     if packed and rules.teacher_context == "noisy":
         raise ValueError("packed has no place for a third copy: teacher_context must be 'clean'")
-    if chunk < 0:
-        raise ValueError(f"chunk must not be negative, not {chunk}")
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk must be at least 1, not {chunk}")
     read = block_passes.read_packed if packed else block_passes.read_passes
 
     forward = block_passes.forward_of(network, spec, rules.padding_gradient)
@@ -230,7 +230,7 @@ def _next_token(
     hidden: block_passes.Hidden,
     pairs: Pairs,
     rules: ConsistencyRules,
-    chunk: int,
+    chunk: int | None,
 ) -> dict[str, Array]:
     """Cross-entropy of prompt and clean blocks."""
 
@@ -262,7 +262,7 @@ def _consistency(
     hidden: block_passes.Hidden,
     pairs: Pairs,
     rules: ConsistencyRules,
-    chunk: int,
+    chunk: int | None,
 ) -> dict[str, Array]:
     """Divergence of the noisy positions from the clean ones."""
 

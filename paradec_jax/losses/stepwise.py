@@ -32,7 +32,8 @@ def stepwise_loss(
       network: the recurrent-depth network.
       draw: of r_p, one a step for the whole batch, such as `exponential`.
       backprop_depth: answers' recurrences that gradients cross; before every such number of them the state counts as
-        a constant. Each has a target of its own, so few are enough, and through many they explode. The config's mean when None.
+        a constant. Each has a target of its own, so few are enough, and through many they explode; the config's mean
+        when None.
       init_scale: scale of the random initial states.
       remat: whether the backward pass recomputes each of the answers' recurrences; as the config says when None.
 
