@@ -238,7 +238,7 @@ class TestRecipes:
         monkeypatch.setitem(scope, "gather", lambda *rest: gathered.append(rest[-1]))
         monkeypatch.setitem(scope, "train", lambda model, *rest: model)
         two = (recipes["Round"](), recipes["Round"](block=32))
-        recipe = dataclasses.replace(recipes["Recipe"](), start=models[0], rounds=two, rehearsal_tokens=0)
+        recipe = dataclasses.replace(recipes["Recipe"](), start=models[0], rounds=two, replay_tokens=None)
         recipes["main"](recipe, folder=tmp_path / "run", trajectories=tmp_path / "shared")
         assert gathered == [tmp_path / "shared", tmp_path / "run" / "round-1" / "trajectories"]
         assert (tmp_path / "run" / "round-1" / "model" / "config.json").exists()

@@ -1,10 +1,10 @@
-"""Consistency distillation of one block (CLLM), the predecessor of `consistency_loss`.
+"""Consistency distillation of one block, the predecessor of `consistency_loss` (CLLM; Kou et al. 2024, arXiv 2403.00835).
 
 ::
 
     L = mean of -sum_v q_v log p_v  +  ar_weight * smoothed cross-entropy of the fixed point's sequence
 
-p reads the prompt and a noisy point of the block's trajectory, q the prompt and its fixed point.
+p reads the prompt and a noisy iterate of the block's trajectory, q the prompt and its fixed point.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def cllm_loss(
     pad_after_stop: bool = True,
     chunk: int | None = None,
 ) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
-    """CLLM's global consistency loss (its equation 5 with the next-token term); the defaults are the released ones.
+    """CLLM's global consistency loss (its equation 5) with the next-token term; the defaults are the released ones.
 
     The next-token term is the mean over the whole sequence, prompt included. Consistency counts at each position
     p whose next noisy token is not padding, from the one that predicts the first wrong token on (there both read
@@ -45,7 +45,7 @@ def cllm_loss(
       mask_padding: whether the two consistency passes hide keys with the padding id, even inside the text, where
         that id may stand for something (released). The next-token term then needs a pass of its own.
       padding_gradient: whether the gradient reaches the input vector of the padding token (released: no).
-      pad_after_stop: whether everything behind a stop token of the prompt (with the blocks before) becomes
+      pad_after_stop: whether everything after a stop token of the prompt (with the blocks before) becomes
         padding (released). Chat prompts whose turns end in a stop token need False.
       chunk: positions whose logits are made at a time; all at once when None.
 

@@ -4,13 +4,14 @@
 
     L = L_consistency + ar_weight * L_AR
 
-A prompt is followed by T pairs of blocks of n tokens: `noisy`, a point of the block's Jacobi trajectory, and
+A prompt is followed by T pairs of blocks of n tokens: `noisy`, an iterate of the block's Jacobi trajectory, and
 `clean`, its fixed point, both at the same positions. At each noisy position from the first wrong token on, the
 model's distribution p is drawn to the one q that it has (without gradient) at the same offset of the clean copy:
 
     L_consistency = temperature^2 * mean of -sum_v q_v log p_v, divided by T
 
-and L_AR is the cross-entropy of the next token in the prompt and in the clean blocks.
+and L_AR is the cross-entropy of the next token in the prompt and in the clean blocks. "The paper" below is Jacobi
+Forcing (Hu et al. 2025, arXiv 2512.14681), equations 7 to 9.
 """
 
 import dataclasses
@@ -59,8 +60,8 @@ class ConsistencyRules:
       offsets: "all" (released multi-block and window trainers) or "inner": without the last offset of a block,
         which predicts the next block's first token (clean trainer).
       prompt_weight: weight of the prompt's tokens in L_AR; released: 1, markers of the chat included.
-      label_smoothing: of L_AR; released: 0 (CLLM: 0.1).
-      after_eos: "pad": tokens behind the first stop token of the last clean block become padding, and offsets
+      label_smoothing: of L_AR; released: 0 (CLLM, see `cllm_loss`: 0.1).
+      after_eos: "pad": tokens after the first stop token of the last clean block become padding, and offsets
         there still count (released); "keep": they stay; "drop": offsets from the stop token on and later pairs
         count nowhere, not even in T (development branch).
       padding_gradient: whether the gradient reaches the input vector of the padding token; released: no, the

@@ -1,4 +1,7 @@
-"""Training of recurrent-depth models: random recurrence, truncated backpropagation (tech report, section 3)."""
+"""Training of recurrent-depth models: random recurrence, truncated backpropagation.
+
+Geiping et al. 2025, arXiv 2502.05171, section 3.
+"""
 
 from collections.abc import Callable
 from typing import Any, Protocol

@@ -1,7 +1,7 @@
 """Consistency distillation of recurrent-depth models, so that a wavefront's drafts are right sooner.
 
 A wave of headway H opens H positions a step, of which only the first has a predicted input token. It can commit more
-than one token a step only if the model guesses well behind tokens that are still wrong, and that is what progressive
+than one token a step only if the model guesses well after tokens that are still wrong, and that is what progressive
 consistency distillation teaches causal models. Here a drawn number of recurrences stands for the pass over both
 copies of the blocks; everything else is `consistency_loss`.
 """
@@ -92,7 +92,7 @@ def recurrent_consistency_loss(
       spec: special tokens; `stop` and `pad` matter.
       rules: see `consistency_loss`.
       filler_share: share of the noisy blocks whose wrong tokens give way to random ones, uniform over the vocabulary:
-        what a wave fills its newest positions with, which points of a Jacobi trajectory never show.
+        what a wave fills its newest positions with, which iterates of a Jacobi trajectory never show.
       remat: whether the backward pass recomputes each recurrence; as the config says when None.
 
     Returns:

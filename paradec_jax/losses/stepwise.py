@@ -20,7 +20,7 @@ def stepwise_loss(
     init_scale: float = 1.0,
     remat: bool | None = None,
 ) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
-    """Cross-entropy of the answers after each recurrence, behind a prompt that is read apart from them.
+    """Cross-entropy of the answers after each recurrence, after a prompt that is read apart from them.
 
         loss = mean over k = 1 .. r of CE(coda(s_k), targets_k) + CE(prompt, prompt_targets)
 
