@@ -16,6 +16,7 @@ from paradec_jax import load, make_request
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.evaluate import SETTINGS, word_problems
 from paradec_jax.evaluate.throughput import Subject, measure
+from paradec_jax.io import atomic_write_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +99,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
                 flush=True,
             )
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(rows, indent=1) + "\n")
+    atomic_write_text(options.out, json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

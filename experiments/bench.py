@@ -1,7 +1,7 @@
 """Cost curves of decoding with random weights. `python experiments/bench.py`.
 
 Two shapes, one whose weights fit into the cache of a processor and one whose weights do not. From a common point, one
-of three things is varied at a time: the tokens behind which a step works, the width of the wave, the rows of a batch.
+of three things is varied at a time: the tokens before a step's window, the width of the wave, the rows of a batch.
 Three decoders stand side by side, each as it is paced whatever the weights say:
 
 | decoder  | recurrences a token           | tokens a step                                      |

@@ -1,6 +1,6 @@
-"""What a block size costs and what it brings (Jacobi Forcing, figure 4). `python experiments/block_sizes.py`.
+"""What a block size costs and what it brings (Jacobi Forcing, arXiv 2512.14681, figure 4). `python experiments/block_sizes.py`.
 
-Cost (figure 4a): seconds of one step over a window of n positions behind a context, with random weights of any shape.
+Cost (figure 4a): seconds of one step over a window of n positions after a context, with random weights of any shape.
 A step is the network's call, the most probable token of each position, and the winner's keys and values written. With
 R rows (the draft and its candidates) the window holds R n positions, and rows do not see each other. A decoder that
 commits c tokens a step is then at most
@@ -8,6 +8,8 @@ commits c tokens a step is then at most
     c t(1 position) / t(n positions, R rows)
 
 times as fast as one-by-one decoding: what it does besides, to judge drafts and to make new ones, is not in it.
+Weights are float32 unless `--dtype` says otherwise: a CPU turns bfloat16 weights into float32 inside the timed loop,
+which hides what a position costs, so that is refused there.
 Return (figure 4b): tokens a network call against n, with given models:
 
     python experiments/block_sizes.py --presets qwen2.5-coder-7b --context 1024
@@ -50,6 +52,7 @@ class Options:
       counts: tokens a step for which speed-ups are told.
       steps: steps of a timing, in one compiled loop.
       passes: timings of each window, of which the median counts; windows take turns.
+      dtype: of the timed weights and activations.
       models: model folders or names of bundled models; none leaves the return out.
       blocks: n, tokens of a block, of the return.
       problems: unseen problems that the models decode.
@@ -68,6 +71,7 @@ class Options:
     counts: tuple[int, ...] = (2, 4, 8)
     steps: int = 16
     passes: int = 7
+    dtype: str = "float32"
     models: tuple[str, ...] = ()
     blocks: tuple[int, ...] = (4, 8, 16, 32, 64)
     problems: int = 200
@@ -90,6 +94,8 @@ def check(options: Options) -> None:
         raise ValueError("there is nothing to time: name a window and a number of rows")
     if options.models and min(options.blocks, default=0) < 2:
         raise ValueError(f"blocks must be numbers of at least 2, not {options.blocks}")
+    if options.presets and options.dtype != "float32" and jax.default_backend() == "cpu":
+        raise ValueError(f"a CPU times float32 weights alone, not {options.dtype}")
     longest = options.context + max(options.windows, default=0)
     for name in options.presets:
         if name not in CAUSAL_PRESETS:
@@ -163,6 +169,7 @@ def compile_steps(
 
 def cost(name: str, config: CausalConfig, options: Options) -> list[dict[str, Any]]:
     """One row for each window and number of rows; those of one-by-one decoding (1 position, 1 row) come first."""
+    config = dataclasses.replace(config, dtype=options.dtype, param_dtype=options.dtype)
     network = CausalNetwork(config)
     params = jax.jit(network.prepare)(init_params(config, jax.random.key(options.seed)))
     pairs = dict.fromkeys([(1, 1), *((n, rows) for rows in options.rows for n in options.windows)])

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import tyro
 
 from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
+from paradec_jax.io import atomic_write_text
 from paradec_jax.losses import ConsistencyRules, consistency_loss
 from paradec_jax.models import CausalNetwork
 from paradec_jax.models.causal import parameter_shapes
@@ -40,7 +41,7 @@ class Options:
       batch: rows.
       context: what noisy blocks see ("nc", "clean", "nc_ic").
       window: pairs of a window of "nc_ic".
-      chunks: positions whose logits are made at a time, one line of the table each (0: all at once).
+      chunks: positions whose logits are made at a time, one line of the table each (None: all at once).
       remat: "layer" or "none".
       dtype: of parameters and activations; the CPU backend computes bfloat16 through float32 copies of its own.
       out: where the JSON goes.
@@ -53,13 +54,13 @@ class Options:
     batch: int = 1
     context: str = "nc"
     window: int = 16
-    chunks: tuple[int, ...] = (0, 128)
+    chunks: tuple[int | None, ...] = (None, 128)
     remat: str = "layer"
     dtype: str = "float32"
     out: Path = Path("experiments/results/consistency_cost.json")
 
 
-def cost(options: Options, packed: bool, chunk: int) -> dict[str, Any]:
+def cost(options: Options, packed: bool, chunk: int | None) -> dict[str, Any]:
     """Operations, bytes moved and bytes held of one compiled step."""
     config = dataclasses.replace(
         CAUSAL_PRESETS[options.preset], remat=options.remat, dtype=options.dtype, param_dtype=options.dtype
@@ -123,7 +124,7 @@ def main(options: Options) -> None:
         "rows": lines,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    atomic_write_text(options.out, json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

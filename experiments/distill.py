@@ -1,7 +1,7 @@
 """Progressive consistency distillation: `python experiments/distill.py tiny-jacobi`.
 
 Each round decodes training problems with the current model, keeps the Jacobi trajectories, and trains the model to
-say at every point of a trajectory what it says at the end of it. Later rounds take larger blocks. A run that was
+say at every iterate of a trajectory what it says at the end of it. Later rounds take larger blocks. A run that was
 stopped goes on where it stood, within a collection as within a training:
 
     FOLDER/recipe.json
@@ -25,10 +25,11 @@ from rich.progress import track
 from paradec_jax import Jacobi, Model, load, make_request, store
 from paradec_jax.data.batches import Bucket, encode_prompts, word_problem_batches
 from paradec_jax.data.collect import collect
-from paradec_jax.data.noisy_points import Selection, kept
+from paradec_jax.data.noisy_iterates import Selection, kept
 from paradec_jax.data.pair_batches import PairBucket, pair_batches
 from paradec_jax.data.trajectories import Trajectories, TrajectoryWriter
 from paradec_jax.evaluate import word_problems
+from paradec_jax.io import atomic_write_text
 from paradec_jax.losses.consistency import ConsistencyRules, consistency_loss
 from paradec_jax.losses.next_token import next_token_loss
 from paradec_jax.models import matrix_axes
@@ -36,9 +37,9 @@ from paradec_jax.train import DataIterator, Loss, Metrics, fit, muon
 
 ROWS = 64  # problems decoded together
 CHECKPOINT_EVERY = 200  # updates
-# Shapes of rehearsed problems and their shares of the batches.
+# Shapes of replayed problems and their shares of the batches.
 FRESH = ((Bucket(2, 5, 252), 0.6), (Bucket(6, 8, 328), 0.4))
-REHEARSAL = 100  # added to a seed, so that rehearsed problems are none of those with trajectories
+REPLAY = 100  # added to a seed, so that replayed problems are none of those with trajectories
 
 
 RULES = ConsistencyRules(
@@ -82,13 +83,13 @@ class Recipe:
       start: model folder or name of a bundled model that the run starts from.
       rounds: one after the other.
       order: of the wanted noise, see `Selection`.
-      rules: of the loss, see `ConsistencyRules`. Clean context is the paper's figure 1a; its own model was
+      rules: of the loss, see `ConsistencyRules`. Clean context is figure 1a of Jacobi Forcing; its own model was
         trained with noisy context (figure 1b, "nc").
       steps: fewest and most written steps of the problems.
       max_new_tokens: budget of a problem's answer.
       batch_tokens: positions of a batch, both copies and padding included.
-      rehearsal_tokens: positions that each batch has besides, of fresh training problems with their reference
-        solutions; 0 for none. Their next-token loss is a term of its own with the weight `rules.ar_weight`, so both
+      replay_tokens: positions that each batch has besides, of fresh training problems with their reference
+        solutions; None for no replay. Their next-token loss is a term of its own with the weight `rules.ar_weight`, so both
         next-token terms weigh that much. A small model forgets in a distillation what it solves by; the released
         recipe has no such part.
       adam_share: learning rate of embedding, norms and biases, relative to that of the matrices.
@@ -105,7 +106,7 @@ class Recipe:
     steps: tuple[int, int] = (2, 8)
     max_new_tokens: int = 224
     batch_tokens: int = 4096
-    rehearsal_tokens: int = 1024
+    replay_tokens: int | None = 1024
     adam_share: float = 0.4
     ema_decay: float = 0.99
     matmul_precision: str = "BF16_BF16_F32"
@@ -131,9 +132,9 @@ SCHEDULES = {
     for window in (4, 8)
     for order in ("linear", "random", "reverse")
 }
-# Any noisy point for each block, no ramp over a window, as CLLM takes them (CLLM* of table 1).
+# Any noisy iterate for each block, no ramp over a window, as CLLM (arXiv 2403.00835) takes them (CLLM* of table 1).
 UNIFORM = short("clean-uniform", order="uniform")
-WITHOUT = dataclasses.replace(short("without-rehearsal"), rehearsal_tokens=0)  # beside "mask-clean"
+WITHOUT = dataclasses.replace(short("without-rehearsal"), replay_tokens=None)  # beside "mask-clean"
 TINY_JACOBI = Recipe("tiny-jacobi", rounds=(Round(updates=1500, warmup=150, cooldown=600),))
 # As long as "tiny-jacobi", for tables 1 and 2.
 CLLM = dataclasses.replace(TINY_JACOBI, name="cllm", order="uniform")
@@ -159,7 +160,7 @@ def claim(folder: Path, recipe: Any) -> None:
         if differs:
             raise SystemExit(f"{folder} was begun with other {', '.join(differs)}: choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(mine, indent=2) + "\n", encoding="utf-8")
+    atomic_write_text(path, json.dumps(mine, indent=2) + "\n")
 
 
 def gather(model: Model, place: str | Path, recipe: Recipe, which: int, folder: Path) -> Trajectories:
@@ -239,6 +240,7 @@ def fresh_problems(model: Model, recipe: Recipe, which: int) -> DataIterator:
     """Batches of training problems that no trajectory was collected of."""
     if model.tokenizer is None:
         raise SystemExit(f"{recipe.start} has no tokenizer, without which problems cannot be read")
+    assert recipe.replay_tokens is not None
     low, high = recipe.steps
     parts = [
         (Bucket(max(low, part.steps_low), min(high, part.steps_high), part.length), weight)
@@ -247,15 +249,15 @@ def fresh_problems(model: Model, recipe: Recipe, which: int) -> DataIterator:
     ]
     return word_problem_batches(
         model.tokenizer,
-        seed=recipe.seed + REHEARSAL + which,
-        batch_tokens=recipe.rehearsal_tokens,
+        seed=recipe.seed + REPLAY + which,
+        batch_tokens=recipe.replay_tokens,
         buckets=[part for part, _ in parts],
         mixture=((0, tuple(weight for _, weight in parts)),),
         spec=model.token_spec,
     )
 
 
-def with_rehearsal(
+def with_replay(
     model: Model, recipe: Recipe, loss: Loss, pairs: DataIterator, fresh: DataIterator
 ) -> tuple[Loss, Together]:
     """A loss over pairs and its data, both with a next-token part over fresh problems."""
@@ -294,7 +296,7 @@ def train(
     network = model.network
     loss = consistency_loss(network, model.token_spec, recipe.rules, packed=True)
     if fresh is not None:
-        loss, data = with_rehearsal(model, recipe, loss, data, fresh)
+        loss, data = with_replay(model, recipe, loss, data, fresh)
     optimizer = muon(
         stage.learning_rate,
         stage.updates,
@@ -344,7 +346,7 @@ def main(
         if not (here / "model" / "config.json").exists():
             shared = trajectories if which == 0 else None
             # Before the collection, which takes long, so that an option without sense is refused at once.
-            fresh = fresh_problems(model, recipe, which) if recipe.rehearsal_tokens else None
+            fresh = fresh_problems(model, recipe, which) if recipe.replay_tokens is not None else None
             with jax.default_matmul_precision(recipe.matmul_precision):
                 gathered = gather(model, place, recipe, which, shared or here / "trajectories")
                 trained = train(model, recipe, which, gathered, fresh, here / "training")

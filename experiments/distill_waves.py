@@ -1,9 +1,9 @@
 """Consistency distillation of a recurrent-depth model: `python experiments/distill_waves.py`.
 
-A wave commits more than one token a step only where the model guesses well behind tokens that are not settled yet. So
+A wave commits more than one token a step only where the model guesses well after tokens that are not settled yet. So
 `tiny-recurrent`, its core deepened by layers that begin as pass-through, learns from the Jacobi trajectories of
-`tiny-causal` (same tokens, same problems) to say behind any point of a trajectory what it says behind the end of it,
-at few recurrences, while it rehearses the problems at more. The first round of `distill.py tiny-jacobi` collects the
+`tiny-causal` (same tokens, same problems) to say after any iterate of a trajectory what it says after its last,
+at few recurrences, while it replays the problems at more. The first round of `distill.py tiny-jacobi` collects the
 same trajectories, and the two can share them with `--trajectories`. A run that was stopped goes on where it stood.
 """
 
@@ -19,7 +19,7 @@ from train import rounded
 
 from paradec_jax import load, store
 from paradec_jax.config import RecurrentDepthConfig
-from paradec_jax.data.noisy_points import Selection, kept
+from paradec_jax.data.noisy_iterates import Selection, kept
 from paradec_jax.data.pair_batches import pair_batches
 from paradec_jax.data.trajectories import Trajectories
 from paradec_jax.losses import poisson_lognormal, recurrent_consistency_loss, recurrent_loss
@@ -35,7 +35,7 @@ class Recipe:
     Attributes:
       name: of the run and its folder.
       start: model folder or name of the recurrent-depth model that the run starts from.
-      copies: new layers behind each layer of its core; 0 for none.
+      copies: new layers after each layer of its core; 0 adds none.
       source: the recipe of `distill.py` whose first round says what the trajectories are.
       order: of the wanted noise, see `Selection`.
       rules: of the loss, see `ConsistencyRules`.
@@ -44,10 +44,10 @@ class Recipe:
       learning_rate: peak of Muon, for matrices.
       adam_share: learning rate of embedding, norms and biases, relative to that of the matrices.
       batch_tokens: positions of a batch, both copies and padding included.
-      rehearsal_tokens: positions of fresh problems that each batch has besides.
+      replay_tokens: positions of fresh problems that each batch has besides.
       mean: M of the recurrence at which noisy blocks are read; E[r] = M + 1.
-      rehearsal_mean: M of the recurrence of fresh problems.
-      backprop_depth, rehearsal_depth: recurrences that carry gradient in either.
+      replay_mean: M of the recurrence of fresh problems.
+      backprop_depth, replay_depth: recurrences that carry gradient in either.
       filler_share: share of the blocks whose wrong tokens are uniformly random.
       ema_decay: decay of the averaged weights, which are the ones exported.
       matmul_precision: `jax.default_matmul_precision` of the run.
@@ -67,11 +67,11 @@ class Recipe:
     learning_rate: float = 8e-3
     adam_share: float = 0.4
     batch_tokens: int = 3072
-    rehearsal_tokens: int = 1024
+    replay_tokens: int = 1024
     mean: float = 1.5
-    rehearsal_mean: float = 3.0
+    replay_mean: float = 3.0
     backprop_depth: int = 3
-    rehearsal_depth: int = 4
+    replay_depth: int = 4
     filler_share: float = 0.3
     ema_decay: float = 0.99
     matmul_precision: str = "BF16_BF16_F32"
@@ -80,7 +80,7 @@ class Recipe:
 
 
 def objective(model: store.Model, recipe: Recipe) -> Loss:
-    """Consistency behind noisy blocks plus the next token of fresh problems, each at a recurrence of its own."""
+    """Consistency after noisy blocks plus the next token of fresh problems, each at a recurrence of its own."""
     network = model.network
     noisy = recurrent_consistency_loss(
         network,
@@ -89,9 +89,10 @@ def objective(model: store.Model, recipe: Recipe) -> Loss:
         model.token_spec,
         recipe.rules,
         filler_share=recipe.filler_share,
+        remat=True,
     )
     next_token = recurrent_loss(
-        network, poisson_lognormal(recipe.rehearsal_mean), recipe.rehearsal_depth, remat=True
+        network, poisson_lognormal(recipe.replay_mean), recipe.replay_depth, remat=True
     )
 
     def both(params: Any, frozen: Any, batch: dict[str, Any], key: jax.Array) -> tuple[jax.Array, Metrics]:
@@ -110,10 +111,10 @@ def data_of(model: store.Model, recipe: Recipe, trajectories: Trajectories) -> T
     indices = kept(trajectories, stop=model.token_spec.stop, unique="prompt")
     if len(indices) == 0:
         raise SystemExit("every answer repeats one token too often to be learned from")
-    rehearsed = dataclasses.replace(
+    replayed = dataclasses.replace(
         distill.RECIPES[recipe.source],
         seed=recipe.seed,
-        rehearsal_tokens=recipe.rehearsal_tokens,
+        replay_tokens=recipe.replay_tokens,
         start=recipe.start,
     )
     return Together(
@@ -125,7 +126,7 @@ def data_of(model: store.Model, recipe: Recipe, trajectories: Trajectories) -> T
             buckets=buckets(trajectories, indices),
             indices=indices,
         ),
-        fresh=fresh_problems(model, rehearsed, 0),
+        fresh=fresh_problems(model, replayed, 0),
     )
 
 

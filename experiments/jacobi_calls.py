@@ -18,6 +18,7 @@ from rich.table import Table
 from convert import qwen2
 from convert.engine import read_json
 from paradec_jax import Jacobi, Lookahead, MultiBlock, PromptLookup, make_request, run
+from paradec_jax.io import atomic_write_text
 
 BUDGET = 200  # of the recorded runs
 
@@ -87,7 +88,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             calls.append(int(np.sum(np.asarray(result.network_calls) - 1)))
         row: dict[str, Any] = {"block": n, "decoder": name, "seeds": options.seeds, "tokens": tokens}
         rows.append(row | {"calls": float(np.mean(calls)), "least": min(calls), "most": max(calls)})
-    options.out.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    atomic_write_text(options.out, json.dumps(rows, indent=2) + "\n")
     table = Table("n", "decoder", "calls", "least to most", "tokens a call")
     for row in rows:
         figures = f"{row['calls']:.1f}", f"{row['least']} to {row['most']}", f"{tokens / row['calls']:.2f}"

@@ -6,7 +6,7 @@ soft rollout on training problems, where
     loss = mean over positions of (loss of the state that leaves) + price * (expected steps of the position)
 
 The first term is the distance to the state after r = 16 recurrences along the right text, or minus the
-log-likelihood of the right next token. Positions behind a wrong committed token do not count. The rival is a random
+log-likelihood of the right next token. Positions after a wrong committed token do not count. The rival is a random
 search of equal cost that decodes training problems in the discrete sampler. Both choose among a few candidates on
 tuning problems by their utility, exact answers less a price of network calls; then everything is measured once in
 the discrete sampler on unseen problems, beside the paper's hand-set values and those that were tuned by hand.
@@ -32,6 +32,7 @@ from sampler_loss import HAND, Options, Pool, Theta, batch_of, constrained, draw
 
 from paradec_jax import Model, Wavefront, load, run
 from paradec_jax.evaluate import Setting, compare, exact_answers, paired, wilson, word_problems
+from paradec_jax.io import atomic_write_text
 
 GRADIENT = 4  # forward passes that a gradient through a checkpointed rollout costs
 TUNED = ({**HAND, "momentum": 0.0, "exit_threshold": 0.1}, {**HAND, "momentum": 0.0, "exit_threshold": 0.4})
@@ -71,7 +72,7 @@ def learn(model: Model, pool: Pool, options: Options, path: Path) -> dict[str, A
             saved["update"] = i + 1
             saved["leaves"] = [np.asarray(x).tolist() for x in jax.tree.leaves((theta, adam))]
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(saved) + "\n")
+            atomic_write_text(path, json.dumps(saved) + "\n")
             print(f"update {i + 1:4d}  {show(saved['history'][-1])}", flush=True)
     prefill = pool.prompts.shape[1] * options.prefill_recurrence
     step = options.steps * options.width * options.inner_recurrence
@@ -223,7 +224,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         "learned_less_random_search": rival._asdict(),
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    atomic_write_text(options.out, json.dumps(result, indent=1) + "\n")
 
 
 def informative(history: Sequence[dict[str, Any]]) -> None:

@@ -21,6 +21,7 @@ from paradec_jax import AutoRegressive, Model, load, make_request, run
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.decode import Request
 from paradec_jax.evaluate import Setting, word_problems
+from paradec_jax.io import atomic_write_text
 from paradec_jax.store import fingerprint, names_of
 
 
@@ -145,7 +146,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     for place, name in zip(options.models, names_of(options.models), strict=True):
         for row in rows_of(place, name, options, done):
             done.append(row)
-            options.out.write_text(json.dumps({"options": kept, "rows": done}, indent=1) + "\n")
+            atomic_write_text(options.out, json.dumps({"options": kept, "rows": done}, indent=1) + "\n")
             print(
                 f"{row['model']:14s} batch {row['batch']}  {row['label']:45s} {row['equal']}/{row['problems']} "
                 f"equal  {row['more_calls_than_greedy']} with more calls  "

@@ -17,7 +17,10 @@ def draw(study: Study, rows: Sequence[Row], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure = plt.figure(figsize=(9, 3.6), layout="constrained")
-    {"curves": _curves, "heat": _heat, "grid": _grid, "bars": _bars}[study.kind](figure, study, rows)
+    if study.kind == "bars":
+        _bars(figure, rows)
+    else:
+        {"curves": _curves, "heat": _heat, "grid": _grid}[study.kind](figure, study, rows)
     model, problems = rows[0]["model"], rows[0]["problems"]
     figure.suptitle(f"{study.title}: {model}, {problems} problems", fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +151,7 @@ def _grid(figure: Any, study: Study, rows: Sequence[Row]) -> None:
     panel.set_ylabel(_name(study.lines))
 
 
-def _bars(figure: Any, study: Study, rows: Sequence[Row]) -> None:
+def _bars(figure: Any, rows: Sequence[Row]) -> None:
     """Exact answers with intervals and tokens per second, a row each; of causal models tokens a call besides."""
     causal = rows[0]["family"] == "jacobi"
     figure.set_size_inches(12 if causal else 9, 1.2 + 0.28 * len(rows))

@@ -159,7 +159,10 @@ def main(
     with jax.default_matmul_precision(recipe.matmul_precision):
         state = fit(
             stepwise_loss(
-                RecurrentDepthNetwork(shape), exponential(recipe.prompt_mean_at), recipe.backprop_depth
+                RecurrentDepthNetwork(shape),
+                exponential(recipe.prompt_mean_at),
+                recipe.backprop_depth,
+                remat=True,
             ),
             init_params(shape, jax.random.fold_in(key, 0)),
             data,

@@ -74,7 +74,7 @@ class Options:
 
 
 def static(recurrence: int, *, baseline: bool = False) -> Setting:
-    """One token after another, each at the same recurrence, behind a prompt that was read once."""
+    """One token after another, each at the same recurrence, after a prompt that was read once."""
     return Setting(
         "autoregressive", AutoRegressive(recurrence=recurrence, prefill_recurrence=1), baseline=baseline
     )
@@ -189,7 +189,7 @@ def step_costs(
 ) -> list[dict[str, Any]]:
     """Seconds of an answer at other widths, in the steps that the trained model takes.
 
-    An answer has T tokens behind the one that the prompt predicts. Static decoding takes T steps at r = 12; the wave
+    An answer has T tokens after the one that the prompt predicts. Static decoding takes T steps at r = 12; the wave
     takes n at r' = 4, the first of which has one position and the others T.
     """
     assert model.tokenizer is not None and isinstance(model.config, RecurrentDepthConfig)

@@ -19,6 +19,7 @@ from paradec_jax import AutoRegressive, load
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.decode import score
 from paradec_jax.evaluate import Setting, compare, wilson, word_problems
+from paradec_jax.io import atomic_write_text
 
 RECURRENCES = (1, 2, 3, 4, 6, 8, 16, 32)
 
@@ -106,7 +107,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     for row in result["distance"]:
         print(f"r {row['recurrence']:2d}  change {row['change']:.2e}  to r 32 {row['distance_to_last']:.2e}")
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    atomic_write_text(options.out, json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

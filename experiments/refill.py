@@ -258,7 +258,7 @@ def plot(rows: Sequence[dict], path: Path) -> None:
                 lower.plot(sizes, [100 * row["occupancy"] for row in line], "o-", ms=4, color=colour)
         alone = next(row for row in rows if row["label"] == label and row["rows"] == 1)
         upper.axhline(alone["tokens_per_second"], color="grey", ls=":", label="one by one")
-        title = label.replace(" ", "\u00a0").replace(",\u00a0", ", ")  # lines break behind commas alone
+        title = label.replace(" ", "\u00a0").replace(",\u00a0", ", ")  # lines break after commas alone
         upper.set_title("\n".join(textwrap.wrap(title, 40)), fontsize=10)
         upper.set_ylim(bottom=0)
         lower.set_ylim(0, 105)

@@ -17,7 +17,11 @@ from paradec_jax.evaluate import word_problems
 Theta = dict[str, Any]  # unconstrained momentum, noise and exit_threshold, [K] each
 # Largest momentum and noise; an exit threshold is positive.
 MOST = {"momentum": 0.9, "noise": 0.5}
-HAND = {"momentum": 0.1, "noise": 0.0, "exit_threshold": 0.03}  # the paper's values
+HAND = {
+    "momentum": 0.1,
+    "noise": 0.0,
+    "exit_threshold": 0.03,
+}  # the values of the wavefront paper, arXiv 2510.14961
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +92,7 @@ class Pool:
 
     @property
     def budget(self) -> int:
-        """Tokens that the longest right text may hold behind the longest prompt."""
+        """Tokens that the longest right text may hold after the longest prompt."""
         return self.texts.shape[1] - self.prompts.shape[1]
 
 

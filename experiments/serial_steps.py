@@ -15,6 +15,7 @@ import tyro
 from paradec_jax import RECURRENT_PRESETS, Wavefront, make_request
 from paradec_jax.evaluate.bench import fixed_wavefront, static
 from paradec_jax.evaluate.schedule import schedule
+from paradec_jax.io import atomic_write_text
 from paradec_jax.testing import StubNetwork
 
 
@@ -25,7 +26,7 @@ class Options:
     Attributes:
       preset: a named shape, whose layers are counted.
       recurrence: r, recurrences of a token; its divisors are the inner recurrences r'.
-      new_tokens: tokens to decode behind the one that the prompt predicts.
+      new_tokens: tokens to decode after the one that the prompt predicts.
       out: where the JSON goes.
     """
 
@@ -108,7 +109,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         )
     result = {"options": {**dataclasses.asdict(options), "out": options.out.name}, "rows": rows}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    atomic_write_text(options.out, json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import tyro
 from paradec_jax import RECURRENT_PRESETS, AutoRegressive, Wavefront, make_request
 from paradec_jax.evaluate.settings import EVERY_STEP
 from paradec_jax.evaluate.throughput import Subject, measure
+from paradec_jax.io import atomic_write_text
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.models.recurrent_depth import init_params
 
@@ -91,7 +92,9 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         print(json.dumps(row | {"microseconds": {name: round(t) for name, t in times.items()}}), flush=True)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     facts = {"device": jax.devices()[0].device_kind, "context": options.context, "tokens": options.tokens}
-    options.out.write_text(json.dumps({**facts, "passes": options.passes, "rows": rows}, indent=1) + "\n")
+    atomic_write_text(
+        options.out, json.dumps({**facts, "passes": options.passes, "rows": rows}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Causal models side by side on the same unseen problems. `python experiments/side_by_side.py MODEL MODEL ...`.
 
-For tables 3 and 4 of Jacobi Forcing, whose rows differ in how a model was distilled: the first model is the one that
+For tables 3 and 4 of Jacobi Forcing (Hu et al. 2025, arXiv 2512.14681), whose rows differ in how a model was distilled: the first model is the one that
 the others are paired with. Every decoder here keeps a model's answers, so exact answers belong to the model, tokens a
 network call to model and decoder:
 

@@ -86,7 +86,7 @@ def wave(
     return Setting("wavefront", decoder, Wavefront.Knobs(**knobs))
 
 
-def leap(width: int, headway: int, carry: bool = False, exit: float = EVERY_STEP) -> Setting:
+def multi_token(width: int, headway: int, carry: bool = False, exit: float = EVERY_STEP) -> Setting:
     """A wave of one recurrence that may commit several tokens a step."""
     decoder = Wavefront(inner_recurrence=1, width=width, headway=headway, carry=carry, prefill_recurrence=1)
     return Setting("wavefront", decoder, Wavefront.Knobs(exit_threshold=exit, momentum=0.0))
@@ -230,12 +230,12 @@ STUDIES: dict[str, Study] = {
         "inner_recurrence",
         "curves",
     ),
-    "leaps": Study(
+    "multi_token": Study(
         "Width and headway of a wave that carries nothing over (Jacobi decoding)",
         lambda d: [
             static(1),
             static(2),
-            *(leap(w, h) for w in (2, 4, 6, 8, 12, 16) for h in (1, 2, 4, 8, 16) if h <= w),
+            *(multi_token(w, h) for w in (2, 4, 6, 8, 12, 16) for h in (1, 2, 4, 8, 16) if h <= w),
         ],
         "width",
         "headway",
@@ -243,7 +243,9 @@ STUDIES: dict[str, Study] = {
     ),
     "carry": Study(
         "Whether states outlive the tokens that they were computed from",
-        lambda d: [leap(8, 8, carry=c, exit=e) for c in (True, False) for e in (0.1, 0.4, 1.6, EVERY_STEP)],
+        lambda d: [
+            multi_token(8, 8, carry=c, exit=e) for c in (True, False) for e in (0.1, 0.4, 1.6, EVERY_STEP)
+        ],
     ),
     "init_scale": Study(
         "Scale of initial states",

@@ -8,7 +8,6 @@ are missing.
 
 import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +34,7 @@ from paradec_jax.evaluate import (
 )
 from paradec_jax.evaluate.benchmarks import gsm8k
 from paradec_jax.evaluate.results import write_csv
+from paradec_jax.io import atomic_write_text
 
 STUDIES = studies.STUDIES | jacobi_studies.STUDIES
 GROUP = 6  # settings that are timed in turns, next to the baseline
@@ -223,10 +223,8 @@ def _read(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
 
 def _write(path: Path, facts: dict[str, Any], rows: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
     device = jax.devices()[0].device_kind
-    part.write_text(json.dumps({"facts": facts, "device": device, "rows": rows}, indent=1) + "\n")
-    os.replace(part, path)
+    atomic_write_text(path, json.dumps({"facts": facts, "device": device, "rows": rows}, indent=1) + "\n")
 
 
 def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -2,7 +2,7 @@
 
 The recipe of `tiny-recurrent`: word problems of growing length, a recurrence whose mean grows with the step,
 truncated backpropagation. `tiny-recurrent-exponential` is that model finetuned with a recurrence drawn from an
-exponential distribution, as the paper's math model was. `tiny-causal` is a plain causal transformer on the same
+exponential distribution, as the math model of arXiv 2510.14961 was. `tiny-causal` is a plain causal transformer on the same
 problems, trained in three runs: look-ups are practised once the first has learned to make any, and the third goes on
 with a low learning rate. A run that was stopped goes on where its last checkpoint stood.
 """
@@ -25,10 +25,10 @@ from paradec_jax.train import fit, muon
 
 # Nine problems of ten fit; with room for the longest, a fifth to a third of a batch would be padding.
 BUCKETS = (Bucket(2, 2, 102), Bucket(3, 4, 161), Bucket(5, 6, 226), Bucket(7, 8, 286))
-DRILLS = (
-    Bucket(0, 0, 128, drill="sums"),
-    Bucket(0, 0, 256, drill="steps"),
-    Bucket(0, 0, 128, drill="recalls"),
+AUXILIARY = (
+    Bucket(0, 0, 128, task="sums"),
+    Bucket(0, 0, 256, task="steps"),
+    Bucket(0, 0, 128, task="recalls"),
 )
 
 
@@ -50,7 +50,7 @@ class Recipe:
       first_mean, last_mean: M of the recurrence's draw before and after the curriculum; E[r] = M + 1 for the
         Poisson draw.
       growth: updates between which M grows.
-      mixture: from which update on, and how often, each of `BUCKETS` and `DRILLS` is drawn: two-step problems
+      mixture: from which update on, and how often, each of `BUCKETS` and `AUXILIARY` is drawn: two-step problems
         first, then much practice, then problems of all lengths.
       backprop_depth: recurrences that carry gradient.
       ema_decay: decay of the averaged weights, which are the ones exported.
@@ -150,7 +150,7 @@ RECIPES = {
         exported_bits=16,
         seed=2,
     ),
-    # What tiny-jacobi rehearses, alone: whether its answers owe more to distillation or to practice.
+    # What tiny-jacobi replays, alone: whether its answers owe more to distillation or to practice.
     "control": Recipe(
         name="control",
         preset="tiny-causal",
@@ -199,7 +199,7 @@ def main(
         tokenizer,
         seed=recipe.seed,
         batch_tokens=recipe.batch_tokens,
-        buckets=(*BUCKETS, *DRILLS),
+        buckets=(*BUCKETS, *AUXILIARY),
         mixture=recipe.mixture,
     )
     if isinstance(config, RecurrentDepthConfig):

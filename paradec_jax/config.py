@@ -47,10 +47,10 @@ class RecurrentDepthConfig:
       qk_bias: whether queries and keys carry a learned bias (before the rotation).
       tie_embeddings: whether the output matrix is the embedding.
       mean_recurrence: default recurrences at inference, mean of the training draw.
-      mean_backprop_depth: last recurrences of a training step that carry gradient.
+      mean_backprop_depth: last recurrences of a training step that carry gradient, unless a loss is told otherwise.
       dtype: dtype of activations; norms, softmax and logits are float32 whatever it is.
       param_dtype: dtype of parameters.
-      remat: "none" or "iteration" (one rematerialised region per recurrence).
+      remat: "none" or "iteration" (a loss rematerialises each recurrence), unless a loss is told otherwise.
     """
 
     vocab_size: int

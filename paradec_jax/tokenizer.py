@@ -72,10 +72,6 @@ class Tokenizer:
         """Whether both give every text the same ids: whether they are the same file."""
         return self._backend.to_str() == other._backend.to_str()
 
-    def token_id(self, token: str) -> int | None:
-        """Id of one vocabulary entry as the file spells it, or None."""
-        return self._backend.token_to_id(token)
-
 
 class StreamDecoder:
     """Turns ids that arrive a few at a time into text that never has to be taken back.

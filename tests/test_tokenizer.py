@@ -53,7 +53,7 @@ def test_batch_is_row_by_row(tokenizer):
 def test_vocabulary(tokenizer):
     spec = vocabulary.token_spec()
     assert tokenizer.vocab_size <= 512
-    assert [tokenizer.token_id(token) for token in vocabulary.SPECIAL_TOKENS] == [0, 1, 2]
+    assert [tokenizer.encode(token) for token in vocabulary.SPECIAL_TOKENS] == [[0], [1], [2]]
     assert (spec.pad, spec.bos, spec.stop) == (0, 1, (2,))
     assert tokenizer.encode("Ana<|eos|>")[1:] == [2]
     assert tokenizer.decode([1, *tokenizer.encode("Ana"), 2], skip_special=True) == "Ana"

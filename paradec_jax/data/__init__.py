@@ -1,7 +1,7 @@
 """Data: the word-problem generator, its tokenizer, stored trajectories, and resumable batches."""
 
 from paradec_jax.data.batches import BUCKETS, Bucket, encode_prompts, word_problem_batches
-from paradec_jax.data.noisy_points import Selection, corrupted, kept
+from paradec_jax.data.noisy_iterates import Selection, corrupted, kept
 from paradec_jax.data.pair_batches import PairBucket, pair_batches
 from paradec_jax.data.trajectories import Generation, Trajectories, TrajectoryWriter
 from paradec_jax.data.vocabulary import build_tokenizer, token_spec

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.data.drills import drill
+from paradec_jax.data.auxiliary import auxiliary_task
 from paradec_jax.data.endless import endless
 from paradec_jax.data.vocabulary import token_spec
 from paradec_jax.data.word_problems import WordProblem, problem
@@ -25,14 +25,14 @@ _TRIES = 4  # problems that a row may pass over before the bucket counts as too 
 class Bucket:
     """Problems of `steps_low` to `steps_high` steps, padded to `length` positions (T of the batch).
 
-    Problems that need more positions are passed over; at least half of them must fit. With a `drill`, the rows
-    are practice of that kind (`drills.KINDS`), cut at `length`, and the numbers of steps mean nothing.
+    Problems that need more positions are passed over; at least half of them must fit. With a `task`, the rows
+    are practice of that kind (`auxiliary.KINDS`), cut at `length`, and the numbers of steps mean nothing.
     """
 
     steps_low: int
     steps_high: int
     length: int
-    drill: str | None = None
+    task: str | None = None
 
 
 # The lengths hold every problem that the templates can make, not only those seen.
@@ -62,8 +62,8 @@ class BatchMaker:
         for bucket in self.buckets:
             if bucket.length > self.batch_tokens:
                 raise ValueError(f"batch_tokens {self.batch_tokens} cannot hold a row of {bucket.length}")
-            if bucket.drill is not None:
-                drill(self.seed, 0, bucket.drill)
+            if bucket.task is not None:
+                auxiliary_task(self.seed, 0, bucket.task)
                 continue
             steps = (bucket.steps_low, bucket.steps_high)
             sample = self._ids([problem(self.seed, i, self.split, steps) for i in range(_LENGTH_SAMPLE)])
@@ -82,8 +82,8 @@ class BatchMaker:
         return self.buckets[min(which, int(np.flatnonzero(weights)[-1]))]
 
     def problems(self, index: int) -> list[WordProblem]:
-        """The problems of batch `index`, none in one of drills; no two batches share a problem index."""
-        if self.bucket_of(index).drill is not None:
+        """The problems of batch `index`, none in one of an auxiliary task; no two batches share a problem index."""
+        if self.bucket_of(index).task is not None:
             return []
         return [item for item, _, _ in self._fitting(index)]
 
@@ -108,8 +108,8 @@ class BatchMaker:
     def __call__(self, index: int) -> Batch:
         """Batch `index` as {"tokens", "targets", "weights"}, each [B, T]."""
         bucket = self.bucket_of(index)
-        if bucket.drill is not None:
-            return self._drills(index, bucket)
+        if bucket.task is not None:
+            return self._practice(index, bucket)
         rows = [(prompt, solution) for _, prompt, solution in self._fitting(index)]
         tokens = np.full((len(rows), bucket.length + 1), self.spec.pad, np.int32)
         weights = np.zeros((len(rows), bucket.length), np.float32)
@@ -120,16 +120,16 @@ class BatchMaker:
             weights[i, len(prompt) - 1 : end - 1] = 1
         return {"tokens": tokens[:, :-1].copy(), "targets": tokens[:, 1:].copy(), "weights": weights}
 
-    def _drills(self, index: int, bucket: Bucket) -> Batch:
+    def _practice(self, index: int, bucket: Bucket) -> Batch:
         """A batch of practice rows, weighted at the tokens of their spans."""
-        assert bucket.drill is not None
+        assert bucket.task is not None
         count, width = self.batch_tokens // bucket.length, bucket.length
         stride = self.batch_tokens // min(bucket.length for bucket in self.buckets)
         tokens = np.full((count, width + 1), self.spec.pad, np.int32)
         weights = np.zeros((count, width + 1), np.float32)
         begin = [] if self.spec.bos is None else [self.spec.bos]
         for i in range(count):
-            item = drill(self.seed, index * stride + i, bucket.drill)
+            item = auxiliary_task(self.seed, index * stride + i, bucket.task)
             read = [*begin, *self.tokenizer.encode(item.prompt)]
             written, offsets = self.tokenizer.encode_with_offsets(item.answer)
             ids, start = [*read, *written][: width + 1], len(read)

@@ -1,4 +1,4 @@
-"""Trajectories as a Jacobi decoder leaves them behind: every iterate of every block of a prompt's answer."""
+"""Trajectories as a Jacobi decoder leaves them: every iterate of every block of a prompt's answer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,12 +19,12 @@ def collect(
 ) -> list[Generation]:
     """Decodes a request and keeps the iterates of each block: accepted tokens, then the draft of the rest.
 
-    A block's first point is the draft it starts from (of the first block: the iterate that the prompt's call gives,
-    of later ones random tokens behind the known first one), its last the fixed point. Behind a row's stop token all
-    points hold the decoder's `pad`. A block that the budget cuts is left out, and so are rows without a whole block.
+    A block's first iterate is the draft it starts from (of the first block: the iterate that the prompt's call gives,
+    of later ones random tokens after the known first one), its last the fixed point. After a row's stop token all
+    iterates hold the decoder's `pad`. Blocks that the budget cuts are left out, and rows without a whole one.
 
     Args:
-      decoder: a bound decoder of blocks. Candidates are welcome: a point's draft is what the winning row predicts.
+      decoder: a bound decoder of blocks. Candidates are welcome: an iterate's draft is what the winning row predicts.
       params, request, knobs: as for `run`.
       data_ids: id of each row's problem.
 
@@ -46,9 +46,9 @@ def collect(
     for row, data_id in enumerate(data_ids):
         stopped = reasons[row] == Reason.STOP
         history = [(int(length[row]), draft[row]) for length, draft in zip(lengths, drafts, strict=True)]
-        points = _blocks(tokens[row], int(starts[row]), history, decoder.block, decoder.spec.pad, stopped)
-        if points:
-            found.append(Generation(int(data_id), tokens[row, : starts[row]], points))
+        iterates = _blocks(tokens[row], int(starts[row]), history, decoder.block, decoder.spec.pad, stopped)
+        if iterates:
+            found.append(Generation(int(data_id), tokens[row, : starts[row]], iterates))
     return found
 
 
@@ -67,7 +67,7 @@ def _blocks(
     text = np.full(start + blocks * size, pad, np.int32)
     used = min(end, len(text))
     text[:used] = tokens[:used]
-    points: list[list[np.ndarray]] = [[] for _ in range(blocks)]
+    iterates: list[list[np.ndarray]] = [[] for _ in range(blocks)]
     for length, draft in history:
         place = (length - 1 - start) // size  # the block of the newest token
         if place >= blocks:
@@ -77,10 +77,10 @@ def _blocks(
         guess[length - begin :] = draft[: begin + size - length]
         if stopped:
             guess[end - begin :] = pad
-        if not points[place] or not np.array_equal(points[place][-1], guess):
-            points[place].append(guess)
+        if not iterates[place] or not np.array_equal(iterates[place][-1], guess):
+            iterates[place].append(guess)
     for place in range(blocks):
         fixed = text[start + place * size : start + (place + 1) * size]
-        if not points[place] or not np.array_equal(points[place][-1], fixed):
-            points[place].append(fixed)
-    return [np.stack(block) for block in points]
+        if not iterates[place] or not np.array_equal(iterates[place][-1], fixed):
+            iterates[place].append(fixed)
+    return [np.stack(block) for block in iterates]

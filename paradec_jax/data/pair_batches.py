@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from paradec_jax.data.endless import endless
-from paradec_jax.data.noisy_points import Example, Selection, pack, pack_block
+from paradec_jax.data.noisy_iterates import Example, Selection, pack, pack_block
 from paradec_jax.data.trajectories import Generation, Trajectories
 
 Batch = dict[str, np.ndarray]
@@ -84,11 +84,6 @@ class PairBatchMaker:
         usable = (fits if self.longer == "truncate" else whole).any(axis=1)
         return [np.flatnonzero(usable & (best == i)) for i in range(len(self.buckets))]
 
-    @property
-    def dropped(self) -> int:
-        """Items that no bucket holds."""
-        return len(self.items) - sum(len(items) for items in self.members)
-
     @functools.cached_property
     def epoch(self) -> int:
         """Batches of an epoch, in which every item is seen at least once."""
@@ -123,7 +118,7 @@ class PairBatchMaker:
             if block >= 0:
                 examples.append(pack_block(generation, int(block), self.selection, rng))
                 continue
-            short = Generation(generation.data_id, generation.prompt, generation.points[: bucket.pairs])
+            short = Generation(generation.data_id, generation.prompt, generation.iterates[: bucket.pairs])
             examples.append(pack(short, self.selection, rng))
         return examples
 
@@ -182,11 +177,11 @@ def pair_batches(
     Args:
       trajectories: the stored generations.
       seed: non-negative seed; batch i is a pure function of (seed, i) and the other arguments.
-      selection: which noisy point a block gets; that of the released data by default.
+      selection: which noisy iterate a block gets; that of the released data by default.
       batch_tokens: positions of a batch, both copies and padding included.
       buckets: the shapes of batches; by default one that holds the longest prompt and the most blocks.
       indices: generations to use, such as those of `kept`; all by default.
-      unit: what a row is: a "generation" with all of its blocks, or one "block" behind everything before it
+      unit: what a row is: a "generation" with all of its blocks, or one "block" after everything before it
         (T = 1, as `cllm_loss` wants it).
       longer: generations with more blocks than any bucket: "drop" or "truncate" to the first ones.
       prefetch: batches made ahead in a thread; 0 makes each one when it is asked for.
@@ -218,7 +213,7 @@ def pair_batch_maker(
     unit: str = "generation",
     longer: str = "drop",
 ) -> PairBatchMaker:
-    """The function from i to batch i behind `pair_batches`, whose arguments it takes."""
+    """The function from i to batch i of `pair_batches`, whose arguments it takes."""
     chosen = np.arange(len(trajectories)) if indices is None else np.asarray(indices, np.int64)
     if len(chosen) == 0 or chosen.min() < 0 or chosen.max() >= len(trajectories):
         raise ValueError(f"indices must name generations from 0 to {len(trajectories) - 1}, at least one")

@@ -222,7 +222,7 @@ def pointer_batches(
     """An endless iterator over batches for `losses.stepwise_loss`; `get_state` and `set_state` resume it exactly.
 
     A row is bos, the table, the queries, " =" and the answers. Targets are what is to be said after each recurrence:
-    after the first the query itself, after the second whom it has, and so on to the end of the chain; behind the last
+    after the first the query itself, after the second whom it has, and so on to the end of the chain; after the last
     answer the stop token. The prompt is asked for the key of each entry where the entry ends, without which look-ups
     take much longer to learn, and for the first token of the answer: {"tokens": int32 [B, T], "targets": int32
     [K, B, Q + 1], "recurrences": int32 [], "prompt_targets": int32 [B, S], "prompt_weights": float32 [B, S]}.

@@ -8,8 +8,8 @@
       prompts.npy        [sum P]     prompts, one after the other
       prompt_ends.npy    [M]         where each prompt ends
       block_ends.npy     [M]         where each generation's blocks end
-      point_ends.npy     [blocks]    where each block's points end
-      points.npy         [points, n] every iterate: the draft first, the fixed point last
+      point_ends.npy     [blocks]    where each block's iterates end
+      points.npy         [iterates, n] every iterate: the draft first, the fixed point last
 
 A generation is stored once, with all of its blocks: each block follows the prompt and the fixed points before it.
 A shard appears whole or not at all, and counts once the manifest names it. Nothing is ever unpickled.
@@ -26,6 +26,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Int
+
+from paradec_jax.io import atomic_write_text
 
 FORMAT_VERSION = 1
 COLUMNS = {
@@ -51,7 +53,7 @@ class Block(NamedTuple):
       place: its place among the generation's blocks, from 0.
       prompt: the problem's tokens, without any of the generation.
       generated: tokens generated before the block.
-      points: all iterates, the draft first.
+      iterates: all iterates, the draft first.
       fixed: the last of them, the fixed point.
     """
 
@@ -59,7 +61,7 @@ class Block(NamedTuple):
     place: int
     prompt: Int[np.ndarray, " P"]
     generated: Int[np.ndarray, " L"]
-    points: Int[np.ndarray, "X n"]
+    iterates: Int[np.ndarray, "X n"]
     fixed: Int[np.ndarray, " n"]
 
 
@@ -70,38 +72,40 @@ class Generation:
     Attributes:
       data_id: id of the problem.
       prompt: its tokens, at least one.
-      points: iterates of each block [X, n], the draft first, the fixed point last.
+      iterates: iterates of each block [X, n], the draft first, the fixed point last.
 
     Raises:
-      ValueError: an empty prompt, no block, or points that are not [X, n] with one n.
+      ValueError: an empty prompt, no block, or iterates that are not [X, n] with one n.
     """
 
     data_id: int
     prompt: Int[np.ndarray, " P"]
-    points: Sequence[Int[np.ndarray, "X n"]]
+    iterates: Sequence[Int[np.ndarray, "X n"]]
 
     def __post_init__(self) -> None:
-        if len(self.prompt) == 0 or len(self.points) == 0:
+        if len(self.prompt) == 0 or len(self.iterates) == 0:
             raise ValueError(f"generation {self.data_id} must have a prompt and at least one block")
-        shapes = {np.shape(points)[1:] for points in self.points}
-        if len(shapes) != 1 or any(np.ndim(points) != 2 or len(points) == 0 for points in self.points):
-            raise ValueError(f"points of generation {self.data_id} must be [X, n] with one n and X >= 1")
+        shapes = {np.shape(iterates)[1:] for iterates in self.iterates}
+        if len(shapes) != 1 or any(
+            np.ndim(iterates) != 2 or len(iterates) == 0 for iterates in self.iterates
+        ):
+            raise ValueError(f"iterates of generation {self.data_id} must be [X, n] with one n and X >= 1")
 
     @property
     def block_size(self) -> int:
         """n."""
-        return self.points[0].shape[1]
+        return self.iterates[0].shape[1]
 
     @property
     def fixed(self) -> Int[np.ndarray, "T n"]:
         """The fixed points, which together are the generated tokens."""
-        return np.stack([points[-1] for points in self.points])
+        return np.stack([iterates[-1] for iterates in self.iterates])
 
     def block(self, place: int) -> Block:
         """Block `place` with what comes before it."""
-        points = self.points[place]
+        iterates = self.iterates[place]
         generated = self.fixed[:place].reshape(-1)
-        return Block(self.data_id, place, self.prompt, generated, points, points[-1])
+        return Block(self.data_id, place, self.prompt, generated, iterates, iterates[-1])
 
 
 class TrajectoryWriter:
@@ -191,9 +195,7 @@ class TrajectoryWriter:
         temporary.rename(final)
         shards = [*self._manifest["shards"], {"name": name, "generations": len(self._waiting)}]
         self._manifest = {**self._manifest, "shards": shards}
-        draft = self.folder / f".{_MANIFEST}.writing"
-        draft.write_text(json.dumps(self._manifest, indent=2) + "\n", encoding="utf-8")
-        draft.replace(self.folder / _MANIFEST)
+        atomic_write_text(self.folder / _MANIFEST, json.dumps(self._manifest, indent=2) + "\n")
         self._waiting = []
 
     def __enter__(self) -> Self:
@@ -205,13 +207,13 @@ class TrajectoryWriter:
 
 
 def _columns(generations: Sequence[Generation]) -> dict[str, np.ndarray]:
-    blocks = [points for generation in generations for points in generation.points]
+    blocks = [iterates for generation in generations for iterates in generation.iterates]
     columns = {
         "ids": [generation.data_id for generation in generations],
         "prompts": np.concatenate([generation.prompt for generation in generations]),
         "prompt_ends": np.cumsum([len(generation.prompt) for generation in generations]),
-        "block_ends": np.cumsum([len(generation.points) for generation in generations]),
-        "point_ends": np.cumsum([len(points) for points in blocks]),
+        "block_ends": np.cumsum([len(generation.iterates) for generation in generations]),
+        "point_ends": np.cumsum([len(iterates) for iterates in blocks]),
         "points": np.concatenate(blocks),
     }
     return {name: np.asarray(values, COLUMNS[name]) for name, values in columns.items()}
@@ -276,9 +278,9 @@ class Trajectories(Sequence[Generation]):
         which = bisect.bisect_right(self._ends, index)
         shard, row = self._shards[which], index - (self._ends[which - 1] if which else 0)
         blocks = range(*_span(shard["block_ends"], row))
-        points = [shard["points"][slice(*_span(shard["point_ends"], block))] for block in blocks]
+        iterates = [shard["points"][slice(*_span(shard["point_ends"], block))] for block in blocks]
         prompt = shard["prompts"][slice(*_span(shard["prompt_ends"], row))]
-        return Generation(int(shard["ids"][row]), prompt, points)
+        return Generation(int(shard["ids"][row]), prompt, iterates)
 
     def __iter__(self) -> Iterator[Generation]:
         return (self[i] for i in range(len(self)))

@@ -1,7 +1,7 @@
 """Exact answers with their uncertainty, speed, and the table that `paradec compare` prints."""
 
 from paradec_jax.evaluate.compare import Comparison, compare
-from paradec_jax.evaluate.statistics import Paired, paired, ratio, wilson
+from paradec_jax.evaluate.intervals import Paired, paired, ratio, wilson
 from paradec_jax.evaluate.tasks import (
     exact_answers,
     exact_lists,

@@ -18,7 +18,7 @@ from paradec_jax.decode import Decoded, Request, make_request
 from paradec_jax.decode import run as run_decoder
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate.statistics import paired, ratio, wilson
+from paradec_jax.evaluate.intervals import paired, ratio, wilson
 from paradec_jax.evaluate.tasks import exact_answers
 from paradec_jax.evaluate.throughput import Case, Speed, measure
 from paradec_jax.store import Model

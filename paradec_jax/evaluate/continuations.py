@@ -1,6 +1,6 @@
 """Texts continued by any decoder, in batches of one shape, and cut where the text to be judged ends.
 
-Every decoder's output is cut by one rule before it is judged: at its budget, behind its first stop token, and
+Every decoder's output is cut by one rule before it is judged: at its budget, after its first stop token, and
 before the first stop string. Most decoders stop there by themselves; `OfficialWavefront` goes on, as its authors
 released it.
 """
@@ -21,7 +21,7 @@ BUCKET = 32
 
 @dataclasses.dataclass(frozen=True)
 class Continuation:
-    """What a decoder wrote behind one prompt.
+    """What a decoder wrote after one prompt.
 
     Attributes:
       text: without special tokens, cut before the first stop string.

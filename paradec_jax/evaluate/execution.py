@@ -4,12 +4,12 @@
 session and its own temporary folder, an empty environment, no standard input, limits on memory, processor time,
 file size and processes, and a wall clock that kills its whole process group; where Linux lets an ordinary user
 make one (`unshare -rn`), a network namespace without a network. It can still read whatever the user can read,
-write wherever the user can write, and leave processes behind in a session of their own. Run the code of a model
+write wherever the user can write, and leave processes in a session of their own. Run the code of a model
 that you do not trust in a container or a virtual machine, for example
 
     docker run --rm --network none --read-only --tmpfs /tmp -v "$PWD":/work:ro -w /work IMAGE python ...
 
-A sample passes only if the parent reads a random word that the child writes behind the tests, so code that ends
+A sample passes only if the parent reads a random word that the child writes after the tests, so code that ends
 the interpreter early, with whatever exit code, does not pass.
 """
 
@@ -32,7 +32,7 @@ _PROBE_SECONDS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Code to be judged, and the tests that run behind it in the same module."""
+    """Code to be judged, and the tests that run after it in the same module."""
 
     code: str
     tests: str

@@ -50,10 +50,10 @@ def prefix(spec: TokenSpec) -> int:
 def continuation_row(
     tokenizer: Tokenizer, spec: TokenSpec, context: str, continuation: str, length: int
 ) -> Row:
-    """The row that scores a continuation behind a context.
+    """The row that scores a continuation after a context.
 
     As in lm-eval's own models, white space at the end of the context counts as the continuation's, and the
-    continuation's ids are those of both texts together behind as many as the context has by itself. Where a row
+    continuation's ids are those of both texts together after as many as the context has by itself. Where a row
     is longer than the model, it loses ids on the left, begin-of-text first.
 
     Args:
@@ -85,8 +85,8 @@ def continuation_row(
 def rolling_rows(tokenizer: Tokenizer, spec: TokenSpec, text: str, length: int) -> list[Row]:
     """Rows that together score every token of a text once.
 
-    The first starts from `prefix`; each other one scores up to `length` tokens behind at least one, and the
-    last one behind as many as the model's length leaves room for.
+    The first starts from `prefix`; each other one scores up to `length` tokens after at least one, and the
+    last one after as many as the model's length leaves room for.
     """
     ids = tokenizer.encode(text)
     whole = [prefix(spec), *ids]
@@ -149,7 +149,7 @@ def _bucket(count: int, most: int) -> int:
 def _score(
     network: Any, params: Any, ids: Int[Array, "B T1"] | Int[np.ndarray, "B T1"], seed: Any
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
-    """Log-probability of each id behind the first, and whether it is the most probable one."""
+    """Log-probability of each id after the first, and whether it is the most probable one."""
     tokens, targets = jnp.asarray(ids)[:, :-1], jnp.asarray(ids)[:, 1:]
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     keys = jnp.broadcast_to(jax.random.key(seed), tokens.shape[:1])

@@ -8,10 +8,11 @@ import csv
 import io
 import json
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from paradec_jax.io import atomic_write_text
 
 Line = dict[str, Any]
 _TOLD = 3  # differences that an error names
@@ -88,7 +89,7 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_lines(path: Path, lines: Sequence[Any]) -> None:
     """Writes a file of JSON lines, whole or not at all."""
-    _replace(path, "".join(json.dumps(line) + "\n" for line in lines))
+    atomic_write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def write_table(path: Path, result: Any, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -100,7 +101,7 @@ def write_table(path: Path, result: Any, lines: Sequence[Mapping[str, Any]]) -> 
       lines: see `write_csv`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    _replace(path, json.dumps(result, indent=1) + "\n")
+    atomic_write_text(path, json.dumps(result, indent=1) + "\n")
     write_csv(path.with_suffix(".csv"), lines)
 
 
@@ -117,10 +118,4 @@ def write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     )
     writer.writeheader()
     writer.writerows(cells)
-    _replace(path, table.getvalue())
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    atomic_write_text(path, table.getvalue())

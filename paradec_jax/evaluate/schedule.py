@@ -10,7 +10,7 @@ from paradec_jax.decode import Request, stream
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Steps of one row behind its prompt.
+    """Steps of one row after its prompt.
 
     Attributes:
       recurrences: passes of the core that each step made one after the other.
@@ -28,7 +28,7 @@ class Schedule:
     def depths(self) -> list[int]:
         """Recurrences that each committed token's position did, for windows that begin at the newest token.
 
-        Position k behind the prompt is in flight at step t where `c_t <= k < c_t + w_t`, with c_t the tokens that
+        Position k after the prompt is in flight at step t where `c_t <= k < c_t + w_t`, with c_t the tokens that
         steps before t committed and w_t the positions of the step.
         """
         start = np.cumsum((0, *self.tokens[:-1]))

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paradec_jax.evaluate.compare import Comparison
-from paradec_jax.evaluate.statistics import paired
+from paradec_jax.evaluate.intervals import paired
 
 
 def print_table(result: Comparison, steps: tuple[int, int], seed: int) -> None:

@@ -37,7 +37,7 @@ def word_problems(
 
 
 def exact_answers(problems: Sequence[WordProblem], texts: Sequence[str]) -> Bool[np.ndarray, "N"]:
-    """Which generations end in the right number, read behind their last "####"."""
+    """Which generations end in the right number, read after their last "####"."""
     pairs = zip(problems, texts, strict=True)
     return np.asarray([extract_answer(text) == item.answer for item, text in pairs], bool)
 
@@ -65,7 +65,7 @@ def pointer_problems(
 def exact_lists(
     problems: Sequence[PointerProblem],
 ) -> Callable[[Sequence[str], Sequence[str]], Bool[np.ndarray, "N"]]:
-    """Judges generations behind the prompts of these problems: right are those that name all ends, and no more."""
+    """Judges generations after the prompts of these problems: right are those that name all ends, and no more."""
     solutions = {item.prompt: item.solution for item in problems}
 
     def score(prompts: Sequence[str], texts: Sequence[str]) -> Bool[np.ndarray, "N"]:

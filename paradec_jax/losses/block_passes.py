@@ -16,7 +16,7 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.nn import masks
 
 Forward = Callable[..., Array]
-"""`(params, tokens, positions, window_mask=causal) -> hidden [B, S, D]`."""
+"""`(params, tokens, positions, mask=causal) -> hidden [B, S, D]`."""
 
 
 class CausalNetwork(Protocol):
@@ -26,7 +26,7 @@ class CausalNetwork(Protocol):
     def max_length(self) -> int: ...
     def embedding(self, params: Any) -> Array: ...
     def forward(
-        self, params: Any, tokens: Array, positions: Array, *, window_mask: Array | None = None
+        self, params: Any, tokens: Array, positions: Array, *, mask: Array | None = None
     ) -> Any: ...
     def logits(self, params: Any, hidden: Array) -> Array: ...
 
@@ -63,7 +63,7 @@ class Hidden(NamedTuple):
 def noisy_blocks(pairs: int, window: int) -> np.ndarray:
     """Which blocks each causal pass takes from the noisy copy, [1 + ceil(T / w), T].
 
-    Pass 0 is clean throughout. Pass 1 + g reads the noisy blocks of window g behind clean ones (window 2 of five
+    Pass 0 is clean throughout. Pass 1 + g reads the noisy blocks of window g after clean ones (window 2 of five
     pairs drawn; what follows a window is not read)::
 
         . . . . .
@@ -108,7 +108,7 @@ def _read(forward: Forward, params: Any, pairs: Any, noisy: np.ndarray) -> Float
 def sequences(
     prompt: Int[Array, "B P"], lengths: Int[Array, "B"], blocks: Int[Array, "B R K"]
 ) -> Int[Array, "B R P+K"]:
-    """Prompts with their blocks directly behind them; padding comes last, where no causal query sees it."""
+    """Prompts with their blocks directly after them; padding comes last, where no causal query sees it."""
     (batch, passes, size), width = blocks.shape, prompt.shape[1]
     at = jnp.arange(width + size) - lengths[:, None]
     index = jnp.broadcast_to(jnp.clip(at, 0, size - 1)[:, None], (batch, passes, width + size))
@@ -126,10 +126,10 @@ def _pick(
 
 
 def packed_positions(lengths: Int[Array, "B"], prompt: int, pairs: int, block: int) -> Int[Array, "B P+2K"]:
-    """Positions of a packed sequence: both copies of a pair stand at the same ones, directly behind the prompt."""
+    """Positions of a packed sequence: both copies of a pair stand at the same ones, directly after the prompt."""
     pair, offset = np.arange(2 * pairs * block) // (2 * block), np.arange(2 * pairs * block) % block
-    behind = lengths[:, None] + (pair * block + offset)
-    return jnp.concatenate([jnp.broadcast_to(jnp.arange(prompt), (len(lengths), prompt)), behind], axis=1)
+    after = lengths[:, None] + (pair * block + offset)
+    return jnp.concatenate([jnp.broadcast_to(jnp.arange(prompt), (len(lengths), prompt)), after], axis=1)
 
 
 def read_packed(forward: Forward, params: Any, teacher: Any, pairs: Any, block: int, rules: Any) -> Hidden:
@@ -143,10 +143,10 @@ def read_packed(forward: Forward, params: Any, teacher: Any, pairs: Any, block: 
     real = (place >= width) | (place < pairs.lengths[:, None])  # no padding of the prompt
     mask = masks.noisy_window(width, count, block, rules.window_of(count)) & real[:, None]
 
-    hidden = forward(params, tokens, positions, window_mask=mask)
+    hidden = forward(params, tokens, positions, mask=mask)
     wanted = hidden
     if rules.teacher == "frozen":
-        wanted = forward(teacher, tokens, positions, window_mask=mask)
+        wanted = forward(teacher, tokens, positions, mask=mask)
     noisy = width + 2 * (each - each % block) + each % block
     clean = noisy + block
     last = jnp.take_along_axis(hidden, pairs.lengths[:, None, None] - 1, axis=1)

@@ -1,10 +1,10 @@
-"""Consistency distillation of one block (CLLM), the predecessor of `consistency_loss`.
+"""Consistency distillation of one block, the predecessor of `consistency_loss` (CLLM; Kou et al. 2024, arXiv 2403.00835).
 
 ::
 
     L = mean of -sum_v q_v log p_v  +  ar_weight * smoothed cross-entropy of the fixed point's sequence
 
-p reads the prompt and a noisy point of the block's trajectory, q the prompt and its fixed point.
+p reads the prompt and a noisy iterate of the block's trajectory, q the prompt and its fixed point.
 """
 
 from collections.abc import Callable
@@ -29,9 +29,9 @@ def cllm_loss(
     mask_padding: bool = True,
     padding_gradient: bool = False,
     pad_after_stop: bool = True,
-    chunk: int = 0,
+    chunk: int | None = None,
 ) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
-    """CLLM's global consistency loss (its equation 5 with the next-token term); the defaults are the released ones.
+    """CLLM's global consistency loss (its equation 5) with the next-token term; the defaults are the released ones.
 
     The next-token term is the mean over the whole sequence, prompt included. Consistency counts at each position
     p whose next noisy token is not padding, from the one that predicts the first wrong token on (there both read
@@ -45,9 +45,9 @@ def cllm_loss(
       mask_padding: whether the two consistency passes hide keys with the padding id, even inside the text, where
         that id may stand for something (released). The next-token term then needs a pass of its own.
       padding_gradient: whether the gradient reaches the input vector of the padding token (released: no).
-      pad_after_stop: whether everything behind a stop token of the prompt (with the blocks before) becomes
+      pad_after_stop: whether everything after a stop token of the prompt (with the blocks before) becomes
         padding (released). Chat prompts whose turns end in a stop token need False.
-      chunk: positions whose logits are made at a time; 0 makes all at once.
+      chunk: positions whose logits are made at a time; all at once when None.
 
     Returns:
       A loss over the batches of `consistency_loss` with one pair a row, [B, 1, n]; rows with `pairs` 0 count
@@ -57,10 +57,10 @@ def cllm_loss(
     Raises:
       ValueError: an argument out of range or, while tracing, more than one pair a row.
     """
-    if ar_weight < 0 or not 0 <= label_smoothing < 1 or chunk < 0:
+    if ar_weight < 0 or not 0 <= label_smoothing < 1 or (chunk is not None and chunk < 1):
         raise ValueError(
-            "ar_weight and chunk must not be negative and label_smoothing in [0, 1), "
-            f"not {ar_weight}, {chunk}, {label_smoothing}"
+            "ar_weight must not be negative, label_smoothing in [0, 1) and chunk at least 1, "
+            f"not {ar_weight}, {label_smoothing}, {chunk}"
         )
     forward = block_passes.forward_of(network, spec, padding_gradient)
 
@@ -102,7 +102,7 @@ def _sequences(batch: dict[str, Array], spec: TokenSpec, pad_after_stop: bool) -
     tokens = block_passes.sequences(prompt, lengths, blocks)
     if pad_after_stop:
         before = jnp.arange(tokens.shape[2]) < lengths[:, None]
-        stops = jnp.isin(tokens, jnp.asarray(spec.stop or (-1,))) & before[:, None]
+        stops = jnp.isin(tokens, jnp.asarray(spec.stop, jnp.int32)) & before[:, None]
         tokens = jnp.where(jnp.cumsum(stops, axis=2) - stops > 0, spec.pad, tokens)
     return tokens, lengths + blocks.shape[2]
 
@@ -117,7 +117,7 @@ def _read(
     flat = tokens.reshape(-1, tokens.shape[2])
     if mask_padding:
         seen = (tokens != spec.pad).at[:, 2].set(True).reshape(flat.shape)
-        options["window_mask"] = masks.causal(flat.shape[1]) & seen[:, None]
+        options["mask"] = masks.causal(flat.shape[1]) & seen[:, None]
     positions = jnp.broadcast_to(jnp.arange(flat.shape[1]), flat.shape)
     hidden = forward(params, flat, positions, **options).reshape(*tokens.shape, -1)
     return hidden[:, 0], hidden[:, 1], hidden[:, -1]

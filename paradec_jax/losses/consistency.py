@@ -4,13 +4,14 @@
 
     L = L_consistency + ar_weight * L_AR
 
-A prompt is followed by T pairs of blocks of n tokens: `noisy`, a point of the block's Jacobi trajectory, and
+A prompt is followed by T pairs of blocks of n tokens: `noisy`, an iterate of the block's Jacobi trajectory, and
 `clean`, its fixed point, both at the same positions. At each noisy position from the first wrong token on, the
 model's distribution p is drawn to the one q that it has (without gradient) at the same offset of the clean copy:
 
     L_consistency = temperature^2 * mean of -sum_v q_v log p_v, divided by T
 
-and L_AR is the cross-entropy of the next token in the prompt and in the clean blocks.
+and L_AR is the cross-entropy of the next token in the prompt and in the clean blocks. "The paper" below is Jacobi
+Forcing (Hu et al. 2025, arXiv 2512.14681), equations 7 to 9.
 """
 
 import dataclasses
@@ -59,8 +60,8 @@ class ConsistencyRules:
       offsets: "all" (released multi-block and window trainers) or "inner": without the last offset of a block,
         which predicts the next block's first token (clean trainer).
       prompt_weight: weight of the prompt's tokens in L_AR; released: 1, markers of the chat included.
-      label_smoothing: of L_AR; released: 0 (CLLM: 0.1).
-      after_eos: "pad": tokens behind the first stop token of the last clean block become padding, and offsets
+      label_smoothing: of L_AR; released: 0 (CLLM, see `cllm_loss`: 0.1).
+      after_eos: "pad": tokens after the first stop token of the last clean block become padding, and offsets
         there still count (released); "keep": they stay; "drop": offsets from the stop token on and later pairs
         count nowhere, not even in T (development branch).
       padding_gradient: whether the gradient reaches the input vector of the padding token; released: no, the
@@ -139,7 +140,7 @@ def counted_pairs(batch: dict[str, Array], spec: TokenSpec, rules: ConsistencyRu
     """Which tokens count, from `prompt` [B, P], `prompt_lengths` [B], `noisy`, `clean` [B, T, n], `pairs` [B]."""
     noisy, clean, (rows, pairs, block) = batch["noisy"], batch["clean"], batch["noisy"].shape
     index, count = jnp.arange(pairs), batch["pairs"]
-    stops = jnp.isin(clean, jnp.asarray(spec.stop or (-1,)))
+    stops = jnp.isin(clean, jnp.asarray(spec.stop, jnp.int32))
     valid = index < count[:, None]
     if rules.after_eos == "drop":
         ended = jnp.cumsum(stops.any(-1) & valid, axis=1) - stops.any(-1) > 0  # by an earlier block
@@ -175,7 +176,7 @@ def consistency_loss(
     rules: ConsistencyRules = MULTIBLOCK,
     *,
     packed: bool = False,
-    chunk: int = 0,
+    chunk: int | None = None,
 ) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
     """The progressive consistency loss with its next-token term (equations 7 to 9 of the paper).
 
@@ -188,7 +189,7 @@ def consistency_loss(
       rules: the choices, by default those of the released trainer.
       packed: one pass over prompt and interleaved copies under a dense mask instead (`masks.noisy_context`), as
         the released code does it: for tests, and for comparing the cost.
-      chunk: positions whose logits are made at a time, and again in the backward pass; 0 makes all at once.
+      chunk: positions whose logits are made at a time, and again in the backward pass; all at once when None.
 
     Returns:
       A loss over batches of `prompt` [B, P] (right-padded), `prompt_lengths` [B], `noisy` and `clean` [B, T, n] and
@@ -197,13 +198,13 @@ def consistency_loss(
       positions whose largest logit is the teacher's) and `counted`, their number a row.
 
     Raises:
-      ValueError: `packed` with a noisy teacher, a negative `chunk` or, while tracing, an empty prompt axis or
+      ValueError: `packed` with a noisy teacher, a `chunk` below 1 or, while tracing, an empty prompt axis or
         sequences beyond the network's `max_length`.
     """
     if packed and rules.teacher_context == "noisy":
         raise ValueError("packed has no place for a third copy: teacher_context must be 'clean'")
-    if chunk < 0:
-        raise ValueError(f"chunk must not be negative, not {chunk}")
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk must be at least 1, not {chunk}")
     read = block_passes.read_packed if packed else block_passes.read_passes
 
     forward = block_passes.forward_of(network, spec, rules.padding_gradient)
@@ -230,7 +231,7 @@ def _next_token(
     hidden: block_passes.Hidden,
     pairs: Pairs,
     rules: ConsistencyRules,
-    chunk: int,
+    chunk: int | None,
 ) -> dict[str, Array]:
     """Cross-entropy of prompt and clean blocks."""
 
@@ -262,7 +263,7 @@ def _consistency(
     hidden: block_passes.Hidden,
     pairs: Pairs,
     rules: ConsistencyRules,
-    chunk: int,
+    chunk: int | None,
 ) -> dict[str, Array]:
     """Divergence of the noisy positions from the clean ones."""
 

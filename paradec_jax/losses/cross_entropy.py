@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -15,11 +16,9 @@ def cross_entropy(
     logits: Float[Array, "B T V"], targets: Int[Array, "B T"], weights: Float[Array, "B T"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Mean negative log-likelihood `sum(w * nll) / sum(w)` in nats, and the weighted top-1 accuracy."""
-    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-    nll = -jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+    nll, hits = token_losses(logits, targets)
     total = jnp.maximum(jnp.sum(weights), 1e-9)
-    hits = jnp.sum(weights * (jnp.argmax(logits, axis=-1) == targets))
-    return jnp.sum(weights * nll) / total, hits / total
+    return jnp.sum(weights * nll) / total, jnp.sum(weights * hits) / total
 
 
 def token_losses(
@@ -29,10 +28,11 @@ def token_losses(
 
     With label smoothing e: `(1 - e) nll + e mean_v(-log p_v)`.
     """
-    log_probs = jax.nn.log_softmax(at_least_float32(logits), axis=-1)
-    nll = -jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+    logits = at_least_float32(logits)
+    nll = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     if smoothing:
-        nll = (1 - smoothing) * nll - smoothing * jnp.mean(log_probs, axis=-1)
+        uniform = jnp.full(logits.shape[-1], 1 / logits.shape[-1], logits.dtype)
+        nll = (1 - smoothing) * nll + smoothing * optax.softmax_cross_entropy(logits, uniform)
     return nll, jnp.argmax(logits, axis=-1) == targets
 
 
@@ -44,19 +44,18 @@ def soft_cross_entropy(
     Both distributions are softmaxes of logits / temperature. The Kullback-Leibler divergence is the difference
     of the two; the teacher carries no gradient, so its gradient is the cross-entropy's.
     """
-    log_q = jax.nn.log_softmax(at_least_float32(lax.stop_gradient(teacher)) / temperature, axis=-1)
-    log_p = jax.nn.log_softmax(at_least_float32(student) / temperature, axis=-1)
-    q = jnp.exp(log_q)
-    return -jnp.sum(q * log_p, axis=-1), -jnp.sum(q * log_q, axis=-1)
+    teacher = at_least_float32(lax.stop_gradient(teacher)) / temperature
+    student, q = at_least_float32(student) / temperature, jax.nn.softmax(teacher)
+    return optax.softmax_cross_entropy(student, q), optax.softmax_cross_entropy(teacher, q)
 
 
-def in_chunks(score: Callable[..., Any], chunk: int, *arrays: Array) -> Any:
+def in_chunks(score: Callable[..., Any], chunk: int | None, *arrays: Array) -> Any:
     """`score(*arrays)` for arrays [B, K, ...] and results [B, K], made from `chunk` positions at a time.
 
-    The backward pass makes each chunk anew, so logits [B, K, V] never lie in memory whole. Zero: all at once.
+    The backward pass makes each chunk anew, so logits [B, K, V] never lie in memory whole. None: all at once.
     """
     batch, size = arrays[0].shape[:2]
-    if not 0 < chunk < size:
+    if chunk is None or chunk >= size:
         return score(*arrays)
     extra = -size % chunk
 

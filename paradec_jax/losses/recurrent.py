@@ -1,4 +1,7 @@
-"""Training of recurrent-depth models: random recurrence, truncated backpropagation (tech report, section 3)."""
+"""Training of recurrent-depth models: random recurrence, truncated backpropagation.
+
+Geiping et al. 2025, arXiv 2502.05171, section 3.
+"""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -8,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.losses.cross_entropy import cross_entropy
 
 Draw = Callable[[Array, Array], Int[Array, ""]]
@@ -17,6 +21,8 @@ Mean = float | Callable[[Array], Array]
 class RecurrentNetwork(Protocol):
     """What the objective needs of a network; see `paradec_jax.models.RecurrentDepthNetwork`."""
 
+    @property
+    def config(self) -> RecurrentDepthConfig: ...
     def view(self, positions: Array) -> Any: ...
     def empty_window(self, batch: int, width: int) -> Any: ...
     def initial_state(self, keys: Array, scale: float) -> Array: ...
@@ -24,7 +30,7 @@ class RecurrentNetwork(Protocol):
     def iterate(
         self, params: Any, state: Array, e: Array, view: Any, window: Any, index: Any
     ) -> tuple[Array, Any]: ...
-    def readout(self, params: Any, state: Array, view: Any, window: Any) -> tuple[Array, Any]: ...
+    def readout(self, params: Any, state: Array, view: Any, window: Any) -> Any: ...
     def logits(self, params: Any, hidden: Array) -> Array: ...
 
 
@@ -61,6 +67,18 @@ def exponential(mean: Mean) -> Draw:
         return jnp.maximum(1, jnp.round(_at(mean, step) * jax.random.exponential(key))).astype(jnp.int32)
 
     return draw
+
+
+def settle(config: RecurrentDepthConfig, backprop_depth: int | None, remat: bool | None) -> tuple[int, bool]:
+    """Backpropagated recurrences and rematerialisation of a loss: the config's where they are None.
+
+    Raises:
+      ValueError: `backprop_depth` below 1.
+    """
+    depth = config.mean_backprop_depth if backprop_depth is None else backprop_depth
+    if depth < 1:
+        raise ValueError(f"backprop_depth must be at least 1, not {depth}")
+    return depth, config.remat == "iteration" if remat is None else remat
 
 
 def unroll(
@@ -101,24 +119,28 @@ def unroll(
 def recurrent_loss(
     network: RecurrentNetwork,
     draw: Draw,
-    backprop_depth: int,
+    backprop_depth: int | None = None,
     *,
     init_scale: float = 1.0,
-    remat: bool = False,
+    remat: bool | None = None,
 ) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
     """Next-token cross-entropy at a random recurrence, one draw a step for the whole batch.
 
     Args:
       network: the recurrent-depth network.
       draw: `poisson_lognormal` or `exponential`.
-      backprop_depth: K, the last recurrences that carry gradient.
+      backprop_depth: K, the last recurrences that carry gradient; the config's mean when None.
       init_scale: scale of the random initial states.
-      remat: recompute each recurrence in the backward pass.
+      remat: whether the backward pass recomputes each recurrence; as the config says when None.
 
     Returns:
       A loss over batches of `tokens`, `targets` [B, T], `weights` [B, T] and the scalar `step`. A batch may
       bring its own `state` [B, T, D] and `recurrence`, which take the place of the draws.
+
+    Raises:
+      ValueError: `backprop_depth` below 1.
     """
+    depth, remat = settle(network.config, backprop_depth, remat)
 
     def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
         del frozen
@@ -133,8 +155,8 @@ def recurrent_loss(
             state = network.initial_state(jax.random.split(of_state, tokens.shape), init_scale)
         window = network.empty_window(*tokens.shape)
         e, window = network.embed(params, tokens, view, window)
-        state = unroll(network, params, state, e, view, recurrence, backprop_depth, remat)
-        hidden, _ = network.readout(params, state, view, window)
+        state = unroll(network, params, state, e, view, recurrence, depth, remat)
+        hidden = network.readout(params, state, view, window).hidden
         value, accuracy = cross_entropy(network.logits(params, hidden), batch["targets"], batch["weights"])
         return value, {"accuracy": accuracy, "recurrence": jnp.asarray(recurrence, jnp.float32)}
 

@@ -1,7 +1,7 @@
 """Consistency distillation of recurrent-depth models, so that a wavefront's drafts are right sooner.
 
 A wave of headway H opens H positions a step, of which only the first has a predicted input token. It can commit more
-than one token a step only if the model guesses well behind tokens that are still wrong, and that is what progressive
+than one token a step only if the model guesses well after tokens that are still wrong, and that is what progressive
 consistency distillation teaches causal models. Here a drawn number of recurrences stands for the pass over both
 copies of the blocks; everything else is `consistency_loss`.
 """
@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.losses.consistency import ConsistencyRules, consistency_loss
-from paradec_jax.losses.recurrent import Draw, unroll
+from paradec_jax.losses.recurrent import Draw, settle, unroll
 
 
 class Read(NamedTuple):
@@ -34,12 +34,14 @@ class Unrolled:
       recurrence: r, a traced number.
       key: of the random initial states; the copies of a token draw states of their own.
       backprop_depth: K, the last recurrences that carry gradient.
+      remat: whether the backward pass recomputes each recurrence.
     """
 
     network: Any
     recurrence: Int[Array, ""]
     key: Array
     backprop_depth: int
+    remat: bool = False
 
     @property
     def max_length(self) -> int:
@@ -60,36 +62,38 @@ class Unrolled:
         tokens: Int[Array, "B S"] | Float[Array, "B S D"],
         positions: Int[Array, "B S"],
         *,
-        window_mask: Array | None = None,
+        mask: Array | None = None,
     ) -> Read:
         """Embeds, recurs r times from random states, and reads the states out."""
         network, shape = self.network, positions.shape
-        view = network.view(positions, window_mask=window_mask)
+        view = network.view(positions, mask=mask)
         state = network.initial_state(jax.random.split(self.key, shape))
         e, window = network.embed(params, tokens, view, network.empty_window(*shape))
-        state = unroll(network, params, state, e, view, self.recurrence, self.backprop_depth, remat=True)
-        return Read(network.readout(params, state, view, window)[0])
+        state = unroll(network, params, state, e, view, self.recurrence, self.backprop_depth, self.remat)
+        return Read(network.readout(params, state, view, window).hidden)
 
 
 def recurrent_consistency_loss(
     network: Any,
     draw: Draw,
-    backprop_depth: int,
+    backprop_depth: int | None,
     spec: TokenSpec,
     rules: ConsistencyRules,
     *,
     filler_share: float = 0.0,
+    remat: bool | None = None,
 ) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
     """The progressive consistency loss at a random recurrence, both copies packed under one mask.
 
     Args:
       network: the recurrent-depth network.
       draw: of the recurrence, one a step for the whole batch, such as `poisson_lognormal`.
-      backprop_depth: K, the last recurrences that carry gradient.
+      backprop_depth: K, the last recurrences that carry gradient; the config's mean when None.
       spec: special tokens; `stop` and `pad` matter.
       rules: see `consistency_loss`.
       filler_share: share of the noisy blocks whose wrong tokens give way to random ones, uniform over the vocabulary:
-        what a wave fills its newest positions with, which points of a Jacobi trajectory never show.
+        what a wave fills its newest positions with, which iterates of a Jacobi trajectory never show.
+      remat: whether the backward pass recomputes each recurrence; as the config says when None.
 
     Returns:
       A loss over the batches of `consistency_loss` with the scalar `step`; `recurrence` is one metric more.
@@ -99,8 +103,7 @@ def recurrent_consistency_loss(
     """
     if not 0 <= filler_share <= 1:
         raise ValueError(f"filler_share must be in [0, 1], not {filler_share}")
-    if backprop_depth < 1:
-        raise ValueError(f"backprop_depth must be at least 1, not {backprop_depth}")
+    depth, remat = settle(network.config, backprop_depth, remat)
 
     def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
         of_recurrence, of_state, of_rows, of_tokens = jax.random.split(key, 4)
@@ -109,7 +112,7 @@ def recurrent_consistency_loss(
         filled = jax.random.bernoulli(of_rows, filler_share, noisy.shape[:2])[..., None] & (noisy != clean)
         filler = jax.random.randint(of_tokens, noisy.shape, 0, network.vocab_size, noisy.dtype)
         batch = batch | {"noisy": jnp.where(filled, filler, noisy)}
-        unrolled = Unrolled(network, recurrence, of_state, backprop_depth)
+        unrolled = Unrolled(network, recurrence, of_state, depth, remat)
         value, terms = consistency_loss(unrolled, spec, rules, packed=True)(params, frozen, batch, key)
         return value, terms | {"recurrence": jnp.asarray(recurrence, jnp.float32)}
 

@@ -8,14 +8,20 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.losses.cross_entropy import cross_entropy
-from paradec_jax.losses.recurrent import Draw
+from paradec_jax.losses.recurrent import Draw, settle
 
 
 def stepwise_loss(
-    network: Any, draw: Draw, backprop_depth: int, *, init_scale: float = 1.0
+    network: Any,
+    draw: Draw,
+    backprop_depth: int | None = None,
+    *,
+    init_scale: float = 1.0,
+    remat: bool | None = None,
 ) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
-    """Cross-entropy of the answers after each recurrence, behind a prompt that is read apart from them.
+    """Cross-entropy of the answers after each recurrence, after a prompt that is read apart from them.
 
         loss = mean over k = 1 .. r of CE(coda(s_k), targets_k) + CE(prompt, prompt_targets)
 
@@ -27,8 +33,10 @@ def stepwise_loss(
       network: the recurrent-depth network.
       draw: of r_p, one a step for the whole batch, such as `exponential`.
       backprop_depth: answers' recurrences that gradients cross; before every such number of them the state counts as
-        a constant. Each has a target of its own, so few are enough, and through many they explode.
+        a constant. Each has a target of its own, so few are enough, and through many they explode; the config's mean
+        when None.
       init_scale: scale of the random initial states.
+      remat: whether the backward pass recomputes each of the answers' recurrences; as the config says when None.
 
     Returns:
       A loss over batches of `tokens` [B, T], `targets` [K, B, A] of the last A positions after each of K recurrences,
@@ -39,8 +47,7 @@ def stepwise_loss(
     Raises:
       ValueError: `backprop_depth` below 1.
     """
-    if backprop_depth < 1:
-        raise ValueError(f"backprop_depth must be at least 1, not {backprop_depth}")
+    depth, remat = settle(network.config, backprop_depth, remat)
 
     def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
         del frozen
@@ -62,28 +69,30 @@ def stepwise_loss(
             states[:, :prompt],
         )
         state, window = network.iterate(params, state, e, view, window, 0)
-        hidden, window = network.readout(params, state, view, window)
+        out = network.readout(params, state, view, window)
         said, _ = cross_entropy(
-            network.logits(params, hidden), batch["prompt_targets"], batch["prompt_weights"]
+            network.logits(params, out.hidden), batch["prompt_targets"], batch["prompt_weights"]
         )
         start = jnp.zeros(rows, jnp.int32)
-        cache = network.write(network.init_cache(rows, prompt), window, start)
+        cache = network.init_cache(jax.random.split(of_state, rows), prompt, states=states[0])
+        cache = network.write(cache, out.kv, start)
 
-        view = network.view(positions[:, prompt:], cache, start + prompt)
+        view = network.view(positions[:, prompt:], Prefix(cache, start + prompt))
         e, own = network.embed(params, tokens[:, prompt:], view, network.empty_window(rows, width))
 
-        @jax.checkpoint
         def recur(params: Any, state: Array, e: Array, target: Array) -> tuple[Array, tuple[Array, Array]]:
             state, window = network.iterate(params, state, e, view, own, 0)
-            hidden, _ = network.readout(params, state, view, window)
+            hidden = network.readout(params, state, view, window).hidden
             return state, cross_entropy(network.logits(params, hidden), target, jnp.ones(target.shape))
+
+        step = jax.checkpoint(recur) if remat else recur
 
         def body(state: Array, xs: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
             index, target = xs
-            state = jnp.where(index % backprop_depth == 0, lax.stop_gradient(state), state)
+            state = jnp.where(index % depth == 0, lax.stop_gradient(state), state)
             zero = jnp.zeros(())
             return lax.cond(
-                index < count, lambda s: recur(params, s, e, target), lambda s: (s, (zero, zero)), state
+                index < count, lambda s: step(params, s, e, target), lambda s: (s, (zero, zero)), state
             )
 
         indices = jnp.arange(len(targets))

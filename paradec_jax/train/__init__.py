@@ -2,7 +2,7 @@
 
 from paradec_jax.train.checkpoint import Checkpoints
 from paradec_jax.train.loop import DataIterator, NonFiniteLoss, fit
-from paradec_jax.train.optimizers import adamw, decay_mask, muon, trapezoid
+from paradec_jax.train.optimizers import adamw, decay_mask, muon, warmup_stable_decay
 from paradec_jax.train.state import TrainState, update_ema
 from paradec_jax.train.step import Loss, Metrics, make_train_step
 
@@ -18,6 +18,6 @@ __all__ = [
     "fit",
     "make_train_step",
     "muon",
-    "trapezoid",
     "update_ema",
+    "warmup_stable_decay",
 ]

@@ -2,13 +2,14 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+
+from paradec_jax.io import atomic_write_text
 
 
 class Log:
@@ -91,6 +92,4 @@ def _truncate(path: Path, step: int) -> None:
             keep = False
         if keep:
             kept.append(line + "\n")
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    os.replace(temporary, path)
+    atomic_write_text(path, "".join(kept))

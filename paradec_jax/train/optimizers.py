@@ -1,4 +1,4 @@
-"""AdamW and Muon with the trapezoid schedule, and weight decay chosen by parameter path."""
+"""AdamW and Muon with the warmup-stable-decay schedule, and weight decay chosen by parameter path."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ PyTree = Any
 Axes = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def trapezoid(peak: float, steps: int, *, warmup: int = 0, cooldown: int = 0) -> optax.Schedule:
+def warmup_stable_decay(peak: float, steps: int, *, warmup: int = 0, cooldown: int = 0) -> optax.Schedule:
     """Learning rate that climbs linearly, stays, and falls linearly towards zero.
 
         lr(t) = peak * min(1, (t + 1) / warmup, (steps - t) / cooldown),    t = 0 .. steps - 1
@@ -59,7 +59,7 @@ def adamw(
     exempt: str = "norm|bias",
     clip: float | None = 1.0,
 ) -> optax.GradientTransformation:
-    """AdamW (Loshchilov & Hutter 2019) on a `trapezoid` schedule, after clipping by the global norm.
+    """AdamW (Loshchilov & Hutter 2019) on a `warmup_stable_decay` schedule, after clipping by the global norm.
 
         g <- g * min(1, clip / |g|),    p <- p - lr(t) * (m / (sqrt(v) + eps) + weight_decay * decays(p) * p)
 
@@ -73,10 +73,10 @@ def adamw(
       clip: largest global norm of the gradient, or None.
 
     Raises:
-      ValueError: from `trapezoid`.
+      ValueError: from `warmup_stable_decay`.
     """
     optimizer = optax.adamw(
-        trapezoid(learning_rate, steps, warmup=warmup, cooldown=cooldown),
+        warmup_stable_decay(learning_rate, steps, warmup=warmup, cooldown=cooldown),
         b1=b1,
         b2=b2,
         eps=eps,
@@ -104,7 +104,7 @@ def muon(
 
     where `U S V^T` is the decomposition of the Nesterov momentum, found by five Newton-Schulz iterations, and the
     factor makes an update's size that of AdamW's (Liu et al. 2025, arXiv 2502.16982, eq. 4). Both optimizers
-    follow the same `trapezoid`, each with its own peak.
+    follow the same `warmup_stable_decay`, each with its own peak.
 
     Args:
       learning_rate: peak of Muon's schedule.
@@ -118,7 +118,7 @@ def muon(
       clip: largest global norm of the gradient, or None.
 
     Raises:
-      ValueError: from `trapezoid`.
+      ValueError: from `warmup_stable_decay`.
     """
 
     def dimensions(path: tuple[Any, ...], _: jax.Array) -> MuonDimensionNumbers | None:
@@ -127,11 +127,11 @@ def muon(
         return MuonDimensionNumbers(*found[0]) if found else None
 
     optimizer = optax.contrib.muon(
-        trapezoid(learning_rate, steps, warmup=warmup, cooldown=cooldown),
+        warmup_stable_decay(learning_rate, steps, warmup=warmup, cooldown=cooldown),
         beta=beta,
         weight_decay=weight_decay,
         adam_b2=0.95,
-        adam_learning_rate=trapezoid(adam_learning_rate, steps, warmup=warmup, cooldown=cooldown),
+        adam_learning_rate=warmup_stable_decay(adam_learning_rate, steps, warmup=warmup, cooldown=cooldown),
         muon_weight_dimension_numbers=lambda params: jax.tree_util.tree_map_with_path(dimensions, params),
         consistent_rms=0.2,
     )

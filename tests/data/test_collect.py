@@ -24,15 +24,17 @@ def collected(request, *, ids=(7, 8, 9), **options):
     return collect(decoder, None, request, ids)
 
 
-def without_repetitions(points: list[list[int]]) -> list[list[int]]:
+def without_repetitions(iterates: list[list[int]]) -> list[list[int]]:
     """Points that differ from the one before them."""
-    return [point for i, point in enumerate(points) if i == 0 or point != points[i - 1]]
+    return [iterate for i, iterate in enumerate(iterates) if i == 0 or iterate != iterates[i - 1]]
 
 
-def plain_points(start: list[int], context: list[int], end: int) -> list[list[int]]:
+def plain_iterates(start: list[int], context: list[int], end: int) -> list[list[int]]:
     """Iterates of a block from its first one, `PAD` from the end of the answer on, without repetitions."""
-    points, _ = trajectory(predictor(STUB), context, start)
-    return without_repetitions([(point[: end - len(context)] + [PAD] * BLOCK)[:BLOCK] for point in points])
+    iterates, _ = trajectory(predictor(STUB), context, start)
+    return without_repetitions(
+        [(iterate[: end - len(context)] + [PAD] * BLOCK)[:BLOCK] for iterate in iterates]
+    )
 
 
 def test_points_are_the_iterates_of_each_block():
@@ -43,7 +45,7 @@ def test_points_are_the_iterates_of_each_block():
     request = dataclasses.replace(tiny_request((30, 30, 14)), stop=jnp.array(stops, jnp.int32)[:, None])
     found = collected(request)
     assert [generation.data_id for generation in found] == [7, 8, 9]
-    assert [len(generation.points) for generation in found] == [3, 2, 3]  # the budget cuts the fourth
+    assert [len(generation.iterates) for generation in found] == [3, 2, 3]  # the budget cuts the fourth
     longest = 0
     for i, generation in enumerate(found):
         assert generation.prompt.tolist() == list(PROMPTS[i])
@@ -51,11 +53,11 @@ def test_points_are_the_iterates_of_each_block():
         padded = answer + [PAD] * (-len(answer) % BLOCK) if i < 2 else answer[:12]
         assert generation.fixed.ravel().tolist() == padded
         end = len(PROMPTS[i]) + (len(answer) if i < 2 else 30)
-        for place in range(len(generation.points)):
+        for place in range(len(generation.iterates)):
             block = generation.block(place)
             context = [*block.prompt.tolist(), *block.generated.tolist()]
-            assert block.points.tolist() == plain_points(block.points[0].tolist(), context, end)
-            longest = max(longest, len(block.points))
+            assert block.iterates.tolist() == plain_iterates(block.iterates[0].tolist(), context, end)
+            longest = max(longest, len(block.iterates))
     assert longest > 2
 
 
@@ -63,29 +65,29 @@ def test_a_block_starts_from_tokens_of_its_row():
     """Later ones: the right first token, then tokens that the row has; the first one: an iterate."""
     found = collected(tiny_request(20))
     for generation, prompt in zip(found, PROMPTS, strict=True):
-        assert generation.points[0][0, 0] == STUB.expected(prompt, 1)[0]
-        for place in range(1, len(generation.points)):
+        assert generation.iterates[0][0, 0] == STUB.expected(prompt, 1)[0]
+        for place in range(1, len(generation.iterates)):
             block = generation.block(place)
             text = {*prompt, *block.generated.tolist(), int(block.fixed[0])}
-            assert block.points[0, 0] == block.fixed[0] and {*block.points[0].tolist()} <= text
+            assert block.iterates[0, 0] == block.fixed[0] and {*block.iterates[0].tolist()} <= text
 
 
 def test_points_of_winning_rows():
-    """With candidates the accepted prefix grows in every point, and the texts are the same."""
+    """With candidates the accepted prefix grows in every iterate, and the texts are the same."""
     request = tiny_request(20)
     alone, found = collected(request), collected(request, pool=2, rows=4)
     assert sum(map(calls, found)) < sum(map(calls, alone))
     for generation, other, prompt in zip(found, alone, PROMPTS, strict=True):
         assert generation.fixed.ravel().tolist() == other.fixed.ravel().tolist() == STUB.expected(prompt, 20)
-        for points in generation.points:
-            wrong = points != points[-1]
+        for iterates in generation.iterates:
+            wrong = iterates != iterates[-1]
             right = np.where(wrong.any(1), wrong.argmax(1), BLOCK)
             assert right[0] >= 1 and (np.diff(right) > 0).all()
 
 
 def calls(generation) -> int:
     """Points of all blocks."""
-    return sum(map(len, generation.points))
+    return sum(map(len, generation.iterates))
 
 
 def test_rows_without_a_whole_block_are_left_out():
@@ -95,8 +97,8 @@ def test_rows_without_a_whole_block_are_left_out():
     )
     found = collected(request)
     assert [generation.data_id for generation in found] == [8, 9]
-    assert len(found[0].points) == 2
-    assert [points.tolist() for points in found[1].points] == [[[first, PAD, PAD, PAD]]]
+    assert len(found[0].iterates) == 2
+    assert [iterates.tolist() for iterates in found[1].iterates] == [[[first, PAD, PAD, PAD]]]
 
 
 def test_what_has_no_blocks_is_refused():
@@ -133,15 +135,15 @@ def network_predictor(name: str):
 @pytest.mark.golden
 @pytest.mark.parametrize("name", models("trajectories"))
 def test_plain_trajectories_are_the_recorded_ones(name):
-    """The program that the collected points are compared with does what the original program did."""
+    """The program that the collected iterates are compared with does what the original program did."""
     want, predict = arrays(name, "trajectories"), network_predictor(name)
     prompts, _ = recorded_rows(name)
     for run in want["names"].tolist()[-4:]:
         of = functools.partial(lambda run, array: want[f"{run}/{array}"], run)
         context = list(prompts[int(run.split("/p")[1])])
         for block, draft in enumerate(of("init_draft").tolist()):
-            points, behind = trajectory(predict, context, draft)
+            iterates, behind = trajectory(predict, context, draft)
             recorded = of("points")[of("point_block") == block].tolist()
             # The original program stores a draft that turns out to be right, then the fixed point.
-            assert points == without_repetitions(recorded) and behind == of("first_tokens")[block + 1]
-            context += points[-1]
+            assert iterates == without_repetitions(recorded) and behind == of("first_tokens")[block + 1]
+            context += iterates[-1]

@@ -1,4 +1,4 @@
-"""Stored trajectories: round trips, stopped writers, damaged folders; noisy points; batches of pairs."""
+"""Stored trajectories: round trips, stopped writers, damaged folders; noisy iterates; batches of pairs."""
 
 import json
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
-from paradec_jax.data.noisy_points import (
+from paradec_jax.data.noisy_iterates import (
     Selection,
     corrupted,
     kept,
@@ -49,8 +49,8 @@ def folder(tmp_path):
 def assert_equal(one: Generation, other: Generation) -> None:
     assert one.data_id == other.data_id
     np.testing.assert_array_equal(one.prompt, other.prompt)
-    assert len(one.points) == len(other.points)
-    for a, b in zip(one.points, other.points, strict=True):
+    assert len(one.iterates) == len(other.iterates)
+    for a, b in zip(one.iterates, other.iterates, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -69,7 +69,7 @@ def test_round_trip(folder, tmp_path):
     assert [item.data_id for item in stored[2:4]] == [102, 103]
     assert stored.ids.tolist() == [100 + i for i in range(10)]
     assert stored.prompt_lengths.tolist() == [len(generation(i).prompt) for i in range(10)]
-    assert stored.block_counts.tolist() == [len(generation(i).points) for i in range(10)]
+    assert stored.block_counts.tolist() == [len(generation(i).iterates) for i in range(10)]
     with pytest.raises(IndexError):
         stored[10]
     write(tmp_path / "more", range(10, 12))
@@ -79,23 +79,22 @@ def test_round_trip(folder, tmp_path):
 
 
 def test_a_block_knows_what_comes_before_it():
-    item = next(g for g in map(generation, range(20)) if len(g.points) > 2)
+    item = next(g for g in map(generation, range(20)) if len(g.iterates) > 2)
     block = item.block(2)
-    assert block.generated.tolist() == [*item.points[0][-1], *item.points[1][-1]]
-    assert block.fixed.tolist() == item.points[2][-1].tolist()
+    assert block.generated.tolist() == [*item.iterates[0][-1], *item.iterates[1][-1]]
+    assert block.fixed.tolist() == item.iterates[2][-1].tolist()
     assert (block.data_id, block.place) == (item.data_id, 2)
 
 
-@pytest.mark.parametrize("moment", ["np.save", "rename", "replace"])
+@pytest.mark.parametrize("moment", ["numpy.save", "pathlib.Path.rename", "os.replace"])
 def test_a_stopped_writer_goes_on_after_its_last_whole_shard(folder, monkeypatch, moment):
     """Stopped while a shard is written, before it gets its name, or before the manifest names it."""
-    target = "numpy.save" if moment == "np.save" else f"pathlib.Path.{moment}"
 
     def killed(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(target, killed)
+        patch.setattr(moment, killed)
         with pytest.raises(KeyboardInterrupt):
             write(folder, range(10, 17), settings={"seed": 3})
     assert len(Trajectories(folder)) == 10
@@ -178,7 +177,7 @@ def test_no_folder(tmp_path):
         Trajectories(tmp_path)
 
 
-# Noisy points
+# Noisy iterates
 
 POINTS = np.array([[1, 9, 9, 9], [1, 2, 9, 9], [9, 2, 3, 9], [1, 2, 3, 9], [1, 2, 3, 4]], np.int32)
 
@@ -196,15 +195,15 @@ def test_ratio_and_schedules():
     assert uniform == {0, 1, 2, 3}  # never the fixed point
 
 
-def test_the_first_point():
+def test_the_first_iterate():
     rng = np.random.default_rng(0)
     item = Generation(0, np.ones(1, np.int32), [POINTS] * 2)
     truth = pack(item, Selection(window=2, low=0.75), rng)
     assert truth.chosen.tolist() == [0, 2]
     assert truth.packed().tolist() == [1, 1, 9, 9, 9, 1, 2, 3, 4, 9, 2, 3, 9, 1, 2, 3, 4]
-    released = pack(item, Selection(window=2, low=0.75, first_point="fixed"), rng)
+    released = pack(item, Selection(window=2, low=0.75, first_iterate="fixed"), rng)
     assert released.chosen.tolist() == [1, 2]  # the draft's ratio counts as zero; 0.5 and 1 are equally near
-    assert pack(item, Selection(window=1, first_point="fixed"), rng).noisy[0].tolist() == [1, 2, 3, 4]
+    assert pack(item, Selection(window=1, first_iterate="fixed"), rng).noisy[0].tolist() == [1, 2, 3, 4]
 
 
 def test_filters():
@@ -233,11 +232,11 @@ def test_corrupted_answers():
     prompt, answer = np.arange(2, 8), np.arange(20, 26)
     item = corrupted(5, prompt, answer, block_size=N, pad=1, rng=np.random.default_rng(0), context=3)
     assert item.fixed.tolist() == [[20, 21, 22, 23], [24, 25, 1, 1]]
-    for block, before in zip(item.points, ([5, 6, 7], [21, 22, 23]), strict=True):
+    for block, before in zip(item.iterates, ([5, 6, 7], [21, 22, 23]), strict=True):
         assert len(block) == N + 1
-        for clean, point in enumerate(block):
-            assert point[:clean].tolist() == block[-1][:clean].tolist()
-            assert set(point[clean:]) <= set(before)
+        for clean, iterate in enumerate(block):
+            assert iterate[:clean].tolist() == block[-1][:clean].tolist()
+            assert set(iterate[clean:]) <= set(before)
     with pytest.raises(ValueError, match="corrupted needs a prompt"):
         corrupted(5, prompt, answer[:0], block_size=N, pad=1, rng=np.random.default_rng(0))
 
@@ -262,7 +261,6 @@ def test_an_epoch_shows_every_generation(folder):
     stored = Trajectories(folder)
     buckets = [PairBucket(6, 2), PairBucket(6, 4)]
     make = pair_batch_maker(stored, seed=1, batch_tokens=3 * 2 * (6 + 4 * N), buckets=buckets)
-    assert make.dropped == 0
     seen = []
     for index in range(make.epoch):
         bucket, examples, data = make.plan(index)[0], make.examples(index), make(index)
@@ -274,7 +272,7 @@ def test_an_epoch_shows_every_generation(folder):
             np.testing.assert_array_equal(data["clean"][row, :count], source.fixed)
             np.testing.assert_array_equal(data["prompt"][row, : data["prompt_lengths"][row]], source.prompt)
             assert (bucket.pairs == 2) == (count <= 2)
-            for block, noisy in zip(source.points, data["noisy"][row], strict=False):
+            for block, noisy in zip(source.iterates, data["noisy"][row], strict=False):
                 assert noisy.tolist() in block.tolist()
         seen += [example.data_id for example in examples]
     assert set(seen) == set(stored.ids.tolist())
@@ -305,9 +303,10 @@ def test_long_generations_are_dropped_or_cut(folder):
     stored = Trajectories(folder)
     options = {"seed": 0, "batch_tokens": 256, "buckets": [PairBucket(6, 1), PairBucket(6, 2)]}
     dropping = pair_batch_maker(stored, **options)
-    assert dropping.dropped == int((stored.block_counts > 2).sum()) > 0
+    shown = {e.data_id for i in range(dropping.epoch) for e in dropping.examples(i)}
+    assert shown == set(stored.ids[stored.block_counts <= 2].tolist()) < set(stored.ids.tolist())
     cutting = pair_batch_maker(stored, longer="truncate", **options)
-    assert cutting.dropped == 0
+    assert {e.data_id for i in range(cutting.epoch) for e in cutting.examples(i)} == set(stored.ids.tolist())
     for index in range(cutting.epoch):
         for example in cutting.examples(index):
             np.testing.assert_array_equal(example.clean, generation(example.data_id - 100).fixed[:2])
@@ -322,7 +321,7 @@ def test_single_blocks(folder):
     data = make(0)
     assert data["noisy"].shape[1:] == (1, N) and (data["pairs"] == 1).all()
     item = generation(3)
-    alone = pack_block(item, len(item.points) - 1, Selection(), np.random.default_rng(0))
+    alone = pack_block(item, len(item.iterates) - 1, Selection(), np.random.default_rng(0))
     assert Selection(window=3).targets(2, np.random.default_rng(0), first=4).tolist() == [0.5, 1]
     assert alone.prompt.tolist() == [*item.prompt, *item.fixed[:-1].ravel()]
 

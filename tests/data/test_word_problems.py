@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from paradec_jax.data import batches, drills, vocabulary
+from paradec_jax.data import auxiliary, batches, vocabulary
 from paradec_jax.data import word_problems as wp
 
 EQUATION = re.compile(r"(\d+) ([+*/-]) (\d+) = (\d+)")
@@ -309,10 +309,10 @@ def test_long_problems_are_passed_over(tokenizer):
 
 
 @pytest.mark.parametrize("kind", ["sums", "steps"])
-def test_drills_compute_right_and_count_their_numbers(kind):
+def test_auxiliary_tasks_compute_right_and_count_their_numbers(kind):
     for index in range(50):
-        item = drills.drill(3, index, kind)
-        assert item == drills.drill(3, index, kind) != drills.drill(4, index, kind)
+        item = auxiliary.auxiliary_task(3, index, kind)
+        assert item == auxiliary.auxiliary_task(3, index, kind) != auxiliary.auxiliary_task(4, index, kind)
         equations = EQUATION.findall(item.answer)
         assert len(equations) == len(item.answer.splitlines())
         for left, operation, right, result in equations:
@@ -321,12 +321,12 @@ def test_drills_compute_right_and_count_their_numbers(kind):
         wanted = [(e[3],) if kind == "sums" else (e[0], e[2], e[3]) for e in equations]
         assert counted == list(itertools.chain(*wanted))
     with pytest.raises(ValueError, match="kind must be one of sums, steps, recalls"):
-        drills.drill(0, 0, "songs")
+        auxiliary.auxiliary_task(0, 0, "songs")
 
 
-def test_steps_are_drilled_on_known_quantities():
+def test_steps_are_practised_on_known_quantities():
     for index in range(50):
-        item = drills.drill(3, index, "steps")
+        item = auxiliary.auxiliary_task(3, index, "steps")
         held = {}
         for subject, amount, items in re.findall(r"(\w+) has (\d+) (\w+)\.", item.prompt):
             held.setdefault(subject, {})[items] = int(amount)
@@ -343,7 +343,7 @@ def test_steps_are_drilled_on_known_quantities():
 
 def test_recalls_are_of_the_newest_amount():
     for index in range(50):
-        item = drills.drill(3, index, "recalls")
+        item = auxiliary.auxiliary_task(3, index, "recalls")
         held, starts, said = {}, dict(item.spans), 0
         for told in re.finditer(r"([A-Z]\w+)( now)? has (\d+) \w+\.", item.answer):
             name, now, amount = told.groups()
@@ -352,11 +352,11 @@ def test_recalls_are_of_the_newest_amount():
             if told.start(3) in starts:
                 assert held[name] == amount and starts[told.start(3)] == told.end(3) + 1
             held[name], said = amount, said + 1
-        assert said == 4 * drills.MAX_STEPS and len(starts) > said / 2
+        assert said == 4 * auxiliary.MAX_STEPS and len(starts) > said / 2
 
 
-def test_batches_of_drills(tokenizer):
-    buckets = (batches.Bucket(2, 3, 164), batches.Bucket(0, 0, 128, drill="sums"))
+def test_batches_of_auxiliary_tasks(tokenizer):
+    buckets = (batches.Bucket(2, 3, 164), batches.Bucket(0, 0, 128, task="sums"))
     maker = make_maker(tokenizer, buckets=buckets, mixture=((0, (0.0, 1.0)),))
     batch = maker(0)
     assert batch["tokens"].shape == (7, 128) and maker.problems(0) == []

@@ -12,6 +12,7 @@ PACKAGE = "paradec_jax"
 # What a part may import of the package besides itself; a dotted name admits that module alone.
 ALLOWED = {
     "chat": set(),
+    "io": set(),
     "config": set(),
     "tokenizer": set(),
     "sharding": {"config"},
@@ -20,9 +21,9 @@ ALLOWED = {
     "models": {"config", "nn"},
     "decode": {"config", "noise", "nn.cache", "nn.masks", "nn.precision"},
     "losses": {"config", "decode", "noise", "nn.masks", "nn.precision"},
-    "data": {"config", "decode", "noise", "tokenizer"},
-    "evaluate": {"config", "data", "decode", "generate", "noise", "store", "tokenizer"},
-    "train": set(),
+    "data": {"config", "decode", "io", "noise", "tokenizer"},
+    "evaluate": {"config", "data", "decode", "generate", "io", "noise", "store", "tokenizer"},
+    "train": {"io"},
 }
 TOP = {"__init__", "cli", "generate", "store", "testing"}  # these may import everything of the package
 WITHOUT_FLAX = {"chat", "config", "decode", "losses", "data", "evaluate", "noise", "tokenizer", "train"}

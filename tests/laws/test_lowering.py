@@ -67,7 +67,7 @@ def latents_of(state):
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_train_step(accumulate):
     network, optimizer = tiny_network(remat="iteration"), adamw(1e-3, 10)
-    objective = recurrent_loss(network, poisson_lognormal(4.0), 2, remat=True)
+    objective = recurrent_loss(network, poisson_lognormal(4.0), 2)
     step = make_train_step(objective, optimizer, ema_decay=0.99, accumulate=accumulate)
     params = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes_of("float32"))
     state = TrainState.create(params, optimizer, jax.random.key(0), ema=True)

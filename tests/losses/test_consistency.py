@@ -48,12 +48,12 @@ def batch(seed: int = 0) -> dict[str, np.ndarray]:
 
 
 @functools.cache
-def graded(rules: ConsistencyRules, packed: bool = False, chunk: int = 0):
+def graded(rules: ConsistencyRules, packed: bool = False, chunk: int | None = None):
     loss = consistency_loss(NETWORK, SPEC, rules, packed=packed, chunk=chunk)
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
-def run(rules=MULTIBLOCK, data=None, *, packed=False, chunk=0, frozen=None):
+def run(rules=MULTIBLOCK, data=None, *, packed=False, chunk=None, frozen=None):
     data = batch() if data is None else data
     (loss, terms), grads = graded(rules, packed, chunk)(params(), frozen, data, jax.random.key(0))
     return float(loss), {name: float(value) for name, value in terms.items()}, grads
@@ -290,8 +290,8 @@ def test_bad_rules(changes, message):
 def test_bad_arguments():
     with pytest.raises(ValueError, match="teacher_context must be 'clean'"):
         consistency_loss(NETWORK, SPEC, PAPER, packed=True)
-    with pytest.raises(ValueError, match="chunk must not be negative, not -1"):
-        consistency_loss(NETWORK, SPEC, chunk=-1)
+    with pytest.raises(ValueError, match="chunk must be at least 1, not 0"):
+        consistency_loss(NETWORK, SPEC, chunk=0)
     short = CausalNetwork(dataclasses.replace(CONFIG, max_length=16))
     with pytest.raises(ValueError, match="17 positions of max_length 16"):
         consistency_loss(short, SPEC)(params(), None, batch(), jax.random.key(0))

@@ -18,7 +18,7 @@ from recorded_jacobi import model as imported
 
 from convert import qwen2
 from convert.engine import export_tree, read_json
-from paradec_jax.data.noisy_points import Selection, noise_ratio, pack
+from paradec_jax.data.noisy_iterates import Selection, noise_ratio, pack
 from paradec_jax.data.trajectories import Generation
 from paradec_jax.losses import (
     CLEAN_CONTEXT,
@@ -151,7 +151,7 @@ def test_selection_and_packing(name, tag):
     ]
     for block, ratio in zip(points, case["point_ratio"], strict=True):
         np.testing.assert_array_equal(noise_ratio(block).astype(np.float32), ratio[~np.isnan(ratio)])
-    selection = Selection(window=case.window, first_point="fixed")
+    selection = Selection(window=case.window, first_iterate="fixed")
     targets = selection.targets(case.pairs, rng)
     np.testing.assert_array_equal(targets.astype(np.float32), case["target_ratio"])
     generation = Generation(0, case["packed_ids"][: case.prompt], points)

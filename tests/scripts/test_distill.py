@@ -63,7 +63,7 @@ def recipe(distill, start):
         kind(block=8, problems=PROBLEMS, updates=2, warmup=1, cooldown=1, window=1),
     )
     return distill["Recipe"](
-        start=str(start), rounds=rounds, max_new_tokens=8, batch_tokens=512, rehearsal_tokens=512
+        start=str(start), rounds=rounds, max_new_tokens=8, batch_tokens=512, replay_tokens=512
     )
 
 
@@ -104,7 +104,7 @@ def test_rounds_collect_and_train(whole, recipe, start):
         begun = trained
 
 
-def test_fresh_problems_are_rehearsed(distill, recipe, start):
+def test_fresh_problems_are_replayed(distill, recipe, start):
     """Their loss is added, and the state of the data says where both parts of a batch stand."""
     model, key = load(start), jax.random.key(0)
     fresh = distill["fresh_problems"](model, recipe, 0)
@@ -112,7 +112,7 @@ def test_fresh_problems_are_rehearsed(distill, recipe, start):
     def pairs(params, frozen, batch, key):
         return 1.0 * len(batch), {}
 
-    loss, data = distill["with_rehearsal"](model, recipe, pairs, Counting(), fresh)
+    loss, data = distill["with_replay"](model, recipe, pairs, Counting(), fresh)
     first, state, second = next(data), data.get_state(), next(data)
     assert first["fresh"]["tokens"].shape in ((2, 252), (1, 328))
     value, terms = jax.jit(loss)(dict(model.params), None, first, key)
@@ -203,7 +203,7 @@ def test_what_cannot_be_distilled_is_refused(distill, recipe, tmp_path, start):
     with pytest.raises(SystemExit, match="has no tokenizer"):
         distill["gather"](mute, start, recipe, 0, tmp_path)
     for steps, tokens, message in (((2, 2), 200, "200 cannot hold a row of 252"), ((2, 8), 64, "of 252")):
-        wrong = dataclasses.replace(recipe, steps=steps, rehearsal_tokens=tokens)
+        wrong = dataclasses.replace(recipe, steps=steps, replay_tokens=tokens)
         with pytest.raises(ValueError, match=message):
             distill["main"](wrong, tmp_path / str(tokens))
         assert not (tmp_path / str(tokens) / "round-0").exists()  # refused before anything is collected
@@ -223,7 +223,7 @@ def test_trajectories_of_other_weights_are_refused(distill, recipe, whole, start
 
 
 @pytest.mark.parametrize(("steps", "lengths"), [((2, 2), {252}), ((7, 8), {328}), ((5, 6), {252, 328})])
-def test_rehearsal_knows_the_steps_and_the_special_tokens(distill, recipe, start, steps, lengths):
+def test_replay_knows_the_steps_and_the_special_tokens(distill, recipe, start, steps, lengths):
     model = load(start)
     spec = dataclasses.replace(model.token_spec, bos=7, stop=(9,), pad=11)
     other = dataclasses.replace(recipe, steps=steps)

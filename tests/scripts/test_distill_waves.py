@@ -58,7 +58,7 @@ def recipe(waves, tmp_path_factory):
             warmup=0,
             cooldown=1,
             batch_tokens=512,
-            rehearsal_tokens=512,
+            replay_tokens=512,
         )
 
 

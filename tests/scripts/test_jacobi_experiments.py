@@ -76,6 +76,7 @@ class TestBlockSizes:
             ({"presets": ()}, "nothing to measure"),
             ({"rows": ()}, "nothing to time"),
             ({"context": 125}, "more than the 128"),
+            ({"dtype": "bfloat16"}, "a CPU times float32 weights alone"),
             ({"models": ("m",), "blocks": (1,)}, "blocks must be numbers of at least 2"),
         ],
     )
@@ -208,7 +209,7 @@ class TestRecipes:
         monkeypatch.setitem(scope, "gather", lambda *rest: gathered.append(rest[-1]))
         monkeypatch.setitem(scope, "train", lambda model, *rest: model)
         two = (recipes["Round"](), recipes["Round"](block=32))
-        recipe = dataclasses.replace(recipes["Recipe"](), start=models[0], rounds=two, rehearsal_tokens=0)
+        recipe = dataclasses.replace(recipes["Recipe"](), start=models[0], rounds=two, replay_tokens=None)
         recipes["main"](recipe, folder=tmp_path / "run", trajectories=tmp_path / "shared")
         assert gathered == [tmp_path / "shared", tmp_path / "run" / "round-1" / "trajectories"]
         assert (tmp_path / "run" / "round-1" / "model" / "config.json").exists()

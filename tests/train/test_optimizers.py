@@ -7,7 +7,7 @@ import optax
 import pytest
 from noisy_regression import initial_params
 
-from paradec_jax.train import adamw, decay_mask, muon, trapezoid
+from paradec_jax.train import adamw, decay_mask, muon, warmup_stable_decay
 
 
 def test_decay_spares_norms_and_biases():
@@ -53,9 +53,9 @@ def test_muon_orthogonalises_named_matrices_apart():
     assert not updates["norm"].any()
 
 
-def test_trapezoid():
-    schedule = trapezoid(2.0, 10, warmup=4, cooldown=2)
+def test_warmup_stable_decay():
+    schedule = warmup_stable_decay(2.0, 10, warmup=4, cooldown=2)
     np.testing.assert_allclose([schedule(t) for t in range(11)], [0.5, 1, 1.5, 2, 2, 2, 2, 2, 2, 1, 0])
-    np.testing.assert_allclose([trapezoid(2.0, 3)(t) for t in range(3)], 2)
+    np.testing.assert_allclose([warmup_stable_decay(2.0, 3)(t) for t in range(3)], 2)
     with pytest.raises(ValueError, match="must fit into steps 5"):
-        trapezoid(1.0, 5, warmup=3, cooldown=3)
+        warmup_stable_decay(1.0, 5, warmup=3, cooldown=3)

@@ -149,5 +149,17 @@ class RecurrentNetwork(Network, Protocol):
         """Ends a call: head inputs, the window with all its keys and values, and the recurrences it took."""
         ...
 
+    def forward_from(
+        self,
+        params: Params,
+        inputs: Int[Array, "B W"] | Float[Array, "B W D"],
+        positions: Int[Array, "B W"],
+        states: Float[Array, "B W D"],
+        prefix: Prefix | None = None,
+        mask: Bool[Array, "*B W W"] | None = None,
+    ) -> tuple[Forward, Float[Array, "B W D"]]:
+        """As `forward` from given latents; returns the latents after the last recurrence as well."""
+        ...
+
     def normalise(self, params: Params, state: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]: ...
     def widen(self, window: Window, width: int) -> Window: ...

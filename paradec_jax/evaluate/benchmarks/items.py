@@ -34,7 +34,7 @@ class Source:
 
     Attributes:
       items: in the order of the file.
-      shots: solved examples in front of each question.
+      shots: solved examples before each question.
       examples: what those examples are, for the record of a result.
     """
 

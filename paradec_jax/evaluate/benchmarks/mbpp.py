@@ -68,7 +68,7 @@ def _prompt(row: Record) -> str:
 
 
 def _tests(row: Record) -> str:
-    """The asserts behind what they need, which may use the candidate's code and so comes after it."""
+    """The asserts after what they need, which may use the candidate's code and so comes after it."""
     full = "test_setup_code" in row.values
     setup = [row.text("test_setup_code")] if full else list(row.texts("test_imports"))
     return _lines("\n".join([*setup, *row.texts("test_list")])) + "\n"

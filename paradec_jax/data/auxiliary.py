@@ -14,7 +14,7 @@ from paradec_jax.data.word_problems import ITEMS, NAMES, PROMPT, Story
 KINDS = ("sums", "steps", "recalls")
 MAX_STEPS = 14
 
-# What can be known: the result of a sum; in a step the operands as well. The character behind a number tells
+# What can be known: the result of a sum; in a step the operands as well. The character after a number tells
 # where it ends.
 _COUNTED = {
     "sums": re.compile(r"(?<== )[0-9]+ ?"),
@@ -22,7 +22,7 @@ _COUNTED = {
 }
 
 
-class Drill(NamedTuple):
+class AuxiliaryTask(NamedTuple):
     """A row: what is read, what is written, and the characters of `answer` that count in a loss."""
 
     prompt: str
@@ -30,8 +30,8 @@ class Drill(NamedTuple):
     spans: list[tuple[int, int]]
 
 
-def drill(seed: int, index: int, kind: str) -> Drill:
-    """Draws the drill of (seed, index, kind), always the same one.
+def auxiliary_task(seed: int, index: int, kind: str) -> AuxiliaryTask:
+    """Draws the task of (seed, index, kind), always the same one.
 
     "sums" are lines `28 + 24 = 52 marbles.` without a story; "steps" are a story of quantities and then a long
     solution whose lines are the relations that a problem would have told before; "recalls" tell again and again
@@ -51,10 +51,10 @@ def drill(seed: int, index: int, kind: str) -> Drill:
     else:
         question, answer = Story(rng).practise(int(rng.integers(2, 6)), MAX_STEPS)
         prompt = PROMPT.format(question=question)
-    return Drill(prompt, answer, [match.span() for match in _COUNTED[kind].finditer(answer)])
+    return AuxiliaryTask(prompt, answer, [match.span() for match in _COUNTED[kind].finditer(answer)])
 
 
-def _recalls(rng: np.random.Generator) -> Drill:
+def _recalls(rng: np.random.Generator) -> AuxiliaryTask:
     """`Ana has 34 nuts. Ben has 5 nuts. Ana has 34 nuts. Ben now has 71 nuts. ...`; what was told before counts."""
     items = ITEMS[rng.integers(len(ITEMS))]
     people = [NAMES[i] for i in rng.permutation(len(NAMES))[: int(rng.integers(3, 11))]]
@@ -71,7 +71,7 @@ def _recalls(rng: np.random.Generator) -> Drill:
         if known and not changes:
             spans.append((len(answer), len(answer) + len(str(held[name])) + 1))
         answer += f"{held[name]} {items}. "
-    return Drill("", answer.rstrip(), spans)
+    return AuxiliaryTask("", answer.rstrip(), spans)
 
 
 def _sum(rng: np.random.Generator, items: str) -> str:

@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from scipy import stats
 
-Z95 = 1.959963984540054
+Z95 = 1.959963984540054  # 97.5% of a normal distribution lie below it
 
 
 class Paired(NamedTuple):
@@ -26,23 +27,19 @@ class Paired(NamedTuple):
     p_value: float
 
 
-def wilson(successes: int, trials: int, z: float = Z95) -> tuple[float, float]:
-    """Wilson's score interval of a share, `(p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)`.
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Wilson's 95% score interval of a share, `(p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)`.
 
     Raises:
       ValueError: no trial, or successes outside 0..trials.
     """
     if trials < 1 or not 0 <= successes <= trials:
         raise ValueError(f"need 0 <= successes <= trials and a trial, not {successes} of {trials}")
-    share = successes / trials
-    centre = share + z * z / (2 * trials)
-    spread = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    scale = 1 + z * z / trials
-    low, high = (centre - spread) / scale, (centre + spread) / scale
-    return (0.0 if successes == 0 else low, 1.0 if successes == trials else high)
+    found = stats.binomtest(successes, trials).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)
 
 
-def paired(first: Bool[np.ndarray, "..."], second: Bool[np.ndarray, "..."], z: float = Z95) -> Paired:
+def paired(first: Bool[np.ndarray, "..."], second: Bool[np.ndarray, "..."]) -> Paired:
     """Difference of two methods from which of the same problems each got right.
 
     The interval is Wald's with half a problem added to each of the four cells (Agresti and Min, 2005), so
@@ -58,15 +55,15 @@ def paired(first: Bool[np.ndarray, "..."], second: Bool[np.ndarray, "..."], z: f
     b, c = int(np.sum(first & ~second)), int(np.sum(second & ~first))
     padded = count + 2
     centre = (b - c) / padded
-    spread = z * math.sqrt((b + c + 1) / padded - centre * centre) / math.sqrt(padded)
+    spread = Z95 * math.sqrt((b + c + 1) / padded - centre * centre) / math.sqrt(padded)
     interval = (max(centre - spread, -1.0), min(centre + spread, 1.0))
-    return Paired((b - c) / count, interval, b, c, _mcnemar(b, c))
+    p_value = float(stats.binomtest(b, b + c).pvalue) if b + c else 1.0
+    return Paired((b - c) / count, interval, b, c, p_value)
 
 
 def ratio(
     above: Int[np.ndarray, "..."] | Float[np.ndarray, "..."],
     below: Int[np.ndarray, "..."] | Float[np.ndarray, "..."],
-    z: float = Z95,
 ) -> tuple[float, float]:
     """Interval of `R = sum a / sum b` over N independent problems, by the delta method:
 
@@ -87,12 +84,5 @@ def ratio(
         return 0.0, math.inf
     centre = above.sum() / below.sum()
     scale = above.size / (above.size - 1)
-    spread = z * math.sqrt(scale * np.sum((above - centre * below) ** 2)) / below.sum()
+    spread = Z95 * math.sqrt(scale * np.sum((above - centre * below) ** 2)) / below.sum()
     return float(max(centre - spread, 0.0)), float(centre + spread)
-
-
-def _mcnemar(b: int, c: int) -> float:
-    """Two-sided probability of a split at least as uneven as b to c, were it a fair coin's."""
-    total = b + c
-    tail = sum(math.comb(total, k) for k in range(min(b, c) + 1))
-    return min(1.0, 2 * tail / 2**total)

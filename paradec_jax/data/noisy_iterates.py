@@ -1,11 +1,12 @@
-"""Which points of stored trajectories become training pairs: filters, noise schedules, packing.
+"""Which iterates of stored trajectories become training pairs: filters, noise schedules, packing.
 
-The noise ratio of a point is the share of its block from the first token on that differs from the fixed point:
+The noise ratio of an iterate is the share of its block from the first token on that differs from the fixed point:
 
     ratio = (n - f) / n,    f = first offset that differs (n if none)
 
-Block j of a generation gets the point whose ratio is nearest to `schedule[j mod w]`, so that noise rises and falls
-along the sequence (progressive noise, section 4 of the paper).
+Block j of a generation gets the iterate whose ratio is nearest to `schedule[j mod w]`, so that noise rises and falls
+along the sequence (progressive noise; Jacobi Forcing, Hu et al. 2025, arXiv 2512.14681, section 4, "the paper" below). CLLM is Kou et
+al. 2024, arXiv 2403.00835.
 """
 
 import dataclasses
@@ -26,8 +27,8 @@ class Example(NamedTuple):
     Attributes:
       data_id: id of the problem.
       prompt: its tokens.
-      noisy, clean: the chosen point and the fixed point of each block.
-      chosen: index of the chosen point in its trajectory.
+      noisy, clean: the chosen iterate and the fixed point of each block.
+      chosen: index of the chosen iterate in its trajectory.
     """
 
     data_id: int
@@ -41,27 +42,27 @@ class Example(NamedTuple):
         return np.concatenate([self.prompt, np.stack([self.noisy, self.clean], axis=1).reshape(-1)])
 
 
-def noise_ratio(points: Int[np.ndarray, "X n"]) -> Float[np.ndarray, " X"]:
-    """Share of each point from its first token on that differs from the last point."""
-    size = points.shape[1]
-    differs = points != points[-1]
+def noise_ratio(iterates: Int[np.ndarray, "X n"]) -> Float[np.ndarray, " X"]:
+    """Share of each iterate from its first token on that differs from the last iterate."""
+    size = iterates.shape[1]
+    differs = iterates != iterates[-1]
     first = np.where(differs.any(axis=1), differs.argmax(axis=1), size)
     return (size - first) / size
 
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Chooses a noisy point for each block; the defaults are those of the released data.
+    """Chooses a noisy iterate for each block; the defaults are those of the released data.
 
     Attributes:
       order: "linear" (rising ramp over a window of blocks), "reverse" (falling), "random" (any entry of the ramp
-        for each block) or "uniform" (no ramp: any point but the last, as CLLM does).
+        for each block) or "uniform" (no ramp: any iterate but the last, as CLLM does).
       window: w, blocks of a ramp, and its number of entries.
       low, high: ends of the ramp.
       grid: "inclusive": linspace(low, high, w), released; "exclusive": steps of 1/w that leave out `high`, the
         paper's {0, 1/w, ..., (w-1)/w}.
-      first_point: "draft": the stored first point, a random draft (what happened), may be chosen; "fixed": the
-        first point counts as equal to the fixed point, as in the released data, which overwrote it.
+      first_iterate: "draft": the stored first iterate, a random draft (what happened), may be chosen; "fixed": the
+        first iterate counts as equal to the fixed point, as in the released data, which overwrote it.
     """
 
     order: str = "linear"
@@ -69,10 +70,10 @@ class Selection:
     low: float = 0.0
     high: float = 1.0
     grid: str = "inclusive"
-    first_point: str = "draft"
+    first_iterate: str = "draft"
 
     def __post_init__(self) -> None:
-        choices = {"order": ORDERS, "grid": ("inclusive", "exclusive"), "first_point": ("draft", "fixed")}
+        choices = {"order": ORDERS, "grid": ("inclusive", "exclusive"), "first_iterate": ("draft", "fixed")}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
@@ -96,23 +97,25 @@ class Selection:
         index = rng.integers(self.window, size=blocks) if random else np.arange(first, first + blocks)
         return self.schedule[index % self.window]
 
-    def points(self, points: Int[np.ndarray, "X n"]) -> Int[np.ndarray, "X n"]:
-        """A block's points as the selection sees them."""
-        return points if self.first_point == "draft" else np.concatenate([points[-1:], points[1:]])
+    def iterates(self, iterates: Int[np.ndarray, "X n"]) -> Int[np.ndarray, "X n"]:
+        """A block's iterates as the selection sees them."""
+        return iterates if self.first_iterate == "draft" else np.concatenate([iterates[-1:], iterates[1:]])
 
-    def choose(self, points: Int[np.ndarray, "X n"], target: float, rng: np.random.Generator) -> int:
-        """Index of the point whose ratio is nearest to `target`, the first of equals."""
+    def choose(self, iterates: Int[np.ndarray, "X n"], target: float, rng: np.random.Generator) -> int:
+        """Index of the iterate whose ratio is nearest to `target`, the first of equals."""
         if self.order == "uniform":
-            return int(rng.integers(max(len(points) - 1, 1)))
-        return int(np.argmin(np.abs(noise_ratio(points) - target)))
+            return int(rng.integers(max(len(iterates) - 1, 1)))
+        return int(np.argmin(np.abs(noise_ratio(iterates) - target)))
 
 
 def pack(generation: Generation, selection: Selection, rng: np.random.Generator, first: int = 0) -> Example:
     """The training sequence of a generation: all of its blocks, which the schedule counts from `first` on."""
-    targets = selection.targets(len(generation.points), rng, first)
-    blocks = [selection.points(points) for points in generation.points]
-    chosen = [selection.choose(points, target, rng) for points, target in zip(blocks, targets, strict=True)]
-    noisy = np.stack([points[i] for points, i in zip(blocks, chosen, strict=True)])
+    targets = selection.targets(len(generation.iterates), rng, first)
+    blocks = [selection.iterates(iterates) for iterates in generation.iterates]
+    chosen = [
+        selection.choose(iterates, target, rng) for iterates, target in zip(blocks, targets, strict=True)
+    ]
+    noisy = np.stack([iterates[i] for iterates, i in zip(blocks, chosen, strict=True)])
     return Example(generation.data_id, generation.prompt, noisy, generation.fixed, np.asarray(chosen))
 
 
@@ -120,7 +123,7 @@ def pack_block(generation: Generation, index: int, selection: Selection, rng: np
     """One block alone, what comes before it being part of the prompt (CLLM's examples)."""
     block = generation.block(index)
     prompt = np.concatenate([block.prompt, block.generated])
-    return pack(Generation(block.data_id, prompt, [block.points]), selection, rng, block.place)
+    return pack(Generation(block.data_id, prompt, [block.iterates]), selection, rng, block.place)
 
 
 def longest_run(tokens: Int[np.ndarray, " L"]) -> int:
