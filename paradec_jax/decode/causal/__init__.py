@@ -1,1 +1,1 @@
-"""Decoders of networks that are right about several tokens at once, or guess them: the output stays autoregressive."""
+"""Decoders of causal networks that guess several tokens at once; the output stays autoregressive."""

@@ -2,14 +2,24 @@
 
 ::
 
-    fed          x  d1 d2 d3 d4      x the newest committed token, d the draft behind it
-    predictions  g0 g1 g2 g3 g4      g_i the token that belongs behind fed token i
+    fed          x  d1 d2 d3 d4      x the newest committed token, d the draft after it
+    predictions  g0 g1 g2 g3 g4      g_i the token that belongs after fed token i
     accepted        =  =  /          d1 = g0, d2 = g1, d3 != g2: m = 2 drafts
     committed    g0 g1 g2            m + 1 tokens; g3 g4 begin the next draft
 
 The first prediction follows from committed tokens alone, and each accepted draft makes the next prediction follow
-from them too. So what is committed is what one-by-one decoding commits, whatever the draft was (Santilli et al. 2023;
-Jacobi Forcing, sections 3 and 4). `rejection` has the other rule for sampling, which judges drafts by chance.
+from them too. So what is committed is what autoregressive decoding commits, whatever the draft was (Santilli et al.
+2023; Jacobi Forcing, sections 3 and 4). `rejection` has the other rule for sampling, which judges drafts by chance.
+
+With several blocks, drafts reach beyond the block that is verified (Jacobi Forcing, Algorithm 1; K = 3, n = 4)::
+
+    position     s               s + 4           s + 8           s + 12
+    window       [ a  a  x  d    | p  p  p  p    |  not spawned ]
+                   real-active     pseudo        ^ window_end
+
+A pseudo block is a draft that every call refreshes. Once the newest block agrees with its prediction on a share r of
+its tokens the next one is *spawned*, with random fill tokens. Once the accepted tokens reach a pseudo block it is
+*promoted*: its tokens then follow from committed ones, so the same rule accepts them, maybe in the same call.
 """
 
 import dataclasses
@@ -19,48 +29,85 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode import recycling, rejection, select, stop
-from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
-from paradec_jax.decode.base import DecoderBase, after, newest
-from paradec_jax.decode.protocol import Progress, Request
-from paradec_jax.decode.randomness import Purpose, fold
-from paradec_jax.decode.sampling import distribution, log_probability
-from paradec_jax.nn import masks
+from paradec_jax.decode.causal import recycling
+from paradec_jax.decode.causal.window_end import newest_block_agreement, window_end
+from paradec_jax.decode.machine.candidates import fold_candidates, pick
+from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.knobs import SamplingKnobs, check_range, knob
+from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine.rows import NETWORK_CALLS, Rows
+from paradec_jax.decode.rules import rejection, select
+from paradec_jax.decode.rules.randomness import Purpose, fold
+from paradec_jax.decode.rules.sampling import distribution
+from paradec_jax.decode.rules.windows import shift, window, write_after_read
 
 ACCEPTANCES = ("coupled", "rejection")
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class JacobiState:
-    """Rows, cache (one entry less than committed tokens) and what is guessed about the tokens to come.
+class JacobiKnobs(SamplingKnobs):
+    """Sampling, and when a block is spawned.
 
     Attributes:
-      progress, cache: as in every decoder.
-      drafts: guesses of the W - 1 tokens behind the committed ones, [B, R, W - 1]: the draft, then its candidates.
-      horizon: position at which the window ends, [B]; nothing is accepted from there on.
-      pool: earlier iterates, the newest first, [B, G, W + 1].
-      fractions: number in [0, 1) that draws the random guess at each position, [B, S].
-      accepted: tokens committed in the newest step, [B] (the fast-forward count).
+      spawn: r, share of the newest block that must agree with its prediction before the next block is spawned; at 0
+        all blocks are in flight from the start. None is 0.5, and the only choice with one block.
     """
 
-    progress: Progress
+    spawn: Float[Array, ""] | float | None = knob(None, unset=0.5, needs=("blocks", 2))
+
+    def check(self) -> None:
+        """Raises ValueError for values outside their range, unless they are traced."""
+        super().check()
+        check_range(self.spawn, "spawn", lambda x: (x >= 0) & (x <= 1), "between 0 and 1")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class JacobiState:
+    """Rows, a cache of all committed tokens but the newest, and what is guessed about the tokens to come.
+
+    Attributes:
+      rows, cache: as in every decoder.
+      candidates: guesses of the W - 1 tokens after the committed ones, [B, R, W - 1]: the draft, then the others.
+      window_end: position at which the window ends, [B]; nothing is accepted from there on.
+      pool: earlier iterates, the newest first, [B, G, W + 1].
+      uniforms: number in [0, 1) that draws the random fill token of each position, [B, S].
+    """
+
+    rows: Rows
     cache: Any
-    drafts: Int[Array, "B R drafts"]
-    horizon: Int[Array, "B"]
+    candidates: Int[Array, "B R drafts"]
+    window_end: Int[Array, "B"]
     pool: Int[Array, "B G _"]
-    fractions: Float[Array, "B S"]
-    accepted: Int[Array, "B"]
+    uniforms: Float[Array, "B S"]
 
     @property
-    def draft(self) -> Int[Array, "B drafts"]:
-        """The draft itself, which the previous iterate left."""
-        return self.drafts[:, 0]
+    def cached(self) -> Int[Array, "B"]:
+        """Trusted cache entries."""
+        return self.rows.length - 1
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class JacobiInfo:
+    """What one call did.
+
+    Attributes:
+      winner: candidate with the longest agreement, 0 for the draft, [B].
+      accepted: its tokens that agree, m, [B].
+      committed: tokens committed, m + 1 unless a stop token or the budget cuts them, [B] (the fast-forward count).
+    """
+
+    winner: Int[Array, "B"]
+    accepted: Int[Array, "B"]
+    committed: Int[Array, "B"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Jacobi(DecoderBase):
-    """Verifies a window of W = `block` tokens a network call; commits the accepted drafts and the token behind them.
+    """Verifies a window of W = `blocks * block` tokens a call; commits the accepted drafts and the token after them.
 
     When sampling with "coupled" acceptance, each position keeps its Gumbel noise from step to step, so a prediction
     is a function of the tokens before it and the output is, token for token, that of `AutoRegressive` with the same
@@ -69,211 +116,201 @@ class Jacobi(DecoderBase):
 
     Attributes:
       block: n, tokens of a block; the first token fed is the newest committed one.
+      blocks: K, blocks in flight at most: the one that is verified and the pseudo blocks after it.
       running: refill the window to its full width after every step (the running window). By default it shrinks
         until its block is complete and the next block starts from a random draft (block Jacobi).
       pool: G, earlier iterates that are searched for candidates (rejection recycling).
-      rows: R, rows verified in a call: the draft and at most R - 1 candidates, those of the pool first, then
-        `recycling.alternatives`. 1 + `pool` when 0.
-      acceptance: "coupled" or "rejection" (see `rejection`), which verifies a single row: the longest of several
-        would favour the tokens that are drafted.
+      candidates: R, candidates verified in a call: the draft and at most R - 1 others, those of the pool first, then
+        `recycling.alternatives`. 1 + `pool` when None.
+      acceptance: "coupled" or "rejection" (see `rejection`), which verifies the draft alone: the longest of several
+        candidates would favour the tokens that are drafted.
     """
 
     _: dataclasses.KW_ONLY
     block: int = 16
+    blocks: int = 1
     running: bool = False
     pool: int = 0
-    rows: int = 0
+    candidates: int | None = None
     acceptance: str = "coupled"
-    Knobs: ClassVar[type] = AutoRegressiveKnobs
+    Knobs: ClassVar[type] = JacobiKnobs
 
     def __post_init__(self) -> None:
         if self.block < 2:
             raise ValueError(
                 f"block must be at least 2, not {self.block}: a window of one token drafts nothing"
             )
-        if self.pool < 0 or self.rows < 0:
-            raise ValueError(f"pool and rows must not be negative, not {self.pool}, {self.rows}")
-        if self.pool and self.rows == 1:
+        if self.blocks < 1:
+            raise ValueError(f"blocks must be at least 1, not {self.blocks}")
+        if self.running and self.blocks > 1:
+            raise ValueError(f"a running window has no blocks, so blocks must be 1, not {self.blocks}")
+        if self.pool < 0:
+            raise ValueError(f"pool must not be negative, not {self.pool}")
+        if self.candidates is not None and self.candidates < 1:
             raise ValueError(
-                "a pool needs rows of at least 2 (or 0 for 1 + pool), not 1: it gives candidates"
+                f"candidates must be at least 1, the draft, or None for 1 + pool, not {self.candidates}"
             )
+        if self.pool and self.candidates == 1:
+            raise ValueError("a pool gives candidates, so candidates must be at least 2 (or None), not 1")
         if self.acceptance not in ACCEPTANCES:
             raise ValueError(f"acceptance must be one of {', '.join(ACCEPTANCES)}, not {self.acceptance!r}")
-        if self.acceptance == "rejection" and self.lanes > 1:
+        if self.acceptance == "rejection" and self.num_candidates > 1:
             raise ValueError(
-                f"acceptance 'rejection' verifies one row, so pool must be 0 and rows 0 or 1, "
-                f"not {self.pool}, {self.rows}"
+                f"acceptance 'rejection' verifies the draft alone, so pool must be 0 and candidates None or 1, "
+                f"not {self.pool}, {self.candidates}"
             )
 
     @property
     def width(self) -> int:
-        """W, tokens fed of a row."""
-        return self.block
+        """W, tokens fed of a candidate."""
+        return self.blocks * self.block
 
     @property
-    def lanes(self) -> int:
-        """R, rows that are verified."""
-        return self.rows or 1 + self.pool
+    def num_candidates(self) -> int:
+        """R."""
+        return 1 + self.pool if self.candidates is None else self.candidates
 
-    def init(self, params: Any, request: Request, knobs: Any) -> JacobiState:
-        """Reads each prompt and W - 1 random tokens behind it in one call: the first token, the first iterate."""
+    def init(self, params: Any, request: Request, knobs: JacobiKnobs) -> JacobiState:
+        """Reads each prompt and W - 1 random tokens after it in one call: the first token, the first iterate."""
         self._check(request)
         width, batch = self.width, request.batch
-        fractions = _fractions(request.keys, self.size + width)
-        ahead = _guesses(fractions, request.tokens, request.lengths, width - 1)
-        progress, cache, hidden = self.prefill_ahead(params, request, knobs, ahead, width)
-        logits = self.network.logits(params, hidden)
-        own = progress.length[:, None] + jnp.arange(width)
-        no_draft = jnp.zeros_like(ahead, bool)  # so the first token is drawn as every decoder draws it
-        predicted = self._predict(logits, ahead[:, None], no_draft, own, progress, knobs)[0][:, 0]
-        progress = progress.count(1, request.lengths + width - 1, self.network.recurrence)
-        accepted = jnp.ones_like(progress.length)
-        scores = log_probability(logits, predicted) if self.log_probs else None
-        progress = stop.commit(progress, predicted, accepted, scores)
-        horizon = self.horizon(progress, progress.prompt_lengths, accepted * 0, knobs)
-        drafts = jnp.broadcast_to(predicted[:, None, 1:], (batch, self.lanes, width - 1))
+        uniforms = _fill_uniforms(request.keys, self.size + width)
+        fill = _fill_tokens(uniforms, request.tokens, request.lengths, width - 1)
+        rows, cache, out = self.prefill_ahead(params, request, fill, width)
+        logits = self.network.logits(params, out.hidden)
+        own = rows.length[:, None] + jnp.arange(width)
+        no_draft = jnp.zeros_like(fill, bool)  # so the first token is drawn as every decoder draws it
+        predicted, _ = self._judge(logits, fill[:, None], no_draft, own, rows, knobs)
+        rows = rows.spend(out.counts, request.lengths + width - 1)
+        rows = rows.commit(predicted, jnp.ones_like(rows.length), self.scores(logits, predicted))
+        draft = jnp.broadcast_to(predicted[:, None, 1:], (batch, self.num_candidates, width - 1))
         pool = jnp.full((batch, self.pool, width + 1), recycling.EMPTY, jnp.int32)
-        return JacobiState(progress, cache, drafts, horizon, pool, fractions, accepted)
+        end = self._window_end(rows, rows.prompt_lengths, jnp.zeros_like(rows.length), knobs)
+        return JacobiState(rows, cache, draft, end, pool, uniforms)
 
-    def step(self, params: Any, state: JacobiState, knobs: Any) -> JacobiState:
-        """Verifies draft and candidates in one call, commits the longest agreement, keeps the rest as a draft."""
-        progress, width, rows = state.progress, self.width, self.lanes
-        token, at = newest(progress)[0], progress.length - 1
-        fed = jnp.concatenate([jnp.repeat(token[:, None], rows, axis=1), state.drafts], axis=2)
-        logits, kv = self._verify(params, state, fed)
+    def step(self, params: Any, state: JacobiState, knobs: JacobiKnobs) -> tuple[JacobiState, JacobiInfo]:
+        """Verifies all candidates in one call, commits the longest agreement, keeps the rest as a draft."""
+        before, at, width = state.rows, state.cached, self.width
+        # Assemble: the newest token and each candidate, side by side; all share the cache.
+        token, _ = before.newest
+        first = jnp.repeat(token[:, None], self.num_candidates, axis=1)
+        fed, positions, mask = fold_candidates(jnp.concatenate([first, state.candidates], axis=2), at)
+        out = self.network.forward(params, fed, positions, Prefix(state.cache, at), mask)
+        logits = self.network.logits(params, out.hidden)
+        # Verify: the longest leading agreement with the network's own predictions wins, the first of equals.
         own = at[:, None] + 1 + jnp.arange(width)
-        inside = own[:, :-1] < state.horizon[:, None]
-        predicted, agrees = self._predict(logits, state.drafts, inside, own, progress, knobs)
-        matches = jax.vmap(select.prefix)(agrees)
-        winner = jnp.argmax(matches, axis=1)  # the first of the longest
+        inside = own[:, :-1] < state.window_end[:, None]
+        predicted, agrees = self._judge(logits, state.candidates, inside, own, before, knobs)
+        matches = jax.vmap(select.leading_run)(agrees)
+        winner, accepted = jnp.argmax(matches, axis=1), jnp.max(matches, axis=1)
+        tokens = pick(predicted, winner, width)
+        # Commit what is accepted and the token after it.
+        kv = out.kv if self.num_candidates == 1 else self.network.pick(out.kv, winner * width, width)
+        cache = self.network.write(state.cache, kv, write_after_read(at, tokens))
+        rows = before.spend(out.counts, self.num_candidates * width)
+        rows = rows.commit(tokens, accepted + 1, self.scores(pick(logits, winner, width), tokens))
+        # Spawn and promote: the window's end moves on, what the winner predicts up to it is the new draft.
+        agreed = newest_block_agreement(_agreement_of(agrees, winner), at, state.window_end, self.block)
+        end = self._window_end(rows, state.window_end, agreed, knobs)
+        known = jnp.minimum(state.window_end - before.length + 1, width) - (accepted + 1)
+        fill = _fill_tokens(state.uniforms, rows.tokens, rows.length, width - 1)
+        left = shift(tokens, accepted + 1)[:, :-1]
+        draft = jnp.where(jnp.arange(width - 1) < known[:, None], left, fill)
+        # Recycle: what was rejected may hold the right tokens at the wrong place.
+        next_slot = winner * width + jnp.minimum(accepted + 1, width - 1)
+        candidates = self._with_others(state.pool, rows, draft, logits, next_slot, known > 0)
+        pool = recycling.push(state.pool, jnp.concatenate([token, tokens], axis=1))
+        info = JacobiInfo(winner, accepted, rows.length - before.length)
+        return JacobiState(rows, cache, candidates, end, pool, state.uniforms), info
 
-        def of_winner(x: Array) -> Array:
-            return jnp.take_along_axis(x, winner[:, None, None], axis=1)[:, 0]
-
-        tokens, count = of_winner(predicted), jnp.max(matches, axis=1) + 1
-        start = winner * width
-        if rows > 1:
-            kv = self.network.pick(kv, start, width)
-        cache = self.network.write(state.cache, kv, after(at, tokens))
-        scores = log_probability(stop.window(logits, start, width), tokens) if self.log_probs else None
-        before = progress.length
-        progress = progress.count(1, rows * width, self.network.recurrence)
-        progress = stop.commit(progress, tokens, count, scores)
-
-        agreed = self.newest_agreement(of_winner(agrees), at, state.horizon)
-        horizon = self.horizon(progress, state.horizon, agreed, knobs)
-        # Predictions reach one position beyond what was fed inside the horizon.
-        known = jnp.minimum(state.horizon - before + 1, width) - count
-        random = _guesses(state.fractions, progress.tokens, progress.length, width - 1)
-        left = stop.shift(tokens, count)[:, :-1]
-        draft = jnp.where(jnp.arange(width - 1) < known[:, None], left, random)
-        first = jnp.take_along_axis(logits, (start + jnp.minimum(count, width - 1))[:, None, None], axis=1)
-        drafts = self._drafts(state, progress, draft, first[:, 0], known > 0)
-        iterate = jnp.concatenate([token, tokens], axis=1)
-        pool = recycling.push(state.pool, iterate)
-        accepted = progress.length - before
-        return JacobiState(progress, cache, drafts, horizon, pool, state.fractions, accepted)
+    def drafts(self, state: JacobiState) -> Int[Array, "B drafts"]:
+        """The draft of the W - 1 tokens after the committed ones; those from `window_end` on are random."""
+        return state.candidates[:, 0]
 
     def _check(self, request: Request) -> None:
-        """Refuses a network that cannot hold the rows, and recorded draws that have no use."""
-        rows, network = self.lanes, self.network
-        recorded = request.recorded
+        """Refuses recorded draws that have no use, and more candidates than there are tokens."""
+        recorded, vocab = request.recorded, self.network.vocab_size
         if self.acceptance == "rejection" and recorded is not None and recorded.uniforms is not None:
             raise ValueError(
                 "recorded.uniforms are one number a position, which acceptance 'rejection' has no use for: "
                 "leave them out or choose 'coupled'"
             )
-        if rows > 1 and not hasattr(network, "pick"):
+        if self.num_candidates > vocab:
             raise ValueError(
-                f"{type(self).__name__} with {rows} rows needs a network with candidates in its window, "
-                f"not {type(network).__name__}: set rows and pool to 0"
-            )
-        if rows > network.vocab_size:
-            raise ValueError(
-                f"rows (1 + pool where it is 0) must not exceed the {network.vocab_size} tokens of the "
-                f"vocabulary, not {rows}"
+                f"candidates (1 + pool where it is None) must not exceed the {vocab} tokens of the vocabulary, "
+                f"not {self.num_candidates}"
             )
 
-    def _verify(
-        self, params: Any, state: JacobiState, fed: Int[Array, "B R W"]
-    ) -> tuple[Float[Array, "B RW V"], Any]:
-        """Logits of every row, side by side in one window: rows share the cache and do not see each other."""
-        batch, rows, width = fed.shape
-        at = state.progress.length - 1
-        positions = jnp.tile(at[:, None] + jnp.arange(width), (1, rows))
-        initial = jnp.tile(stop.window(state.progress.initial, at, width), (1, rows, 1))
-        mask = {"window_mask": masks.side_by_side(rows, width)} if rows > 1 else {}
-        flat = fed.reshape(batch, rows * width)
-        out = self.network.forward(params, flat, positions, state.cache, at, initial, **mask)
-        return self.network.logits(params, out.hidden), out.kv
-
-    def _predict(
+    def _judge(
         self,
         logits: Float[Array, "B RW V"],
-        drafts: Int[Array, "B R drafts"],
+        candidates: Int[Array, "B R drafts"],
         inside: Bool[Array, "B drafts"],
         own: Int[Array, "B W"],
-        progress: Progress,
-        knobs: Any,
-    ) -> tuple[Int[Array, "B R W"], Bool[Array, "B R drafts"]]:
-        """The token that belongs at each position, and which drafts inside the horizon it agrees with."""
-        batch, rows, _ = drafts.shape
+        rows: Rows,
+        knobs: JacobiKnobs,
+    ) -> tuple[Int[Array, "B RW"], Bool[Array, "B R drafts"]]:
+        """The token that belongs at each position, and which guesses inside the window it agrees with."""
+        batch, count, _ = candidates.shape
         if self.acceptance == "rejection" and not self.greedy:
             probs = distribution(logits, knobs, top_p_rule=self.top_p_rule)
-            step = progress.network_calls  # of the row alone
-            tokens, accepted = rejection.verify(probs, drafts[:, 0], inside, own, progress.keys, step)
-            return tokens[:, None], accepted[:, None]
-        predicted = self.sample(logits, jnp.tile(own, (1, rows)), progress, knobs)
-        predicted = predicted.reshape(batch, rows, -1)
-        return predicted, (drafts == predicted[:, :, :-1]) & inside[:, None]
+            step = rows.counts[NETWORK_CALLS]  # of the row alone
+            tokens, accepted = rejection.verify(probs, candidates[:, 0], inside, own, rows.keys, step)
+            return tokens, accepted[:, None]
+        predicted = self.sample(logits, jnp.tile(own, (1, count)), rows, knobs)
+        of_each = predicted.reshape(batch, count, -1)[:, :, :-1]
+        return predicted, (candidates == of_each) & inside[:, None]
 
-    def _drafts(
+    def _window_end(
+        self, rows: Rows, old: Int[Array, "B"], agreed: Int[Array, "B"], knobs: JacobiKnobs
+    ) -> Int[Array, "B"]:
+        return window_end(
+            rows.length,
+            rows.prompt_lengths,
+            old,
+            agreed,
+            knobs.spawn,
+            block=self.block,
+            blocks=self.blocks,
+            running=self.running,
+        )
+
+    def _with_others(
         self,
-        state: JacobiState,
-        progress: Progress,
+        pool: Int[Array, "B G _"],
+        rows: Rows,
         draft: Int[Array, "B drafts"],
-        first: Float[Array, "B V"],
+        logits: Float[Array, "B RW V"],
+        next_slot: Int[Array, "B"],
         known: Bool[Array, "B"],
     ) -> Int[Array, "B R drafts"]:
-        """The new draft and its candidates: from the pool, then with the next-best first guess."""
-        extra = self.lanes - 1
-        if extra == 0:
+        """The draft and its candidates: from the pool, then with the next-best first guess, where it is known."""
+        others = self.num_candidates - 1
+        if others == 0:
             return draft[:, None]
-        token = newest(progress)[0][:, 0]
-        candidates, valid = recycling.recycled(state.pool, token, draft)
-        repairs = recycling.alternatives(first, draft, extra)
+        recycled, valid = recycling.recycled(pool, rows.newest[0][:, 0], draft)
+        repairs = recycling.alternatives(window(logits, next_slot, 1)[:, 0], draft, others)
         valid = jnp.concatenate([valid, jnp.broadcast_to(known[:, None], repairs.shape[:2])], axis=1)
-        everything = jnp.concatenate([candidates, repairs], axis=1)
-        chosen = recycling.distinct(draft, everything, valid, extra)
+        everything = jnp.concatenate([recycled, repairs], axis=1)
+        chosen = recycling.distinct(draft, everything, valid, others)
         return jnp.concatenate([draft[:, None], chosen], axis=1)
 
-    def horizon(
-        self, progress: Progress, old: Int[Array, "B"], agreed: Int[Array, "B"], knobs: Any
-    ) -> Int[Array, "B"]:
-        """Where the window ends: at its full width (running), or at the end of the block of the next token."""
-        del agreed, knobs
-        if self.running:
-            return progress.length - 1 + self.width
-        return jnp.where(progress.length > old, old + self.block, old)
 
-    def newest_agreement(
-        self, agrees: Bool[Array, "B drafts"], at: Int[Array, "B"], horizon: Int[Array, "B"]
-    ) -> Int[Array, "B"]:
-        """How far the newest block agrees with its prediction; not asked for with a single block."""
-        del agrees, horizon
-        return 0 * at
+def _agreement_of(agrees: Bool[Array, "B R drafts"], winner: Int[Array, "B"]) -> Bool[Array, "B drafts"]:
+    """The winner's agreement."""
+    return jnp.take_along_axis(agrees, winner[:, None, None], axis=1)[:, 0]
 
 
-def _fractions(keys: Array, size: int) -> Float[Array, "B S"]:
-    """One uniform number for each position, drawn once: a position is guessed at random at most a few times."""
+def _fill_uniforms(keys: Array, size: int) -> Float[Array, "B S"]:
+    """One uniform number for each position, drawn once: a position is filled at random at most a few times."""
     positions = jnp.broadcast_to(jnp.arange(size), (keys.shape[0], size))
     return jax.vmap(jax.vmap(jax.random.uniform))(fold(keys, Purpose.FILLER, positions))
 
 
-def _guesses(
-    fractions: Float[Array, "B S"], tokens: Int[Array, "B _"], lengths: Int[Array, "B"], count: int
+def _fill_tokens(
+    uniforms: Float[Array, "B S"], tokens: Int[Array, "B _"], lengths: Int[Array, "B"], count: int
 ) -> Int[Array, "B drafts"]:
-    """Tokens for the `count` positions behind `lengths`, drawn uniformly from the row's tokens before them."""
-    uniform = stop.window(fractions, lengths, count)
+    """Tokens for the `count` positions from `lengths` on, drawn uniformly from the row's tokens before them."""
+    uniform = window(uniforms, lengths, count)
     drawn = jnp.floor(uniform * lengths[:, None]).astype(jnp.int32)
     return jnp.take_along_axis(tokens, drawn, axis=1)

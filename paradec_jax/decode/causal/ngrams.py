@@ -1,7 +1,7 @@
 """A pool of n-grams by their first token, as arrays: for each token, the G most recently used continuations.
 
 A pool [B, V, G, n - 1] holds, for each row and token, continuations of n - 1 tokens from the least to the most
-recently used, behind empty places of -1. A list that drops its least recently used entry when it is full holds the
+recently used, after empty places of -1. A list that drops its least recently used entry when it is full holds the
 most recently used distinct ones; so many insertions are done at once, in any number.
 """
 

@@ -1,34 +1,46 @@
 """Prompt lookup: drafts are copied from where the row's newest tokens stood before."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode import select, stop
-from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
-from paradec_jax.decode.base import DecoderBase, after, newest
-from paradec_jax.decode.protocol import Progress, Request
-from paradec_jax.decode.sampling import log_probability
+from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.knobs import SamplingKnobs
+from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine.rows import Rows
+from paradec_jax.decode.rules import select
+from paradec_jax.decode.rules.windows import window, write_after_read
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PromptLookupState:
-    """Rows, cache (one entry less than committed tokens), and what the newest call did.
+    """Rows, and a cache of all committed tokens but the newest."""
+
+    rows: Rows
+    cache: Any
+
+    @property
+    def cached(self) -> Int[Array, "B"]:
+        """Trusted cache entries."""
+        return self.rows.length - 1
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PromptLookupInfo:
+    """What one call did.
 
     Attributes:
-      progress: the rows.
-      cache: keys and values of the positions before the newest token.
-      draft: tokens that the newest call verified, [B, K].
+      draft: tokens that the call verified, [B, K].
       found: whether they were copied from the row, [B].
       accepted: tokens of them that were right, [B].
     """
 
-    progress: Progress
-    cache: Any
     draft: Int[Array, "B K"]
     found: Bool[Array, "B"]
     accepted: Int[Array, "B"]
@@ -40,7 +52,7 @@ class PromptLookup(DecoderBase):
 
     Each call, that of the prompt included, feeds the newest token and K drafted ones and commits the drafts that
     equal the network's own choices, and one choice more. Where the row holds no earlier occurrence the call is a
-    step of static decoding; the compiled window keeps its 1 + K positions, of which one counts.
+    step of autoregressive decoding; the compiled window keeps its 1 + K positions, of which one counts.
 
     The network's choice at a position is drawn with that position's noise, so a draft x is right with probability
     p(x), and the token in its place is else drawn from p without x: speculative sampling with a draft that has
@@ -50,84 +62,48 @@ class PromptLookup(DecoderBase):
     Attributes:
       max_ngram: tokens that are looked up; where they are not found, fewer.
       num_pred: K, tokens copied.
-      dummy: token drafted alone where nothing is found. The original notebook drafts token 100, which is now and
-        then right; None drafts nothing.
     """
 
     _: dataclasses.KW_ONLY
     max_ngram: int = 3
     num_pred: int = 10
-    dummy: int | None = None
-    Knobs: ClassVar[type] = AutoRegressiveKnobs
 
     def __post_init__(self) -> None:
-        for name in ("max_ngram", "num_pred"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.dummy is not None and self.dummy < 0:
-            raise ValueError(f"dummy must be a token id or None, not {self.dummy}")
+        check_sizes(self.max_ngram, self.num_pred)
 
-    def init(self, params: Any, request: Request, knobs: AutoRegressiveKnobs) -> PromptLookupState:
-        """Reads the prompt with a draft behind it and commits the first tokens."""
-        draft, found = self._draft(request.tokens, request.lengths)
-        progress, cache, hidden = self.prefill_ahead(params, request, knobs, draft, self.num_pred + 1)
-        progress = progress.count(1, request.lengths + self._drafted(found), self.network.recurrence)
-        progress, _, accepted = self._verify(params, progress, hidden, draft, found, knobs)
-        return PromptLookupState(progress, cache, draft, found, accepted)
+    def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> PromptLookupState:
+        """Reads the prompt with a draft after it and commits the first tokens."""
+        draft, found = find_draft(request.tokens, request.lengths, self.max_ngram, self.num_pred)
+        return read_prompt(self, params, request, draft, jnp.where(found, self.num_pred, 0), knobs)
 
-    def step(self, params: Any, state: PromptLookupState, knobs: AutoRegressiveKnobs) -> PromptLookupState:
+    def step(
+        self, params: Any, state: PromptLookupState, knobs: SamplingKnobs
+    ) -> tuple[PromptLookupState, PromptLookupInfo]:
         """Finds a draft, verifies it, commits what is right and one token more."""
-        progress = state.progress
-        draft, found = self._draft(progress.tokens, progress.length)
+        draft, found = find_draft(state.rows.tokens, state.rows.length, self.max_ngram, self.num_pred)
+        drafted = jnp.where(found, self.num_pred, 0)
+        state, accepted = verify(self, params, state, draft, drafted, knobs)
+        return state, PromptLookupInfo(draft, found, accepted)
 
-        cached = progress.length - 1
-        fed = jnp.concatenate([newest(progress)[0], draft], axis=1)
-        positions = cached[:, None] + jnp.arange(1 + self.num_pred)
-        latent = stop.window(progress.initial, cached, 1 + self.num_pred)
-        r = self.network.recurrence
-        out = self.network.forward(params, fed, positions, state.cache, cached, latent, r)
+    def drafts(self, state: PromptLookupState) -> Int[Array, "B 0"]:
+        """None: a draft is looked up by the call that verifies it."""
+        return state.rows.tokens[:, :0]
 
-        progress = progress.count(1, 1 + self._drafted(found), r)
-        progress, verified, accepted = self._verify(params, progress, out.hidden, draft, found, knobs)
-        cache = self.network.write(state.cache, out.kv, after(cached, verified))
-        return PromptLookupState(progress, cache, draft, found, accepted)
 
-    def _draft(
-        self, tokens: Int[Array, "B S"], lengths: Int[Array, "B"]
-    ) -> tuple[Int[Array, "B K"], Bool[Array, "B"]]:
-        draft, found = find_draft(tokens, lengths, self.max_ngram, self.num_pred)
-        return draft if self.dummy is None else jnp.where(found[:, None], draft, self.dummy), found
-
-    def _drafted(self, found: Bool[Array, "B"]) -> Int[Array, "B"]:
-        """How many tokens of the draft count."""
-        return jnp.where(found, self.num_pred, int(self.dummy is not None))
-
-    def _verify(
-        self,
-        params: Any,
-        progress: Progress,
-        hidden: Float[Array, "B W D"],
-        draft: Int[Array, "B K"],
-        found: Bool[Array, "B"],
-        knobs: AutoRegressiveKnobs,
-    ) -> tuple[Progress, Int[Array, "B W"], Int[Array, "B"]]:
-        """Commits the network's choices up to the first that differs from the draft, that one included."""
-        logits = self.network.logits(params, hidden)
-        positions = progress.length[:, None] + jnp.arange(hidden.shape[1])
-        verified = self.sample(logits, positions, progress, knobs)
-        drafted = jnp.arange(self.num_pred) < self._drafted(found)[:, None]
-        accepted = select.prefix((draft == verified[:, :-1]) & drafted)
-        scores = log_probability(logits, verified) if self.log_probs else None
-        return stop.commit(progress, verified, accepted + 1, scores), verified, accepted
+def check_sizes(max_ngram: int, num_pred: int) -> None:
+    """Refuses an n-gram or a draft without tokens. Raises ValueError."""
+    for name, value in (("max_ngram", max_ngram), ("num_pred", num_pred)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
 
 
 def find_draft(
     tokens: Int[Array, "B S"], lengths: Int[Array, "B"], max_ngram: int, num_pred: int
 ) -> tuple[Int[Array, "B K"], Bool[Array, "B"]]:
-    """The tokens behind the first earlier occurrence of each row's newest ones.
+    """The tokens after the first earlier occurrence of each row's newest ones.
 
     The longest n-gram, n = max_ngram .. 1, that has an occurrence counts. An occurrence ends before the tail
-    itself begins and has `num_pred` tokens behind it.
+    itself begins and has `num_pred` tokens after it.
 
     Args:
       tokens, lengths: rows, and how many of their tokens count.
@@ -149,4 +125,60 @@ def find_draft(
         first = jnp.where(jnp.any(occurs, axis=1), jnp.argmax(occurs, axis=1) + 1, first)
         found |= jnp.any(occurs, axis=1)
     room = jnp.pad(tokens, ((0, 0), (0, num_pred)))
-    return stop.window(room, first, num_pred), found
+    return window(room, first, num_pred), found
+
+
+def read_prompt(
+    decoder: DecoderBase,
+    params: Any,
+    request: Request,
+    draft: Int[Array, "B K"],
+    drafted: Int[Array, "B"],
+    knobs: Any,
+) -> PromptLookupState:
+    """The state after the prompt's call, which verifies the first `drafted` tokens of a draft after it."""
+    rows, cache, out = decoder.prefill_ahead(params, request, draft, draft.shape[1] + 1)
+    rows = rows.spend(out.counts, request.lengths + drafted)
+    rows, _, _ = commit_right(decoder, params, rows, out.hidden, draft, drafted, knobs)
+    return PromptLookupState(rows, cache)
+
+
+def verify(
+    decoder: DecoderBase,
+    params: Any,
+    state: PromptLookupState,
+    draft: Int[Array, "B K"],
+    drafted: Int[Array, "B"],
+    knobs: Any,
+) -> tuple[PromptLookupState, Int[Array, "B"]]:
+    """One call on the newest token and a draft whose first `drafted` tokens count; returns how many were right."""
+    network, at = decoder.network, state.cached
+    fed = jnp.concatenate([state.rows.newest[0], draft], axis=1)
+    positions = at[:, None] + jnp.arange(fed.shape[1])
+    out = network.forward(params, fed, positions, Prefix(state.cache, at))
+    rows = state.rows.spend(out.counts, 1 + drafted)
+    rows, chosen, accepted = commit_right(decoder, params, rows, out.hidden, draft, drafted, knobs)
+    cache = network.write(state.cache, out.kv, write_after_read(at, chosen))
+    return PromptLookupState(rows, cache), accepted
+
+
+def commit_right(
+    decoder: DecoderBase,
+    params: Any,
+    rows: Rows,
+    hidden: Float[Array, "B W D"],
+    draft: Int[Array, "B K"],
+    drafted: Int[Array, "B"],
+    knobs: Any,
+) -> tuple[Rows, Int[Array, "B W"], Int[Array, "B"]]:
+    """Commits the network's choices up to the first that differs from the draft, that one included.
+
+    Returns:
+      Rows, the choices at all W = K + 1 positions, and how many drafts were right.
+    """
+    logits = decoder.network.logits(params, hidden)
+    positions = rows.length[:, None] + jnp.arange(hidden.shape[1])
+    chosen = decoder.sample(logits, positions, rows, knobs)
+    counts = jnp.arange(draft.shape[1]) < drafted[:, None]
+    accepted = select.leading_run((draft == chosen[:, :-1]) & counts)
+    return rows.commit(chosen, accepted + 1, decoder.scores(logits, chosen)), chosen, accepted

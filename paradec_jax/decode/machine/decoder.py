@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine import rows as row_state
-from paradec_jax.decode.machine.knobs import SamplingKnobs, as_arrays
+from paradec_jax.decode.machine.knobs import SamplingKnobs, as_arrays, unneeded
 from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Decoded, Rows
@@ -130,7 +130,8 @@ class DecoderBase(abc.ABC):
         """The knobs as arrays, the defaults for None.
 
         Raises:
-          ValueError: knobs of another type, out of range, or a temperature where the decoder is greedy.
+          ValueError: knobs of another type, out of range, a temperature where the decoder is greedy, or a knob whose
+            `needs` the decoder does not meet.
         """
         name = type(self).__name__
         knobs = self.Knobs() if knobs is None else knobs
@@ -141,7 +142,12 @@ class DecoderBase(abc.ABC):
         hot = knobs.temperature
         if self.greedy and not isinstance(hot, jax.core.Tracer) and np.any(np.asarray(hot) > 0):
             raise ValueError(f"{name} is greedy, so temperature must be 0, not {hot}")
-        return as_arrays(knobs)
+        without = unneeded(knobs, self)
+        for field in without:
+            if getattr(knobs, field) is not None:
+                needs, least = without[field]
+                raise ValueError(f"{field} needs {needs} of at least {least}, not {getattr(self, needs)}")
+        return dataclasses.replace(as_arrays(knobs), **dict.fromkeys(without))
 
     def prepare(self, params: Any) -> Any:
         """Parameters laid out for decoding; of several networks, one dictionary by field name."""

@@ -18,7 +18,7 @@ def knob(default: Any, **metadata: Any) -> Any:
     Args:
       default: its value where the caller says nothing.
       metadata: `unset`, the number that stands for None in the compiled program; `schedule=True` allows one value
-        for each age, an array [K].
+        for each age, an array [K]; `needs=(name, least)`, a field of the decoder below which the knob must be None.
     """
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -54,6 +54,12 @@ def check_range(value: Any, name: str, allowed: Any, text: str) -> None:
         return
     if not np.all(allowed(np.asarray(value))):
         raise ValueError(f"{name} must be {text}, not {value}")
+
+
+def unneeded(knobs: Any, decoder: Any) -> dict[str, tuple[str, int]]:
+    """Knobs that mean nothing to a decoder, each with what it `needs`: the field's name and its least value."""
+    needs = {f.name: f.metadata["needs"] for f in dataclasses.fields(knobs) if "needs" in f.metadata}
+    return {knob: (name, least) for knob, (name, least) in needs.items() if getattr(decoder, name) < least}
 
 
 def as_arrays(knobs: Any) -> Any:

@@ -1,0 +1,64 @@
+"""Prompt lookup as the original notebook runs it: where it finds nothing it drafts a token all the same."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from paradec_jax.decode.causal.prompt_lookup import (
+    PromptLookupInfo,
+    PromptLookupState,
+    check_sizes,
+    find_draft,
+    read_prompt,
+    verify,
+)
+from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.knobs import SamplingKnobs
+from paradec_jax.decode.machine.request import Request
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleasedPromptLookup(DecoderBase):
+    """`PromptLookup` with a token that is drafted alone where nothing is found; now and then it is right.
+
+    Attributes:
+      max_ngram: tokens that are looked up; where they are not found, fewer.
+      num_pred: K, tokens copied.
+      dummy: the token.
+    """
+
+    _: dataclasses.KW_ONLY
+    max_ngram: int = 3
+    num_pred: int = 10
+    dummy: int = 100
+
+    def __post_init__(self) -> None:
+        check_sizes(self.max_ngram, self.num_pred)
+        if self.dummy < 0:
+            raise ValueError(f"dummy must be a token id, not {self.dummy}")
+
+    def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> PromptLookupState:
+        """Reads the prompt with a draft after it and commits the first tokens."""
+        draft, drafted, _ = self.draft(request.tokens, request.lengths)
+        return read_prompt(self, params, request, draft, drafted, knobs)
+
+    def step(
+        self, params: Any, state: PromptLookupState, knobs: SamplingKnobs
+    ) -> tuple[PromptLookupState, PromptLookupInfo]:
+        """Finds a draft, verifies it, commits what is right and one token more."""
+        draft, drafted, found = self.draft(state.rows.tokens, state.rows.length)
+        state, accepted = verify(self, params, state, draft, drafted, knobs)
+        return state, PromptLookupInfo(draft, found, accepted)
+
+    def drafts(self, state: PromptLookupState) -> Int[Array, "B 0"]:
+        """None: a draft is looked up by the call that verifies it."""
+        return state.rows.tokens[:, :0]
+
+    def draft(
+        self, tokens: Int[Array, "B S"], lengths: Int[Array, "B"]
+    ) -> tuple[Int[Array, "B K"], Int[Array, "B"], Bool[Array, "B"]]:
+        """A draft, how many of its tokens count, and whether they were found."""
+        draft, found = find_draft(tokens, lengths, self.max_ngram, self.num_pred)
+        return jnp.where(found[:, None], draft, self.dummy), jnp.where(found, self.num_pred, 1), found
