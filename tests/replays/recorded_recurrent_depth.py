@@ -93,9 +93,13 @@ def assert_close(got, want, tolerance: float = ARRAYS) -> None:
 
 @functools.partial(jax.jit, static_argnums=0)
 def forward(r: int, params, tokens, positions, state):
-    net = network()
-    out = net.forward(params, tokens, positions, None, None, state, r)
-    return {"logits": net.logits(params, out.hidden), "latent_lnf": out.latent, "head_hidden": out.hidden}
+    net = network(recurrence=r)
+    out, latent = net.forward_from(params, tokens, positions, state)
+    return {
+        "logits": net.logits(params, out.hidden),
+        "latent_lnf": net.normalise(params, latent),
+        "head_hidden": out.hidden,
+    }
 
 
 def forward_inputs(kind: str, positions: np.ndarray | None = None):
