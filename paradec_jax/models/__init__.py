@@ -6,22 +6,28 @@ from jaxtyping import Array
 
 from paradec_jax.config import ModelConfig, RecurrentDepthConfig
 from paradec_jax.models import causal, recurrent_depth
+from paradec_jax.models.axes import logical_axes, matrix_axes
+from paradec_jax.models.base import Prepared
 from paradec_jax.models.causal import Causal
 from paradec_jax.models.causal_network import CausalNetwork
 from paradec_jax.models.growth import deepen_core
+from paradec_jax.models.prepare import prepare_params
 from paradec_jax.models.recurrent_depth import RecurrentDepth
 from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
 
 __all__ = [
     "Causal",
     "CausalNetwork",
+    "Prepared",
     "RecurrentDepth",
     "RecurrentDepthNetwork",
     "deepen_core",
     "init_params",
+    "logical_axes",
     "matrix_axes",
     "network_of",
     "parameter_shapes",
+    "prepare_params",
 ]
 
 
@@ -44,8 +50,3 @@ def init_params(config: ModelConfig, key: Array) -> dict[str, Any]:
     if isinstance(config, RecurrentDepthConfig):
         return recurrent_depth.init_params(config, key)
     return causal.init_params(config, key)
-
-
-def matrix_axes(config: ModelConfig) -> dict[str, Any]:
-    """Input and output axes of the matrices, for optimizers that treat them apart."""
-    return recurrent_depth.MATRIX_AXES if isinstance(config, RecurrentDepthConfig) else causal.MATRIX_AXES

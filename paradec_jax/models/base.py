@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 import jax
-from jax import lax
 from jaxtyping import Array, Float
 
 
@@ -26,9 +25,9 @@ class Forward:
     kv: Any
 
 
-def lay_out_head(params: Any) -> Any:
-    """Parameters with the tied output matrix laid out once, as `head` [D, V].
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Parameters as decoding loops want them (`models.prepare`), told from raw ones by their type."""
 
-    The CPU backend multiplies by a transposed matrix 20 times slower than by a plain one.
-    """
-    return {**params, "head": lax.optimization_barrier(params["embedding"].T)}
+    params: dict[str, Any]

@@ -4,13 +4,14 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import CausalConfig
-from paradec_jax.models.base import Forward, Work, lay_out_head
+from paradec_jax.models.axes import sizes
+from paradec_jax.models.base import Forward, Prepared, Work
 from paradec_jax.models.causal import Causal, Inputs, Layers, parameter_shapes
+from paradec_jax.models.prepare import prepare_params
 from paradec_jax.nn import cache as kv_cache
 from paradec_jax.nn import masks
 
@@ -53,26 +54,21 @@ class CausalNetwork:
         """
         del recurrence
         c = self.config
-        shapes = parameter_shapes(c)
-        layers = sum(
-            leaf.size
-            for name, tree in shapes.items()
-            if name.startswith("layer")
-            for leaf in jax.tree.leaves(tree)
-        )
-        weights = layers + c.width + c.vocab_size * c.width
+        weights = sum(sizes(c, parameter_shapes(c)).values())
         cached = 2 * c.layers * c.kv_heads * c.head_dim * batch * context
         rows = batch * positions
         attention = 4 * c.layers * c.heads * c.head_dim * rows * (context + positions)
         moved = weights * jnp.dtype(c.param_dtype).itemsize + cached * jnp.dtype(c.dtype).itemsize
         return Work(moved, 2 * weights * rows + attention)
 
-    def prepare(self, params: Any) -> Any:
-        """Parameters as a decoding loop wants them: a tied output matrix is laid out once."""
-        return lay_out_head(params) if self.config.tie_embeddings else params
+    def prepare(self, params: Any) -> Prepared:
+        """Parameters as a decoding loop wants them (`models.prepare`); prepared ones as they are."""
+        return params if isinstance(params, Prepared) else Prepared(prepare_params(self.config, params))
 
     def _apply(self, params: Any, method: Callable, *args: Any) -> Any:
-        return self.module.apply({"params": params}, *args, method=method)
+        prepared = isinstance(params, Prepared)
+        module = Causal(self.config, prepared)
+        return module.apply({"params": params.params if prepared else params}, *args, method=method)
 
     def init_cache(self, batch: int, size: int) -> Layers:
         """An empty cache for `size` positions a row."""
@@ -96,7 +92,7 @@ class CausalNetwork:
 
     def embedding(self, params: Any) -> Float[Array, "V D"]:
         """The vector of each token. `forward` also takes vectors, such as mixtures `p @ embedding`."""
-        return params["embedding"]
+        return (params.params if isinstance(params, Prepared) else params)["embedding"]
 
     def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Output scores in at least float32."""

@@ -12,7 +12,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.models import recurrent_cache
-from paradec_jax.models.base import Forward, Work, lay_out_head
+from paradec_jax.models.axes import sizes
+from paradec_jax.models.base import Forward, Prepared, Work
+from paradec_jax.models.prepare import prepare_params
 from paradec_jax.models.recurrent_cache import CACHE_MODES, RecurrentKV
 from paradec_jax.models.recurrent_depth import Inputs, RecurrentDepth, View, parameter_shapes
 from paradec_jax.nn import masks
@@ -69,14 +71,9 @@ class RecurrentDepthNetwork:
         keys and values of the context once a layer. A multiplication and an addition are two operations.
         """
         c = self.config
-        shapes = parameter_shapes(c)
-
-        def size(*parts: str) -> int:
-            named = {name: tree for name, tree in shapes.items() if name.split("_")[0] in parts}
-            return sum(leaf.size for leaf in jax.tree.leaves(named))
-
-        once = size("prelude", "coda", "final") + c.vocab_size * c.width
-        weights = once + recurrence * size("core", "adapter")
+        of = sizes(c, parameter_shapes(c))
+        once = of["prelude"] + of["coda"] + of["final"] + of["vocab"]
+        weights = once + recurrence * (of["core"] + of["adapter"])
         layers = c.prelude_layers + c.coda_layers + c.core_layers * recurrence
         cached = 2 * layers * c.width * batch * context
         rows = batch * positions
@@ -84,9 +81,9 @@ class RecurrentDepthNetwork:
         moved = weights * jnp.dtype(c.param_dtype).itemsize + cached * jnp.dtype(c.dtype).itemsize
         return Work(moved, 2 * weights * rows + attention)
 
-    def prepare(self, params: Any) -> Any:
-        """Parameters as a decoding loop wants them: a tied output matrix is laid out once."""
-        return lay_out_head(params) if self.config.tie_embeddings else params
+    def prepare(self, params: Any) -> Prepared:
+        """Parameters as a decoding loop wants them (`models.prepare`); prepared ones as they are."""
+        return params if isinstance(params, Prepared) else Prepared(prepare_params(self.config, params))
 
     @property
     def _slots(self) -> tuple[int, ...]:
@@ -94,7 +91,9 @@ class RecurrentDepthNetwork:
         return () if self.cache == "shared" else (self.recurrence,)
 
     def _apply(self, params: Any, method: Callable, *args: Any) -> Any:
-        return self.module.apply({"params": params}, *args, method=method)
+        prepared = isinstance(params, Prepared)
+        module = RecurrentDepth(self.config, prepared)
+        return module.apply({"params": params.params if prepared else params}, *args, method=method)
 
     def init_cache(self, batch: int, size: int) -> RecurrentKV:
         """An empty cache for `size` positions a row."""
@@ -134,7 +133,7 @@ class RecurrentDepthNetwork:
 
     def embedding(self, params: Any) -> Float[Array, "V D"]:
         """The vector of each token. `embed` also takes vectors, such as mixtures `p @ embedding`."""
-        return params["embedding"]
+        return (params.params if isinstance(params, Prepared) else params)["embedding"]
 
     def embed(
         self, params: Any, tokens: Inputs, view: View, window: RecurrentKV
