@@ -336,7 +336,7 @@ def main(
     folder = Path("runs") / recipe.name if folder is None else folder
     place: str | Path = recipe.start
     model = load(place)
-    if model.family != "jacobi":
+    if model.family != "causal":
         raise SystemExit(f"{recipe.start} is of family {model.family}; distillation needs a causal model")
     claim(folder, recipe)
     for which in range(len(recipe.rounds)):

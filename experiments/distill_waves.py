@@ -154,7 +154,7 @@ def main(
     folder = Path("runs") / recipe.name if folder is None else folder
     collected = distill.RECIPES[recipe.source]
     model, source = deepened(load(recipe.start), recipe), load(collected.start)
-    if source.family != "jacobi":
+    if source.family != "causal":
         raise SystemExit(f"{collected.start} is of family {source.family}; trajectories need a causal model")
     if source.tokenizer is None or model.tokenizer is None:
         raise SystemExit("both models need a tokenizer")

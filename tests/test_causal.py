@@ -104,7 +104,9 @@ def test_initial_values():
         (params["layer_2"]["mlp"]["down"], config.init_std / math.sqrt(2 * config.layers)),
     ):
         assert float(jnp.std(leaf)) == pytest.approx(cut * std, rel=0.05)
-    assert (params["layer_1"]["mlp_norm"] == 1).all() and (params["layer_1"]["attention"]["k_bias"] == 0).all()
+    assert (params["layer_1"]["mlp_norm"] == 1).all() and (
+        params["layer_1"]["attention"]["k_bias"] == 0
+    ).all()
 
 
 # The formula
