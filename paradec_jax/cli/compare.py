@@ -11,11 +11,11 @@ from paradec_jax.evaluate.compare import TIMED
 from paradec_jax.evaluate.tables import print_pairs, print_table
 
 # The models that are put side by side; the first is the one that the others are paired with.
-BUNDLED = {"recurrent_depth": ("tiny-recurrent-distilled",), "jacobi": ("tiny-causal", "tiny-jacobi")}
+BUNDLED = {"recurrent_depth": ("tiny-recurrent-distilled",), "causal": ("tiny-causal", "tiny-jacobi")}
 
 
 def compare_command(
-    family: Literal["recurrent_depth", "jacobi"] = "recurrent_depth",
+    family: Literal["recurrent_depth", "causal", "jacobi"] = "recurrent_depth",
     model: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="DIR|NAME")]] = (),
     problems: int = 200,
     steps: tuple[int, int] = (2, 8),
@@ -29,7 +29,7 @@ def compare_command(
     one at a time, decoders in turns. Each model has a table of its own.
 
     Args:
-      family: model family; its settings are the rows of the table.
+      family: model family; its settings are the rows of the table. "jacobi" is a former name of "causal".
       model: a model folder, or the name of a bundled model; may be given several times. By default the bundled
         models of the family.
       problems: number of problems.
@@ -44,6 +44,7 @@ def compare_command(
     if timed < 1:
         raise ValueError(f"--timed must be at least 1, not {timed}")
     check_json(json)
+    family = "causal" if family == "jacobi" else family
     models = {name: store.load(name) for name in model or BUNDLED[family]}
     names = dict(zip(models, store.names_of(list(models)), strict=True))
     for name, loaded in models.items():

@@ -27,7 +27,7 @@ DECODERS: dict[str, dict[str, Any]] = {
         "wavefront": Wavefront(),
         "official": OfficialWavefront(),
     },
-    "jacobi": {
+    "causal": {
         "static": AutoRegressive(),
         "jacobi": Jacobi(),
         "multiblock": MultiBlock(),

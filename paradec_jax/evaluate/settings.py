@@ -130,7 +130,7 @@ SETTINGS: dict[str, tuple[Setting, ...]] = {
             _Wave(exit_threshold=0.1, momentum=0.0),
         ),
     ),
-    "jacobi": (
+    "causal": (
         Setting("autoregressive", AutoRegressive(), baseline=True),
         Setting("prompt_lookup", PromptLookup()),
         Setting("lookahead", Lookahead()),
