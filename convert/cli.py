@@ -90,6 +90,21 @@ def export_model(
     return _report("exported", model, dst)
 
 
+@app.command(name="migrate")
+def migrate_model(src: Source, dst: Target, overwrite: bool = False) -> int:
+    """Writes a model folder of any format again in the newest one, whole or not at all.
+
+    Args:
+      src: model folder, or the name of a bundled model.
+      dst: model folder to write; it may be SRC.
+      overwrite: replace a model folder at DST.
+    """
+    store.refuse_existing(dst, overwrite=overwrite)
+    model = store.load(src, host=True)
+    store.save(dst, model, overwrite=overwrite)
+    return _report("migrated", model, dst)
+
+
 @app.command(name="check")
 def check_model(
     src: Source,

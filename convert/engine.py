@@ -2,23 +2,22 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
-import ml_dtypes  # noqa: F401  (teaches NumPy, and so safetensors, the name "bfloat16")
 import numpy as np
 from einops import rearrange
 from flax.traverse_util import flatten_dict, unflatten_dict
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
-INDEX = "model.safetensors.index.json"
-DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
+from paradec_jax.disk import tensors
+from paradec_jax.disk.tensors import DTYPES, Lazy, TensorFiles, listed_in, pickle_refused
+
+INDEX = f"model{tensors.INDEX}"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -27,90 +26,76 @@ class ConvertError(ValueError):
 
 
 class Piece(NamedTuple):
-    """One tensor of the checkpoint, and its place in a parameter.
+    """What one tensor of the checkpoint and one parameter have in common.
 
     Attributes:
       name: the tensor's name.
       place: index of the parameter that gives the piece.
-      axes: lengths of the axes of the row's pattern.
+      rows: the piece's share of the tensor's first axis.
     """
 
     name: str
     place: tuple[Any, ...]
-    axes: dict[str, int]
+    rows: slice
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One kind of tensor on both sides.
+    """One kind of parameter on both sides. A tensor that feeds several parameters has a row for each.
 
     Attributes:
       path: place in the parameter tree, segments joined by "/"; `{i}` stands for the layer.
       name: name in the checkpoint; `{i}` stands for the layer.
-      pattern: einops pattern from the checkpoint's layout to ours; read backwards for export.
+      pattern: einops pattern from the checkpoint's layout (of the row's own part) to ours; read backwards for export.
       layers: how many layers there are, or None for a tensor that exists once. Layers whose path has no `{i}`
         are stacked on a new leading axis.
-      parts: for a parameter that joins several tensors, what `{part}` in the name stands for and the axis that
-        tells the length of the pattern's axis `part`, along which they follow each other.
+      parts: where a tensor feeds several parameters, what follows each other along its first axis, as products of
+        axes ("h c").
+      part: which of them this row is.
     """
 
     path: str
     name: str
     pattern: str
     layers: int | None = None
-    parts: tuple[tuple[str, str], ...] = ()
+    parts: tuple[str, ...] = ()
+    part: int = 0
 
     def shapes(self, axes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """Names and shapes in the checkpoint, given the length of every axis that patterns name."""
         groups = re.findall(r"\([^)]*\)|\S+", self.pattern.split("->")[0])
-        return {
-            piece.name: tuple(_product(group, piece.axes) for group in groups)
-            for _, _, pieces in self.leaves(axes)
-            for piece in pieces
-        }
+        shape = tuple(_product(group, axes) for group in groups)
+        if self.parts:
+            shape = (sum(_product(part, axes) for part in self.parts), *shape[1:])
+        return {piece.name: shape for _, _, pieces in self.leaves(axes) for piece in pieces}
 
     def leaves(self, axes: Mapping[str, int]) -> Iterator[tuple[str, tuple[int, ...], list[Piece]]]:
         """Path and shape of each parameter, and the tensors that it is made of."""
-        joined = {**axes, "part": sum(axes[length] for _, length in self.parts)}
-        shape = tuple(_product(axis, joined) for axis in self._target)
+        shape = tuple(_product(axis, axes) for axis in self.pattern.split("->")[1].split())
+        ends = [0, *itertools.accumulate(_product(part, axes) for part in self.parts)]
+        rows = slice(*ends[self.part : self.part + 2]) if self.parts else slice(None)
         if self.layers is None:
-            yield self.path, shape, self._pieces(axes, self.name, ())
-        elif "{i}" in self.path:
-            for i in range(self.layers):
-                name = self.name.replace("{i}", str(i))
-                yield self.path.replace("{i}", str(i)), shape, self._pieces(axes, name, ())
+            yield self.path, shape, [Piece(self.name, (...,), rows)]
+            return
+        names = [self.name.replace("{i}", str(i)) for i in range(self.layers)]
+        if "{i}" in self.path:
+            for i, name in enumerate(names):
+                yield self.path.replace("{i}", str(i)), shape, [Piece(name, (...,), rows)]
         else:
-            layers = [self._pieces(axes, self.name.replace("{i}", str(i)), (i,)) for i in range(self.layers)]
-            yield self.path, (self.layers, *shape), [piece for pieces in layers for piece in pieces]
+            pieces = [Piece(name, (i, ...), rows) for i, name in enumerate(names)]
+            yield self.path, (self.layers, *shape), pieces
 
-    def load(self, tensor: np.ndarray, piece: Piece) -> np.ndarray:
+    def load(self, tensor: np.ndarray, axes: Mapping[str, int]) -> np.ndarray:
         """Checkpoint's layout to ours."""
-        return rearrange(tensor, self.pattern, **self._used(piece))
+        return rearrange(tensor, self.pattern, **self._used(axes))
 
-    def dump(self, leaf: np.ndarray, piece: Piece) -> np.ndarray:
-        """The checkpoint's tensor out of our parameter."""
+    def dump(self, leaf: np.ndarray, axes: Mapping[str, int]) -> np.ndarray:
+        """Our layout to the checkpoint's."""
         source, target = self.pattern.split("->")
-        pattern = f"{target.strip()} -> {source.strip()}"
-        return rearrange(leaf[piece.place], pattern, **self._used(piece))
+        return rearrange(leaf, f"{target.strip()} -> {source.strip()}", **self._used(axes))
 
-    @property
-    def _target(self) -> list[str]:
-        return self.pattern.split("->")[1].split()
-
-    def _pieces(self, axes: Mapping[str, int], name: str, place: tuple[Any, ...]) -> list[Piece]:
-        if not self.parts:
-            return [Piece(name, (*place, ...), dict(axes))]
-        before = (slice(None),) * self._target.index("part")
-        pieces, start = [], 0
-        for part, length in self.parts:
-            end = start + axes[length]
-            where = (*place, *before, slice(start, end))
-            pieces.append(Piece(name.replace("{part}", part), where, {**axes, "part": end - start}))
-            start = end
-        return pieces
-
-    def _used(self, piece: Piece) -> dict[str, int]:
-        return {name: piece.axes[name] for name in re.findall(r"[a-z]+", self.pattern)}
+    def _used(self, axes: Mapping[str, int]) -> dict[str, int]:
+        return {name: axes[name] for name in re.findall(r"[a-z]+", self.pattern)}
 
 
 def _product(group: str, axes: Mapping[str, int]) -> int:
@@ -123,7 +108,7 @@ def table_shapes(rows: Sequence[Row], axes: Mapping[str, int]) -> dict[str, tupl
     return {name: shape for row in rows for name, shape in row.shapes(axes).items()}
 
 
-class Checkpoint:
+class Checkpoint(TensorFiles):
     """Tensors of a Hugging Face folder (one safetensors file, or shards with an index), read one at a time.
 
     Args:
@@ -131,75 +116,22 @@ class Checkpoint:
       prefix: optional start of names, dropped where present.
 
     Raises:
-      ConvertError: when a file is missing, truncated, not safetensors, or a name occurs twice.
+      ConvertError: when there is no safetensors file.
+      StoreError: when a file is missing, truncated, not safetensors, or a name occurs twice.
     """
 
     def __init__(self, folder: Path, prefix: str = "") -> None:
         self.folder = folder
-        self._tensors: dict[str, tuple[Any, str]] = {}
-        self._files: list[Any] = []
-        listed = _files(folder)
-        for path in listed:
-            file = _open(path)
-            self._files.append(file)
-            for stored in file.keys():  # noqa: SIM118  (not a mapping)
-                name = stored.removeprefix(prefix)
-                if name in self._tensors:
-                    raise ConvertError(f"tensor {name} occurs twice in {folder}")
-                self._tensors[name] = file, stored
-        for path, names in listed.items():
-            for name in names:
-                if name.removeprefix(prefix) not in self._tensors:
-                    raise ConvertError(f"tensor {name} is listed in {INDEX}, but {path} does not hold it")
+        super().__init__(_files(folder), prefix)
 
     def __enter__(self) -> "Checkpoint":
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for file in self._files:
-            file.__exit__(kind, value, trace)
-
-    @property
-    def names(self) -> set[str]:
-        """Names of all tensors, without the prefix."""
-        return set(self._tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, from the header."""
-        file, stored = self._tensors[name]
-        return tuple(file.get_slice(stored).get_shape())
-
-    def dtype(self, name: str) -> str:
-        """Type of a tensor, from the header: NumPy's name of a floating point type, else the file's own."""
-        file, stored = self._tensors[name]
-        kind = file.get_slice(stored).get_dtype()
-        return DTYPES.get(kind, kind)
-
-    def read(self, name: str) -> np.ndarray:
-        """The tensor itself."""
-        file, stored = self._tensors[name]
-        return file.get_tensor(stored)
 
 
 def _files(folder: Path) -> dict[Path, list[str]]:
     """Files to open, each with the names that an index promises."""
     if (folder / INDEX).is_file():
-        weight_map = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ConvertError(f"{folder / INDEX} has no weight_map")
-        files: dict[Path, list[str]] = {}
-        for name, file in weight_map.items():
-            if not isinstance(file, str) or Path(file).name != file:
-                raise ConvertError(
-                    f"{folder / INDEX} places tensor {name} in {file!r}, which is no file name"
-                )
-            files.setdefault(folder / file, []).append(name)
-        for path in files:
-            if not path.is_file():
-                raise ConvertError(f"shard {path} is missing, although {INDEX} lists it")
-        return files
+        return listed_in(folder / INDEX)
     if (folder / "model.safetensors").is_file():
         return {folder / "model.safetensors": []}
     for path in sorted(folder.iterdir()):
@@ -210,21 +142,7 @@ def _files(folder: Path) -> dict[Path, list[str]]:
 
 def refuse_pickle(path: Path) -> ConvertError:
     """The error for a pickle file."""
-    return ConvertError(f"{path} is a pickle, which is never unpickled; convert it to safetensors")
-
-
-def _open(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="numpy")
-    except (SafetensorError, OSError) as error:
-        if _magic(path).startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04")):
-            raise refuse_pickle(path) from error
-        raise ConvertError(f"{path} is truncated or not a safetensors file ({error})") from error
-
-
-def _magic(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(4)
+    return ConvertError(pickle_refused(path))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -313,56 +231,24 @@ def import_tree(
                 kind = checkpoint.dtype(piece.name)
                 if kind not in DTYPES.values():
                     raise ConvertError(f"tensor {piece.name} is {kind}, which is not floating point")
-                leaves[path][piece.place] = row.load(checkpoint.read(piece.name), piece)
+                leaves[path][piece.place] = row.load(checkpoint.read(piece.name, piece.rows), axes)
     return unflatten_dict(leaves, sep="/")
-
-
-@dataclasses.dataclass(frozen=True)
-class Lazy:
-    """A tensor to be written: its size in bytes, and how to make it."""
-
-    nbytes: int
-    make: Callable[[], np.ndarray]
 
 
 def export_tree(params: Mapping[str, Any], rows: Sequence[Row], axes: Mapping[str, int]) -> dict[str, Lazy]:
     """The tensors of a checkpoint by name, made from a parameter tree one at a time when written."""
     leaves = flatten_dict(params, sep="/")
-    tensors: dict[str, Lazy] = {}
+    parts: dict[str, list[tuple[int, Row, np.ndarray]]] = {}
     for row in rows:
         for path, _, pieces in row.leaves(axes):
             for piece in pieces:
-                size = leaves[path][piece.place].nbytes
-                tensors[piece.name] = Lazy(size, functools.partial(row.dump, leaves[path], piece))
-    return tensors
+                parts.setdefault(piece.name, []).append((row.part, row, leaves[path][piece.place]))
 
+    def make(sources: list[tuple[int, Row, np.ndarray]]) -> np.ndarray:
+        dumped = [row.dump(leaf, axes) for _, row, leaf in sorted(sources, key=lambda source: source[0])]
+        return dumped[0] if len(dumped) == 1 else np.concatenate(dumped)
 
-def write_tensors(folder: Path, tensors: Mapping[str, Lazy], max_shard_bytes: int) -> None:
-    """Writes one safetensors file, or shards of at most `max_shard_bytes` (or one tensor) and their index."""
-    shards: list[list[str]] = [[]]
-    room = max_shard_bytes
-    for name in sorted(tensors):
-        if tensors[name].nbytes > room and shards[-1]:
-            shards.append([])
-            room = max_shard_bytes
-        shards[-1].append(name)
-        room -= tensors[name].nbytes
-    if len(shards) == 1:
-        _write_shard(folder / "model.safetensors", tensors, shards[0])
-        return
-    weight_map: dict[str, str] = {}
-    for i, names in enumerate(shards, start=1):
-        file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
-        _write_shard(folder / file, tensors, names)
-        weight_map |= dict.fromkeys(names, file)
-    total = sum(tensor.nbytes for tensor in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
-def _write_shard(path: Path, tensors: Mapping[str, Lazy], names: Sequence[str]) -> None:
-    path.touch()
-    mode = path.stat().st_mode  # safetensors makes files that only their owner can read
-    arrays = {name: np.ascontiguousarray(tensors[name].make()) for name in names}
-    save_file(arrays, path, metadata={"format": "pt"})
-    path.chmod(mode)
+    return {
+        name: Lazy(sum(leaf.nbytes for *_, leaf in sources), functools.partial(make, sources))
+        for name, sources in parts.items()
+    }

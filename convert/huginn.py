@@ -11,7 +11,6 @@ import numpy as np
 from convert.engine import (
     Checkpoint,
     ConvertError,
-    Lazy,
     Row,
     check_tensors,
     check_tied,
@@ -19,10 +18,10 @@ from convert.engine import (
     export_tree,
     import_tree,
     table_shapes,
-    write_tensors,
 )
 from convert.fields import Fields, activation_dtype, check_derived, check_fixed, parse_fields, token_ids
 from paradec_jax.config import RecurrentDepthConfig, TokenSpec
+from paradec_jax.disk.tensors import Lazy, write_tensors
 from paradec_jax.store import DTYPES, Model
 
 MODEL_TYPES = ("huginn_raven",)
@@ -132,8 +131,6 @@ def table(config: RecurrentDepthConfig) -> tuple[dict[str, int], list[Row]]:
         "h": config.heads,
         "c": config.head_dim,
         "f": config.feed_forward,
-        "pair": 2,
-        "triple": 3,
     }
     rows = [
         Row("embedding", EMBEDDING, "v d -> v d"),
@@ -142,23 +139,26 @@ def table(config: RecurrentDepthConfig) -> tuple[dict[str, int], list[Row]]:
     ]
     if not config.tie_embeddings:
         rows.append(Row("head", HEAD, "v d -> d v"))
-    block = [(f"norm_{i}", f"norm_{i}.weight", "d -> d") for i in range(1, 5)]
-    block += [
-        ("attention/qkv", "attn.Wqkv.weight", "(triple h c) d -> d triple h c"),
-        ("attention/out", "attn.proj.weight", "d (h c) -> h c d"),
-        ("mlp/gate_up", "mlp.fc.weight", "(pair f) d -> d pair f"),
-        ("mlp/down", "mlp.proj.weight", "d f -> f d"),
+    qkv, pair, two = ("h c",) * 3, ("1",) * 2, ("f",) * 2
+    block: list[tuple[str, str, str, tuple[str, ...], int]] = [
+        *((f"norm_{i}", f"norm_{i}.weight", "d -> d", (), 0) for i in range(1, 5)),
+        *((f"attention/{x}", "attn.Wqkv.weight", "(h c) d -> d h c", qkv, i) for i, x in enumerate("qkv")),
+        ("attention/out", "attn.proj.weight", "d (h c) -> h c d", (), 0),
+        *((f"mlp/{x}", "mlp.fc.weight", "f d -> d f", two, i) for i, x in enumerate(("gate", "up"))),
+        ("mlp/down", "mlp.proj.weight", "d f -> f d", (), 0),
     ]
     if config.qk_bias:
-        block.append(("attention/qk_bias", "attn.qk_bias", "pair 1 h c -> pair h c"))
+        block += [
+            (f"attention/{x}_bias", "attn.qk_bias", "1 1 h c -> h c", pair, i) for i, x in enumerate("qk")
+        ]
     for part, official, layers in (
         ("prelude", "prelude", config.prelude_layers),
         ("core", "core_block", config.core_layers),
         ("coda", "coda", config.coda_layers),
     ):
         rows += [
-            Row(f"{part}_{{i}}/{path}", f"transformer.{official}.{{i}}.{name}", pattern, layers)
-            for path, name, pattern in block
+            Row(f"{part}_{{i}}/{path}", f"transformer.{official}.{{i}}.{name}", pattern, layers, *share)
+            for path, name, pattern, *share in block
         ]
     return axes, rows
 

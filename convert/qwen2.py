@@ -10,7 +10,6 @@ import numpy as np
 from convert.engine import (
     Checkpoint,
     ConvertError,
-    Lazy,
     Row,
     check_tensors,
     check_tied,
@@ -19,20 +18,19 @@ from convert.engine import (
     import_tree,
     read_json,
     table_shapes,
-    write_tensors,
 )
 from convert.fields import Fields, activation_dtype, check_fixed, parse_fields, token_ids
 from paradec_jax.config import CausalConfig, TokenSpec
+from paradec_jax.disk.tensors import Lazy, write_tensors
 from paradec_jax.store import DTYPES, Model
 from paradec_jax.tokenizer import Tokenizer
 
 MODEL_TYPES = ("qwen2", "qwen3", "llama")
-FAMILY = "jacobi"
+FAMILY = "causal"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 OUT_BIAS = "model.layers.{i}.self_attn.o_proj.bias"
 QWEN3_HEAD_DIM = 128  # where config.json of a Qwen3 does not give it; the others split the width
-QKV = (("q", "h"), ("k", "g"), ("v", "g"))
-GATE_UP = (("gate", "one"), ("up", "one"))
+HEADS = {"q": "h", "k": "g", "v": "g"}  # the axis of heads of each matrix
 
 FIELDS: Fields = {
     "vocab_size": (("vocab_size",), int, None),
@@ -122,26 +120,30 @@ def table(config: CausalConfig) -> tuple[dict[str, int], list[Row]]:
         "g": config.kv_heads,
         "c": config.head_dim,
         "f": config.feed_forward,
-        "one": 1,
     }
-    block: list[tuple[str, str, str, tuple[tuple[str, str], ...]]] = [
-        ("attention_norm", "input_layernorm.weight", "d -> d", ()),
-        ("mlp_norm", "post_attention_layernorm.weight", "d -> d", ()),
-        ("attention/qkv", "self_attn.{part}_proj.weight", "(part c) d -> d part c", QKV),
-        ("attention/out", "self_attn.o_proj.weight", "d (h c) -> h c d", ()),
-        ("mlp/gate_up", "mlp.{part}_proj.weight", "(part f) d -> d part f", GATE_UP),
-        ("mlp/down", "mlp.down_proj.weight", "d f -> f d", ()),
+    block = [
+        ("attention_norm", "input_layernorm.weight", "d -> d"),
+        ("mlp_norm", "post_attention_layernorm.weight", "d -> d"),
+        *(
+            (f"attention/{x}", f"self_attn.{x}_proj.weight", f"({n} c) d -> d {n} c")
+            for x, n in HEADS.items()
+        ),
+        ("attention/out", "self_attn.o_proj.weight", "d (h c) -> h c d"),
+        *((f"mlp/{x}", f"mlp.{x}_proj.weight", "f d -> d f") for x in ("gate", "up")),
+        ("mlp/down", "mlp.down_proj.weight", "d f -> f d"),
     ]
     if config.qkv_bias:
-        block.append(("attention/bias", "self_attn.{part}_proj.bias", "(part c) -> part c", QKV))
+        block += [
+            (f"attention/{x}_bias", f"self_attn.{x}_proj.bias", f"({n} c) -> {n} c") for x, n in HEADS.items()
+        ]
     if config.qk_norm:
-        block += [(f"attention/{x}_norm", f"self_attn.{x}_norm.weight", "c -> c", ()) for x in "qk"]
+        block += [(f"attention/{x}_norm", f"self_attn.{x}_norm.weight", "c -> c") for x in "qk"]
     rows = [Row("embedding", EMBEDDING, "v d -> v d"), Row("final_norm", "model.norm.weight", "d -> d")]
     if not config.tie_embeddings:
         rows.append(Row("head", HEAD, "v d -> d v"))
     rows += [
-        Row(f"layer_{{i}}/{path}", f"model.layers.{{i}}.{name}", pattern, config.layers, parts)
-        for path, name, pattern, parts in block
+        Row(f"layer_{{i}}/{path}", f"model.layers.{{i}}.{name}", pattern, config.layers)
+        for path, name, pattern in block
     ]
     return axes, rows
 

@@ -230,7 +230,7 @@ def decoders(block: int) -> dict[str, Setting]:
 def gain(name: str, options: Options) -> list[dict[str, Any]]:
     """One row for each decoder and block size: tokens a network call, the prompts' calls included."""
     model = load(name)
-    if model.family != "jacobi":
+    if model.family != "causal":
         raise ValueError(f"{name} is of family {model.family}; block sizes are those of a causal model")
     problems = word_problems(options.problems, seed=options.seed, steps=options.step_range)
     named = [(label, n, setting) for n in options.blocks for label, setting in decoders(n).items()]

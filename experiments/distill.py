@@ -32,7 +32,7 @@ from paradec_jax.evaluate import word_problems
 from paradec_jax.io import atomic_write_text
 from paradec_jax.losses.consistency import ConsistencyRules, consistency_loss
 from paradec_jax.losses.next_token import next_token_loss
-from paradec_jax.models import matrix_axes
+from paradec_jax.families import matrix_axes
 from paradec_jax.train import DataIterator, Loss, Metrics, fit, muon
 
 ROWS = 64  # problems decoded together
@@ -338,7 +338,7 @@ def main(
     folder = Path("runs") / recipe.name if folder is None else folder
     place: str | Path = recipe.start
     model = load(place)
-    if model.family != "jacobi":
+    if model.family != "causal":
         raise SystemExit(f"{recipe.start} is of family {model.family}; distillation needs a causal model")
     claim(folder, recipe)
     for which in range(len(recipe.rounds)):

@@ -24,7 +24,8 @@ from paradec_jax.data.pair_batches import pair_batches
 from paradec_jax.data.trajectories import Trajectories
 from paradec_jax.losses import poisson_lognormal, recurrent_consistency_loss, recurrent_loss
 from paradec_jax.losses.consistency import ConsistencyRules
-from paradec_jax.models import deepen_core, matrix_axes
+from paradec_jax.families import matrix_axes
+from paradec_jax.models import deepen_core
 from paradec_jax.train import Loss, Metrics, fit, muon
 
 
@@ -155,7 +156,7 @@ def main(
     folder = Path("runs") / recipe.name if folder is None else folder
     collected = distill.RECIPES[recipe.source]
     model, source = deepened(load(recipe.start), recipe), load(collected.start)
-    if source.family != "jacobi":
+    if source.family != "causal":
         raise SystemExit(f"{collected.start} is of family {source.family}; trajectories need a causal model")
     if source.tokenizer is None or model.tokenizer is None:
         raise SystemExit("both models need a tokenizer")

@@ -32,7 +32,7 @@ from paradec_jax.evaluate.options import DECODERS, choose
 from paradec_jax.evaluate.results import Results, write_lines
 
 Flag = FlagCreatePairsOff[bool]
-USUAL = {"recurrent_depth": "wavefront", "jacobi": "jacobi"}  # the decoder of a family unless told otherwise
+USUAL = {"recurrent_depth": "wavefront", "causal": "jacobi"}  # the decoder of a family unless told otherwise
 
 
 @dataclasses.dataclass(frozen=True)

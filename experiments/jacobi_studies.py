@@ -72,7 +72,7 @@ def compared(block: int) -> Sequence[Setting]:
 
 STUDIES: dict[str, Study] = {
     "jacobi_table": Study(
-        "Jacobi decoders side by side (Tables 1 and 2)", lambda d: table(), family="jacobi"
+        "Jacobi decoders side by side (Tables 1 and 2)", lambda d: table(), family="causal"
     ),
     "jacobi_sweep": Study(
         "Block size, blocks in flight, pool and spawn ratio",
@@ -80,7 +80,7 @@ STUDIES: dict[str, Study] = {
         ("block", "pool"),
         ("blocks", "spawn"),
         "grid",
-        family="jacobi",
+        family="causal",
     ),
     "jacobi_rows": Study(
         "Candidates from a pool against next-best alternatives",
@@ -88,6 +88,6 @@ STUDIES: dict[str, Study] = {
         "rows",
         "pool",
         "curves",
-        family="jacobi",
+        family="causal",
     ),
 }

@@ -105,7 +105,7 @@ def decode(
 def rows_of(place: str, name: str, options: Options, done: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The rows of one model that are not done."""
     model, settings, weights = load(place), covering(), fingerprint(place)
-    if model.family != "jacobi":
+    if model.family != "causal":
         raise SystemExit(f"{place} is of family {model.family}; Jacobi decoding needs a causal model")
     requests = {batch: requests_of(model, options, batch) for batch in options.batches}
     expected, calls = decode(model, settings[0], requests[max(options.batches)], options)

@@ -153,7 +153,7 @@ def _grid(figure: Any, study: Study, rows: Sequence[Row]) -> None:
 
 def _bars(figure: Any, rows: Sequence[Row]) -> None:
     """Exact answers with intervals and tokens per second, a row each; of causal models tokens a call besides."""
-    causal = rows[0]["family"] == "jacobi"
+    causal = rows[0]["family"] == "causal"
     figure.set_size_inches(12 if causal else 9, 1.2 + 0.28 * len(rows))
     left, *middle, right = figure.subplots(1, 3 if causal else 2, sharey=True)
     names = [row["label"] for row in rows]

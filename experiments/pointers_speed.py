@@ -28,7 +28,8 @@ from paradec_jax.evaluate import Setting, compare, exact_lists, pointer_problems
 from paradec_jax.evaluate.results import write_table
 from paradec_jax.evaluate.settings import EVERY_STEP
 from paradec_jax.evaluate.throughput import Subject, measure
-from paradec_jax.models import RecurrentDepthNetwork, init_params
+from paradec_jax.families import init_params
+from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.store import Model, names_of
 
 TIMED = 2  # prompts of the third question

@@ -62,7 +62,7 @@ def evaluate(options: Options) -> list[dict[str, Any]]:
         settings += compared(options.block)
     loaded = [load(name) for name in options.models]
     for name, model in zip(options.models, loaded, strict=True):
-        if model.family != "jacobi":
+        if model.family != "causal":
             raise ValueError(f"{name} is of family {model.family}; Jacobi decoding needs a causal model")
     rows, first = [], None
     for name, model in zip(names_of(options.models), loaded, strict=True):

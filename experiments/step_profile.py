@@ -22,7 +22,8 @@ from bench import LARGE, paced
 from paradec_jax import RECURRENT_PRESETS, make_request
 from paradec_jax.evaluate.bench import Programs, compile_once
 from paradec_jax.evaluate.results import write_table
-from paradec_jax.models import RecurrentDepthNetwork, init_params
+from paradec_jax.families import init_params
+from paradec_jax.models import RecurrentDepthNetwork
 
 SHAPES = {**RECURRENT_PRESETS, "large": LARGE}
 KINDS = {  # the first that matches an opcode of an operation names its kind

@@ -20,7 +20,9 @@ from paradec_jax.config import PRESETS, RecurrentDepthConfig
 from paradec_jax.data import build_tokenizer, token_spec, word_problem_batches
 from paradec_jax.data.batches import Bucket, Mixture
 from paradec_jax.losses import exponential, next_token_loss, poisson_lognormal, recurrent_loss
-from paradec_jax.models import CausalNetwork, RecurrentDepthNetwork, init_params, matrix_axes
+from paradec_jax.families import init_params
+from paradec_jax.families import matrix_axes
+from paradec_jax.models import CausalNetwork, RecurrentDepthNetwork
 from paradec_jax.train import fit, muon
 
 # Nine problems of ten fit; with room for the longest, a fifth to a third of a batch would be padding.

@@ -66,7 +66,7 @@ def load(name):
         )
         config = pd.PRESETS["tiny-causal"]
         return pd.Model(config, init_params(config, jax.random.key(0)), token_spec(), build_tokenizer())
-    if model.family != "jacobi":
+    if model.family != "causal":
         raise SystemExit(f"{name} is of family {model.family}; Jacobi decoding needs a causal model")
     return model
 

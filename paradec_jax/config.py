@@ -148,7 +148,7 @@ class CausalConfig:
     param_dtype: str = "float32"
     remat: str = "none"
 
-    family = "jacobi"
+    family = "causal"
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "width", "layers", "heads", "kv_heads", "feed_forward", "max_length"):

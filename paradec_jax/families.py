@@ -178,3 +178,13 @@ def init_params(config: ModelConfig, key: Array) -> dict[str, Any]:
 def parameter_shapes(config: ModelConfig) -> dict[str, Any]:
     """Shapes and dtypes of the parameters, without allocating any."""
     return family_of(config).parameter_shapes(config)
+
+
+def logical_axes(config: ModelConfig, params: Any) -> Any:
+    """The names of every parameter's axes, a tree like that of the raw `params`; see `models.axes`."""
+    return axes.logical_axes(family_of(config).axes, params)
+
+
+def matrix_axes(config: ModelConfig) -> dict[str, Any]:
+    """Places of the input and output axes of the matrices, by regex, as `train.muon` takes them."""
+    return axes.matrix_axes(family_of(config).axes)

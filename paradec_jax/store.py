@@ -1,46 +1,49 @@
-"""Models on disk: a folder with a readable config.json, parameters written by Orbax, and perhaps a tokenizer.
+"""Models on disk: a folder with a readable config.json, parameters in safetensors, and perhaps a tokenizer.
 
 ::
 
-    config.json          format version, family, shape, special tokens, SHA-256 of every parameter
+    config.json          format version, special tokens, and of each part: family, shape, file of its weights, digests
+    network.safetensors  the part "network"; or shards network-00001-of-... and network.safetensors.index.json
     tokenizer.json       optional
     chat_template.jinja  optional
-    params/              Orbax checkpoint of the parameter tree
 
+A tensor is named by its parameter's path ("layer_0/attention/q"). Its digests are SHA-256 of blocks of 16 MiB, so
+that a reader checks what it reads. Folders of format 1 (`paradec_jax.disk.format1`) are read and never written.
 Nothing in a folder is ever unpickled.
 """
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import os
-import shutil
-import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
-import ml_dtypes  # noqa: F401  (teaches NumPy the name "bfloat16")
 import numpy as np
-import orbax.checkpoint as ocp
-from etils import epath
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from paradec_jax.config import CausalConfig, ModelConfig, RecurrentDepthConfig, TokenSpec
+from paradec_jax.config import ModelConfig, TokenSpec
+from paradec_jax.disk import format1
+from paradec_jax.disk.folders import StoreError, refuse_existing, staged
+from paradec_jax.disk.tensors import INDEX, Lazy, TensorFiles, digests, listed_in, write_tensors
+from paradec_jax.families import family_named, network_of, parameter_shapes
 from paradec_jax.tokenizer import Tokenizer
 
-FORMAT_VERSION = 1
-FAMILIES: dict[str, type[ModelConfig]] = {"recurrent_depth": RecurrentDepthConfig, "jacobi": CausalConfig}
+__all__ = ["Model", "StoreError", "fingerprint", "load", "locate", "refuse_existing", "save", "staged"]
+
+FORMAT_VERSION = 2
+NETWORK = "network"
+PARTS = (NETWORK,)  # a folder may come to hold more, such as a residual head or a teacher
+MAX_SHARD_BYTES = 5 * 10**9
+IDLE_FIELDS = ("remat", "mean_backprop_depth")  # of a config: they change no output
 DTYPES = ("float32", "bfloat16")
 CHAT_TEMPLATE = "chat_template.jinja"
 ASSETS = Path(__file__).parent / "assets"
-
-
-class StoreError(ValueError):
-    """A model folder that cannot be read or written."""
+CHECKOUT = Path(__file__).parents[1] / "experiments" / "assets"
+ONLY_IN_CHECKOUT = ("tiny-recurrent", "tiny-recurrent-exponential", "tiny-pointers", "wide-pointers")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,51 +72,57 @@ class Model:
     @functools.cached_property
     def network(self) -> Any:
         """The network as decoders see it."""
-        from paradec_jax.models import network_of
-
         return network_of(self.config)
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, Any]:
     """The parameter tree that a config asks for, of `jax.ShapeDtypeStruct`."""
-    from paradec_jax.models import parameter_shapes
-
     return parameter_shapes(config)
 
 
-def save(folder: str | os.PathLike[str], model: Model, *, overwrite: bool = False) -> None:
+def save(
+    folder: str | os.PathLike[str],
+    model: Model,
+    *,
+    overwrite: bool = False,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
     """Writes a model folder, whole or not at all.
 
     Args:
       folder: where to; parents are made.
       model: parameters may lie on a device or on the host.
       overwrite: whether a model folder already there is replaced.
+      max_shard_bytes: weights beyond this size are split into shards with an index.
 
     Raises:
       StoreError: when the folder exists, or the parameters contradict the config.
     """
     refuse_existing(folder, overwrite=overwrite)
     _check_facts(model.config, model.token_spec)
-    leaves = {path: np.asarray(leaf) for path, leaf in flatten_dict(model.params, sep="/").items()}
+    leaves = flatten_dict(model.params, sep="/")
     expected = flatten_dict(expected_shapes(model.config), sep="/")
     _check_names(expected, leaves.keys())
     for path, leaf in leaves.items():
         _check_leaf(expected, path, leaf)
-    description = {
-        "format_version": FORMAT_VERSION,
-        "family": model.family,
-        "config": model.config.to_dict(),
-        "token_spec": dataclasses.asdict(model.token_spec),
-        "sha256": {path: _digest(leaf) for path, leaf in sorted(leaves.items())},
-    }
+    tensors = {path: Lazy(leaf.nbytes, functools.partial(np.asarray, leaf)) for path, leaf in leaves.items()}
     with staged(folder, overwrite=overwrite) as temporary:
+        part = {
+            "family": model.family,
+            "config": model.config.to_dict(),
+            "weights": write_tensors(temporary, tensors, max_shard_bytes, NETWORK),
+            "sha256": {path: digests(tensor.make()) for path, tensor in sorted(tensors.items())},
+        }
+        description = {
+            "format_version": FORMAT_VERSION,
+            "parts": {NETWORK: part},
+            "token_spec": dataclasses.asdict(model.token_spec),
+        }
         (temporary / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         if model.tokenizer is not None:
             model.tokenizer.save(temporary / "tokenizer.json")
         if model.chat_template is not None:
             (temporary / CHAT_TEMPLATE).write_text(model.chat_template, encoding="utf-8", newline="")
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            checkpointer.save(epath.Path(temporary / "params"), unflatten_dict(leaves, sep="/"))
 
 
 def load(
@@ -122,9 +131,9 @@ def load(
     """Reads a model folder.
 
     Args:
-      folder: path of the folder, or the bare name of a bundled model ("tiny-recurrent").
+      folder: path of the folder, or the bare name of a bundled model ("tiny-causal").
       dtype: "float32" or "bfloat16" to cast the parameters and compute in that type; as stored by default.
-      verify: whether every parameter is compared with its digest.
+      verify: whether every parameter is compared with its digests.
       host: whether parameters stay NumPy arrays instead of moving to the default device.
 
     Raises:
@@ -134,20 +143,12 @@ def load(
         raise StoreError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     folder = locate(folder)
     description = _read_description(folder)
-    config = _build(FAMILIES[description["family"]], description.get("config"), folder, "config")
-    token_spec = _build(TokenSpec, description.get("token_spec"), folder, "token_spec")
-    digests = description.get("sha256")
-    if not isinstance(digests, dict):
-        raise StoreError(f"{folder / 'config.json'} has no table of digests (sha256)")
-    leaves = {}
+    config, part = _network_part(folder, description)
+    token_spec = _build(TokenSpec, description.get("token_spec"), f"token_spec of {folder / 'config.json'}")
+    leaves: dict[str, Any] = {}
     try:
         _check_facts(config, token_spec)
-        expected = flatten_dict(expected_shapes(config), sep="/")
-        _check_names(expected, digests.keys())
-        for path, leaf in _read_leaves(folder / "params", expected):
-            _check_leaf(expected, path, leaf)
-            if verify and digests[path] != _digest(leaf):
-                raise StoreError(f"parameter {path} differs from its digest in config.json")
+        for path, leaf in _read_leaves(folder, description["format_version"], config, part, verify):
             leaf = leaf if dtype is None else leaf.astype(dtype)
             leaves[path] = leaf if host else jnp.asarray(leaf)
     except StoreError as error:
@@ -162,6 +163,30 @@ def load(
             raise StoreError(str(error)) from error
     template = read_chat_template(folder / CHAT_TEMPLATE)
     return Model(config, unflatten_dict(leaves, sep="/"), token_spec, tokenizer, template)
+
+
+def _read_leaves(
+    folder: Path, version: int, config: ModelConfig, part: Mapping[str, Any], verify: bool
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Parameters one after the other, checked against the config and on request against their digests."""
+    recorded = part["sha256"]
+    expected = flatten_dict(expected_shapes(config), sep="/")
+    if version == 1:
+        _check_names(expected, {name for path in recorded for name in format1.names(path)})
+        for path, leaf in format1.read(folder, config, recorded, verify=verify):
+            _check_leaf(expected, path, leaf)
+            yield path, leaf
+        return
+    _check_names(expected, recorded.keys())
+    file = folder / part["weights"]
+    with TensorFiles(listed_in(file) if file.name.endswith(INDEX) else {file: []}) as tensors:
+        _check_names(expected, tensors.names)
+        for path in expected:
+            leaf = tensors.read(path)
+            _check_leaf(expected, path, leaf)
+            if verify and recorded[path] != digests(leaf):
+                raise StoreError(f"parameter {path} differs from its digests in config.json")
+            yield path, leaf
 
 
 def read_chat_template(path: Path) -> str | None:
@@ -189,21 +214,47 @@ def locate(folder: str | os.PathLike[str]) -> Path:
         return path
     if path.exists():
         raise StoreError(f"{path} is a file; a model is a folder")
-    if path.name == str(folder) and (ASSETS / path / "config.json").is_file():
-        return ASSETS / path
-    bundled = ", ".join(sorted(p.parent.name for p in ASSETS.glob("*/config.json"))) or "none"
+    if path.name == str(folder):
+        for place in (ASSETS, CHECKOUT):
+            if (place / path / "config.json").is_file():
+                return place / path
+        if path.name in ONLY_IN_CHECKOUT:
+            raise StoreError(
+                f"model {path} is not installed with the package; it lies in experiments/assets of the repository"
+            )
+    found = {p.parent.name for place in (ASSETS, CHECKOUT) for p in place.glob("*/config.json")}
+    bundled = ", ".join(sorted(found)) or "none"
     raise StoreError(
         f"there is no model folder {path}, and no bundled model of that name (bundled: {bundled})"
     )
 
 
 def fingerprint(folder: str | os.PathLike[str]) -> str:
-    """SHA-256 of a model's `config.json`, which holds those of its parameters: two models of one name differ in it.
+    """SHA-256 of a model's shape and parameters: two models of one name differ in it, the formats of one do not.
+
+    Fields of the config that have their defaults, or change no output, do not count.
 
     Raises:
-      StoreError: see `locate`.
+      StoreError: see `load`; parameters of format 1 are read, those of format 2 are known by their digests.
     """
-    return hashlib.sha256((locate(folder) / "config.json").read_bytes()).hexdigest()
+    folder = locate(folder)
+    description = _read_description(folder)
+    config, part = _network_part(folder, description)
+    recorded = part["sha256"]
+    if description["format_version"] == 1:
+        try:
+            leaves = _read_leaves(folder, 1, config, part, verify=True)
+            recorded = {path: digests(leaf) for path, leaf in leaves}
+        except StoreError as error:
+            raise StoreError(f"{folder}: {error}") from error
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    shape = {
+        name: value
+        for name, value in config.to_dict().items()
+        if name not in IDLE_FIELDS and value != defaults[name]
+    }
+    content = {NETWORK: {"family": config.family, "config": shape, "sha256": recorded}}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def names_of(models: Sequence[str]) -> list[str]:
@@ -214,65 +265,6 @@ def names_of(models: Sequence[str]) -> list[str]:
         generic = len(parts) >= 3 and parts[-1] == "model"
         found.append("/".join(parts[-3:-1]) if generic else parts[-1])
     return found if len(set(found)) == len(found) else list(models)
-
-
-def refuse_existing(folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Raises StoreError where writing `folder` would destroy something.
-
-    An empty folder is free. With `overwrite`, so is one that holds a config.json.
-    """
-    folder = Path(folder)
-    if not (folder.exists() or folder.is_symlink()):
-        return
-    if folder.is_symlink() or not folder.is_dir():
-        raise StoreError(f"{folder} exists and is not a folder")
-    if not any(folder.iterdir()):
-        return
-    if not overwrite:
-        raise StoreError(f"{folder} exists; remove it or ask to overwrite it")
-    if not (folder / "config.json").is_file():
-        raise StoreError(f"{folder} exists and is not a model folder, so it is not overwritten")
-
-
-@contextlib.contextmanager
-def staged(folder: str | os.PathLike[str], *, overwrite: bool = False) -> Iterator[Path]:
-    """A temporary sibling that becomes `folder` when the block ends well and vanishes when it does not.
-
-    Raises:
-      StoreError: as `refuse_existing`.
-    """
-    folder = Path(os.path.abspath(folder))
-    refuse_existing(folder, overwrite=overwrite)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
-    temporary.mkdir()
-    try:
-        yield temporary
-        _replace(folder, temporary)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-def _replace(folder: Path, temporary: Path) -> None:
-    if not folder.exists():
-        temporary.rename(folder)
-        return
-    retired = temporary.with_suffix(".old")
-    folder.rename(retired)
-    try:
-        temporary.rename(folder)
-    except BaseException:
-        retired.rename(folder)
-        raise
-    shutil.rmtree(retired)
-
-
-def _digest(leaf: np.ndarray) -> str:
-    """SHA-256 over type, shape and little-endian bytes."""
-    digest = hashlib.sha256(f"{leaf.dtype.name}{list(leaf.shape)}".encode())
-    digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
 
 
 def _check_facts(config: ModelConfig, token_spec: TokenSpec) -> None:
@@ -295,28 +287,12 @@ def _check_names(expected: Mapping[str, Any], names: Collection[str]) -> None:
         raise StoreError(f"parameter {path} is there, although the config does not ask for it")
 
 
-def _check_leaf(expected: Mapping[str, Any], path: str, leaf: np.ndarray) -> None:
+def _check_leaf(expected: Mapping[str, Any], path: str, leaf: Any) -> None:
     want = expected[path]
     if leaf.shape != want.shape:
         raise StoreError(f"parameter {path} has shape {leaf.shape}, but the config asks for {want.shape}")
     if leaf.dtype != want.dtype:
         raise StoreError(f"parameter {path} is {leaf.dtype}, but the config asks for {want.dtype}")
-
-
-def _read_leaves(directory: Path, paths: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Reads one parameter after the other, as NumPy arrays."""
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        for path in paths:
-            arguments = ocp.args.PyTreeRestore(
-                item=unflatten_dict({path: 0}, sep="/"),
-                restore_args=unflatten_dict({path: ocp.RestoreArgs(restore_type=np.ndarray)}, sep="/"),
-                partial_restore=True,
-            )
-            try:
-                tree = checkpointer.restore(epath.Path(os.path.abspath(directory)), args=arguments)
-            except Exception as error:  # Orbax raises whatever its backends do
-                raise StoreError(f"parameter {path} is missing or damaged in {directory.name}/") from error
-            yield path, flatten_dict(tree, sep="/")[path]
 
 
 def _read_description(folder: Path) -> dict[str, Any]:
@@ -343,18 +319,39 @@ def _read_description(folder: Path) -> dict[str, Any]:
         raise StoreError(
             f"{folder} has format {version}, newer than format {FORMAT_VERSION} that this version reads"
         )
-    if str(description.get("family")) not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        raise StoreError(f"family of {path} must be one of {known}, not {description.get('family')!r}")
     return description
 
 
-def _build(cls: type, values: Any, folder: Path, section: str) -> Any:
-    """A dataclass from its JSON object."""
-    where = f"{section} of {folder / 'config.json'}"
+def _network_part(folder: Path, description: Mapping[str, Any]) -> tuple[ModelConfig, Mapping[str, Any]]:
+    """The config of the network, and its section of config.json."""
+    where = folder / "config.json"
+    former = description["format_version"] == 1
+    parts = {NETWORK: description} if former else description.get("parts")
+    if not isinstance(parts, dict) or not isinstance(parts.get(NETWORK), dict):
+        raise StoreError(f"{where} has no part called {NETWORK}")
+    for name in parts.keys() - set(PARTS):
+        raise StoreError(f"{where} has a part {name!r}, unknown to this version ({', '.join(PARTS)})")
+    part = parts[NETWORK]
+    try:
+        family = family_named(str(part.get("family")))
+    except ValueError as error:
+        raise StoreError(f"{where}: {error}") from error
+    config = _build(family.config, part.get("config"), f"config of {where}", unknown=former)
+    if not isinstance(part.get("sha256"), dict):
+        raise StoreError(f"{where} has no table of digests (sha256)")
+    file = part.get("weights")
+    if not former and (not isinstance(file, str) or Path(file).name != file):
+        raise StoreError(f"weights of {where} must be the name of a file, not {file!r}")
+    return config, part
+
+
+def _build(cls: type, values: Any, where: str, *, unknown: bool = False) -> Any:
+    """A dataclass from its JSON object; unknown fields are refused, or dropped where `unknown` says so."""
     if not isinstance(values, dict):
         raise StoreError(f"{where} must be a JSON object, not {values!r}")
     fields = {field.name: field.type for field in dataclasses.fields(cls)}
+    if unknown:
+        values = {name: value for name, value in values.items() if name in fields}
     for name in values.keys() - fields.keys():
         raise StoreError(f"{where} has an unknown field {name!r}")
     for name, value in values.items():

@@ -10,7 +10,7 @@ import pytest
 from convert.cli import main
 from paradec_jax import chat, store
 from paradec_jax.config import PRESETS, TokenSpec
-from paradec_jax.models import parameter_shapes
+from paradec_jax.families import parameter_shapes
 
 # Of the form that Qwen2.5 has: a system message of its own, tools as JSON, results of tools in the user's turn.
 TEMPLATE = """\

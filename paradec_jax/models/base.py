@@ -1,9 +1,8 @@
-"""What networks share: the price of a call, and parameters laid out for decoding."""
+"""What networks share: the price of a call, and how they are handed their parameters."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
-
-from jax import lax
 
 from paradec_jax.decode.machine.network import Prepared
 
@@ -21,9 +20,7 @@ def raw(params: Any) -> Any:
     return params.params if isinstance(params, Prepared) else params
 
 
-def lay_out_head(params: Any) -> Any:
-    """Parameters with the tied output matrix laid out once, as `head` [D, V].
-
-    The CPU backend multiplies by a transposed matrix 20 times slower than by a plain one.
-    """
-    return {**params, "head": lax.optimization_barrier(params["embedding"].T)}
+def apply(module: type, config: Any, params: Any, method: Callable, *args: Any) -> Any:
+    """A method of a Linen module on raw or prepared parameters."""
+    prepared = isinstance(params, Prepared)
+    return module(config, prepared).apply({"params": raw(params)}, *args, method=method)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import CausalConfig
 from paradec_jax.nn import masks
-from paradec_jax.nn.blocks import PreNormBlock, dense, truncated_normal
+from paradec_jax.nn.blocks import BlockConfig, PrefixMask, PreNormBlock, dense, truncated_normal
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.precision import at_least_float32
@@ -26,55 +26,35 @@ from paradec_jax.nn.rope import rotation
 Layers = tuple[KV, ...]
 Inputs = Int[Array, "B W"] | Float[Array, "B W D"]  # tokens, or a vector in the place of each
 
-# For optimizers that treat matrices apart: (input axes, output axes) of the parameters found by these regexes.
-# Each head is a matrix of its own.
-MATRIX_AXES = {
-    "attention/qkv$": ((0,), (2,)),
-    "attention/out$": ((0, 1), (2,)),
-    "mlp/gate_up$": ((0,), (2,)),
-    "mlp/down$": ((0,), (1,)),
-}
-
 
 class Causal(nn.Module):
     """Names the parameters.
 
     Parameters: `embedding` [V, D], `layer_i` (pre-norm blocks), `final_norm` [D], and `head` [D, V] where the
     output matrix is not the embedding.
+
+    Attributes:
+      config: the shape.
+      prepared: whether parameters come from `models.prepare`: joined matrices and a laid-out head are used where
+        they are there.
     """
 
     config: CausalConfig
+    prepared: bool = False
 
     def setup(self) -> None:
         c = self.config
-        dtype, param_dtype = jnp.dtype(c.dtype), jnp.dtype(c.param_dtype)
-        std, std_out = c.init_std, c.init_std / (2 * c.layers) ** 0.5
         block = nn.remat(PreNormBlock) if c.remat == "layer" else PreNormBlock
         # A tied embedding must be small, or the first logits are large; one of its own starts at the scale of a
         # normalised stream, so that what the blocks add does not drown it.
-        of_embedding = truncated_normal(std if c.tie_embeddings else 1.0)
-        self.embedding = self.param("embedding", of_embedding, (c.vocab_size, c.width), param_dtype)
-        self.layer = [
-            block(
-                c.width,
-                c.heads,
-                c.kv_heads,
-                c.head_dim,
-                c.feed_forward,
-                c.qkv_bias,
-                c.qk_norm,
-                c.norm_eps,
-                std,
-                std_out,
-                dtype,
-                param_dtype,
-            )
-            for _ in range(c.layers)
-        ]
-        self.final_norm = self.param("final_norm", nn.initializers.ones, (c.width,), param_dtype)
-        self.has_head = not c.tie_embeddings or self.has_variable("params", "head")
+        of_embedding = truncated_normal(c.init_std if c.tie_embeddings else 1.0)
+        self.embedding = self.param("embedding", of_embedding, (c.vocab_size, c.width), c.param_dtype)
+        self.layer = [block(block_config(c), self.prepared) for _ in range(c.layers)]
+        self.final_norm = self.param("final_norm", nn.initializers.ones, (c.width,), c.param_dtype)
+        self.has_head = not c.tie_embeddings or (self.prepared and self.has_variable("params", "head"))
         if self.has_head:
-            self.head = self.param("head", truncated_normal(std), (c.width, c.vocab_size), param_dtype)
+            init = truncated_normal(c.init_std)
+            self.head = self.param("head", init, (c.width, c.vocab_size), c.param_dtype)
 
     def __call__(self, tokens: Int[Array, "B W"]) -> Float[Array, "B W V"]:
         """One pass without a cache; touches every parameter, for `init`."""
@@ -88,7 +68,7 @@ class Causal(nn.Module):
         positions: Int[Array, "B W"],
         window_mask: Bool[Array, "*B W W"],
         cache: Layers | None,
-        prefix_mask: Bool[Array, "B *W S"] | None,
+        prefix_mask: PrefixMask | None,
     ) -> tuple[Float[Array, "B W D"], Layers]:
         """Head input of each position of a window, and the window's keys and values."""
         c = self.config
@@ -103,6 +83,25 @@ class Causal(nn.Module):
     def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Output scores, multiplied in the model's dtype and returned in at least float32."""
         return at_least_float32(dense(hidden, self.head if self.has_head else self.embedding.T))
+
+
+def block_config(config: CausalConfig) -> BlockConfig:
+    """The shape of every block."""
+    c = config
+    return BlockConfig(
+        width=c.width,
+        heads=c.heads,
+        kv_heads=c.kv_heads,
+        head_dim=c.head_dim,
+        feed_forward=c.feed_forward,
+        norm_eps=c.norm_eps,
+        rotation="halves",
+        std=c.init_std,
+        std_out=c.init_std / (2 * c.layers) ** 0.5,
+        biases="qkv" if c.qkv_bias else "",
+        qk_norm=c.qk_norm,
+        param_dtype=c.param_dtype,
+    )
 
 
 def parameter_shapes(config: CausalConfig) -> dict[str, Any]:

@@ -4,14 +4,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import CausalConfig
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
-from paradec_jax.models.base import Work, lay_out_head, raw
+from paradec_jax.models import axes
+from paradec_jax.models.base import Work, apply, raw
 from paradec_jax.models.causal import Causal, Inputs, Layers, parameter_shapes
+from paradec_jax.models.prepare import prepare_params
 from paradec_jax.nn import cache as kv_cache
 from paradec_jax.nn import masks
 
@@ -63,14 +64,7 @@ class CausalNetwork:
         two operations.
         """
         c = self.config
-        shapes = parameter_shapes(c)
-        layers = sum(
-            leaf.size
-            for name, tree in shapes.items()
-            if name.startswith("layer")
-            for leaf in jax.tree.leaves(tree)
-        )
-        weights = layers + c.width + c.vocab_size * c.width
+        weights = sum(axes.sizes(axes.CAUSAL, parameter_shapes(c)).values()) + c.vocab_size * c.width
         cached = 2 * c.layers * c.kv_heads * c.head_dim * batch * context
         rows = batch * positions
         attention = 4 * c.layers * c.heads * c.head_dim * rows * (context + positions)
@@ -78,11 +72,11 @@ class CausalNetwork:
         return Work(moved, 2 * weights * rows + attention)
 
     def prepare(self, params: Any) -> Prepared:
-        """Parameters as a decoding loop wants them: a tied output matrix is laid out once."""
-        return Prepared(lay_out_head(params) if self.config.tie_embeddings else params)
+        """Parameters as a decoding loop wants them (`models.prepare`); prepared ones as they are."""
+        return params if isinstance(params, Prepared) else Prepared(prepare_params(self.config, params))
 
     def _apply(self, params: Any, method: Callable, *args: Any) -> Any:
-        return self.module.apply({"params": raw(params)}, *args, method=method)
+        return apply(Causal, self.config, params, method, *args)
 
     def init_cache(self, keys: Array, size: int) -> Layers:
         """An empty cache for `size` positions of each row; `keys` [B] count the rows, nothing is drawn."""

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.models.recurrent_cache import Layers, RecurrentKV
 from paradec_jax.nn import masks
-from paradec_jax.nn.blocks import SandwichBlock, dense, truncated_normal
+from paradec_jax.nn.blocks import BlockConfig, PrefixMask, SandwichBlock, dense, truncated_normal
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.rope import Rotation, rotation
@@ -35,17 +35,7 @@ class View:
     angles: Rotation
     window_mask: Bool[Array, "*B W W"]
     cache: RecurrentKV | None = None
-    prefix_mask: Bool[Array, "B *W S"] | None = None
-
-
-# For optimizers that treat matrices apart: (input axes, output axes) of the parameters found by these regexes.
-MATRIX_AXES = {
-    "attention/qkv$": ((0,), (2, 3)),
-    "attention/out$": ((0, 1), (2,)),
-    "mlp/gate_up$": ((0,), (2,)),
-    "mlp/down$": ((0,), (1,)),
-    "adapter$": ((0,), (1,)),
-}
+    prefix_mask: PrefixMask | None = None
 
 
 class RecurrentDepth(nn.Module):
@@ -53,29 +43,32 @@ class RecurrentDepth(nn.Module):
 
     Parameters: `embedding` [V, D], `prelude_i`, `core_i`, `coda_i` (sandwich blocks), `adapter` [2D, D] (state
     rows first), `final_norm` [D], and `head` [D, V] where the output matrix is not the embedding.
+
+    Attributes:
+      config: the shape.
+      prepared: whether parameters come from `models.prepare`: joined matrices and a laid-out head are used where
+        they are there.
     """
 
     config: RecurrentDepthConfig
+    prepared: bool = False
 
     def setup(self) -> None:
         c = self.config
-        dtype, param_dtype = jnp.dtype(c.dtype), jnp.dtype(c.param_dtype)
-        std, std_out = c.init_std, c.init_std / (2 * c.effective_depth) ** 0.5
+        init, shape = truncated_normal(c.init_std), block_config(c)
 
-        def block() -> SandwichBlock:
-            return SandwichBlock(
-                c.width, c.heads, c.feed_forward, c.qk_bias, c.norm_eps, std, std_out, dtype, param_dtype
-            )
+        def blocks(number: int) -> list[SandwichBlock]:
+            return [SandwichBlock(shape, self.prepared) for _ in range(number)]
 
-        self.embedding = self.param("embedding", truncated_normal(std), (c.vocab_size, c.width), param_dtype)
-        self.prelude = [block() for _ in range(c.prelude_layers)]
-        self.adapter = self.param("adapter", truncated_normal(std), (2 * c.width, c.width), param_dtype)
-        self.core = [block() for _ in range(c.core_layers)]
-        self.coda = [block() for _ in range(c.coda_layers)]
-        self.final_norm = self.param("final_norm", nn.initializers.ones, (c.width,), param_dtype)
-        self.has_head = not c.tie_embeddings or self.has_variable("params", "head")
+        self.embedding = self.param("embedding", init, (c.vocab_size, c.width), c.param_dtype)
+        self.prelude = blocks(c.prelude_layers)
+        self.adapter = self.param("adapter", init, (2 * c.width, c.width), c.param_dtype)
+        self.core = blocks(c.core_layers)
+        self.coda = blocks(c.coda_layers)
+        self.final_norm = self.param("final_norm", nn.initializers.ones, (c.width,), c.param_dtype)
+        self.has_head = not c.tie_embeddings or (self.prepared and self.has_variable("params", "head"))
         if self.has_head:
-            self.head = self.param("head", truncated_normal(std), (c.width, c.vocab_size), param_dtype)
+            self.head = self.param("head", init, (c.width, c.vocab_size), c.param_dtype)
 
     def __call__(self, tokens: Int[Array, "B W"]) -> Float[Array, "B W V"]:
         """One pass with a zero state and one recurrence; touches every parameter, for `init`."""
@@ -102,7 +95,7 @@ class RecurrentDepth(nn.Module):
         e: Float[Array, "B W D"],
         view: View,
         prefix: Layers | None = None,
-        prefix_mask: Bool[Array, "B *W S"] | None = None,
+        prefix_mask: PrefixMask | None = None,
     ) -> tuple[Float[Array, "B W D"], Layers]:
         """One recurrence, `core(adapter [s ; e])`, over the cached keys of this recurrence."""
         x = dense(jnp.concatenate([state, e], axis=-1), self.adapter)
@@ -129,13 +122,31 @@ class RecurrentDepth(nn.Module):
         x: Float[Array, "B W D"],
         view: View,
         prefix: Layers | None,
-        prefix_mask: Bool[Array, "B *W S"] | None,
+        prefix_mask: PrefixMask | None,
     ) -> tuple[Float[Array, "B W D"], Layers]:
         own = []
         for i, block in enumerate(blocks):
             x, kv = block(x, view.angles, view.window_mask, prefix[i] if prefix else None, prefix_mask)
             own.append(kv)
         return x, tuple(own)
+
+
+def block_config(config: RecurrentDepthConfig) -> BlockConfig:
+    """The shape of every block."""
+    c = config
+    return BlockConfig(
+        width=c.width,
+        heads=c.heads,
+        kv_heads=c.heads,
+        head_dim=c.head_dim,
+        feed_forward=c.feed_forward,
+        norm_eps=c.norm_eps,
+        rotation="interleaved",
+        std=c.init_std,
+        std_out=c.init_std / (2 * c.effective_depth) ** 0.5,
+        biases="qk" if c.qk_bias else "",
+        param_dtype=c.param_dtype,
+    )
 
 
 def parameter_shapes(config: RecurrentDepthConfig) -> dict[str, Any]:

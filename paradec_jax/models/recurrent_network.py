@@ -12,8 +12,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
-from paradec_jax.models import recurrent_cache
-from paradec_jax.models.base import Work, lay_out_head, raw
+from paradec_jax.models import axes, recurrent_cache
+from paradec_jax.models.base import Work, apply, raw
+from paradec_jax.models.prepare import prepare_params
 from paradec_jax.models.recurrent_cache import CACHE_MODES, RecurrentCache, RecurrentKV
 from paradec_jax.models.recurrent_depth import Inputs, RecurrentDepth, View, parameter_shapes
 from paradec_jax.nn import masks
@@ -95,14 +96,9 @@ class RecurrentDepthNetwork:
         keys and values of the context once a layer. A multiplication and an addition are two operations.
         """
         c, recurrence = self.config, self.recurrence
-        shapes = parameter_shapes(c)
-
-        def size(*parts: str) -> int:
-            named = {name: tree for name, tree in shapes.items() if name.split("_")[0] in parts}
-            return sum(leaf.size for leaf in jax.tree.leaves(named))
-
-        once = size("prelude", "coda", "final") + c.vocab_size * c.width
-        weights = once + recurrence * size("core", "adapter")
+        of = axes.sizes(axes.RECURRENT, parameter_shapes(c))
+        once = of["prelude"] + of["coda"] + of["final"] + c.vocab_size * c.width
+        weights = once + recurrence * (of["core"] + of["adapter"])
         layers = c.prelude_layers + c.coda_layers + c.core_layers * recurrence
         cached = 2 * layers * c.width * batch * context
         rows = batch * positions
@@ -111,8 +107,8 @@ class RecurrentDepthNetwork:
         return Work(moved, 2 * weights * rows + attention)
 
     def prepare(self, params: Any) -> Prepared:
-        """Parameters as a decoding loop wants them: a tied output matrix is laid out once."""
-        return Prepared(lay_out_head(params) if self.config.tie_embeddings else params)
+        """Parameters as a decoding loop wants them (`models.prepare`); prepared ones as they are."""
+        return params if isinstance(params, Prepared) else Prepared(prepare_params(self.config, params))
 
     @property
     def _slots(self) -> tuple[int, ...]:
@@ -120,7 +116,7 @@ class RecurrentDepthNetwork:
         return () if self.cache == "shared" else (self.slots,)
 
     def _apply(self, params: Any, method: Callable, *args: Any) -> Any:
-        return self.module.apply({"params": raw(params)}, *args, method=method)
+        return apply(RecurrentDepth, self.config, params, method, *args)
 
     def init_cache(
         self, keys: Array, size: int, *, scale: Any = 1.0, states: Float[Array, "P D"] | None = None

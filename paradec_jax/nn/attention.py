@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from jaxtyping import Array, Bool, Float
 
 from paradec_jax.nn.cache import KV
@@ -14,7 +15,7 @@ def attend(
     window: KV,
     window_mask: Bool[Array, "*B W W"],
     prefix: KV | None = None,
-    prefix_mask: Bool[Array, "B *W S"] | None = None,
+    prefix_mask: Bool[Array, "B S"] | Bool[Array, "B W S"] | None = None,
 ) -> Float[Array, "B H W C"]:
     """Softmax attention `softmax(q k^T / sqrt(C)) v` over prefix and window keys together.
 
@@ -28,10 +29,8 @@ def attend(
       prefix: cached keys [B, G, C, S] and values [B, G, S, C], or None.
       prefix_mask: which cached positions a row sees, or each of its queries.
     """
-    batch, heads, width, channels = q.shape
-    groups = window.k.shape[1]
-    grouped = q.reshape(batch, groups, heads // groups, width, channels)
-    scale, wide = channels**-0.5, jnp.promote_types(q.dtype, jnp.float32)
+    grouped = rearrange(q, "b (g r) w c -> b g r w c", g=window.k.shape[1])
+    scale, wide = q.shape[-1] ** -0.5, jnp.promote_types(q.dtype, jnp.float32)
 
     def scores_of(keys: Array) -> Array:
         return jnp.einsum("bgrwc,bgcs->bgrws", grouped, keys, preferred_element_type=wide) * scale
@@ -42,12 +41,11 @@ def attend(
     size = 0
     if prefix is not None and prefix_mask is not None:
         size = prefix.k.shape[-1]
-        if prefix_mask.ndim == 2:
-            prefix_mask = prefix_mask[:, None]
-        seen = jnp.where(prefix_mask[:, None, None], scores_of(prefix.k), MASKED)
+        each = prefix_mask if prefix_mask.ndim == 3 else prefix_mask[:, None]
+        seen = jnp.where(each[:, None, None], scores_of(prefix.k), MASKED)
         scores = jnp.concatenate([seen, scores], axis=-1)
     weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
     out = jnp.einsum("bgrws,bgsc->bgrwc", weights[..., size:], window.v)
     if prefix is not None and prefix_mask is not None:
         out = out + jnp.einsum("bgrws,bgsc->bgrwc", weights[..., :size], prefix.v)
-    return out.reshape(q.shape)
+    return rearrange(out, "b g r w c -> b (g r) w c")

@@ -1,40 +1,80 @@
 """Transformer blocks. Linen names the parameters and does nothing else."""
 
+import dataclasses
 from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from jaxtyping import Array, Bool, Float
 
 from paradec_jax.nn.attention import attend
+from paradec_jax.nn.backend import cpu_layouts
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.rope import Rotation, rotate, rotate_halves
+
+ROTATIONS = {"interleaved": rotate, "halves": rotate_halves}
+PrefixMask = Bool[Array, "B S"] | Bool[Array, "B W S"]
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockConfig:
+    """Shape of a transformer block.
+
+    Attributes:
+      width: D.
+      heads: H, query heads.
+      kv_heads: G, key-value heads; each serves H / G consecutive query heads.
+      head_dim: C.
+      feed_forward: F.
+      norm_eps: epsilon of every RMSNorm.
+      rotation: which channels of a head turn together, "interleaved" (2i, 2i+1) or "halves" (i, i + C/2).
+      std, std_out: spread of random input and output matrices.
+      biases: which of queries, keys and values carry a bias: "", "qk" or "qkv".
+      qk_norm: whether queries and keys of each head pass an RMSNorm.
+      param_dtype: dtype of parameters.
+    """
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    feed_forward: int
+    norm_eps: float
+    rotation: str
+    std: float
+    std_out: float
+    biases: str = ""
+    qk_norm: bool = False
+    param_dtype: str = "float32"
 
 
 def truncated_normal(std: float) -> Callable[..., Array]:
     """Normal draws cut at three standard deviations; `std` is the one before the cut."""
 
-    def init(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
+    def init(key: Array, shape: tuple[int, ...], dtype: str = "float32") -> Array:
         return std * jax.random.truncated_normal(key, -3.0, 3.0, shape, dtype)
 
     return init
 
 
-def dense(x: Float[Array, "*shape D"], weight: Float[Array, "D out"]) -> Float[Array, "*shape out"]:
-    """`x W`, computed on a matrix of all positions.
+def dense(x: Float[Array, "*shape D"], weight: Float[Array, "D F"]) -> Float[Array, "*shape F"]:
+    """`x W`; on the CPU (`nn.backend`) computed on a matrix of all positions.
 
     With two leading axes the weight's gradient contracts both, which XLA's CPU backend does through transposed
     copies; a matrix halved the time of an MLP's backward pass there.
 
-    Under `jax.default_matmul_precision("BF16_BF16_F32")` the operands are rounded to bfloat16 here, forward and
-    backward, and sums stay float32: XLA's CPU backend ignores that setting, and its bfloat16 products are
-    five times as fast as its float32 ones where the processor has matrix units.
+    There too, under `jax.default_matmul_precision("BF16_BF16_F32")` the operands are rounded to bfloat16 here,
+    forward and backward, and sums stay float32: XLA's CPU backend ignores that setting, and its bfloat16 products
+    are five times as fast as its float32 ones where the processor has matrix units.
     """
+    if not cpu_layouts():
+        return jnp.einsum("...d,df->...f", x, weight.astype(x.dtype))
     precision = getattr(jax.config, "jax_default_matmul_precision", None)
     rounded = precision == "BF16_BF16_F32" and x.dtype == jnp.float32
-    flat = x.reshape(-1, x.shape[-1])
+    flat = x.reshape(-1, x.shape[-1])  # of any rank, a vector too
     product = _rounded_product(flat, weight) if rounded else flat @ weight.astype(x.dtype)
     return product.reshape(*x.shape[:-1], weight.shape[-1])
 
@@ -64,31 +104,40 @@ _rounded_product.defvjp(_rounded_product_forward, _rounded_product_backward)
 
 
 class Attention(nn.Module):
-    """Multi-head attention with a fused input matrix and an optional bias on queries and keys.
+    """Multi-head attention; G key-value heads serve H query heads (grouped queries where G < H).
 
-    The bias is added before the rotation; cached keys are the rotated ones.
+    Parameters: `q` [D, H, C], `k` and `v` [D, G, C], `out` [H, C, D], and where the config has them `q_bias` [H, C],
+    `k_bias` and `v_bias` [G, C], `q_norm` and `k_norm` [C]. Prepared parameters may hold `qkv` [D, (H + 2G) C] in
+    the place of `q`, `k` and `v` (`paradec_jax.models.prepare`). Bias, norm and rotation follow each other; cached
+    keys have passed all three.
     """
 
-    width: int
-    heads: int
-    qk_bias: bool
-    std: float
-    std_out: float
-    dtype: jnp.dtype
-    param_dtype: jnp.dtype
+    config: BlockConfig
+    prepared: bool = False
 
     def setup(self) -> None:
-        head_dim = self.width // self.heads
-        self.qkv = self.param(
-            "qkv", truncated_normal(self.std), (self.width, 3, self.heads, head_dim), self.param_dtype
-        )
-        self.out = self.param(
-            "out", truncated_normal(self.std_out), (self.heads, head_dim, self.width), self.param_dtype
-        )
-        if self.qk_bias:
-            self.bias = self.param(
-                "qk_bias", nn.initializers.zeros, (2, self.heads, head_dim), self.param_dtype
+        c = self.config
+        self.rows = {"q": c.heads, "k": c.kv_heads, "v": c.kv_heads}
+        into, ones = truncated_normal(c.std), nn.initializers.ones
+        self.joined = self.prepared and self.has_variable("params", "qkv")
+        if self.joined:
+            self.qkv = self.param("qkv", into, (c.width, sum(self.rows.values()) * c.head_dim), c.param_dtype)
+        else:
+            self.matrices = {
+                name: self.param(name, into, (c.width, rows, c.head_dim), c.param_dtype)
+                for name, rows in self.rows.items()
+            }
+        self.bias = {
+            name: self.param(
+                f"{name}_bias", nn.initializers.zeros, (self.rows[name], c.head_dim), c.param_dtype
             )
+            for name in c.biases
+        }
+        self.gains = {
+            name: self.param(f"{name}_norm", ones, (c.head_dim,), c.param_dtype) for name in "qk" * c.qk_norm
+        }
+        out_shape = (c.heads, c.head_dim, c.width)
+        self.out = self.param("out", truncated_normal(c.std_out), out_shape, c.param_dtype)
 
     def __call__(
         self,
@@ -96,101 +145,62 @@ class Attention(nn.Module):
         angles: Rotation,
         window_mask: Bool[Array, "*B W W"],
         prefix: KV | None,
-        prefix_mask: Bool[Array, "B *W S"] | None,
+        prefix_mask: PrefixMask | None,
     ) -> tuple[Float[Array, "B W D"], KV]:
         """The attended window and its own keys and values."""
-        batch, width, _ = x.shape
-        fused = dense(x, self.qkv.reshape(self.width, -1))
-        q, k, v = fused.reshape(batch, width, 3, self.heads, -1).transpose(2, 0, 3, 1, 4)
-        if self.qk_bias:
-            bias = self.bias.astype(self.dtype)[:, :, None]
-            q, k = q + bias[0], k + bias[1]
-        q, k = rotate(q, angles), rotate(k, angles)
-        own = KV(k.swapaxes(-1, -2), v)
-        mixed = attend(q, own, window_mask, prefix, prefix_mask)
-        joined = mixed.transpose(0, 2, 1, 3).reshape(batch, width, -1)
-        return dense(joined, self.out.reshape(-1, self.width)), own
+        turn = ROTATIONS[self.config.rotation]
+        heads = self.project(x)
+        for name, bias in self.bias.items():
+            heads[name] = heads[name] + bias.astype(x.dtype)[:, None]
+        for name, gain in self.gains.items():
+            heads[name] = rms_norm(heads[name], gain, self.config.norm_eps)
+        own = KV(rearrange(turn(heads["k"], angles), "b g w c -> b g c w"), heads["v"])
+        mixed = attend(turn(heads["q"], angles), own, window_mask, prefix, prefix_mask)
+        mixed = rearrange(mixed, "b h w c -> b w (h c)")
+        return dense(mixed, rearrange(self.out, "h c d -> (h c) d")), own
 
-
-class GroupedAttention(nn.Module):
-    """Grouped-query attention: G key-value heads serve H query heads (Qwen2, Qwen3, Llama).
-
-    One input matrix holds the H query heads, then the G key heads, then the G value heads, and so does the
-    optional bias. Query and key norms work on each head. The rotation comes last and cached keys are rotated.
-    """
-
-    width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    qkv_bias: bool
-    qk_norm: bool
-    norm_eps: float
-    std: float
-    std_out: float
-    dtype: jnp.dtype
-    param_dtype: jnp.dtype
-
-    def setup(self) -> None:
-        rows = self.heads + 2 * self.kv_heads
-        self.qkv = self.param(
-            "qkv", truncated_normal(self.std), (self.width, rows, self.head_dim), self.param_dtype
-        )
-        self.out = self.param(
-            "out", truncated_normal(self.std_out), (self.heads, self.head_dim, self.width), self.param_dtype
-        )
-        if self.qkv_bias:
-            self.bias = self.param("bias", nn.initializers.zeros, (rows, self.head_dim), self.param_dtype)
-        if self.qk_norm:
-            ones = nn.initializers.ones
-            self.q_norm = self.param("q_norm", ones, (self.head_dim,), self.param_dtype)
-            self.k_norm = self.param("k_norm", ones, (self.head_dim,), self.param_dtype)
-
-    def __call__(
-        self,
-        x: Float[Array, "B W D"],
-        angles: Rotation,
-        window_mask: Bool[Array, "*B W W"],
-        prefix: KV | None,
-        prefix_mask: Bool[Array, "B *W S"] | None,
-    ) -> tuple[Float[Array, "B W D"], KV]:
-        """The attended window and its own keys and values."""
-        batch, width, _ = x.shape
-        fused = dense(x, self.qkv.reshape(self.width, -1))
-        if self.qkv_bias:
-            fused = fused + self.bias.astype(self.dtype).reshape(-1)
-        fused = fused.reshape(batch, width, -1, self.head_dim).transpose(0, 2, 1, 3)
-        q, k, v = jnp.split(fused, [self.heads, self.heads + self.kv_heads], axis=1)
-        if self.qk_norm:
-            q, k = rms_norm(q, self.q_norm, self.norm_eps), rms_norm(k, self.k_norm, self.norm_eps)
-        q, k = rotate_halves(q, angles), rotate_halves(k, angles)
-        own = KV(k.swapaxes(-1, -2), v)
-        mixed = attend(q, own, window_mask, prefix, prefix_mask)
-        joined = mixed.transpose(0, 2, 1, 3).reshape(batch, width, -1)
-        return dense(joined, self.out.reshape(-1, self.width)), own
+    def project(self, x: Float[Array, "B W D"]) -> dict[str, Float[Array, "B _ W C"]]:
+        """Queries [B, H, W, C], keys and values [B, G, W, C] by their letters."""
+        c = self.config
+        if self.joined:
+            heads = rearrange(dense(x, self.qkv), "b w (h c) -> b h w c", c=c.head_dim)
+            parts = jnp.split(heads, [c.heads, c.heads + c.kv_heads], axis=1)
+            return dict(zip(self.rows, parts, strict=True))
+        return {
+            name: rearrange(
+                dense(x, rearrange(weight, "d h c -> d (h c)")), "b w (h c) -> b h w c", c=c.head_dim
+            )
+            for name, weight in self.matrices.items()
+        }
 
 
 class GatedMLP(nn.Module):
-    """Gated MLP `W_down (silu(W_gate x) * (W_up x))`, gate and up fused in one matrix."""
+    """Gated MLP `W_down (silu(W_gate x) * (W_up x))`.
 
-    width: int
-    feed_forward: int
-    std: float
-    std_out: float
-    dtype: jnp.dtype
-    param_dtype: jnp.dtype
+    Parameters: `gate` and `up` [D, F], `down` [F, D]. Prepared parameters may hold `gate_up` [D, 2F] in the place of
+    the first two.
+    """
+
+    config: BlockConfig
+    prepared: bool = False
 
     def setup(self) -> None:
-        self.gate_up = self.param(
-            "gate_up", truncated_normal(self.std), (self.width, 2, self.feed_forward), self.param_dtype
-        )
-        self.down = self.param(
-            "down", truncated_normal(self.std_out), (self.feed_forward, self.width), self.param_dtype
-        )
+        c = self.config
+        into, shape = truncated_normal(c.std), (c.width, c.feed_forward)
+        self.joined = self.prepared and self.has_variable("params", "gate_up")
+        if self.joined:
+            self.gate_up = self.param("gate_up", into, (c.width, 2 * c.feed_forward), c.param_dtype)
+        else:
+            self.gate = self.param("gate", into, shape, c.param_dtype)
+            self.up = self.param("up", into, shape, c.param_dtype)
+        self.down = self.param("down", truncated_normal(c.std_out), shape[::-1], c.param_dtype)
 
     def __call__(self, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
         """The branch's output, without the residual sum."""
-        gate, up = jnp.split(dense(x, self.gate_up.reshape(self.width, -1)), 2, axis=-1)
+        if self.joined:
+            gate, up = jnp.split(dense(x, self.gate_up), 2, axis=-1)
+        else:
+            gate, up = dense(x, self.gate), dense(x, self.up)
         return dense(jax.nn.silu(gate) * up, self.down)
 
 
@@ -203,22 +213,14 @@ class SandwichBlock(nn.Module):
         x <- norm_4( x + MLP(norm_3(x)) )
     """
 
-    width: int
-    heads: int
-    feed_forward: int
-    qk_bias: bool
-    norm_eps: float
-    std: float
-    std_out: float
-    dtype: jnp.dtype
-    param_dtype: jnp.dtype
+    config: BlockConfig
+    prepared: bool = False
 
     def setup(self) -> None:
-        ones = nn.initializers.ones
-        self.gains = [self.param(f"norm_{i}", ones, (self.width,), self.param_dtype) for i in range(1, 5)]
-        shared = (self.std, self.std_out, self.dtype, self.param_dtype)
-        self.attention = Attention(self.width, self.heads, self.qk_bias, *shared)
-        self.mlp = GatedMLP(self.width, self.feed_forward, *shared)
+        c, ones = self.config, nn.initializers.ones
+        self.gains = [self.param(f"norm_{i}", ones, (c.width,), c.param_dtype) for i in range(1, 5)]
+        self.attention = Attention(c, self.prepared)
+        self.mlp = GatedMLP(c, self.prepared)
 
     def __call__(
         self,
@@ -226,7 +228,7 @@ class SandwichBlock(nn.Module):
         angles: Rotation,
         window_mask: Bool[Array, "*B W W"],
         prefix: KV | None = None,
-        prefix_mask: Bool[Array, "B *W S"] | None = None,
+        prefix_mask: PrefixMask | None = None,
     ) -> tuple[Float[Array, "B W D"], KV]:
         """The block's output and the window's keys and values."""
         mixed, own = self.attention(self.norm(1, x), angles, window_mask, prefix, prefix_mask)
@@ -235,7 +237,7 @@ class SandwichBlock(nn.Module):
 
     def norm(self, which: int, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
         """The `which`-th of the four norms."""
-        return rms_norm(x, self.gains[which - 1], self.norm_eps)
+        return rms_norm(x, self.gains[which - 1], self.config.norm_eps)
 
 
 class PreNormBlock(nn.Module):
@@ -247,35 +249,15 @@ class PreNormBlock(nn.Module):
         x <- x + MLP(norm(x))
     """
 
-    width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    feed_forward: int
-    qkv_bias: bool
-    qk_norm: bool
-    norm_eps: float
-    std: float
-    std_out: float
-    dtype: jnp.dtype
-    param_dtype: jnp.dtype
+    config: BlockConfig
+    prepared: bool = False
 
     def setup(self) -> None:
-        ones = nn.initializers.ones
-        shared = (self.std, self.std_out, self.dtype, self.param_dtype)
-        self.attention_norm = self.param("attention_norm", ones, (self.width,), self.param_dtype)
-        self.attention = GroupedAttention(
-            self.width,
-            self.heads,
-            self.kv_heads,
-            self.head_dim,
-            self.qkv_bias,
-            self.qk_norm,
-            self.norm_eps,
-            *shared,
-        )
-        self.mlp_norm = self.param("mlp_norm", ones, (self.width,), self.param_dtype)
-        self.mlp = GatedMLP(self.width, self.feed_forward, *shared)
+        c, ones = self.config, nn.initializers.ones
+        self.attention_norm = self.param("attention_norm", ones, (c.width,), c.param_dtype)
+        self.attention = Attention(c, self.prepared)
+        self.mlp_norm = self.param("mlp_norm", ones, (c.width,), c.param_dtype)
+        self.mlp = GatedMLP(c, self.prepared)
 
     def __call__(
         self,
@@ -283,10 +265,12 @@ class PreNormBlock(nn.Module):
         angles: Rotation,
         window_mask: Bool[Array, "*B W W"],
         prefix: KV | None = None,
-        prefix_mask: Bool[Array, "B *W S"] | None = None,
+        prefix_mask: PrefixMask | None = None,
     ) -> tuple[Float[Array, "B W D"], KV]:
         """The block's output and the window's keys and values."""
-        normed = rms_norm(x, self.attention_norm, self.norm_eps)
-        mixed, own = self.attention(normed, angles, window_mask, prefix, prefix_mask)
+        eps = self.config.norm_eps
+        mixed, own = self.attention(
+            rms_norm(x, self.attention_norm, eps), angles, window_mask, prefix, prefix_mask
+        )
         x = x + mixed
-        return x + self.mlp(rms_norm(x, self.mlp_norm, self.norm_eps)), own
+        return x + self.mlp(rms_norm(x, self.mlp_norm, eps)), own

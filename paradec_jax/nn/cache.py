@@ -15,8 +15,8 @@ from jaxtyping import Array, Float, Int
 class KV(NamedTuple):
     """Keys (after bias and rotation) and values of S positions.
 
-    Each lies as its product wants it, keys as columns and values as rows: with keys as rows the CPU backend
-    transposes the whole cache in every layer of every step.
+    Each lies as its product wants it, keys as columns and values as rows, on every backend. The measurement behind it
+    is the CPU's: with keys as rows its backend transposes the whole cache in every layer of every step.
     """
 
     k: Float[Array, "*slots B G C S"]

@@ -12,7 +12,7 @@ from paradec_jax import cli
 from paradec_jax.config import PRESETS
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.evaluate import SETTINGS, Setting
-from paradec_jax.models import init_params
+from paradec_jax.families import init_params
 from paradec_jax.store import Model, save
 
 CONFIG = dataclasses.replace(PRESETS["test-causal"], vocab_size=384, max_length=256)
@@ -34,7 +34,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch):
-    monkeypatch.setitem(SETTINGS, "jacobi", TABLE)
+    monkeypatch.setitem(SETTINGS, "causal", TABLE)
 
 
 def test_models_side_by_side(folders, capsys, tmp_path):
@@ -47,7 +47,7 @@ def test_models_side_by_side(folders, capsys, tmp_path):
         f"{name}/round-0" for name in ("before", "before", "after", "after")
     ]
     wanted = {key for key in KEYS if key != "core_pass_microseconds"}
-    assert all(wanted <= row.keys() and row["family"] == "jacobi" for row in rows)
+    assert all(wanted <= row.keys() and row["family"] == "causal" for row in rows)
     assert all(row["equals_greedy"] == 1 and row["network_calls_per_token"] <= 1 for row in rows)
     out = capsys.readouterr().out
     pair = "after/round-0 against before/round-0, static decoding"
@@ -64,7 +64,7 @@ def test_the_bundled_models_of_the_family_are_the_default(monkeypatch, capsys):
 
     monkeypatch.setattr(cli.compare.store, "load", load)
     assert cli.main(["compare", "--family", "jacobi"]) == 1
-    assert asked == [cli.compare.BUNDLED["jacobi"][0]]
+    assert asked == [cli.compare.BUNDLED["causal"][0]]
 
 
 def test_generate_with_every_decoder_of_the_family(folders, capsys):
@@ -83,7 +83,7 @@ def test_generate_with_every_decoder_of_the_family(folders, capsys):
 def test_what_does_not_suit_the_family(folders, capsys):
     common = ["generate", "Ana", "--model", str(folders["before"])]
     for more, message in (
-        (["--decoder", "wavefront"], "--decoder wavefront does not suit a model of family jacobi"),
+        (["--decoder", "wavefront"], "--decoder wavefront does not suit a model of family causal"),
         (["--decoder", "jacobi", "--blocks", "2"], "--blocks is no option of --decoder jacobi"),
         (["--decoder", "jacobi", "--block", "1"], "block must be at least 2"),
         (["--decoder", "jacobi", "--acceptance", "rejection"], "acceptance 'rejection' verifies one row"),

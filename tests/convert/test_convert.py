@@ -28,6 +28,7 @@ from convert import engine, huginn
 from convert.cli import main
 from paradec_jax import store
 from paradec_jax.config import PRESETS, RecurrentDepthConfig, TokenSpec
+from paradec_jax.disk.tensors import write_tensors
 
 
 class TestIdentity:
@@ -98,21 +99,23 @@ class TestIdentity:
         tensors, params, c = load_file(exported / WEIGHTS), make_model().params, CONFIG
         core = params["core_1"]
         d, channels, row = c.width, c.head_dim, 3
-        for which in range(3):
-            assert tensors[QKV][which * d + channels + row, 5] == core["attention"]["qkv"][5, which, 1, row]
+        for i, which in enumerate("qkv"):
+            assert tensors[QKV][i * d + channels + row, 5] == core["attention"][which][5, 1, row]
         name = "transformer.core_block.1."
         assert tensors[name + "attn.proj.weight"][7, channels + row] == core["attention"]["out"][1, row, 7]
-        assert tensors[name + "attn.qk_bias"][1, 0, 1, row] == core["attention"]["qk_bias"][1, 1, row]
+        for i, which in enumerate("qk"):
+            bias = core["attention"][f"{which}_bias"]
+            assert tensors[name + "attn.qk_bias"][i, 0, 1, row] == bias[1, row]
         fc = tensors[name + "mlp.fc.weight"]
-        assert fc[row, 7] == core["mlp"]["gate_up"][7, 0, row]
-        assert fc[c.feed_forward + row, 7] == core["mlp"]["gate_up"][7, 1, row]
+        assert fc[row, 7] == core["mlp"]["gate"][7, row]
+        assert fc[c.feed_forward + row, 7] == core["mlp"]["up"][7, row]
         assert tensors["transformer.adapter.weight"][2, d + 1] == params["adapter"][d + 1, 2]
 
     def test_stacked_layers(self, tmp_path):
         row = engine.Row("part/w", "part.{i}.w", "a b -> b a", layers=2)
         axes = {"a": 2, "b": 3}
         params = {"part": {"w": np.arange(12, dtype=np.float32).reshape(2, 3, 2)}}
-        engine.write_tensors(tmp_path, engine.export_tree(params, [row], axes), 1000)
+        write_tensors(tmp_path, engine.export_tree(params, [row], axes), 1000)
         with engine.Checkpoint(tmp_path) as checkpoint:
             assert checkpoint.shape("part.1.w") == row.shapes(axes)["part.1.w"] == (2, 3)
             again = engine.import_tree(checkpoint, [row], axes, "float32")

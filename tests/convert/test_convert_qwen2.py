@@ -96,22 +96,22 @@ class TestIdentity:
         }
 
     def test_layout(self, exported):
-        """Entries of the joined parameters, picked by hand: torch keeps matrices as (out, in)."""
+        """Entries of the parameters, picked by hand: torch keeps matrices as (out, in)."""
         tensors, c = load_file(exported["qwen2"] / WEIGHTS), CONFIG
         layer = make_model(CONFIG).params["layer_1"]
-        fused, bias = layer["attention"]["qkv"], layer["attention"]["bias"]
+        attention, mlp = layer["attention"], layer["mlp"]
         head, row, channel = 1, 7, 3
-        for first, name in ((0, "q"), (c.heads, "k"), (c.heads + c.kv_heads, "v")):
+        for name in "qkv":
             matrix = tensors[f"{LAYER}self_attn.{name}_proj.weight"]
-            assert matrix[head * c.head_dim + channel, row] == fused[row, first + head, channel]
+            assert matrix[head * c.head_dim + channel, row] == attention[name][row, head, channel]
             vector = tensors[f"{LAYER}self_attn.{name}_proj.bias"]
-            assert vector[head * c.head_dim + channel] == bias[first + head, channel]
+            assert vector[head * c.head_dim + channel] == attention[f"{name}_bias"][head, channel]
         out = tensors[f"{LAYER}self_attn.o_proj.weight"]
-        assert out[row, 2 * c.head_dim + channel] == layer["attention"]["out"][2, channel, row]
-        for i, name in enumerate(("gate", "up")):
+        assert out[row, 2 * c.head_dim + channel] == attention["out"][2, channel, row]
+        for name in ("gate", "up"):
             matrix = tensors[f"{LAYER}mlp.{name}_proj.weight"]
             assert matrix.shape == (c.feed_forward, c.width)
-            assert matrix[5, row] == layer["mlp"]["gate_up"][row, i, 5]
+            assert matrix[5, row] == mlp[name][row, 5]
         assert tensors[f"{LAYER}mlp.down_proj.weight"][row, 5] == layer["mlp"]["down"][5, row]
         assert HEAD not in tensors
 
@@ -119,8 +119,8 @@ class TestIdentity:
         assert main(["import", str(source), str(tmp_path / "a"), "--dtype", "bfloat16"]) == 0
         model = store.load(tmp_path / "a")
         assert (model.config.param_dtype, model.config.dtype) == ("bfloat16", "float32")
-        want = make_model(CONFIG).params["layer_1"]["attention"]["qkv"].astype(ml_dtypes.bfloat16)
-        assert np.asarray(model.params["layer_1"]["attention"]["qkv"]).tobytes() == want.tobytes()
+        want = make_model(CONFIG).params["layer_1"]["attention"]["q"].astype(ml_dtypes.bfloat16)
+        assert np.asarray(model.params["layer_1"]["attention"]["q"]).tobytes() == want.tobytes()
 
     def test_what_newer_files_say_in_other_words(self, source, tmp_path):
         rope = {"rope_theta": CONFIG.rope_base, "rope_type": "default"}
@@ -147,7 +147,9 @@ class TestIdentity:
         """Import reads each tensor once; export knows the size of each before it makes any."""
         seen = []
         read = engine.Checkpoint.read
-        monkeypatch.setattr(engine.Checkpoint, "read", lambda self, n: seen.append(n) or read(self, n))
+        monkeypatch.setattr(
+            engine.Checkpoint, "read", lambda self, n, *rows: seen.append(n) or read(self, n, *rows)
+        )
         folder = exported["qwen3-biases"]
         model = qwen2.read(folder, engine.read_json(folder / "config.json"))
         tensors = load_file(folder / WEIGHTS)

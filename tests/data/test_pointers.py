@@ -14,7 +14,8 @@ from paradec_jax.data.pointers import PointerTask, Stage, pointer_batches, point
 from paradec_jax.evaluate import exact_lists, pointer_problems
 from paradec_jax.losses import stepwise_loss
 from paradec_jax.losses.cross_entropy import cross_entropy
-from paradec_jax.models import RecurrentDepthNetwork, init_params
+from paradec_jax.families import init_params
+from paradec_jax.models import RecurrentDepthNetwork
 
 TASK = PointerTask(names=12, chains=3, queries=5)
 CURRICULUM = (Stage(0, 12, 1, queries=5, rows=6), Stage(2, 9, 5, queries=7, rows=4))

@@ -204,7 +204,7 @@ def test_settings_of_the_table(family):
     assert sum(setting.baseline for setting in settings) == 1
     names = {
         "recurrent_depth": {"autoregressive", "adaptive", "speculative", "wavefront"},
-        "jacobi": {"autoregressive", "jacobi", "multiblock", "prompt_lookup", "lookahead"},
+        "causal": {"autoregressive", "jacobi", "multiblock", "prompt_lookup", "lookahead"},
     }
     assert {setting.name for setting in settings} == names[family]
     rows = [json.dumps([setting.name, setting.settings()], allow_nan=False) for setting in settings]

@@ -14,6 +14,7 @@ ALLOWED = {
     "chat": set(),
     "io": set(),
     "config": set(),
+    "disk": {"config"},
     "tokenizer": set(),
     "sharding": {"config"},
     "nn": {"config"},
@@ -82,9 +83,9 @@ def test_converters_use_models_and_config_alone(path):
         assert not within(name, "experiments"), name
         if within(name, PACKAGE):
             inner = name.removeprefix(f"{PACKAGE}.")
-            assert any(within(inner, part) for part in ("chat", "config", "models", "store", "tokenizer")), (
-                name
-            )
+            assert any(
+                within(inner, part) for part in ("chat", "config", "disk", "models", "store", "tokenizer")
+            ), name
 
 
 @pytest.mark.parametrize("path", FILES, ids=ids)

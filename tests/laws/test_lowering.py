@@ -9,7 +9,7 @@ from jax import export
 from paradec_jax import decode
 from paradec_jax.decode import drive
 from paradec_jax.losses import poisson_lognormal, recurrent_loss
-from paradec_jax.models import parameter_shapes
+from paradec_jax.families import parameter_shapes
 from paradec_jax.testing import StubCausal, tiny_causal, tiny_network, tiny_request
 from paradec_jax.train import TrainState, adamw, make_train_step
 

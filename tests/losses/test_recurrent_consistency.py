@@ -12,7 +12,8 @@ from paradec_jax.config import PRESETS, TokenSpec
 from paradec_jax.losses import recurrent_consistency_loss
 from paradec_jax.losses.consistency import ConsistencyRules
 from paradec_jax.losses.recurrent_consistency import Unrolled
-from paradec_jax.models import RecurrentDepthNetwork, init_params
+from paradec_jax.families import init_params
+from paradec_jax.models import RecurrentDepthNetwork
 
 NETWORK = RecurrentDepthNetwork(PRESETS["test-recurrent"])
 SPEC = TokenSpec(bos=1, stop=(2,), pad=0)

@@ -14,7 +14,8 @@ from paradec_jax import decode
 from paradec_jax.config import CAUSAL_PRESETS, CausalConfig
 from paradec_jax.decode import drive
 from paradec_jax.losses import next_token_loss
-from paradec_jax.models import CausalNetwork, network_of
+from paradec_jax.families import network_of
+from paradec_jax.models import CausalNetwork
 from paradec_jax.models.causal import init_params, parameter_shapes
 from paradec_jax.nn import masks
 from paradec_jax.testing import tiny_request
@@ -100,11 +101,13 @@ def test_initial_values():
     cut = 0.986578  # standard deviation of a normal cut at three, relative to the one before
     for leaf, std in (
         (params["embedding"], config.init_std),
-        (params["layer_0"]["attention"]["qkv"], config.init_std),
+        (params["layer_0"]["attention"]["q"], config.init_std),
         (params["layer_2"]["mlp"]["down"], config.init_std / math.sqrt(2 * config.layers)),
     ):
         assert float(jnp.std(leaf)) == pytest.approx(cut * std, rel=0.05)
-    assert (params["layer_1"]["mlp_norm"] == 1).all() and (params["layer_1"]["attention"]["bias"] == 0).all()
+    assert (params["layer_1"]["mlp_norm"] == 1).all() and (
+        params["layer_1"]["attention"]["k_bias"] == 0
+    ).all()
 
 
 # The formula
@@ -127,9 +130,8 @@ def reference(config: CausalConfig, params, tokens) -> np.ndarray:
     x = p["embedding"][tokens]
     for i in range(c.layers):
         layer, a = p[f"layer_{i}"], p[f"layer_{i}"]["attention"]
-        fused = np.einsum("td,drc->trc", norm_of(x, layer["attention_norm"], c.norm_eps), a["qkv"])
-        fused = fused + a.get("bias", 0)
-        q, k, v = np.split(fused, [c.heads, c.heads + c.kv_heads], axis=1)
+        h = norm_of(x, layer["attention_norm"], c.norm_eps)
+        q, k, v = (np.einsum("td,dhc->thc", h, a[n]) + a.get(f"{n}_bias", 0) for n in "qkv")
         if c.qk_norm:
             q, k = norm_of(q, a["q_norm"], c.norm_eps), norm_of(k, a["k_norm"], c.norm_eps)
         mixed = np.zeros_like(q)
@@ -142,7 +144,7 @@ def reference(config: CausalConfig, params, tokens) -> np.ndarray:
                 mixed[t, head] = weights / weights.sum() @ v[: t + 1, group]
         x = x + np.einsum("thc,hcd->td", mixed, a["out"])
         h = norm_of(x, layer["mlp_norm"], c.norm_eps)
-        gate, up = h @ layer["mlp"]["gate_up"][:, 0], h @ layer["mlp"]["gate_up"][:, 1]
+        gate, up = h @ layer["mlp"]["gate"], h @ layer["mlp"]["up"]
         x = x + (gate / (1 + np.exp(-gate)) * up) @ layer["mlp"]["down"]
     return norm_of(x, p["final_norm"], c.norm_eps) @ p.get("head", p["embedding"].T)
 
@@ -154,15 +156,13 @@ def test_forward_is_the_formula(kind):
         np.testing.assert_allclose(row, reference(KINDS[kind], params_of(KINDS[kind]), tokens), atol=1e-4)
 
 
-def test_tied_matrix_laid_out_for_decoding_gives_the_same_logits():
-    network, params = CausalNetwork(BASE), params_of(BASE)
-    prepared = network.prepare(params)
-    assert prepared["head"].shape == (BASE.width, BASE.vocab_size)
-    np.testing.assert_allclose(
-        call(network, prepared, TOKENS, positions_of(TOKENS))[0], uncached("qwen2")[0], atol=1e-6
-    )
-    own = params_of(KINDS["llama"])
-    assert CausalNetwork(KINDS["llama"]).prepare(own) is own
+@pytest.mark.parametrize("kind", KINDS)
+def test_prepared_parameters_give_the_same_logits(kind):
+    network = CausalNetwork(KINDS[kind])
+    prepared = network.prepare(params_of(KINDS[kind]))
+    assert network.prepare(prepared) is prepared
+    logits, _ = call(network, prepared, TOKENS, positions_of(TOKENS))
+    np.testing.assert_allclose(logits, uncached(kind)[0], atol=1e-6)
 
 
 def test_vectors_may_take_the_place_of_tokens():

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from paradec_jax.config import PRESETS
-from paradec_jax.models import RecurrentDepthNetwork, deepen_core, init_params, parameter_shapes
+from paradec_jax.families import init_params, parameter_shapes
+from paradec_jax.models import RecurrentDepthNetwork, deepen_core
 
 CONFIG = PRESETS["test-recurrent"]
 

@@ -13,7 +13,7 @@ from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.models.recurrent_depth import init_params, parameter_shapes
 from paradec_jax.nn import masks
 from paradec_jax.nn.attention import attend
-from paradec_jax.nn.blocks import GatedMLP, dense
+from paradec_jax.nn.blocks import BlockConfig, GatedMLP, dense
 from paradec_jax.nn.cache import KV, empty, write
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.rope import rotate, rotation
@@ -105,7 +105,7 @@ def test_initial_values():
     ):
         assert float(jnp.std(leaf)) == pytest.approx(cut * std, rel=0.05)
         assert float(jnp.max(jnp.abs(leaf))) <= 3 * std
-    assert (params["core_0"]["norm_1"] == 1).all() and (params["core_0"]["attention"]["qk_bias"] == 0).all()
+    assert (params["core_0"]["norm_1"] == 1).all() and (params["core_0"]["attention"]["q_bias"] == 0).all()
 
 
 @pytest.mark.parametrize("width", [16, 32])
@@ -193,11 +193,12 @@ def test_cache_writes_each_row_at_its_own_position(batch, slots):
 
 
 def test_gated_mlp():
-    x, gate_up, down = normal(1, 3, 4), normal(4, 2, 6), normal(6, 4)
-    mlp = GatedMLP(4, 6, 1.0, 1.0, jnp.dtype("float32"), jnp.dtype("float32"))
-    got = mlp.apply({"params": {"gate_up": jnp.asarray(gate_up), "down": jnp.asarray(down)}}, jnp.asarray(x))
-    gate, up = x @ gate_up[:, 0], x @ gate_up[:, 1]
-    np.testing.assert_allclose(got, (gate / (1 + np.exp(-gate)) * up) @ down, atol=1e-4)
+    x, gate, up, down = normal(1, 3, 4), normal(4, 6), normal(4, 6), normal(6, 4)
+    mlp = GatedMLP(BlockConfig(4, 2, 2, 2, 6, 1e-6, "halves", 1.0, 1.0))
+    params = {"gate": jnp.asarray(gate), "up": jnp.asarray(up), "down": jnp.asarray(down)}
+    got = mlp.apply({"params": params}, jnp.asarray(x))
+    want = (x @ gate) / (1 + np.exp(-(x @ gate))) * (x @ up) @ down
+    np.testing.assert_allclose(got, want, atol=1e-4)
     np.testing.assert_allclose(dense(jnp.asarray(x), jnp.asarray(down.T)), x @ down.T, atol=1e-5)
 
 

@@ -148,9 +148,9 @@ class Reference:
         return [self.norm(row + self.mlp(p["mlp"], self.norm(row, p["norm_3"])), p["norm_4"]) for row in x]
 
     def attention(self, p, x):
-        q, k, v = ([np.einsum("d,dhc->hc", row, p["qkv"][:, i]) for row in x] for i in range(3))
-        q = [self.rotate(row + p["qk_bias"][0], at) for row, at in zip(q, self.positions, strict=True)]
-        k = [self.rotate(row + p["qk_bias"][1], at) for row, at in zip(k, self.positions, strict=True)]
+        q, k, v = ([np.einsum("d,dhc->hc", row, p[name]) for row in x] for name in "qkv")
+        q = [self.rotate(row + p["q_bias"], at) for row, at in zip(q, self.positions, strict=True)]
+        k = [self.rotate(row + p["k_bias"], at) for row, at in zip(k, self.positions, strict=True)]
         out = []
         for query, seen in zip(q, self.keys, strict=True):
             mixed = np.zeros_like(query)
@@ -174,7 +174,7 @@ class Reference:
 
     @staticmethod
     def mlp(p, x):
-        gate, up = x @ p["gate_up"][:, 0], x @ p["gate_up"][:, 1]
+        gate, up = x @ p["gate"], x @ p["up"]
         return (gate / (1 + np.exp(-gate)) * up) @ p["down"]
 
 

@@ -43,11 +43,13 @@ def fields_of(model: str) -> dict[str, Any]:
 
 @functools.cache
 def loaded(model: str) -> tuple[CausalNetwork, Any]:
-    """Network and parameters; a tied output matrix is laid out beforehand, so that models share programs."""
+    """Network and parameters; a tied output matrix is written out beforehand, so that models share programs."""
     read = qwen2.read(folder_of(model), fields_of(model))
     params = jax.tree.map(jnp.asarray, read.params)
-    params = CausalNetwork(read.config).prepare(params)
-    return CausalNetwork(dataclasses.replace(read.config, tie_embeddings=False)), params
+    if read.config.tie_embeddings:
+        params["head"] = params["embedding"].T
+    network = CausalNetwork(dataclasses.replace(read.config, tie_embeddings=False))
+    return network, network.prepare(params)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -80,10 +80,9 @@ def parts_of_forward() -> dict:
         # A model that ends after its first prelude block, and one whose keys are the queries.
         first = RecurrentDepthNetwork(config.__class__(**{**config.to_dict(), "prelude_layers": 1}))
         parts["prelude0_out"], _ = first.embed(params, tokens, view, first.empty_window(*tokens.shape))
-        attention = dict(params["prelude_0"]["attention"])
-        attention["qkv"] = attention["qkv"][:, jnp.array([1, 0, 2])]
-        if config.qk_bias:
-            attention["qk_bias"] = attention["qk_bias"][::-1]
+        exchange = {"q": "k", "k": "q", "q_bias": "k_bias", "k_bias": "q_bias"}
+        attention = params["prelude_0"]["attention"]
+        attention = {name: attention[exchange.get(name, name)] for name in attention}
         swapped = {**params, "prelude_0": {**params["prelude_0"], "attention": attention}}
         _, window = first.embed(swapped, tokens, view, first.empty_window(*tokens.shape))
         parts["prelude0_q_rot"] = keys_of(window)

@@ -20,6 +20,7 @@ from recorded_recurrent_depth import (
 )
 
 from paradec_jax import decode
+from paradec_jax.decode import released
 
 pytestmark = pytest.mark.golden
 
@@ -50,12 +51,12 @@ def wave_of(run: dict):
     assert settings.keys() == SETTINGS_OF_THE_WAVE.keys()
     generation = {"do_sample": False, **run["generation_config"]}
     pool = pools()
-    recorded = decode.Recorded(
-        jnp.asarray(pool["state_pool"]),
-        jnp.asarray(pool["uniform_ar"], jnp.float32),
-        jnp.asarray(pool["uniform_wave"], jnp.float32),
-        jnp.asarray(pool["noise_pool"]),
-        jnp.asarray(pool["extra_tokens"]),
+    recorded = released.RecordedWave(
+        states=jnp.asarray(pool["state_pool"]),
+        uniforms=jnp.asarray(pool["uniform_ar"], jnp.float32),
+        step_uniforms=jnp.asarray(pool["uniform_wave"], jnp.float32),
+        noise=jnp.asarray(pool["noise_pool"]),
+        fillers=jnp.asarray(pool["extra_tokens"]),
     )
     stop = generation.get("eos_token_id")
     prompt = pool[f"prompt_{run['prompt']}"]
@@ -65,25 +66,24 @@ def wave_of(run: dict):
         stop=() if stop is None else tuple(np.atleast_1d(stop).tolist()),
         recorded=recorded,
     )
-    mixer = "sqrt" if settings["sqrt_mixer"] else "dampened"
-    assert settings["dampened_state_mixer"] or not settings["sqrt_mixer"]
-    decoder = decode.OfficialWavefront(
+    decoder = released.ReleasedWavefront(
         network(settings["cache_lookup_strategy"]),
         min(model().config.max_length, len(pool["state_pool"])),
         inner_recurrence=settings["inner_recurrence"],
-        width=max(item["max_width"] + item["settings"].get("headway", 1) for item in WAVES.values()),
+        window=max(item["max_width"] + item["settings"].get("headway", 1) for item in WAVES.values()),
         headway=settings["headway"],
         recurrence=settings["num_steps"],
         rule=settings["freeze_strategy"],
         continuous=settings["continuous_compute"],
         prefill_prompt=settings["full_prefill"],
-        noise_mixer=mixer if settings["dampened_state_mixer"] else "constant",
+        noise_schedule="dampened" if settings["dampened_state_mixer"] else "constant",
+        noise_mixing="sqrt" if settings["sqrt_mixer"] else "linear",
     )
     knobs = decoder.Knobs(
         exit_threshold=settings["exit_t"],
         momentum=settings["ema_embeds"],
         noise=settings["state_noise_mixing"],
-        max_wavefront=max(settings["max_wavefront"], 0),
+        max_wavefront=settings["max_wavefront"] if settings["max_wavefront"] > 0 else None,
         max_steps=settings["max_diffusion_steps"],
         init_scale=settings["init_scale"],
         **sampling_of(generation),
@@ -149,36 +149,42 @@ def runs() -> list:
 
 
 @pytest.mark.parametrize("run", runs())
-def test_official_wavefront(run):
+def test_released_wavefront(run):
     decoder, request, knobs = wave_of(run)
     recording = Recording(run)
     alike = dataclasses.replace(
-        decoder, rule="latent-diff", headway=1, continuous=False, inner_recurrence=1, noise_mixer="dampened"
+        decoder,
+        rule="latent-diff",
+        headway=1,
+        continuous=False,
+        inner_recurrence=1,
+        noise_schedule="dampened",
+        noise_mixing="linear",
     )
     state = start_of_wave(alike, params(), request, knobs)
     for t in range(recording.steps):
-        assert not state.progress.done[0], f"stopped before step {t}"
+        assert not state.rows.done[0], f"stopped before step {t}"
         start, count, frozen = (
             int(state.wave.start[0]),
             int(state.wave.count[0]),
-            int(state.progress.length[0]),
+            int(state.rows.length[0]),
         )
         before = state
         refined, state, decided = step_of_wave(decoder, params(), state, knobs)
-        after, length = int(state.wave.start[0]), int(state.progress.length[0])
+        after, length = int(state.wave.start[0]), int(state.rows.length[0])
         total = after + int(state.wave.count[0])
         recording.exactly(
             t,
             cache_index=start,
             width=count,
-            tokens_in=before.progress.tokens[0, : start + count],
+            tokens_in=before.rows.tokens[0, : start + count],
             frozen_len_in=frozen,
             counter_in=before.seen[0, start : start + count],
             new_tokens=refined.predicted[0, max(frozen - 1 - start, 0) : count],
             k=decided.pointer[0],
             headway_in_step=total - start - count,
-            tokens_out=state.progress.tokens[0, :total],
-            frozen_tokens=state.progress.tokens[0, :length],
+            tokens_out=state.rows.tokens[0, :total],
+            frozen_tokens=state.rows.tokens[0, :length],
             frozen_len=length,
             cache_len_after=after,
             width_after=total - after,
@@ -191,7 +197,7 @@ def test_official_wavefront(run):
             states_next=state.wave.states[0, : total - after],
         )
         recording.closely(t, 1e-5, distance=distance[~np.isnan(distance)])
-    assert state.progress.done[0]
+    assert state.rows.done[0]
     want = recording.arrays
     result = decoder.finish(state)
     assert row(result) == want["output_tokens"].tolist()

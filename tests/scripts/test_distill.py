@@ -12,7 +12,7 @@ from paradec_jax import load, store
 from paradec_jax.config import PRESETS
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.data.trajectories import Trajectories
-from paradec_jax.models import init_params
+from paradec_jax.families import init_params
 from paradec_jax.store import Model
 
 ROWS, PROBLEMS = 3, 7

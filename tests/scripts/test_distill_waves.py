@@ -13,7 +13,7 @@ from experiment import EXPERIMENTS
 from paradec_jax import load, store
 from paradec_jax.config import PRESETS
 from paradec_jax.data import build_tokenizer, token_spec
-from paradec_jax.models import init_params
+from paradec_jax.families import init_params
 from paradec_jax.store import Model
 from paradec_jax.tokenizer import Tokenizer
 

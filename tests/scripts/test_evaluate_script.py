@@ -188,7 +188,7 @@ class TestCausalModels:
     def test_user_errors_are_one_sentence(self, causal_folder, folder, tmp_path, capsys):
         task = ["gsm8k", write(tmp_path / "f.jsonl", SUMS), "--max-new-tokens", "4"]
         cases = [
-            (causal_folder, ["--decoder", "wavefront"], "of family jacobi; it takes one of static, jacobi"),
+            (causal_folder, ["--decoder", "wavefront"], "of family causal; it takes one of static, jacobi"),
             (folder, ["--decoder", "jacobi"], "of family recurrent_depth; it takes one of static, adaptive"),
             (causal_folder, ["--recurrence", "2"], "whose layers are passed once"),
             (

@@ -104,7 +104,7 @@ class TestStudies:
         monkeypatch.setattr(study, "STUDIES", {})
         choices = ("block", "pool"), ("blocks", "spawn")
         settings = [make(3, blocks, spawn) for blocks, spawn in ((1, 0.5), (2, 0.0), (2, 1.0))]
-        study.STUDIES["toy"] = study.Study("Toy", lambda r: settings, *choices, "grid", "jacobi")
+        study.STUDIES["toy"] = study.Study("Toy", lambda r: settings, *choices, "grid", "causal")
         study.main(self.options(tmp_path, models[0], "all"))
         table, lines = read(tmp_path / "results" / "toy-before.json")
         assert list(table["rows"]) == [
@@ -119,7 +119,7 @@ class TestStudies:
         assert picture.stat().st_size > 1000
         rows = list(table["rows"].values())
         for kind, x, lines in (("curves", "spawn", "blocks"), ("bars", None, None)):
-            other = study.Study("Toy", lambda r: [], x, lines, kind, "jacobi")
+            other = study.Study("Toy", lambda r: [], x, lines, kind, "causal")
             study.plots.draw(other, rows, picture.with_name(f"{kind}.png"))
             assert picture.with_name(f"{kind}.png").stat().st_size > 1000
 

@@ -1,0 +1,64 @@
+"""Folders that appear whole or not at all."""
+
+import contextlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class StoreError(ValueError):
+    """A model folder that cannot be read or written."""
+
+
+def refuse_existing(folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Raises StoreError where writing `folder` would destroy something.
+
+    An empty folder is free. With `overwrite`, so is one that holds a config.json.
+    """
+    folder = Path(folder)
+    if not (folder.exists() or folder.is_symlink()):
+        return
+    if folder.is_symlink() or not folder.is_dir():
+        raise StoreError(f"{folder} exists and is not a folder")
+    if not any(folder.iterdir()):
+        return
+    if not overwrite:
+        raise StoreError(f"{folder} exists; remove it or ask to overwrite it")
+    if not (folder / "config.json").is_file():
+        raise StoreError(f"{folder} exists and is not a model folder, so it is not overwritten")
+
+
+@contextlib.contextmanager
+def staged(folder: str | os.PathLike[str], *, overwrite: bool = False) -> Iterator[Path]:
+    """A temporary sibling that becomes `folder` when the block ends well and vanishes when it does not.
+
+    Raises:
+      StoreError: as `refuse_existing`.
+    """
+    folder = Path(os.path.abspath(folder))
+    refuse_existing(folder, overwrite=overwrite)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
+    temporary.mkdir()
+    try:
+        yield temporary
+        _replace(folder, temporary)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _replace(folder: Path, temporary: Path) -> None:
+    if not folder.exists():
+        temporary.rename(folder)
+        return
+    retired = temporary.with_suffix(".old")
+    folder.rename(retired)
+    try:
+        temporary.rename(folder)
+    except BaseException:
+        retired.rename(folder)
+        raise
+    shutil.rmtree(retired)

@@ -1,0 +1,94 @@
+"""Models of format 1: parameters in Orbax with one digest each, matrices joined, read and split but never written.
+
+attention/qkv      recurrent: [D, 3, H, C]; causal: [D, H + 2G, C]      ->  q [D, H, C], k and v [D, G, C]
+attention/qk_bias  recurrent: [2, H, C]                                 ->  q_bias, k_bias
+attention/bias     causal: [H + 2G, C]                                  ->  q_bias, k_bias, v_bias
+mlp/gate_up        [D, 2, F]                                            ->  gate, up [D, F]
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from paradec_jax.config import CausalConfig, ModelConfig
+from paradec_jax.disk.folders import StoreError
+
+# Path of a joined parameter: what it is split into, and along which axis.
+JOINED: dict[str, tuple[tuple[str, ...], int]] = {
+    "attention/qkv": (("q", "k", "v"), 1),
+    "attention/qk_bias": (("q_bias", "k_bias"), 0),
+    "attention/bias": (("q_bias", "k_bias", "v_bias"), 0),
+    "mlp/gate_up": (("gate", "up"), 1),
+}
+
+
+def names(path: str) -> list[str]:
+    """Paths of the parameters that a parameter of format 1 is split into."""
+    parts = path.split("/")
+    found = JOINED.get("/".join(parts[-2:]))
+    return ["/".join([*parts[:-1], name]) for name in found[0]] if found else [path]
+
+
+def split(path: str, leaf: np.ndarray, config: ModelConfig) -> list[tuple[str, np.ndarray]]:
+    """A parameter of format 1 as those of today.
+
+    Raises:
+      StoreError: when its shape contradicts the config.
+    """
+    into = names(path)
+    if into == [path]:
+        return [(path, leaf)]
+    _, axis = JOINED["/".join(path.split("/")[-2:])]
+    grouped = isinstance(config, CausalConfig) and "/attention/" in path
+    sizes = [config.heads, config.kv_heads, config.kv_heads] if grouped else [1] * len(into)
+    if leaf.ndim <= axis or leaf.shape[axis] != sum(sizes):
+        raise StoreError(
+            f"parameter {path} has shape {leaf.shape}, but the config asks for {sum(sizes)} in axis {axis}"
+        )
+    pieces = np.split(leaf, np.cumsum(sizes)[:-1], axis=axis)
+    if not grouped:
+        pieces = [piece.squeeze(axis) for piece in pieces]
+    return [(name, np.ascontiguousarray(piece)) for name, piece in zip(into, pieces, strict=True)]
+
+
+def digest(leaf: np.ndarray) -> str:
+    """SHA-256 over type, shape and little-endian bytes."""
+    found = hashlib.sha256(f"{leaf.dtype.name}{list(leaf.shape)}".encode())
+    found.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
+
+
+def read(
+    folder: Path, config: ModelConfig, recorded: Mapping[str, str], *, verify: bool = True
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Parameters of a folder one after the other, compared with their recorded digests and then split.
+
+    Raises:
+      StoreError: when one is missing, damaged or misshapen.
+    """
+    for path, leaf in _read_leaves(folder / "params", recorded):
+        if verify and recorded[path] != digest(leaf):
+            raise StoreError(f"parameter {path} differs from its digest in config.json")
+        yield from split(path, leaf, config)
+
+
+def _read_leaves(directory: Path, paths: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Reads one parameter after the other, as NumPy arrays."""
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        for path in paths:
+            arguments = ocp.args.PyTreeRestore(
+                item=unflatten_dict({path: 0}, sep="/"),
+                restore_args=unflatten_dict({path: ocp.RestoreArgs(restore_type=np.ndarray)}, sep="/"),
+                partial_restore=True,
+            )
+            try:
+                tree = checkpointer.restore(epath.Path(os.path.abspath(directory)), args=arguments)
+            except Exception as error:  # Orbax raises whatever its backends do
+                raise StoreError(f"parameter {path} is missing or damaged in {directory.name}/") from error
+            yield path, flatten_dict(tree, sep="/")[path]

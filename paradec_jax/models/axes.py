@@ -1,0 +1,109 @@
+"""Logical axes of every parameter, by path: what optimizers, cost estimates and sharding rules read.
+
+vocab      V, tokens          heads      H, query heads          mlp         F, inner width of the MLP
+embed      D, model width     kv_heads   G, key-value heads      head_dim    C, channels of a head
+embed_pair 2D, latent state and prelude output side by side
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+Names = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """Axes of a parameter.
+
+    Attributes:
+      names: one for each axis.
+      inputs, outputs: those of the matrices in the parameter, for optimizers that treat matrices apart; axes in
+        neither count matrices. Both empty: no matrix, or one that is looked up in (embedding, output matrix).
+    """
+
+    names: Names
+    inputs: Names = ()
+    outputs: Names = ()
+
+
+def _matrix(inputs: Names, outputs: Names) -> Axes:
+    return Axes(inputs + outputs, inputs, outputs)
+
+
+SHARED: dict[str, Axes] = {
+    r"^embedding$": Axes(("vocab", "embed")),
+    r"^head$": Axes(("embed", "vocab")),
+    r"attention/out$": _matrix(("heads", "head_dim"), ("embed",)),
+    r"attention/q_bias$": Axes(("heads", "head_dim")),
+    r"attention/[kv]_bias$": Axes(("kv_heads", "head_dim")),
+    r"attention/[qk]_norm$": Axes(("head_dim",)),
+    r"mlp/(gate|up)$": _matrix(("embed",), ("mlp",)),
+    r"mlp/down$": _matrix(("mlp",), ("embed",)),
+    r"(^|/)((attention|mlp|final)_norm|norm_[1-4])$": Axes(("embed",)),
+}
+# All query heads of a layer are one matrix to the optimizer of the recurrent models, and so are its keys and values;
+# in causal models each head is a matrix of its own. So the bundled models were trained.
+RECURRENT: dict[str, Axes] = SHARED | {
+    r"attention/q$": _matrix(("embed",), ("heads", "head_dim")),
+    r"attention/[kv]$": _matrix(("embed",), ("kv_heads", "head_dim")),
+    r"^adapter$": _matrix(("embed_pair",), ("embed",)),
+}
+CAUSAL: dict[str, Axes] = SHARED | {
+    r"attention/q$": Axes(("embed", "heads", "head_dim"), ("embed",), ("head_dim",)),
+    r"attention/[kv]$": Axes(("embed", "kv_heads", "head_dim"), ("embed",), ("head_dim",)),
+}
+
+
+def axes_of(rules: Mapping[str, Axes], path: str) -> Axes:
+    """The axes of the parameter at `path`.
+
+    Raises:
+      ValueError: when not exactly one regex is found in it.
+    """
+    found = [axes for pattern, axes in rules.items() if re.search(pattern, path)]
+    if len(found) != 1:
+        raise ValueError(f"parameter {path} has {len(found)} entries in the table of axes, not one")
+    return found[0]
+
+
+def logical_axes(rules: Mapping[str, Axes], params: Any) -> Any:
+    """The names of every parameter's axes, a tree like that of the raw `params`.
+
+    Raises:
+      ValueError: a parameter without an entry, or whose entry has another number of axes.
+    """
+
+    def names(path: tuple[Any, ...], leaf: Any) -> Names:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        found = axes_of(rules, name).names
+        if len(found) != len(leaf.shape):
+            raise ValueError(f"parameter {name} has shape {leaf.shape}, but axes {', '.join(found)}")
+        return found
+
+    return jax.tree_util.tree_map_with_path(names, params)
+
+
+def matrix_axes(rules: Mapping[str, Axes]) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Places of the input and output axes of the matrices, by regex, as `train.muon` takes them."""
+
+    def places(axes: Axes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        inputs, outputs = (tuple(axes.names.index(n) for n in part) for part in (axes.inputs, axes.outputs))
+        return inputs, outputs
+
+    return {pattern: places(axes) for pattern, axes in rules.items() if axes.inputs}
+
+
+def sizes(rules: Mapping[str, Axes], params: Any) -> dict[str, int]:
+    """Numbers of each part ("prelude", "core", "layer", ...), embedding and output matrix left out."""
+    total: dict[str, int] = {}
+    names = jax.tree.leaves(logical_axes(rules, params), is_leaf=lambda x: isinstance(x, tuple))
+    for (path, leaf), axes in zip(jax.tree_util.tree_leaves_with_path(params), names, strict=True):
+        if "vocab" not in axes:
+            part = path[0].key.split("_")[0]
+            total[part] = total.get(part, 0) + math.prod(leaf.shape)
+    return total
