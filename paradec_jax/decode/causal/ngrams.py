@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
+from paradec_jax.decode.rules.windows import window
+
 CHUNK = 64  # n-grams of a prompt that are inserted at once: work grows with its square
 
 
@@ -69,3 +71,30 @@ def insert_text(
         return insert(pool, tokens[:, jnp.minimum(at, width - 1)], at[:, -1] < lengths[:, None]), None
 
     return lax.scan(some, pool, starts)[0]
+
+
+def tail(tokens: Int[Array, "B P"], lengths: Int[Array, "B"], count: int) -> Int[Array, "B K"]:
+    """The last `count` of each row's first `lengths` tokens, -1 where there are fewer."""
+    return window(jnp.pad(tokens, ((0, 0), (count, 0)), constant_values=-1), lengths, count)
+
+
+def read_on(
+    pool: Int[Array, "B V G m"], recent: Int[Array, "B m"], tokens: Int[Array, "B K"], count: Int[Array, "B"]
+) -> tuple[Int[Array, "B V G m"], Int[Array, "B m"]]:
+    """Inserts the n-grams that end in the first `count` of some new tokens of a text.
+
+    Args:
+      pool: the pool.
+      recent: the `tail` of what the pool has read of the text, m = n - 1 tokens.
+      tokens: what follows it.
+      count: how many of them count.
+
+    Returns:
+      The pool, and the tail after these tokens.
+    """
+    size = recent.shape[1]
+    text = jnp.concatenate([recent, tokens], axis=1)
+    end = jnp.arange(tokens.shape[1])
+    grams = text[:, end[:, None] + jnp.arange(size + 1)]
+    pool = insert(pool, grams, (end < count[:, None]) & (grams[..., 0] >= 0))
+    return pool, window(text, count, size)
