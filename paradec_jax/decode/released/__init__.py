@@ -1,1 +1,24 @@
-"""Replicas of released programs, quirk for quirk. Only tests and studies import them."""
+"""Replicas of released programs, quirk for quirk. Only tests and studies import them.
+
+Their published numbers can be repeated with them, and their recorded runs replayed; `Recorded...` are the draws that
+take the place of the keys.
+"""
+
+from paradec_jax.decode.released.blocks import RecordedBlocks
+from paradec_jax.decode.released.jacobi import ReleasedJacobi
+from paradec_jax.decode.released.multiblock import ReleasedMultiBlock
+from paradec_jax.decode.released.running_window import ReleasedRunningWindow
+from paradec_jax.decode.released.trajectories import Trajectory, trajectories
+from paradec_jax.decode.released.wave import RecordedWave
+from paradec_jax.decode.released.wavefront import ReleasedWavefront
+
+__all__ = [
+    "RecordedBlocks",
+    "RecordedWave",
+    "ReleasedJacobi",
+    "ReleasedMultiBlock",
+    "ReleasedRunningWindow",
+    "ReleasedWavefront",
+    "Trajectory",
+    "trajectories",
+]

@@ -1,7 +1,7 @@
-"""Freezing rules of the released wavefront sampler: which slots leave the window after a step (W11).
+"""Freezing rules of the released wavefront sampler: which slots leave the window after a step.
 
-Distances compare z with earlier states as the release lines them up, which is not by position; see
-`official.OfficialWavefront`.
+Distances compare z with earlier states as the released program lines them up, which is not by position; see
+`wavefront.ReleasedWavefront`.
 """
 
 import dataclasses
@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode import score
-from paradec_jax.decode.score import EPSILON
+from paradec_jax.decode.rules import score
+from paradec_jax.decode.rules.score import EPSILON
 from paradec_jax.nn.precision import at_least_float32
 
 
@@ -54,7 +54,7 @@ class Evidence:
     pointer: Int[Array, "B"]
     time: Int[Array, "B"]
     patience: int
-    exit_threshold: Float[Array, "..."] | float
+    exit_threshold: Float[Array, ""] | float
 
     def up_to_last(self, qualified: Bool[Array, "B W"], distance: Float[Array, "B W"]) -> "Frozen":
         """Freezes up to the last slot that qualifies, whatever those before it do."""
@@ -77,10 +77,10 @@ class Evidence:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Frozen:
-    """What a freezing rule decides.
+    """What a freezing rule decides; of a row that has stopped it means nothing.
 
     Attributes:
-      drop: i*, slots that leave the window in front of the last frozen token, [B].
+      drop: i*, slots that leave the window before the last frozen token, [B].
       length: frozen tokens, [B].
       pointer: k, [B].
       distance: what a latent rule measured in each slot, NaN where it measured nothing, [B, W].
@@ -120,7 +120,7 @@ def token_stability(seen: Evidence) -> Frozen:
 
 
 def fixed(seen: Evidence) -> Frozen:
-    """The paper's Algorithm 1: once the wave is `patience` + 2 steps old, one headway a step."""
+    """Algorithm 1 of arXiv 2510.14961: once the wave is `patience` + 2 steps old, one headway a step."""
     drop = jnp.where(seen.time > seen.patience, seen.appended, 0)
     return Frozen(drop, seen.length + drop, seen.pointer, seen.unmeasured())
 

@@ -1,10 +1,10 @@
 """Rejection recycling as the released programs do it: a pool of token sequences and the candidates it yields.
 
-Every network call that rejects something pushes two sequences, so a pool of four remembers two calls::
+Every network call that rejects something pushes two sequences, so a pool of four remembers two network calls::
 
     newest   [0] rejected tail                 not searched
-             [1] blocks of the call, joined    first place of the known next token -> candidate
-             [2] tail of the call before       ...
+             [1] blocks of the block call, joined    first place of the known next token -> candidate
+             [2] tail of the network call before       ...
              [3] ...
 """
 
@@ -62,7 +62,7 @@ def candidates(
       done: accepted tokens.
 
     Returns:
-      R = G rows, the block itself first, then the candidates from newest to oldest, and how many rows count.
+      R = G drafts, the block itself first, then the candidates from newest to oldest, and how many of them count.
     """
     tokens, lengths = pool.tokens[1:], pool.lengths[1:]
     hit = (tokens == known) & (jnp.arange(tokens.shape[1]) < lengths[:, None])
@@ -70,7 +70,7 @@ def candidates(
     source = jnp.argmax(hit, axis=1)[:, None] + jnp.arange(block.shape[0]) - done
     inside = (jnp.arange(block.shape[0]) >= done) & (source < lengths[:, None])
     taken = jnp.take_along_axis(tokens, jnp.clip(source, 0, tokens.shape[1] - 1), axis=1)
-    rows = jnp.where(inside & found[:, None], taken, block)
-    rows = rows[jnp.argsort(~found, stable=True)]
+    drafts = jnp.where(inside & found[:, None], taken, block)
+    drafts = drafts[jnp.argsort(~found, stable=True)]
     number = jnp.sum(found, dtype=jnp.int32)
-    return jnp.concatenate([block[None], rows]), jnp.where(number >= 2, 1 + number, 1)
+    return jnp.concatenate([block[None], drafts]), jnp.where(number >= 2, 1 + number, 1)

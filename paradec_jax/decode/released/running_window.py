@@ -15,17 +15,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from paradec_jax.decode import select, stop
-from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
-from paradec_jax.decode.base import after, newest, where_rows
-from paradec_jax.decode.official_blocks import BlockDecoder, draw, until_stop
-from paradec_jax.decode.protocol import Decoded, Progress, Reason, Request
-from paradec_jax.decode.sampling import check
+from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.knobs import SamplingKnobs, check_range
+from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine.rows import Rows
+from paradec_jax.decode.released import blocks
+from paradec_jax.decode.rules import select
+from paradec_jax.decode.rules.windows import shift, where_rows, write_after_read
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class RunningWindowKnobs(AutoRegressiveKnobs):
+class RunningWindowKnobs(SamplingKnobs):
     """The engine's loop. It is greedy here, so the sampling knobs keep their defaults.
 
     Attributes:
@@ -33,40 +35,49 @@ class RunningWindowKnobs(AutoRegressiveKnobs):
         first window is the seed and random ids.
     """
 
-    max_iterations: Int[Array, "..."] | int = 128
+    max_iterations: Int[Array, ""] | int = 128
 
-    def checked(self) -> "RunningWindowKnobs":
-        """Self, after a look at the values that are not traced. Raises ValueError."""
-        super().checked()
-        check(self.max_iterations, "max_iterations", lambda x: x >= 1, "at least 1")
-        return self
+    def check(self) -> None:
+        """Raises ValueError for values outside their range, unless they are traced."""
+        super().check()
+        check_range(self.max_iterations, "max_iterations", lambda x: x >= 1, "at least 1")
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class WindowPass:
-    """What one network call of a row was fed: the window [B, L], its predictions [B, L - 1], tokens before it [B]."""
+class ReleasedRunningWindowInfo:
+    """What a network call of each row was fed.
+
+    Attributes:
+      running: whether the row ran, [B]; otherwise the rest means nothing.
+      window, predicted: seed and guesses, [B, L], and the argmax at all but the last, [B, L - 1].
+      length: tokens before the guesses, [B].
+    """
 
     running: Bool[Array, "B"]
-    window: Int[Array, "B n"]
+    window: Int[Array, "B L"]
     predicted: Int[Array, "B _"]
     length: Int[Array, "B"]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class RunningWindowState:
-    """Rows, cache (one entry less than tokens), the next window, network calls done, [B], and the last call."""
+class ReleasedRunningWindowState:
+    """Rows, cache (one entry less than tokens), the next window, and network calls done, [B]."""
 
-    progress: Progress
+    rows: Rows
     cache: Any
-    window: Int[Array, "B n"]
+    window: Int[Array, "B L"]
     time: Int[Array, "B"]
-    passed: WindowPass
+
+    @property
+    def cached(self) -> Int[Array, "B"]:
+        """Trusted cache entries."""
+        return self.rows.length - 1
 
 
 @dataclasses.dataclass(frozen=True)
-class OfficialRunningWindow(BlockDecoder):
+class ReleasedRunningWindow(DecoderBase):
     """The engine's greedy decoder; a step is one network call. It keeps what the engine does:
 
     - where k - 1 speculative tokens agree, k - 1 tokens are committed, not the k that are known;
@@ -75,65 +86,69 @@ class OfficialRunningWindow(BlockDecoder):
 
     Attributes:
       block: L, width of the window, at least 2.
+      greedy: always.
     """
 
+    _: dataclasses.KW_ONLY
+    block: int = 64
+    greedy: bool = True
     Knobs: ClassVar[type] = RunningWindowKnobs
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.block < 2:
-            raise ValueError(f"block must be at least 2 (a seed and a guess), not {self.block}")
+        blocks.check_settings(self, 2, " (a seed and a guess)")
 
-    def init(self, params: Any, request: Request, knobs: RunningWindowKnobs) -> RunningWindowState:
+    def init(self, params: Any, request: Request, knobs: RunningWindowKnobs) -> ReleasedRunningWindowState:
         """Reads the prompt; the first window is its last token and what the prefill predicted."""
-        progress, cache, predicted = self.read(params, request, knobs, 2 * self.block, self.block)
-        window = jnp.concatenate([newest(progress)[0], predicted[:, :-1]], axis=1)
-        zeros = jnp.zeros_like(request.lengths)
-        passed = WindowPass(jnp.zeros(request.batch, bool), window, predicted[:, :-1], zeros)
-        return RunningWindowState(progress, cache, window, zeros, passed)
+        del knobs
+        rows, cache, predicted = blocks.read(self, params, request, 2 * self.block, overrun=self.block)
+        window = jnp.concatenate([rows.newest[0], predicted[:, :-1]], axis=1)
+        return ReleasedRunningWindowState(rows, cache, window, jnp.zeros_like(request.lengths))
 
-    def step(self, params: Any, state: RunningWindowState, knobs: RunningWindowKnobs) -> RunningWindowState:
+    def step(
+        self, params: Any, state: ReleasedRunningWindowState, knobs: RunningWindowKnobs
+    ) -> tuple[ReleasedRunningWindowState, ReleasedRunningWindowInfo]:
         """Feeds the window, commits the guesses that agree (or one prediction), and fills the window up."""
-        before, width = state.progress, self.block
-        at = before.length - 1
+        before, at, width = state.rows, state.cached, self.block
         positions = at[:, None] + jnp.arange(width)
-        latent = stop.window(before.initial, at, width)
-        out = self.network.forward(params, state.window, positions, state.cache, at, latent)
-        predicted = self.predict(params, out.hidden[:, :-1])  # the last position's goes unused
-        cache = self.network.write(state.cache, out.kv, after(at, predicted))
+        out = self.network.forward(params, state.window, positions, Prefix(state.cache, at))
+        predicted = blocks.predict(self, params, out.hidden[:, :-1])  # the last position's goes unused
+        cache = self.network.write(state.cache, out.kv, write_after_read(at, predicted))
 
         guesses = state.window[:, 1:]
-        agreed = select.prefix(guesses == predicted)
+        agreed = select.leading_run(guesses == predicted)
         tokens = jnp.where(agreed[:, None] > 0, guesses, predicted)
         count = jnp.maximum(agreed, 1)
-        first, stopped = until_stop(before, tokens, count)
-        progress = stop.extend(before.count(1, width, 1), tokens, jnp.where(stopped, first, count))
-        used_up = progress.length >= progress.limit
-        reason = jnp.where(stopped, Reason.STOP, jnp.where(used_up, Reason.BUDGET, Reason.RUNNING))
-        progress = dataclasses.replace(progress, reason=jnp.where(before.done, before.reason, reason))
+        first, stopped = blocks.until_stop(before, tokens, count)
+        rows = before.spend(out.counts, width)
+        rows = blocks.extend(rows, tokens, jnp.where(stopped, first, count))
+        rows = blocks.ended(rows, stopped, rows.length >= rows.limit)
 
         time = state.time + 1
-        window = self._next(progress, predicted, agreed, time, knobs)
+        window = self._next(rows, predicted, agreed, time, knobs)
         window, time = where_rows(~before.done, (window, time), (state.window, state.time))
-        passed = WindowPass(~before.done, state.window, predicted, before.length)
-        return RunningWindowState(progress, cache, window, time, passed)
+        info = ReleasedRunningWindowInfo(~before.done, state.window, predicted, before.length)
+        return ReleasedRunningWindowState(rows, cache, window, time), info
+
+    def drafts(self, state: ReleasedRunningWindowState) -> Int[Array, "B _"]:
+        """The guesses after the seed."""
+        return state.window[:, 1:]
 
     def _next(
         self,
-        progress: Progress,
+        rows: Rows,
         predicted: Int[Array, "B _"],
         agreed: Int[Array, "B"],
         time: Int[Array, "B"],
         knobs: RunningWindowKnobs,
-    ) -> Int[Array, "B n"]:
-        """Seed, predictions behind the committed tokens, random ids."""
+    ) -> Int[Array, "B L"]:
+        """Seed, predictions after the committed tokens, random ids."""
         guesses = self.block - 1
         used = jnp.where(agreed > 0, jnp.minimum(agreed, guesses - 1), 1)
         kept = jnp.where(time % knobs.max_iterations == 0, 0, guesses - used)
         slots = jnp.arange(guesses)
-        ahead = progress.length[:, None] + slots
-        fill = draw(progress.keys, ahead, jnp.full_like(time, self.network.vocab_size), time)
-        recorded = progress.recorded
+        ahead = rows.length[:, None] + slots
+        fill = blocks.draw(rows.keys, ahead, jnp.full_like(time, self.network.vocab_size), time)
+        recorded = rows.recorded
         if recorded is not None and recorded.windows is not None:
             given = recorded.windows[:, :, 1:]
             at = jnp.minimum(time, given.shape[1] - 1)[:, None, None]
@@ -141,9 +156,5 @@ class OfficialRunningWindow(BlockDecoder):
                 (time < given.shape[1])[:, None], jnp.take_along_axis(given, at, axis=1)[:, 0], -1
             )
             fill = jnp.where(given < 0, fill, given)
-        window = jnp.where(slots < kept[:, None], stop.shift(predicted, used), fill)
-        return jnp.concatenate([newest(progress)[0], window], axis=1)
-
-    def finish(self, state: RunningWindowState) -> Decoded:
-        """All committed tokens, those beyond the budget included."""
-        return stop.finish(state.progress, self.size + self.block, self.pad)
+        window = jnp.where(slots < kept[:, None], shift(predicted, used), fill)
+        return jnp.concatenate([rows.newest[0], window], axis=1)

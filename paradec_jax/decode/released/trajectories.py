@@ -1,10 +1,10 @@
 """Trajectories of Jacobi decoding: the iterates of each block, from its random draft to its fixed point.
 
 They are the training data of consistency distillation: a network learns to jump from an early iterate to the
-fixed point. `OfficialJacobi(complete_blocks=True)` decodes them, `trace` records every step::
+fixed point. `ReleasedJacobi(complete_blocks=True)` decodes them, `trace` records every step::
 
-    _, passes = trace(decoder, params, request, knobs, n=steps, record=passed)  # of `official_blocks`
-    per_row = trajectories(passes)                       # of each row, a list of blocks
+    _, infos = trace(decoder, params, request, knobs, n=steps)
+    per_row = trajectories(infos)                        # of each row, a list of blocks
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from paradec_jax.decode.official_jacobi import JacobiPass
+from paradec_jax.decode.released.jacobi import ReleasedJacobiInfo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Trajectory:
       points: draft, iterates, fixed point, [X, n]; those between have their accepted tokens first.
       start: tokens of prompt and earlier blocks.
       network_calls: calls that led to the fixed point.
-      known: the token behind the block.
+      known: the token after the block.
     """
 
     points: Int[np.ndarray, "X n"]
@@ -33,21 +33,21 @@ class Trajectory:
     known: int
 
 
-def trajectories(passes: JacobiPass, *, aliased: bool = False) -> list[list[Trajectory]]:
+def trajectories(infos: ReleasedJacobiInfo, *, aliased: bool = False) -> list[list[Trajectory]]:
     """Points of every block that was completed, row by row.
 
     A block keeps its draft, its iterate after each network call but the last (unless a single token is left,
     which is known by then), and its fixed point.
 
     Args:
-      passes: records of a trace, leaves [T, B, ...].
+      infos: records of a trace, leaves [T, B, ...].
       aliased: the released program overwrites the draft in place, so the first point that it stores is the fixed
         point, and the random draft is lost. True repeats that.
 
     Returns:
       For each row its blocks in order.
     """
-    host = {field.name: np.asarray(getattr(passes, field.name)) for field in dataclasses.fields(passes)}
+    host = {field.name: np.asarray(getattr(infos, field.name)) for field in dataclasses.fields(infos)}
     rows = host["running"].shape[1]
     return [_of_row({name: x[:, row] for name, x in host.items()}, aliased) for row in range(rows)]
 

@@ -1,4 +1,4 @@
-"""What the released wavefront sampler (`official.OfficialWavefront`) is told, refines and keeps between steps."""
+"""What the released wavefront sampler (`wavefront.ReleasedWavefront`) is told, refines and keeps between steps."""
 
 import dataclasses
 from typing import Any
@@ -6,29 +6,55 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
-from paradec_jax.decode.base import where_rows
-from paradec_jax.decode.protocol import Progress
+from paradec_jax.decode.machine.knobs import UNLIMITED, check_range, knob
+from paradec_jax.decode.machine.network import Counts
+from paradec_jax.decode.machine.rows import Rows
+from paradec_jax.decode.recurrent.latents import LatentKnobs, RecordedLatents
+from paradec_jax.decode.rules.windows import where_rows
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class OfficialKnobs(AutoRegressiveKnobs):
-    """Sampling, and how the wave moves. Defaults are the code's; the paper has no noise.
+class ReleasedWavefrontKnobs(LatentKnobs):
+    """Sampling, and how the wave moves. Defaults are the released program's; the paper has no noise.
 
     Attributes:
       exit_threshold: epsilon of the latent rules.
       momentum: eta.
       noise: beta.
-      max_wavefront: active positions at most (the compiled width bounds it); 0 for the compiled width.
+      max_wavefront: active positions at most (the compiled window bounds it); None for the compiled window.
       max_steps: sampler steps before it gives up.
     """
 
-    exit_threshold: Float[Array, "..."] | float = 0.03
-    momentum: Float[Array, "..."] | float = 0.1
-    noise: Float[Array, "..."] | float = 0.5
-    max_wavefront: Int[Array, "..."] | int = 128
-    max_steps: Int[Array, "..."] | int = 4096
+    exit_threshold: Float[Array, ""] | float = 0.03
+    momentum: Float[Array, ""] | float = 0.1
+    noise: Float[Array, ""] | float = 0.5
+    max_wavefront: Int[Array, ""] | int | None = knob(128, unset=UNLIMITED)
+    max_steps: Int[Array, ""] | int = 4096
+
+    def check(self) -> None:
+        """Raises ValueError for values outside their range, unless they are traced."""
+        super().check()
+        at_least_one = "at least 1 (None for the compiled window)"
+        check_range(self.max_wavefront, "max_wavefront", lambda x: x >= 1, at_least_one)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RecordedWave(RecordedLatents):
+    """Recorded draws of the sampler, for all rows; the last entry of an axis holds for later ones.
+
+    `uniforms` sample the token that the prompt predicts.
+
+    Attributes:
+      step_uniforms: number in [0, 1) of each step and position, [T, P].
+      noise: noise of each step and position at scale 1, [T, P, D].
+      fillers: random tokens that start appended positions, of each step, [T, h].
+    """
+
+    step_uniforms: Float[Array, "T P"] | None = None
+    noise: Float[Array, "T P D"] | None = None
+    fillers: Int[Array, "T h"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -49,12 +75,12 @@ class Wave:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class OfficialState:
-    """What the original program keeps between steps.
+class ReleasedWavefrontState:
+    """What the released program keeps between steps.
 
     Attributes:
-      progress: the rows; `tokens` holds the candidates behind the frozen tokens, `length` counts the frozen.
-      cache: keys and values.
+      rows: the rows; `tokens` holds the candidates after the frozen tokens, `length` counts the frozen.
+      cache: keys and values, and the latent that each position starts from.
       wave: states that this step begins with.
       start_before: a of the step before, [B]. Its states, once shifted, are `wave.states`.
       embedded: e of the step before after momentum; slot i is position `start_before + i`, [B, W, D].
@@ -68,7 +94,7 @@ class OfficialState:
       time: t, steps done, [B].
     """
 
-    progress: Progress
+    rows: Rows
     cache: Any
     wave: Wave
     start_before: Int[Array, "B"]
@@ -82,30 +108,34 @@ class OfficialState:
     stable: Int[Array, "B S"]
     time: Int[Array, "B"]
 
+    @property
+    def cached(self) -> Int[Array, "B"]:
+        """Trusted cache entries."""
+        return self.wave.start
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Refined:
-    """What the network makes of a wave: e, states, keys and values, the token each slot predicts."""
+    """What the network makes of a wave: e, states, keys and values, what it cost, the token each slot predicts."""
 
     embedded: Float[Array, "B W D"]
     states: Float[Array, "B W D"]
     kv: Any
+    counts: Counts
     predicted: Int[Array, "B W"]
 
 
-def unless_done(old: OfficialState, new: OfficialState) -> OfficialState:
+def unless_done(old: ReleasedWavefrontState, new: ReleasedWavefrontState) -> ReleasedWavefrontState:
     """The new state of rows that run, the old one of those that are done.
 
     The cache of a row that is done is never read again, and its counts stand still by themselves.
     """
-    running = ~old.progress.done
+    running = ~old.rows.done
 
     def chosen(names: tuple[str, ...], old: Any, new: Any) -> dict[str, Any]:
         return {name: where_rows(running, getattr(new, name), getattr(old, name)) for name in names}
 
-    progress = dataclasses.replace(
-        new.progress, **chosen(("tokens", "length", "reason"), old.progress, new.progress)
-    )
-    others = tuple(f.name for f in dataclasses.fields(new) if f.name not in ("progress", "cache"))
-    return dataclasses.replace(new, progress=progress, **chosen(others, old, new))
+    rows = dataclasses.replace(new.rows, **chosen(("tokens", "length", "reason"), old.rows, new.rows))
+    others = tuple(f.name for f in dataclasses.fields(new) if f.name not in ("rows", "cache"))
+    return dataclasses.replace(new, rows=rows, **chosen(others, old, new))
