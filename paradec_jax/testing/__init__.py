@@ -1,0 +1,18 @@
+"""Networks with known answers, and tiny models, for tests of decoders."""
+
+from paradec_jax.testing.causal import StubCausal, tiny_causal, tiny_causal_params
+from paradec_jax.testing.denoiser import StubDenoiser
+from paradec_jax.testing.recurrent import StubNetwork, tiny_network, tiny_params
+from paradec_jax.testing.requests import PROMPTS, tiny_request
+
+__all__ = [
+    "PROMPTS",
+    "StubCausal",
+    "StubDenoiser",
+    "StubNetwork",
+    "tiny_causal",
+    "tiny_causal_params",
+    "tiny_network",
+    "tiny_params",
+    "tiny_request",
+]
