@@ -1,6 +1,8 @@
-"""How many positions of a canvas a step reveals: pure functions from scores and clocks to Bool[B, W].
+"""Which positions of a canvas a call reveals: pure functions from scores and schedules to Bool[B, W].
 
-Every rule reveals at least one open position of a row that has one, so that a loop over steps ends.
+`open_` marks masked positions that may be revealed; no rule touches another one. The lower position wins a tie.
+Scores are those of `rules.score`, higher is surer. Rules combine: at most ten, the surest of those above a
+threshold, are `quota(scores, threshold(scores, open_, 0.9), 10)`.
 """
 
 import jax.numpy as jnp
@@ -12,39 +14,114 @@ from paradec_jax.decode.rules import select
 def quota(
     scores: Float[Array, "B W"], open_: Bool[Array, "B W"], count: Int[Array, "B"] | int
 ) -> Bool[Array, "B W"]:
-    """The `count` (at least 1) open positions of highest score."""
-    return select.top(scores, open_, jnp.maximum(count, 1))
+    """The `count` open positions of highest score: none where it is 0, all where there are fewer.
+
+    ::
+
+        scores    9 4 7 5 1
+        open      . x x x x
+        quota 2   . . x x .
+    """
+    return select.top(scores, open_, count)
 
 
 def threshold(
-    scores: Float[Array, "B W"], open_: Bool[Array, "B W"], at_least: Float[Array, ""] | float
+    scores: Float[Array, "B W"],
+    open_: Bool[Array, "B W"],
+    bound: Float[Array, ""] | float,
+    *,
+    strict: bool = False,
+    best: Bool[Array, "B"] | bool = True,
 ) -> Bool[Array, "B W"]:
-    """Open positions whose score reaches `at_least`, and the best one in any case (Fast-dLLM, arXiv 2505.22618)."""
-    return select.at_least(scores, open_, at_least) | select.top(scores, open_, 1)
+    """Open positions whose score reaches the bound, and the best open one (Fast-dLLM, arXiv 2505.22618).
+
+    ::
+
+        scores      .9 .4 .8 .8 .7
+        open         .  x  x  x  x
+        bound .8     .  .  x  x  .
+        bound .95    .  .  x  .  .       the best alone, the lower of two equal ones
+
+    Args:
+      scores, open_: of each position.
+      bound: the threshold.
+      strict: scores must exceed the bound (D2F, arXiv 2508.09192), instead of reach it.
+      best: rows that reveal their best open position even where it fails. A loop over the others may stand still.
+    """
+    surest = select.top(scores, open_, jnp.broadcast_to(best, scores.shape[:1]).astype(jnp.int32))
+    return surest | (select.above if strict else select.at_least)(scores, open_, bound)
 
 
 def factor(
-    scores: Float[Array, "B W"], open_: Bool[Array, "B W"], bound: Float[Array, ""] | float
+    scores: Float[Array, "B W"],
+    open_: Bool[Array, "B W"],
+    bound: Float[Array, ""] | float,
+    *,
+    last_is_free: bool = False,
 ) -> Bool[Array, "B W"]:
-    """The best open positions up to the first rank r (from 1) with `c_r < 1 - bound / (r + 1)`, at least one.
+    """The best open positions as long as `c_r >= 1 - f / (r + 1)`, and the best one (Fast-dLLM, arXiv 2505.22618).
 
-    c_1 >= c_2 >= .. are the open positions' probabilities (Fast-dLLM, arXiv 2505.22618).
+    ::
+
+        rank r            1    2    3    4         f = 1, c_r the r-th highest probability
+        1 - f / (r + 1)   any  .67  .75  .8
+        c_r               .6   .9   .7   .9        (unsorted; sorted .9 .9 .7 .6: the first two are revealed)
+
+    Args:
+      scores: probability of each position's most probable token, c.
+      open_: of each position.
+      bound: f.
+      last_is_free: a run that stops at the last open position takes it along, as the released program does.
     """
     ordered = -jnp.sort(jnp.where(open_, -scores, jnp.inf), axis=1)
     rank = jnp.arange(1, scores.shape[1] + 1)
-    count = select.leading_run(ordered >= 1 - bound / (rank + 1))
-    return select.top(scores, open_, jnp.maximum(count, 1))
+    count = select.leading_run((ordered >= 1 - bound / (rank + 1)) | (rank == 1))
+    if last_is_free:
+        total = jnp.sum(open_, axis=1)
+        count = jnp.where(count == total - 1, total, count)
+    return select.top(scores, open_, count)
 
 
-def leading(scores: Float[Array, "B W"], open_: Bool[Array, "B W"]) -> Bool[Array, "B W"]:
-    """The first open position, whatever the scores: left to right."""
-    position = jnp.broadcast_to(jnp.arange(scores.shape[1], dtype=jnp.float32), scores.shape)
-    return select.top(-position, open_, 1)
+def in_order(open_: Bool[Array, "B W"], count: Int[Array, "B"] | int = 1) -> Bool[Array, "B W"]:
+    """The first `count` open positions, whatever their scores: left to right."""
+    return select.first(open_, count)
 
 
-def time_grid(step: Int[Array, "B"], steps: Int[Array, ""] | int, total: Int[Array, "B"]) -> Int[Array, "B"]:
-    """Positions that step `step` of `steps` reveals where `total` are to be revealed in equal shares.
+def share(
+    total: Int[Array, "B"], calls: Int[Array, ""] | int, call: Int[Array, "B"] | int
+) -> Int[Array, "B"]:
+    """How many of `total` positions call `call` (from 0) of `calls` reveals; the first ones take one more (LLaDA).
 
-    `floor((k + 1) n / N) - floor(k n / N)`, in integers; the sum over k = 0 .. N - 1 is n.
+    ::
+
+        8 positions in 3 calls   3 3 2
+        2 positions in 4 calls   1 1 0 0
     """
-    return (step + 1) * total // steps - step * total // steps
+    return total // calls + (call < total % calls)
+
+
+def time_grid(
+    masked: Int[Array, "B"],
+    call: Int[Array, "B"] | int,
+    calls: Int[Array, ""] | int,
+    epsilon: Float[Array, ""] | float = 1e-3,
+) -> Int[Array, "B"]:
+    """How many of the positions that are still masked call `call` (from 0) of `calls` reveals (Dream).
+
+    ::
+
+        floor(masked (1 - t_{i+1} / t_i)),   t_i = 1 - (1 - epsilon) i / calls;   the last call reveals all
+
+        6 positions in 6 calls   0 1 1 1 1 2
+
+    In float32, where a product close to an integer may fall to either side; times count from the nearer end, as the
+    released program's do.
+    """
+
+    def time(index: Array) -> Array:
+        step = jnp.float32(1 - epsilon) / calls
+        return jnp.where(2 * index < calls + 1, 1 - step * index, epsilon + step * (calls - index))
+
+    call = jnp.asarray(call)
+    count = (masked * (1 - time(call + 1) / time(call))).astype(jnp.int32)
+    return jnp.where(call >= calls - 1, masked, count)

@@ -1,25 +1,31 @@
 """How sure a position is: pure functions from logits or latents to one number a position.
 
 `score` and `select` together say which positions are finished; every decoder shares them. All numbers are
-at least float32.
+at least float32. Scores after tempering and filtering are those of the logarithm of
+`sampling.filtered_probabilities`.
 """
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from paradec_jax.nn.precision import at_least_float32
 
 EPSILON = 1e-10
 
 
-def probability(logits: Float[Array, "*shape V"]) -> Float[Array, "*shape"]:
-    """Probability of the most probable token."""
-    return jnp.max(jax.nn.softmax(at_least_float32(logits), axis=-1), axis=-1)
+def probability(
+    logits: Float[Array, "*shape V"], tokens: Int[Array, "*shape"] | None = None
+) -> Float[Array, "*shape"]:
+    """Probability of the most probable token, or of `tokens`."""
+    probs = jax.nn.softmax(at_least_float32(logits), axis=-1)
+    if tokens is None:
+        return jnp.max(probs, axis=-1)
+    return jnp.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0]
 
 
 def margin(logits: Float[Array, "*shape V"]) -> Float[Array, "*shape"]:
-    """Difference between the two largest probabilities."""
+    """Difference between the two largest probabilities (Dream's "topk_margin")."""
     top = jax.lax.top_k(jax.nn.softmax(at_least_float32(logits), axis=-1), 2)[0]
     return top[..., 0] - top[..., 1]
 
@@ -28,6 +34,16 @@ def entropy(logits: Float[Array, "*shape V"]) -> Float[Array, "*shape"]:
     """Entropy `-sum p log(p + 1e-10)` of the next-token distribution, in nats."""
     probs = jax.nn.softmax(at_least_float32(logits), axis=-1)
     return -jnp.sum(probs * jnp.log(probs + EPSILON), axis=-1)
+
+
+def negative_entropy(logits: Float[Array, "*shape V"]) -> Float[Array, "*shape"]:
+    """`sum p log(p + 1e-10)`, higher where a position is surer (Dream's "entropy")."""
+    return -entropy(logits)
+
+
+def random(keys: Array) -> Float[Array, "*shape"]:
+    """A number from [0, 1) for each key, so that positions are taken in random order (LLaDA's "random")."""
+    return jax.vmap(lambda key: jax.random.uniform(key))(keys.reshape(-1)).reshape(keys.shape)
 
 
 def norm(x: Float[Array, "*shape D"]) -> Float[Array, "*shape"]:

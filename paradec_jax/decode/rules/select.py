@@ -1,6 +1,6 @@
-"""Which positions of a window are finished, given a score for each: pure functions on [B, W].
+"""Which positions of a window qualify, given a score for each: pure functions on [B, W].
 
-All take traced numbers, and the lower position wins a tie.
+All take traced numbers, and the lower position wins a tie. `open_` marks the positions that may be chosen.
 """
 
 import jax.numpy as jnp
@@ -13,21 +13,57 @@ def leading_run(qualified: Bool[Array, "B W"]) -> Int[Array, "B"]:
 
 
 def leading(qualified: Bool[Array, "B W"]) -> Bool[Array, "B W"]:
-    """The leading run itself."""
+    """The leading run itself.
+
+    ::
+
+        qualified   x x . x x
+        leading     x x . . .
+    """
     return jnp.cumprod(qualified.astype(jnp.int32), axis=1) > 0
 
 
+def first(open_: Bool[Array, "B W"], count: Int[Array, "B"] | int) -> Bool[Array, "B W"]:
+    """The first `count` open positions, from left to right.
+
+    ::
+
+        open        . x . x x
+        first 2     . x . x .
+    """
+    rank = jnp.cumsum(open_.astype(jnp.int32), axis=1)
+    return open_ & (rank <= _column(count, open_))
+
+
 def top(
-    scores: Float[Array, "B W"], open_: Bool[Array, "B W"], quota: Int[Array, "B"] | int
+    scores: Float[Array, "B W"], open_: Bool[Array, "B W"], count: Int[Array, "B"] | int
 ) -> Bool[Array, "B W"]:
-    """The `quota` open positions of highest score; all open ones where there are fewer."""
+    """The `count` open positions of highest score; all open ones where there are fewer.
+
+    ::
+
+        scores      9 4 7 5 1
+        open        . x x x x
+        top 2       . . x x .
+    """
     ranked = jnp.argsort(jnp.where(open_, -scores, jnp.inf), axis=1, stable=True)
     rank = jnp.argsort(ranked, axis=1)
-    return open_ & (rank < jnp.broadcast_to(jnp.asarray(quota), scores.shape[:1])[:, None])
+    return open_ & (rank < _column(count, open_))
 
 
 def at_least(
-    scores: Float[Array, "B W"], open_: Bool[Array, "B W"], threshold: Float[Array, ""] | float
+    scores: Float[Array, "B W"], open_: Bool[Array, "B W"], bound: Float[Array, ""] | float
 ) -> Bool[Array, "B W"]:
-    """Open positions whose score reaches the threshold."""
-    return open_ & (scores >= threshold)
+    """Open positions whose score reaches the bound, `score >= bound`."""
+    return open_ & (scores >= bound)
+
+
+def above(
+    scores: Float[Array, "B W"], open_: Bool[Array, "B W"], bound: Float[Array, ""] | float
+) -> Bool[Array, "B W"]:
+    """Open positions whose score exceeds the bound, `score > bound`."""
+    return open_ & (scores > bound)
+
+
+def _column(count: Int[Array, "B"] | int, like: Bool[Array, "B W"]) -> Int[Array, "B 1"]:
+    return jnp.broadcast_to(jnp.asarray(count, jnp.int32), like.shape[:1])[:, None]

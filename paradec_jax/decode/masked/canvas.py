@@ -1,0 +1,93 @@
+"""A canvas: positions revealed in any order, until each row's are final.
+
+::
+
+    position    0 1 2 3 4 5 6 7 | 8 9        `limit` = 8
+    tokens      a b _ d _ _ g _ | . .        given or revealed, _ the mask
+    final       x x . x . . x . |            length = 2: the leading run of final positions
+
+A row's canvas is what lies below its `limit`; the rest of the buffer is invisible to it.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from paradec_jax.decode.machine.rows import Rows
+from paradec_jax.decode.rules.windows import put, window
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Canvas:
+    """What masked families keep: streaming, stop strings and the queue read `rows.length`, as everywhere.
+
+    Attributes:
+      rows: tokens (the mask's id where none is final), lengths, counts.
+      final: positions whose token was given or revealed and stays, [B, S].
+    """
+
+    rows: Rows
+    final: Bool[Array, "B S"]
+
+    @classmethod
+    def of(cls, rows: Rows, mask: int | None) -> "Canvas":
+        """The canvas of fresh rows: given tokens are final, `mask` stands everywhere else.
+
+        Raises:
+          ValueError: no mask token.
+        """
+        if mask is None:
+            raise ValueError(
+                "a canvas is filled with the mask token, but the checkpoint's token spec has none"
+            )
+        final = jnp.arange(rows.tokens.shape[1]) < rows.length[:, None]
+        if rows.fixed is not None:
+            final |= rows.fixed
+        tokens = jnp.where(final, rows.tokens, mask)
+        return cls(dataclasses.replace(rows, tokens=tokens), final)
+
+    @property
+    def inside(self) -> Bool[Array, "B S"]:
+        """Positions of each row's canvas."""
+        return jnp.arange(self.final.shape[1]) < self.rows.limit[:, None]
+
+    @property
+    def open(self) -> Bool[Array, "B S"]:
+        """Positions that are still to be revealed; none of a row that has stopped."""
+        return self.inside & ~self.final & ~self.rows.done[:, None]
+
+    def window(self, at: Int[Array, "B"], width: int) -> tuple[Array, Array, Array, Array]:
+        """A window of the canvas, for a call of the network.
+
+        Returns:
+          Tokens [B, W], positions [B, W], which are open [B, W], and a mask [B, W, W] by which every query sees
+          all positions of the canvas in the window.
+        """
+        positions = at[:, None] + jnp.arange(width)
+        inside = window(self.inside, at, width)
+        mask = jnp.broadcast_to(inside[:, None], (*positions.shape, width))
+        return window(self.rows.tokens, at, width), positions, window(self.open, at, width), mask
+
+    def reveal(
+        self,
+        tokens: Int[Array, "B W"],
+        where: Bool[Array, "B W"],
+        at: Int[Array, "B"],
+        log_probs: Float[Array, "B W"] | None = None,
+    ) -> "Canvas":
+        """Makes tokens final at open positions `at + i`, in any order, and commits the leading run.
+
+        Budget and stop tokens cut the run as `Rows.settle` says; what is final already keeps its token.
+        """
+        where = where & window(self.open, at, tokens.shape[1])
+        final = put(self.final, jnp.ones_like(where), at, where)
+        rows = self.rows.write(tokens, where, at, log_probs).settle(final)
+        return Canvas(rows, final)
+
+    def spend(self, counts: Any, positions: Array | int, calls: Array | int = 1) -> "Canvas":
+        """Adds to the counts of running rows, as `Rows.spend`."""
+        return dataclasses.replace(self, rows=self.rows.spend(counts, positions, calls))

@@ -1,0 +1,88 @@
+"""Rules that pick positions: small cases by hand, ties, rows without open positions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paradec_jax.decode.rules import reveal, score, select
+from paradec_jax.decode.rules.alignment import aligned
+from paradec_jax.decode.rules.randomness import Purpose, fold
+
+SCORES = jnp.array([[0.9, 0.4, 0.8, 0.8, 0.7], [0.2, 0.3, 0.1, 0.3, 0.0], [0.5] * 5])
+OPEN = jnp.array([[False, True, True, True, True], [True] * 5, [False] * 5])
+
+
+def drawn(chosen) -> list[str]:
+    return ["".join("x" if c else "." for c in row) for row in np.asarray(chosen).tolist()]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "want"),
+    [
+        (lambda: reveal.quota(SCORES, OPEN, 2), ["..xx.", ".x.x.", "....."]),
+        (lambda: reveal.quota(SCORES, OPEN, jnp.array([0, 9, 1])), [".....", "xxxxx", "....."]),
+        (lambda: reveal.threshold(SCORES, OPEN, 0.8), ["..xx.", ".x...", "....."]),
+        (lambda: reveal.threshold(SCORES, OPEN, 0.8, strict=True), ["..x..", ".x...", "....."]),
+        (lambda: reveal.threshold(SCORES, OPEN, 0.95), ["..x..", ".x...", "....."]),
+        (
+            lambda: reveal.threshold(SCORES, OPEN, 0.7, strict=True, best=jnp.array([False, False, True])),
+            ["..xx.", ".....", "....."],
+        ),
+        (lambda: reveal.factor(SCORES, OPEN, 0.6), ["..xx.", ".x...", "....."]),
+        (lambda: reveal.factor(SCORES, OPEN, 1.0), ["..xx.", ".x...", "....."]),
+        (lambda: reveal.factor(SCORES, OPEN, 1.0, last_is_free=True), ["..xx.", ".x...", "....."]),
+        (lambda: reveal.factor(SCORES, OPEN, 1.2), ["..xxx", ".x...", "....."]),
+        (lambda: reveal.factor(SCORES, OPEN, 4.0), [".xxxx", "xx.x.", "....."]),
+        (lambda: reveal.in_order(OPEN), [".x...", "x....", "....."]),
+        (lambda: reveal.in_order(OPEN, jnp.array([3, 0, 1])), [".xxx.", ".....", "....."]),
+        (lambda: select.leading(OPEN), [".....", "xxxxx", "....."]),
+        (lambda: reveal.quota(SCORES, reveal.threshold(SCORES, OPEN, 0.3), 1), ["..x..", ".x...", "....."]),
+    ],
+)
+def test_rules_choose_what_their_drawings_say(chosen, want):
+    assert drawn(chosen()) == want
+    assert not (chosen() & ~OPEN).any()
+
+
+def test_a_factor_run_that_stops_at_the_last_open_position_takes_it_along():
+    """As released: two open positions are always revealed together."""
+    scores, open_ = jnp.array([[0.9, 0.6, 0.3, 0.5]]), jnp.array([[True, True, False, False]])
+    assert drawn(reveal.factor(scores, open_, 1.0)) == ["x..."]
+    assert drawn(reveal.factor(scores, open_, 1.0, last_is_free=True)) == ["xx.."]
+    assert drawn(reveal.factor(scores, open_.at[0, 3].set(True), 1.0, last_is_free=True)) == ["x..."]
+
+
+@pytest.mark.parametrize(("total", "calls"), [(8, 3), (2, 4), (6, 6), (24, 5)])
+def test_shares_of_calls(total, calls):
+    counts = [int(reveal.share(jnp.array([total]), calls, call)[0]) for call in range(calls)]
+    assert sum(counts) == total and counts == sorted(counts, reverse=True) and counts[0] - counts[-1] <= 1
+
+
+def test_a_time_grid_truncates_and_its_last_call_reveals_the_rest():
+    left, counts = 6, []
+    for call in range(6):
+        counts.append(int(reveal.time_grid(jnp.array([left]), call, 6)[0]))
+        left -= counts[-1]
+    assert counts == [0, 1, 1, 1, 1, 2]
+
+
+def test_random_scores_belong_to_rows_and_positions():
+    keys = jax.vmap(jax.random.key)(jnp.arange(2))
+    positions = jnp.arange(6)[None] + jnp.array([[0], [2]])
+    scores = score.random(fold(keys, Purpose.TOKEN, positions))
+    assert (
+        scores.shape == (2, 6) and len(np.unique(scores)) == 12 and (scores >= 0).all() and (scores < 1).all()
+    )
+    later = score.random(fold(keys[:1], Purpose.TOKEN, positions[:1] + 2))
+    np.testing.assert_array_equal(later[:, :4], scores[:1, 2:])
+
+
+def test_scores_of_positions_are_aligned():
+    scores, before = jnp.arange(6.0).reshape(1, 3, 2), jnp.full((1, 1, 2), -1.0)
+    assert aligned(scores, "own") is scores
+    assert aligned(scores, "next", before)[0, :, 0].tolist() == [-1, 0, 2]
+    with pytest.raises(ValueError, match="'next' needs the scores of the position before the window"):
+        aligned(scores, "next")
+    with pytest.raises(ValueError, match="alignment must be 'own' or 'next', not 'last'"):
+        aligned(scores, "last")

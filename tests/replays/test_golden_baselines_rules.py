@@ -1,0 +1,132 @@
+"""Rules of `decode.rules` on recorded confidences of LLaDA, Fast-dLLM and Dream: who is revealed in each call.
+
+The folder is `PARADEC_GOLDEN/baselines`, or `tests/golden/baselines`; every trace that lies there is replayed.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paradec_jax.decode.machine.knobs import SamplingKnobs
+from paradec_jax.decode.rules import reveal, score
+from paradec_jax.decode.rules.sampling import filtered_probabilities
+
+pytestmark = pytest.mark.golden
+
+FOLDER = Path(os.environ.get("PARADEC_GOLDEN") or Path(__file__).parents[1] / "golden") / "baselines"
+MASKS = {
+    "llada": 99,
+    "fast_dllm/llada": 99,
+    "dream": 107,
+}  # of the tiny models, unless config.json says otherwise
+
+
+def stored(part: str) -> list:
+    path = FOLDER / part / "traces.json"
+    names = json.loads(path.read_text()) if path.is_file() else {}
+    return [(part, name) for name in names if (FOLDER / part / f"trace_{name}.npz").is_file()]
+
+
+def read(part: str, name: str) -> tuple[dict, dict, int]:
+    settings = json.loads((FOLDER / part / "traces.json").read_text())[name]
+    config = FOLDER / part / "config.json"
+    mask = json.loads(config.read_text())["mask_token_id"] if config.is_file() else MASKS[part]
+    with np.load(FOLDER / part / f"trace_{name}.npz", allow_pickle=False) as file:
+        return settings, dict(file), mask
+
+
+def check(arrays: dict, mask: int, rule) -> None:
+    """`rule(call, scores, open, tokens)` reveals what was revealed in every recorded call."""
+    tokens, conf = arrays["tokens"], arrays["conf"]
+    assert len(conf) > 4
+    for call in range(len(conf)):
+        masked = tokens[call] == mask
+        want = masked & (tokens[call + 1] != mask)
+        scores = jnp.asarray(np.where(masked, conf[call], 0.0), jnp.float32)
+        got = rule(call, scores, masked, tokens[call])
+        np.testing.assert_array_equal(got, want, err_msg=f"call {call}")
+
+
+def blocks_of(settings: dict, arrays: dict, mask: int) -> tuple[int, list[int], list[int]]:
+    """Block length, the block of each call, and the call's number in its block."""
+    length, prompt = settings["block_length"], arrays["prompt"].shape[-1]
+    if "block_index" in arrays:
+        block = arrays["block_index"].tolist()
+    else:
+        per_block = settings["steps"] // (settings["gen_length"] // length)
+        block = [call // per_block for call in range(len(arrays["conf"]))]
+    first = {b: block.index(b) for b in block}
+    return prompt, block, [call - first[b] for call, b in enumerate(block)]
+
+
+@pytest.mark.parametrize(("part", "name"), stored("llada") + stored("fast_dllm/llada"))
+def test_calls_reveal_what_llada_and_fast_dllm_reveal(part, name):
+    settings, arrays, mask = read(part, name)
+    if "random_confidence" in arrays:
+        arrays["conf"] = arrays["random_confidence"]
+    length = settings["block_length"]
+    prompt, block, number = blocks_of(settings, arrays, mask)
+    per_block = settings["steps"] // (settings["gen_length"] // length)
+
+    def rule(call, scores, masked, tokens):
+        end = prompt + (block[call] + 1) * length
+        open_ = jnp.asarray(masked & (np.arange(masked.shape[1]) < end))
+        if settings.get("threshold") is not None:
+            return reveal.threshold(scores, open_, settings["threshold"])
+        if settings.get("factor") is not None:
+            return reveal.factor(scores, open_, settings["factor"], last_is_free=True)
+        first = arrays["tokens"][block.index(block[call])]
+        count = (first[:, end - length : end] == mask).sum(axis=1)
+        return reveal.quota(scores, open_, reveal.share(jnp.asarray(count), per_block, number[call]))
+
+    check(arrays, mask, rule)
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [pair for pair in stored("dream") if not pair[1].startswith(("origin", "entropy_algtemp"))],
+)
+def test_calls_reveal_what_dream_reveals(part, name):
+    settings, arrays, mask = read(part, name)
+    calls = len(arrays["timesteps"]) - 1
+
+    def rule(call, scores, masked, tokens):
+        count = jnp.full(len(masked), masked.sum() // len(masked))  # one number for all rows of a batch
+        return reveal.quota(scores, jnp.asarray(masked), reveal.time_grid(count, call, calls))
+
+    check(arrays, mask, rule)
+
+
+@pytest.mark.skipif(not (FOLDER / "dream" / "sampler_units.npz").is_file(), reason="no sampler units there")
+def test_scores_are_those_of_dreams_sampler():
+    with np.load(FOLDER / "dream" / "sampler_units.npz", allow_pickle=False) as file:
+        units = dict(file)
+    logits = jnp.asarray(units["logits"])
+
+    def filtered(temperature=0.0, **knobs):
+        knobs = SamplingKnobs(temperature, **knobs)
+        return jnp.log(filtered_probabilities(logits, knobs, top_p_rule="keep"))
+
+    cases = {
+        "plain": (score.probability, logits),
+        "margin": (score.margin, logits),
+        "negent": (score.negative_entropy, logits),
+        "topp0p8": (score.probability, filtered(top_p=0.8)),
+        "topk5": (score.probability, filtered(top_k=5)),
+        "topp0p7_topk4_negent": (score.negative_entropy, filtered(top_p=0.7, top_k=4)),
+    }
+    for name, (rule, shaped) in cases.items():
+        atol = 5e-4 if name.endswith("negent") else 1e-4
+        np.testing.assert_allclose(rule(shaped), units[f"conf_{name}"], atol=atol, err_msg=name)
+        np.testing.assert_array_equal(shaped.argmax(axis=-1), units[f"x0_{name}"], err_msg=name)
+    np.testing.assert_array_equal(
+        score.probability(logits, jnp.asarray(units["x0_plain"])), score.probability(logits)
+    )
+    kept = {"topp0p8": filtered(top_p=0.8), "topk5": filtered(top_k=5)}
+    kept["temp0p5_topp0p8"] = filtered(0.5, top_p=0.8)
+    for name, shaped in kept.items():
+        np.testing.assert_array_equal(jnp.isfinite(shaped), units[f"filtered_{name}"] > -1e38, err_msg=name)
