@@ -1,4 +1,4 @@
-"""Exit criteria of adaptive computation: when has a token been thought about enough?
+"""Exit criteria of adaptive computation: has a token had enough recurrences? (arXiv 2502.05171)
 
 A criterion is a pair of pure functions. `init` gives what the first check compares with; `measure` compares
 and hands on what the next check compares with. All take one value a row.
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from paradec_jax.decode import score
+from paradec_jax.decode.rules import score
 
 Previous = Any
 

@@ -35,11 +35,17 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.decode import score, stop
-from paradec_jax.decode.protocol import Request
-from paradec_jax.decode.sampling import check
-from paradec_jax.decode.schedule import at_age
-from paradec_jax.decode.wavefront import Refined, Wavefront, WavefrontKnobs, WavefrontState
+from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.knobs import check_range
+from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.recurrent import wave as waves
+from paradec_jax.decode.recurrent.by_age import at_age
+from paradec_jax.decode.recurrent.latents import initial_latents
+from paradec_jax.decode.recurrent.wave import Prediction, WavefrontKnobs, WavefrontState
+from paradec_jax.decode.recurrent.wavefront import WaveInfo
+from paradec_jax.decode.rules import score, select
+from paradec_jax.decode.rules.windows import shift, write_after_read
 from paradec_jax.nn.precision import at_least_float32
 
 RELAXATIONS = ("straight_through", "soft")
@@ -55,37 +61,43 @@ class SoftWavefrontKnobs(WavefrontKnobs):
       gate_temperature: width of the exit's sigmoid, in units of log distance, above 0.
     """
 
-    candidate_temperature: Float[Array, "..."] | float = 1.0
-    gate_temperature: Float[Array, "..."] | float = 0.5
+    candidate_temperature: Float[Array, ""] | float = 1.0
+    gate_temperature: Float[Array, ""] | float = 0.5
 
-    def checked(self) -> "SoftWavefrontKnobs":
-        """Self, after a look at values and shapes. Raises ValueError."""
+    def check(self) -> None:
+        """Raises ValueError for values outside their range, unless they are traced."""
         for name in ("candidate_temperature", "gate_temperature"):
-            check(getattr(self, name), name, lambda x: x > 0, "above 0")
-        super().checked()
-        return self
+            check_range(getattr(self, name), name, lambda x: x > 0, "above 0")
+        super().check()
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SoftWavefrontState(WavefrontState):
-    """The wave, and the soft side of its newest step.
-
-    The last five describe the newest step before the shift: slot i was position
-    `progress.length - committed - 1 + i`. They are zero in slots that were not active and in rows that had stopped.
+    """A wave, and what is soft about its slots.
 
     Attributes:
-      offsets: what the relaxation adds to the vector of each candidate, [B, W, D].
+      offsets: what the relaxation adds to the vector of each token, [B, W, D].
       survival: share of each slot that has not left, [B, W].
-      staying: share of each slot that did the newest step, [B, W].
-      finished: m, share that the soft rule of Eq. 3 calls finished, [B, W].
-      leaving: share that left with the state of the newest step, [B, W].
-      refined: states of the newest step, [B, W, D].
-      hidden: head input of these states, [B, W, D].
     """
 
     offsets: Float[Array, "B W D"]
     survival: Float[Array, "B W"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SoftWaveInfo(WaveInfo):
+    """The soft side of the newest step, zero in slots that were not in use and in rows that had stopped.
+
+    Attributes:
+      staying: share of each slot that did the step, [B, W].
+      finished: m, share that the soft rule of Eq. 3 calls finished, [B, W].
+      leaving: share that left with the state of this step, [B, W].
+      refined: states after the step, [B, W, D].
+      hidden: head input of these states, [B, W, D].
+    """
+
     staying: Float[Array, "B W"]
     finished: Float[Array, "B W"]
     leaving: Float[Array, "B W"]
@@ -95,105 +107,133 @@ class SoftWavefrontState(WavefrontState):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class SoftRefined(Refined):
-    """As `Refined`, with the head input and what the relaxation adds to the vector of each predicted token."""
+class SoftPrediction(Prediction):
+    """As `Prediction`, with the head input and what the relaxation adds to the vector of each predicted token."""
 
     hidden: Float[Array, "B W D"]
     offsets: Float[Array, "B W D"]
 
 
 @dataclasses.dataclass(frozen=True)
-class SoftWavefront(Wavefront):
+class SoftWavefront(DecoderBase):
     """`Wavefront` on relaxed candidates; see the head of this file for the formulas.
 
     With "straight_through" its tokens, lengths and counts are those of `Wavefront` at any temperature.
 
     Attributes:
+      inner_recurrence, window, headway, prefill_recurrence, noise_schedule, noise_mixing: as those of `Wavefront`.
       relaxation: "straight_through" or "soft". "soft" mixes tokens that were not drawn, so it must be `greedy`.
     """
 
     _: dataclasses.KW_ONLY
+    inner_recurrence: int = 4
+    window: int = 32
+    headway: int = 1
+    prefill_recurrence: int | None = None
+    noise_schedule: str = "dampened"
+    noise_mixing: str = "linear"
     relaxation: str = "straight_through"
     Knobs: ClassVar[type] = SoftWavefrontKnobs
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        waves.check_wave(
+            self.inner_recurrence, self.window, self.headway, self.noise_schedule, self.noise_mixing
+        )
         if self.relaxation not in RELAXATIONS:
             raise ValueError(f"relaxation must be one of {', '.join(RELAXATIONS)}, not {self.relaxation!r}")
         if self.relaxation == "soft" and not self.greedy:
             raise ValueError("relaxation 'soft' needs greedy=True: mixtures take the place of drawn tokens")
-        if not self.carry:
-            raise ValueError(
-                "a soft wavefront follows states through changes of tokens, so carry must be True"
-            )
-        if self.buckets:
-            raise ValueError(f"a soft wavefront runs at one width, so buckets must be (), not {self.buckets}")
 
-    def init(self, params: Any, request: Request, knobs: Any) -> SoftWavefrontState:
-        """As `Wavefront.init`; the first token is as hard as the prompt."""
-        state = super().init(params, request, knobs)
+    def init(self, params: Any, request: Request, knobs: SoftWavefrontKnobs) -> SoftWavefrontState:
+        """Reads the prompt, commits the first token, as hard as the prompt, and starts a wave of one position."""
+        deep, latents = self.network.at(self.prefill_recurrence), initial_latents(request, knobs)
+        rows, cache, _ = self.prefill(params, request, knobs, self.window, deep, **latents)
+        hard = waves.begin(self.network, rows, cache, self.window, self.headway)
         table = self.network.embedding(params)
-        vectors = jnp.zeros((*state.candidates.shape, table.shape[1]), table.dtype)
-        none = jnp.zeros_like(state.distance)
-        return SoftWavefrontState(
-            **{field.name: getattr(state, field.name) for field in dataclasses.fields(state)},
-            offsets=vectors,
-            survival=none + 1,
-            staying=none,
-            finished=none,
-            leaving=none,
-            refined=jnp.zeros_like(state.latents),
-            hidden=jnp.zeros_like(state.latents),
-        )
+        offsets = jnp.zeros((*hard.wave.tokens.shape, table.shape[1]), table.dtype)
+        survival = jnp.ones_like(at_least_float32(hard.wave.states[..., 0]))
+        return SoftWavefrontState(**vars(hard), offsets=offsets, survival=survival)
 
-    def _refine(self, params: Any, state: Any, knobs: Any) -> SoftRefined:
-        table = self.network.embedding(params)
-        inputs = table[state.candidates] + state.offsets
-        z, e, hidden, window = self._recur(params, state, inputs, knobs)
-        logits = self.network.logits(params, hidden)
-        predicted, log_probs = self._predict(logits, state.progress, knobs)
-        offsets = relaxed(table, logits, predicted, knobs.candidate_temperature, self.relaxation)
-        return SoftRefined(z, window, e, predicted, log_probs, hidden, offsets)
+    def step(
+        self, params: Any, state: SoftWavefrontState, knobs: SoftWavefrontKnobs
+    ) -> tuple[SoftWavefrontState, SoftWaveInfo]:
+        """One step of `Wavefront`, and which share of each slot left."""
+        network, rows, wave = self.network, state.rows, state.wave
+        new = self._predict(params, state, knobs)
+        cache = network.write(state.cache, new.kv, write_after_read(state.cached, new.tokens))
 
-    def _advance(self, state: Any, refined: Any, knobs: Any) -> SoftWavefrontState:
-        """Moves on as `Wavefront` does, and says which share of each slot left."""
-        finished = self._finished(state, refined, knobs)
-        slot = jnp.arange(self.width)
-        running = (~state.progress.done | (state.committed > 0))[:, None]
-        staying = jnp.where(running & (slot < state.active[:, None]), state.survival, 0.0)
+        age = wave.recurrences // self.inner_recurrence
+        threshold = at_age(knobs.exit_threshold, age)
+        distance = score.latent_change(new.states, wave.states)
+        overdue = wave.recurrences + self.inner_recurrence >= knobs.max_recurrence
+        agrees = wave.agrees(new.tokens) & wave.in_use
+        final = select.leading_run(((distance < threshold) | overdue) & agrees)
+        rows = rows.spend(new.counts, wave.active).commit(new.tokens, final, new.log_probs)
+        committed = rows.length - state.rows.length
+
+        gate = _gate(jnp.where(wave.in_use, distance, 1.0), threshold, knobs.gate_temperature)
+        gate = jnp.where(overdue, 1.0, gate)
+        finished = jnp.cumprod(jnp.where(agrees, gate, 0.0), axis=1)
+        running = (~rows.done | (committed > 0))[:, None]
+        staying = jnp.where(running & wave.in_use, state.survival, 0.0)
         finished = jnp.where(running, finished, 0.0)
-        leaving = staying * jnp.where(slot < state.committed[:, None], 1.0, finished)
+        leaving = staying * jnp.where(wave.slot < committed[:, None], 1.0, finished)
+        distance = jnp.where(wave.in_use, distance, jnp.nan)
+        info = SoftWaveInfo(distance, committed, staying, finished, leaving, new.states, new.hidden)
 
-        moved: Any = super()._advance(state, refined, knobs)
-        survival = stop.shift(state.survival * (1 - finished), state.committed)
-        # Slots that nothing predicted, random ones and those beyond the wave, read the vectors of their tokens.
-        kept = (state.active - state.committed)[:, None]
-        offsets = jnp.concatenate([state.offsets[:, :1], refined.offsets], axis=1)
-        offsets = stop.shift(offsets, state.committed, self.width)
-        return dataclasses.replace(
-            moved,
-            offsets=jnp.where((slot <= kept)[..., None], offsets, 0.0),
-            survival=jnp.where(slot < kept, survival, 1.0),
-            staying=staying,
-            finished=finished,
-            leaving=leaving,
-            refined=refined.latents,
-            hidden=refined.hidden,
+        moved = wave.refined(new, self.inner_recurrence).advance(committed, new.tokens)
+        kept = moved.active[:, None]
+        survival = shift(state.survival * (1 - finished), committed)
+        # Slots that nothing predicted, random ones and those after the wave, read the vectors of their tokens.
+        offsets = jnp.concatenate([state.offsets[:, :1], new.offsets], axis=1)
+        offsets = shift(offsets, committed, self.window)
+        state = dataclasses.replace(
+            state,
+            rows=rows,
+            cache=cache,
+            wave=moved.open(
+                count=jnp.where(rows.done, 0, self.headway),
+                limit=jnp.minimum(knobs.max_wavefront, self.window),
+                fresh=network.latents(cache, moved.positions(rows.length - 1)),
+                fill=waves.fill_tokens(state, rows, self.headway),
+            ),
+            steps=state.steps + ~rows.done,
+            offsets=jnp.where((wave.slot <= kept)[..., None], offsets, 0.0),
+            survival=jnp.where(wave.slot < kept, survival, 1.0),
         )
+        return state, info
 
-    def _finished(
-        self, state: SoftWavefrontState, refined: SoftRefined, knobs: SoftWavefrontKnobs
-    ) -> Float[Array, "B W"]:
-        """m, the soft form of Eq. 3, of a state after its commit and before its shift."""
-        active = jnp.arange(self.width) < state.active[:, None]
-        distance = jnp.maximum(jnp.where(active, state.distance, 1.0), score.EPSILON)
-        threshold = at_age(knobs.exit_threshold, self._age(state.seen) - 1)
-        threshold = jnp.maximum(threshold, score.EPSILON)
-        gate = jax.nn.sigmoid((jnp.log(threshold) - jnp.log(distance)) / knobs.gate_temperature)
-        gate = jnp.where((knobs.max_recurrence > 0) & (state.seen >= knobs.max_recurrence), 1.0, gate)
-        unchanged = refined.predicted[:, :-1] == state.candidates[:, 1:]
-        unchanged = jnp.pad(unchanged, ((0, 0), (1, 0)), constant_values=True)
-        return jnp.cumprod(jnp.where(unchanged & active, gate, 0.0), axis=1)
+    def drafts(self, state: SoftWavefrontState) -> Int[Array, "B _"]:
+        """Tokens of the wave after the committed one; the pad token where there is none."""
+        return state.drafts(self.spec.pad)
+
+    def _predict(self, params: Any, state: SoftWavefrontState, knobs: SoftWavefrontKnobs) -> SoftPrediction:
+        """As in `Wavefront`, on the relaxed vectors of the tokens."""
+        network, wave, at = self.network, state.wave, state.cached
+        table, positions = network.embedding(params), wave.positions(at)
+        view = network.view(positions, Prefix(state.cache, at))
+        age = wave.recurrences // self.inner_recurrence
+
+        vectors = table[wave.tokens] + state.offsets
+        e, kv = network.embed(params, vectors, view, network.empty_window(*positions.shape))
+        e = wave.with_momentum(e, at_age(knobs.momentum, age))
+        share = at_age(knobs.noise, age)
+        z = waves.with_noise(
+            network, state, wave, knobs, share, self.noise_schedule, self.noise_mixing, self.bounded
+        )
+        z, kv = network.recur(params, z, e, view, kv, self.inner_recurrence)
+        out = network.readout(params, z, view, kv)
+        logits = network.logits(params, out.hidden)
+        tokens = self.sample(logits, positions + 1, state.rows, knobs)
+        offsets = relaxed(table, logits, tokens, knobs.candidate_temperature, self.relaxation)
+        scores = self.scores(logits, tokens)
+        return SoftPrediction(z, e, out.kv, out.counts, tokens, scores, out.hidden, offsets)
+
+
+def _gate(distance: Float[Array, "B W"], threshold: Array, temperature: Any) -> Float[Array, "B W"]:
+    """g, the degree to which each slot is past its threshold; 1/2 at the threshold."""
+    distance, threshold = jnp.maximum(distance, score.EPSILON), jnp.maximum(threshold, score.EPSILON)
+    return jax.nn.sigmoid((jnp.log(threshold) - jnp.log(distance)) / temperature)
 
 
 def relaxed(

@@ -1,4 +1,4 @@
-"""Self-speculative decoding: few recurrences draft, many verify."""
+"""Self-speculative decoding: few recurrences draft, many verify (arXiv 2502.05171)."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -8,16 +8,20 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode import select, stop
-from paradec_jax.decode.autoregressive import AutoRegressiveKnobs
-from paradec_jax.decode.base import DecoderBase, after, newest
-from paradec_jax.decode.protocol import Progress, Request
-from paradec_jax.decode.sampling import log_probability
+from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.knobs import check_range
+from paradec_jax.decode.machine.network import Counts, Prefix
+from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine.rows import Rows
+from paradec_jax.decode.recurrent.latents import LatentKnobs, initial_latents
+from paradec_jax.decode.rules import select
+from paradec_jax.decode.rules.sampling import log_probability
+from paradec_jax.decode.rules.windows import last_of, write_after_read
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class SpeculativeKnobs(AutoRegressiveKnobs):
+class SpeculativeKnobs(LatentKnobs):
     """Sampling, and how strict the verification is.
 
     Attributes:
@@ -25,17 +29,33 @@ class SpeculativeKnobs(AutoRegressiveKnobs):
         reach this share of the largest.
     """
 
-    accept_threshold: Float[Array, "..."] | float = 1.0
+    accept_threshold: Float[Array, ""] | float = 1.0
+
+    def check(self) -> None:
+        """Raises ValueError for values outside their range, unless they are traced."""
+        check_range(self.accept_threshold, "accept_threshold", lambda x: x >= 0, "at least 0")
+        super().check()
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SpeculativeState:
-    """Rows, cache, the last latent where it is carried on, and tokens won in the newest round, [B]."""
+    """Rows, and a cache of all committed tokens but the newest."""
 
-    progress: Progress
+    rows: Rows
     cache: Any
-    latent: Float[Array, "B 1 D"]
+
+    @property
+    def cached(self) -> Int[Array, "B"]:
+        """Trusted cache entries."""
+        return self.rows.length - 1
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SpeculativeInfo:
+    """Tokens won in the newest round, the correction included, [B]; 0 in rows that had stopped."""
+
     accepted: Int[Array, "B"]
 
 
@@ -52,7 +72,7 @@ class SelfSpeculative(DecoderBase):
       prefill_recurrence: r of the prompt; that of verification when None.
       draft_recurrence: r of a draft.
       lookahead: L, drafts a round.
-      continuous: carry the latent on (lookahead 1 only).
+      continuous: start each call from the latent (after the final norm) of the call before it (lookahead 1 only).
     """
 
     _: dataclasses.KW_ONLY
@@ -64,76 +84,87 @@ class SelfSpeculative(DecoderBase):
     Knobs: ClassVar[type] = SpeculativeKnobs
 
     def __post_init__(self) -> None:
-        if self.lookahead < 1 or self.draft_recurrence < 1:
-            raise ValueError(
-                f"lookahead and draft_recurrence must be at least 1, not {self.lookahead}, {self.draft_recurrence}"
-            )
+        for name in ("lookahead", "draft_recurrence"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.continuous and self.lookahead != 1:
             raise ValueError(
                 f"continuous needs lookahead 1, not {self.lookahead}: one latent starts one position"
             )
 
-    @property
-    def _r(self) -> int:
-        return self.network.recurrence if self.recurrence is None else self.recurrence
-
     def init(self, params: Any, request: Request, knobs: SpeculativeKnobs) -> SpeculativeState:
         """Reads the prompt and commits the first token."""
-        depth = self._r if self.prefill_recurrence is None else self.prefill_recurrence
-        progress, cache, latent = self.prefill(params, request, knobs, depth, self.lookahead)
-        return SpeculativeState(progress, cache, latent, jnp.zeros(request.batch, jnp.int32))
+        depth = self.recurrence if self.prefill_recurrence is None else self.prefill_recurrence
+        rows = self.begin(request, self.lookahead)
+        cache = self.empty_cache(request, self.size + self.lookahead, **initial_latents(request, knobs))
+        network, lengths = self.network.at(depth), request.lengths
+        start = network.latents(cache, request.positions)
+        out, latents = network.forward_from(
+            params, request.tokens, request.positions, start, Prefix(cache, None)
+        )
+        cache = network.write(cache, out.kv, jnp.zeros_like(lengths))
+        rows = rows.spend(out.counts, lengths)
+        rows, _ = self.commit_next(params, rows, last_of(out.hidden, lengths), knobs)
+        return SpeculativeState(rows, self._carry(params, cache, last_of(latents, lengths), lengths))
 
-    def step(self, params: Any, state: SpeculativeState, knobs: SpeculativeKnobs) -> SpeculativeState:
+    def step(
+        self, params: Any, state: SpeculativeState, knobs: SpeculativeKnobs
+    ) -> tuple[SpeculativeState, SpeculativeInfo]:
         """Drafts L tokens, verifies them in one call, commits those accepted and the correction."""
-        progress = state.progress
-        cached = progress.length - 1
-        drafts, cache, latent = self._draft(params, state, knobs)
+        rows, cached, network = state.rows, state.cached, self.network.at(self.recurrence)
+        drafts, cache, spent = self._draft(params, state, knobs)
 
-        fed = jnp.concatenate([newest(progress)[0], drafts[:, :-1]], axis=1)
+        fed = jnp.concatenate([rows.newest[0], drafts[:, :-1]], axis=1)
         positions = cached[:, None] + jnp.arange(self.lookahead)
-        if not self.continuous:
-            latent = stop.window(progress.initial, cached, self.lookahead)
-        out = self.network.forward(params, fed, positions, cache, cached, latent, self._r)
-        logits = self.network.logits(params, out.hidden)
+        start = network.latents(cache, positions)
+        out, latents = network.forward_from(params, fed, positions, start, Prefix(cache, cached))
+        logits = network.logits(params, out.hidden)
 
-        matches = select.prefix(self._accepts(logits, drafts, knobs.accept_threshold))
-        rejected = matches < self.lookahead
-        verified = self.sample(logits, positions + 1, progress, knobs)
-        cache = self.network.write(cache, out.kv, after(cached, verified))
+        matches = select.leading_run(self._accepts(logits, drafts, knobs.accept_threshold))
+        verified = self.sample(logits, positions + 1, rows, knobs)
+        cache = network.write(cache, out.kv, write_after_read(cached, verified))
+        cache = self._carry(params, cache, latents[:, -1:], cached + 1)
         kept = jnp.arange(self.lookahead) < matches[:, None]
         tokens = jnp.where(kept, drafts, verified)
-        count = matches + rejected
-        accepted = jnp.where(progress.done, 0, count)
-        scores = log_probability(logits, tokens) if self.log_probs else None
-        progress = progress.count(
-            self.lookahead + 1, 2 * self.lookahead, self.lookahead * self.draft_recurrence + self._r
-        )
-        progress = stop.commit(progress, tokens, count, scores)
-        return SpeculativeState(progress, cache, out.latent[:, -1:], accepted)
+        count = matches + (matches < self.lookahead)
+
+        spent = {name: spent[name] + amount for name, amount in out.counts.items()}
+        rows = rows.spend(spent, 2 * self.lookahead, calls=self.lookahead + 1)
+        rows = rows.commit(tokens, count, self.scores(logits, tokens))
+        return SpeculativeState(rows, cache), SpeculativeInfo(jnp.where(state.rows.done, 0, count))
+
+    def drafts(self, state: SpeculativeState) -> Int[Array, "B 0"]:
+        """None: a round's drafts are accepted or gone at its end."""
+        return state.rows.tokens[:, :0]
 
     def _draft(
         self, params: Any, state: SpeculativeState, knobs: SpeculativeKnobs
-    ) -> tuple[Int[Array, "B L"], Any, Float[Array, "B 1 D"]]:
-        """L tokens one after the other; their keys and values are scratch that verification overwrites."""
-        progress = state.progress
-        first, position = newest(progress)
+    ) -> tuple[Int[Array, "B L"], Any, Counts]:
+        """L tokens one after the other, and what they cost; verification overwrites their keys and values."""
+        rows, network = state.rows, self.network.at(self.draft_recurrence)
+        first, position = rows.newest
 
-        def body(carry: tuple[Any, Array, Array, Array], _: None) -> tuple[Any, Array]:
-            cache, token, position, latent = carry
-            if not self.continuous:
-                latent = stop.window(progress.initial, position[:, 0], 1)
+        def body(carry: tuple[Any, Array, Array], _: None) -> tuple[Any, tuple[Array, Counts]]:
+            cache, token, position = carry
             at = position[:, 0]
-            out = self.network.forward(params, token, position, cache, at, latent, self.draft_recurrence)
-            token = self.sample(self.network.logits(params, out.hidden), position + 1, progress, knobs)
-            cache = self.network.write(cache, out.kv, after(at, token))
-            return (cache, token, position + 1, out.latent), token[:, 0]
+            start = network.latents(cache, position)
+            out, latent = network.forward_from(params, token, position, start, Prefix(cache, at))
+            token = self.sample(network.logits(params, out.hidden), position + 1, rows, knobs)
+            cache = network.write(cache, out.kv, write_after_read(at, token))
+            cache = self._carry(params, cache, latent, at)
+            return (cache, token, position + 1), (token[:, 0], out.counts)
 
-        carry = (state.cache, first, position, state.latent)
-        (cache, _, _, latent), drafts = lax.scan(body, carry, length=self.lookahead)
-        return drafts.T, cache, latent
+        (cache, _, _), (drafts, spent) = lax.scan(body, (state.cache, first, position), length=self.lookahead)
+        return drafts.T, cache, {name: jnp.sum(amount, axis=0) for name, amount in spent.items()}
+
+    def _carry(self, params: Any, cache: Any, latent: Float[Array, "B 1 D"], at: Int[Array, "B"]) -> Any:
+        """The cache in which the next call at position `at` starts from this latent, where it is carried on."""
+        if not self.continuous:
+            return cache
+        return self.network.start_from(cache, self.network.normalise(params, latent), at)
 
     def _accepts(
-        self, logits: Float[Array, "B L V"], drafts: Int[Array, "B L"], threshold: Float[Array, "..."] | float
+        self, logits: Float[Array, "B L V"], drafts: Int[Array, "B L"], threshold: Float[Array, ""] | float
     ) -> Bool[Array, "B L"]:
         """Which drafts the verifier agrees with."""
         score = log_probability(logits, drafts)
