@@ -1,16 +1,16 @@
 """A network that recites a text, whatever it reads."""
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from paradec_jax.config import PRESETS
+from paradec_jax.config import RECURRENT_PRESETS
+from paradec_jax.decode import Forward, Prepared
 from paradec_jax.tokenizer import Tokenizer
 
-CONFIG = dataclasses.replace(PRESETS["test-recurrent"], vocab_size=384, max_length=256)
+CONFIG = dataclasses.replace(RECURRENT_PRESETS["test-recurrent"], vocab_size=384, max_length=256)
 SCALE = 50.0
 
 
@@ -18,7 +18,8 @@ SCALE = 50.0
 class Recital:
     """A network that recites: position p always predicts `script[p + 1 - start]`, whatever it reads.
 
-    With `flat`, all tokens of a few are equally likely and only the draw decides.
+    A call counts `recurrence` recurrences. With `flat`, all tokens of a few are equally likely and only the draw
+    decides.
     """
 
     script: tuple[int, ...]
@@ -27,24 +28,24 @@ class Recital:
     vocab_size: int = 384
     max_length: int = 256
     recurrence: int = 3
+    counters: tuple[str, ...] = ("recurrences",)
+    visibility: str = "causal"
+    block: int | None = None
 
-    def prepare(self, params: Any) -> Any:
-        return params
+    def prepare(self, params: Any) -> Prepared:
+        return Prepared(params)
 
-    def init_cache(self, batch: int, size: int) -> Any:
-        return jnp.zeros((batch, size))
+    def init_cache(self, keys: Any, size: int) -> Any:
+        return jnp.zeros((len(keys), size))
 
     def write(self, cache: Any, window: Any, at: Any) -> Any:
         return cache
 
-    def initial_state(self, keys: Any, scale: Any) -> Any:
-        return jnp.zeros((*keys.shape, 1))
+    def pick(self, window: Any, start: Any, width: int) -> Any:
+        return window
 
-    def forward(
-        self, params, tokens, positions, cache=None, visible=None, state=None, recurrence=None
-    ) -> Any:
-        hidden = positions[..., None].astype(jnp.float32)
-        return SimpleNamespace(hidden=hidden, latent=hidden, kv=None)
+    def forward(self, params: Any, inputs: Any, positions: Any, prefix: Any = None, mask: Any = None) -> Any:
+        return Forward(positions[..., None].astype(jnp.float32), None, {"recurrences": self.recurrence})
 
     def logits(self, params: Any, hidden: Any) -> Any:
         if self.flat:

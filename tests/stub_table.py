@@ -1,15 +1,15 @@
 """A table of decoders on a stub network: the model's config, some settings, and the keys of a row."""
 
 import dataclasses
+import json
 
 import paradec_jax as pd
-from paradec_jax.config import PRESETS
-from paradec_jax.evaluate import (
-    Setting,
-)
+from paradec_jax.config import RECURRENT_PRESETS
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.families import EVERY_STEP, FAMILIES
 from paradec_jax.testing import StubNetwork
 
-CONFIG = dataclasses.replace(PRESETS["test-recurrent"], vocab_size=384, max_length=256)
+CONFIG = dataclasses.replace(RECURRENT_PRESETS["test-recurrent"], vocab_size=384, max_length=256)
 STUB = StubNetwork(vocab_size=384, max_length=256)
 KEYS = [
     "family",
@@ -35,20 +35,34 @@ KEYS = [
 ]
 
 
+def strict(text):
+    """Parsed JSON; NaN and infinities, which the standard does not know, are refused."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def put_settings(monkeypatch, family, settings):
+    """Gives a family another table for the rest of a test."""
+    monkeypatch.setitem(FAMILIES, family, dataclasses.replace(FAMILIES[family], settings=settings))
+
+
 def small_settings():
-    wave = pd.Wavefront.Knobs(exit_threshold=1e9, momentum=0.0)
+    wave = pd.Wavefront.Knobs(exit_threshold=EVERY_STEP, momentum=0.0)
     return (
-        Setting("autoregressive", pd.AutoRegressive(recurrence=2)),
+        Setting("autoregressive", pd.Static(recurrence=2)),
         Setting(
             "autoregressive",
-            pd.AutoRegressive(recurrence=4),
+            pd.Static(recurrence=4),
             baseline=True,
-            half=pd.AutoRegressive(recurrence=2),
+            half=pd.Static(recurrence=2),
         ),
         Setting(
             "wavefront",
-            pd.Wavefront(inner_recurrence=4, width=1),
+            pd.Wavefront(inner_recurrence=4, window=1),
             wave,
-            half=pd.Wavefront(inner_recurrence=2, width=1),
+            half=pd.Wavefront(inner_recurrence=2, window=1),
         ),
     )

@@ -9,7 +9,7 @@ import pytest
 
 from convert.cli import main
 from paradec_jax import chat, store
-from paradec_jax.config import PRESETS, TokenSpec
+from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
 from paradec_jax.families import parameter_shapes
 
 # Of the form that Qwen2.5 has: a system message of its own, tools as JSON, results of tools in the user's turn.
@@ -167,7 +167,7 @@ class TestNames:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory) -> Path:
     """A Hugging Face folder without a template."""
-    folder, config = tmp_path_factory.mktemp("chat"), PRESETS["test-causal"]
+    folder, config = tmp_path_factory.mktemp("chat"), CAUSAL_PRESETS["test-causal"]
     params = _zeros(parameter_shapes(config))
     store.save(folder / "model", store.Model(config, params, TokenSpec()))
     assert main(["export", str(folder / "model"), str(folder / "source")]) == 0

@@ -6,12 +6,13 @@ import json
 import jax
 import numpy as np
 import pytest
-from stub_table import CONFIG, KEYS, STUB, small_settings
+from stub_table import CONFIG, KEYS, STUB, put_settings, small_settings, strict
 
 import paradec_jax as pd
 from paradec_jax import cli
 from paradec_jax.data import build_tokenizer, token_spec
-from paradec_jax.evaluate import SETTINGS, Setting, bench
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate import bench
 from paradec_jax.generate import generate
 from paradec_jax.models.recurrent_depth import parameter_shapes
 from paradec_jax.store import Model, save
@@ -28,10 +29,9 @@ def folder(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def settings(monkeypatch):
     wave = Setting(
-        "wavefront", pd.Wavefront(inner_recurrence=2, width=3), pd.Wavefront.Knobs(exit_threshold=0.2)
+        "wavefront", pd.Wavefront(inner_recurrence=2, window=3), pd.Wavefront.Knobs(exit_threshold=0.2)
     )
-    table = (*small_settings()[1:2], wave)
-    monkeypatch.setitem(SETTINGS, "recurrent_depth", table)
+    put_settings(monkeypatch, "recurrent_depth", (*small_settings()[1:2], wave))
     monkeypatch.setattr(Model, "network", STUB)  # known answers, quickly compiled
 
 
@@ -107,9 +107,9 @@ def test_question_and_standard_input(folder, capsys, monkeypatch):
 
 
 def test_options_change_the_setting(folder):
-    options = {"width": 2, "headway": 2, "exit_threshold": 0.5}
+    options = {"window": 2, "headway": 2, "exit_threshold": 0.5}
     decoder, knobs = cli.generate._choose("recurrent_depth", "wavefront", options)
-    assert (decoder.width, decoder.inner_recurrence, decoder.headway) == (2, 2, 2)
+    assert (decoder.window, decoder.inner_recurrence, decoder.headway) == (2, 2, 2)
     assert knobs.exit_threshold == 0.5
     with pytest.raises(ValueError, match="--recurrence is no option of --decoder wavefront"):
         cli.generate._choose("recurrent_depth", "wavefront", {"recurrence": 2})
@@ -122,7 +122,7 @@ def compare_arguments(folder, *more):
 def test_compare_json_is_all_of_stdout(folder, capsys):
     assert cli.main(compare_arguments(folder, "--json")) == 0
     out, err = capsys.readouterr()
-    rows = json.loads(out)
+    rows = strict(out)
     assert len(rows) == 2 and all(set(KEYS) <= row.keys() for row in rows)
     assert all(row["model"] == "tiny" and row["problems"] == 3 for row in rows)
     assert "decoding in batches" in err
@@ -132,7 +132,7 @@ def test_compare_table_and_file(folder, capsys, tmp_path):
     path = tmp_path / "rows.json"
     assert cli.main(compare_arguments(folder, "--json", str(path))) == 0
     out, _ = capsys.readouterr()
-    assert len(json.loads(path.read_text())) == 2
+    assert len(strict(path.read_text())) == 2
     for piece in ("tiny: 3 unseen problems of 2 to 2 steps", "autoregressive", "wavefront", "1.00x", "r 4"):
         assert piece in out
     assert "One pass of the core: autoregressive (r 4)" in out
@@ -157,7 +157,7 @@ def test_user_errors_are_one_sentence_and_exit_code_1(folder, capsys, tmp_path):
         (generate_arguments(folder, "--temperature", "-1"), "temperature must be at least 0"),
         (generate_arguments(folder, "--recurrence", "3"), "--recurrence is no option"),
         (generate_arguments(folder, "--stream", "--samples", "2"), "--stream shows one continuation"),
-        (generate_arguments(folder, "--width", "0"), "width must be at least 1"),
+        (generate_arguments(folder, "--window", "0"), "window must be at least 1"),
         (generate_arguments(folder, "--max-new-tokens", "9999"), "more than the 256 positions"),
     ]
     for arguments, message in cases:

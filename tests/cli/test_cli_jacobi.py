@@ -5,20 +5,20 @@ import json
 
 import jax
 import pytest
-from stub_table import KEYS
+from stub_table import KEYS, put_settings
 
 import paradec_jax as pd
 from paradec_jax import cli
-from paradec_jax.config import PRESETS
+from paradec_jax.config import CAUSAL_PRESETS
 from paradec_jax.data import build_tokenizer, token_spec
-from paradec_jax.evaluate import SETTINGS, Setting
-from paradec_jax.families import init_params
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.families import FAMILIES, init_params
 from paradec_jax.store import Model, save
 
-CONFIG = dataclasses.replace(PRESETS["test-causal"], vocab_size=384, max_length=256)
+CONFIG = dataclasses.replace(CAUSAL_PRESETS["test-causal"], vocab_size=384, max_length=256)
 TABLE = (
     Setting("autoregressive", pd.AutoRegressive(), baseline=True),
-    Setting("jacobi", pd.Jacobi(block=4, running=True, rows=2)),
+    Setting("jacobi", pd.Jacobi(block=4, running=True, candidates=2)),
 )
 
 
@@ -34,7 +34,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch):
-    monkeypatch.setitem(SETTINGS, "causal", TABLE)
+    put_settings(monkeypatch, "causal", TABLE)
 
 
 def test_models_side_by_side(folders, capsys, tmp_path):
@@ -64,7 +64,7 @@ def test_the_bundled_models_of_the_family_are_the_default(monkeypatch, capsys):
 
     monkeypatch.setattr(cli.compare.store, "load", load)
     assert cli.main(["compare", "--family", "jacobi"]) == 1
-    assert asked == [cli.compare.BUNDLED["causal"][0]]
+    assert asked == [FAMILIES["causal"].bundled[0]]
 
 
 def test_generate_with_every_decoder_of_the_family(folders, capsys):
@@ -76,7 +76,7 @@ def test_generate_with_every_decoder_of_the_family(folders, capsys):
         texts[decoder], counts = capsys.readouterr()
         assert "tokens a call" in counts and "recurrences" not in counts
     assert len(set(texts.values())) == 1
-    assert cli.main([*arguments, "--stream", "--block", "3", "--rows", "1"]) == 0
+    assert cli.main([*arguments, "--stream", "--block", "3", "--candidates", "1"]) == 0
     assert capsys.readouterr().out == texts["jacobi"]
 
 
@@ -84,14 +84,18 @@ def test_what_does_not_suit_the_family(folders, capsys):
     common = ["generate", "Ana", "--model", str(folders["before"])]
     for more, message in (
         (["--decoder", "wavefront"], "--decoder wavefront does not suit a model of family causal"),
-        (["--decoder", "jacobi", "--blocks", "2"], "--blocks is no option of --decoder jacobi"),
+        (["--decoder", "jacobi", "--blocks", "2"], "a running window has no blocks, so blocks must be 1"),
         (["--decoder", "jacobi", "--block", "1"], "block must be at least 2"),
-        (["--decoder", "jacobi", "--acceptance", "rejection"], "acceptance 'rejection' verifies one row"),
+        (["--decoder", "jacobi", "--spawn", "0.5"], "spawn needs blocks of at least 2, not 1"),
+        (
+            ["--decoder", "jacobi", "--acceptance", "rejection"],
+            "acceptance 'rejection' verifies the draft alone",
+        ),
     ):
         assert cli.main([*common, *more]) == 1
         assert message in capsys.readouterr().err
     assert cli.main(["compare", "--model", str(folders["before"])]) == 1
-    assert "is of family jacobi, but --family is recurrent_depth" in capsys.readouterr().err
+    assert "is of family causal, but --family is recurrent_depth" in capsys.readouterr().err
 
 
 def test_bench_of_a_causal_preset(capsys, tmp_path):

@@ -11,6 +11,7 @@ from plain_jacobi import predictor, trajectory
 from recorded_jacobi import arrays, model, models, recorded_rows
 
 from paradec_jax import decode
+from paradec_jax.config import TokenSpec
 from paradec_jax.data.collect import collect
 from paradec_jax.testing import PROMPTS, StubCausal, tiny_request
 
@@ -20,7 +21,7 @@ BLOCK = 4
 
 
 def collected(request, *, ids=(7, 8, 9), **options):
-    decoder = decode.Jacobi(block=BLOCK, **options).bind(STUB, 40, PAD)
+    decoder = decode.Jacobi(block=BLOCK, **options).bind(STUB, 40, TokenSpec(pad=PAD))
     return collect(decoder, None, request, ids)
 
 
@@ -72,10 +73,10 @@ def test_a_block_starts_from_tokens_of_its_row():
             assert block.iterates[0, 0] == block.fixed[0] and {*block.iterates[0].tolist()} <= text
 
 
-def test_points_of_winning_rows():
+def test_points_of_winning_candidates():
     """With candidates the accepted prefix grows in every iterate, and the texts are the same."""
     request = tiny_request(20)
-    alone, found = collected(request), collected(request, pool=2, rows=4)
+    alone, found = collected(request), collected(request, pool=2, candidates=4)
     assert sum(map(calls, found)) < sum(map(calls, alone))
     for generation, other, prompt in zip(found, alone, PROMPTS, strict=True):
         assert generation.fixed.ravel().tolist() == other.fixed.ravel().tolist() == STUB.expected(prompt, 20)
@@ -103,7 +104,7 @@ def test_rows_without_a_whole_block_are_left_out():
 
 def test_what_has_no_blocks_is_refused():
     request = tiny_request(4)
-    for decoder in decode.Jacobi(running=True), decode.MultiBlock(blocks=2):
+    for decoder in decode.Jacobi(running=True), decode.Jacobi(blocks=2):
         with pytest.raises(ValueError, match="needs a decoder of single blocks"):
             collect(decoder.bind(STUB, 40), None, request, (1, 2, 3))
     with pytest.raises(ValueError, match="data_ids must name 3 rows, not 2"):
@@ -142,8 +143,8 @@ def test_plain_trajectories_are_the_recorded_ones(name):
         of = functools.partial(lambda run, array: want[f"{run}/{array}"], run)
         context = list(prompts[int(run.split("/p")[1])])
         for block, draft in enumerate(of("init_draft").tolist()):
-            iterates, behind = trajectory(predict, context, draft)
+            iterates, after = trajectory(predict, context, draft)
             recorded = of("points")[of("point_block") == block].tolist()
             # The original program stores a draft that turns out to be right, then the fixed point.
-            assert iterates == without_repetitions(recorded) and behind == of("first_tokens")[block + 1]
+            assert iterates == without_repetitions(recorded) and after == of("first_tokens")[block + 1]
             context += iterates[-1]

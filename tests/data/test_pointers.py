@@ -8,18 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paradec_jax.config import PRESETS
+from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.data.pointers import PointerTask, Stage, pointer_batches, pointer_problem
+from paradec_jax.decode import Prefix
 from paradec_jax.evaluate import exact_lists, pointer_problems
+from paradec_jax.families import init_params
 from paradec_jax.losses import stepwise_loss
 from paradec_jax.losses.cross_entropy import cross_entropy
-from paradec_jax.families import init_params
 from paradec_jax.models import RecurrentDepthNetwork
 
 TASK = PointerTask(names=12, chains=3, queries=5)
 CURRICULUM = (Stage(0, 12, 1, queries=5, rows=6), Stage(2, 9, 5, queries=7, rows=4))
-NETWORK = RecurrentDepthNetwork(PRESETS["test-recurrent"])
+NETWORK = RecurrentDepthNetwork(RECURRENT_PRESETS["test-recurrent"])
 
 
 def read(prompt):
@@ -140,16 +141,16 @@ def by_hand(params, batch, recurrence, prompt_recurrence, states):
     prompt = tokens.shape[1] - width
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     at = jnp.zeros(rows, jnp.int32)
-    out = NETWORK.forward(
-        params, tokens[:, :prompt], positions[:, :prompt], None, None, states[:, :prompt], prompt_recurrence
-    )
-    cache = NETWORK.write(NETWORK.init_cache(rows, prompt), out.kv, at)
-    said = NETWORK.logits(params, out.hidden)
+
+    def read(recurrence, part, prefix=None):
+        network = NETWORK.at(recurrence)
+        out, _ = network.forward_from(params, tokens[:, part], positions[:, part], states[:, part], prefix)
+        return out.kv, network.logits(params, out.hidden)
+
+    kv, said = read(prompt_recurrence, slice(prompt))
     first = cross_entropy(said, batch["prompt_targets"], batch["prompt_weights"])
-    behind = NETWORK.forward(
-        params, tokens[:, prompt:], positions[:, prompt:], cache, at + prompt, states[:, prompt:], recurrence
-    )
-    answers = NETWORK.logits(params, behind.hidden)
+    cache = NETWORK.write(NETWORK.init_cache(jax.random.split(jax.random.key(0), rows), prompt), kv, at)
+    _, answers = read(recurrence, slice(prompt, None), Prefix(cache, at + prompt))
     return cross_entropy(answers, targets[recurrence - 1], jnp.ones((rows, width)))[0], first[0]
 
 

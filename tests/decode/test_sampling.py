@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paradec_jax.decode.randomness import Purpose
-from paradec_jax.decode.sampling import SamplingKnobs, filtered_probabilities, sample
+from paradec_jax.decode import SamplingKnobs
+from paradec_jax.decode.rules.randomness import Purpose
+from paradec_jax.decode.rules.sampling import filtered_probabilities, sample
 
 
 def test_draws_follow_the_filtered_distribution():

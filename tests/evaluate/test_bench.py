@@ -6,22 +6,24 @@ import math
 import jax
 import pytest
 
-from paradec_jax.config import PRESETS
-from paradec_jax.decode import drive
-from paradec_jax.evaluate.bench import Limits, bench, fixed_wavefront, limits, static
+from paradec_jax.config import RECURRENT_PRESETS
+from paradec_jax.decode import Static
+from paradec_jax.decode.machine import drive
+from paradec_jax.evaluate.bench import Limits, bench, limits, paced_wavefront
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.models.recurrent_depth import init_params, parameter_shapes
 
-TINY = PRESETS["test-recurrent"]
+TINY = RECURRENT_PRESETS["test-recurrent"]
 NETWORK = RecurrentDepthNetwork(TINY)
+STATIC = Static(recurrence=4, greedy=True), None
 
 
 def work(config, batch, positions, context, recurrence):
-    return RecurrentDepthNetwork(config).work(batch, positions, context, recurrence)
+    return RecurrentDepthNetwork(config, recurrence=recurrence).work(batch, positions, context)
 
 
 def test_work_of_one_recurrence_reads_every_parameter_but_the_embedding():
-    config = PRESETS["tiny-recurrent"]
+    config = RECURRENT_PRESETS["tiny-recurrent"]
     shapes = parameter_shapes(config)
     once = sum(math.prod(leaf.shape) for leaf in _leaves(shapes))  # tied: the embedding is the output matrix
     cost = work(config, batch=1, positions=1, context=0, recurrence=1)
@@ -48,14 +50,14 @@ def test_work_grows_with_recurrences_context_and_rows():
     assert work(TINY, 1, 4, 10, 2).bytes == base.bytes
 
 
-@pytest.mark.parametrize("decoder", [static(4), fixed_wavefront(4, 2)], ids=["static", "wavefront"])
-def test_bench(decoder):
-    jitted = (drive._init, drive._steps, drive._run)
+@pytest.mark.parametrize("case", [STATIC, paced_wavefront(4, 2)], ids=["static", "wavefront"])
+def test_bench(case):
+    jitted = (drive.start, drive.advance, drive.compiled_run)
     compiled = [function._cache_size() for function in jitted]
     row = bench(
         NETWORK,
         init_params(TINY, jax.random.key(0)),
-        decoder,
+        *case,
         batch=2,
         context=8,
         tokens=12,
@@ -73,21 +75,21 @@ def test_bench(decoder):
     # What further recurrences read again is read twice as fast here.
     assert row["bandwidth_fraction"] / 4 < row["read_fraction"] < row["bandwidth_fraction"] / 2
     assert row["limit_fraction"] == max(row["read_fraction"], row["flops_fraction"])
-    if decoder == static(4):
+    if case == STATIC:
         assert row["network_calls_per_token"] == 1
-    else:  # the prompt, four steps until the wave is old enough, then a token a step
-        assert row["network_calls"] == 2 * (1 + 3 + 11)
+    else:  # the prompt, a step until the first position is old enough, then a token a step
+        assert row["network_calls"] == 2 * (1 + 1 + 11)
 
 
 def test_a_model_too_short_is_refused():
     with pytest.raises(ValueError, match="more than the 64 positions"):
-        bench(NETWORK, {}, static(2), context=60, tokens=10, device=Limits(1.0, 1.0, 1.0, 1.0))
+        bench(NETWORK, {}, *STATIC, context=60, tokens=10, device=Limits(1.0, 1.0, 1.0, 1.0))
 
 
 @pytest.mark.parametrize("wrong", [{"tokens": 1}, {"passes": 0}])
 def test_nothing_to_time_is_refused(wrong):
     with pytest.raises(ValueError, match="tokens must be at least 2 and passes at least 1"):
-        bench(NETWORK, {}, static(2), context=8, device=Limits(1.0, 1.0, 1.0, 1.0), **wrong)
+        bench(NETWORK, {}, *STATIC, context=8, device=Limits(1.0, 1.0, 1.0, 1.0), **wrong)
 
 
 def test_limits_are_rates():

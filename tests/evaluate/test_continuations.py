@@ -12,8 +12,9 @@ from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.evaluate.benchmarks import gsm8k, instruct, mbpp
 from paradec_jax.evaluate.benchmarks.items import Item
 from paradec_jax.evaluate.continuations import before, continuations, cut
-from paradec_jax.evaluate.options import DECODERS, choose
+from paradec_jax.evaluate.options import choose
 from paradec_jax.evaluate.results import Results, write_table
+from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model
 from paradec_jax.testing import StubNetwork
 
@@ -67,7 +68,7 @@ class TestContinuations:
     def test_what_the_release_leaves_behind_is_cut(self, model):
         tokenizer, spec = model.tokenizer, model.token_spec
         words = tokenizer.encode(" 1 2 3")
-        beyond = [*words, spec.stop[0], *words]  # tokens behind a stop token
+        beyond = [*words, spec.stop[0], *words]  # tokens after a stop token
         assert cut(tokenizer, spec, beyond, 20, ()) == (beyond[:4], " 1 2 3", "stop token")
         assert cut(tokenizer, spec, beyond, 2, ()) == (words[:2], " 1 2", "budget")
         assert cut(tokenizer, spec, words, 20, ("2",)) == (words, " 1 ", "stop string")
@@ -87,15 +88,16 @@ class TestContinuations:
 
 class TestOptions:
     def test_each_decoder_takes_its_own(self):
-        decoders = DECODERS["recurrent_depth"]
+        decoders = FAMILIES["recurrent_depth"].decoders
         decoder, knobs = choose("adaptive", decoders["adaptive"], options={"recurrence": 3, "top_p": 0.5})
         assert (decoder.max_recurrence, knobs.top_p, decoder.greedy) == (3, 0.5, True)
-        decoder, knobs = choose("official", decoders["official"], options={"width": 9, "temperature": 0.2})
-        assert (decoder.width, knobs.temperature, decoder.greedy) == (9, 0.2, False)
-        sampled = pd.AutoRegressive.Knobs(temperature=1.0)
-        assert not choose("static", decoders["static"], sampled)[0].greedy
-        with pytest.raises(ValueError, match="--inner-recurrence is no option of --decoder static"):
-            choose("static", decoders["static"], options={"inner_recurrence": 2})
+        decoder, knobs = choose("wavefront", decoders["wavefront"], options={"window": 9, "temperature": 0.2})
+        assert (decoder.window, knobs.temperature, decoder.greedy) == (9, 0.2, False)
+        assert all(bucket < 9 for bucket in decoder.buckets)
+        static, sampled = decoders["autoregressive"], pd.Static.Knobs(temperature=1.0)
+        assert not choose("autoregressive", static, sampled)[0].greedy
+        with pytest.raises(ValueError, match="--inner-recurrence is no option of --decoder autoregressive"):
+            choose("autoregressive", static, options={"inner_recurrence": 2})
 
 
 class TestResults:

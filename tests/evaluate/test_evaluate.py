@@ -5,14 +5,13 @@ import json
 
 import numpy as np
 import pytest
-from stub_table import CONFIG, KEYS, STUB, small_settings
+from stub_table import CONFIG, KEYS, STUB, small_settings, strict
 
 import paradec_jax as pd
 from paradec_jax.data import build_tokenizer, token_spec, write_jsonl
 from paradec_jax.decode import make_request
 from paradec_jax.evaluate import (
-    SETTINGS,
-    Subject,
+    Case,
     compare,
     exact_answers,
     measure,
@@ -22,6 +21,7 @@ from paradec_jax.evaluate import (
     wilson,
     word_problems,
 )
+from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model
 
 
@@ -116,18 +116,20 @@ def requests(count):
 
 
 def test_measure(model):
-    subjects = [Subject(pd.AutoRegressive(model.network, 16, recurrence=r)) for r in (1, 2)]
+    cases = [Case(pd.Static(model.network, 16, recurrence=r)) for r in (1, 2)]
     done = []
-    speeds = measure(subjects, model.params, requests(2), passes=3, advance=done.append)
+    speeds = measure(cases, model.params, requests(2), passes=3, advance=done.append)
     assert sum(done) == 2 * (3 + 1)
     for speed, r in zip(speeds, (1, 2), strict=True):
         assert (speed.batch, speed.tokens, speed.calls) == (1, 12, 10)
-        assert (speed.network_calls, speed.recurrences) == (12, 12 * r)
+        assert (speed.counts["network_calls"], speed.counts["recurrences"]) == (12, 12 * r)
+        # The prompt is one call in each of the two requests.
+        assert speed.step_counts == {"network_calls": 10, "positions": 10, "recurrences": 10 * r}
         assert len(speed.passes) == 3 and speed.seconds == sorted(speed.passes)[1]
         assert speed.tokens_per_second == pytest.approx(12 / speed.seconds)
         assert len(speed.decoded) == 2
     with pytest.raises(ValueError, match="one shape"):
-        measure(subjects, model.params, [*requests(1), make_request([[1, 2]], max_new_tokens=6)])
+        measure(cases, model.params, [*requests(1), make_request([[1, 2]], max_new_tokens=6)])
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +164,8 @@ def test_compare_rows(result):
         )
         assert isinstance(row["exact"], int) and len(row["interval"]) == 2
         assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
-    json.loads(json.dumps(result.rows, allow_nan=False))
+    strict(json.dumps(result.rows, allow_nan=False))
+    assert result.rows[2]["settings"]["exit_threshold"] is None  # infinite
     few, base, wave = result.rows
     assert base["speedup"] == 1.0 and base["equals_greedy"] == 1.0
     assert few["core_pass_microseconds"] is None and few["equals_greedy"] < 1.0
@@ -173,7 +176,7 @@ def test_compare_rows(result):
     assert wave["equals_greedy"] == 1.0
     assert wave["network_calls_per_token"] == base["network_calls_per_token"] == 1.0
     assert (few["recurrences_per_token"], base["recurrences_per_token"]) == (2.0, 4.0)
-    assert wave["settings"]["width"] == 1 and base["settings"]["recurrence"] == 4
+    assert wave["settings"]["window"] == 1 and base["settings"]["recurrence"] == 4
 
 
 def test_compare_answers_do_not_depend_on_the_batch(model, result):
@@ -198,15 +201,10 @@ def test_compare_refuses(model, monkeypatch):
         compare(model, problems, small_settings())
 
 
-@pytest.mark.parametrize("family", SETTINGS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_settings_of_the_table(family):
-    settings = SETTINGS[family]
+    settings = FAMILIES[family].settings
     assert sum(setting.baseline for setting in settings) == 1
-    names = {
-        "recurrent_depth": {"autoregressive", "adaptive", "speculative", "wavefront"},
-        "causal": {"autoregressive", "jacobi", "multiblock", "prompt_lookup", "lookahead"},
-    }
-    assert {setting.name for setting in settings} == names[family]
     rows = [json.dumps([setting.name, setting.settings()], allow_nan=False) for setting in settings]
     assert len(set(rows)) == len(rows)
     labels = [(setting.name, setting.label()) for setting in settings]

@@ -63,7 +63,7 @@ class TestLikelihoods:
         # One key for all rows: the initial states are then those of the likelihoods.
         keys = jax.random.wrap_key_data(np.stack([jax.random.key_data(jax.random.key(7))] * 2))
         request = pd.make_request(prompts, max_new_tokens=5, keys=keys)
-        decoded = pd.run(pd.AutoRegressive(network, 10, log_probs=True), params, request)
+        decoded = pd.run(pd.Static(network, 10, log_probs=True), params, request)
         rows = [Row((*p, *new), 5) for p, new in zip(prompts, decoded.completions(), strict=True)]
         scores = log_likelihoods(network, params, rows, batch=2, seed=7)
         totals = np.asarray(decoded.log_probs).sum(axis=1)

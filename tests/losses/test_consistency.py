@@ -198,7 +198,7 @@ def test_divergence_and_teacher():
     assert run(frozen, frozen=params(1))[1]["consistency"] != pytest.approx(same[1]["consistency"], rel=1e-2)
 
 
-def test_what_counts_behind_a_stop_token():
+def test_what_counts_after_a_stop_token():
     row = {name: values[1:2] for name, values in batch().items()}  # STOP at offset 1 of the last of 2 blocks
     row["noisy"] = np.full_like(row["noisy"], 5)
     row["clean"] = np.where(row["clean"] == 5, 6, row["clean"])
@@ -263,10 +263,10 @@ def test_finite_differences(which):
         value, gradient = jax.jit(value), jax.jit(jax.grad(value))(point)
         slope = sum(jnp.vdot(a, b) for a, b in zip(*map(jax.tree.leaves, (gradient, direction)), strict=True))
         step = 1e-6
-        ahead, behind = (
+        more, less = (
             value(jax.tree.map(lambda x, d, s=s: x + s * d, point, direction)) for s in (step, -step)
         )
-        assert float((ahead - behind) / (2 * step)) == pytest.approx(float(slope), rel=1e-6)
+        assert float((more - less) / (2 * step)) == pytest.approx(float(slope), rel=1e-6)
 
 
 # Refusals

@@ -8,14 +8,14 @@ import numpy as np
 import optax
 import pytest
 
-from paradec_jax.config import PRESETS, TokenSpec
+from paradec_jax.config import RECURRENT_PRESETS, TokenSpec
+from paradec_jax.families import init_params
 from paradec_jax.losses import recurrent_consistency_loss
 from paradec_jax.losses.consistency import ConsistencyRules
 from paradec_jax.losses.recurrent_consistency import Unrolled
-from paradec_jax.families import init_params
 from paradec_jax.models import RecurrentDepthNetwork
 
-NETWORK = RecurrentDepthNetwork(PRESETS["test-recurrent"])
+NETWORK = RecurrentDepthNetwork(RECURRENT_PRESETS["test-recurrent"])
 SPEC = TokenSpec(bos=1, stop=(2,), pad=0)
 RULES = ConsistencyRules(context="clean", after_eos="keep", ar_weight=2.0)
 PROMPT, BLOCK = 4, 3
@@ -46,11 +46,8 @@ def always(recurrence):
 def read(params, tokens, state, recurrence):
     """Logits of an ordinary causal pass from given states."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    view, window = NETWORK.view(positions), NETWORK.empty_window(*tokens.shape)
-    e, window = NETWORK.embed(params, tokens, view, window)
-    for index in range(recurrence):
-        state, window = NETWORK.iterate(params, state, e, view, window, index)
-    return NETWORK.logits(params, NETWORK.readout(params, state, view, window)[0])
+    out, _ = NETWORK.at(recurrence).forward_from(params, tokens, positions, state)
+    return NETWORK.logits(params, out.hidden)
 
 
 def test_equals_two_causal_passes(params, batch):
@@ -122,7 +119,7 @@ def test_the_state_is_that_of_each_position(params):
     @jax.jit
     def read(seed):
         unrolled = Unrolled(NETWORK, jnp.int32(1), jax.random.key(seed), 1)
-        return unrolled.forward(params, tokens, positions, window_mask=mask).hidden
+        return unrolled.forward(params, tokens, positions, mask=mask).hidden
 
     hidden = [read(seed) for seed in (0, 1)]
     assert not np.allclose(hidden[0][0, 1], hidden[0][0, 2])

@@ -12,9 +12,10 @@ from jax import export
 
 from paradec_jax import decode
 from paradec_jax.config import CAUSAL_PRESETS, CausalConfig
-from paradec_jax.decode import drive
-from paradec_jax.losses import next_token_loss
+from paradec_jax.decode import Prefix
+from paradec_jax.decode.machine import drive
 from paradec_jax.families import network_of
+from paradec_jax.losses import next_token_loss
 from paradec_jax.models import CausalNetwork
 from paradec_jax.models.causal import init_params, parameter_shapes
 from paradec_jax.nn import masks
@@ -43,9 +44,13 @@ def params_of(config: CausalConfig):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def call(network, params, tokens, positions, cache=None, visible=None, window_mask=None):
-    out = network.forward(params, tokens, positions, cache, visible, window_mask=window_mask)
+def call(network, params, tokens, positions, prefix=None, mask=None):
+    out = network.forward(params, tokens, positions, prefix, mask)
     return network.logits(params, out.hidden), out.kv
+
+
+def empty_cache(network, batch, size):
+    return network.init_cache(jax.random.split(jax.random.key(0), batch), size)
 
 
 def positions_of(tokens, start=0):
@@ -184,7 +189,7 @@ def test_bfloat16():
     want = uncached("qwen2")[0]
     assert logits.dtype == jnp.float32 and kv[0].k.dtype == jnp.bfloat16
     assert float(jnp.max(jnp.abs(logits - want))) < 0.1 * float(jnp.max(jnp.abs(want)))
-    assert low.init_cache(1, 4)[0].v.dtype == jnp.bfloat16
+    assert empty_cache(low, 1, 4)[0].v.dtype == jnp.bfloat16
 
 
 # Cache
@@ -195,10 +200,10 @@ def test_cached_equals_uncached(kind):
     """Rows stand at different lengths; what lies beyond a row's own is scratch and changes nothing."""
     network, params = CausalNetwork(KINDS[kind]), params_of(KINDS[kind])
     want, kv = uncached(kind)
-    cache = network.write(network.init_cache(2, 12), kv, jnp.zeros(2, jnp.int32))
+    cache = network.write(empty_cache(network, 2, 12), kv, jnp.zeros(2, jnp.int32))
     visible, width = jnp.array([2, 4]), 4
     window = jnp.stack([row[at : at + width] for row, at in zip(TOKENS, visible, strict=True)])
-    logits, own = call(network, params, window, positions_of(window, visible), cache, visible)
+    logits, own = call(network, params, window, positions_of(window, visible), Prefix(cache, visible))
     for row, at in enumerate(visible.tolist()):
         np.testing.assert_allclose(logits[row], want[row, at : at + width], atol=ATOL)
     written = network.write(cache, own, visible)
@@ -221,18 +226,18 @@ def test_pick_takes_positions_of_each_rows_window():
 def test_candidates_side_by_side_in_one_window():
     """Two continuations share prefix and positions; each sees itself alone, and the winner is stored."""
     network, params = CausalNetwork(BASE), params_of(BASE)
-    prefix, width = 3, 2
+    length, width = 3, 2
     first, second = TOKENS[:, 3:5], TOKENS[:, 5:7]
-    _, kv = call(network, params, TOKENS[:, :prefix], positions_of(TOKENS[:, :prefix]))
-    cache = network.write(network.init_cache(2, 8), kv, jnp.zeros(2, jnp.int32))
-    visible = jnp.full(2, prefix)
+    _, kv = call(network, params, TOKENS[:, :length], positions_of(TOKENS[:, :length]))
+    cache = network.write(empty_cache(network, 2, 8), kv, jnp.zeros(2, jnp.int32))
+    prefix = Prefix(cache, jnp.full(2, length))
     window = jnp.concatenate([first, second], axis=1)
-    positions = jnp.tile(prefix + jnp.arange(width), (2, 2))
+    positions = jnp.tile(length + jnp.arange(width), (2, 2))
     blocks = jnp.asarray(np.kron(np.eye(2), masks.causal(width)) > 0)
     for mask in (blocks, jnp.stack([blocks, blocks])):
-        logits, own = call(network, params, window, positions, cache, visible, mask)
+        logits, own = call(network, params, window, positions, prefix, mask)
         for i, candidate in enumerate((first, second)):
-            alone, want = call(network, params, candidate, positions[:, :width], cache, visible)
+            alone, want = call(network, params, candidate, positions[:, :width], prefix)
             np.testing.assert_allclose(logits[:, i * width : (i + 1) * width], alone, atol=ATOL)
             picked = network.pick(own, jnp.full(2, i * width), width)
             for new, old in zip(picked, want, strict=True):
@@ -245,7 +250,7 @@ def test_window_mask_of_each_row():
     network, params = CausalNetwork(BASE), params_of(BASE)
     causal = masks.causal(TOKENS.shape[1])
     mask = jnp.stack([causal, causal.at[4:, 2].set(False)])
-    logits, _ = call(network, params, TOKENS, positions_of(TOKENS), None, None, mask)
+    logits, _ = call(network, params, TOKENS, positions_of(TOKENS), None, mask)
     want = uncached("qwen2")[0]
     np.testing.assert_allclose(logits[0], want[0], atol=ATOL)
     np.testing.assert_allclose(logits[1, :4], want[1, :4], atol=ATOL)
@@ -285,9 +290,9 @@ def test_decoder_lowers():
 
     @jax.jit
     def run(params, request, knobs):
-        return drive._run(decoder, params, request, knobs, drive._bound(None))
+        return drive.compiled_run(decoder, params, request, knobs, np.int32(drive.UNBOUNDED))
 
-    lowers(run, parameter_shapes(config), tiny_request(4), drive._knobs(decoder, decoder.Knobs()))
+    lowers(run, parameter_shapes(config), tiny_request(4), decoder.knobs(None))
 
 
 def test_train_step_lowers():

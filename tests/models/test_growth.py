@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paradec_jax.config import PRESETS
+from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.families import init_params, parameter_shapes
 from paradec_jax.models import RecurrentDepthNetwork, deepen_core
 
-CONFIG = PRESETS["test-recurrent"]
+CONFIG = RECURRENT_PRESETS["test-recurrent"]
 
 
 @pytest.fixture(scope="module")
@@ -21,16 +21,11 @@ def params():
 
 @functools.partial(jax.jit, static_argnums=0)
 def logits(config, params):
-    recurrence = 3
-    network = RecurrentDepthNetwork(config, recurrence=recurrence)
+    network = RecurrentDepthNetwork(config, recurrence=3)
     tokens = jax.random.randint(jax.random.key(1), (2, 7), 0, config.vocab_size)
     positions = jnp.broadcast_to(jnp.arange(7), (2, 7))
-    view, window = network.view(positions), network.empty_window(2, 7)
-    e, window = network.embed(params, tokens, view, window)
     state = network.initial_state(jax.random.split(jax.random.key(2), (2, 7)))
-    for index in range(recurrence):
-        state, window = network.iterate(params, state, e, view, window, index)
-    return network.logits(params, network.readout(params, state, view, window)[0])
+    return network.logits(params, network.forward_from(params, tokens, positions, state)[0].hidden)
 
 
 def test_new_layers_pass_on_what_they_get(params):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paradec_jax.config import PRESETS, RECURRENT_PRESETS, RecurrentDepthConfig
+from paradec_jax.config import RECURRENT_PRESETS, RecurrentDepthConfig
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.models.recurrent_depth import init_params, parameter_shapes
 from paradec_jax.nn import masks
@@ -33,14 +33,14 @@ def positions_of(tokens, start: int = 0):
 def forward(network, params, tokens, state, start: int = 0, r: int = 3):
     @jax.jit
     def call(params, tokens, positions, state):
-        out = network.forward(params, tokens, positions, None, None, state, r)
-        return network.logits(params, out.hidden), out.latent
+        out, latent = network.at(r).forward_from(params, tokens, positions, state)
+        return network.logits(params, out.hidden), latent
 
     return call(params, tokens, positions_of(tokens, start), state)
 
 
 TOKENS = jnp.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
-STATE = normal(2, 5, PRESETS["test-recurrent"].width)
+STATE = normal(2, 5, RECURRENT_PRESETS["test-recurrent"].width)
 
 
 # Sizes
@@ -51,12 +51,12 @@ def count(config: RecurrentDepthConfig) -> int:
 
 
 def test_the_release_has_its_published_number_of_parameters():
-    assert count(PRESETS["huginn-0125"]) == 3_564_976_800
+    assert count(RECURRENT_PRESETS["huginn-0125"]) == 3_564_976_800
 
 
 @pytest.mark.parametrize("changes", [{}, {"tie_embeddings": False}, {"qk_bias": False}, {"coda_layers": 3}])
 def test_number_of_parameters(changes):
-    c = dataclasses.replace(PRESETS["test-recurrent"], **changes)
+    c = dataclasses.replace(RECURRENT_PRESETS["test-recurrent"], **changes)
     block = 4 * c.width**2 + 3 * c.width * c.feed_forward + 4 * c.width + c.qk_bias * 2 * c.width
     layers = c.prelude_layers + c.core_layers + c.coda_layers
     matrices = (2 - c.tie_embeddings) * c.vocab_size * c.width
@@ -65,11 +65,11 @@ def test_number_of_parameters(changes):
 
 @pytest.mark.parametrize("name", RECURRENT_PRESETS)
 def test_presets_name_a_dtype_and_the_default_recurrence(name):
-    network = RecurrentDepthNetwork(PRESETS[name])
-    assert network.recurrence == PRESETS[name].mean_recurrence
-    assert network == RecurrentDepthNetwork(dataclasses.replace(PRESETS[name]))
-    shapes = parameter_shapes(PRESETS[name])
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(shapes)} == {PRESETS[name].param_dtype}
+    network = RecurrentDepthNetwork(RECURRENT_PRESETS[name])
+    assert network.recurrence == RECURRENT_PRESETS[name].mean_recurrence
+    assert network == RecurrentDepthNetwork(dataclasses.replace(RECURRENT_PRESETS[name]))
+    shapes = parameter_shapes(RECURRENT_PRESETS[name])
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(shapes)} == {RECURRENT_PRESETS[name].param_dtype}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_presets_name_a_dtype_and_the_default_recurrence(name):
 )
 def test_impossible_shapes(changes, message):
     with pytest.raises(ValueError, match=message):
-        dataclasses.replace(PRESETS["test-recurrent"], **changes)
+        dataclasses.replace(RECURRENT_PRESETS["test-recurrent"], **changes)
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,13 @@ def test_impossible_shapes(changes, message):
 )
 def test_impossible_networks(options, message):
     with pytest.raises(ValueError, match=message):
-        RecurrentDepthNetwork(PRESETS["test-recurrent"], **options)
+        RecurrentDepthNetwork(RECURRENT_PRESETS["test-recurrent"], **options)
 
 
 def test_initial_values():
-    config = dataclasses.replace(PRESETS["test-recurrent"], width=64, vocab_size=256, feed_forward=96)
+    config = dataclasses.replace(
+        RECURRENT_PRESETS["test-recurrent"], width=64, vocab_size=256, feed_forward=96
+    )
     params = init_params(config, jax.random.key(1))
     cut = 0.986578  # standard deviation of a normal cut at three, relative to the one before
     for leaf, std in (
@@ -255,5 +257,6 @@ def test_bfloat16():
     want, _ = forward(tiny_network(), tiny_params(), TOKENS, STATE)
     assert np.isfinite(logits).all()
     assert float(jnp.max(jnp.abs(logits - want))) < 0.05 * float(jnp.max(jnp.abs(want)))
-    cache = low.init_cache(1, 4)
-    assert {leaf.dtype.name for leaf in jax.tree.leaves((cache.prelude, cache.core))} == {"bfloat16"}
+    cache = low.init_cache(jax.random.split(jax.random.key(0), 1), 4)
+    kept = cache.kv.prelude, cache.kv.core, cache.initial
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(kept)} == {"bfloat16"}

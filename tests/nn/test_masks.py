@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paradec_jax.config import PRESETS
+from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.nn import masks
 from paradec_jax.testing import tiny_network, tiny_params
 
-CONFIG = PRESETS["test-recurrent"]
+CONFIG = RECURRENT_PRESETS["test-recurrent"]
 TOKENS = (3, 1, 4, 1)
 RECURRENCES = 2
 RULES = {"no_share": masks.no_share, "kv_share": masks.kv_share}
@@ -190,10 +190,10 @@ def states(copies: tuple[int, ...]) -> list[np.ndarray]:
 @jax.jit
 def forward(params, tokens, positions, mask, state):
     network = tiny_network()
-    view = network.view(positions, window_mask=mask)
+    view = network.view(positions, mask=mask)
     e, window = network.embed(params, tokens, view, network.empty_window(*tokens.shape))
     state, window = network.recur(params, state, e, view, window, RECURRENCES)
-    return network.readout(params, state, view, window)[0][0]
+    return network.readout(params, state, view, window).hidden[0]
 
 
 def wide(rule: str, copies: int, alike: bool = False) -> np.ndarray:
