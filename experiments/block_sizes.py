@@ -1,4 +1,6 @@
-"""What a block size costs and what it brings (Jacobi Forcing, arXiv 2512.14681, figure 4). `python experiments/block_sizes.py`.
+"""What a block size costs and what it brings (Jacobi Forcing, arXiv 2512.14681, figure 4).
+
+    python experiments/block_sizes.py
 
 Cost (figure 4a): seconds of one step over a window of n positions after a context, with random weights of any shape.
 A step is the network's call, the most probable token of each position, and the winner's keys and values written. With
