@@ -95,7 +95,7 @@ def evaluate(options: Options) -> list[dict[str, Any]]:
     return rows
 
 
-# `compare` pairs a decoder with one-by-one decoding of the same model; here a model is paired with the first one.
+# `compare` pairs a decoder with autoregressive decoding of the same model; here a model is paired with the first one.
 RENAMED = ("difference", "difference_interval", "only_here_exact", "only_baseline_exact")
 
 
