@@ -1,4 +1,6 @@
-"""What a block size costs and what it brings (Jacobi Forcing, arXiv 2512.14681, figure 4). `python experiments/block_sizes.py`.
+"""What a block size costs and what it brings (Jacobi Forcing, arXiv 2512.14681, figure 4).
+
+    python experiments/block_sizes.py
 
 Cost (figure 4a): seconds of one step over a window of n positions after a context, with random weights of any shape.
 A step is the network's call, the most probable token of each position, and the winner's keys and values written. With
@@ -7,7 +9,7 @@ commits c tokens a step is then at most
 
     c t(1 position) / t(n positions, R rows)
 
-times as fast as one-by-one decoding: what it does besides, to judge drafts and to make new ones, is not in it.
+times as fast as autoregressive decoding: what it does besides, to judge drafts and to make new ones, is not in it.
 Weights are float32 unless `--dtype` says otherwise: a CPU turns bfloat16 weights into float32 inside the timed loop,
 which hides what a position costs, so that is refused there.
 Return (figure 4b): tokens a network call against n, with given models:
@@ -131,7 +133,7 @@ def run_steps(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Program:
+class Compiled:
     """A compiled loop of steps over one window, and what it takes."""
 
     width: int
@@ -156,7 +158,7 @@ class Program:
 
 def compile_steps(
     network: CausalNetwork, params: Any, width: int, rows: int, context: int, steps: int
-) -> Program:
+) -> Compiled:
     """Compiles the loop of one window; nothing is run."""
     shapes = jax.eval_shape(lambda: network.init_cache(1, context + width))
     tokens = jax.ShapeDtypeStruct((1, rows * width), jnp.int32)
@@ -164,11 +166,11 @@ def compile_steps(
     lowered = run_steps.lower(
         network, width, rows, steps, params, shapes, tokens, jax.ShapeDtypeStruct((1,), jnp.int32)
     )
-    return Program(width, rows, lowered.compile(), time.perf_counter() - start)
+    return Compiled(width, rows, lowered.compile(), time.perf_counter() - start)
 
 
 def cost(name: str, config: CausalConfig, options: Options) -> list[dict[str, Any]]:
-    """One row for each window and number of rows; those of one-by-one decoding (1 position, 1 row) come first."""
+    """One row for each window and number of rows; those of autoregressive decoding (1 position, 1 row) come first."""
     config = dataclasses.replace(config, dtype=options.dtype, param_dtype=options.dtype)
     network = CausalNetwork(config)
     params = jax.jit(network.prepare)(init_params(config, jax.random.key(options.seed)))
@@ -210,7 +212,7 @@ def cost(name: str, config: CausalConfig, options: Options) -> list[dict[str, An
 
 
 def speedups(width: int, ratio: float, counts: Sequence[int]) -> dict[str, float | None]:
-    """Speed-up over one-by-one decoding at each count; None where a window of `width` cannot commit so many."""
+    """Speed-up over autoregressive decoding at each count; None where a window of `width` cannot commit so many."""
     return {f"speedup_{count}": count * ratio if count <= width else None for count in counts}
 
 

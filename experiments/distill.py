@@ -89,9 +89,9 @@ class Recipe:
       max_new_tokens: budget of a problem's answer.
       batch_tokens: positions of a batch, both copies and padding included.
       replay_tokens: positions that each batch has besides, of fresh training problems with their reference
-        solutions; None for no replay. Their next-token loss is a term of its own with the weight `rules.ar_weight`, so both
-        next-token terms weigh that much. A small model forgets in a distillation what it solves by; the released
-        recipe has no such part.
+        solutions; None for no replay. Their next-token loss is a term of its own with the weight
+        `rules.ar_weight`, so both next-token terms weigh that much. A small model forgets in a distillation
+        what it solves by; the released recipe has no such part.
       adam_share: learning rate of embedding, norms and biases, relative to that of the matrices.
       ema_decay: decay of the averaged weights, which are the ones exported.
       matmul_precision: `jax.default_matmul_precision` of the run.

@@ -132,7 +132,7 @@ class Options:
     seed: int = 0
     skip_long: Flag = False
     execute: Flag = False
-    seconds: int = execution.Limits().processor
+    seconds: int = execution.ResourceLimits().processor
     dtype: Literal["stored", "float32", "bfloat16"] = "stored"
     decoding: Decoding = Decoding()
 
@@ -288,9 +288,9 @@ def judge_of(task: Benchmark, options: Options, originals: dict[str, Item]) -> J
     judged = INSTRUCT[options.task].judged if options.chat else str
     if options.seconds < 1:
         raise ValueError(f"--seconds must be at least 1, not {options.seconds}")
-    limits = execution.Limits(processor=options.seconds, wall=3.0 * options.seconds)
+    limits = execution.ResourceLimits(processor=options.seconds, wall=3.0 * options.seconds)
     if options.execute:  # better now than after hours of decoding
-        trial = execution.execute(execution.Program("", ""), allow=True, limits=limits)
+        trial = execution.execute(execution.Sample("", ""), allow=True, limits=limits)
         if not trial.passed:
             raise ValueError(
                 f"--execute: not even an empty program runs here ({trial.reason}) {trial.stderr}"

@@ -1,6 +1,6 @@
 """What the studies of Jacobi decoding compare: tables 1 and 2 of Jacobi Forcing (arXiv 2512.14681), and sweeps.
 
-All of these decoders write what one-by-one decoding writes, so what differs is the number of tokens a network call,
+All of these write what autoregressive decoding writes, so what differs is the number of tokens a network call,
 and the speed. Sweeps have many rows: `--timed 0` leaves the speed out.
 """
 

@@ -1,4 +1,4 @@
-"""Whether Jacobi decoders write what one-by-one decoding writes, in no more calls: `experiments/lossless.py`.
+"""Whether Jacobi decoders write what autoregressive decoding writes, in no more calls: `experiments/lossless.py`.
 
 Every setting of a covering set (block size, blocks in flight, pool, candidates, window) decodes the same unseen
 problems at several batch sizes. A text counts as equal if all of its tokens are those of `AutoRegressive` in the

@@ -14,7 +14,7 @@ import tyro
 
 from paradec_jax import RECURRENT_PRESETS, Wavefront, make_request
 from paradec_jax.evaluate.bench import fixed_wavefront, static
-from paradec_jax.evaluate.schedule import schedule
+from paradec_jax.evaluate.step_trace import schedule
 from paradec_jax.io import atomic_write_text
 from paradec_jax.testing import StubNetwork
 

@@ -1,8 +1,8 @@
 """Causal models side by side on the same unseen problems. `python experiments/side_by_side.py MODEL MODEL ...`.
 
-For tables 3 and 4 of Jacobi Forcing (Hu et al. 2025, arXiv 2512.14681), whose rows differ in how a model was distilled: the first model is the one that
-the others are paired with. Every decoder here keeps a model's answers, so exact answers belong to the model, tokens a
-network call to model and decoder:
+For tables 3 and 4 of Jacobi Forcing (Hu et al. 2025, arXiv 2512.14681), whose rows differ in how a model was
+distilled: the first model is the one that the others are paired with. Every decoder here keeps a model's
+answers, so exact answers belong to the model, tokens a network call to model and decoder:
 
     python experiments/side_by_side.py tiny-causal runs/mask-nc/round-0/model runs/mask-clean/round-0/model
 """
@@ -95,7 +95,7 @@ def evaluate(options: Options) -> list[dict[str, Any]]:
     return rows
 
 
-# `compare` pairs a decoder with one-by-one decoding of the same model; here a model is paired with the first one.
+# `compare` pairs a decoder with autoregressive decoding of the same model; here a model is paired with the first one.
 RENAMED = ("difference", "difference_interval", "only_here_exact", "only_baseline_exact")
 
 

@@ -121,7 +121,7 @@ def traced(programs: Programs, passes: int) -> Mapping[str, tuple[int, float]]:
         (file,) = Path(folder).rglob("*.xplane.pb")
         trace = jax.profiler.ProfileData.from_file(str(file))
         count: collections.Counter[str] = collections.Counter()
-        seconds: collections.Counter[str] = collections.Counter()
+        seconds: dict[str, float] = collections.defaultdict(float)
         for plane in trace.planes:
             for events in plane.lines:
                 for event in events.events:
@@ -147,7 +147,7 @@ def profile(network: Any, params: Any, name: str, width: int, options: Options) 
     steps = options.passes * timings[0].steps
     kinds = kinds_of(programs.go_on.as_text())
     operations: collections.Counter[str] = collections.Counter()
-    seconds: collections.Counter[str] = collections.Counter()
+    seconds: dict[str, float] = collections.defaultdict(float)
     for event, (count, spent) in traced(programs, options.passes).items():
         # What runs less than once a step is no part of it.
         if event in kinds and count > steps // 2:

@@ -1,10 +1,11 @@
 """Trains the small models of the README and of the studies. `python experiments/train.py tiny-recurrent`.
 
 The recipe of `tiny-recurrent`: word problems of growing length, a recurrence whose mean grows with the step,
-truncated backpropagation. `tiny-recurrent-exponential` is that model finetuned with a recurrence drawn from an
-exponential distribution, as the math model of arXiv 2510.14961 was. `tiny-causal` is a plain causal transformer on the same
-problems, trained in three runs: look-ups are practised once the first has learned to make any, and the third goes on
-with a low learning rate. A run that was stopped goes on where its last checkpoint stood.
+truncated backpropagation. `tiny-recurrent-exponential` is that model finetuned with a recurrence drawn from
+an exponential distribution, as the math model of arXiv 2510.14961 was. `tiny-causal` is a plain causal
+transformer on the same problems, trained in three runs: look-ups are practised once the first has learned to
+make any, and the third goes on with a low learning rate. A run that was stopped goes on where its last
+checkpoint stood.
 """
 
 import dataclasses

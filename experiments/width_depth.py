@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int
 
 from paradec_jax import RECURRENT_PRESETS
 from paradec_jax.evaluate import work
-from paradec_jax.evaluate.programs import Program, timed
+from paradec_jax.evaluate.programs import Compiled, timed
 from paradec_jax.evaluate.results import write_table
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.models.recurrent_cache import RecurrentKV
@@ -182,13 +182,13 @@ def saturation(options: Options) -> list[dict]:
 # Measurements
 
 
-def prefill_programs(options: Options, params: Any, tokens: int, factor: int) -> dict[str, Program]:
+def prefill_programs(options: Options, params: Any, tokens: int, factor: int) -> dict[str, Compiled]:
     """The three prefills, each with the logits of the last token."""
     network = RecurrentDepthNetwork(RECURRENT_PRESETS[options.preset])
     key = jax.random.key(options.seed)
     prompt = jax.random.randint(key, (1, tokens), 0, network.vocab_size)
 
-    def program(variant: str) -> Program:
+    def program(variant: str) -> Compiled:
         positions = work.positions_at_once(variant, tokens, factor)
         state = network.initial_state(jax.random.split(key, (1, positions)))
 
@@ -199,12 +199,12 @@ def prefill_programs(options: Options, params: Any, tokens: int, factor: int) ->
             )
             return network.logits(params, hidden[:, -1:]), window
 
-        return Program.of(read, params, prompt, state)
+        return Compiled.of(read, params, prompt, state)
 
     return {variant: program(variant) for variant in work.VARIANTS}
 
 
-def attention_programs(options: Options, tokens: int, factor: int) -> dict[str, Program]:
+def attention_programs(options: Options, tokens: int, factor: int) -> dict[str, Compiled]:
     """Attention of one core layer: s passes in depth, one in width, KVShare with its mask and with gathered keys."""
     config = RECURRENT_PRESETS[options.preset]
 
@@ -220,10 +220,10 @@ def attention_programs(options: Options, tokens: int, factor: int) -> dict[str, 
 
     wide = operands(tokens * factor)
     return {
-        "depth": Program.of(deep, *operands(tokens)),
-        "no_share": Program.of(lambda q, keys: attend(q, keys, masks.no_share(tokens, factor)), *wide),
-        "kv_share": Program.of(lambda q, keys: attend(q, keys, masks.kv_share(tokens, factor)), *wide),
-        "kv_share gathered": Program.of(lambda q, keys: gathered_kv_share(q, keys, factor), *wide),
+        "depth": Compiled.of(deep, *operands(tokens)),
+        "no_share": Compiled.of(lambda q, keys: attend(q, keys, masks.no_share(tokens, factor)), *wide),
+        "kv_share": Compiled.of(lambda q, keys: attend(q, keys, masks.kv_share(tokens, factor)), *wide),
+        "kv_share gathered": Compiled.of(lambda q, keys: gathered_kv_share(q, keys, factor), *wide),
     }
 
 

@@ -60,7 +60,7 @@ def _blocks(
     pad: int,
     stopped: bool,
 ) -> list[Int[np.ndarray, "X n"]]:
-    """Points of each block of one row, from its length and draft after every step."""
+    """Iterates of each block of one row, from its length and draft after every step."""
     end = history[-1][0]
     whole = (end - start) // size
     blocks = -(-(end - start) // size) if stopped else whole

@@ -5,8 +5,8 @@ The noise ratio of an iterate is the share of its block from the first token on 
     ratio = (n - f) / n,    f = first offset that differs (n if none)
 
 Block j of a generation gets the iterate whose ratio is nearest to `schedule[j mod w]`, so that noise rises and falls
-along the sequence (progressive noise; Jacobi Forcing, Hu et al. 2025, arXiv 2512.14681, section 4, "the paper" below). CLLM is Kou et
-al. 2024, arXiv 2403.00835.
+along the sequence (progressive noise; Jacobi Forcing, Hu et al. 2025, arXiv 2512.14681, section 4: "the paper" below;
+CLLM is Kou et al. 2024, arXiv 2403.00835).
 """
 
 import dataclasses

@@ -65,7 +65,7 @@ def continuations(
     stop: Sequence[str] = (),
     seed: int = 0,
     rows: int = 8,
-    width: int = 0,
+    width: int | None = None,
 ) -> Iterator[list[Continuation]]:
     """Continues prompts, `rows` at a time in their order, and yields each batch as it is done.
 
@@ -81,7 +81,7 @@ def continuations(
       stop: texts that end a row.
       seed: of all draws.
       rows: prompts of a batch.
-      width: tokens of the longest prompt, where these prompts are some of a larger number.
+      width: tokens of the longest prompt, where these are some of a larger number; of these when None.
 
     Raises:
       ValueError: what `generate` refuses.
@@ -91,7 +91,7 @@ def continuations(
     if not prompts:
         return
     lengths = prompt_lengths(model, prompts)
-    bucket = -(-max(width, *lengths) // BUCKET) * BUCKET
+    bucket = -(-max(width or 1, *lengths) // BUCKET) * BUCKET
     for start in range(0, len(prompts), rows):
         batch = list(prompts[start : start + rows])
         began = time.perf_counter()

@@ -31,7 +31,7 @@ _PROBE_SECONDS = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class Sample:
     """Code to be judged, and the tests that run after it in the same module."""
 
     code: str
@@ -39,7 +39,7 @@ class Program:
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class ResourceLimits:
     """What a sample may use.
 
     Attributes:
@@ -79,13 +79,13 @@ class Outcome:
     stderr: str
 
 
-def execute(program: Program, *, allow: bool = False, limits: Limits | None = None) -> Outcome:
+def execute(program: Sample, *, allow: bool = False, limits: ResourceLimits | None = None) -> Outcome:
     """Runs a program in a process of its own and says whether its tests ran to their end.
 
     Args:
       program: code and tests.
       allow: must be True: the caller has read what this module protects from, and what not.
-      limits: what the sample may use; the defaults of `Limits` when None.
+      limits: what the sample may use; the defaults of `ResourceLimits` when None.
 
     Raises:
       ValueError: `allow` was not given.
@@ -97,7 +97,7 @@ def execute(program: Program, *, allow: bool = False, limits: Limits | None = No
         )
     if sys.platform != "linux":
         raise OSError(f"generated code is run on Linux only, not on {sys.platform}: judge samples elsewhere")
-    limits = Limits() if limits is None else limits
+    limits = ResourceLimits() if limits is None else limits
     with tempfile.TemporaryDirectory(prefix="sample-", ignore_cleanup_errors=True) as folder:
         inside, report, errors = (Path(folder) / name for name in ("inside", "report", "errors"))
         inside.mkdir()
@@ -126,7 +126,7 @@ def has_network_namespace() -> bool:
     return found.returncode == 0
 
 
-def _command(word: str, limits: Limits) -> list[str]:
+def _command(word: str, limits: ResourceLimits) -> list[str]:
     isolate = [shutil.which("unshare") or "unshare", "-rn"] if has_network_namespace() else []
     numbers = (limits.memory, limits.processor, limits.file, limits.processes)
     return [*isolate, sys.executable, "-I", "-B", str(CHILD), word, *map(str, numbers)]

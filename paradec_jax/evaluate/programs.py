@@ -10,14 +10,14 @@ import jax
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class Compiled:
     """A compiled function and what it is called with."""
 
     compiled: Any
     arguments: tuple[Any, ...]
 
     @classmethod
-    def of(cls, function: Callable, *arguments: Any) -> "Program":
+    def of(cls, function: Callable, *arguments: Any) -> "Compiled":
         """Compiles a function for these arguments."""
         return cls(jax.jit(function).lower(*arguments).compile(), arguments)
 
@@ -38,7 +38,7 @@ class Program:
         return time.perf_counter() - start
 
 
-def timed(programs: Mapping[str, Program], passes: int = 5) -> dict[str, dict[str, Any]]:
+def timed(programs: Mapping[str, Compiled], passes: int = 5) -> dict[str, dict[str, Any]]:
     """XLA's count and wall times of each program: all take their turn in every pass, after one that is not counted.
 
     Args:

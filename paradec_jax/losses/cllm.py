@@ -1,4 +1,4 @@
-"""Consistency distillation of one block, the predecessor of `consistency_loss` (CLLM; Kou et al. 2024, arXiv 2403.00835).
+"""Consistency distillation of one block (CLLM; Kou et al. 2024, arXiv 2403.00835), before `consistency_loss`.
 
 ::
 

@@ -13,8 +13,8 @@ from paradec_jax import make_request, stream
 from paradec_jax.config import PRESETS
 from paradec_jax.evaluate import work
 from paradec_jax.evaluate.bench import fixed_wavefront
-from paradec_jax.evaluate.programs import Program, timed
-from paradec_jax.evaluate.schedule import Schedule, schedule
+from paradec_jax.evaluate.programs import Compiled, timed
+from paradec_jax.evaluate.step_trace import Schedule, schedule
 from paradec_jax.models.recurrent_depth import parameter_shapes
 from paradec_jax.nn import masks
 from paradec_jax.nn.attention import attend
@@ -189,7 +189,7 @@ def test_xla_counts_the_same_operations():
 def test_programs_are_timed_in_turns():
     calls = []
     programs = {
-        name: Program(lambda x, name=name: calls.append(name) or x, (jnp.ones(3),)) for name in ("a", "b")
+        name: Compiled(lambda x, name=name: calls.append(name) or x, (jnp.ones(3),)) for name in ("a", "b")
     }
     with pytest.raises(AttributeError):  # an uncompiled function has no counts, so it fails after its turns
         timed(programs, 2)

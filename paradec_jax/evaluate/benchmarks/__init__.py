@@ -10,7 +10,7 @@ from typing import Any
 
 from paradec_jax.evaluate.benchmarks import gsm8k, humaneval, mbpp
 from paradec_jax.evaluate.benchmarks.items import Item, Source
-from paradec_jax.evaluate.execution import Program
+from paradec_jax.evaluate.execution import Sample
 
 __all__ = ["BENCHMARKS", "Benchmark", "Item", "Source"]
 
@@ -33,7 +33,7 @@ class Benchmark:
     shots: int
     max_new_tokens: int
     score: Callable[[Item, str], Any] | None = None
-    program: Callable[[Item, str], Program] | None = None
+    program: Callable[[Item, str], Sample] | None = None
 
 
 BENCHMARKS = {

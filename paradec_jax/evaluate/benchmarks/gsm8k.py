@@ -6,8 +6,8 @@ The model continues solved examples, each of which ends in "The answer is N.". T
     strict     the number after "The answer is"
 
 Both compare without case, commas, dollar signs, whatever stands up to "#### ", and a final full stop, as
-lm-eval does for its task gsm8k_cot, whose flexible extraction the recurrent-depth papers (arXiv 2502.05171, 2510.14961) report (there as a chat
-of several turns; here as plain text).
+lm-eval does for its task gsm8k_cot, whose flexible extraction the recurrent-depth papers
+(arXiv 2502.05171, 2510.14961) report (there as a chat of several turns; here as plain text).
 """
 
 import dataclasses

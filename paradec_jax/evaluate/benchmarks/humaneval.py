@@ -7,7 +7,7 @@ completion, then the item's tests, run to their end.
 import os
 
 from paradec_jax.evaluate.benchmarks.items import Item, Source, check_shots, distinct, read_records
-from paradec_jax.evaluate.execution import Program
+from paradec_jax.evaluate.execution import Sample
 
 STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 
@@ -35,6 +35,6 @@ def read(
     return Source(distinct(items))
 
 
-def program(item: Item, text: str) -> Program:
+def program(item: Item, text: str) -> Sample:
     """What must run to its end for a completion to be right."""
-    return Program(item.prompt + text, item.reference)
+    return Sample(item.prompt + text, item.reference)

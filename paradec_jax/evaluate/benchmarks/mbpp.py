@@ -7,7 +7,7 @@ The prompt is the paper's, with tasks 2, 3 and 4 of the same file as examples. O
 import os
 
 from paradec_jax.evaluate.benchmarks.items import Item, Record, Source, check_shots, distinct, read_records
-from paradec_jax.evaluate.execution import Program
+from paradec_jax.evaluate.execution import Sample
 
 EXAMPLES = (2, 3, 4)
 TEST = range(11, 511)
@@ -57,9 +57,9 @@ def read(
     return Source(distinct(items), shots, told)
 
 
-def program(item: Item, text: str) -> Program:
+def program(item: Item, text: str) -> Sample:
     """What must run to its end for a function to be right."""
-    return Program(text, item.reference)
+    return Sample(text, item.reference)
 
 
 def _prompt(row: Record) -> str:

@@ -1,0 +1,227 @@
+"""Three decoders that no paper needs, to show that the machine has room: they run through every driver and law.
+
+`AnyOrder` reveals a canvas from nothing or around given tokens, `DualCache` sees its cache through a mask with the
+open block cut out, `Drafted` holds a second network with parameters, cache and a counter of its own.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.knobs import SamplingKnobs, check_range
+from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine.rows import Rows
+from paradec_jax.decode.masked.canvas import Canvas
+from paradec_jax.decode.rules import reveal, score, select
+from paradec_jax.decode.rules.alignment import aligned
+from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
+from paradec_jax.decode.rules.windows import shift, window, write_after_read
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RevealKnobs(SamplingKnobs):
+    """Sampling, and `threshold`, the confidence from which a position is revealed."""
+
+    threshold: Float[Array, ""] | float = 0.9
+
+    def check(self) -> None:
+        """Raises ValueError for values outside their range."""
+        SamplingKnobs.check(self)
+        check_range(self.threshold, "threshold", lambda x: x >= 0, "at least 0")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Revealed:
+    """What recorders read of a call: confidences of a window at `at`, and what was revealed of it."""
+
+    at: Int[Array, "B"]
+    scores: Float[Array, "B W"]
+    where: Bool[Array, "B W"]
+
+
+# An any-order revealer
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AnyOrderState:
+    """The canvas."""
+
+    canvas: Canvas
+
+    @property
+    def rows(self) -> Rows:
+        """Its rows."""
+        return self.canvas.rows
+
+
+@dataclasses.dataclass(frozen=True)
+class AnyOrder(DecoderBase):
+    """Reads the whole canvas in every call and reveals its surest positions, at least one of each row."""
+
+    Knobs: ClassVar[type] = RevealKnobs
+    visibilities: ClassVar[tuple[str, ...]] = ("full",)
+    alignments: ClassVar[tuple[str, ...]] = ("own", "next")
+    any_order: ClassVar[bool] = True
+
+    def init(self, params: Any, request: Request, knobs: RevealKnobs) -> AnyOrderState:
+        """Fills the canvas with masks; calls nothing."""
+        return AnyOrderState(Canvas.of(self.begin(request, 0), self.spec.mask))
+
+    def step(self, params: Any, state: AnyOrderState, knobs: RevealKnobs) -> tuple[AnyOrderState, Revealed]:
+        """One call on the canvas."""
+        canvas, start = state.canvas, jnp.zeros_like(state.rows.length)
+        tokens, positions, open_, mask = canvas.window(start, self.size)
+        out = self.network.forward(params, tokens, positions, None, mask)
+        canvas = canvas.spend(out.counts, state.rows.limit)
+        logits = self.network.logits(params, aligned(out.hidden, self.spec.alignment, out.hidden[:, :1]))
+        tokens, scores = self.sample(logits, positions, state.rows, knobs), score.probability(logits)
+        where = reveal.threshold(scores, open_, knobs.threshold)
+        canvas = canvas.reveal(tokens, where, start, self.scores(logits, tokens))
+        return AnyOrderState(canvas), Revealed(start, scores, where)
+
+    def drafts(self, state: AnyOrderState) -> Int[Array, "B S"]:
+        """The rest of the canvas, masks included."""
+        return shift(state.rows.tokens, state.rows.length)
+
+
+# A decoder that sees its cache through a mask
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DualCacheState:
+    """The canvas, and keys and values of all its positions, those outside the open block as they once were."""
+
+    canvas: Canvas
+    cache: Any
+
+    @property
+    def rows(self) -> Rows:
+        """The canvas's rows."""
+        return self.canvas.rows
+
+
+@dataclasses.dataclass(frozen=True)
+class DualCache(DecoderBase):
+    """Opens blocks from left to right; a call reads one and sees the rest of the canvas in the cache.
+
+    Attributes:
+      block: positions of a block.
+      per_query: hand over the mask of the cache for each query, [B, W, S], instead of once, [B, S].
+    """
+
+    _: dataclasses.KW_ONLY
+    block: int = 4
+    per_query: bool = False
+    Knobs: ClassVar[type] = RevealKnobs
+    visibilities: ClassVar[tuple[str, ...]] = ("full",)
+    alignments: ClassVar[tuple[str, ...]] = ("own",)
+    any_order: ClassVar[bool] = True
+
+    def init(self, params: Any, request: Request, knobs: RevealKnobs) -> DualCacheState:
+        """Reads the canvas once."""
+        canvas = Canvas.of(self.begin(request, self.block), self.spec.mask)
+        start, width = jnp.zeros_like(canvas.rows.length), canvas.final.shape[1]
+        tokens, positions, _, mask = canvas.window(start, width)
+        out = self.network.forward(params, tokens, positions, None, mask)
+        cache = self.network.write(self.empty_cache(request, width), out.kv, start)
+        return DualCacheState(canvas.spend(out.counts, canvas.rows.limit), cache)
+
+    def step(self, params: Any, state: DualCacheState, knobs: RevealKnobs) -> tuple[DualCacheState, Revealed]:
+        """One call on the block that holds each row's first open position."""
+        canvas, at = state.canvas, state.rows.length // self.block * self.block
+        tokens, positions, open_, mask = canvas.window(at, self.block)
+        elsewhere = canvas.inside & (jnp.arange(canvas.final.shape[1]) // self.block != at[:, None] // self.block)
+        if self.per_query:
+            elsewhere = jnp.broadcast_to(elsewhere[:, None], (*positions.shape, elsewhere.shape[1]))
+        out = self.network.forward(params, tokens, positions, Prefix(state.cache, elsewhere), mask)
+        canvas = canvas.spend(out.counts, jnp.sum(window(canvas.inside, at, self.block), axis=1))
+        logits = self.network.logits(params, out.hidden)
+        tokens, scores = self.sample(logits, positions, state.rows, knobs), score.probability(logits)
+        where = reveal.threshold(scores, open_, knobs.threshold)
+        canvas = canvas.reveal(tokens, where, at, self.scores(logits, tokens))
+        cache = self.network.write(state.cache, out.kv, write_after_read(at, tokens))
+        return DualCacheState(canvas, cache), Revealed(at, scores, where)
+
+    def drafts(self, state: DualCacheState) -> Int[Array, "B S"]:
+        """The rest of the canvas, masks included."""
+        return shift(state.rows.tokens, state.rows.length)
+
+
+# A decoder with two networks
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DraftedState:
+    """Rows, and the caches of verifier and drafter, each of all committed tokens but the newest."""
+
+    rows: Rows
+    cache: Any
+    head_cache: Any
+
+    @property
+    def cached(self) -> Int[Array, "B"]:
+        """Trusted entries of both caches."""
+        return self.rows.length - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Drafted(DecoderBase):
+    """A small network drafts K tokens, the other one verifies them in one call.
+
+    Attributes:
+      head: the small network; what it costs is counted under the name it declares.
+      ahead: K.
+    """
+
+    _: dataclasses.KW_ONLY
+    head: Any = None
+    ahead: int = 2
+    further_networks: ClassVar[tuple[str, ...]] = ("head",)
+
+    def init(self, params: dict[str, Any], request: Request, knobs: SamplingKnobs) -> DraftedState:
+        """Both networks read the prompt; the first token is the verifier's."""
+        rows, cache, _ = self.prefill(params["network"], request, knobs, 1 + self.ahead)
+        start, keys = jnp.zeros_like(request.lengths), purpose_keys(request.keys, Purpose.STATE)
+        out = self.head.forward(params["head"], request.tokens, request.positions)
+        rows = rows.spend(out.counts, 0, calls=0)
+        empty = self.head.init_cache(keys, self.size + 1 + self.ahead)
+        return DraftedState(rows, cache, self.head.write(empty, out.kv, start))
+
+    def step(self, params: dict[str, Any], state: DraftedState, knobs: SamplingKnobs) -> tuple[DraftedState, Array]:
+        """Drafts, verifies, commits the drafts that are the verifier's tokens and one more."""
+        newest, at = state.rows.newest
+
+        def draft(carry: tuple[Any, Rows, Array], ahead: Array) -> tuple[tuple[Any, Rows, Array], Array]:
+            cache, rows, token = carry
+            position = at + ahead
+            out = self.head.forward(params["head"], token, position, Prefix(cache, position[:, 0]))
+            rows, logits = rows.spend(out.counts, 0, calls=0), self.head.logits(params["head"], out.hidden)
+            following = self.sample(logits, position + 1, rows, knobs)
+            return (self.head.write(cache, out.kv, position[:, 0]), rows, following), token[:, 0]
+
+        carry = (state.head_cache, state.rows, newest)
+        (head_cache, rows, _), fed = lax.scan(draft, carry, jnp.arange(1 + self.ahead))
+        fed, positions = fed.T, at + jnp.arange(1 + self.ahead)
+        out = self.network.forward(params["network"], fed, positions, Prefix(state.cache, state.cached))
+        logits = self.network.logits(params["network"], out.hidden)
+        tokens = self.sample(logits, positions + 1, rows, knobs)
+        accepted = select.leading_run(tokens[:, :-1] == fed[:, 1:])
+        cache = self.network.write(state.cache, out.kv, write_after_read(state.cached, tokens))
+        rows = rows.spend(out.counts, 1 + self.ahead)
+        rows = rows.commit(tokens, accepted + 1, self.scores(logits, tokens))
+        return DraftedState(rows, cache, head_cache), accepted
+
+    def drafts(self, state: DraftedState) -> Int[Array, "B 0"]:
+        """None: drafts are made and judged in one step."""
+        return state.rows.tokens[:, :0]
