@@ -1,6 +1,6 @@
 """From logits to one token: temperature, top-k, top-p, min-p, and the draw."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from paradec_jax.nn.precision import at_least_float32
 TOP_P_RULES = ("drop", "keep", "drop-renormalised")
 
 
+@runtime_checkable
 class TokenKnobs(Protocol):
     """What shapes a distribution of tokens; `machine.knobs.SamplingKnobs` is such knobs."""
 
