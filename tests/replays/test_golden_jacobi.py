@@ -15,6 +15,7 @@ import pytest
 from recorded_jacobi import FOLDER, arrays, model, models, recorded_rows
 
 from paradec_jax import decode
+from paradec_jax.decode import Prefix
 from paradec_jax.models import CausalNetwork
 from paradec_jax.models.causal import Causal
 from paradec_jax.nn import masks
@@ -109,9 +110,9 @@ def test_custom_positions_and_mask(name):
 
 @functools.partial(jax.jit, static_argnums=0)
 def feed(network: CausalNetwork, params, cache, tokens, at):
-    """A window behind `at` cached positions; it is stored at once."""
+    """A window after `at` cached positions; it is stored at once."""
     start = jnp.full(tokens.shape[0], at, jnp.int32)
-    out = network.forward(params, tokens, positions_of(tokens, at), cache, start)
+    out = network.forward(params, tokens, positions_of(tokens, at), Prefix(cache, start))
     return network.logits(params, out.hidden), network.write(cache, out.kv, start)
 
 
@@ -121,7 +122,9 @@ def fed(name: str):
     network, params, _ = model(name)
     tokens = jnp.asarray(arrays(name, "logits")["input_ids"])
     batch, length = tokens.shape
-    cache = network.init_cache(batch, length + arrays(name, "logits")["retrim_ids"].shape[1])
+    cache = network.init_cache(
+        jax.random.split(jax.random.key(0), batch), length + arrays(name, "logits")["retrim_ids"].shape[1]
+    )
     logits, at = [], 0
     for width in (*FED, *(1,) * (length - sum(FED))):
         out, cache = feed(network, params, cache, tokens[:, at : at + width], at)

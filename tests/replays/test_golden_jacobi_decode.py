@@ -15,17 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recorded_jacobi import MODELS, folder_of
+from recorded_jacobi import FOLDER, MODELS, folder_of
 from recorded_jacobi import arrays_if_any as arrays
 
 from convert import qwen2
 from convert.engine import read_json
 from paradec_jax import decode
-from paradec_jax.decode.official_blocks import passed
-from paradec_jax.decode.official_jacobi import OfficialJacobi
-from paradec_jax.decode.official_multiblock import OfficialMultiBlock
-from paradec_jax.decode.official_window import OfficialRunningWindow
-from paradec_jax.decode.trajectories import trajectories
+from paradec_jax.config import TokenSpec
+from paradec_jax.decode import released
+from paradec_jax.decode.released.trajectories import trajectories
 from paradec_jax.models.causal_network import CausalNetwork
 
 pytestmark = pytest.mark.golden
@@ -171,14 +169,14 @@ def decoder_of(case: Case) -> Any:
     """The decoder, with room for every case that shares its program."""
     group = group_of(case)
     longest = max(len(output) for other in group for output in other.of("output"))
-    options = {"block": case.block, "pad": fields_of(case.model)["pad_token_id"]}
+    options = {"block": case.block, "spec": TokenSpec(pad=fields_of(case.model)["pad_token_id"])}
     network, size = loaded(case.model)[0], widest_prompt() + longest + 2 * case.block
     if case.kind == "running_window":
-        return OfficialRunningWindow(network, size, **options)
+        return released.ReleasedRunningWindow(network, size, **options)
     if not case.kind.startswith("multiblock"):
-        return OfficialJacobi(network, size, complete_blocks=case.kind == "trajectories", **options)
+        return released.ReleasedJacobi(network, size, complete_blocks=case.kind == "trajectories", **options)
     spawned = max(len(spawned) for other in group for spawned in other.of("spawn_iter"))
-    return OfficialMultiBlock(
+    return released.ReleasedMultiBlock(
         network,
         size,
         variant=alike(case)[0],
@@ -214,23 +212,27 @@ def request_of(case: Case) -> decode.Request:
         recorded["prefill_drafts"] = stacked(case.of("prefill_draft"), rows, n)
         if "drafts" in recorded:  # the first comes from the prefill
             recorded["drafts"] = recorded["drafts"].at[:, 0].set(-1)
-    outputs, stops = case.of("output"), ended(case)
-    far = 10 * max(map(len, outputs))
-    budgets = [
-        far if case.kind == "trajectories" or s else len(o) for o, s in zip(outputs, stops, strict=True)
-    ]
+    budgets = budgets_of(case)
     budgets += budgets[-1:] * (rows - len(budgets))
     lengths = [len(prompt) for prompt in prompts]
     return decode.make_request(
-        tokens, lengths, max_new_tokens=budgets, stop=(case.stop,), recorded=decode.Recorded(**recorded)
+        tokens,
+        lengths,
+        max_new_tokens=budgets,
+        stop=(case.stop,),
+        recorded=released.RecordedBlocks(**recorded),
     )
 
 
-def knobs_of(case: Case, decoder: Any, rows: int) -> Any:
-    if case.kind == "trajectories":
-        calls = [len(forwards) for forwards in case.of("num_forwards")]
-        calls = [10_000 if stop else count for count, stop in zip(calls, ended(case), strict=True)]
-        return decoder.Knobs(max_calls=stacked(list(map(np.int32, calls)), rows))
+def budgets_of(case: Case) -> list[int]:
+    """New tokens of each prompt. Trajectories end with the block that goes beyond the budget."""
+    outputs = case.of("output")
+    own = [len(output) - (case.kind == "trajectories") for output in outputs]
+    far = 10 * max(map(len, outputs))
+    return [far if stopped else budget for stopped, budget in zip(ended(case), own, strict=True)]
+
+
+def knobs_of(case: Case, decoder: Any) -> Any:
     if not case.kind.startswith("multiblock"):
         return decoder.Knobs()
     settings = case.settings
@@ -241,28 +243,27 @@ def knobs_of(case: Case, decoder: Any, rows: int) -> Any:
 
 @functools.cache
 def replayed(case: Case) -> tuple[decode.Decoded, Any]:
-    """The result and the record of every network call."""
+    """The result and the info of every network call."""
     decoder, request = decoder_of(case), request_of(case)
-    knobs, params = knobs_of(case, decoder, request.batch), loaded(case.model)[1]
+    knobs, params = knobs_of(case, decoder), loaded(case.model)[1]
     if case.kind == "trajectories":
         steps = max(max(iterations(other)) for other in group_of(case))
-        result, passes = decode.trace(decoder, params, request, knobs, n=steps + 1, record=passed)
-        return jax.tree.map(np.asarray, (result, passes))
-    passes = []
-    for state in decode.stream(decoder, params, request, knobs):
-        passes.append(jax.tree.map(np.asarray, passed(state)))
+        return jax.tree.map(np.asarray, decode.trace(decoder, params, request, knobs, n=steps + 1))
+    infos = []
+    for state, info in decode.stream(decoder, params, request, knobs):
+        infos += [] if info is None else [jax.tree.map(np.asarray, info)]
         result = jax.tree.map(np.asarray, decoder.finish(state))
-    return result, jax.tree.map(lambda *steps: np.stack(steps), *passes)
+    return result, jax.tree.map(lambda *steps: np.stack(steps), *infos)
 
 
 class Run:
     """Recorded and replayed arrays of a prompt."""
 
     def __init__(self, case: Case, row: int) -> None:
-        result, passes = replayed(case)
+        result, infos = replayed(case)
         self.case, self.row = case, row
-        self.running = passes.running[:, row]
-        fields = {field.name: getattr(passes, field.name)[:, row] for field in dataclasses.fields(passes)}
+        self.running = infos.running[:, row]
+        fields = {field.name: getattr(infos, field.name)[:, row] for field in dataclasses.fields(infos)}
         self.got = {name: value[self.running] for name, value in fields.items()}
         self.output = result.completions()[row]
         self.reason = decode.Reason(int(result.reasons[row]))
@@ -305,10 +306,10 @@ def check_calls(run: Run, tokens: list[np.ndarray], predicted: list[np.ndarray])
     got, draft = run.got, run.want("call_draft")
     # A call that begins with a stop token reads a cache that the program has cut wrongly.
     sound = draft[run.want("it_call"), 0] != run.case.stop
-    run.exactly(it_call=got["call"], it_accept=got["committed"], it_rows=[len(t) for t in tokens])
+    run.exactly(it_call=got["block_call"], it_accept=got["committed"], it_rows=[len(t) for t in tokens])
     run.exactly(it_len=[t.shape[1] for t in tokens], it_tokens=padded(tokens, run.want("it_tokens")))
     run.exactly(sound, it_past=got["cached"], it_argmax=padded(predicted, run.want("it_argmax")))
-    calls = [np.flatnonzero(got["call"] == call) for call in range(len(draft))]
+    calls = [np.flatnonzero(got["block_call"] == call) for call in range(len(draft))]
     ends = np.cumsum([got["committed"][at].sum() for at in calls])
     outs = np.split(np.array(run.output), ends[:-1])
     run.exactly(
@@ -336,7 +337,7 @@ def test_blocks(case):
 def test_multi_block(case):
     for run in runs(case):
         got = run.got
-        cut = [(slice(rows), slice(width)) for rows, width in zip(got["rows"], got["width"], strict=True)]
+        cut = [(slice(count), slice(width)) for count, width in zip(got["count"], got["width"], strict=True)]
         tokens, predicted = (
             [x[at] for x, at in zip(got[name], cut, strict=True)] for name in ("tokens", "predicted")
         )
@@ -356,8 +357,8 @@ def test_running_window(case):
 
 @pytest.mark.parametrize("case", parameters("trajectories"))
 def test_trajectories(case):
-    result, passes = replayed(case)
-    for row, blocks in enumerate(trajectories(passes)[: len(case.prompts)]):
+    result, infos = replayed(case)
+    for row, blocks in enumerate(trajectories(infos)[: len(case.prompts)]):
         want = {name: case.of(name)[row] for name in ("points", "point_block", "num_forwards", "kv_start")}
         np.testing.assert_array_equal(np.concatenate([block.points for block in blocks]), want["points"])
         counts = [len(block.points) for block in blocks]
@@ -371,8 +372,8 @@ def test_trajectories(case):
 
 @pytest.mark.parametrize("case", parameters("trajectories")[:1])
 def test_aliased_trajectories_lose_their_draft(case):
-    _, passes = replayed(case)
-    for true, stored in zip(trajectories(passes), trajectories(passes, aliased=True), strict=True):
+    _, infos = replayed(case)
+    for true, stored in zip(trajectories(infos), trajectories(infos, aliased=True), strict=True):
         for one, other in zip(true, stored, strict=True):
             np.testing.assert_array_equal(other.points[0], one.points[-1])
             np.testing.assert_array_equal(other.points[1:], one.points[1:])

@@ -8,7 +8,8 @@ import pytest
 from recorded_jacobi import MODELS
 from recorded_jacobi import arrays_if_any as arrays
 
-from paradec_jax.decode.sampling import SamplingKnobs, filtered_probabilities
+from paradec_jax.decode import SamplingKnobs
+from paradec_jax.decode.rules.sampling import filtered_probabilities
 
 pytestmark = pytest.mark.golden
 
@@ -25,7 +26,7 @@ def test_target_probabilities(model, name):
     temperature, top_k, top_p = re.fullmatch(r"probs/set\d+_T([\d.]+)_k(\w+)_p([\w.]+)", name).groups()
     knobs = SamplingKnobs(
         temperature=float(temperature),
-        top_k=0 if top_k == "None" else int(top_k),
+        top_k=None if top_k == "None" else int(top_k),
         top_p=1.0 if top_p == "None" else float(top_p),
     )
     probs = filtered_probabilities(jnp.asarray(stored["probs/logits"]), knobs, top_p_rule="drop-renormalised")

@@ -207,7 +207,7 @@ def test_masks_and_pairs(name, tag, sub):
 
 @functools.partial(jax.jit, static_argnums=0)
 def logits_of(network, params, tokens, positions, mask):
-    return network.logits(params, network.forward(params, tokens, positions, window_mask=mask).hidden)
+    return network.logits(params, network.forward(params, tokens, positions, mask=mask).hidden)
 
 
 @pytest.mark.parametrize(("name", "tag", "sub"), cases("train", "unpacked_passes"))

@@ -18,6 +18,8 @@ from recorded_recurrent_depth import (
     params,
 )
 
+from paradec_jax.decode import Prefix
+
 pytestmark = pytest.mark.golden
 
 FED_TOGETHER = 4  # first tokens of the ragged runs
@@ -26,13 +28,13 @@ FED_TOGETHER = 4  # first tokens of the ragged runs
 @functools.partial(jax.jit, static_argnums=0)
 def feed(net, params, cache, tokens, positions, at, state, steps):
     """A window through a cache, `steps` recurrences; the window is stored at once."""
-    view, window = net.view(positions, cache, at), net.empty_window(*tokens.shape)
+    view, window = net.view(positions, Prefix(cache, at)), net.empty_window(*tokens.shape)
     e, window = net.embed(params, tokens, view, window)
     state, window = lax.fori_loop(
         0, steps, lambda i, carry: net.iterate(params, *carry[:1], e, view, carry[1], i), (state, window)
     )
-    hidden, window = net.readout(params, state, view, window)
-    return net.logits(params, hidden), net.normalise(params, state), net.write(cache, window, at)
+    out = net.readout(params, state, view, window)
+    return net.logits(params, out.hidden), net.normalise(params, state), net.write(cache, out.kv, at)
 
 
 @functools.cache
@@ -46,7 +48,7 @@ def feed_pieces(strategy: str, pieces: tuple[tuple[int, int], ...]):
     batch, length = tokens.shape
     width = max(max(lengths) for lengths in plans())
     net = network(strategy, int(want["num_steps"]))
-    cache = net.init_cache(batch, length + width)
+    cache = net.init_cache(jax.random.split(jax.random.key(0), batch), length + width)
 
     def padded(x, at):
         return jnp.pad(x, [(0, 0), (0, width)] + [(0, 0)] * (x.ndim - 2))[:, at : at + width]
@@ -60,7 +62,7 @@ def feed_pieces(strategy: str, pieces: tuple[tuple[int, int], ...]):
         logits.append(out[:, :piece])
         latents.append(latent[:, :piece])
         at += piece
-    return jnp.concatenate(logits, 1), jnp.concatenate(latents, 1), cache
+    return jnp.concatenate(logits, 1), jnp.concatenate(latents, 1), cache.kv
 
 
 def plans() -> list[list[int]]:

@@ -1,5 +1,6 @@
 """Recorded decoding of the original recurrent-depth program, one by one, adaptive and speculative."""
 
+import functools
 from itertools import islice
 
 import jax
@@ -9,6 +10,8 @@ import pytest
 from recorded_recurrent_depth import arrays, cases, network, params, pools, row, sampling_of
 
 from paradec_jax import decode
+from paradec_jax.decode import released
+from paradec_jax.decode.recurrent.latents import RecordedLatents
 
 pytestmark = pytest.mark.golden
 
@@ -21,8 +24,8 @@ def decoder_of(kind: type, case: dict, **options):
 
 
 def request_of(case: dict, extra: int = 0) -> decode.Request:
-    recorded = decode.Recorded(
-        jnp.asarray(pools()["state_pool"]), jnp.asarray(pools()["uniform_ar"], jnp.float32)
+    recorded = RecordedLatents(
+        states=jnp.asarray(pools()["state_pool"]), uniforms=jnp.asarray(pools()["uniform_ar"], jnp.float32)
     )
     stop = case.get("eos_token_id")
     return decode.make_request(
@@ -35,39 +38,45 @@ def request_of(case: dict, extra: int = 0) -> decode.Request:
 
 @pytest.mark.parametrize("case", cases("static_ar", quick=4))
 def test_static_autoregressive(case):
-    decoder = decoder_of(decode.AutoRegressive, case)
+    decoder = decoder_of(decode.Static, case)
     knobs = decoder.Knobs(init_scale=case.get("init_scale", 1.0), **sampling_of(case))
     result = decode.run(decoder, params(), request_of(case), knobs)
     assert row(result) == arrays("static_ar")[f"tokens_{case['name']}"].tolist()
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def read_prompt(decoder, params, request, knobs):
+    return decoder.read_prompt(params, request, knobs)
+
+
 @pytest.mark.parametrize("case", cases("adaptive", quick=6))
 def test_adaptive(case):
     decoder = decoder_of(
-        decode.Adaptive,
+        released.ReleasedAdaptive,
         case,
         criterion=case["criterion"],
         max_recurrence=case["num_steps"],
         exit_in_prefill=not case.get("do_not_exit_in_prefill", False),
-        official=True,
     )
     threshold = case.get("exit_threshold", "auto")
     knobs = decoder.Knobs(
-        exit_threshold=float("nan") if threshold == "auto" else threshold,
+        exit_threshold=None if threshold == "auto" else threshold,
         min_recurrence=case.get("min_steps", 0),
         check_every=case.get("check_criterion_every_n_steps", 1),
         init_scale=case.get("init_scale", 1.0),
         **sampling_of(case),
     )
     steps, values = [], []
-    for state in decode.stream(decoder, params(), request_of(case), knobs):
-        steps.append(int(state.recurrences[0]))
-        values.append(np.asarray(state.exit_values[0]))
+    _, read = read_prompt(decoder, params(), request_of(case), decoder.knobs(knobs))
+    for state, info in decode.stream(decoder, params(), request_of(case), knobs):
+        info = read if info is None else info
+        steps.append(int(info.recurrences[0]))
+        values.append(np.asarray(info.exit_values[0]))
         result = jax.tree.map(np.asarray, decoder.finish(state))
     want, name = arrays("adaptive"), case["name"]
     assert row(result) == want[f"tokens_{name}"].tolist()
     assert steps == want[f"steps_{name}"].tolist()
-    assert result.recurrences.tolist() == [sum(steps)]
+    assert result.counts["recurrences"].tolist() == [sum(steps)]
     if case["criterion"] != "none":
         recorded = want[f"exit_values_{name}"]
         checks = recorded.shape[1]
@@ -94,8 +103,8 @@ def test_speculative(case):
     accepted = []
     # The original program does not cut its last round at the budget.
     states = decode.stream(decoder, params(), request_of(case, extra=lookahead), knobs)
-    for state in islice(states, rounds + 1):
-        accepted.append(int(state.accepted[0]))
+    for state, info in islice(states, rounds + 1):
+        accepted += [] if info is None else [int(info.accepted[0])]
         result = jax.tree.map(np.asarray, decoder.finish(state))
-    assert accepted[1:] == want[f"accepted_{name}"].tolist()
+    assert accepted == want[f"accepted_{name}"].tolist()
     assert row(result) == want[f"tokens_{name}"].tolist()

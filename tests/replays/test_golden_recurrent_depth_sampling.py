@@ -1,11 +1,11 @@
-"""Recorded probabilities of the original recurrent-depth program, filtered and penalised."""
+"""Recorded probabilities of the original recurrent-depth program, filtered."""
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from recorded_recurrent_depth import arrays, assert_close, cases, names
+from recorded_recurrent_depth import arrays, assert_close, cases
 
-from paradec_jax.decode.sampling import SamplingKnobs, filtered_probabilities, repetition_penalty
+from paradec_jax.decode import SamplingKnobs
+from paradec_jax.decode.rules.sampling import filtered_probabilities
 
 pytestmark = pytest.mark.golden
 
@@ -18,12 +18,3 @@ def test_filtered_probabilities(case):
     knobs = SamplingKnobs(temperature=case.get("temperature") or 1.0, **values)
     probs = filtered_probabilities(jnp.asarray(arrays("sampling")["logits"]), knobs)
     assert_close(probs, arrays("sampling")[f"probs_{case['case']}"], PROBABILITIES)
-
-
-@pytest.mark.parametrize("name", names("sampling", r"penalized_logits_\d+p\d+"))
-def test_repetition_penalty(name):
-    penalty = float(name.removeprefix("penalized_logits_").replace("p", "."))
-    logits = jnp.asarray(arrays("sampling")["logits"])
-    seen = np.zeros(logits.shape, bool)
-    seen[:, np.unique(arrays("sampling")["penalty_input_ids"])] = True
-    assert_close(repetition_penalty(logits, jnp.asarray(seen), penalty), arrays("sampling")[name])

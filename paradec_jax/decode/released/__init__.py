@@ -4,21 +4,24 @@ Their published numbers can be repeated with them, and their recorded runs repla
 take the place of the keys.
 """
 
+from paradec_jax.decode.released.adaptive import ReleasedAdaptive
 from paradec_jax.decode.released.blocks import RecordedBlocks
 from paradec_jax.decode.released.jacobi import ReleasedJacobi
+from paradec_jax.decode.released.lookahead import ReleasedLookahead
 from paradec_jax.decode.released.multiblock import ReleasedMultiBlock
+from paradec_jax.decode.released.prompt_lookup import ReleasedPromptLookup
 from paradec_jax.decode.released.running_window import ReleasedRunningWindow
-from paradec_jax.decode.released.trajectories import Trajectory, trajectories
 from paradec_jax.decode.released.wave import RecordedWave
 from paradec_jax.decode.released.wavefront import ReleasedWavefront
 
 __all__ = [
     "RecordedBlocks",
     "RecordedWave",
+    "ReleasedAdaptive",
     "ReleasedJacobi",
+    "ReleasedLookahead",
     "ReleasedMultiBlock",
+    "ReleasedPromptLookup",
     "ReleasedRunningWindow",
     "ReleasedWavefront",
-    "Trajectory",
-    "trajectories",
 ]
