@@ -6,7 +6,7 @@ decoder stores them with `write`, or does not.
 """
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Array, Bool, Float, Int
@@ -56,6 +56,7 @@ class Forward:
     counts: Counts
 
 
+@runtime_checkable
 class Network(Protocol):
     """A network as the machine drives it; frozen and hashable.
 
@@ -88,6 +89,7 @@ class Network(Protocol):
     def logits(self, params: Params, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]: ...
 
 
+@runtime_checkable
 class RecurrentNetwork(Network, Protocol):
     """A network whose forward can be taken apart: prelude, one recurrence at a time, coda.
 
