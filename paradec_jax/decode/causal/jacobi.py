@@ -173,8 +173,8 @@ class Jacobi(DecoderBase):
     def init(self, params: Any, request: Request, knobs: JacobiKnobs) -> JacobiState:
         """Reads each prompt and W - 1 random tokens after it in one call: the first token, the first iterate."""
         self._check(request)
-        width, batch = self.width, request.batch
-        uniforms = _fill_uniforms(request.keys, self.size + width)
+        (size, _), width = self.limits(), self.width
+        uniforms = _fill_uniforms(request.keys, size + width)
         fill = _fill_tokens(uniforms, request.tokens, request.lengths, width - 1)
         rows, cache, out = self.prefill_ahead(params, request, fill, width)
         logits = self.network.logits(params, out.hidden)
@@ -183,8 +183,8 @@ class Jacobi(DecoderBase):
         predicted, _ = self._judge(logits, fill[:, None], no_draft, own, rows, knobs)
         rows = rows.spend(out.counts, request.lengths + width - 1)
         rows = rows.commit(predicted, jnp.ones_like(rows.length), self.scores(logits, predicted))
-        draft = jnp.broadcast_to(predicted[:, None, 1:], (batch, self.num_candidates, width - 1))
-        pool = jnp.full((batch, self.pool, width + 1), recycling.EMPTY, jnp.int32)
+        draft = jnp.broadcast_to(predicted[:, None, 1:], (request.batch, self.num_candidates, width - 1))
+        pool = jnp.full((request.batch, self.pool, width + 1), recycling.EMPTY, jnp.int32)
         end = self._window_end(rows, rows.prompt_lengths, jnp.zeros_like(rows.length), knobs)
         return JacobiState(rows, cache, draft, end, pool, uniforms)
 
@@ -248,7 +248,7 @@ class Jacobi(DecoderBase):
         inside: Bool[Array, "B drafts"],
         own: Int[Array, "B W"],
         rows: Rows,
-        knobs: JacobiKnobs,
+        knobs: Any,
     ) -> tuple[Int[Array, "B RW"], Bool[Array, "B R drafts"]]:
         """The token that belongs at each position, and which guesses inside the window it agrees with."""
         batch, count, _ = candidates.shape

@@ -78,9 +78,8 @@ class Lookahead(DecoderBase):
         rows = state.rows.spend(seen.counts, state.levels.size + call.shown(guesses) * (self.level - 1))
         rows = rows.commit(tokens, accepted + 1, scores)
         # Collect the n-grams of the columns and, where asked for, of the text.
-        pool, recent = call.collect(self, state, seen, guesses, accepted), state.recent
-        if self.pool_from_prompt:
-            pool, recent = ngrams.read_on(pool, recent, tokens, accepted + 1)
+        pool = call.collect(self, state, seen, guesses, accepted)
+        pool, recent = ngrams.read_on(pool, state.recent, tokens, accepted + 1)
         # Move the window on.
         newest = jnp.take_along_axis(tokens, accepted[:, None], axis=1)[:, 0]
         levels = state.levels.advance(seen.newest, newest)

@@ -79,19 +79,24 @@ def tail(tokens: Int[Array, "B P"], lengths: Int[Array, "B"], count: int) -> Int
 
 
 def read_on(
-    pool: Int[Array, "B V G m"], recent: Int[Array, "B m"], tokens: Int[Array, "B K"], count: Int[Array, "B"]
-) -> tuple[Int[Array, "B V G m"], Int[Array, "B m"]]:
+    pool: Int[Array, "B V G m"],
+    recent: Int[Array, "B m"] | None,
+    tokens: Int[Array, "B K"],
+    count: Int[Array, "B"],
+) -> tuple[Int[Array, "B V G m"], Int[Array, "B m"] | None]:
     """Inserts the n-grams that end in the first `count` of some new tokens of a text.
 
     Args:
       pool: the pool.
-      recent: the `tail` of what the pool has read of the text, m = n - 1 tokens.
+      recent: the `tail` of what the pool has read of the text, m = n - 1 tokens; None where it reads none.
       tokens: what follows it.
       count: how many of them count.
 
     Returns:
       The pool, and the tail after these tokens.
     """
+    if recent is None:
+        return pool, None
     size = recent.shape[1]
     text = jnp.concatenate([recent, tokens], axis=1)
     end = jnp.arange(tokens.shape[1])
