@@ -4,6 +4,7 @@ from paradec_jax.decode.autoregressive import AutoRegressive
 from paradec_jax.decode.causal.jacobi import Jacobi
 from paradec_jax.decode.causal.lookahead import Lookahead
 from paradec_jax.decode.causal.prompt_lookup import PromptLookup
+from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.drive import rollout, run, stream, trace
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.machine.network import Forward, Network, Prefix, Prepared
@@ -22,6 +23,7 @@ __all__ = [
     "AutoRegressive",
     "Decoded",
     "Decoder",
+    "DecoderBase",
     "Forward",
     "Jacobi",
     "Lookahead",
