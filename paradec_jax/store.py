@@ -299,7 +299,7 @@ def _read_description(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     foreign = f"{folder} is a Hugging Face folder; convert it first: python -m convert import {folder} DST"
     if not path.is_file():
-        if any(folder.glob("*.safetensors")):
+        if any(folder.glob("model*.safetensors")):
             raise StoreError(foreign)
         raise StoreError(f"{folder} is not a model folder: it has no config.json")
     try:
@@ -309,7 +309,7 @@ def _read_description(folder: Path) -> dict[str, Any]:
     if not isinstance(description, dict):
         raise StoreError(f"{path} must hold one JSON object")
     if "format_version" not in description:
-        if "model_type" in description or any(folder.glob("*.safetensors")):
+        if "model_type" in description or any(folder.glob("model*.safetensors")):
             raise StoreError(foreign)
         raise StoreError(f"{path} has no format_version: not a model of paradec_jax")
     version = description["format_version"]

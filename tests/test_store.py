@@ -207,7 +207,7 @@ class TestLoad:
             (lambda d, p: d["parts"].update(teacher=p), "part 'teacher', unknown to this version"),
             (lambda d, p: p.pop("weights"), "weights of .* must be the name of a file, not None"),
             (lambda d, p: p.update(weights="../x.safetensors"), "must be the name of a file, not '../x"),
-            (lambda d, p: p.update(weights="other.safetensors"), "missing, truncated or not a safetensors"),
+            (lambda d, p: p.update(weights="other.safetensors"), r"other\.safetensors is missing"),
         ],
     )
     def test_config_that_is_wrong(self, copy, change, message):
@@ -229,7 +229,7 @@ class TestLoad:
         with pytest.raises(StoreError, match="is a file"):
             store.load(copy / "config.json")
         (copy / WEIGHTS).unlink()
-        with pytest.raises(StoreError, match="missing, truncated or not a safetensors"):
+        with pytest.raises(StoreError, match=f"{WEIGHTS} is missing"):
             store.load(copy)
         (copy / "config.json").unlink()
         with pytest.raises(StoreError, match=r"no config\.json"):
@@ -278,7 +278,7 @@ def test_bundled_models_by_name():
 def test_an_installed_package_says_where_the_other_models_are(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "CHECKOUT", tmp_path / "nowhere")
     with pytest.raises(
-        StoreError, match="tiny-recurrent is not installed .* experiments/assets of the repos"
+        StoreError, match=r"tiny-recurrent is not installed .* experiments/assets of the repos"
     ):
         store.load("tiny-recurrent")
     assert store.load("tiny-causal").family == "causal"

@@ -29,6 +29,12 @@ def shard(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*.safetensors"))
 
 
+def drop(weight_map: dict[str, str], file: str) -> None:
+    """Takes a file out of an index."""
+    for name in [name for name, of in weight_map.items() if of == file]:
+        del weight_map[name]
+
+
 class TestShards:
     def test_round_trip(self, tmp_path):
         files = shard(tmp_path / "model")
@@ -42,7 +48,7 @@ class TestShards:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            (lambda m: m.popitem(), "is missing|is there"),
+            (lambda m: drop(m, m["adapter"]), "adapter is missing"),
             (lambda m: m.update(adapter="../a"), "places tensor adapter in '../a', which is no file name"),
             (lambda m: m.update(adapter="a.safetensors"), r"shard .*a\.safetensors is missing"),
             (lambda m: m.update(more=m["adapter"]), "tensor more is listed in an index, but .* not hold it"),

@@ -164,9 +164,11 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="numpy")
     except (SafetensorError, OSError) as error:
-        if path.is_file() and _magic(path).startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04")):
+        if not path.is_file():
+            raise StoreError(f"{path} is missing") from error
+        if _magic(path).startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04")):
             raise StoreError(pickle_refused(path)) from error
-        raise StoreError(f"{path} is missing, truncated or not a safetensors file ({error})") from error
+        raise StoreError(f"{path} is truncated or not a safetensors file ({error})") from error
 
 
 def _magic(path: Path) -> bytes:

@@ -41,7 +41,6 @@ SHARED: dict[str, Axes] = {
     r"attention/out$": _matrix(("heads", "head_dim"), ("embed",)),
     r"attention/q_bias$": Axes(("heads", "head_dim")),
     r"attention/[kv]_bias$": Axes(("kv_heads", "head_dim")),
-    r"attention/[qk]_norm$": Axes(("head_dim",)),
     r"mlp/(gate|up)$": _matrix(("embed",), ("mlp",)),
     r"mlp/down$": _matrix(("mlp",), ("embed",)),
     r"(^|/)((attention|mlp|final)_norm|norm_[1-4])$": Axes(("embed",)),
@@ -56,6 +55,7 @@ RECURRENT: dict[str, Axes] = SHARED | {
 CAUSAL: dict[str, Axes] = SHARED | {
     r"attention/q$": Axes(("embed", "heads", "head_dim"), ("embed",), ("head_dim",)),
     r"attention/[kv]$": Axes(("embed", "kv_heads", "head_dim"), ("embed",), ("head_dim",)),
+    r"attention/[qk]_norm$": Axes(("head_dim",)),
 }
 
 

@@ -20,6 +20,7 @@ from paradec_jax.train.state import TrainState
 PyTree = Any
 
 FORMAT = 1
+FORMER = ("qkv", "qk_bias", "gate_up")  # parameters that joined several matrices
 
 
 class Checkpoints:
@@ -165,6 +166,12 @@ class Checkpoints:
             raise ValueError(f"{where} has a {body['key']} key, the run a {key} key")
         saved = {name: entry[:2] for name, entry in body["arrays"].items()}
         here = _describe(target, checksums=False)
+        former = sorted(name for name in saved.keys() - here.keys() if name.rsplit("/", 1)[-1] in FORMER)
+        if former:
+            raise ValueError(
+                f"{where} was written before queries, keys, values, gate and up were parameters of their own (it has "
+                f"{former[0]}): finish that run with the version that began it, and migrate its exported model"
+            )
         if saved != here:
             name = min(n for n in saved.keys() | here.keys() if saved.get(n) != here.get(n))
             raise ValueError(

@@ -21,6 +21,7 @@ from exports import (
 from convert import engine, huginn
 from convert.cli import main
 from paradec_jax import store
+from paradec_jax.disk import tensors
 
 
 def truncate(folder: Path) -> None:
@@ -113,12 +114,12 @@ class TestErrors:
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(store.ocp.Checkpointer, "save", full)
+            patch.setattr(store, "write_tensors", full)
             assert "No space left" in fails(capsys, "import", source)
         model = source.parent / "model"
         assert main(["import", str(source), str(model)]) == 0
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "save_file", full)
+            patch.setattr(tensors, "save_file", full)
             assert "No space left" in fails(capsys, "export", model)
 
     def test_export_of_a_foreign_folder(self, capsys, source):

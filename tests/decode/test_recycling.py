@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from paradec_jax.decode.recycling import EMPTY
 
 from paradec_jax.decode import recycling
-from paradec_jax.decode.recycling import EMPTY
 
 
 def test_the_oldest_iterate_falls_out():

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from paradec_jax.decode.sampling import filtered_probabilities
 from results import listed
 
 from paradec_jax import decode
 from paradec_jax.decode import rejection, stop
-from paradec_jax.decode.sampling import filtered_probabilities
 from paradec_jax.testing import tiny_causal, tiny_causal_params, tiny_request
 
 VOCAB, PROMPT, NEW, DRAWS = 5, (1, 3), 4, 4096

@@ -17,7 +17,9 @@ import pytest
 from convert import qwen2
 from convert.engine import read_json
 from paradec_jax import decode
-from paradec_jax.decode.prompt_lookup import find_draft
+from paradec_jax.decode import released
+from paradec_jax.decode.causal.lookahead_call import RecordedLookahead
+from paradec_jax.decode.causal.prompt_lookup import find_draft
 
 pytestmark = pytest.mark.golden
 
@@ -49,7 +51,7 @@ def request_of(part: str, trace: dict, prompt: np.ndarray, **recorded) -> decode
         prompt,
         max_new_tokens=trace["max_new_tokens"],
         stop=model(part)[2],
-        recorded=decode.Recorded(**recorded) if recorded else None,
+        recorded=RecordedLookahead(**recorded) if recorded else None,
     )
 
 
@@ -92,18 +94,25 @@ def test_candidates():
             assert draft[: num_pred * there].tolist() == real(want)
 
 
+def lookup_of(trace: dict):
+    return released.ReleasedPromptLookup(
+        max_ngram=trace["max_ngram"], num_pred=trace["num_pred"], dummy=DUMMY
+    )
+
+
 @pytest.mark.parametrize("name", traces("prompt_lookup"))
 def test_prompt_lookup(name):
     part = "prompt_lookup"
     trace, want = traces(part)[name], arrays(part, f"trace_{name}")
-    decoder = decode.PromptLookup(max_ngram=trace["max_ngram"], num_pred=trace["num_pred"], dummy=DUMMY)
-    decoder = bound(part, trace, decoder)
+    decoder = bound(part, trace, lookup_of(trace))
     request = request_of(part, trace, want["prompt"])
-    lengths, drafts, found = [trace["prompt_length"]], [], []
-    for state in decode.stream(decoder, model(part)[1], request):
-        lengths.append(int(state.progress.length[0]))
-        drafts.append(np.asarray(state.draft[0]))
-        found.append(bool(state.found[0]))
+    first, _, there = decoder.draft(request.tokens, request.lengths)
+    lengths, drafts, found = [trace["prompt_length"]], [np.asarray(first[0])], [bool(there[0])]
+    for state, info in decode.stream(decoder, model(part)[1], request):
+        lengths.append(int(state.rows.length[0]))
+        if info is not None:
+            drafts.append(np.asarray(info.draft[0]))
+            found.append(bool(info.found[0]))
         result = decoder.finish(state)
     np.testing.assert_array_equal(lengths, want["length_before_step"])
     np.testing.assert_array_equal(trace["num_pred"] * np.array(found), want["draft_length"])
@@ -121,15 +130,14 @@ def start(decoder, params, request):
 
 @functools.partial(jax.jit, static_argnums=0)
 def call(decoder, params, state):
-    seen = decoder.look(params, state, decoder.Knobs())
-    return seen, decoder.advance(state, seen)
+    return decoder.step(params, state, decoder.Knobs())
 
 
 def check_window(state, columns: int, want: dict[str, np.ndarray], t: int) -> None:
     """Levels, newest token and fill level before call t."""
-    filled = int(state.filled[0])
+    filled = int(state.levels.filled[0])
     assert filled == want["fill_level"][t]
-    levels = np.asarray(state.levels[0])
+    levels = np.asarray(state.levels.tokens[0])
     assert levels[0, 0] == want["last_input_id"][t]
     ours = [levels[i, int(i == 0) : columns - filled].tolist() for i in range(filled + 1)]
     assert ours == [real(row) for row in want["window"][t] if (row >= 0).any()]
@@ -140,14 +148,8 @@ def test_lookahead(name):
     part = "lookahead"
     trace, want = traces(part)[name], arrays(part, f"trace_{name}")
     columns = trace["LEVEL"] + trace["WINDOW_SIZE"] - 2
-    pool = bool(trace["POOL_FROM_PROMPT"])
-    decoder = decode.Lookahead(
-        level=trace["LEVEL"],
-        window=trace["WINDOW_SIZE"],
-        guesses=trace["GUESS_SET_SIZE"],
-        pool_from_prompt=pool,
-        official=pool,
-    )
+    kind = released.ReleasedLookahead if trace["POOL_FROM_PROMPT"] else decode.Lookahead
+    decoder = kind(level=trace["LEVEL"], window=trace["WINDOW_SIZE"], guesses=trace["GUESS_SET_SIZE"])
     decoder, params = bound(part, trace, decoder), model(part)[1]
     window = jnp.asarray(real(want["window"][0, 0]), jnp.int32)
     request = request_of(part, trace, want["prompt"], window=window)
@@ -155,21 +157,21 @@ def test_lookahead(name):
 
     state = start(decoder, params, request)
     assert want["last_input_id"][0] == want["prompt"][0, -1] and want["fill_level"][0] == 0
-    assert int(state.progress.tokens[0, trace["prompt_length"]]) == want["next_token"][0]
+    assert int(state.rows.tokens[0, trace["prompt_length"]]) == want["next_token"][0]
     if trace["LEVEL"] > 2:
-        grown = np.asarray(state.levels[0, 1, : columns - 1]).tolist()
+        grown = np.asarray(state.levels.tokens[0, 1, : columns - 1]).tolist()
         assert grown == real(want["window_argmax"][0])
     for t in range(1, trace["forwards"]):
-        assert not state.progress.done[0], f"stopped before call {t}"
+        assert not state.rows.done[0], f"stopped before call {t}"
         check_window(state, columns, want, t)
-        width = columns - int(state.filled[0])
-        seen, state = call(decoder, params, state)
+        width = columns - int(state.levels.filled[0])
+        state, seen = call(decoder, params, state)
         there = np.asarray(seen.guesses[0, :, 0] >= 0)
         assert np.asarray(seen.guesses[0])[there].ravel().tolist() == real(want["guesses"][t])
-        assert np.asarray(seen.behind[0])[there].ravel().tolist() == real(want["guess_argmax"][t])
+        assert np.asarray(seen.after[0])[there].ravel().tolist() == real(want["guess_argmax"][t])
         assert int(seen.first[0]) == want["next_token"][t]
         assert np.asarray(seen.newest[0, :width]).tolist() == real(want["window_argmax"][t])
-    assert state.progress.done[0]
+    assert state.rows.done[0]
     check_result(decoder.finish(state), trace, want)
 
 

@@ -248,12 +248,12 @@ def replayed(case: Case) -> tuple[decode.Decoded, Any]:
     knobs, params = knobs_of(case, decoder), loaded(case.model)[1]
     if case.kind == "trajectories":
         steps = max(max(iterations(other)) for other in group_of(case))
-        return jax.tree.map(np.asarray, decode.trace(decoder, params, request, knobs, n=steps + 1))
+        result, infos = decode.trace(decoder, params, request, knobs, n=steps + 1)
+        return result, jax.tree.map(np.asarray, infos)
     infos = []
     for state, info in decode.stream(decoder, params, request, knobs):
         infos += [] if info is None else [jax.tree.map(np.asarray, info)]
-        result = jax.tree.map(np.asarray, decoder.finish(state))
-    return result, jax.tree.map(lambda *steps: np.stack(steps), *infos)
+    return decoder.finish(state), jax.tree.map(lambda *steps: np.stack(steps), *infos)
 
 
 class Run:

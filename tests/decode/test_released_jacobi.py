@@ -1,5 +1,6 @@
 """Laws of the released Jacobi decoders on a small network of random weights, with drafts from the requests' keys."""
 
+import collections
 import dataclasses
 import functools
 from typing import Any
@@ -11,28 +12,31 @@ import pytest
 from jax import export
 
 from paradec_jax import decode
-from paradec_jax.config import CAUSAL_PRESETS
-from paradec_jax.decode import drive
-from paradec_jax.decode.official_blocks import passed
-from paradec_jax.decode.official_jacobi import OfficialJacobi
-from paradec_jax.decode.official_multiblock import OfficialMultiBlock
-from paradec_jax.decode.official_window import OfficialRunningWindow
-from paradec_jax.decode.trajectories import trajectories
+from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
+from paradec_jax.decode.machine import drive
+from paradec_jax.decode.released import (
+    RecordedBlocks,
+    ReleasedJacobi,
+    ReleasedMultiBlock,
+    ReleasedRunningWindow,
+)
+from paradec_jax.decode.released.trajectories import trajectories
 from paradec_jax.models.causal import init_params
 from paradec_jax.models.causal_network import CausalNetwork
+from paradec_jax.testing import StubNetwork, tiny_request
 
 NETWORK = CausalNetwork(dataclasses.replace(CAUSAL_PRESETS["test-causal"], tie_embeddings=False))
 PROMPTS = ([3, 1, 4], [1, 5, 2, 6, 5, 9, 8], [2, 7], [11, 12, 13, 14])
 BUDGETS = (20, 9, 14, 1)
 BLOCK, SIZE = 5, 40
 DECODERS = {
-    "blocks": (OfficialJacobi, {}, {}),
-    "complete": (OfficialJacobi, {"complete_blocks": True}, {}),
-    "window": (OfficialRunningWindow, {}, {"max_iterations": 3}),
-    "main": (OfficialMultiBlock, {"capacity": 9}, {"spawn_ratio": 0.4}),
-    "crowded": (OfficialMultiBlock, {"capacity": 2, "pool": 8}, {"blocks": 4, "spawn_ratio": 0.2}),
-    "tail": (OfficialMultiBlock, {"variant": "tail", "in_flight": 3, "capacity": 30}, {"spawn_ratio": 0.4}),
-    "plain": (OfficialMultiBlock, {"variant": "plain", "in_flight": 3, "capacity": 30}, {"spawn_ratio": 0.4}),
+    "blocks": (ReleasedJacobi, {}, {}),
+    "complete": (ReleasedJacobi, {"complete_blocks": True}, {}),
+    "window": (ReleasedRunningWindow, {}, {"max_iterations": 3}),
+    "main": (ReleasedMultiBlock, {"capacity": 9}, {"spawn_ratio": 0.4}),
+    "crowded": (ReleasedMultiBlock, {"capacity": 2, "pool": 8}, {"blocks": 4, "spawn_ratio": 0.2}),
+    "tail": (ReleasedMultiBlock, {"variant": "tail", "in_flight": 3, "capacity": 30}, {"spawn_ratio": 0.4}),
+    "plain": (ReleasedMultiBlock, {"variant": "plain", "in_flight": 3, "capacity": 30}, {"spawn_ratio": 0.4}),
 }
 QUICK = ("blocks", "window", "main")
 EVERY = pytest.mark.parametrize(
@@ -42,7 +46,7 @@ EVERY = pytest.mark.parametrize(
 
 def decoder_of(name: str) -> Any:
     kind, options, _ = DECODERS[name]
-    return kind(NETWORK, SIZE, block=BLOCK, pad=31, **options)
+    return kind(NETWORK, SIZE, block=BLOCK, spec=TokenSpec(pad=31), **options)
 
 
 def knobs_of(name: str) -> Any:
@@ -121,7 +125,7 @@ def test_rows_are_independent_in_a_queue(name):
     """Drafts are drawn from a row's own key, and recorded ones go with their rows."""
     rng = np.random.default_rng(0)
     drafts = rng.integers(-1, NETWORK.vocab_size, (len(PROMPTS), 3, BLOCK))
-    request = request_of(recorded=decode.Recorded(drafts=jnp.asarray(drafts, jnp.int32)))
+    request = request_of(recorded=RecordedBlocks(drafts=jnp.asarray(drafts, jnp.int32)))
     together = decode.run(decoder_of(name), params(), request, knobs_of(name))
     served = decode.serve(decoder_of(name), params(), request, knobs_of(name), rows=2, every=3).decoded
     for field in ("tokens", "lengths", "reasons", "network_calls", "positions"):
@@ -129,10 +133,24 @@ def test_rows_are_independent_in_a_queue(name):
     assert together.network_calls.tolist() != result_of(name).network_calls.tolist()
 
 
+@pytest.mark.parametrize("kind", [ReleasedJacobi, ReleasedMultiBlock, ReleasedRunningWindow])
+def test_recurrences_of_a_recurrent_network_are_those_that_ran(kind):
+    ran: collections.Counter = collections.Counter()
+
+    def probe(counter: str) -> None:
+        ran[counter] += 1
+
+    decoder = kind(StubNetwork(probe=probe), SIZE, block=3)
+    result = decode.run(decoder, {}, tiny_request(6, prompts=[(3, 1, 4)]))
+    jax.effects_barrier()
+    counted = {counter: int(result.counts[counter][0]) for counter in ("network_calls", "recurrences")}
+    assert dict(ran) == counted and counted["recurrences"] == 4 * counted["network_calls"]
+
+
 def test_trace_records_trajectories():
     decoder = decoder_of("complete")
-    result, passes = decode.trace(decoder, params(), request_of(), n=40, record=passed)
-    for row, blocks in enumerate(trajectories(passes)):
+    result, infos = decode.trace(decoder, params(), request_of(), n=40)
+    for row, blocks in enumerate(trajectories(infos)):
         assert sum(block.network_calls for block in blocks) == int(result.network_calls[row]) - 1
         tokens = [token for block in blocks for token in block.points[-1]]
         assert tokens == result.completions()[row] == greedy()[row][: len(tokens)]
@@ -144,20 +162,20 @@ def test_trace_records_trajectories():
 def test_one_program_for_all_knobs():
     decoder = decoder_of("main")
     decode.run(decoder, params(), request_of())
-    compiled = drive._run._cache_size()
-    for knobs in ({"blocks": 1}, {"spawn_ratio": 0.9}, {"max_calls": 2}, {"max_iterations": 4}):
+    compiled = drive.compiled_run._cache_size()
+    for knobs in ({"blocks": 1}, {"spawn_ratio": 0.9}, {"max_block_calls": 2}, {"max_iterations": 4}):
         result = decode.run(decoder, params(), request_of(), decoder.Knobs(**knobs))
         assert [t[:1] for t in result.completions()] == [t[:1] for t in greedy()]
-    assert drive._run._cache_size() == compiled
+    assert drive.compiled_run._cache_size() == compiled
 
 
 @EVERY
 def test_lowers_for_accelerators(name):
-    decoder, knobs = decoder_of(name), drive._knobs(decoder_of(name), knobs_of(name))
+    decoder, knobs = decoder_of(name), decoder_of(name).knobs(knobs_of(name))
 
     @jax.jit
     def step(params, state):
-        return decoder.step(params, state, knobs).progress.length
+        return decoder.step(params, state, knobs)[0].rows.length
 
     state = jax.eval_shape(decoder.init, params(), request_of(), knobs)
     assert export.export(step, platforms=("cuda", "tpu"))(params(), state).platforms == ("cuda", "tpu")
@@ -166,17 +184,20 @@ def test_lowers_for_accelerators(name):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: OfficialJacobi(block=0), "block must be at least 1, not 0"),
-        (lambda: OfficialJacobi(greedy=False), "OfficialJacobi is greedy"),
-        (lambda: OfficialJacobi(log_probs=True), "keeps no log-probabilities"),
-        (lambda: OfficialRunningWindow(block=1), "block must be at least 2"),
-        (lambda: OfficialMultiBlock(variant="dev"), "variant must be one of main, tail, plain, not 'dev'"),
-        (lambda: OfficialMultiBlock(pool=-1), "pool must be at least 0, not -1"),
-        (lambda: OfficialMultiBlock(in_flight=0), "in_flight must be at least 1, not 0"),
-        (lambda: OfficialMultiBlock(capacity=0), "capacity must be at least 1, not 0"),
-        (lambda: OfficialMultiBlock.Knobs(blocks=0).checked(), "blocks must be at least 1, not 0"),
-        (lambda: OfficialMultiBlock.Knobs(spawn_ratio=1.5).checked(), "spawn_ratio must be between 0 and 1"),
-        (lambda: OfficialJacobi.Knobs(max_calls=0).checked(), "max_calls must be at least 1, not 0"),
+        (lambda: ReleasedJacobi(block=0), "block must be at least 1, not 0"),
+        (lambda: ReleasedJacobi(greedy=False), "ReleasedJacobi is greedy"),
+        (lambda: ReleasedJacobi(log_probs=True), "keeps no log-probabilities"),
+        (lambda: ReleasedRunningWindow(block=1), "block must be at least 2"),
+        (lambda: ReleasedMultiBlock(variant="dev"), "variant must be one of main, tail, plain, not 'dev'"),
+        (lambda: ReleasedMultiBlock(pool=-1), "pool must be at least 0, not -1"),
+        (lambda: ReleasedMultiBlock(in_flight=0), "in_flight must be at least 1, not 0"),
+        (lambda: ReleasedMultiBlock(capacity=0), "capacity must be at least 1, not 0"),
+        (lambda: ReleasedMultiBlock.Knobs(blocks=0).check(), "blocks must be at least 1, not 0"),
+        (lambda: ReleasedMultiBlock.Knobs(spawn_ratio=1.5).check(), "spawn_ratio must be between 0 and 1"),
+        (
+            lambda: ReleasedJacobi.Knobs(max_block_calls=0).check(),
+            "max_block_calls must be at least 1, not 0",
+        ),
     ],
 )
 def test_bad_settings_are_named(make, message):

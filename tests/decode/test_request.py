@@ -1,0 +1,92 @@
+"""Requests: what is prescribed, where the holes are, and what is refused before anything is compiled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paradec_jax.decode import AutoRegressive, RecordedDraws, make_request
+from paradec_jax.testing import StubCausal
+
+
+def test_lists_are_padded_on_the_right():
+    request = make_request([[3, 1, 4], [1], []], max_new_tokens=2)
+    assert request.tokens.tolist() == [[3, 1, 4], [1, 0, 0], [0, 0, 0]]
+    assert request.lengths.tolist() == [3, 1, 0] and request.budgets.tolist() == [2, 2, 2]
+    assert request.given is None and request.stop.shape == (3, 0)
+    assert request.positions.tolist() == [[0, 1, 2]] * 3
+
+
+def test_holes_are_kept_and_their_absence_is_none():
+    holes = make_request([[3, 0, 4], [1, 5]], given=[[True, False, True], [True, True]], max_new_tokens=1)
+    assert holes.given.tolist() == [[True, False, True], [True, True, False]]
+    whole = np.ones((2, 3), bool)
+    assert make_request(np.ones((2, 3)), given=whole, max_new_tokens=1).given is None
+    # What is not given after a row's length is no hole: nothing is prescribed there.
+    whole[0, 2] = False
+    assert make_request(np.ones((2, 3)), [2, 3], given=whole, max_new_tokens=1).given is None
+
+
+def test_a_budget_of_nothing_needs_a_hole():
+    tokens, given = [[3, 0, 4], [1, 5, 9]], [[True, False, True], [True, True, True]]
+    assert make_request(tokens, given=given, max_new_tokens=[0, 1]).budgets.tolist() == [0, 1]
+    for budgets in (0, [1, 0], [0, -1]):
+        with pytest.raises(ValueError, match="max_new_tokens must be at least 1"):
+            make_request(tokens, given=given, max_new_tokens=budgets)
+    with pytest.raises(ValueError, match="max_new_tokens must be at least 1"):
+        make_request(tokens, max_new_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tokens": np.zeros((0, 3))}, "tokens must be .* with at least one row"),
+        ({"tokens": np.zeros(3)}, "tokens must be .* not of shape"),
+        ({"lengths": [4, 1]}, "lengths must be 2 numbers from 0 to 3, not"),
+        ({"lengths": [-1, 1]}, "lengths must be 2 numbers from 0 to 3, not"),
+        ({"lengths": [1]}, "lengths must be 2 numbers from 0 to 3, not"),
+        ({"given": np.ones((2, 2), bool)}, "given must be of the shape of tokens"),
+    ],
+)
+def test_what_fits_nothing_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make_request(**{"tokens": np.zeros((2, 3)), "max_new_tokens": 1} | arguments)
+
+
+def test_decoders_that_append_refuse_holes_and_empty_prompts():
+    decoder = AutoRegressive(StubCausal(), 8)
+    decoder.check(make_request([[3, 1]], max_new_tokens=2))
+    for request, message in (
+        (
+            make_request([[3, 0, 4]], given=[[True, False, True]], max_new_tokens=0),
+            "AutoRegressive appends tokens, so it cannot fill the holes that given leaves",
+        ),
+        (make_request([[3], []], max_new_tokens=2), "every row needs at least one token"),
+        (make_request([[3] * 8], max_new_tokens=1), "leaves no room in a buffer of 8 positions"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            decoder.check(request)
+
+
+def test_some_rows_of_a_request():
+    recorded = RecordedDraws(uniforms=jnp.arange(4.0))
+    given = [[True, False], [True, True], [False, True]]
+    request = make_request(
+        [[1, 2], [3, 4], [5, 6]], given=given, max_new_tokens=[0, 1, 2], stop=(7,), recorded=recorded
+    )
+    taken = request.take([2, 0])
+    assert taken.batch == 2
+    assert taken.tokens.tolist() == [[5, 6], [1, 2]] and taken.budgets.tolist() == [2, 0]
+    assert taken.given.tolist() == [given[2], given[0]]
+    assert (jax.random.key_data(taken.keys) == jax.random.key_data(request.keys)[np.array([2, 0])]).all()
+    assert taken.recorded.uniforms is recorded.uniforms  # one record for all rows
+
+
+def test_keys_are_of_seed_and_row():
+    def data(**options):
+        return jax.random.key_data(make_request([[1]] * 3, max_new_tokens=1, **options).keys).tolist()
+
+    keys = data(seed=4)
+    assert len({tuple(key) for key in keys}) == 3 and keys != data() and keys == data(seed=4)
+    own = jax.random.split(jax.random.key(9), 3)
+    assert data(keys=own) == jax.random.key_data(own).tolist()

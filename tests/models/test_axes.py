@@ -1,0 +1,144 @@
+"""The table of logical axes: complete, of the right ranks and lengths, and what optimizers and costs read in it."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from paradec_jax.config import PRESETS, CausalConfig
+from paradec_jax.models import logical_axes, matrix_axes, network_of, parameter_shapes
+from paradec_jax.models.axes import CAUSAL, RECURRENT, axes_of, sizes, table
+from paradec_jax.train import muon
+
+MORE = {
+    "every bias and norm": dataclasses.replace(PRESETS["test-causal"], qk_norm=True, tie_embeddings=False),
+    "llama": dataclasses.replace(PRESETS["test-causal"], qkv_bias=False, kv_heads=4),
+    "recurrent, untied": dataclasses.replace(PRESETS["test-recurrent"], tie_embeddings=False, qk_bias=False),
+}
+CONFIGS = PRESETS | MORE
+# How Muon saw the matrices that were one parameter in format 1: (input axes, output axes).
+FUSED = {
+    "causal": {
+        "attention/qkv$": ((0,), (2,)),
+        "attention/out$": ((0, 1), (2,)),
+        "mlp/gate_up$": ((0,), (2,)),
+        "mlp/down$": ((0,), (1,)),
+    },
+    "recurrent_depth": {
+        "attention/qkv$": ((0,), (2, 3)),
+        "attention/out$": ((0, 1), (2,)),
+        "mlp/gate_up$": ((0,), (2,)),
+        "mlp/down$": ((0,), (1,)),
+        "adapter$": ((0,), (1,)),
+    },
+}
+
+
+def lengths(config) -> dict[str, int]:
+    return {
+        "vocab": config.vocab_size,
+        "embed": config.width,
+        "embed_pair": 2 * config.width,
+        "heads": config.heads,
+        "kv_heads": getattr(config, "kv_heads", config.heads),
+        "head_dim": config.head_dim,
+        "mlp": config.feed_forward,
+    }
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_parameter_has_its_axes(name):
+    config = CONFIGS[name]
+    shapes = parameter_shapes(config)
+    axes = flatten_dict(logical_axes(config, shapes), sep="/")
+    for path, leaf in flatten_dict(shapes, sep="/").items():
+        assert leaf.shape == tuple(lengths(config)[axis] for axis in axes[path]), path
+        row = axes_of(table(config), path)
+        assert set(row.inputs + row.outputs) <= set(row.names) and bool(row.inputs) == bool(row.outputs)
+
+
+def test_no_entry_is_idle():
+    for rules in (CAUSAL, RECURRENT):
+        used = {
+            id(axes_of(rules, path))
+            for config in CONFIGS.values()
+            if table(config) is rules
+            for path in flatten_dict(parameter_shapes(config), sep="/")
+        }
+        assert used == {id(row) for row in rules.values()}
+
+
+@pytest.mark.parametrize(
+    ("path", "shape", "message"),
+    [
+        ("layer_0/attention/w", (2, 2), "attention/w has 0 entries"),
+        ("layer_0/attention/q", (2, 2), r"attention/q has shape \(2, 2\), but axes embed, heads, head_dim"),
+        ("layer_0/attention/qkv", (2, 2), "attention/qkv has 0 entries"),
+    ],
+)
+def test_parameters_that_are_in_no_table(path, shape, message):
+    params = unflatten_dict({path: jax.ShapeDtypeStruct(shape, jnp.float32)}, sep="/")
+    with pytest.raises(ValueError, match=message):
+        logical_axes(PRESETS["test-causal"], params)
+
+
+def joined(config, leaves):
+    """The parameters as they were before their matrices were parted: [D, 3, H, C] or [D, H + 2G, C]; [D, 2, F]."""
+    causal, old = isinstance(config, CausalConfig), dict(leaves)
+    for path in leaves:
+        block, _, last = path.rpartition("/")
+        if last == "q":
+            parts = [old.pop(f"{block}/{name}") for name in "qkv"]
+            old[f"{block}/qkv"] = jnp.concatenate(parts, 1) if causal else jnp.stack(parts, 1)
+        if last == "gate":
+            old[f"{block}/gate_up"] = jnp.stack([old.pop(f"{block}/{name}") for name in ("gate", "up")], 1)
+    return old
+
+
+@pytest.mark.parametrize("name", ["test-causal", "test-recurrent", *MORE])
+def test_an_update_of_muon_is_that_of_the_joined_matrices(name):
+    config = CONFIGS[name]
+    rng = np.random.default_rng(0)
+    shapes = flatten_dict(parameter_shapes(config), sep="/")
+    params, gradients = (
+        {path: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32) for path, leaf in shapes.items()}
+        for _ in range(2)
+    )
+
+    def update(axes, params, gradients):
+        optimizer = muon(0.02, 10, axes=axes)
+        tree, gradient = (unflatten_dict(leaves, sep="/") for leaves in (params, gradients))
+        updates, _ = jax.jit(optimizer.update)(gradient, optimizer.init(tree), tree)
+        return flatten_dict(updates, sep="/")
+
+    new = update(matrix_axes(config), params, gradients)
+    was = update(FUSED[config.family], *(joined(config, leaves) for leaves in (params, gradients)))
+    assert was.keys() != new.keys()
+    for path, want in was.items():
+        got = joined(config, new)[path]
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6, err_msg=path)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_sizes_count_each_parameter_that_a_call_reads(name):
+    config = CONFIGS[name]
+    shapes = parameter_shapes(config)
+    every = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    looked_up = 0 if config.tie_embeddings else config.vocab_size * config.width
+    assert sum(sizes(config, shapes).values()) == every - looked_up
+
+
+def test_work_of_a_call():
+    """Weights read and multiplied by one call, by hand."""
+    c = PRESETS["tiny-recurrent"]
+    block = 4 * c.width**2 + 2 * c.width + 3 * c.width * c.feed_forward + 4 * c.width
+    once, again = 2 * block + c.width + c.vocab_size * c.width, 2 * block + 2 * c.width**2
+    work = functools.partial(network_of(c).work, 1, 1, 0)
+    assert work(recurrence=3).bytes == 4 * (once + 3 * again)
+    c = PRESETS["tiny-causal"]
+    block = 4 * c.width**2 + 2 * c.head_dim + 3 * c.width * c.feed_forward + 2 * c.width
+    assert network_of(c).work(1, 1, 0).bytes == 4 * (c.layers * block + c.width + c.vocab_size * c.width)

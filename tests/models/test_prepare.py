@@ -1,0 +1,106 @@
+"""Prepared parameters: what is joined and when, and that nothing changes; the layout switch; masks of each query."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paradec_jax.config import PRESETS
+from paradec_jax.models import Prepared, init_params, network_of, prepare_params
+from paradec_jax.nn import backend, masks
+from paradec_jax.nn.attention import attend
+from paradec_jax.nn.blocks import dense
+from paradec_jax.nn.cache import KV
+
+CONFIGS = {
+    "causal": dataclasses.replace(PRESETS["test-causal"], qk_norm=True),
+    "recurrent": PRESETS["test-recurrent"],
+    "untied": dataclasses.replace(PRESETS["test-recurrent"], tie_embeddings=False, qk_bias=False),
+}
+TOKENS = jnp.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+
+
+@functools.cache
+def params_of(name: str):
+    return jax.tree.map(lambda leaf: leaf + 0.01, init_params(CONFIGS[name], jax.random.key(0)))
+
+
+def logits(name: str, params):
+    """A forward pass, traced anew."""
+    network = network_of(CONFIGS[name])
+    positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
+    extra = {"state": jnp.ones((*TOKENS.shape, network.config.width))} if name != "causal" else {}
+
+    def call(p):
+        return network.logits(p, network.forward(p, TOKENS, positions, None, None, **extra).hidden)
+
+    return jax.jit(call)(params)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_joined_matrices_stand_in_the_place_of_their_parts(name):
+    config, params = CONFIGS[name], params_of(name)
+    prepared = prepare_params(config, params)
+    block = next(key for key in params if "_" in key and key != "final_norm")
+    attention, mlp = prepared[block]["attention"], prepared[block]["mlp"]
+    parts = [params[block]["attention"][part].reshape(config.width, -1) for part in "qkv"]
+    np.testing.assert_array_equal(attention["qkv"], jnp.concatenate(parts, axis=1))
+    parts = [params[block]["mlp"][part] for part in ("gate", "up")]
+    np.testing.assert_array_equal(mlp["gate_up"], jnp.concatenate(parts, axis=1))
+    assert not {"q", "k", "v", "gate", "up"} & (attention.keys() | mlp.keys())
+    assert "q" in params[block]["attention"] and prepared["embedding"] is params["embedding"]
+    if config.tie_embeddings:
+        np.testing.assert_array_equal(prepared["head"], params["embedding"].T)
+    np.testing.assert_allclose(logits(name, Prepared(prepared)), logits(name, params), atol=1e-5)
+
+
+def test_traced_parameters_are_not_joined():
+    """Inside a loop they would be joined again in every call."""
+    params = params_of("causal")
+    found = jax.eval_shape(functools.partial(prepare_params, CONFIGS["causal"]), params)
+    assert jax.tree.structure({**found, "head": 0}) == jax.tree.structure({**params, "head": 0})
+
+
+def test_raw_parameters_are_never_taken_for_prepared_ones():
+    """A tied model's own head, which no raw tree has, is not looked for."""
+    params = params_of("recurrent")
+    astray = {**params, "head": jnp.zeros((params["embedding"].shape[1], params["embedding"].shape[0]))}
+    np.testing.assert_array_equal(logits("recurrent", astray), logits("recurrent", params))
+    assert not np.asarray(logits("recurrent", Prepared(astray))).any()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_plain_layouts_change_no_number(name, monkeypatch):
+    want = logits(name, params_of(name))
+    monkeypatch.setenv(backend.SWITCH, "plain")
+    prepared = prepare_params(CONFIGS[name], params_of(name))
+    assert ("head" in prepared) == (not CONFIGS[name].tie_embeddings)
+    np.testing.assert_allclose(logits(name, Prepared(prepared)), want, atol=1e-5)
+    x, weight = jnp.ones((2, 3, 4)), jnp.ones((4, 5))
+    assert "reshape" not in str(jax.make_jaxpr(lambda *xs: dense(*xs))(x, weight))
+    monkeypatch.setenv(backend.SWITCH, "cpu")
+    assert "reshape" in str(jax.make_jaxpr(lambda *xs: dense(*xs))(x, weight))
+    monkeypatch.setenv(backend.SWITCH, "gpu")
+    with pytest.raises(ValueError, match="PARADEC_LAYOUTS must be 'cpu' or 'plain', not 'gpu'"):
+        backend.cpu_layouts()
+
+
+def test_prefix_mask_of_each_query():
+    """A mask [B, W, S] is that of a row where its queries agree, and hides a key from one query alone."""
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(2, heads, 3, 6)), jnp.float32) for heads in (4, 2, 2))
+    pk, pv = (jnp.asarray(rng.normal(size=(2, 2, 5, 6)), jnp.float32) for _ in range(2))
+    window, prefix = KV(k.swapaxes(-1, -2), v), KV(pk.swapaxes(-1, -2), pv)
+    row = masks.prefix(jnp.array([2, 5]), 5)
+    want = attend(q, window, masks.causal(3), prefix, row)
+    each = jnp.broadcast_to(row[:, None], (2, 3, 5))
+    np.testing.assert_array_equal(attend(q, window, masks.causal(3), prefix, each), want)
+    got = attend(q, window, masks.causal(3), prefix, each.at[1, 2, 4].set(False))
+    shorter = attend(q, window, masks.causal(3), prefix, masks.prefix(jnp.array([2, 4]), 5))
+    np.testing.assert_array_equal(got[:, :, :2], want[:, :, :2])
+    np.testing.assert_allclose(got[1, :, 2], shorter[1, :, 2], atol=1e-6)
+    np.testing.assert_array_equal(got[0], want[0])
+    assert np.abs(got[1, :, 2] - want[1, :, 2]).max() > 1e-3

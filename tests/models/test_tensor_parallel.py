@@ -1,0 +1,43 @@
+"""Heads and feed-forward split over four simulated devices: all-reduces alone, two a block."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = {"causal": 2, "recurrent_depth": 4}  # of the whole networks
+
+
+@pytest.fixture(scope="module", params=["cpu", "plain"])
+def found(request) -> dict:
+    """What the program found, with the layouts of either kind."""
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    told = {
+        "XLA_FLAGS": flags,
+        "JAX_PLATFORMS": "cpu",
+        "PARADEC_LAYOUTS": request.param,
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "tensor_parallel.py")],
+        env=os.environ | told,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("family", BLOCKS)
+def test_collectives(found, family):
+    one = found[family]
+    assert one["blocks"] == {"all-reduce": 4}
+    assert one["network"] == {"all-reduce": 2 * BLOCKS[family]}
+    assert one["error"] < 1e-5
+    assert one["kept_apart"]
+    assert set(one["joined"]) - {"all-reduce"}  # matrices that were joined need more
