@@ -253,7 +253,8 @@ def replayed(case: Case) -> tuple[decode.Decoded, Any]:
     infos = []
     for state, info in decode.stream(decoder, params, request, knobs):
         infos += [] if info is None else [jax.tree.map(np.asarray, info)]
-    return decoder.finish(state), jax.tree.map(lambda *steps: np.stack(steps), *infos)
+        result = decoder.finish(state)
+    return result, jax.tree.map(lambda *steps: np.stack(steps), *infos)
 
 
 class Run:
