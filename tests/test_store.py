@@ -12,7 +12,8 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from paradec_jax import store
-from paradec_jax.config import PRESETS, TokenSpec
+from paradec_jax.config import TokenSpec
+from paradec_jax.families import PRESETS
 from paradec_jax.store import Model, StoreError
 
 CONFIG = PRESETS["test-recurrent"]

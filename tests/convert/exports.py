@@ -11,7 +11,8 @@ from safetensors.numpy import load_file, save_file
 from convert import engine
 from convert.cli import main
 from paradec_jax import store
-from paradec_jax.config import PRESETS, RecurrentDepthConfig, TokenSpec
+from paradec_jax.config import RecurrentDepthConfig, TokenSpec
+from paradec_jax.families import PRESETS
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "recurrent_depth"

@@ -27,7 +27,8 @@ from safetensors.numpy import load_file
 from convert import engine, huginn
 from convert.cli import main
 from paradec_jax import store
-from paradec_jax.config import PRESETS, RecurrentDepthConfig, TokenSpec
+from paradec_jax.config import RecurrentDepthConfig, TokenSpec
+from paradec_jax.families import PRESETS
 from paradec_jax.disk.tensors import write_tensors
 
 

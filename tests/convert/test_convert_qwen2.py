@@ -17,7 +17,8 @@ from safetensors.numpy import load_file
 from convert import engine, qwen2
 from convert.cli import main
 from paradec_jax import cli, store
-from paradec_jax.config import PRESETS, TokenSpec
+from paradec_jax.config import TokenSpec
+from paradec_jax.families import PRESETS
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "jacobi"
 CONFIG = PRESETS["test-causal"]

@@ -1,6 +1,6 @@
 """Two blocks of each family on four simulated devices, heads and feed-forward split: which collectives they need.
 
-Run by tests/test_tensor_parallel.py with `--xla_force_host_platform_device_count=4`; prints one JSON object.
+Run by test_tensor_parallel.py with `--xla_force_host_platform_device_count=4`; prints one JSON object.
 """
 
 import dataclasses
@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paradec_jax.config import PRESETS, ModelConfig
-from paradec_jax.models import init_params, logical_axes, network_of
+from paradec_jax.config import ModelConfig
+from paradec_jax.decode import Prefix
+from paradec_jax.families import PRESETS, init_params, logical_axes, network_of
 from paradec_jax.models.causal import block_config as causal_block
 from paradec_jax.models.prepare import prepare_params
 from paradec_jax.models.recurrent_depth import block_config as recurrent_block
@@ -82,10 +83,10 @@ def blocks(name: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
 
     def whole(params: Any, tokens: Any) -> Any:
         network = network_of(config)
-        extra = (
-            {} if name == "causal" else {"state": jnp.zeros((*tokens.shape, config.width)), "recurrence": 1}
-        )
-        out = network.forward(params, tokens, positions, None, None, **extra)
+        if name == "recurrent_depth":
+            network = network.at(1)
+        keys = jax.random.split(jax.random.key(1), len(tokens))
+        out = network.forward(params, tokens, positions, Prefix(network.init_cache(keys, WIDTH), None))
         return network.logits(params, out.hidden)
 
     kept = prepare_params(config, params)[f"{stem}_0"]["attention"]

@@ -1,7 +1,6 @@
 """The table of logical axes: complete, of the right ranks and lengths, and what optimizers and costs read in it."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +8,17 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from paradec_jax.config import PRESETS, CausalConfig
-from paradec_jax.models import logical_axes, matrix_axes, network_of, parameter_shapes
-from paradec_jax.models.axes import CAUSAL, RECURRENT, axes_of, sizes, table
+from paradec_jax.config import CausalConfig
+from paradec_jax.families import (
+    FAMILIES,
+    PRESETS,
+    family_of,
+    logical_axes,
+    matrix_axes,
+    network_of,
+    parameter_shapes,
+)
+from paradec_jax.models.axes import axes_of, sizes
 from paradec_jax.train import muon
 
 MORE = {
@@ -57,16 +64,17 @@ def test_every_parameter_has_its_axes(name):
     axes = flatten_dict(logical_axes(config, shapes), sep="/")
     for path, leaf in flatten_dict(shapes, sep="/").items():
         assert leaf.shape == tuple(lengths(config)[axis] for axis in axes[path]), path
-        row = axes_of(table(config), path)
+        row = axes_of(family_of(config).axes, path)
         assert set(row.inputs + row.outputs) <= set(row.names) and bool(row.inputs) == bool(row.outputs)
 
 
 def test_no_entry_is_idle():
-    for rules in (CAUSAL, RECURRENT):
+    for family in FAMILIES.values():
+        rules = family.axes
         used = {
             id(axes_of(rules, path))
             for config in CONFIGS.values()
-            if table(config) is rules
+            if family_of(config) is family
             for path in flatten_dict(parameter_shapes(config), sep="/")
         }
         assert used == {id(row) for row in rules.values()}
@@ -128,8 +136,8 @@ def test_sizes_count_each_parameter_that_a_call_reads(name):
     config = CONFIGS[name]
     shapes = parameter_shapes(config)
     every = sum(leaf.size for leaf in jax.tree.leaves(shapes))
-    looked_up = 0 if config.tie_embeddings else config.vocab_size * config.width
-    assert sum(sizes(config, shapes).values()) == every - looked_up
+    tables = config.vocab_size * config.width * (1 if config.tie_embeddings else 2)
+    assert sum(sizes(family_of(config).axes, shapes).values()) == every - tables
 
 
 def test_work_of_a_call():
@@ -137,8 +145,7 @@ def test_work_of_a_call():
     c = PRESETS["tiny-recurrent"]
     block = 4 * c.width**2 + 2 * c.width + 3 * c.width * c.feed_forward + 4 * c.width
     once, again = 2 * block + c.width + c.vocab_size * c.width, 2 * block + 2 * c.width**2
-    work = functools.partial(network_of(c).work, 1, 1, 0)
-    assert work(recurrence=3).bytes == 4 * (once + 3 * again)
+    assert network_of(c).at(3).work(1, 1, 0).bytes == 4 * (once + 3 * again)
     c = PRESETS["tiny-causal"]
     block = 4 * c.width**2 + 2 * c.head_dim + 3 * c.width * c.feed_forward + 2 * c.width
     assert network_of(c).work(1, 1, 0).bytes == 4 * (c.layers * block + c.width + c.vocab_size * c.width)

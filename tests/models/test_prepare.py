@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paradec_jax.config import PRESETS
-from paradec_jax.models import Prepared, init_params, network_of, prepare_params
+from paradec_jax.decode import Prefix, Prepared
+from paradec_jax.families import PRESETS, init_params, network_of
+from paradec_jax.models import prepare_params
 from paradec_jax.nn import backend, masks
 from paradec_jax.nn.attention import attend
 from paradec_jax.nn.blocks import dense
@@ -32,10 +33,11 @@ def logits(name: str, params):
     """A forward pass, traced anew."""
     network = network_of(CONFIGS[name])
     positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
-    extra = {"state": jnp.ones((*TOKENS.shape, network.config.width))} if name != "causal" else {}
+    keys = jax.random.split(jax.random.key(1), len(TOKENS))
 
     def call(p):
-        return network.logits(p, network.forward(p, TOKENS, positions, None, None, **extra).hidden)
+        prefix = Prefix(network.init_cache(keys, TOKENS.shape[1]), None)
+        return network.logits(p, network.forward(p, TOKENS, positions, prefix).hidden)
 
     return jax.jit(call)(params)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BLOCKS = {"causal": 2, "recurrent_depth": 4}  # of the whole networks
 
 
@@ -23,7 +23,7 @@ def found(request) -> dict:
         "PYTHONPATH": str(ROOT),
     }
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "tensor_parallel.py")],
+        [sys.executable, str(Path(__file__).with_name("tensor_parallel.py"))],
         env=os.environ | told,
         capture_output=True,
         text=True,
