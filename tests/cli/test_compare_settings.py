@@ -1,0 +1,77 @@
+"""Every bundled setting through `paradec compare --json`, and one name for each decoder on all command lines."""
+
+import dataclasses
+import inspect
+import math
+import typing
+
+import jax
+import numpy as np
+import pytest
+from stub_table import KEYS, strict
+
+from paradec_jax import cli
+from paradec_jax.cli.compare import compare_command
+from paradec_jax.cli.generate import generate_command
+from paradec_jax.data import build_tokenizer, token_spec
+from paradec_jax.families import EVERY_STEP, FAMILIES, family_named, family_of, parameter_shapes
+from paradec_jax.store import Model, save
+from paradec_jax.testing import StubCausal, StubNetwork
+
+TINY = {"recurrent_depth": "test-recurrent", "causal": "test-causal"}
+STUBS = {"recurrent_depth": StubNetwork, "causal": StubCausal}
+
+
+def infinite(setting):
+    """Names of the knobs that are infinite."""
+    knobs = setting.decoder.Knobs() if setting.knobs is None else setting.knobs
+    values = {field.name: getattr(knobs, field.name) for field in dataclasses.fields(knobs)}
+    return {name for name, value in values.items() if isinstance(value, float) and math.isinf(value)}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypatch):
+    config = dataclasses.replace(FAMILIES[family].presets[TINY[family]], vocab_size=384, max_length=256)
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), parameter_shapes(config))
+    save(tmp_path / "tiny", Model(config, params, token_spec(), build_tokenizer()))
+    monkeypatch.setattr(Model, "network", STUBS[family](vocab_size=384, max_length=256))
+    sizes = ["--problems", "1", "--steps", "2", "2", "--timed", "1"]
+    assert cli.main(["compare", "--family", family, "--model", str(tmp_path / "tiny"), *sizes, "--json"]) == 0
+    rows, settings = strict(capsys.readouterr().out), FAMILIES[family].settings
+    assert [row["decoder"] for row in rows] == [setting.name for setting in settings]
+    assert all(set(KEYS) <= row.keys() and row["family"] == family for row in rows)
+    for row, setting in zip(rows, settings, strict=True):
+        assert all(row["settings"][name] is None for name in infinite(setting))
+        if family == "causal":  # drafts change no token
+            assert row["equals_greedy"] == 1.0
+
+
+def test_some_bundled_settings_are_infinite():
+    waves = [s for s in FAMILIES["recurrent_depth"].settings if "exit_threshold" in infinite(s)]
+    assert waves and all(setting.settings()["exit_threshold"] is None for setting in waves)
+    assert math.isinf(EVERY_STEP)
+
+
+def test_a_decoder_has_one_name_on_all_command_lines():
+    named = {}
+    for family in FAMILIES.values():
+        named |= family.decoders
+        assert {setting.name for setting in family.settings} == family.decoders.keys()
+        for setting in family.settings:
+            assert type(setting.decoder) is type(family.decoders[setting.name])
+            assert "multiblock" not in family.decoders or (setting.name == "multiblock") == (
+                getattr(setting.decoder, "blocks", 1) > 1
+            )
+    choices = typing.get_args(inspect.signature(generate_command).parameters["decoder"].annotation)
+    assert set(typing.get_args(choices[0])) == named.keys()
+
+
+def test_families_are_known_by_their_names_and_former_names():
+    told = inspect.signature(compare_command).parameters["family"].annotation
+    names = {name for family in FAMILIES.values() for name in (family.name, *family.former)}
+    assert set(typing.get_args(told)) == names
+    assert family_named("jacobi") is FAMILIES["causal"]
+    with pytest.raises(ValueError, match="family must be one of recurrent_depth, causal, not 'x'"):
+        family_named("x")
+    for family in FAMILIES.values():
+        assert all(family_of(preset) is family for preset in family.presets.values())
