@@ -45,8 +45,8 @@ class ReleasedLookahead(DecoderBase):
         length = self.level - 1
         pool = ngrams.empty(request.batch, self.network.vocab_size, self.guesses, length)
         pool = ngrams.insert_text(pool, request.tokens, request.lengths)
-        recent = ngrams.tail(request.tokens, request.lengths, length)
-        pool, recent = ngrams.read_on(pool, recent, token, jnp.ones_like(request.lengths))
+        prompt = ngrams.tail(request.tokens, request.lengths, length)
+        pool, recent = ngrams.read_on(pool, prompt, token, jnp.ones_like(request.lengths))
         return LookaheadState(rows, cache, levels, pool, recent)
 
     def step(
