@@ -33,11 +33,11 @@ class Criterion:
     looks_at: str
     init: Callable[[Array], Previous]
     measure: Callable[[Previous, Array, Array], tuple[Array, Previous]]
-    fires: Callable[[Array, Array], Bool[Array, "B"]]
+    fires: Callable[[Array, Any], Bool[Array, "B"]]
     threshold: float
 
 
-def _below(value: Array, threshold: Array) -> Array:
+def _below(value: Array, threshold: Any) -> Array:
     return value < threshold
 
 

@@ -165,7 +165,7 @@ class SoftWavefront(DecoderBase):
         age = wave.recurrences // self.inner_recurrence
         threshold = at_age(knobs.exit_threshold, age)
         distance = score.latent_change(new.states, wave.states)
-        overdue = wave.recurrences + self.inner_recurrence >= knobs.max_recurrence
+        overdue = knobs.overdue(wave.recurrences + self.inner_recurrence)
         agrees = wave.agrees(new.tokens) & wave.in_use
         final = select.leading_run(((distance < threshold) | overdue) & agrees)
         rows = rows.spend(new.counts, wave.active).commit(new.tokens, final, new.log_probs)
@@ -193,7 +193,7 @@ class SoftWavefront(DecoderBase):
             cache=cache,
             wave=moved.open(
                 count=jnp.where(rows.done, 0, self.headway),
-                limit=jnp.minimum(knobs.max_wavefront, self.window),
+                limit=knobs.limit(self.window),
                 fresh=network.latents(cache, moved.positions(rows.length - 1)),
                 fill=waves.fill_tokens(state, rows, self.headway),
             ),

@@ -96,7 +96,7 @@ class SelfSpeculative(DecoderBase):
         """Reads the prompt and commits the first token."""
         depth = self.recurrence if self.prefill_recurrence is None else self.prefill_recurrence
         rows = self.begin(request, self.lookahead)
-        cache = self.empty_cache(request, self.size + self.lookahead, **initial_latents(request, knobs))
+        cache = self.empty_cache(request, rows.tokens.shape[1], **initial_latents(request, knobs))
         network, lengths = self.network.at(depth), request.lengths
         start = network.latents(cache, request.positions)
         out, latents = network.forward_from(

@@ -50,7 +50,7 @@ class Static(DecoderBase):
         """Reads the prompt and commits the first token."""
         depth = self.recurrence if self.prefill_recurrence is None else self.prefill_recurrence
         rows = self.begin(request, 1)
-        cache = self.empty_cache(request, self.size + 1, **initial_latents(request, knobs))
+        cache = self.empty_cache(request, rows.tokens.shape[1], **initial_latents(request, knobs))
         visible, lengths = None, request.lengths
         return self._read(
             params, rows, cache, depth, request.tokens, request.positions, visible, lengths, knobs

@@ -56,6 +56,14 @@ class WavefrontKnobs(LatentKnobs):
         check_range(self.max_recurrence, "max_recurrence", lambda x: x >= 1, "at least 1 (None: no bound)")
         super().check()
 
+    def limit(self, window: int) -> Int[Array, ""]:
+        """Slots in use at most."""
+        return jnp.minimum(UNLIMITED if self.max_wavefront is None else self.max_wavefront, window)
+
+    def overdue(self, recurrences: Int[Array, "B W"]) -> Bool[Array, "B W"]:
+        """Whether a slot counts as converged after so many recurrences, whatever its state does."""
+        return recurrences >= (UNLIMITED if self.max_recurrence is None else self.max_recurrence)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +100,8 @@ class Wave:
 
     def first(self, width: int) -> "Wave":
         """The first `width` slots."""
-        slots = (self.tokens, self.states, self.conditioning, self.recurrences)
-        return Wave(*(x[:, :width] for x in slots), self.active)
+        z, e = self.states[:, :width], self.conditioning[:, :width]
+        return Wave(self.tokens[:, :width], z, e, self.recurrences[:, :width], self.active)
 
     def agrees(self, predicted: Int[Array, "B W"]) -> Bool[Array, "B W"]:
         """Whether each slot was computed from the token that the slot before it predicts now."""

@@ -96,7 +96,7 @@ class Wavefront(DecoderBase):
         age = wave.recurrences // self.inner_recurrence
         distance = score.latent_change(new.states, wave.states)
         converged = distance < at_age(knobs.exit_threshold, age)
-        converged |= wave.recurrences + self.inner_recurrence >= knobs.max_recurrence
+        converged |= knobs.overdue(wave.recurrences + self.inner_recurrence)
         agrees = wave.agrees(new.tokens)
         final = select.leading_run(converged & agrees & wave.in_use)
 
@@ -111,7 +111,7 @@ class Wavefront(DecoderBase):
             moved = moved.restart(shift(~select.leading(agrees), committed), fresh)
         moved = moved.open(
             count=jnp.where(rows.done, 0, self.headway),
-            limit=jnp.minimum(knobs.max_wavefront, self.window),
+            limit=knobs.limit(self.window),
             fresh=fresh,
             fill=waves.fill_tokens(state, rows, self.headway),
         )

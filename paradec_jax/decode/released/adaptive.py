@@ -49,7 +49,7 @@ class ReleasedAdaptive(DecoderBase):
     ) -> tuple[AdaptiveState, AdaptiveInfo]:
         """As `init`, and what the prompt took."""
         rows = self.begin(request, 1)
-        cache = self.empty_cache(request, self.size + 1, **initial_latents(request, knobs))
+        cache = self.empty_cache(request, rows.tokens.shape[1], **initial_latents(request, knobs))
         fed = Fed(request.tokens, request.positions, request.lengths, None)
         return self._read(params, rows, cache, fed, knobs, self.exit_in_prefill)
 
@@ -89,4 +89,4 @@ class ReleasedAdaptive(DecoderBase):
         cache = network.write(cache, out.kv, write_after_read(fed.at, token))
         if self.continuous:
             cache = network.start_from(cache, last_of(loop.states, fed.widths), fed.at + fed.widths)
-        return AdaptiveState(rows, cache), AdaptiveInfo(out.counts["recurrences"], loop.exit_values)
+        return AdaptiveState(rows, cache), AdaptiveInfo(loop.kv.depth, loop.exit_values)
