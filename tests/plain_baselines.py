@@ -3,14 +3,14 @@
 import jax
 import jax.numpy as jnp
 
-from paradec_jax.decode.randomness import Purpose, fold
+from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.testing import PROMPTS, StubCausal
 
-Count = tuple[int, int, int]
+Count = tuple[int, ...]  # calls, positions, and what the networks declare
 
 
 def keep(pool: dict, ngram: list[int], places: int) -> None:
-    """Puts an n-gram at the end of its key's list; the front goes where there are too many."""
+    """Puts an n-gram at the end of its key's list; the oldest goes where there are too many."""
     entries = pool.setdefault(ngram[0], [])
     if tuple(ngram[1:]) in entries:
         entries.remove(tuple(ngram[1:]))
@@ -47,7 +47,7 @@ def prompt_lookup_count(options: dict, stub: StubCausal, prompt: int, new: int) 
         draft = draft_of(text[:length], options["max_ngram"], options["num_pred"])
         length += right(draft, text[length:]) + 1
         calls, positions = calls + 1, positions + 1 + len(draft)
-    return calls, positions, calls
+    return calls, positions
 
 
 def first_window(prompt: list[int], ahead: int) -> list[int]:
@@ -90,4 +90,4 @@ def lookahead_count(options: dict, stub: StubCausal, prompt: int, new: int) -> C
             length += 1
             if from_prompt and length >= level:
                 keep(pool, text[length - level : length], places)
-    return calls, positions, calls
+    return calls, positions

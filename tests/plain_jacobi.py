@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from plain_baselines import Count, right, text_of
 
-from paradec_jax.decode.randomness import Purpose, fold
+from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.testing import PROMPTS, StubCausal
 
 Predict = Callable[[Sequence[int], Sequence[int]], list[int]]
@@ -19,10 +19,10 @@ POSITIONS = 128  # more than any text here has
 
 
 def trajectory(predict: Predict, context: Sequence[int], draft: Sequence[int]) -> tuple[list[list[int]], int]:
-    """All iterates of one block, and the first token behind it (specification 3.2, without stop tokens).
+    """All iterates of one block, and the first token after it (without stop tokens).
 
     Args:
-      predict: (context, draft) -> the token behind the context and behind each token of the draft.
+      predict: (context, draft) -> the token after the context and after each token of the draft.
       context: all tokens before the block.
       draft: n tokens, the first of which is right.
     """
@@ -30,9 +30,9 @@ def trajectory(predict: Predict, context: Sequence[int], draft: Sequence[int]) -
     while True:
         predicted = predict([*context, *done], left)[1:]
         agreed = 1 + right(left[1:], predicted)
-        done, left, behind = done + left[:agreed], predicted[agreed - 1 : -1], predicted[agreed - 1]
+        done, left, after = done + left[:agreed], predicted[agreed - 1 : -1], predicted[agreed - 1]
         if not left:
-            return points, behind  # the last point is right, or some of it would be left
+            return points, after  # the last point is right, or some of it would be left
         points.append(done + left)
 
 
@@ -46,7 +46,7 @@ def fractions_of(row: int, seed: int = 0) -> np.ndarray:
 
 @dataclasses.dataclass
 class PlainJacobi:
-    """One row; `step` does one network call. Options are those of `Jacobi` and `MultiBlock`, and the knob `spawn`."""
+    """One row; `step` does one network call. Options are those of `Jacobi`, and the knob `spawn`."""
 
     predict: Predict
     vocab: int
@@ -55,12 +55,12 @@ class PlainJacobi:
     block: int = 16
     running: bool = False
     pool: int = 0
-    rows: int = 0
+    candidates: int | None = None
     blocks: int = 1
-    spawn: float = 1.0
+    spawn: float = 0.5
 
     def __post_init__(self) -> None:
-        self.rows = self.rows or 1 + self.pool
+        self.candidates = self.candidates or 1 + self.pool
         self.width = self.block * self.blocks
         first, *draft = self.predict(self.prompt, self.guesses(self.prompt))
         self.text = [*self.prompt, first]
@@ -87,9 +87,9 @@ class PlainJacobi:
         self.end = first + self.block * (self.blocks if self.spawn == 0 else blocks)
 
     def step(self) -> None:
-        """Verifies every row, commits the longest agreement, and makes the next rows."""
+        """Verifies every candidate, commits the longest agreement, and makes the next ones."""
         outcomes = [self.predict(self.text, draft) for draft in self.drafts]
-        self.calls, self.positions = self.calls + 1, self.positions + self.rows * self.width
+        self.calls, self.positions = self.calls + 1, self.positions + self.candidates * self.width
         room, newest = self.end - len(self.text), self.text[-1]
         runs = [
             right(draft[:room], predicted) for draft, predicted in zip(self.drafts, outcomes, strict=True)
@@ -110,22 +110,22 @@ class PlainJacobi:
         for candidate in found:
             if candidate not in distinct:
                 distinct.append(candidate)
-        self.drafts = distinct[: self.rows]
+        self.drafts = distinct[: self.candidates]
         self.iterates = [[newest, *predicted], *self.iterates][: self.pool]
 
     def recycled(self, draft: list[int]) -> list[list[int]]:
-        """What stood behind the newest token in earlier iterates."""
+        """What stood after the newest token in earlier iterates."""
         found = []
         for iterate in self.iterates:
-            behind = iterate[iterate.index(self.text[-1]) + 1 :] if self.text[-1] in iterate else []
-            if behind:
-                found.append((behind + draft[len(behind) :])[: len(draft)])
+            after = iterate[iterate.index(self.text[-1]) + 1 :] if self.text[-1] in iterate else []
+            if after:
+                found.append((after + draft[len(after) :])[: len(draft)])
         return found
 
     def repairs(self, draft: list[int], best: int) -> list[list[int]]:
         """The draft with another first guess: all but the best token are equally good, so in ascending order."""
         others = [token for token in range(self.vocab) if token != best]
-        return [[token, *draft[1:]] for token in others[: self.rows - 1]]
+        return [[token, *draft[1:]] for token in others[: self.candidates - 1]]
 
 
 def predictor(stub: StubCausal) -> Predict:
@@ -153,4 +153,4 @@ def jacobi_count(options: dict[str, Any], stub: StubCausal, prompt: int, new: in
     row = plain_row(options, stub, [list(p) for p in PROMPTS].index(tokens))
     while len(row.text) < prompt + new:
         row.step()
-    return row.calls, row.positions, row.calls
+    return row.calls, row.positions

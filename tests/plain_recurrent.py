@@ -4,7 +4,12 @@ import math
 
 from plain_baselines import Count
 
-from paradec_jax.testing import StubNetwork
+from paradec_jax.testing import StubCausal, StubNetwork
+
+
+def one_by_one_count(stub: StubCausal, prompt: int, new: int) -> Count:
+    """One call a token."""
+    return new, prompt + new - 1
 
 
 def static_count(stub: StubNetwork, prompt: int, new: int) -> Count:

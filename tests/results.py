@@ -1,4 +1,4 @@
-"""Results as plain lists, and some rows of results and requests, to be compared exactly."""
+"""Results as plain lists, and some rows of them, to be compared exactly."""
 
 import dataclasses
 from typing import Any
@@ -11,8 +11,9 @@ from paradec_jax import decode
 
 
 def listed(decoded: decode.Decoded) -> dict[str, Any]:
-    """All fields of a result on the host."""
+    """All fields of a result on the host, each count by its name."""
     fields = {f.name: getattr(decoded, f.name) for f in dataclasses.fields(decoded)}
+    fields |= fields.pop("counts")
     return {name: None if value is None else np.asarray(value).tolist() for name, value in fields.items()}
 
 
@@ -25,4 +26,5 @@ def rows_of(decoded: decode.Decoded, *rows: int, columns: int | None = None) -> 
 
 
 def take(request: decode.Request, *rows: int) -> decode.Request:
-    return jax.tree.map(lambda x: x[jnp.array(rows)], request)
+    """Some rows of a request."""
+    return request.take(rows)

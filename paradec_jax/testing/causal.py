@@ -37,7 +37,7 @@ class StubCausal:
       slope, constant: a and b.
       sharpness: logit of the predicted token; all others are 0.
       counter: a counter of its own, 1 a call; None for none.
-      probe: called on the host with "network_calls" whenever a call really runs.
+      probe: called on the host with that counter, or "network_calls", whenever a call really runs.
     """
 
     vocab_size: int = 11
@@ -106,7 +106,7 @@ class StubCausal:
         mask: Bool[Array, "*B W W"] | None = None,
     ) -> Forward:
         """One call; head input is the predicted token, as a number. The caller stores the window."""
-        stubs.report(self.probe, "network_calls")
+        stubs.report(self.probe, self.counter or "network_calls")
         if inputs.ndim == 3:
             inputs = jnp.round(inputs[..., 0]).astype(jnp.int32)
         own = TokenKV(inputs, positions)

@@ -1,20 +1,24 @@
 """The tables of decoders that the laws are tested on.
 
-`ROWS` holds every decoder that `paradec_jax.decode` offers, on a stub network whose answers are known: every law that
-can be stated without knowing the decoder runs over all its rows. `REAL` and `CAUSAL` hold some of them for small
-models of random weights.
+`ROWS` holds every decoder class of `paradec_jax`, released ones included, and the test decoders of this folder, on
+stub networks whose answers are known: every law that can be stated without knowing the decoder runs over all rows.
+`REAL` and `CAUSAL` hold some of them for small models of random weights.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import house_decoders as house
+import jax
+import numpy as np
 import pytest
-from plain_baselines import Count, lookahead_count, prompt_lookup_count
+from plain_baselines import Count, lookahead_count, prompt_lookup_count, right, text_of
 from plain_jacobi import jacobi_count
 from plain_recurrent import (
     latent_count,
+    one_by_one_count,
     second_check_count,
     speculative_count,
     static_count,
@@ -22,7 +26,12 @@ from plain_recurrent import (
 )
 
 from paradec_jax import decode
-from paradec_jax.testing import StubCausal, StubNetwork, tiny_causal, tiny_network
+from paradec_jax.config import TokenSpec
+from paradec_jax.decode import released
+from paradec_jax.decode.released.adaptive import ReleasedAdaptive
+from paradec_jax.decode.released.lookahead import ReleasedLookahead
+from paradec_jax.decode.released.prompt_lookup import ReleasedPromptLookup
+from paradec_jax.testing import StubCausal, StubDenoiser, StubNetwork, tiny_causal, tiny_network
 
 SIZE, BUDGET = 20, 9
 STEPS = 16  # more than any row of the table needs for BUDGET tokens
@@ -33,13 +42,16 @@ class Row:
     """A decoder of the table.
 
     Attributes:
-      kind, options: the decoder's class and static fields.
+      kind, options: the decoder's class and static fields; stubs among them are further networks.
       knobs: knobs that differ from the defaults.
       stub: fields of the stub network.
       net: the stub network's class.
       recurrence: recurrences each position does at its end (the most that matter), for the expected tokens.
-      faithful: repeats a release that cuts no commit at a budget or a stop token, so those laws leave it out.
-      count: (stub, prompt length, new tokens) -> network calls, positions, recurrences; None without a formula.
+      overruns: repeats a release that cuts no commit at a budget or a stop token, so those laws leave it out.
+      only_greedy: repeats a release that does not sample.
+      count: (stub, prompt length, new tokens) -> network calls, positions, what networks declare; None without a
+        formula.
+      first: calls and tokens of `init`.
     """
 
     kind: type
@@ -48,24 +60,52 @@ class Row:
     stub: dict[str, Any] = dataclasses.field(default_factory=dict)
     net: type = StubNetwork
     recurrence: int | None = 4
-    faithful: bool = False
+    overruns: bool = False
+    only_greedy: bool = False
     count: Callable[[Any, int, int], Count] | None = None
+    first: tuple[int, int] = (1, 1)
 
     def network(self, **changes: Any) -> Any:
         return self.net(**{**self.stub, **changes})
 
     def decoder(self, network: Any = None, size: int = SIZE, **options: Any) -> Any:
         network = self.network() if network is None else network
-        return self.kind(network, size, **{**self.options, **options})
+        options = {**self.options, **options}
+        for name in self.kind.further_networks:
+            probe = getattr(network, "probe", None)
+            options[name] = dataclasses.replace(options[name], probe=probe)
+        return self.kind(network, size, self.spec, **options)
+
+    @property
+    def spec(self) -> TokenSpec:
+        """A denoiser's logits are about their own positions, and it has a mask."""
+        if self.net is not StubDenoiser:
+            return TokenSpec(pad=10)
+        return TokenSpec(pad=9, mask=self.network().mask, alignment=self.network().alignment)
+
+    @property
+    def params(self) -> Any:
+        """Those of the stubs: none, for each of several networks."""
+        names = self.kind.further_networks
+        return dict.fromkeys(("network", *names)) if names else None
 
     def values(self, **changes: Any) -> Any:
+        if self.only_greedy:
+            changes.pop("temperature", None)
         return self.kind.Knobs(**{**self.knobs, **changes})
 
+    def expected(self, prompt: Sequence[int], count: int, recurrence: int | None = None) -> list[int]:
+        """The tokens that follow a prompt."""
+        stub = self.network()
+        if self.net is StubDenoiser:
+            return stub.expected([*prompt, *[None] * count])[len(prompt) :]
+        return stub.expected(prompt, count, recurrence or self.recurrence)
 
-def causal_row(kind: type, count: Callable[..., Count], stub: dict[str, Any], **options: Any) -> Row:
+
+def causal_row(kind: type, count: Callable[..., Count] | None, stub: dict[str, Any], **options: Any) -> Row:
     """A row on the causal stub; the options tell the calls as well."""
     options = {**options, "log_probs": True}
-    return Row(kind, options, stub=stub, net=StubCausal, count=functools.partial(count, options))
+    return Row(kind, options, stub=stub, net=StubCausal, count=count and functools.partial(count, options))
 
 
 def jacobi_row(kind: type, *, spawn: float | None = None, **options: Any) -> Row:
@@ -76,21 +116,59 @@ def jacobi_row(kind: type, *, spawn: float | None = None, **options: Any) -> Row
     return dataclasses.replace(row, knobs=knobs, count=count)
 
 
+def released_row(kind: type, knobs: dict[str, Any] | None = None, **options: Any) -> Row:
+    """A row of a released block decoder, whose first call commits nothing."""
+    return Row(
+        kind, options, knobs or {}, REPEATING, StubCausal, overruns=True, only_greedy=True, first=(1, 0)
+    )
+
+
+def canvas_row(kind: type, count: Callable[..., Count], first: int, **options: Any) -> Row:
+    """A row on the denoiser, one token a call."""
+    knobs, options = {"threshold": 2.0}, {**options, "log_probs": True}
+    return Row(kind, options, knobs, {"sharpness": 12.0}, StubDenoiser, count=count, first=(first, 0))
+
+
+def whole_canvas_count(stub: StubDenoiser, prompt: int, new: int) -> Count:
+    """A call a token, on the whole canvas."""
+    return new, new * (prompt + new)
+
+
+def dual_cache_count(block: int, stub: StubDenoiser, prompt: int, new: int) -> Count:
+    """The canvas once, and for each token its block as far as the canvas goes."""
+    end = prompt + new
+    blocks = (min(p // block * block + block, end) - p // block * block for p in range(prompt, end))
+    return 1 + new, end + sum(blocks)
+
+
+def drafted_count(head: StubCausal, ahead: int, stub: StubCausal, prompt: int, new: int) -> Count:
+    """A call commits the drafts that are right and one token more; the head drafts one more than is verified."""
+    text, length, calls = text_of(stub, prompt, new), prompt + 1, 1
+    while length < prompt + new:
+        length += right(head.expected(text[:length], ahead), text[length:]) + 1
+        calls += 1
+    steps = calls - 1
+    return calls, prompt + steps * (1 + ahead), 1 + steps * (1 + ahead)
+
+
 REPEATING = {"weights": (0, 0, 1, 0), "slope": 0, "constant": 0}  # the text has period 3
+HEAD = StubCausal(weights=(0, 0, 1, 0), slope=0, constant=0, sharpness=2.0, counter="head_calls")
+NEARLY = {
+    "weights": (0, 0, 1, 0, 0, 0, 0, 2, 0),
+    "slope": 0,
+    "constant": 0,
+}  # .. which the head does not quite know
 MIXED = {"needed": (3, 1, 2, 4, 1)}
 ROWS = {
-    "autoregressive": Row(decode.AutoRegressive, {"log_probs": True}, stub=MIXED, count=static_count),
-    "autoregressive-hasty": Row(
-        decode.AutoRegressive,
-        {"recurrence": 2},
-        stub={**MIXED, "recurrence": 2},
-        recurrence=2,
-        count=static_count,
+    "autoregressive": Row(decode.AutoRegressive, {"log_probs": True}, net=StubCausal, count=one_by_one_count),
+    "static": Row(decode.Static, {"log_probs": True}, stub=MIXED, count=static_count),
+    "static-hasty": Row(
+        decode.Static, {"recurrence": 2}, stub={**MIXED, "recurrence": 2}, recurrence=2, count=static_count
     ),
-    "autoregressive-continuous": Row(
-        decode.AutoRegressive, {"continuous": True}, stub=MIXED, count=static_count
+    "static-continuous": Row(decode.Static, {"continuous": True}, stub=MIXED, count=static_count),
+    "adaptive-latent": Row(
+        decode.Adaptive, stub={**MIXED, "recurrence": 5}, recurrence=1_000, count=latent_count
     ),
-    "adaptive-latent": Row(decode.Adaptive, stub={**MIXED, "recurrence": 5}, count=latent_count),
     "adaptive-entropy": Row(
         decode.Adaptive, {"criterion": "entropy-diff"}, stub=MIXED, recurrence=2, count=second_check_count
     ),
@@ -114,89 +192,115 @@ ROWS = {
     ),
     "wavefront": Row(
         decode.Wavefront,
-        {"width": 4, "inner_recurrence": 2, "log_probs": True},
+        {"window": 4, "inner_recurrence": 2, "log_probs": True},
         count=functools.partial(wavefront_count, 2),
     ),
     "wavefront-buckets": Row(
         decode.Wavefront,
-        {"width": 6, "inner_recurrence": 2, "buckets": (1, 3)},
+        {"window": 6, "inner_recurrence": 2, "buckets": (1, 3)},
         count=functools.partial(wavefront_count, 2),
     ),
-    "wavefront-bursts": Row(  # positions behind a slow one settle while they wait, and are committed together
-        decode.Wavefront, {"width": 6, "inner_recurrence": 2}, stub={"needed": (5, 1, 1, 1), "errs": False}
+    "wavefront-bursts": Row(  # positions after a slow one settle while they wait, and are committed together
+        decode.Wavefront, {"window": 6, "inner_recurrence": 2}, stub={"needed": (5, 1, 1, 1), "errs": False}
     ),
     "wavefront-headway": Row(
         decode.Wavefront,
-        {"width": 5, "inner_recurrence": 2, "headway": 2, "noise_mixer": "sqrt"},
+        {"window": 5, "inner_recurrence": 2, "headway": 2, "noise_mixing": "sqrt"},
         {"max_recurrence": 8, "noise": 0.1},
         recurrence=None,
     ),
     "wavefront-restart": Row(
         decode.Wavefront,
-        {"width": 5, "inner_recurrence": 2, "headway": 3, "carry": False},
+        {"window": 5, "inner_recurrence": 2, "headway": 3, "warm_start": False},
         stub={"needed": (2, 1)},
         recurrence=None,
     ),
     "wavefront-straight-through": Row(
         decode.SoftWavefront,
-        {"width": 4, "inner_recurrence": 2, "log_probs": True},
+        {"window": 4, "inner_recurrence": 2, "log_probs": True},
         count=functools.partial(wavefront_count, 2),
-    ),
-    "official": Row(
-        decode.OfficialWavefront,
-        {"width": 5, "inner_recurrence": 2, "recurrence": 4},
-        {"noise": 0.0},
-        faithful=True,
-    ),
-    "official-fixed": Row(
-        decode.OfficialWavefront,
-        {"width": 10, "inner_recurrence": 2, "recurrence": 4, "headway": 2, "rule": "fixed"},
-        recurrence=None,
-        faithful=True,
     ),
     "prompt-lookup": causal_row(decode.PromptLookup, prompt_lookup_count, REPEATING, max_ngram=2, num_pred=3),
     "lookahead": causal_row(
         decode.Lookahead, lookahead_count, REPEATING, level=4, window=3, guesses=2, pool_from_prompt=True
     ),
     "jacobi": jacobi_row(decode.Jacobi, block=4),
-    "jacobi-rows": jacobi_row(decode.Jacobi, block=4, rows=3),
+    "jacobi-candidates": jacobi_row(decode.Jacobi, block=4, candidates=3),
     "jacobi-running-pool": jacobi_row(decode.Jacobi, block=5, running=True, pool=2),
     "jacobi-rejection": jacobi_row(decode.Jacobi, block=4, running=True, acceptance="rejection"),
-    "multiblock": jacobi_row(decode.MultiBlock, block=3, blocks=2, pool=1, spawn=0.5),
-    "multiblock-rows": jacobi_row(decode.MultiBlock, block=2, blocks=3, rows=2, spawn=0.0),
+    "jacobi-blocks": jacobi_row(decode.Jacobi, block=3, blocks=2, pool=1, spawn=0.5),
+    "jacobi-blocks-candidates": jacobi_row(decode.Jacobi, block=2, blocks=3, candidates=2, spawn=0.0),
+    # Released programs
+    "released-adaptive": Row(ReleasedAdaptive, stub={**MIXED, "recurrence": 5}, recurrence=1_000),
+    "released-wavefront": Row(
+        released.ReleasedWavefront,
+        {"window": 5, "inner_recurrence": 2, "recurrence": 4},
+        {"noise": 0.0},
+        overruns=True,
+    ),
+    "released-wavefront-fixed": Row(
+        released.ReleasedWavefront,
+        {"window": 10, "inner_recurrence": 2, "recurrence": 4, "headway": 2, "rule": "fixed"},
+        recurrence=None,
+        overruns=True,
+    ),
+    "released-prompt-lookup": causal_row(
+        ReleasedPromptLookup, None, REPEATING, max_ngram=2, num_pred=3, dummy=7
+    ),
+    "released-lookahead": causal_row(ReleasedLookahead, None, REPEATING, level=4, window=3, guesses=2),
+    "released-jacobi": released_row(released.ReleasedJacobi, block=4),
+    "released-blocks": released_row(released.ReleasedMultiBlock, block=3, in_flight=2, capacity=8),
+    "released-window": released_row(released.ReleasedRunningWindow, block=4),
+    # Decoders of this folder
+    "any-order": canvas_row(house.AnyOrder, whole_canvas_count, 0),
+    "any-order-shifted": dataclasses.replace(
+        canvas_row(house.AnyOrder, whole_canvas_count, 0), stub={"sharpness": 12.0, "alignment": "next"}
+    ),
+    "dual-cache": canvas_row(house.DualCache, functools.partial(dual_cache_count, 4), 1),
+    "dual-cache-per-query": canvas_row(
+        house.DualCache, functools.partial(dual_cache_count, 3), 1, block=3, per_query=True
+    ),
+    "drafted": Row(
+        house.Drafted,
+        {"head": HEAD, "ahead": 3, "log_probs": True},
+        stub=NEARLY,
+        net=StubCausal,
+        count=functools.partial(drafted_count, HEAD, 3),
+    ),
 }
-# Slow: another row of the same decoder takes the same way through its code.
+# One row of each class; some others are slow, for they take the same way through its code.
+CLASSES = tuple({row.kind: name for name, row in reversed(ROWS.items())}.values())
 VARIANTS = (
-    "autoregressive-hasty",
+    "static-hasty",
     "adaptive-argmax",
     "speculative-one",
     "wavefront-bursts",
-    "wavefront-restart",
-    "official-fixed",
-    "jacobi",
-    "jacobi-rows",
+    "released-wavefront-fixed",
     "jacobi-rejection",
     "jacobi-running-pool",
-    "multiblock-rows",
+    "jacobi-blocks-candidates",
+    "dual-cache-per-query",
 )
 
 
-def over(rows: dict[str, Any]) -> Any:
+def over(rows: Any) -> Any:
     """A test of each of these rows."""
     names = [pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in rows]
     return pytest.mark.parametrize("name", names)
 
 
 EVERY = over(ROWS)
-CUT = over({name: row for name, row in ROWS.items() if not row.faithful})
+EACH_CLASS = over(CLASSES)
+CUT = over({name: row for name, row in ROWS.items() if not row.overruns})
+SAMPLED = over({name: row for name, row in ROWS.items() if not row.only_greedy})
 COUNTED = over({name: row for name, row in ROWS.items() if row.count})
 
 
 # On small models of random weights
 
-WIDE = {"width": 4, "inner_recurrence": 2, "headway": 2, "noise_mixer": "sqrt"}
+WIDE = {"window": 4, "inner_recurrence": 2, "headway": 2, "noise_mixing": "sqrt"}
 REAL = {
-    "autoregressive": (decode.AutoRegressive, "shared", {"continuous": True}, {}),
+    "static": (decode.Static, "shared", {"continuous": True}, {}),
     "adaptive": (decode.Adaptive, "latest", {"criterion": "kl"}, {"exit_threshold": 0.02}),
     "speculative": (decode.SelfSpeculative, "full", {"draft_recurrence": 2, "lookahead": 3}, {}),
     "wavefront": (decode.Wavefront, "shared", WIDE, {"noise": 0.2, "max_recurrence": 6}),
@@ -207,8 +311,8 @@ CAUSAL = {
         decode.Lookahead,
         {"level": 4, "window": 4, "guesses": 3, "pool_from_prompt": True},
     ),
-    "jacobi": (decode.Jacobi, {"block": 4, "running": True, "rows": 2}),
-    "multiblock": (decode.MultiBlock, {"block": 3, "blocks": 2, "pool": 2}),
+    "jacobi": (decode.Jacobi, {"block": 4, "running": True, "candidates": 2}),
+    "jacobi-blocks": (decode.Jacobi, {"block": 3, "blocks": 2, "pool": 2}),
 }
 
 
@@ -220,3 +324,26 @@ def tiny(kind: type, cache: str, **options: Any) -> Any:
 def causal(kind: type, size: int = SIZE, **options: Any) -> Any:
     """A decoder of the small causal model."""
     return kind(tiny_causal(), size, log_probs=True, **options)
+
+
+# What tests of the laws share
+
+
+def record_state(state: Any, info: Any) -> Any:
+    """Records a state as it is."""
+    return state
+
+
+def record_length(state: Any, info: Any) -> Any:
+    """Records committed lengths."""
+    return state.rows.length
+
+
+def without_keys(tree: Any) -> Any:
+    """A recorded tree on the host, its keys as numbers."""
+
+    def leaf(x: Any) -> np.ndarray:
+        is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(x) if is_key else x)
+
+    return jax.tree.map(leaf, tree)

@@ -140,7 +140,9 @@ class DualCache(DecoderBase):
         """One call on the block that holds each row's first open position."""
         canvas, at = state.canvas, state.rows.length // self.block * self.block
         tokens, positions, open_, mask = canvas.window(at, self.block)
-        elsewhere = canvas.inside & (jnp.arange(canvas.final.shape[1]) // self.block != at[:, None] // self.block)
+        elsewhere = canvas.inside & (
+            jnp.arange(canvas.final.shape[1]) // self.block != at[:, None] // self.block
+        )
         if self.per_query:
             elsewhere = jnp.broadcast_to(elsewhere[:, None], (*positions.shape, elsewhere.shape[1]))
         out = self.network.forward(params, tokens, positions, Prefix(state.cache, elsewhere), mask)
@@ -198,7 +200,9 @@ class Drafted(DecoderBase):
         empty = self.head.init_cache(keys, self.size + 1 + self.ahead)
         return DraftedState(rows, cache, self.head.write(empty, out.kv, start))
 
-    def step(self, params: dict[str, Any], state: DraftedState, knobs: SamplingKnobs) -> tuple[DraftedState, Array]:
+    def step(
+        self, params: dict[str, Any], state: DraftedState, knobs: SamplingKnobs
+    ) -> tuple[DraftedState, Array]:
         """Drafts, verifies, commits the drafts that are the verifier's tokens and one more."""
         newest, at = state.rows.newest
 

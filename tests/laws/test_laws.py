@@ -5,29 +5,45 @@ and `test_stops.py`, what they must refuse in `test_refusals.py`; `test_equivale
 """
 
 import dataclasses
-from typing import Any
+import importlib
+import pkgutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoders import BUDGET, EVERY, ROWS, SIZE, STEPS
+from decoders import (
+    BUDGET,
+    EACH_CLASS,
+    EVERY,
+    ROWS,
+    SAMPLED,
+    SIZE,
+    STEPS,
+    VARIANTS,
+    record_state,
+    without_keys,
+)
 from results import listed, rows_of, take
+from tracing import nothing_is_traced
 
 from paradec_jax import decode
-from paradec_jax.decode import drive
+from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.testing import PROMPTS, tiny_request
 
 
-def whole(state: Any) -> Any:
-    """Records a state as it is."""
-    return state
-
-
 def test_every_decoder_has_a_row():
-    offered = {value for name in decode.__all__ if hasattr(value := getattr(decode, name), "Knobs")}
-    offered.discard(decode.Decoder)
-    assert offered == {row.kind for row in ROWS.values()}
+    """Every class that the package defines, and a quick row of each."""
+    for module in pkgutil.walk_packages(decode.__path__, "paradec_jax.decode."):
+        importlib.import_module(module.name)
+    defined, found = set(), [DecoderBase]
+    while found:
+        found += (kinds := found.pop().__subclasses__())
+        defined |= {kind for kind in kinds if kind.__module__.startswith("paradec_jax.")}
+    listed_kinds = {row.kind for row in ROWS.values()}
+    assert defined <= listed_kinds and len(defined) > 12, defined - listed_kinds
+    assert {row.kind for name, row in ROWS.items() if name not in VARIANTS} == listed_kinds
+    assert all(kind.__bases__ == (DecoderBase,) for kind in listed_kinds), "a decoder subclasses another"
 
 
 # 1. Drivers agree
@@ -36,37 +52,56 @@ def test_every_decoder_has_a_row():
 @EVERY
 def test_drivers_agree(name):
     row = ROWS[name]
-    decoder, knobs, request = (
-        row.decoder(),
-        row.values(temperature=3.0),
-        tiny_request((BUDGET, 2, 5), stop=(0,)),
-    )
-    result = listed(decode.run(decoder, None, request, knobs))
-    traced, states = decode.trace(decoder, None, request, knobs, n=STEPS, record=whole)
+    decoder, knobs = row.decoder(), row.values(temperature=3.0)
+    request = tiny_request((BUDGET, 2, 5), stop=(0,))
+    result = listed(decode.run(decoder, row.params, request, knobs))
+    traced, _ = decode.trace(decoder, row.params, request, knobs, n=STEPS)
     assert listed(traced) == result
-    rollout = jax.jit(lambda r, k: decode.rollout(decoder, None, r, k, n=STEPS, segment=4, record=whole))
-    rolled, rolled_states = rollout(request, knobs)
-    assert listed(rolled) == result
-    jax.tree.map(
-        np.testing.assert_array_equal, strip_keys(states.progress), strip_keys(rolled_states.progress)
-    )
-    streamed = [
-        listed(decoder.finish(state)) for state in decode.stream(decoder, None, request, knobs, every=2)
-    ]
-    assert streamed[-1] == result
-    lengths = np.array([state["lengths"] for state in streamed])
-    assert (np.diff(lengths, axis=0) >= 0).all()
     assert (np.array(result["reasons"]) > 0).all()
 
 
-@EVERY
+@EACH_CLASS
+def test_a_rollout_is_a_trace(name):
+    row = ROWS[name]
+    decoder, request = row.decoder(), tiny_request((BUDGET, 2, 5), stop=(0,))
+    knobs = decoder.knobs(row.values(temperature=3.0))
+    rollout = jax.jit(lambda r, k: decode.rollout(decoder, row.params, r, k, n=STEPS, segment=4, record=both))
+    rolled, records = rollout(request, knobs)
+    traced, traced_records = decode.trace(decoder, row.params, request, knobs, n=STEPS, record=both)
+    assert listed(rolled) == listed(traced)
+    for some, others in zip(records, traced_records, strict=True):
+        some, others = without_keys(some), without_keys(others)
+        jax.tree.map(np.testing.assert_array_equal, some, others)
+
+
+def both(state, info):
+    """Records rows and info."""
+    return state.rows, info
+
+
+@EACH_CLASS
+def test_a_stream_is_a_run(name):
+    row = ROWS[name]
+    decoder, knobs = row.decoder(), row.values(temperature=3.0)
+    request, params = tiny_request((BUDGET, 2, 5), stop=(0,)), decoder.prepare(row.params)
+    states, lengths, drafts = [], [], set()
+    for state, info in decode.stream(decoder, params, request, knobs, every=2):
+        assert (info is None) == (not states or jax.tree.leaves(info) == [])
+        drafts.add(decoder.drafts(state).shape)
+        states.append(listed(decoder.finish(state)))
+        lengths.append(states[-1]["lengths"])
+    assert states[-1] == listed(decode.run(decoder, row.params, request, knobs))
+    assert (np.diff(lengths, axis=0) >= 0).all() and len(drafts) == 1 and len(drafts.pop()) == 2
+
+
+@SAMPLED
 def test_greedy_programs_are_those_of_temperature_0(name):
     row = ROWS[name]
     request = tiny_request((BUDGET, 2, 5), stop=(0,))
-    result = listed(decode.run(row.decoder(), None, request, row.values()))
-    assert listed(decode.run(row.decoder(greedy=True), None, request, row.values())) == result
+    result = listed(decode.run(row.decoder(), row.params, request, row.values()))
+    assert listed(decode.run(row.decoder(greedy=True), row.params, request, row.values())) == result
     with pytest.raises(ValueError, match=r"is greedy, so temperature must be 0, not 3\.0"):
-        decode.run(row.decoder(greedy=True), None, request, row.values(temperature=3.0))
+        decode.run(row.decoder(greedy=True), row.params, request, row.values(temperature=3.0))
 
 
 # 3. Row independence, and rows that are finished
@@ -75,42 +110,39 @@ def test_greedy_programs_are_those_of_temperature_0(name):
 @EVERY
 def test_rows_are_independent(name):
     row = ROWS[name]
-    knobs = row.values(temperature=3.0)
+    params, knobs = row.params, row.values(temperature=3.0)
     request = tiny_request((BUDGET, 2, 6), stop=(0,))
-    together = decode.run(row.decoder(), None, request, knobs)
+    together = decode.run(row.decoder(), params, request, knobs)
     longer = dataclasses.replace(request, tokens=jnp.pad(request.tokens, [(0, 0), (0, 3)], constant_values=9))
-    longer = decode.run(row.decoder(size=SIZE + 7), None, longer, knobs)
+    longer = decode.run(row.decoder(size=SIZE + 7), params, longer, knobs)
     assert rows_of(longer, 0, 1, 2, columns=together.tokens.shape[1]) == listed(together)
-    swapped = decode.run(row.decoder(), None, take(request, 2, 0, 1), knobs)
+    swapped = decode.run(row.decoder(), params, take(request, 2, 0, 1), knobs)
     assert rows_of(swapped, 1, 2, 0) == listed(together)
     alone = row.decoder()
     for i in range(len(PROMPTS)):
-        assert listed(decode.run(alone, None, take(request, i), knobs)) == rows_of(together, i)
+        assert listed(decode.run(alone, params, take(request, i), knobs)) == rows_of(together, i)
 
 
 @EVERY
 def test_finished_rows_do_not_move(name):
     row = ROWS[name]
     decoder, request = row.decoder(), tiny_request((BUDGET, 1, 4))
-    _, states = decode.trace(decoder, None, request, row.values(), n=STEPS, record=whole)
-    states = jax.tree.map(np.asarray, dataclasses.replace(states, progress=strip_keys(states.progress)))
-    done = states.progress.reason > 0
+    _, states = decode.trace(decoder, row.params, request, row.values(), n=STEPS, record=record_state)
+    cache, cached = getattr(states, "cache", ()), np.asarray(getattr(states, "cached", 0))
+    cache, rows = without_keys(cache), without_keys(states.rows)
+    done = rows.reason > 0
     assert (np.diff(done.astype(int), axis=0) >= 0).all() and done[-1].all() and not done[0].all()
     for i in range(len(PROMPTS)):
         since = int(np.argmax(done[:, i]))
-        length = states.progress.length[since, i]
-        progress = jax.tree.map(lambda x, since=since, i=i: x[since:, i], states.progress)
-        for field in ("length", "reason", "network_calls", "positions", "recurrences"):
-            values = getattr(progress, field)
-            assert (values == values[0]).all(), field
-        assert (progress.tokens[:, :length] == progress.tokens[0, :length]).all()
-        # Trusted entries are those before the newest token.
-        trusted = jax.tree.map(lambda x, since=since, i=i, n=length: x[since:, i, : n - 1], states.cache)
-        jax.tree.map(lambda x: np.testing.assert_array_equal(x, np.broadcast_to(x[:1], x.shape)), trusted)
-
-
-def strip_keys(progress: Any) -> Any:
-    return dataclasses.replace(progress, keys=None)
+        length = rows.length[since, i]
+        kept = jax.tree.map(lambda x, since=since, i=i: x[since:, i], rows)
+        for values in (kept.length, kept.reason, *kept.counts.values()):
+            assert (values == values[0]).all()
+        assert (kept.tokens[:, :length] == kept.tokens[0, :length]).all()
+        if cached.ndim:
+            assert (cached[since:, i] == cached[since, i]).all() and cached[since, i] <= length
+            trusted = jax.tree.map(lambda x, s=since, i=i, n=cached[since, i]: x[s:, i, :n], cache)
+            jax.tree.map(lambda x: np.testing.assert_array_equal(x, np.broadcast_to(x[:1], x.shape)), trusted)
 
 
 # 5. Compile once
@@ -119,27 +151,63 @@ def strip_keys(progress: Any) -> Any:
 @EVERY
 def test_knobs_and_equal_decoders_share_a_program(name):
     row = ROWS[name]
-    request = tiny_request(BUDGET)
-    decode.run(row.decoder(), None, request, row.values())
-    compiled = drive._run._cache_size()
-    defaults = {f.name: getattr(row.values(), f.name) for f in dataclasses.fields(row.kind.Knobs)}
-    for field, default in defaults.items():
-        changed = default + 1 if isinstance(default, int) else 0.5
-        for value in (changed, np.asarray(changed), jnp.asarray(changed)):
-            decode.run(row.decoder(row.network()), None, request, row.values(**{field: value}))
-    for seed in range(5):
-        again = dataclasses.replace(row.decoder(dataclasses.replace(row.network())))
-        decode.run(again, None, tiny_request((3, 4, 5), seed=seed, stop=(seed,)), row.values())
-        decode.run(again, None, request, row.values(), max_steps=seed)
-    assert drive._run._cache_size() == compiled
+    params, request = row.params, tiny_request(BUDGET)
+    decode.run(row.decoder(), params, request, row.values())
+    with nothing_is_traced(row.kind):
+        fields = {f.name: (f.default, f.metadata) for f in dataclasses.fields(row.kind.Knobs)}
+        for field, (default, metadata) in fields.items():
+            if field == "temperature" and row.only_greedy:
+                continue
+            if "needs" in metadata and getattr(row.decoder(), metadata["needs"][0]) < metadata["needs"][1]:
+                continue
+            current = row.knobs.get(field, default)
+            whole = isinstance(current, int) or metadata.get("unset") == np.iinfo(np.int32).max
+            changed = (current or 1) + 1 if whole else 0.5
+            values = [
+                changed,
+                np.asarray(changed),
+                jnp.asarray(changed),
+                *([None] if "unset" in metadata else []),
+            ]
+            for value in values:
+                decode.run(row.decoder(row.network()), params, request, row.values(**{field: value}))
+        for seed in range(5):
+            again = dataclasses.replace(row.decoder(dataclasses.replace(row.network())))
+            decode.run(again, params, tiny_request((3, 4, 5), seed=seed, stop=(seed,)), row.values())
+            decode.run(again, params, request, row.values(), max_steps=seed)
 
 
-@EVERY
+@SAMPLED
 def test_knobs_can_be_mapped(name):
     row = ROWS[name]
     decoder, request = row.decoder(), tiny_request(BUDGET)
     temperatures = jnp.array([0.0, 0.5, 2.0])
-    mapped = jax.vmap(lambda t: decode.run(decoder, None, request, row.values(temperature=t)))(temperatures)
+    mapped = jax.vmap(lambda t: decode.run(decoder, row.params, request, row.values(temperature=t)))(
+        temperatures
+    )
     for i, temperature in enumerate(temperatures):
-        single = decode.run(decoder, None, request, row.values(temperature=temperature))
+        single = decode.run(decoder, row.params, request, row.values(temperature=temperature))
         assert listed(jax.tree.map(lambda x, i=i: x[i], mapped)) == listed(single)
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name not in VARIANTS])
+def test_one_number_for_all_rows(name):
+    """A knob a row is refused before anything is traced."""
+    row = ROWS[name]
+    with nothing_is_traced(row.kind):
+        for driver in (decode.run, lambda *given: next(decode.stream(*given))):
+            with pytest.raises(
+                ValueError, match=r"top_p must be one number for all rows, not of shape \(3,\)"
+            ):
+                driver(row.decoder(), row.params, tiny_request(BUDGET), row.values(top_p=np.full(3, 0.9)))
+
+
+# 13. A key is used once
+
+
+@EACH_CLASS
+def test_keys_are_used_once(name):
+    row = ROWS[name]
+    decoder, knobs = row.decoder(), row.values(temperature=3.0)
+    with jax.debug_key_reuse(True):
+        decode.run(decoder, row.params, tiny_request((BUDGET, 2, 5), seed=7), knobs, max_steps=3)
