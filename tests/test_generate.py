@@ -212,10 +212,10 @@ def test_a_prompt_may_fill_the_model_to_its_last_position(model, tokenizer):
     assert out.tokens == [tokenizer.encode(STORY)[:4]]
 
 
-def test_the_decoder_of_the_readme_runs(model):
-    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+def test_the_own_decoder_of_the_documentation_runs(model):
+    text = (Path(__file__).parents[1] / "docs" / "own_decoder.md").read_text(encoding="utf-8")
     (block,) = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "class Vote" in code]
-    names: dict[str, Any] = {"__name__": "readme"}
+    names: dict[str, Any] = {"__name__": "own_decoder"}
     exec(block, names)
     network = StubNetwork(vocab_size=384, max_length=256)
     out = pd.generate(model, ["Ana"], names["Vote"](), max_new_tokens=5, network=network)

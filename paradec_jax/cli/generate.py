@@ -9,10 +9,10 @@ from paradec_jax import store
 from paradec_jax.cli.watch import show
 from paradec_jax.data.word_problems import PROMPT
 from paradec_jax.evaluate.options import choose
-from paradec_jax.families import family_named
+from paradec_jax.families import RECURRENT_DEPTH, family_named
 from paradec_jax.generate import Generation, generate, prepare
 
-DEFAULT_MODEL = "tiny-recurrent"
+DEFAULT_MODEL = RECURRENT_DEPTH.bundled[0]
 Flag = FlagCreatePairsOff[bool]
 
 

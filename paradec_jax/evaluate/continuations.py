@@ -1,7 +1,7 @@
 """Texts continued by any decoder, in batches of one shape, and cut where the text to be judged ends.
 
 Every decoder's output is cut by one rule before it is judged: at its budget, after its first stop token, and
-before the first stop string. Most decoders stop there by themselves; `OfficialWavefront` goes on, as its authors
+before the first stop string. Most decoders stop there by themselves; `ReleasedWavefront` goes on, as its authors
 released it.
 """
 

@@ -12,10 +12,10 @@ from stub_table import KEYS, strict
 
 from paradec_jax import cli
 from paradec_jax.cli.compare import compare_command
-from paradec_jax.cli.generate import generate_command
+from paradec_jax.cli.generate import DEFAULT_MODEL, generate_command
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.families import EVERY_STEP, FAMILIES, family_named, family_of, parameter_shapes
-from paradec_jax.store import Model, save
+from paradec_jax.store import ASSETS, Model, save
 from paradec_jax.testing import StubCausal, StubNetwork
 
 TINY = {"recurrent_depth": "test-recurrent", "causal": "test-causal"}
@@ -64,6 +64,11 @@ def test_a_decoder_has_one_name_on_all_command_lines():
             )
     choices = typing.get_args(inspect.signature(generate_command).parameters["decoder"].annotation)
     assert set(typing.get_args(choices[0])) == named.keys()
+
+
+def test_models_that_commands_take_by_default_are_installed_with_the_package():
+    for name in (DEFAULT_MODEL, *(name for family in FAMILIES.values() for name in family.bundled)):
+        assert (ASSETS / name / "config.json").is_file()
 
 
 def test_families_are_known_by_their_names_and_former_names():

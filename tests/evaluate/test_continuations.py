@@ -9,6 +9,7 @@ from recital import CONFIG, recite
 
 import paradec_jax as pd
 from paradec_jax.data import build_tokenizer, token_spec
+from paradec_jax.decode.released import ReleasedWavefront
 from paradec_jax.evaluate.benchmarks import gsm8k, instruct, mbpp
 from paradec_jax.evaluate.benchmarks.items import Item
 from paradec_jax.evaluate.continuations import before, continuations, cut
@@ -74,10 +75,10 @@ class TestContinuations:
         assert cut(tokenizer, spec, words, 20, ("2",)) == (words, " 1 ", "stop string")
         assert before("a b c", ("c", "b")) == "a " and before("abc", ()) == "abc"
 
-    def test_official_stays_within_the_budget(self, model):
+    def test_the_released_wave_stays_within_the_budget(self, model):
         network = StubNetwork(vocab_size=384, max_length=256)
-        official = pd.OfficialWavefront(width=3, inner_recurrence=4, headway=2, greedy=True)
-        one = next(continuations(on(model, network), ["Ana"], official, max_new_tokens=3, rows=1))[0]
+        released = ReleasedWavefront(width=3, inner_recurrence=4, headway=2, greedy=True)
+        one = next(continuations(on(model, network), ["Ana"], released, max_new_tokens=3, rows=1))[0]
         expected = network.expected([1, *model.tokenizer.encode("Ana")], 3)
         assert list(one.tokens) == expected and one.text == model.tokenizer.decode(expected)
 

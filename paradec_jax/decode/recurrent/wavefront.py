@@ -54,6 +54,8 @@ class Wavefront(DecoderBase):
       noise_schedule: "dampened" (share `beta / (1 + n)`, n the recurrences a slot has done) or "constant" (beta).
       noise_mixing: "linear", or "sqrt" (mixed as variances).
       buckets: narrower windows that are compiled as well; a step runs on the narrowest that holds every wave.
+      paced: a position is final after `knobs.max_recurrence` recurrences, no sooner, and whatever it was computed
+        from: a pace-maker for timings with random weights, whose texts mean nothing.
     """
 
     _: dataclasses.KW_ONLY
@@ -65,6 +67,7 @@ class Wavefront(DecoderBase):
     noise_schedule: str = "dampened"
     noise_mixing: str = "linear"
     buckets: tuple[int, ...] = ()
+    paced: bool = False
     Knobs: ClassVar[type] = WavefrontKnobs
 
     def __post_init__(self) -> None:
@@ -95,10 +98,10 @@ class Wavefront(DecoderBase):
         # token it was computed from is still the one its predecessor predicts.
         age = wave.recurrences // self.inner_recurrence
         distance = score.latent_change(new.states, wave.states)
-        converged = distance < at_age(knobs.exit_threshold, age)
-        converged |= knobs.overdue(wave.recurrences + self.inner_recurrence)
+        overdue = knobs.overdue(wave.recurrences + self.inner_recurrence)
         agrees = wave.agrees(new.tokens)
-        final = select.leading_run(converged & agrees & wave.in_use)
+        converged = ((distance < at_age(knobs.exit_threshold, age)) | overdue) & agrees
+        final = select.leading_run((overdue if self.paced else converged) & wave.in_use)
 
         # The tokens that final positions predict are committed.
         rows = rows.spend(new.counts, wave.active).commit(new.tokens, final, new.log_probs)
