@@ -82,7 +82,7 @@ def generate_command(
       pool: earlier iterates that are searched for candidates (jacobi, multiblock).
       candidates: candidates verified in a call (jacobi, multiblock).
       spawn: agreement of the newest block that spawns the next one (multiblock).
-      acceptance: how drafts are judged when sampling; rejection needs --candidates 1 and no pool (jacobi, multiblock).
+      acceptance: rule for drafts when sampling; rejection needs --candidates 1 and no pool (jacobi, multiblock).
       delay: seconds between two pictures of --stream on a terminal.
     """
     if prompt == "-":

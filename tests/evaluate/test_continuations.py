@@ -77,7 +77,7 @@ class TestContinuations:
 
     def test_the_released_wave_stays_within_the_budget(self, model):
         network = StubNetwork(vocab_size=384, max_length=256)
-        released = ReleasedWavefront(width=3, inner_recurrence=4, headway=2, greedy=True)
+        released = ReleasedWavefront(window=3, inner_recurrence=4, headway=2, greedy=True)
         one = next(continuations(on(model, network), ["Ana"], released, max_new_tokens=3, rows=1))[0]
         expected = network.expected([1, *model.tokenizer.encode("Ana")], 3)
         assert list(one.tokens) == expected and one.text == model.tokenizer.decode(expected)
