@@ -1,16 +1,29 @@
-"""Every decoder and the train step lower for GPU and TPU, though the tests run on the CPU alone."""
+"""Every decoder and the train step lower for GPU and TPU, though tests run on the CPU; what their programs hold."""
+
+import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from decoders import EVERY, REAL, ROWS
+from decoders import BUDGET, EACH_CLASS, REAL, ROWS, STEPS
 from jax import export
 
 from paradec_jax import decode
-from paradec_jax.decode import drive
-from paradec_jax.losses import poisson_lognormal, recurrent_loss
+from paradec_jax.decode.machine import drive
 from paradec_jax.families import parameter_shapes
-from paradec_jax.testing import StubCausal, tiny_causal, tiny_network, tiny_request
+from paradec_jax.losses import poisson_lognormal, recurrent_loss
+from paradec_jax.testing import (
+    StubCausal,
+    StubDenoiser,
+    StubNetwork,
+    tiny_causal,
+    tiny_causal_params,
+    tiny_network,
+    tiny_params,
+    tiny_request,
+)
 from paradec_jax.train import TrainState, adamw, make_train_step
 
 PLATFORMS = ("cuda", "tpu")
@@ -28,22 +41,25 @@ def shapes_of(dtype: str):
     return parameter_shapes(tiny_network(dtype=dtype, param_dtype=dtype).config)
 
 
-@EVERY
+@EACH_CLASS
 def test_decoder(name):
     row = ROWS[name]
+    network = row.network()
     if row.net is StubCausal:
         network = tiny_causal(dtype="bfloat16", param_dtype="bfloat16")
-    else:
+    elif row.net is StubNetwork:
         cache = "full" if row.kind is decode.SelfSpeculative else "shared"
         network = tiny_network(cache, dtype="bfloat16", param_dtype="bfloat16")
     decoder = row.decoder(network, SIZE)
-    knobs = drive._knobs(decoder, row.values())
+    params = None if row.net is StubDenoiser else parameter_shapes(network.config)
+    if row.params:
+        params = {**row.params, "network": params}
 
     @jax.jit
     def run(params, request, knobs):
-        return drive._run(decoder, params, request, knobs, drive._bound(None))
+        return drive.compiled_run(decoder, params, request, knobs, np.int32(drive.UNBOUNDED))
 
-    lowers(run, parameter_shapes(network.config), tiny_request(4), knobs)
+    lowers(run, params, tiny_request(4), decoder.knobs(row.values()))
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -56,12 +72,61 @@ def test_gradient_of_a_rollout(name):
         return jnp.sum(states)
 
     gradient = jax.jit(jax.grad(value))
-    lowers(gradient, shapes_of("float32"), drive._knobs(decoder, knobs), tiny_request(4))
+    lowers(gradient, shapes_of("float32"), decoder.knobs(knobs), tiny_request(4))
 
 
-def latents_of(state):
-    """Records whatever latents a state has."""
-    return state.latents if hasattr(state, "latents") else state.latent
+def latents_of(state, info):
+    """Records the states of a wave, or those that positions start from."""
+    return state.wave.states if hasattr(state, "wave") else state.cache.initial
+
+
+# What the programs hold
+
+
+@pytest.mark.parametrize("name", ["any-order", "wavefront"])
+def test_a_run_holds_no_array_that_only_infos_have(name):
+    """The array of a marked info is in the program of a trace and not in that of a run."""
+    row = ROWS[name]
+    decoder, request = row.decoder(), tiny_request(BUDGET)
+    knobs = decoder.knobs(row.values())
+
+    @dataclasses.dataclass(frozen=True)
+    class Talkative(row.kind):
+        def step(self, params, state, knobs):
+            state, info = row.kind.step(self, params, state, knobs)
+            score = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(info)).astype(jnp.float32)
+            return state, jnp.sin(jnp.full((7, 13), score))
+
+    told = Talkative(**{f.name: getattr(decoder, f.name) for f in dataclasses.fields(decoder)})
+    bound = np.int32(drive.UNBOUNDED)
+    run = drive.compiled_run.lower(told, row.params, request, knobs, bound).compile().as_text()
+    trace = drive.compiled_trace.lower(told, drive.the_info, STEPS, row.params, request, knobs)
+    marked = re.compile(r"f32\[(\d+,)*7,13\]")
+    assert marked.search(trace.compile().as_text()) and not marked.search(run)
+
+
+@pytest.mark.parametrize("name", ["causal", "recurrent"])
+def test_a_step_of_a_stream_copies_no_matrix(name):
+    """Prepared parameters are read where they lie: no transpose, copy or concatenation as large as a matrix."""
+    if name == "causal":
+        decoder, params = decode.Jacobi(tiny_causal(), SIZE, block=4), tiny_causal_params()
+    else:
+        decoder, params = decode.Wavefront(tiny_network(), SIZE, window=4, inner_recurrence=2), tiny_params()
+    request, knobs = tiny_request(4), decoder.knobs(None)
+    smallest = min(leaf.size for leaf in jax.tree.leaves(params) if leaf.ndim == 2 and min(leaf.shape) > 8)
+
+    def copies(params):
+        state = drive.start.eval_shape(decoder, params, request, knobs)
+        lowered = drive.advance_with_info.lower(decoder, params, state, knobs, np.int32(1))
+        moved = r"= stablehlo\.(?:transpose|concatenate).*-> tensor<([0-9x]+)xf32>"
+        shapes = [tuple(map(int, s.split("x"))) for s in re.findall(moved, lowered.as_text())]
+        return [shape for shape in shapes if sorted(shape) in matrices]
+
+    matrices = [
+        sorted(leaf.shape) for leaf in jax.tree.leaves(decoder.prepare(params)) if leaf.size >= smallest
+    ]
+    assert copies(decoder.prepare(params)) == []
+    assert copies(params), "unprepared parameters are laid out anew, so this test can see it"
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoders import BUDGET, CUT, EVERY, ROWS, SIZE, STEPS
+from decoders import BUDGET, CUT, EVERY, ROWS, SIZE, STEPS, record_length
 from results import take
 
 from paradec_jax import decode
@@ -17,12 +17,12 @@ from paradec_jax.testing import PROMPTS, StubNetwork, tiny_request
 def test_stops_and_budgets_of_each_row(name):
     row = ROWS[name]
     decoder, knobs = row.decoder(), row.values()
-    free = decode.run(decoder, None, tiny_request(BUDGET), knobs).completions()
+    free = decode.run(decoder, row.params, tiny_request(BUDGET), knobs).completions()
     budgets, stops = (3, BUDGET, 5), (free[0][-1], free[1][4], -1)
     request = dataclasses.replace(
         tiny_request(budgets), stop=jnp.array([[token, -1] for token in stops], jnp.int32)
     )
-    result = decode.run(decoder, None, request, knobs)
+    result = decode.run(decoder, row.params, request, knobs)
     for tokens, got, budget, stop, reason in zip(
         free, result.completions(), budgets, stops, result.reasons, strict=True
     ):
@@ -31,10 +31,18 @@ def test_stops_and_budgets_of_each_row(name):
         assert reason == (decode.Reason.STOP if end <= budget else decode.Reason.BUDGET)
     tokens = np.asarray(result.tokens)
     for i, end in enumerate(np.asarray(result.lengths)):
-        assert (tokens[i, end:] == decoder.pad).all()
+        assert (tokens[i, end:] == decoder.spec.pad).all()
 
 
-LEAPING = ("speculative", "wavefront-bursts", "prompt-lookup", "lookahead", "jacobi", "multiblock")
+LEAPING = (
+    "speculative",
+    "wavefront-bursts",
+    "prompt-lookup",
+    "lookahead",
+    "jacobi",
+    "jacobi-blocks",
+    "drafted",
+)
 
 
 @pytest.mark.parametrize("name", LEAPING)
@@ -43,36 +51,32 @@ def test_a_commit_is_cut_in_its_middle(name):
     row = ROWS[name]
     stub = row.network(**{"errs": False} if row.net is StubNetwork else {})
     decoder, prompt = row.decoder(stub), take(tiny_request(BUDGET), 0)
-    _, lengths = decode.trace(decoder, None, prompt, row.values(), n=STEPS, record=length_of)
+    _, lengths = decode.trace(decoder, row.params, prompt, row.values(), n=STEPS, record=record_length)
     lengths = [len(PROMPTS[0]) + 1, *np.asarray(lengths)[:, 0].tolist()]
     leap = next(i for i in range(STEPS) if lengths[i + 1] - lengths[i] >= 3)
     inside = lengths[leap] + 1 - len(PROMPTS[0])  # index of the second token of that commit
     want = stub.expected(PROMPTS[0], BUDGET)
-    short = decode.run(decoder, None, take(tiny_request(inside + 1), 0), row.values())
+    short = decode.run(decoder, row.params, take(tiny_request(inside + 1), 0), row.values())
     assert short.completions() == [want[: inside + 1]] and short.reasons[0] == decode.Reason.BUDGET
-    stopped = decode.run(decoder, None, take(tiny_request(BUDGET, stop=(want[inside],)), 0), row.values())
+    request = take(tiny_request(BUDGET, stop=(want[inside],)), 0)
+    stopped = decode.run(decoder, row.params, request, row.values())
     assert stopped.completions() == [want[: want.index(want[inside]) + 1]]
     assert stopped.reasons[0] == decode.Reason.STOP
-
-
-def length_of(state: Any) -> Any:
-    """Records committed lengths."""
-    return state.progress.length
 
 
 @CUT
 def test_max_steps_and_a_full_buffer(name):
     row = ROWS[name]
     decoder, knobs, request = row.decoder(), row.values(), tiny_request(BUDGET)
-    free = decode.run(decoder, None, request, knobs)
+    free = decode.run(decoder, row.params, request, knobs)
     for steps in (0, 1, 3):
-        cut = decode.run(decoder, None, request, knobs, max_steps=steps)
+        cut = decode.run(decoder, row.params, request, knobs, max_steps=steps)
         for some, every in zip(cut.completions(), free.completions(), strict=True):
-            assert some == every[: len(some)] and len(some) >= 1
+            assert some == every[: len(some)] and len(some) >= row.first[1]
         if steps == 0:
-            assert cut.network_calls.tolist() == [1] * len(PROMPTS)
+            assert cut.network_calls.tolist() == [row.first[0]] * len(PROMPTS)
             assert (cut.reasons == decode.Reason.RUNNING).all()
-    full = decode.run(decoder, None, tiny_request(1_000), knobs)
+    full = decode.run(decoder, row.params, tiny_request(1_000), knobs)
     assert full.lengths.tolist() == [SIZE] * len(PROMPTS)
     assert (full.reasons == decode.Reason.BUDGET).all()
 
@@ -83,9 +87,10 @@ def test_the_caller_may_interrupt(name):
     decoder = row.decoder()
 
     def interrupt(state: Any) -> np.ndarray:
-        return np.asarray(state.progress.length - state.progress.prompt_lengths >= 4) & [True, False, False]
+        return np.asarray(state.rows.generated >= 4) & [True, False, False]
 
-    *_, last = decode.stream(decoder, None, tiny_request(BUDGET), row.values(), interrupt=interrupt)
+    request = tiny_request(BUDGET)
+    *_, (last, _) = decode.stream(decoder, row.params, request, row.values(), interrupt=interrupt)
     result = decoder.finish(last)
     assert result.reasons.tolist() == [decode.Reason.CALLER] + [decode.Reason.BUDGET] * 2
     assert 4 <= result.generated[0] < BUDGET and (result.generated[1:] >= BUDGET).all()

@@ -1,0 +1,161 @@
+"""What the three test decoders show of the machine, beside the laws that they share with every decoder."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tokenizers
+from decoders import BUDGET, ROWS
+from house_decoders import AnyOrder, Drafted, DualCache, RevealKnobs
+from results import listed, rows_of
+
+from paradec_jax import decode
+from paradec_jax.config import TokenSpec
+from paradec_jax.decode.machine.rows import Reason
+from paradec_jax.decode.masked.canvas import Canvas
+from paradec_jax.generate import StopStrings
+from paradec_jax.testing import (
+    PROMPTS,
+    StubCausal,
+    StubDenoiser,
+    tiny_causal,
+    tiny_causal_params,
+    tiny_request,
+)
+from paradec_jax.tokenizer import Tokenizer
+
+STUB = StubDenoiser(sharpness=12.0)
+SPEC = TokenSpec(mask=STUB.mask, alignment="own", pad=9)
+SIZE = 16
+# Given tokens around a hole, nothing at all, a prompt, and a hole without a budget after it.
+TEXTS = ([3, None, None, 4, None, None, None], [None] * 9, [1, 2, None, None, None], [None, 5, None, 6])
+LENGTHS, BUDGETS = (4, 0, 2, 4), (3, 9, 3, 0)
+
+
+def infilling(**options):
+    tokens = [[token or 0 for token in text[:length]] for text, length in zip(TEXTS, LENGTHS, strict=True)]
+    given = [[token is not None for token in text[:n]] for text, n in zip(TEXTS, LENGTHS, strict=True)]
+    return decode.make_request(tokens, given=given, max_new_tokens=BUDGETS, **options)
+
+
+def whole(decoded) -> list[list[int]]:
+    return [row[:n] for row, n in zip(decoded.tokens.tolist(), decoded.lengths.tolist(), strict=True)]
+
+
+CANVASES = [
+    AnyOrder(STUB, SIZE, SPEC),
+    DualCache(STUB, SIZE, SPEC, block=4),
+    DualCache(STUB, SIZE, SPEC, block=3, per_query=True),
+]
+
+
+@pytest.mark.parametrize("decoder", CANVASES, ids=["any-order", "dual", "dual-per-query"])
+def test_holes_are_filled_by_the_known_law(decoder):
+    knobs = RevealKnobs(threshold=0.9)
+    result = decode.run(decoder, None, infilling(), knobs)
+    assert whole(result) == [STUB.expected(text) for text in TEXTS]
+    assert result.generated.tolist() == [sum(token is None for token in text) for text in TEXTS]
+    assert result.prompt_lengths.tolist() == [1, 0, 2, 0] and (result.reasons == Reason.BUDGET).all()
+    assert result.completions()[0] == [STUB.expected(TEXTS[0])[i] for i in (1, 2, 4, 5, 6)]
+    traced, infos = decode.trace(decoder, None, infilling(), knobs, n=12)
+    assert listed(traced) == listed(result)
+    assert np.asarray(infos.where).sum(axis=(0, 2)).tolist() == result.generated.tolist()
+    served = decode.serve(decoder, None, infilling(), knobs, rows=2, every=1)
+    assert listed(served.decoded) == listed(result)
+    for i in range(len(TEXTS)):
+        assert listed(decode.run(decoder, None, infilling().take([i]), knobs)) == rows_of(result, i)
+
+
+def test_given_tokens_are_never_stops():
+    result = decode.run(CANVASES[0], None, infilling(stop=(4,)), RevealKnobs(threshold=2.0))
+    want = [STUB.expected(text) for text in TEXTS]
+    cut = [want[0], want[1][: want[1].index(4) + 1] if 4 in want[1] else want[1]]
+    assert whole(result)[0] == want[0], "the 4 that was given ended its row"
+    assert whole(result)[1] == cut[1]
+
+
+def test_wrong_eyes_are_noticed():
+    """A cache that shows the open block as well, or hides something else, gives other tokens."""
+    decoder, request = CANVASES[1], infilling()
+    state = decoder.init(None, request, decoder.knobs(RevealKnobs(threshold=0.9)))
+    tokens, positions, _, mask = state.canvas.window(jnp.zeros(4, jnp.int32), 4)
+    inside = state.canvas.inside
+    right = inside & (jnp.arange(inside.shape[1]) >= 4)
+    want = STUB.forward(None, tokens, positions, decode.Prefix(state.cache, right), mask).hidden[:2, :, 0]
+    for wrong in (inside, right.at[:, 5].set(False), jnp.roll(right, 1, axis=1)):
+        got = STUB.forward(None, tokens, positions, decode.Prefix(state.cache, wrong), mask).hidden[:2, :, 0]
+        assert (got != want).all()
+
+
+def test_what_a_canvas_cannot_do_is_refused():
+    with pytest.raises(ValueError, match="decodes networks of visibility 'full', but this one's is 'causal'"):
+        AnyOrder().bind(StubCausal(), SIZE, SPEC)
+    with pytest.raises(ValueError, match="decodes networks of alignment 'own', but this one's is 'next'"):
+        DualCache().bind(STUB, SIZE, dataclasses.replace(SPEC, alignment="next"))
+    with pytest.raises(ValueError, match="mask token, but the checkpoint's token spec has none"):
+        decode.run(AnyOrder(STUB, SIZE, TokenSpec(alignment="own")), None, infilling())
+    appends = decode.AutoRegressive(StubCausal(), SIZE)
+    with pytest.raises(ValueError, match="AutoRegressive appends tokens, so it cannot fill the holes"):
+        decode.run(appends, None, infilling())
+    with pytest.raises(ValueError, match="continues a prompt, so every row needs at least one token"):
+        decode.run(appends, None, decode.make_request([[1], []], max_new_tokens=2))
+    with pytest.raises(ValueError, match="max_new_tokens must be at least 1"):
+        decode.make_request([[1, 2]], max_new_tokens=0)
+
+
+def test_a_canvas_reveals_what_is_open_alone():
+    rows = CANVASES[0].begin(infilling(), 0)
+    canvas = Canvas.of(rows, SPEC.mask)
+    assert canvas.open.sum(axis=1).tolist() == [5, 9, 3, 2]
+    nines = jnp.full(rows.tokens.shape, 9)
+    every = canvas.reveal(nines, jnp.ones(nines.shape, bool), jnp.zeros(4, jnp.int32))
+    assert every.rows.tokens[0].tolist() == [3, 9, 9, 4, 9, 9, 9] + [SPEC.mask] * (SIZE - 7)
+    assert every.rows.length.tolist() == [7, 9, 5, 4] and every.rows.done.all() and not every.open.any()
+    third = canvas.reveal(nines, jnp.arange(SIZE) == jnp.full((4, 1), 2), jnp.zeros(4, jnp.int32))
+    assert third.rows.length.tolist() == [1, 0, 3, 0], "a position after a gap is not committed"
+
+
+def letters() -> Tokenizer:
+    """Token i is the i-th letter."""
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({c: i for i, c in enumerate("abcdefghijk")}, "a")
+    )
+    backend.decoder = tokenizers.decoders.Fuse()
+    return Tokenizer(backend)
+
+
+@pytest.mark.parametrize("name", ["any-order", "dual-cache", "drafted"])
+def test_stop_strings_end_rows(name):
+    """The row ends where its committed text holds the string, whatever is revealed after it."""
+    row, request, tokenizer = ROWS[name], tiny_request(BUDGET), letters()
+    decoder = row.decoder()
+    free = [tokenizer.decode(row.expected(prompt, BUDGET)) for prompt in PROMPTS]
+    watch = StopStrings(tokenizer, decoder.spec, (free[0][3:5],), len(PROMPTS))
+    *_, (last, _) = decode.stream(decoder, row.params, request, row.values(), interrupt=watch)
+    result = decoder.finish(last)
+    found = watch.finish(result.completions())
+    assert result.reasons[0] == Reason.CALLER and result.generated[0] < BUDGET
+    assert found[0][1] == free[0][: free[0].index(free[0][3:5])]
+    for i, text in enumerate(free):
+        assert (
+            found[i][1] == text[: text.index(free[0][3:5])]
+            if i in found
+            else watch.visible(i, done=True) == text
+        )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_two_networks_with_parameters_of_their_own(temperature):
+    """The text is that of the verifier alone, whoever drafts; parameters go by the name of the field."""
+    network, request = tiny_causal(), tiny_request(6)
+    decoder = Drafted(network, SIZE, head=tiny_causal(layers=1), ahead=2)
+    params = {"network": tiny_causal_params(), "head": tiny_causal_params(seed=1, layers=1)}
+    knobs = decoder.Knobs(temperature=temperature)
+    alone = decode.run(decode.AutoRegressive(network, SIZE), params["network"], request, knobs)
+    for tree in (params, decoder.prepare(params)):
+        assert decode.run(decoder, tree, request, knobs).completions() == alone.completions()
+    twin = Drafted(network, SIZE, head=network, ahead=2)
+    own = decode.run(twin, {"network": params["network"], "head": params["network"]}, request, knobs)
+    assert own.completions() == alone.completions()
+    assert (own.network_calls == 3).all(), "a head that is the verifier is always right"
