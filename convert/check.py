@@ -46,8 +46,12 @@ def errors(model: Model, recorded: Mapping[str, np.ndarray]) -> Iterator[tuple[s
 
     @jax.jit(static_argnums=3)
     def logits(params, tokens, state, recurrences):
-        output = model.network.forward(params, tokens, positions, None, None, state, recurrences)
-        return model.network.logits(params, output.hidden)
+        network = model.network
+        if recurrent:
+            output, _ = network.at(recurrences).forward_from(params, tokens, positions, state)
+        else:
+            output = network.forward(params, tokens, positions)
+        return network.logits(params, output.hidden)
 
     with jax.default_matmul_precision("highest"):
         for name, array, recurrences in wanted:

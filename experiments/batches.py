@@ -14,8 +14,8 @@ import tyro
 
 from paradec_jax import load, make_request
 from paradec_jax.data.batches import encode_prompts
-from paradec_jax.evaluate import SETTINGS, word_problems
-from paradec_jax.evaluate.throughput import Subject, measure
+from paradec_jax.evaluate import Case, measure, word_problems
+from paradec_jax.families import FAMILIES
 from paradec_jax.io import atomic_write_text
 
 
@@ -52,16 +52,17 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     tokens, lengths = encode_prompts(model.tokenizer, problems, spec=model.token_spec)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), np.arange(len(problems)))
     budget = 128
-    settings = SETTINGS[model.family]
-    subjects = [
-        Subject(
+    settings = FAMILIES[model.family].settings
+    cases = [
+        Case(
             dataclasses.replace(setting.decoder, greedy=True).bind(
-                model.network, tokens.shape[1] + budget, model.token_spec.pad
+                model.network, tokens.shape[1] + budget, model.token_spec
             ),
             setting.knobs,
         )
         for setting in settings
     ]
+    params = cases[0].decoder.prepare(model.params)
     alone, rows = [], []
     for size in options.batches:
         groups = np.arange(options.problems).reshape(-1, size)
@@ -71,7 +72,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             )
             for at in groups
         ]
-        speeds = measure(subjects, model.params, requests, passes=options.passes)
+        speeds = measure(cases, params, requests, passes=options.passes)
         for i, (setting, speed) in enumerate(zip(settings, speeds, strict=True)):
             completions = [row for decoded in speed.decoded for row in decoded.completions()]
             if size == 1:

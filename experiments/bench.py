@@ -7,7 +7,7 @@ Three decoders stand side by side, each as it is paced whatever the weights say:
 | decoder  | recurrences a token           | tokens a step                                      |
 |----------|-------------------------------|----------------------------------------------------|
 | static   | W r'                          | 1                                                  |
-| official | (W - 1) r', rule "fixed"      | 1, once the wave is W - 1 positions wide           |
+| released | (W - 1) r', rule "fixed"      | 1, once the wave is W - 1 positions wide           |
 | clean    | W r', by its `max_recurrence` | 1, once the wave is W positions wide               |
 
 How close a step comes to the limit of the device is the larger of two shares: of the bytes a second that were read
@@ -27,24 +27,19 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from paradec_jax import (
-    RECURRENT_PRESETS,
-    AutoRegressive,
-    OfficialWavefront,
-    RecurrentDepthConfig,
-    Wavefront,
-    make_request,
-)
-from paradec_jax.decode import drive
-from paradec_jax.evaluate.bench import bench, fixed_wavefront, limits_of, static
+from paradec_jax import RecurrentDepthConfig, Static, Wavefront, make_request
+from paradec_jax.config import RECURRENT_PRESETS
+from paradec_jax.decode.machine import drive
+from paradec_jax.decode.released import ReleasedWavefront
+from paradec_jax.evaluate.bench import bench, limits_of
 from paradec_jax.evaluate.results import write_table
+from paradec_jax.families import init_params
 from paradec_jax.models import RecurrentDepthNetwork
-from paradec_jax.models.recurrent_depth import init_params
 
 LARGE = RecurrentDepthConfig(
     vocab_size=384, width=1024, heads=16, feed_forward=2816, prelude_layers=1, core_layers=4, coda_layers=1
 )
-COLOURS = {"static": "#0072B2", "official": "#E69F00", "clean": "#009E73"}
+COLOURS = {"static": "#0072B2", "released": "#E69F00", "clean": "#009E73"}
 AXES = {"context": "context [tokens]", "width": "width of the wave W", "batch": "rows"}
 TURNED = {  # a value of every knob that is not its default
     "temperature": 0.7,
@@ -80,7 +75,7 @@ class Options:
     """
 
     shapes: tuple[Literal["tiny", "large"], ...] = ("tiny", "large")
-    decoders: tuple[Literal["static", "official", "clean"], ...] = ("static", "official", "clean")
+    decoders: tuple[Literal["static", "released", "clean"], ...] = ("static", "released", "clean")
     contexts: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
     widths: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
@@ -107,17 +102,25 @@ class Point:
 
 
 def paced(name: str, width: int, inner: int) -> tuple[Any, Any] | None:
-    """A decoder and its knobs, or None for a wave too narrow for the official rule.
+    """A decoder and its knobs, or None for a wave too narrow for the released rule.
 
     The clean wave never calls a state converged by its distance, but always after W r' recurrences: a position
     does r' of them in each of the W steps from the newest slot to the oldest.
     """
     if name == "static":
-        return static(width * inner), None
-    if name == "official":
-        return None if width < 4 else (fixed_wavefront((width - 3) * inner, inner), None)
-    decoder = Wavefront(inner_recurrence=inner, width=width, prefill_recurrence=1, greedy=True)
+        return Static(recurrence=width * inner, greedy=True), None
+    if name == "released":
+        return None if width < 4 else (released_pace((width - 3) * inner, inner), None)
+    decoder = Wavefront(inner_recurrence=inner, window=width, prefill_recurrence=1, greedy=True)
     return decoder, Wavefront.Knobs(exit_threshold=0.0, max_recurrence=width * inner)
+
+
+def released_pace(recurrence: int, inner_recurrence: int) -> ReleasedWavefront:
+    """The released sampler at its own pace, rule "fixed": one token a step, `(r div r' + 2) r'` recurrences each."""
+    window = recurrence // inner_recurrence + 3  # the narrowest that the rule takes
+    return ReleasedWavefront(
+        inner_recurrence=inner_recurrence, window=window, recurrence=recurrence, rule="fixed", greedy=True
+    )
 
 
 def curves(options: Options) -> dict[str, list[Point]]:
@@ -148,7 +151,7 @@ def turn_knobs(network: Any, params: Any, decoder: Any) -> dict[str, Any]:
     bound = decoder.bind(network, 8)
     names = [field.name for field in dataclasses.fields(bound.Knobs)]
     drive.run(bound, params, request, max_steps=4)
-    compiled: Any = drive._run
+    compiled: Any = drive.compiled_run
     before = compiled._cache_size()
     for name in names:
         drive.run(bound, params, request, bound.Knobs(**{name: TURNED[name]}), max_steps=4)
@@ -260,9 +263,9 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> None:
     config = RECURRENT_PRESETS["test-recurrent"]
     network, params = RecurrentDepthNetwork(config), init_params(config, jax.random.key(options.seed))
     turnable = {
-        "static": AutoRegressive(),
-        "official": OfficialWavefront(width=4),
-        "clean": Wavefront(width=4),
+        "static": Static(),
+        "released": ReleasedWavefront(window=4),
+        "clean": Wavefront(window=4),
     }
     turned = [turn_knobs(network, params, turnable[name]) for name in options.decoders]
     for item in turned:

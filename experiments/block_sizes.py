@@ -4,10 +4,10 @@
 
 Cost (figure 4a): seconds of one step over a window of n positions after a context, with random weights of any shape.
 A step is the network's call, the most probable token of each position, and the winner's keys and values written. With
-R rows (the draft and its candidates) the window holds R n positions, and rows do not see each other. A decoder that
-commits c tokens a step is then at most
+R candidates (the draft among them) the window holds R n positions, and candidates do not see each other. A decoder
+that commits c tokens a step is then at most
 
-    c t(1 position) / t(n positions, R rows)
+    c t(1 position) / t(n positions, R candidates)
 
 times as fast as autoregressive decoding: what it does besides, to judge drafts and to make new ones, is not in it.
 Weights are float32 unless `--dtype` says otherwise: a CPU turns bfloat16 weights into float32 inside the timed loop,
@@ -32,14 +32,15 @@ import numpy as np
 import tyro
 from jax import lax
 
-from paradec_jax import AutoRegressive, Jacobi, MultiBlock, load
+from paradec_jax import AutoRegressive, Jacobi, Prefix, load
 from paradec_jax.config import CAUSAL_PRESETS, CausalConfig
-from paradec_jax.decode.base import after
-from paradec_jax.evaluate import Setting, compare, word_problems
+from paradec_jax.decode.machine.candidates import fold_candidates
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.rules.windows import write_after_read
+from paradec_jax.evaluate import compare, word_problems
 from paradec_jax.evaluate.results import write_table
+from paradec_jax.families import init_params
 from paradec_jax.models import CausalNetwork
-from paradec_jax.models.causal import init_params
-from paradec_jax.nn import masks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +49,8 @@ class Options:
 
     Attributes:
       presets: named shapes whose steps are timed; none leaves the cost out.
-      windows: n, positions of a row.
-      rows: R, rows verified in a call.
+      windows: n, positions of a candidate.
+      candidates: R, candidates verified in a call.
       context: cached positions before the window.
       counts: tokens a step for which speed-ups are told.
       steps: steps of a timing, in one compiled loop.
@@ -68,7 +69,7 @@ class Options:
 
     presets: tuple[str, ...] = ("tiny-causal",)
     windows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-    rows: tuple[int, ...] = (1, 4)
+    candidates: tuple[int, ...] = (1, 4)
     context: int = 256
     counts: tuple[int, ...] = (2, 4, 8)
     steps: int = 16
@@ -87,13 +88,13 @@ class Options:
 
 def check(options: Options) -> None:
     """Refuses, before anything is compiled, what cannot be measured. Raises ValueError."""
-    for name in ("windows", "rows", "context", "counts", "steps", "passes", "problems", "batch"):
+    for name in ("windows", "candidates", "context", "counts", "steps", "passes", "problems", "batch"):
         if np.min(getattr(options, name), initial=1) < 1:
             raise ValueError(f"{name} must be at least 1, not {getattr(options, name)}")
     if not options.presets and not options.models:
         raise ValueError("there is nothing to measure: name a preset or a model")
-    if options.presets and not (options.windows and options.rows):
-        raise ValueError("there is nothing to time: name a window and a number of rows")
+    if options.presets and not (options.windows and options.candidates):
+        raise ValueError("there is nothing to time: name a window and a number of candidates")
     if options.models and min(options.blocks, default=0) < 2:
         raise ValueError(f"blocks must be numbers of at least 2, not {options.blocks}")
     if options.presets and options.dtype != "float32" and jax.default_backend() == "cpu":
@@ -111,23 +112,25 @@ def check(options: Options) -> None:
 
 # Cost
 
+ONE_ROW = np.zeros(1, np.uint32)  # nothing is drawn
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=5)
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
 def run_steps(
-    network: CausalNetwork, width: int, rows: int, steps: int, params: Any, cache: Any, tokens: Any, at: Any
+    network: CausalNetwork, count: int, steps: int, params: Any, cache: Any, tokens: Any, at: Any
 ) -> Any:
     """`steps` steps at the same place, each fed what the one before it predicted. `params` are prepared ones."""
-    positions = jnp.tile(at[:, None] + jnp.arange(width), (1, rows))
-    mask = masks.side_by_side(rows, width) if rows > 1 else None
+    width = tokens.shape[1] // count
+    _, positions, mask = fold_candidates(tokens.reshape(len(at), count, width), at)
 
     def step(_: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
         cache, tokens = carry
-        out = network.forward(params, tokens, positions, cache, at, window_mask=mask)
+        out = network.forward(params, tokens, positions, Prefix(cache, at), mask)
         predicted = jnp.argmax(network.logits(params, out.hidden), axis=-1).astype(jnp.int32)
-        # Which row wins is known only after the call, as in a decoder.
-        winner = predicted[:, 0] % rows
-        kv = network.pick(out.kv, winner * width, width) if rows > 1 else out.kv
-        return network.write(cache, kv, after(at, predicted)), predicted
+        # Which candidate wins is known only after the call, as in a decoder.
+        winner = predicted[:, 0] % count
+        kv = network.pick(out.kv, winner * width, width) if count > 1 else out.kv
+        return network.write(cache, kv, write_after_read(at, predicted)), predicted
 
     return lax.fori_loop(0, steps, step, (cache, tokens))
 
@@ -137,16 +140,16 @@ class Compiled:
     """A compiled loop of steps over one window, and what it takes."""
 
     width: int
-    rows: int
+    candidates: int
     compiled: Any
     compile_seconds: float
 
     def seconds(self, network: CausalNetwork, params: Any, context: int, seed: int) -> float:
         """Seconds of one run; buffers are made before the clock starts."""
-        draw = np.random.default_rng(seed).integers(0, network.vocab_size, (1, self.rows * self.width))
+        draw = np.random.default_rng(seed).integers(0, network.vocab_size, (1, self.candidates * self.width))
         arguments = (
             params,
-            network.init_cache(1, context + self.width),
+            network.init_cache(ONE_ROW, context + self.width),
             jnp.asarray(draw, jnp.int32),
             jnp.full(1, context, jnp.int32),
         )
@@ -157,24 +160,24 @@ class Compiled:
 
 
 def compile_steps(
-    network: CausalNetwork, params: Any, width: int, rows: int, context: int, steps: int
+    network: CausalNetwork, params: Any, width: int, count: int, context: int, steps: int
 ) -> Compiled:
     """Compiles the loop of one window; nothing is run."""
-    shapes = jax.eval_shape(lambda: network.init_cache(1, context + width))
-    tokens = jax.ShapeDtypeStruct((1, rows * width), jnp.int32)
+    shapes = jax.eval_shape(lambda: network.init_cache(ONE_ROW, context + width))
+    tokens = jax.ShapeDtypeStruct((1, count * width), jnp.int32)
     start = time.perf_counter()
     lowered = run_steps.lower(
-        network, width, rows, steps, params, shapes, tokens, jax.ShapeDtypeStruct((1,), jnp.int32)
+        network, count, steps, params, shapes, tokens, jax.ShapeDtypeStruct((1,), jnp.int32)
     )
-    return Compiled(width, rows, lowered.compile(), time.perf_counter() - start)
+    return Compiled(width, count, lowered.compile(), time.perf_counter() - start)
 
 
 def cost(name: str, config: CausalConfig, options: Options) -> list[dict[str, Any]]:
-    """One row for each window and number of rows; those of autoregressive decoding (1 position, 1 row) come first."""
+    """One row for each window and number of candidates; that of autoregressive decoding, 1 position, comes first."""
     config = dataclasses.replace(config, dtype=options.dtype, param_dtype=options.dtype)
     network = CausalNetwork(config)
     params = jax.jit(network.prepare)(init_params(config, jax.random.key(options.seed)))
-    pairs = dict.fromkeys([(1, 1), *((n, rows) for rows in options.rows for n in options.windows)])
+    pairs = dict.fromkeys([(1, 1), *((n, count) for count in options.candidates for n in options.windows)])
     programs = [compile_steps(network, params, *pair, options.context, options.steps) for pair in pairs]
     for program in programs:
         program.seconds(network, params, options.context, options.seed)  # the first call is slower
@@ -189,12 +192,12 @@ def cost(name: str, config: CausalConfig, options: Options) -> list[dict[str, An
     found = []
     for i, program in enumerate(programs):
         seconds = statistics.median(a_step[:, i].tolist())
-        work = network.work(1, program.rows * program.width, options.context)
+        work = network.work(1, program.candidates * program.width, options.context)
         found.append(
             {
                 "preset": name,
                 "window": program.width,
-                "rows": program.rows,
+                "candidates": program.candidates,
                 "context": options.context,
                 "microseconds": 1e6 * seconds,
                 "fastest": 1e6 * float(a_step[:, i].min()),
@@ -221,11 +224,11 @@ def speedups(width: int, ratio: float, counts: Sequence[int]) -> dict[str, float
 
 def decoders(block: int) -> dict[str, Setting]:
     """The three decoders of the return at one block size."""
-    spawn = MultiBlock.Knobs(spawn=0.5)
+    spawn = Jacobi.Knobs(spawn=0.5)
     return {
         "Jacobi": Setting("jacobi", Jacobi(block=block)),
-        "running window, candidates": Setting("jacobi", Jacobi(block=block, running=True, rows=4)),
-        "multi-block": Setting("multiblock", MultiBlock(block=block, blocks=2, pool=4), spawn),
+        "running window, candidates": Setting("jacobi", Jacobi(block=block, running=True, candidates=4)),
+        "multi-block": Setting("multiblock", Jacobi(block=block, blocks=2, pool=4), spawn),
     }
 
 
@@ -292,13 +295,13 @@ def plot(costs: Sequence[dict[str, Any]], gains: Sequence[dict[str, Any]], path:
 
 
 def _plot_cost(panel: Any, rows: Sequence[dict[str, Any]]) -> None:
-    """Speed-ups of one preset: a colour for each count, a line style for each number of rows."""
+    """Speed-ups of one preset: a colour for each count, a line style for each number of candidates."""
     counts = [key for key in rows[0] if key.startswith("speedup_")]
-    styles = dict(zip(dict.fromkeys(row["rows"] for row in rows), ("-", "--", ":", "-."), strict=False))
+    styles = dict(zip(dict.fromkeys(row["candidates"] for row in rows), ("-", "--", ":", "-."), strict=False))
     for color, key in enumerate(counts):
         for number, style in styles.items():
-            line = [row for row in rows if row["rows"] == number and row[key] is not None]
-            label = f"{key.removeprefix('speedup_')} tokens a step, {number} row{'s' * (number > 1)}"
+            line = [row for row in rows if row["candidates"] == number and row[key] is not None]
+            label = f"{key.removeprefix('speedup_')} tokens a step, {number} candidate{'s' * (number > 1)}"
             panel.plot(
                 [row["window"] for row in line],
                 [row[key] for row in line],
@@ -334,7 +337,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
                 if key.startswith("speedup_") and row[key] is not None
             )
             print(
-                f"{name}  window {row['window']:4d}  rows {row['rows']:2d}  {row['microseconds']:9.0f} us  {told}"
+                f"{name}  window {row['window']:4d}  candidates {row['candidates']:2d}  "
+                f"{row['microseconds']:9.0f} us  {told}"
             )
             costs.append(row)
     gains: list[dict[str, Any]] = []

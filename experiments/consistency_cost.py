@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import tyro
 
 from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
+from paradec_jax.families import parameter_shapes
 from paradec_jax.io import atomic_write_text
 from paradec_jax.losses import ConsistencyRules, consistency_loss
 from paradec_jax.models import CausalNetwork
-from paradec_jax.models.causal import parameter_shapes
 
 FORMS = {"causal passes": False, "dense mask": True}
 

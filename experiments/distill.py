@@ -29,10 +29,10 @@ from paradec_jax.data.noisy_iterates import Selection, kept
 from paradec_jax.data.pair_batches import PairBucket, pair_batches
 from paradec_jax.data.trajectories import Trajectories, TrajectoryWriter
 from paradec_jax.evaluate import word_problems
+from paradec_jax.families import matrix_axes
 from paradec_jax.io import atomic_write_text
 from paradec_jax.losses.consistency import ConsistencyRules, consistency_loss
 from paradec_jax.losses.next_token import next_token_loss
-from paradec_jax.families import matrix_axes
 from paradec_jax.train import DataIterator, Loss, Metrics, fit, muon
 
 ROWS = 64  # problems decoded together
@@ -182,7 +182,8 @@ def gather(model: Model, place: str | Path, recipe: Recipe, which: int, folder: 
     problems.sort(key=lambda problem: len(problem.solution))  # rows of a batch end at about the same time
     tokens, lengths = encode_prompts(model.tokenizer, problems, spec=model.token_spec)
     size = tokens.shape[1] + recipe.max_new_tokens + -recipe.max_new_tokens % stage.block
-    decoder = Jacobi(block=stage.block, greedy=True).bind(model.network, size, model.token_spec.pad)
+    decoder = Jacobi(block=stage.block, greedy=True).bind(model.network, size, model.token_spec)
+    params = decoder.prepare(model.params)
     batches = [
         np.arange(start, min(start + ROWS, stage.problems)) for start in range(0, stage.problems, ROWS)
     ]
@@ -200,7 +201,7 @@ def gather(model: Model, place: str | Path, recipe: Recipe, which: int, folder: 
                     jax.random.key(recipe.seed + which), filled
                 ),
             )
-            found = collect(decoder, model.params, request, filled.tolist())
+            found = collect(decoder, params, request, filled.tolist())
             for generation in {item.data_id: item for item in found}.values():
                 writer.add(generation)
             writer.flush()

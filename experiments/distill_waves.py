@@ -22,9 +22,9 @@ from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.data.noisy_iterates import Selection, kept
 from paradec_jax.data.pair_batches import pair_batches
 from paradec_jax.data.trajectories import Trajectories
+from paradec_jax.families import matrix_axes
 from paradec_jax.losses import poisson_lognormal, recurrent_consistency_loss, recurrent_loss
 from paradec_jax.losses.consistency import ConsistencyRules
-from paradec_jax.families import matrix_axes
 from paradec_jax.models import deepen_core
 from paradec_jax.train import Loss, Metrics, fit, muon
 

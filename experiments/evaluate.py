@@ -24,15 +24,19 @@ from rich.table import Table
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from paradec_jax import __version__, chat, store
-from paradec_jax.evaluate import Setting, execution, wilson
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.released import ReleasedWavefront
+from paradec_jax.evaluate import execution, wilson
 from paradec_jax.evaluate.benchmarks import BENCHMARKS, Benchmark, Item, Source
 from paradec_jax.evaluate.benchmarks.instruct import INSTRUCT
 from paradec_jax.evaluate.continuations import continuations, prompt_lengths
-from paradec_jax.evaluate.options import DECODERS, choose
+from paradec_jax.evaluate.options import choose
 from paradec_jax.evaluate.results import Results, write_lines
+from paradec_jax.families import FAMILIES
 
 Flag = FlagCreatePairsOff[bool]
 USUAL = {"recurrent_depth": "wavefront", "causal": "jacobi"}  # the decoder of a family unless told otherwise
+RELEASED = {"recurrent_depth": {"released": ReleasedWavefront()}}  # replicas, by family
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,27 +44,26 @@ class Decoding:
     """Settings of decoders; what is left out is as in the decoder's paper.
 
     Attributes:
-      recurrence: recurrences a token (static, speculative), at most (adaptive), of the prompt (official).
-      prefill_recurrence: recurrences of the prompt (wavefront).
-      inner_recurrence: recurrences of a step (wavefront, official).
+      recurrence: recurrences a token (autoregressive, speculative), at most (adaptive), of the prompt (released).
+      prefill_recurrence: recurrences of the prompt (all but released).
+      inner_recurrence: recurrences of a step (wavefront, released).
       draft_recurrence: recurrences of a draft (speculative).
       lookahead: drafts a round (speculative).
-      width: positions of the wave at most (wavefront, official).
-      headway: positions appended a step (wavefront, official).
-      exit_threshold: below it a state has converged (adaptive, wavefront, official).
-      momentum: of the conditioning (wavefront, official).
-      noise: share mixed into the states (wavefront, official).
+      headway: positions appended a step (wavefront, released).
+      exit_threshold: below it a state has converged (adaptive, wavefront, released).
+      momentum: of the conditioning (wavefront, released).
+      noise: share mixed into the states (wavefront, released).
       block: tokens of a block (jacobi, multiblock).
       running: whether the window keeps its full width (jacobi).
       blocks: blocks in flight at most (multiblock).
       spawn: agreement of the newest block that spawns the next one (multiblock).
       pool: earlier iterates that are searched for candidates (jacobi, multiblock).
-      candidate_rows: rows verified in a call, the draft and its candidates (jacobi, multiblock).
+      candidates: candidates verified in a call, the draft among them (jacobi, multiblock).
       acceptance: how drafts are judged when sampling (jacobi, multiblock).
       max_ngram: tokens that are looked up (prompt_lookup).
       num_pred: tokens copied (prompt_lookup).
       level: length of the n-grams (lookahead).
-      window: positions ahead (lookahead).
+      window: positions of the wave at most (wavefront, released); positions ahead (lookahead).
       guesses: n-grams verified in a call (lookahead).
       temperature: 0 takes the most probable token.
       top_p: probability mass kept when sampling.
@@ -71,7 +74,6 @@ class Decoding:
     inner_recurrence: int | None = None
     draft_recurrence: int | None = None
     lookahead: int | None = None
-    width: int | None = None
     headway: int | None = None
     exit_threshold: float | None = None
     momentum: float | None = None
@@ -81,7 +83,7 @@ class Decoding:
     blocks: int | None = None
     spawn: float | None = None
     pool: int | None = None
-    candidate_rows: int | None = None
+    candidates: int | None = None
     acceptance: Literal["coupled", "rejection"] | None = None
     max_ngram: int | None = None
     num_pred: int | None = None
@@ -101,9 +103,9 @@ class Options:
       path: its file.
       out: file of results; an existing one of the same settings is continued.
       model: a model folder or the name of a bundled model.
-      decoder: how to decode: static, adaptive, speculative, wavefront (unless told otherwise) or official for
-        recurrent-depth models; static, jacobi (unless told otherwise), multiblock, prompt_lookup or lookahead for
-        causal ones.
+      decoder: how to decode: autoregressive, adaptive, speculative, wavefront (unless told otherwise) or released
+        (the wavefront of the released program) for recurrent-depth models; autoregressive, jacobi (unless told
+        otherwise), multiblock, prompt_lookup or lookahead for causal ones.
       chat: ask in the model's chat template, without solved examples.
       examples: file whose first rows are the solved examples (gsm8k: the train split).
       shots: solved examples; the benchmark's usual number if left out.
@@ -194,7 +196,7 @@ def decoding_of(model: Any, options: Options) -> Setting:
       ValueError: a decoder of another family, or an option that it does not have.
     """
     name = USUAL[model.family] if options.decoder is None else options.decoder
-    decoders = DECODERS[model.family]
+    decoders = {**FAMILIES[model.family].decoders, **RELEASED.get(model.family, {})}
     if name not in decoders:
         raise ValueError(
             f"--decoder {name} does not suit {options.model} of family {model.family}; it takes one of "
@@ -203,10 +205,7 @@ def decoding_of(model: Any, options: Options) -> Setting:
     given = {field: v for field, v in dataclasses.asdict(options.decoding).items() if v is not None}
     if "recurrence" in given and model.family != "recurrent_depth":
         raise ValueError(f"--recurrence is no option of {options.model}, whose layers are passed once")
-    decoder = decoders[name]
-    if "candidate_rows" in given and hasattr(decoder, "rows"):
-        given["rows"] = given.pop("candidate_rows")  # --rows are prompts here
-    return Setting(name, *choose(name, decoder, options=given))
+    return Setting(name, *choose(name, decoders[name], options=given))
 
 
 def as_messages(model: Any, task: str, items: Sequence[Item]) -> list[Item]:

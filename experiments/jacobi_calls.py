@@ -17,7 +17,7 @@ from rich.table import Table
 
 from convert import qwen2
 from convert.engine import read_json
-from paradec_jax import Jacobi, Lookahead, MultiBlock, PromptLookup, make_request, run
+from paradec_jax import Jacobi, Lookahead, PromptLookup, make_request, run
 from paradec_jax.io import atomic_write_text
 
 BUDGET = 200  # of the recorded runs
@@ -44,20 +44,20 @@ def decoders(n: int) -> list[tuple[str, Any, Any]]:
     """Name, decoder and knobs of each row at block size n."""
 
     def spawn(share: float) -> Any:
-        return MultiBlock.Knobs(spawn=share)
+        return Jacobi.Knobs(spawn=share)
 
     return [
         ("block", Jacobi(block=n), None),
         ("block, pool 4", Jacobi(block=n, pool=4), None),
-        ("block, 3 alternatives", Jacobi(block=n, rows=4), None),
+        ("block, 3 alternatives", Jacobi(block=n, candidates=4), None),
         ("running window", Jacobi(block=n, running=True), None),
         ("running window, pool 4", Jacobi(block=n, running=True, pool=4), None),
-        ("running window, 3 alternatives", Jacobi(block=n, running=True, rows=4), None),
-        ("2 blocks, spawn 0.85, pool 4", MultiBlock(block=n, blocks=2, pool=4), spawn(0.85)),
-        ("2 blocks, spawn 0.5, pool 4", MultiBlock(block=n, blocks=2, pool=4), spawn(0.5)),
-        ("2 blocks, spawn 0, pool 4", MultiBlock(block=n, blocks=2, pool=4), spawn(0.0)),
-        ("2 blocks, spawn 0, 3 alternatives", MultiBlock(block=n, blocks=2, rows=4), spawn(0.0)),
-        ("4 blocks, spawn 0, 3 alternatives", MultiBlock(block=n, blocks=4, rows=4), spawn(0.0)),
+        ("running window, 3 alternatives", Jacobi(block=n, running=True, candidates=4), None),
+        ("2 blocks, spawn 0.85, pool 4", Jacobi(block=n, blocks=2, pool=4), spawn(0.85)),
+        ("2 blocks, spawn 0.5, pool 4", Jacobi(block=n, blocks=2, pool=4), spawn(0.5)),
+        ("2 blocks, spawn 0, pool 4", Jacobi(block=n, blocks=2, pool=4), spawn(0.0)),
+        ("2 blocks, spawn 0, 3 alternatives", Jacobi(block=n, blocks=2, candidates=4), spawn(0.0)),
+        ("4 blocks, spawn 0, 3 alternatives", Jacobi(block=n, blocks=4, candidates=4), spawn(0.0)),
     ]
 
 
@@ -72,17 +72,17 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         for name, length in (("prompts", "prompt_len"), ("outputs", "output_len"))
     )
     network, size = model.network, max(map(len, prompts)) + BUDGET
-    tokens = sum(map(len, outputs))
+    tokens, params = sum(map(len, outputs)), network.prepare(model.params)
     rows: list[dict[str, Any]] = []
     plain = [("prompt lookup", PromptLookup(), None), ("lookahead 5, 7, 7", Lookahead(), None)]
     cases = [(0, *case) for case in plain]
     cases += [(n, *case) for n in options.blocks for case in decoders(n)]
     for n, name, decoder, knobs in cases:
-        calls = []
+        calls, bound = [], decoder.bind(network, size, model.token_spec)
         for seed in range(options.seeds):
             stop = model.token_spec.stop
             request = make_request(prompts, max_new_tokens=BUDGET, stop=stop, seed=seed)
-            result = run(decoder.bind(network, size), model.params, request, knobs)
+            result = run(bound, params, request, knobs)
             if result.completions() != outputs:
                 raise SystemExit(f"{name} at n = {n}, seed {seed} differs from the recorded greedy output")
             calls.append(int(np.sum(np.asarray(result.network_calls) - 1)))

@@ -8,22 +8,24 @@ from collections.abc import Sequence
 
 from studies import Study
 
-from paradec_jax.decode import Jacobi, Lookahead, MultiBlock, PromptLookup
-from paradec_jax.evaluate import Setting
+from paradec_jax.decode import Jacobi, Lookahead, PromptLookup
+from paradec_jax.decode.machine.setting import Setting
 
 BLOCKS = (8, 16, 32)
 SPAWNS = (0.0, 0.5, 0.85)
 
 
-def jacobi(block: int, *, running: bool = False, pool: int = 0, rows: int = 0) -> Setting:
+def jacobi(block: int, *, running: bool = False, pool: int = 0, candidates: int | None = None) -> Setting:
     """Jacobi decoding of one window."""
-    return Setting("jacobi", Jacobi(block=block, running=running, pool=pool, rows=rows))
+    return Setting("jacobi", Jacobi(block=block, running=running, pool=pool, candidates=candidates))
 
 
-def multiblock(block: int, blocks: int, spawn: float, *, pool: int = 0, rows: int = 0) -> Setting:
+def multiblock(
+    block: int, blocks: int, spawn: float | None, *, pool: int = 0, candidates: int | None = None
+) -> Setting:
     """Jacobi decoding of several blocks in flight."""
-    decoder = MultiBlock(block=block, blocks=blocks, pool=pool, rows=rows)
-    return Setting("multiblock", decoder, MultiBlock.Knobs(spawn=spawn))
+    decoder = Jacobi(block=block, blocks=blocks, pool=pool, candidates=candidates)
+    return Setting("multiblock", decoder, Jacobi.Knobs(spawn=spawn))
 
 
 def table() -> list[Setting]:
@@ -32,31 +34,35 @@ def table() -> list[Setting]:
         *(jacobi(n) for n in (16, 32, 64)),
         *(jacobi(n, pool=4) for n in (16, 32)),
         *(multiblock(n, 2, 0.85, pool=4) for n in (16, 32)),  # the released settings but for the block size
-        *(multiblock(n, 2, 0.0, rows=4) for n in (16, 32)),
+        *(multiblock(n, 2, 0.0, candidates=4) for n in (16, 32)),
         *(jacobi(n, running=True) for n in (8, 16, 32)),
-        *(jacobi(16, running=True, rows=rows) for rows in (2, 4)),
+        *(jacobi(16, running=True, candidates=count) for count in (2, 4)),
         Setting("prompt_lookup", PromptLookup()),
         Setting("lookahead", Lookahead()),
     ]
 
 
 def sweep() -> list[Setting]:
-    """Block size, blocks in flight, pool and spawn ratio. A single block is never spawned, so it has one ratio."""
+    """Block size, blocks in flight, pool and spawn ratio. A single block is never spawned, so it has no ratio."""
     return [
         multiblock(n, blocks, spawn, pool=pool)
         for blocks in (1, 2, 3)
-        for spawn in (SPAWNS if blocks > 1 else (0.5,))
+        for spawn in (SPAWNS if blocks > 1 else (None,))
         for n in BLOCKS
         for pool in (0, 2, 4)
     ]
 
 
 def candidates() -> list[Setting]:
-    """Rows verified in a call of a running window: next-best alternatives alone (pool 0), or a pool's first."""
-    alone = [jacobi(16, running=True, rows=rows) for rows in (1, 2, 3, 4, 6, 8)]
+    """Candidates verified in a call of a running window: next-best alternatives alone (pool 0), or a pool's first."""
+    alone = [jacobi(16, running=True, candidates=count) for count in (1, 2, 3, 4, 6, 8)]
     return [
         *alone,
-        *(jacobi(16, running=True, pool=pool, rows=rows) for pool in (2, 4, 8) for rows in (2, 3, 4, 6, 8)),
+        *(
+            jacobi(16, running=True, pool=pool, candidates=count)
+            for pool in (2, 4, 8)
+            for count in (2, 3, 4, 6, 8)
+        ),
     ]
 
 
@@ -66,7 +72,7 @@ def compared(block: int) -> Sequence[Setting]:
         jacobi(block),
         multiblock(block, 2, 0.85, pool=4),
         jacobi(block, running=True),
-        jacobi(block, running=True, rows=2),
+        jacobi(block, running=True, candidates=2),
     ]
 
 
@@ -82,10 +88,10 @@ STUDIES: dict[str, Study] = {
         "grid",
         family="causal",
     ),
-    "jacobi_rows": Study(
+    "jacobi_candidates": Study(
         "Candidates from a pool against next-best alternatives",
         lambda d: candidates(),
-        "rows",
+        "candidates",
         "pool",
         "curves",
         family="causal",

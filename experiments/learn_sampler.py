@@ -31,7 +31,8 @@ from rich.progress import track
 from sampler_loss import HAND, Options, Pool, Theta, batch_of, constrained, draw_pool, make_loss, start
 
 from paradec_jax import Model, Wavefront, load, run
-from paradec_jax.evaluate import Setting, compare, exact_answers, paired, wilson, word_problems
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate import compare, exact_answers, paired, wilson, word_problems
 from paradec_jax.io import atomic_write_text
 
 GRADIENT = 4  # forward passes that a gradient through a checkpointed rollout costs
@@ -115,7 +116,8 @@ def search(model: Model, pool: Pool, options: Options, budget: float) -> dict[st
     """Random schedules, each tried in the discrete sampler on training problems, until the budget is used."""
     assert model.tokenizer is not None
     decoder = dataclasses.replace(sampler(options), greedy=True)
-    decoder = decoder.bind(model.network, pool.texts.shape[1], model.token_spec.pad)
+    decoder = decoder.bind(model.network, pool.texts.shape[1], model.token_spec)
+    params = decoder.prepare(model.params)
     generator = np.random.default_rng([options.seed, 1])
     count = min(options.trial_rows, options.pool)
     trials: list[dict[str, Any]] = []
@@ -124,7 +126,7 @@ def search(model: Model, pool: Pool, options: Options, budget: float) -> dict[st
         rows = generator.choice(options.pool, count, replace=False)
         schedule = draw_schedule(generator, options.ages)
         request = batch_of(model, pool, options, rows)["request"]
-        decoded = run(decoder, model.params, request, knobs_of(schedule))
+        decoded = run(decoder, params, request, knobs_of(schedule))
         texts = [model.tokenizer.decode(ids, skip_special=True) for ids in decoded.completions()]
         exact = exact_answers([pool.problems[i] for i in rows], texts)
         calls, tokens = int(decoded.network_calls.sum()), int(decoded.generated.sum())
@@ -146,7 +148,7 @@ def sampler(options: Options) -> Wavefront:
     """The discrete sampler that everything is measured in."""
     return Wavefront(
         inner_recurrence=options.inner_recurrence,
-        width=options.width,
+        window=options.width,
         prefill_recurrence=options.prefill_recurrence,
     )
 

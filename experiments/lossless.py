@@ -20,7 +20,8 @@ from jacobi_studies import jacobi, multiblock
 from paradec_jax import AutoRegressive, Model, load, make_request, run
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.decode import Request
-from paradec_jax.evaluate import Setting, word_problems
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate import word_problems
 from paradec_jax.io import atomic_write_text
 from paradec_jax.store import fingerprint, names_of
 
@@ -57,14 +58,14 @@ def covering() -> list[Setting]:
         multiblock(8, 4, 0.0),
         jacobi(64),
         jacobi(32, pool=1),
-        jacobi(16, running=True, rows=4),
+        jacobi(16, running=True, candidates=4),
         multiblock(32, 2, 0.5),
         multiblock(8, 3, 0.5, pool=2),
         jacobi(16, pool=4),
         multiblock(4, 4, 0.85, pool=4),
         jacobi(32, running=True, pool=2),
         multiblock(16, 2, 0.85, pool=4),
-        multiblock(16, 3, 0.0, rows=4),
+        multiblock(16, 3, 0.0, candidates=4),
         multiblock(64, 2, 0.5, pool=1),
     ]
 
@@ -93,10 +94,9 @@ def decode(
 ) -> tuple[list[Any], np.ndarray]:
     """Texts (tokens) and network calls of all problems."""
     size, count = requests[0].tokens.shape[1] + options.budget, options.problems
-    decoder = dataclasses.replace(setting.decoder, greedy=True).bind(
-        model.network, size, model.token_spec.pad
-    )
-    found = [run(decoder, model.params, request, setting.knobs) for request in requests]
+    decoder = dataclasses.replace(setting.decoder, greedy=True).bind(model.network, size, model.token_spec)
+    params = decoder.prepare(model.params)
+    found = [run(decoder, params, request, setting.knobs) for request in requests]
     texts = [text for decoded in found for text in decoded.completions()]
     calls = np.concatenate([np.asarray(decoded.network_calls) for decoded in found])
     return texts[:count], calls[:count]

@@ -180,4 +180,4 @@ def _names(choice: str | tuple[str, ...] | None) -> tuple[str, ...]:
 def _told(value: Any) -> str:
     """A value of a choice, or values of several, as text."""
     values = value if isinstance(value, tuple) else (value,)
-    return ", ".join(f"{x:g}" if isinstance(x, float) else f"{x}" for x in values)
+    return ", ".join("-" if x is None else f"{x:g}" if isinstance(x, float) else f"{x}" for x in values)

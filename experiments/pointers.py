@@ -19,9 +19,8 @@ from paradec_jax import store
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.data.pointers import Stage, pointer_batches
+from paradec_jax.families import init_params, matrix_axes
 from paradec_jax.losses import exponential, stepwise_loss
-from paradec_jax.families import init_params
-from paradec_jax.families import matrix_axes
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.train import fit, muon
 

@@ -18,17 +18,16 @@ import matplotlib
 import numpy as np
 import tyro
 
-from paradec_jax import Adaptive, AutoRegressive, Wavefront, load
+from paradec_jax import Adaptive, Static, Wavefront, load
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.data.pointers import PointerProblem, PointerTask
 from paradec_jax.decode import Request, SelfSpeculative, make_request
 from paradec_jax.decode import run as run_decoder
-from paradec_jax.evaluate import Setting, compare, exact_lists, pointer_problems
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate import Case, compare, exact_lists, measure, pointer_problems
 from paradec_jax.evaluate.results import write_table
-from paradec_jax.evaluate.settings import EVERY_STEP
-from paradec_jax.evaluate.throughput import Subject, measure
-from paradec_jax.families import init_params
+from paradec_jax.families import EVERY_STEP, init_params
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.store import Model, names_of
 
@@ -76,9 +75,8 @@ class Options:
 
 def static(recurrence: int, *, baseline: bool = False) -> Setting:
     """One token after another, each at the same recurrence, after a prompt that was read once."""
-    return Setting(
-        "autoregressive", AutoRegressive(recurrence=recurrence, prefill_recurrence=1), baseline=baseline
-    )
+    decoder = Static(recurrence=recurrence, prefill_recurrence=1)
+    return Setting("autoregressive", decoder, baseline=baseline)
 
 
 def adaptive(exit: float, recurrence: int = 32) -> Setting:
@@ -90,7 +88,7 @@ def adaptive(exit: float, recurrence: int = 32) -> Setting:
 def wave(inner: int, width: int, headway: int, exit: float, buckets: tuple[int, ...] = ()) -> Setting:
     """The clean wavefront."""
     decoder = Wavefront(
-        inner_recurrence=inner, width=width, headway=headway, buckets=buckets, prefill_recurrence=1
+        inner_recurrence=inner, window=width, headway=headway, buckets=buckets, prefill_recurrence=1
     )
     return Setting("wavefront", decoder, Wavefront.Knobs(exit_threshold=exit, momentum=0.0))
 
@@ -148,10 +146,10 @@ def by_distance(model: Model, problems: Sequence[PointerProblem], seed: int) -> 
     # Answers have a known length here, and a row that says too little is wrong in what it does not say.
     count = wanted.shape[1] + 1
     request = make_request(tokens, lengths, max_new_tokens=count, stop=(), keys=keys)
-    rows = []
+    rows, params = [], model.network.prepare(model.params)
     for r in RECURRENCES:
-        decoder = static(r).decoder.bind(model.network, tokens.shape[1] + count, model.token_spec.pad)
-        found = np.asarray(run_decoder(decoder, model.params, request).completions())[:, 1:]
+        decoder = static(r).decoder.bind(model.network, tokens.shape[1] + count, model.token_spec)
+        found = np.asarray(run_decoder(decoder, params, request).completions())[:, 1:]
         right = found == wanted
         shares = [
             float(right[distance == d].mean()) if (distance == d).any() else None
@@ -221,11 +219,11 @@ def step_costs(
         config = dataclasses.replace(model.config, width=width, heads=width // 32, feed_forward=2 * width)
         network = RecurrentDepthNetwork(config)
         size = tokens.shape[1] + 1 + answer
-        params = init_params(config, jax.random.key(options.seed))
+        params = network.prepare(init_params(config, jax.random.key(options.seed)))
         seconds = []
         for setting, new, count in sides:
-            subject = Subject(setting.decoder.bind(network, size, model.token_spec.pad), setting.knobs)
-            (speed,) = measure([subject], params, requests(new), passes=options.passes)
+            case = Case(setting.decoder.bind(network, size, model.token_spec), setting.knobs)
+            (speed,) = measure([case], params, requests(new), passes=options.passes)
             seconds.append(count * (speed.seconds - speed.init_seconds) / speed.calls)
         rows.append(
             {

@@ -15,10 +15,11 @@ import numpy as np
 import tyro
 from jax import lax
 
-from paradec_jax import AutoRegressive, load
+from paradec_jax import Static, load
 from paradec_jax.data.batches import encode_prompts
-from paradec_jax.decode import score
-from paradec_jax.evaluate import Setting, compare, wilson, word_problems
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.rules import score
+from paradec_jax.evaluate import compare, wilson, word_problems
 from paradec_jax.io import atomic_write_text
 
 RECURRENCES = (1, 2, 3, 4, 6, 8, 16, 32)
@@ -26,7 +27,7 @@ RECURRENCES = (1, 2, 3, 4, 6, 8, 16, 32)
 
 def accuracy(model, problems, seed: int) -> list[dict]:
     """Exact answers of static decoding at each r, batched."""
-    settings = [Setting(f"r{r}", AutoRegressive(recurrence=r), baseline=r == 16) for r in RECURRENCES]
+    settings = [Setting(f"r{r}", Static(recurrence=r), baseline=r == 16) for r in RECURRENCES]
     rows = compare(model, problems, settings, seed=seed, timed=0).rows
     keys = ("problems", "exact", "interval", "difference", "difference_interval", "equals_greedy")
     return [

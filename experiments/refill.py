@@ -29,15 +29,17 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from paradec_jax import AutoRegressive, Decoded, Request, load, make_request, run, serve, stream
+from paradec_jax import Decoded, Request, Static, load, make_request, run, serve, stream
 from paradec_jax.data.batches import encode_prompts
-from paradec_jax.evaluate import SETTINGS, Setting, Subject, word_problems
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate import Case, word_problems
 from paradec_jax.evaluate.results import write_table
+from paradec_jax.families import FAMILIES
 
 CHOSEN = (
-    Setting("autoregressive", AutoRegressive(recurrence=16)),
-    Setting("autoregressive", AutoRegressive(recurrence=2)),
-    next(s for s in reversed(SETTINGS["recurrent_depth"]) if s.name == "wavefront"),
+    Setting("autoregressive", Static(recurrence=16)),
+    Setting("autoregressive", Static(recurrence=2)),
+    next(s for s in reversed(FAMILIES["recurrent_depth"].settings) if s.name == "wavefront"),
 )
 WAYS = {  # colour and meaning in the plot
     "run": ("#0072B2", "fixed batches, one call each"),
@@ -119,40 +121,40 @@ def batches(everything: Callable[[Any], Request], count: int, rows: int) -> list
     return result
 
 
-def by_run(subject: Subject, params: Any, groups: Sequence[Batch]) -> list[Part]:
+def by_run(case: Case, params: Any, groups: Sequence[Batch]) -> list[Part]:
     """Each batch in one call of `run`."""
     parts = []
     for group in groups:
-        decoded = jax.block_until_ready(run(subject.decoder, params, group.request, subject.knobs))
+        decoded = jax.block_until_ready(run(case.decoder, params, group.request, case.knobs))
         parts.append(Part(decoded, group.count))
     return parts
 
 
-def by_stream(subject: Subject, params: Any, groups: Sequence[Batch], every: int) -> list[Part]:
+def by_stream(case: Case, params: Any, groups: Sequence[Batch], every: int) -> list[Part]:
     """Each batch with a look after every few steps, as `serve` does it, but without refilling."""
     parts = []
     for group in groups:
-        *_, last = stream(subject.decoder, params, group.request, subject.knobs, every=every)
-        parts.append(Part(jax.block_until_ready(subject.decoder.finish(last)), group.count))
+        *_, (last, _) = stream(case.decoder, params, group.request, case.knobs, every=every)
+        parts.append(Part(jax.block_until_ready(case.decoder.finish(last)), group.count))
     return parts
 
 
-def by_serve(subject: Subject, params: Any, whole: Batch, rows: int, every: int) -> list[Part]:
+def by_serve(case: Case, params: Any, whole: Batch, rows: int, every: int) -> list[Part]:
     """All problems through one queue."""
-    served = serve(subject.decoder, params, whole.request, subject.knobs, rows=rows, every=every)
+    served = serve(case.decoder, params, whole.request, case.knobs, rows=rows, every=every)
     return [Part(served.decoded, whole.count, served.steps)]
 
 
-def ways(subject: Subject, params: Any, everything: Callable[[Any], Request], options: Options) -> list[Way]:
+def ways(case: Case, params: Any, everything: Callable[[Any], Request], options: Options) -> list[Way]:
     """All ways of one decoder; the first is every problem alone."""
     whole = Batch(everything(np.arange(options.problems)), options.problems)
     found = []
     for rows in sorted({1, *options.rows}):
         groups = batches(everything, options.problems, rows)
-        found.append(Way("run", rows, functools.partial(by_run, subject, params, groups)))
+        found.append(Way("run", rows, functools.partial(by_run, case, params, groups)))
         if rows in options.rows:
-            fixed = functools.partial(by_stream, subject, params, groups, options.every)
-            queue = functools.partial(by_serve, subject, params, whole, rows, options.every)
+            fixed = functools.partial(by_stream, case, params, groups, options.every)
+            queue = functools.partial(by_serve, case, params, whole, rows, options.every)
             found += [Way("fixed", rows, fixed), Way("queue", rows, queue)]
     return found
 
@@ -305,10 +307,9 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     with Progress(*columns, console=Console(stderr=True)) as progress:
         for setting in CHOSEN:
             decoder = dataclasses.replace(setting.decoder, greedy=True)
-            decoder = decoder.bind(
-                model.network, tokens.shape[1] + options.max_new_tokens, model.token_spec.pad
-            )
-            found = ways(Subject(decoder, setting.knobs), model.params, everything, options)
+            decoder = decoder.bind(model.network, tokens.shape[1] + options.max_new_tokens, model.token_spec)
+            params = decoder.prepare(model.params)
+            found = ways(Case(decoder, setting.knobs), params, everything, options)
             label = f"{setting.name}, {setting.label()}"
             task = progress.add_task(label, total=len(found) * (options.passes + 1))
 

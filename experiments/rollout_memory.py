@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import tyro
 
-from paradec_jax import RECURRENT_PRESETS, SoftWavefront, make_request, rollout
+from paradec_jax import SoftWavefront, make_request, rollout
+from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.evaluate.results import write_table
-from paradec_jax.models.recurrent_depth import parameter_shapes
+from paradec_jax.families import parameter_shapes
 from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
 
 GROUPS = ("one segment", "sqrt(n) segments", "n segments")
@@ -48,9 +49,10 @@ class Options:
     figure: Path = Path("experiments/figures/rollout_memory.png")
 
 
-def motion(state: Any) -> jax.Array:
+def motion(state: Any, info: Any) -> jax.Array:
     """Records one number of each step, so that the record itself takes no room."""
-    return jnp.sum(jnp.square(state.refined))
+    del state
+    return jnp.sum(jnp.square(info.refined))
 
 
 def gradient_bytes(options: Options, n: int, segment: int) -> int:
@@ -61,7 +63,7 @@ def gradient_bytes(options: Options, n: int, segment: int) -> int:
     decoder = SoftWavefront(
         RecurrentDepthNetwork(config),
         size,
-        width=options.width,
+        window=options.width,
         inner_recurrence=options.inner_recurrence,
         prefill_recurrence=1,
         greedy=True,

@@ -10,8 +10,9 @@ import numpy as np
 
 from paradec_jax import Model, SoftWavefront, make_request, rollout
 from paradec_jax.data.batches import encode_prompts
-from paradec_jax.decode import score, stop
-from paradec_jax.decode.sampling import log_probability
+from paradec_jax.decode.rules import score
+from paradec_jax.decode.rules.sampling import log_probability
+from paradec_jax.decode.rules.windows import window
 from paradec_jax.evaluate import word_problems
 
 Theta = dict[str, Any]  # unconstrained momentum, noise and exit_threshold, [K] each
@@ -147,7 +148,7 @@ def make_loss(model: Model, pool: Pool, options: Options) -> Any:
     decoder = SoftWavefront(
         network,
         pool.texts.shape[1],
-        width=width,
+        window=width,
         inner_recurrence=options.inner_recurrence,
         prefill_recurrence=options.prefill_recurrence,
         relaxation=options.relaxation,
@@ -159,9 +160,9 @@ def make_loss(model: Model, pool: Pool, options: Options) -> Any:
         """States after r recurrences along the right texts, [B, S, D]."""
         positions = jnp.broadcast_to(jnp.arange(texts.shape[1]), texts.shape)
         view = network.view(positions)
-        e, window = network.embed(params, texts, view, network.empty_window(*texts.shape))
+        e, kv = network.embed(params, texts, view, network.empty_window(*texts.shape))
         state = network.initial_state(jax.vmap(lambda key: jax.random.split(key, texts.shape[1]))(keys))
-        return network.recur(params, state, e, view, window, network.recurrence)[0]
+        return network.recur(params, state, e, view, kv, network.recurrence)[0]
 
     def loss(theta: Theta, params: Any, batch: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         request, texts = batch["request"], jnp.pad(batch["texts"], room)
@@ -170,22 +171,21 @@ def make_loss(model: Model, pool: Pool, options: Options) -> Any:
             states = jnp.pad(teacher(params, batch["texts"], request.keys), (*room, (0, 0)))
         at = jnp.arange(texts.shape[1])
 
-        def record(state: Any) -> Any:
-            progress = state.progress
-            first = progress.length - state.committed - 1
+        def record(state: Any, info: Any) -> Any:
+            rows = state.rows
+            first = rows.length - info.committed - 1
             positions = first[:, None] + jnp.arange(width)
             answer = (at >= request.lengths[:, None]) & (at <= first[:, None])
-            wrong = (progress.tokens[:, : texts.shape[1]] != texts[:, : progress.tokens.shape[1]]) & answer[
-                :, : progress.tokens.shape[1]
-            ]
+            common = min(rows.tokens.shape[1], texts.shape[1])
+            wrong = (rows.tokens[:, :common] != texts[:, :common]) & answer[:, :common]
             counts = (positions < batch["ends"][:, None] - 1) & ~jnp.any(wrong, axis=1)[:, None]
             if states is not None:
-                losses = score.latent_change(stop.window(states, first, width), state.refined)
+                losses = score.latent_change(window(states, first, width), info.refined)
             else:
-                logits = network.logits(params, state.hidden)
-                losses = -log_probability(logits, stop.window(texts, first + 1, width))
-            leaving = state.leaving * counts
-            return jnp.sum(leaving * losses), jnp.sum(leaving), jnp.sum(state.staying * counts)
+                logits = network.logits(params, info.hidden)
+                losses = -log_probability(logits, window(texts, first + 1, width))
+            leaving = info.leaving * counts
+            return jnp.sum(leaving * losses), jnp.sum(leaving), jnp.sum(info.staying * counts)
 
         knobs = decoder.Knobs(
             **constrained(theta),

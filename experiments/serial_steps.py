@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import tyro
 
-from paradec_jax import RECURRENT_PRESETS, Wavefront, make_request
-from paradec_jax.evaluate.bench import fixed_wavefront, static
+from paradec_jax import Static, Wavefront, make_request
+from paradec_jax.config import RECURRENT_PRESETS
+from paradec_jax.decode.released import ReleasedWavefront
 from paradec_jax.evaluate.step_trace import schedule
 from paradec_jax.io import atomic_write_text
 from paradec_jax.testing import StubNetwork
@@ -48,18 +49,23 @@ def paced_wavefront(recurrence: int, inner_recurrence: int) -> tuple[Wavefront, 
 
     It keeps that pace as long as no candidate changes.
     """
-    width = recurrence // inner_recurrence
+    window = recurrence // inner_recurrence
     decoder = Wavefront(
-        inner_recurrence=inner_recurrence, width=width, prefill_recurrence=recurrence, greedy=True
+        inner_recurrence=inner_recurrence, window=window, prefill_recurrence=recurrence, greedy=True
     )
     return decoder, Wavefront.Knobs(exit_threshold=0.0, momentum=0.0, max_recurrence=recurrence)
 
 
-def subjects(recurrence: int) -> list[tuple[str, int, Any, Any]]:
+def cases(recurrence: int) -> list[tuple[str, int, Any, Any]]:
     """Name, inner recurrence, decoder and knobs; the released sampler gives a token (r div r' + 2) r' recurrences."""
-    rows: list[tuple[str, int, Any, Any]] = [("autoregressive", recurrence, static(recurrence), None)]
+    rows: list[tuple[str, int, Any, Any]] = [
+        ("autoregressive", recurrence, Static(recurrence=recurrence, greedy=True), None)
+    ]
     for inner in (i for i in range(1, recurrence + 1) if recurrence % i == 0):
-        released = fixed_wavefront(recurrence, inner)
+        window = recurrence // inner + 3
+        released = ReleasedWavefront(
+            inner_recurrence=inner, window=window, recurrence=recurrence, rule="fixed", greedy=True
+        )
         rows.append(("wavefront", inner, *paced_wavefront(recurrence, inner)))
         rows.append(("released, fixed", inner, released, released.Knobs(noise=0.0, momentum=0.0)))
     return rows
@@ -75,7 +81,7 @@ def decoding(preset: str, recurrence: int, new_tokens: int) -> list[dict[str, An
     network = StubNetwork(errs=False, recurrence=recurrence, max_length=8 * (recurrence + new_tokens))
     request = make_request(np.ones((1, 4), np.int32), max_new_tokens=new_tokens + 1)
     rows = []
-    for name, inner, decoder, knobs in subjects(recurrence):
+    for name, inner, decoder, knobs in cases(recurrence):
         steps = schedule(decoder.bind(network, 5 + new_tokens), None, request, knobs)
         serial, first = np.cumsum(steps.recurrences), steps.until(1) - 1
         outside = config.prelude_layers + config.coda_layers

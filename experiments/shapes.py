@@ -13,12 +13,12 @@ import jax
 import numpy as np
 import tyro
 
-from paradec_jax import RECURRENT_PRESETS, AutoRegressive, Wavefront, make_request
-from paradec_jax.evaluate.settings import EVERY_STEP
-from paradec_jax.evaluate.throughput import Subject, measure
+from paradec_jax import Static, Wavefront, make_request
+from paradec_jax.config import RECURRENT_PRESETS
+from paradec_jax.evaluate import Case, measure
+from paradec_jax.families import EVERY_STEP, init_params
 from paradec_jax.io import atomic_write_text
 from paradec_jax.models import RecurrentDepthNetwork
-from paradec_jax.models.recurrent_depth import init_params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,21 +65,20 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             core_layers=layers,
         )
         network = RecurrentDepthNetwork(config)
-        params = init_params(config, jax.random.key(0))
-        subjects = {
-            f"r {r}": Subject(AutoRegressive(network, size, recurrence=r, greedy=True))
-            for r in options.recurrences
+        params = network.prepare(init_params(config, jax.random.key(0)))
+        cases = {
+            f"r {r}": Case(Static(network, size, recurrence=r, greedy=True)) for r in options.recurrences
         }
         for inner, wave in options.waves:
             decoder = Wavefront(
-                network, size, inner_recurrence=inner, width=wave, prefill_recurrence=2, greedy=True
+                network, size, inner_recurrence=inner, window=wave, prefill_recurrence=2, greedy=True
             )
             knobs = Wavefront.Knobs(exit_threshold=EVERY_STEP, max_wavefront=wave)
-            subjects[f"wave {inner} x {wave}"] = Subject(decoder, knobs)
-        speeds = measure(list(subjects.values()), params, [request], passes=options.passes)
+            cases[f"wave {inner} x {wave}"] = Case(decoder, knobs)
+        speeds = measure(list(cases.values()), params, [request], passes=options.passes)
         times = {
             name: 1e6 * (speed.seconds - speed.init_seconds) / speed.calls
-            for name, speed in zip(subjects, speeds, strict=True)
+            for name, speed in zip(cases, speeds, strict=True)
         }
         row = {
             "width": width,

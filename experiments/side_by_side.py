@@ -16,7 +16,8 @@ import tyro
 from jacobi_studies import compared
 
 from paradec_jax import AutoRegressive, load
-from paradec_jax.evaluate import Setting, compare, paired, word_problems
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate import compare, paired, word_problems
 from paradec_jax.evaluate.results import write_table
 from paradec_jax.store import names_of
 

@@ -19,7 +19,8 @@ import numpy as np
 import tyro
 from bench import LARGE, paced
 
-from paradec_jax import RECURRENT_PRESETS, make_request
+from paradec_jax import make_request
+from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.evaluate.bench import Programs, compile_once
 from paradec_jax.evaluate.results import write_table
 from paradec_jax.families import init_params
@@ -58,7 +59,7 @@ class Options:
     """
 
     shape: str = "tiny-recurrent"
-    decoders: tuple[Literal["static", "official", "clean"], ...] = ("static", "clean")
+    decoders: tuple[Literal["static", "released", "clean"], ...] = ("static", "clean")
     widths: tuple[int, ...] = (1, 3, 8)
     inner_recurrence: int = 1
     context: int = 128
@@ -141,7 +142,7 @@ def profile(network: Any, params: Any, name: str, width: int, options: Options) 
     prompt = np.random.default_rng(options.seed).integers(0, network.vocab_size, (1, options.context))
     request = make_request(prompt, max_new_tokens=options.tokens, seed=options.seed)
     bound = decoder.bind(network, options.context + options.tokens)
-    programs = compile_once(bound, params, request, knobs)
+    programs = compile_once(bound, bound.prepare(params), request, knobs)
     timings = [programs.time() for _ in range(options.passes + 1)][1:]
     plain = min(timing.loop - timing.idle for timing in timings) / timings[0].steps
     steps = options.passes * timings[0].steps

@@ -11,9 +11,11 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paradec_jax.decode import Adaptive, AutoRegressive, OfficialWavefront, SelfSpeculative, Wavefront
-from paradec_jax.evaluate import Setting
-from paradec_jax.evaluate.settings import EVERY_STEP
+from paradec_jax.decode import Adaptive, AutoRegressive, SelfSpeculative, Static, Wavefront
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.decode.recurrent.noise import NOISE_MIXINGS, NOISE_SCHEDULES
+from paradec_jax.decode.released import ReleasedWavefront
+from paradec_jax.families import EVERY_STEP
 
 INNER = (1, 2, 4, 8)
 
@@ -63,9 +65,9 @@ class Study:
 
     def settings(self, depth: Depth) -> tuple[Setting, ...]:
         """The rows, static decoding at the model's default first."""
-        recurrence = depth.default if self.family == "recurrent_depth" else None
-        static = Setting("autoregressive", AutoRegressive(recurrence=recurrence), baseline=True)
-        return (static, *self.others(depth))
+        recurrent = self.family == "recurrent_depth"
+        decoder = Static(recurrence=depth.default) if recurrent else AutoRegressive()
+        return (Setting("autoregressive", decoder, baseline=True), *self.others(depth))
 
 
 def wave(
@@ -73,22 +75,26 @@ def wave(
     width: int,
     *,
     headway: int = 1,
-    noise_mixer: str = "dampened",
+    noise_schedule: str = "dampened",
+    noise_mixing: str = "linear",
     **knobs: Any,
 ) -> Setting:
     """The clean wavefront."""
     decoder = Wavefront(
         inner_recurrence=inner,
-        width=width,
+        window=width,
         headway=headway,
-        noise_mixer=noise_mixer,
+        noise_schedule=noise_schedule,
+        noise_mixing=noise_mixing,
     )
     return Setting("wavefront", decoder, Wavefront.Knobs(**knobs))
 
 
-def multi_token(width: int, headway: int, carry: bool = False, exit: float = EVERY_STEP) -> Setting:
+def multi_token(width: int, headway: int, warm_start: bool = False, exit: float = EVERY_STEP) -> Setting:
     """A wave of one recurrence that may commit several tokens a step."""
-    decoder = Wavefront(inner_recurrence=1, width=width, headway=headway, carry=carry, prefill_recurrence=1)
+    decoder = Wavefront(
+        inner_recurrence=1, window=width, headway=headway, warm_start=warm_start, prefill_recurrence=1
+    )
     return Setting("wavefront", decoder, Wavefront.Knobs(exit_threshold=exit, momentum=0.0))
 
 
@@ -101,14 +107,14 @@ def released(
     **knobs: Any,
 ) -> Setting:
     """The wavefront as it was released, without its default noise unless told otherwise."""
-    decoder = OfficialWavefront(inner_recurrence=inner, width=width, rule=rule, continuous=continuous)
+    decoder = ReleasedWavefront(inner_recurrence=inner, window=width, rule=rule, continuous=continuous)
     knobs = {"noise": 0.0, "max_wavefront": width} | knobs
-    return Setting("official", decoder, OfficialWavefront.Knobs(**knobs))
+    return Setting("released", decoder, ReleasedWavefront.Knobs(**knobs))
 
 
 def static(recurrence: int, **choices: Any) -> Setting:
     """Sequential decoding at a fixed recurrence."""
-    return Setting("autoregressive", AutoRegressive(recurrence=recurrence, **choices))
+    return Setting("autoregressive", Static(recurrence=recurrence, **choices))
 
 
 def table1(depth: Depth) -> list[Setting]:
@@ -128,7 +134,7 @@ def table1(depth: Depth) -> list[Setting]:
     ]
 
 
-def official_against_clean(depth: Depth) -> list[Setting]:
+def released_against_clean(depth: Depth) -> list[Setting]:
     """The released rule and the clean one at the same knobs, and the released freezing rules."""
     pairs = itertools.product((1, 2, 4), (0.03, 0.1, 0.4))
     both = [
@@ -161,7 +167,7 @@ STUDIES: dict[str, Study] = {
         "Static decoding and the wavefront (Table 2)",
         lambda d: [wave(4, d.width(4)), wave(1, 3, exit_threshold=0.1)],
     ),
-    "official": Study("The released rule against the clean one", official_against_clean),
+    "released": Study("The released rule against the clean one", released_against_clean),
     "inner_exit": Study(
         "Inner recurrence and exit threshold",
         lambda d: [
@@ -207,14 +213,17 @@ STUDIES: dict[str, Study] = {
         "inner_recurrence",
         "curves",
     ),
-    "noise_mixer": Study(
-        "Schedule of the noise",
-        lambda d: [wave(1, d.width(1), noise=0.2, noise_mixer=m) for m in ("dampened", "constant", "sqrt")],
+    "noise_kinds": Study(
+        "Schedule and mixing of the noise",
+        lambda d: [
+            wave(1, d.width(1), noise=0.2, noise_schedule=schedule, noise_mixing=mixing)
+            for schedule, mixing in itertools.product(NOISE_SCHEDULES, NOISE_MIXINGS)
+        ],
     ),
     "width": Study(
         "Width of the wavefront",
         lambda d: [wave(i, w, exit_threshold=e) for i, e in ((1, 0.1), (4, 0.03)) for w in d.widths],
-        "width",
+        "window",
         "inner_recurrence",
         "curves",
     ),
@@ -237,14 +246,16 @@ STUDIES: dict[str, Study] = {
             static(2),
             *(multi_token(w, h) for w in (2, 4, 6, 8, 12, 16) for h in (1, 2, 4, 8, 16) if h <= w),
         ],
-        "width",
+        "window",
         "headway",
         "curves",
     ),
-    "carry": Study(
+    "warm_start": Study(
         "Whether states outlive the tokens that they were computed from",
         lambda d: [
-            multi_token(8, 8, carry=c, exit=e) for c in (True, False) for e in (0.1, 0.4, 1.6, EVERY_STEP)
+            multi_token(8, 8, warm_start=w, exit=e)
+            for w in (True, False)
+            for e in (0.1, 0.4, 1.6, EVERY_STEP)
         ],
     ),
     "init_scale": Study(

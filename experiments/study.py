@@ -24,8 +24,8 @@ from studies import Depth, Study
 
 from paradec_jax import load, store
 from paradec_jax.data.word_problems import WordProblem
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import (
-    Setting,
     compare,
     exact_answers,
     exact_lists,

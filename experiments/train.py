@@ -17,12 +17,11 @@ import jax.numpy as jnp
 import tyro
 
 from paradec_jax import store
-from paradec_jax.config import PRESETS, RecurrentDepthConfig
+from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.data import build_tokenizer, token_spec, word_problem_batches
 from paradec_jax.data.batches import Bucket, Mixture
+from paradec_jax.families import PRESETS, init_params, matrix_axes
 from paradec_jax.losses import exponential, next_token_loss, poisson_lognormal, recurrent_loss
-from paradec_jax.families import init_params
-from paradec_jax.families import matrix_axes
 from paradec_jax.models import CausalNetwork, RecurrentDepthNetwork
 from paradec_jax.train import fit, muon
 
@@ -41,7 +40,7 @@ class Recipe:
 
     Attributes:
       name: of the run and its folder.
-      preset: model shape, a name of `paradec_jax.config.PRESETS`.
+      preset: model shape, a name of `paradec_jax.PRESETS`.
       start: a model folder or the name of a bundled model whose weights the run starts from; random ones if None.
       draw: distribution of the recurrence, "poisson_lognormal" or "exponential".
       steps: updates.

@@ -22,13 +22,13 @@ import numpy as np
 import tyro
 from jaxtyping import Array, Float, Int
 
-from paradec_jax import RECURRENT_PRESETS
+from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.evaluate import work
 from paradec_jax.evaluate.programs import Compiled, timed
 from paradec_jax.evaluate.results import write_table
+from paradec_jax.families import init_params
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.models.recurrent_cache import RecurrentKV
-from paradec_jax.models.recurrent_depth import init_params
 from paradec_jax.nn import masks
 from paradec_jax.nn.attention import MASKED, attend
 from paradec_jax.nn.cache import KV
@@ -113,12 +113,12 @@ def read_wide(
     position = jnp.arange(length * copies)
     position = jnp.broadcast_to(position // copies if shared else position, wide.shape)
     mask = RULES[variant](length, copies) if variant in RULES else masks.causal(length)
-    view = network.view(position, window_mask=mask)
+    view = network.view(position, mask=mask)
     e, window = network.embed(params, wide, view, network.empty_window(*wide.shape))
     for i in range(recurrence * factor if variant == "depth" else recurrence):
         state, window = network.iterate(params, state, e, view, window, i)
-    hidden, window = network.readout(params, state, view, window)
-    return hidden[:, copies - 1 :: copies], window
+    out = network.readout(params, state, view, window)
+    return out.hidden[:, copies - 1 :: copies], out.kv
 
 
 def gathered_kv_share(q: Float[Array, "B H W C"], keys: KV, copies: int) -> Float[Array, "B H W C"]:

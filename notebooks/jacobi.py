@@ -19,8 +19,8 @@
 # the block an *iterate*. After at most as many iterations as tokens the block is what the model would have written one by
 # one.
 #
-# A plain model gains little: behind a wrong token it says nonsense. A model that was *distilled* on its own iterates
-# has learned to say the right thing behind wrong tokens. This notebook draws both, as figure 2 of Jacobi Forcing does.
+# A plain model gains little: after a wrong token it says nonsense. A model that was *distilled* on its own iterates
+# has learned to say the right thing after wrong tokens. This notebook draws both, as figure 2 of Jacobi Forcing does.
 # It needs two causal models of one task and no accelerator. Run it as a notebook
 # (`jupytext --to notebook --execute notebooks/jacobi.py`) or as a script (`python notebooks/jacobi.py`).
 
@@ -38,7 +38,7 @@ import paradec_jax as pd
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.evaluate import word_problems
-from paradec_jax.models.causal import init_params
+from paradec_jax.families import init_params
 
 # %% [markdown]
 # What can be set from outside: the two models (folders, or names of bundled models), the size of a block, how many
@@ -80,8 +80,8 @@ print(problems[0].prompt)
 # %% [markdown]
 # ## The rule
 #
-# Let $x$ be the newest committed token and $d_1 \ldots d_{n-1}$ guesses of those behind it. One call gives the
-# model's own choice $g_i$ behind every token it was fed:
+# Let $x$ be the newest committed token and $d_1 \ldots d_{n-1}$ guesses of those after it. One call gives the
+# model's own choice $g_i$ after every token it was fed:
 #
 # $$ g_0 = \arg\max p(\cdot \mid \ldots, x), \qquad g_i = \arg\max p(\cdot \mid \ldots, x, d_1 \ldots d_i). $$
 #
@@ -90,10 +90,10 @@ print(problems[0].prompt)
 # 2. *Commit* $g_0 \ldots g_m$, which are $m + 1$ tokens: the **fast-forward count** of this iteration.
 # 3. *Draft.* $g_{m+1}, g_{m+2}, \ldots$ are the new guesses.
 #
-# A guess may be right before its turn, behind another one that is still wrong. If it then stays right until it is
+# A guess may be right before its turn, after another one that is still wrong. If it then stays right until it is
 # committed, it is **stationary**, and neighbours of that kind are a stationary $n$-gram. A plain model has few of
 # them; they are what distillation teaches, and what lets one iteration commit many tokens at once. The rule is that of
-# `paradec_jax/decode/jacobi.py`, with blocks that are finished before the next one begins.
+# `paradec_jax/decode/causal/jacobi.py`, with blocks that are finished before the next one begins.
 
 
 # %%
@@ -101,40 +101,37 @@ def watch(model):
     """Decodes all problems and lines up the iterates of each with positions of its text."""
     tokens, lengths = encode_prompts(model.tokenizer, problems, spec=model.token_spec)
     request = pd.make_request(tokens, lengths, max_new_tokens=TOKENS, stop=model.token_spec.stop)
-    decoder = pd.Jacobi(block=BLOCK, greedy=True).bind(
-        model.network, tokens.shape[1] + TOKENS, model.token_spec.pad
-    )
+    decoder = pd.Jacobi(block=BLOCK, greedy=True)
+    decoder = decoder.bind(model.network, tokens.shape[1] + TOKENS, model.token_spec)
+    params = decoder.prepare(model.params)
     states = []
-    for state in pd.stream(decoder, model.params, request):
-        fields = state.progress.length, state.draft, state.horizon
+    for state, _ in pd.stream(decoder, params, request):
+        fields = state.rows.length, decoder.drafts(state), state.window_end
         states.append([np.asarray(field) for field in fields])
     decoded = decoder.finish(state)
-    length, draft, horizon = (np.stack(field) for field in zip(*states, strict=True))
-    alone = pd.run(
-        pd.AutoRegressive(greedy=True).bind(model.network, decoder.size, model.token_spec.pad),
-        model.params,
-        request,
-    )
+    length, draft, window_end = (np.stack(field) for field in zip(*states, strict=True))
+    one_by_one = pd.AutoRegressive(greedy=True).bind(model.network, decoder.size, model.token_spec)
+    alone = pd.run(one_by_one, params, request)
     texts = decoded.completions()
     return SimpleNamespace(
-        rows=[iterates(texts[i], lengths[i], length[:, i], draft[:, i], horizon[:, i]) for i in range(PROBLEMS)],
+        rows=[iterates(texts[i], lengths[i], length[:, i], draft[:, i], window_end[:, i]) for i in range(PROBLEMS)],
         calls=np.asarray(decoded.network_calls),
         same=texts == alone.completions(),
     )
 
 
 # %% [markdown]
-# Positions are counted from the first token behind the prompt. Iteration 0 is the call that reads the prompt: it
+# Positions are counted from the first token after the prompt. Iteration 0 is the call that reads the prompt: it
 # commits one token and gives the first guesses. For each text:
 #
 # - `boundary[t]`: tokens committed after iteration $t$.
 # - `seen[t, p]`: the token at position $p$ after iteration $t$, committed or guessed, or $-1$ beyond the block.
 # - `in_line[t, p]`: a right guess with nothing wrong before it, to be accepted in the next iteration.
-# - `stationary[t, p]`: a right guess behind a wrong one, which stays right until it is committed.
+# - `stationary[t, p]`: a right guess after a wrong one, which stays right until it is committed.
 
 
 # %%
-def iterates(text, start, length, draft, horizon):
+def iterates(text, start, length, draft, window_end):
     """What became of every position of one text in every iteration."""
     final, count = np.asarray(text), len(text)
     last = int(np.argmax(length == start + count))  # the iteration of the last token
@@ -142,7 +139,7 @@ def iterates(text, start, length, draft, horizon):
     seen = np.full((last + 1, count), -1)
     for t in range(last + 1):
         seen[t, : boundary[t]] = final[: boundary[t]]
-        front = min(horizon[t] - start, count)
+        front = min(window_end[t] - start, count)
         if t < last:
             seen[t, boundary[t] : front] = draft[t, : max(front - boundary[t], 0)]
     committed = np.arange(count) < boundary[:, None]
@@ -194,7 +191,7 @@ MEANINGS = {
     "new": "committed in this iteration",
     "committed": "committed before",
     "in_line": "right, next in line",
-    "stationary": "stationary: right behind a wrong one, to the end",
+    "stationary": "stationary: right after a wrong one, to the end",
     "wrong": "wrong, or right by accident",
 }
 
@@ -235,7 +232,7 @@ def draw_map(axis, model, row, positions):
     for border in range(BLOCK, positions, BLOCK):
         axis.axvline(border - 0.5, color="0.3", lw=1)
     axis.set_xlim(-0.5, positions - 0.5)
-    axis.set_xlabel("position behind the prompt (lines: borders of blocks)")
+    axis.set_xlabel("position after the prompt (lines: borders of blocks)")
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
     return lines
@@ -309,5 +306,5 @@ for name, run in runs.items():
 #
 # - `JACOBI_BLOCK=32`: larger blocks have more room for stationary guesses, and cost more a call.
 # - `pd.Jacobi(block=16, running=True)`: the window is filled up after every iteration instead of shrinking.
-# - `rows=4`: the draft and three other guesses of its first token are verified in the same call.
-# - `pd.MultiBlock()`: the next block is drafted while this one is verified.
+# - `candidates=4`: the draft and three other guesses of its first token are verified in the same call.
+# - `pd.Jacobi(blocks=2)`: the next block is drafted while this one is verified.

@@ -65,15 +65,15 @@ FIGURES = os.environ.get("WAVEFRONT_FIGURES", "")  # a folder; nothing is writte
 #    $$ \delta_i = \frac{\lVert s_i - s_i^{\text{before}} \rVert}{\lVert s_i \rVert}. $$
 #    A slot has *converged* when $\delta_i < \varepsilon$. The predictions of slots $0 \ldots k - 1$ are committed,
 #    where $k$ is the largest number for which all these slots have converged **and** each of their candidates is
-#    still the one that its neighbour predicts. So nothing is committed behind something that still moves.
-# 5. *Advance.* The window moves on by $k$ positions, and one new position joins in front, with a random state.
+#    still the one that its neighbour predicts. So nothing is committed after something that still moves.
+# 5. *Advance.* The window moves on by $k$ positions, and one new position joins after the others, with a random state.
 #
 # If $k = 1$ in every step, a token costs one network call of $r'$ recurrences, whatever depth a position needs.
-# The rule is that of `paradec_jax/decode/wavefront.py`; it follows Algorithm 2 and Eq. 3 of arXiv 2510.14961.
+# The rule is that of `paradec_jax/decode/recurrent/wavefront.py`; it follows Algorithm 2 and Eq. 3 of arXiv 2510.14961.
 
 # %%
 model = pd.load("tiny-recurrent")
-decoder = pd.Wavefront(inner_recurrence=1, width=WIDTH, prefill_recurrence=16, greedy=True)
+decoder = pd.Wavefront(inner_recurrence=1, window=WIDTH, prefill_recurrence=16, greedy=True)
 EPSILON = 0.01
 knobs = pd.Wavefront.Knobs(exit_threshold=EPSILON, momentum=0.0)
 
@@ -83,30 +83,30 @@ question = (
 )
 prompt = [model.token_spec.bos, *model.tokenizer.encode(question)]
 request = pd.make_request([prompt], max_new_tokens=TOKENS, stop=model.token_spec.stop)
-decoder = decoder.bind(model.network, len(prompt) + TOKENS, model.token_spec.pad)
+decoder = decoder.bind(model.network, len(prompt) + TOKENS, model.token_spec)
+params = decoder.prepare(model.params)
 
 
 # %% [markdown]
-# `trace` does a fixed number of steps and keeps whatever a function takes from the state after each of them. The
-# steps stay one compiled loop; the record comes back with one more axis in front. A row that has stopped does not
+# `trace` does a fixed number of steps and keeps whatever a function takes of the state after each of them and of
+# what the step says of itself. The steps stay one compiled loop; the record has one axis more, the steps. A row that has stopped does not
 # move, so it does no harm to ask for more steps than are needed.
 
 
 # %%
-def record(state):
+def record(state, info):
     """What the figures need of one step: rows, then the window."""
-    progress = state.progress
     return {
-        "tokens": progress.tokens,
-        "length": progress.length,
-        "candidates": state.candidates,
-        "active": state.active,
-        "distance": state.distance,
+        "tokens": state.rows.tokens,
+        "length": state.rows.length,
+        "candidates": state.wave.tokens,
+        "active": state.wave.active,
+        "distance": info.distance,
     }
 
 
 # %% [markdown]
-# From here on, positions are counted from the first token behind the prompt, and steps from 1. Row 0 is the moment
+# From here on, positions are counted from the first token after the prompt, and steps from 1. Row 0 is the moment
 # before the first step: reading the prompt has committed one token.
 #
 # - `boundary[t]`: tokens committed after step $t$.
@@ -120,7 +120,7 @@ def record(state):
 def watch(decoder, knobs):
     """Traces one decoding and lines its steps up with positions of the text."""
     n = TOKENS + 2 * WIDTH
-    decoded, steps = pd.trace(decoder, model.params, request, knobs, n=n, record=record)
+    decoded, steps = pd.trace(decoder, params, request, knobs, n=n, record=record)
     steps = {name: np.asarray(values)[:, 0] for name, values in steps.items()}  # the only row of the batch
     start, end = len(prompt), int(decoded.lengths[0])
     count, last = end - start, int(np.argmax(steps["length"] == end)) + 1  # the step of the last token
@@ -206,7 +206,7 @@ def draw_tokens(wave, positions):
     axis.set_ylim(rows - 0.5, -0.5)
     axis.set_xticks(range(0, positions, 2))
     axis.set_yticks(range(0, rows, 2))
-    axis.set_xlabel("position behind the prompt", fontsize=11)
+    axis.set_xlabel("position after the prompt", fontsize=11)
     axis.set_ylabel("step", fontsize=11)
     handles = [Patch(facecolor=COLOURS[kind], label=text) for kind, text in MEANINGS.items()]
     axis.legend(handles=handles, loc="upper right", fontsize=11)
@@ -267,7 +267,7 @@ axis.step(at, wave.boundary, where="post", color="#0072B2", label="committed")
 slope, height = np.polyfit(at, wave.boundary, 1)
 axis.plot(at, height + slope * at, ls="--", lw=1.2, color="black", label=f"slope {slope:.2f} tokens a step")
 axis.set_xlabel("step")
-axis.set_ylabel("tokens behind the prompt")
+axis.set_ylabel("tokens after the prompt")
 axis.set_xlim(0, last)
 axis.set_ylim(0, count * 1.05)
 axis.grid(alpha=0.3)
@@ -304,7 +304,7 @@ image = lower.imshow(wave.distance, aspect="auto", interpolation="nearest", cmap
 lower.step(wave.boundary - 1.5, at + 0.5, where="pre", color="#D55E00", lw=1.6, label="next token committed")
 lower.set_xlim(-0.5, count - 0.5)
 lower.set_ylim(last + 0.5, 0.5)
-lower.set_xlabel("position behind the prompt")
+lower.set_xlabel("position after the prompt")
 lower.set_ylabel("step")
 lower.legend(loc="upper right")
 label = f"relative change $\\delta$ of the state; white mark: $\\varepsilon$ = {EPSILON}"
@@ -321,13 +321,12 @@ print(f"median wait {np.median(waits):.0f} steps, longest {waits.max()}")
 # for every token, from the same initial states.
 
 # %%
-patient = pd.AutoRegressive(recurrence=16, greedy=True).bind(
-    model.network, len(prompt) + TOKENS, model.token_spec.pad
-)
-static = pd.run(patient, model.params, request)
+patient = pd.Static(recurrence=16, greedy=True)
+patient = patient.bind(model.network, len(prompt) + TOKENS, model.token_spec)
+static = pd.run(patient, params, request)
 same = static.completions()[0] == wave.final.tolist()
 print("the same text" if same else "another text")
-depths = int(static.recurrences[0]), int(wave.decoded.recurrences[0])
+depths = [int(decoded.counts["recurrences"][0]) for decoded in (static, wave.decoded)]
 print(f"recurrences one after the other: {depths[0]} static, {depths[1]} in the wave")
 
 # %% [markdown]
@@ -336,5 +335,5 @@ print(f"recurrences one after the other: {depths[0]} static, {depths[1]} in the 
 # - `exit_threshold=0.1`: positions are committed earlier, the wave becomes narrow, the bars shrink. At some point the
 #   text changes.
 # - `momentum=0.1` (the paper's default) or `noise=0.2`: two ways to keep a wave from freezing around wrong guesses.
-# - `pd.OfficialWavefront`: the sampler as its authors released it. It commits up to the *last* converged slot,
+# - `paradec_jax.decode.released.ReleasedWavefront`: the sampler as its authors released it. It commits up to the *last* converged slot,
 #   whether those before it have converged or not.

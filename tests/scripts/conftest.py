@@ -7,7 +7,7 @@ import pytest
 
 from paradec_jax.config import CAUSAL_PRESETS
 from paradec_jax.data import build_tokenizer, token_spec
-from paradec_jax.models.causal import init_params
+from paradec_jax.families import init_params
 from paradec_jax.store import Model, save
 
 CONFIG = dataclasses.replace(CAUSAL_PRESETS["test-causal"], vocab_size=384, max_length=256)

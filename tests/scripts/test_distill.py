@@ -9,10 +9,9 @@ import pytest
 from experiment import script
 
 from paradec_jax import load, store
-from paradec_jax.config import PRESETS
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.data.trajectories import Trajectories
-from paradec_jax.families import init_params
+from paradec_jax.families import PRESETS, init_params
 from paradec_jax.store import Model
 
 ROWS, PROBLEMS = 3, 7

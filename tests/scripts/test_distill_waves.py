@@ -11,9 +11,8 @@ import pytest
 from experiment import EXPERIMENTS
 
 from paradec_jax import load, store
-from paradec_jax.config import PRESETS
 from paradec_jax.data import build_tokenizer, token_spec
-from paradec_jax.families import init_params
+from paradec_jax.families import PRESETS, init_params
 from paradec_jax.store import Model
 from paradec_jax.tokenizer import Tokenizer
 
@@ -93,7 +92,7 @@ def test_copies_of_zero_keep_the_shape(waves, recipe):
 
 def test_models_that_do_not_fit_are_refused(waves, recipe, tmp_path):
     causal = waves["main"].__globals__["distill"].RECIPES["tiny-jacobi"].start
-    with pytest.raises(SystemExit, match="is of family jacobi; waves need a recurrent-depth model"):
+    with pytest.raises(SystemExit, match="is of family causal; waves need a recurrent-depth model"):
         waves["main"](dataclasses.replace(recipe, start=causal), tmp_path)
     file = tmp_path / "tokenizer.json"
     build_tokenizer().save(file)

@@ -5,6 +5,7 @@ import json
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from benchmark_files import FUNCTIONS, SUMS, needs_linux, write
@@ -14,9 +15,25 @@ from experiments import evaluate as script
 from paradec_jax.config import CAUSAL_PRESETS
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.evaluate import continuations as continued
-from paradec_jax.models import causal
-from paradec_jax.models.recurrent_depth import parameter_shapes
+from paradec_jax.families import init_params, parameter_shapes
 from paradec_jax.store import Model, save
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentRecital(Recital):
+    """What recites has no latents, and says the same after any number of recurrences."""
+
+    def at(self, recurrence):
+        return self if recurrence is None else dataclasses.replace(self, recurrence=recurrence)
+
+    def init_cache(self, keys, size, *, scale=1.0, states=None):
+        return super().init_cache(keys, size)
+
+    def latents(self, cache, positions):
+        return jnp.zeros((*positions.shape, 1))
+
+    def forward_from(self, params, inputs, positions, states, prefix=None, mask=None):
+        return self.forward(params, inputs, positions, prefix, mask), states
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +55,9 @@ class TestScript:
             return generate(model, prompts, *args, **options)
 
         monkeypatch.setattr(continued, "generate", watch)
-        monkeypatch.setattr(Model, "network", Recital((48,), max_length=256))
+        monkeypatch.setattr(Model, "network", RecurrentRecital((48,), max_length=256))
 
-    def run(self, folder, tmp_path, *more, decoder="static"):
+    def run(self, folder, tmp_path, *more, decoder="autoregressive"):
         arguments = ["--model", str(folder), "--out", str(tmp_path / "out.jsonl"), "--decoder", decoder]
         return script.main([*map(str, more), *arguments])
 
@@ -52,7 +69,7 @@ class TestScript:
         assert self.run(folder, tmp_path, *task) == 0
         assert len(self.decoded) == 4 and "3 - 7" in self.decoded[2]  # the third item, and padding
         header, *lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-        assert header["settings"]["shots"] == 0 and header["settings"]["decoder"] == "static"
+        assert header["settings"]["shots"] == 0 and header["settings"]["decoder"] == "autoregressive"
         assert [line["id"] for line in lines] == ["gsm8k/0", "gsm8k/1", "gsm8k/2"]
         fields = (
             "prompt_tokens generated_tokens network_calls recurrences stop_reason text score seconds rows"
@@ -83,7 +100,9 @@ class TestScript:
         solution = "    return 2 * x\n#"
         tokenizer = build_tokenizer()
         start = 1 + len(tokenizer.encode(FUNCTIONS[0]["prompt"]))
-        monkeypatch.setattr(Model, "network", recite(tokenizer, solution, start))
+        monkeypatch.setattr(
+            Model, "network", RecurrentRecital(recite(tokenizer, solution, start).script, start)
+        )
         path = write(tmp_path / "f.jsonl", FUNCTIONS[:1])
         task = ["humaneval", path, "--max-new-tokens", "40"]
         assert self.run(folder, tmp_path, *task) == 0
@@ -105,7 +124,7 @@ class TestScript:
             (["gsm8k", path, "--execute"], "are not code"),
             (["gsm8k", path, "--seconds", "0", "--shots", "0", "--max-new-tokens", "4"], "--seconds must be"),
             (["gsm8k", path, "--limit", "0"], "--limit must be at least 1"),
-            (["gsm8k", path, "--width", "4"], "--width is no option of --decoder static"),
+            (["gsm8k", path, "--window", "4"], "--window is no option of --decoder autoregressive"),
             (
                 ["gsm8k", path, "--rows", "0", "--shots", "0", "--max-new-tokens", "4"],
                 "rows must be at least 1",
@@ -128,7 +147,7 @@ TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{
 def causal_folder(tmp_path_factory):
     """A causal model with random weights and a chat template."""
     path = tmp_path_factory.mktemp("models") / "causal"
-    params = causal.init_params(CAUSAL, jax.random.key(3))
+    params = init_params(CAUSAL, jax.random.key(3))
     save(path, Model(CAUSAL, params, token_spec(), build_tokenizer(), TEMPLATE))
     return path
 
@@ -145,22 +164,26 @@ class TestCausalModels:
         path = write(tmp_path / "f.jsonl", SUMS)
         task = ["gsm8k", path, "--shots", "0", "--max-new-tokens", "6", "--limit", "2", "--rows", "2"]
         options = {
-            "static": (),
-            "jacobi": ("--block", "4", "--running", "True", "--candidate-rows", "3"),
+            "autoregressive": (),
+            "jacobi": ("--block", "4", "--running", "True", "--candidates", "3"),
             "multiblock": ("--block", "3", "--blocks", "3", "--pool", "2", "--spawn", "0"),
         }
-        found, rows = {}, {}
+        found, candidates = {}, {}
         for name, more in options.items():
             out = tmp_path / f"{name}.jsonl"
             chosen = ["--decoder", name] if name != "jacobi" else []  # the usual one
             assert self.run(causal_folder, out, *task, *chosen, *more) == 0, capsys.readouterr().err
             settings, found[name] = self.lines(out)
             assert settings["decoder"] == name and "chat_sha256" not in settings
-            rows[name] = settings["decoder_settings"].get("rows")
-        assert [line["text"] for line in found["jacobi"]] == [line["text"] for line in found["static"]]
-        assert [line["text"] for line in found["multiblock"]] == [line["text"] for line in found["static"]]
-        assert {line["network_calls"] for line in found["static"]} == {6}
-        assert rows == {"static": None, "jacobi": 3, "multiblock": 0}
+            candidates[name] = settings["decoder_settings"].get("candidates")
+        assert [line["text"] for line in found["jacobi"]] == [
+            line["text"] for line in found["autoregressive"]
+        ]
+        assert [line["text"] for line in found["multiblock"]] == [
+            line["text"] for line in found["autoregressive"]
+        ]
+        assert {line["network_calls"] for line in found["autoregressive"]} == {6}
+        assert candidates == {"autoregressive": None, "jacobi": 3, "multiblock": None}
 
     def test_messages_in_the_chat_template(self, causal_folder, tmp_path, monkeypatch):
         asked, answer = [], "Here:\n```python\nimport math\ndef double(x):\n    return 2 * x\n```\nDone."
@@ -188,13 +211,21 @@ class TestCausalModels:
     def test_user_errors_are_one_sentence(self, causal_folder, folder, tmp_path, capsys):
         task = ["gsm8k", write(tmp_path / "f.jsonl", SUMS), "--max-new-tokens", "4"]
         cases = [
-            (causal_folder, ["--decoder", "wavefront"], "of family causal; it takes one of static, jacobi"),
-            (folder, ["--decoder", "jacobi"], "of family recurrent_depth; it takes one of static, adaptive"),
+            (
+                causal_folder,
+                ["--decoder", "wavefront"],
+                "of family causal; it takes one of autoregressive, jacobi",
+            ),
+            (
+                folder,
+                ["--decoder", "jacobi"],
+                "of family recurrent_depth; it takes one of autoregressive, adaptive",
+            ),
             (causal_folder, ["--recurrence", "2"], "whose layers are passed once"),
             (
                 causal_folder,
-                ["--decoder", "static", "--candidate-rows", "2"],
-                "--candidate-rows is no option of --decoder static",
+                ["--decoder", "autoregressive", "--candidates", "2"],
+                "--candidates is no option of --decoder autoregressive",
             ),
             (causal_folder, ["--chat", "--shots", "2"], "without solved examples"),
             (folder, ["--chat"], "needs a model with a chat template"),

@@ -6,9 +6,9 @@ import pytest
 from experiment import EXPERIMENTS, options_of, read, script
 from jax import numpy as jnp
 
-from paradec_jax.config import PRESETS
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.evaluate.bench import Limits
+from paradec_jax.families import PRESETS
 from paradec_jax.store import Model
 from paradec_jax.testing import StubNetwork
 
@@ -53,7 +53,7 @@ def test_refill_finds_every_answer_where_it_belongs(refill, tmp_path):
 
 
 def test_refill_reads_the_occupancy_that_serve_reports(refill, stub_model):
-    decoder = refill["AutoRegressive"]().bind(STUB, 40)
+    decoder = refill["Static"]().bind(STUB, 40)
     request = refill["make_request"]([[1, 2], [3], [4, 5, 6], [7], [8]], max_new_tokens=[9, 2, 5, 7, 3])
     served = refill["serve"](decoder, {}, request, rows=2, every=3)
     found = refill["answers"]([refill["Part"](served.decoded, 5, served.steps)])
@@ -176,18 +176,18 @@ ENTRY %main (a: f32[4,4], b: (f32[4], s32[])) -> f32[] {
 
 
 def test_bench_turns_every_knob_to_another_value(bench):
-    for decoder in bench["AutoRegressive"], bench["OfficialWavefront"], bench["Wavefront"]:
+    for decoder in bench["Static"], bench["ReleasedWavefront"], bench["Wavefront"]:
         for field in dataclasses.fields(decoder.Knobs):
             assert bench["TURNED"][field.name] != field.default
 
 
-@pytest.mark.parametrize("name", ["static", "official", "clean"])
+@pytest.mark.parametrize("name", ["static", "released", "clean"])
 def test_bench_paces_every_decoder(bench, name):
     decoder, knobs = bench["paced"](name, 5, 2)
     request = bench["make_request"]([[1, 2, 3]], max_new_tokens=8)
     stub = StubNetwork(needed=(2,))
     decoded = bench["drive"].run(decoder.bind(stub, 11), {}, request, knobs)
-    steps = {"static": 7, "official": 7 + 3, "clean": 7 + 4}[name]
+    steps = {"static": 7, "released": 7 + 3, "clean": 7 + 4}[name]
     assert int(decoded.network_calls[0]) == 1 + steps
     assert int(jnp.sum(decoded.generated)) == 8
 
@@ -196,7 +196,7 @@ def test_bench_refuses(bench, tmp_path):
     for wrong, message in (
         ({"batches": (0,)}, "batches must be at least 1"),
         ({"tokens": 1}, "tokens must be at least 2"),
-        ({"decoders": ("official",), "width": 3, "widths": (1, 2)}, "nothing to measure"),
+        ({"decoders": ("released",), "width": 3, "widths": (1, 2)}, "nothing to measure"),
         ({"shapes": ()}, "nothing to measure"),
     ):
         with pytest.raises(SystemExit, match=message):

@@ -10,7 +10,7 @@ import pytest
 from experiment import EXPERIMENTS, read, sibling
 
 from paradec_jax.config import CAUSAL_PRESETS
-from paradec_jax.models.causal import init_params
+from paradec_jax.families import init_params
 
 CONFIG = dataclasses.replace(CAUSAL_PRESETS["test-causal"], vocab_size=384, max_length=256)
 
@@ -22,7 +22,13 @@ def script():
 
 class TestBlockSizes:
     def options(self, script, tmp_path, **changes):
-        small = {"presets": ("test-causal",), "windows": (1, 4), "rows": (1, 2), "context": 6, "steps": 2}
+        small = {
+            "presets": ("test-causal",),
+            "windows": (1, 4),
+            "candidates": (1, 2),
+            "context": 6,
+            "steps": 2,
+        }
         paths = {"out": tmp_path / "rows.json", "figure": tmp_path / "figures" / "rows.png"}
         return script["Options"](**{**small, **paths, "passes": 3, **changes})
 
@@ -44,7 +50,7 @@ class TestBlockSizes:
         result, table = read(options.out)
         costs, gains = result["cost"], result["gain"]
         assert len(table) == len(costs) + len(gains) and options.figure.stat().st_size > 1000
-        assert [(row["window"], row["rows"]) for row in costs] == [(1, 1), (4, 1), (1, 2), (4, 2)]
+        assert [(row["window"], row["candidates"]) for row in costs] == [(1, 1), (4, 1), (1, 2), (4, 2)]
         assert costs[0]["over_one_position"] == 1.0
         for row in costs:
             assert 0 < row["fastest"] <= row["microseconds"] <= row["slowest"]
@@ -61,8 +67,8 @@ class TestBlockSizes:
         params = init_params(CONFIG, jax.random.key(0))
         jnp = jax.numpy
         tokens, at = jnp.asarray([[5, 6, 7, 5, 9, 8]], jnp.int32), jnp.zeros(1, jnp.int32)
-        _, found = script["run_steps"](network, 3, 2, 2, params, network.init_cache(1, 3), tokens, at)
-        for _ in range(2):  # both rows begin the text, so each is a plain pass of its own
+        _, found = script["run_steps"](network, 2, 2, params, network.init_cache(jnp.zeros(1), 3), tokens, at)
+        for _ in range(2):  # both candidates begin the text, so each is a plain pass of its own
             rows = tokens.reshape(2, 3)
             out = network.forward(params, rows, jnp.tile(jnp.arange(3), (2, 1)))
             tokens = jnp.argmax(network.logits(params, out.hidden), axis=-1).reshape(1, 6)
@@ -74,7 +80,7 @@ class TestBlockSizes:
             ({"windows": (0,)}, "windows must be at least 1"),
             ({"presets": ("tiny-recurrent",)}, "presets must be of"),
             ({"presets": ()}, "nothing to measure"),
-            ({"rows": ()}, "nothing to time"),
+            ({"candidates": ()}, "nothing to time"),
             ({"context": 125}, "more than the 128"),
             ({"dtype": "bfloat16"}, "a CPU times float32 weights alone"),
             ({"models": ("m",), "blocks": (1,)}, "blocks must be numbers of at least 2"),
@@ -103,17 +109,17 @@ class TestStudies:
         make = sys.modules["jacobi_studies"].multiblock
         monkeypatch.setattr(study, "STUDIES", {})
         choices = ("block", "pool"), ("blocks", "spawn")
-        settings = [make(3, blocks, spawn) for blocks, spawn in ((1, 0.5), (2, 0.0), (2, 1.0))]
+        settings = [make(3, blocks, spawn) for blocks, spawn in ((1, None), (2, 0.0), (2, 1.0))]
         study.STUDIES["toy"] = study.Study("Toy", lambda r: settings, *choices, "grid", "causal")
         study.main(self.options(tmp_path, models[0], "all"))
         table, lines = read(tmp_path / "results" / "toy-before.json")
         assert list(table["rows"]) == [
             "autoregressive",
-            "multiblock, block 3, blocks 1",
-            "multiblock, block 3, spawn 0",
-            "multiblock, block 3, spawn 1",
+            "multiblock, block 3",
+            "multiblock, block 3, blocks 2, spawn 0",
+            "multiblock, block 3, blocks 2, spawn 1",
         ]
-        assert [line["spawn"] for line in lines] == ["", "0.5", "0.0", "1.0"]
+        assert [line["spawn"] for line in lines] == ["", "", "0.0", "1.0"]
         assert {row["equals_greedy"] for row in table["rows"].values()} == {1.0}
         picture = tmp_path / "figures" / "toy-before.png"
         assert picture.stat().st_size > 1000
@@ -125,11 +131,11 @@ class TestStudies:
 
     def test_studies_of_another_family_are_refused(self, study, models, tmp_path):
         with pytest.raises(
-            SystemExit, match=r"table1 does not suit .* of family jacobi: choose of jacobi_table"
+            SystemExit, match=r"table1 does not suit .* of family causal: choose of jacobi_table"
         ):
             study.main(self.options(tmp_path, models[0], "table1"))
-        with pytest.raises(SystemExit, match="jacobi_rows does not suit tiny-recurrent"):
-            study.main(self.options(tmp_path, "tiny-recurrent", "jacobi_rows"))
+        with pytest.raises(SystemExit, match="jacobi_candidates does not suit tiny-recurrent"):
+            study.main(self.options(tmp_path, "tiny-recurrent", "jacobi_candidates"))
         assert not (tmp_path / "results").exists()
 
     def test_the_sweep_is_a_full_grid(self, study):

@@ -11,7 +11,7 @@ import pytest
 
 from paradec_jax.config import CAUSAL_PRESETS
 from paradec_jax.data import build_tokenizer, token_spec
-from paradec_jax.models.causal import init_params
+from paradec_jax.families import init_params
 from paradec_jax.store import Model, save
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "jacobi.py"

@@ -50,7 +50,7 @@ def test_pointers_are_right_as_a_whole(study):
 
 def test_a_study_goes_on_where_it_stood(study, monkeypatch, tmp_path):
     options = study.Options(("toy",), problems=2, timed=0, rows=2, folder=tmp_path / "results", budget=4)
-    two = study.Study("toy", lambda d: [study_wave(1), study_wave(2)], "exit_threshold", "width", "curves")
+    two = study.Study("toy", lambda d: [study_wave(1), study_wave(2)], "exit_threshold", "window", "curves")
     study_wave = lambda width: sys.modules["studies"].wave(1, width)  # noqa: E731
     monkeypatch.setitem(study.STUDIES, "toy", two)
     decoded = []
@@ -68,7 +68,7 @@ def test_a_study_goes_on_where_it_stood(study, monkeypatch, tmp_path):
     assert next(iter(table["rows"])) == "autoregressive, r 16" and len(table["rows"]) == 3
     with (tmp_path / "results" / "toy-tiny-recurrent.csv").open() as file:
         lines = list(csv.DictReader(file))
-    assert [line["width"] for line in lines] == ["", "1", "2"]
+    assert [line["window"] for line in lines] == ["", "1", "2"]
     assert (tmp_path / "figures" / "toy-tiny-recurrent.png").stat().st_size > 1000
 
     table["rows"].popitem()

@@ -10,12 +10,11 @@ import pytest
 
 from experiments import serial_steps, width_depth
 from paradec_jax import make_request, stream
-from paradec_jax.config import PRESETS
+from paradec_jax.decode.released import ReleasedWavefront
 from paradec_jax.evaluate import work
-from paradec_jax.evaluate.bench import fixed_wavefront
 from paradec_jax.evaluate.programs import Compiled, timed
 from paradec_jax.evaluate.step_trace import Schedule, schedule
-from paradec_jax.models.recurrent_depth import parameter_shapes
+from paradec_jax.families import PRESETS, parameter_shapes
 from paradec_jax.nn import masks
 from paradec_jax.nn.attention import attend
 from paradec_jax.nn.cache import KV
@@ -154,7 +153,7 @@ def test_depth_is_recurrence_and_no_share_a_longer_prompt():
         reader = jax.jit(lambda params, *x: width_depth.read_wide(network, params, *x, *arguments)[0])
         return lambda tokens: reader(tiny_params(), tokens, state)
 
-    forward = jax.jit(lambda p: network.forward(p, doubled, positions, None, None, state, 2).hidden)
+    forward = jax.jit(lambda p: network.at(2).forward_from(p, doubled, positions, state)[0].hidden)
     want = forward(tiny_params())
     np.testing.assert_allclose(read("depth", 2)(doubled), want, atol=1e-5)
     np.testing.assert_allclose(read("no_share", 2, 2, False)(short), want[:, 1::2], atol=1e-5)
@@ -235,11 +234,12 @@ def test_the_wave_is_as_deep_as_late_and_wider(tmp_path):
 
 
 def test_the_released_schedule_does_not_depend_on_weights():
-    decoder, length = fixed_wavefront(4, 2).bind(tiny_network(recurrence=4), 12), 3
+    decoder = ReleasedWavefront(inner_recurrence=2, window=5, recurrence=4, rule="fixed", greedy=True)
+    decoder, length = decoder.bind(tiny_network(recurrence=4), 12), 3
     request = make_request(np.ones((1, length), np.int32), max_new_tokens=6)
     found = schedule(decoder, tiny_params(), request)
     assert found.positions == (1, 2, 3, 4, 4, 4, 4, 4) and found.tokens == (0, 0, 0, 1, 1, 1, 1, 1)
-    *_, last = stream(decoder, tiny_params(), request)
+    *_, (last, _) = stream(decoder, tiny_params(), request)
     seen, start = np.asarray(last.seen)[0], int(last.wave.start[0])
     assert found.depths[1:] == seen[length + 1 : start].tolist() == [8] * 4
 
