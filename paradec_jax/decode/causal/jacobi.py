@@ -224,8 +224,9 @@ class Jacobi(DecoderBase):
         return JacobiState(rows, cache, candidates, end, pool, state.uniforms), info
 
     def drafts(self, state: JacobiState) -> Int[Array, "B drafts"]:
-        """The draft of the W - 1 tokens after the committed ones; those from `window_end` on are random."""
-        return state.candidates[:, 0]
+        """The draft of the W - 1 tokens after the committed ones, as far as the window goes."""
+        position = state.rows.length[:, None] + jnp.arange(self.width - 1)
+        return jnp.where(position < state.window_end[:, None], state.candidates[:, 0], -1)
 
     def _check(self, request: Request) -> None:
         """Refuses recorded draws that have no use, and more candidates than there are tokens."""

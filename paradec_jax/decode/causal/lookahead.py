@@ -85,6 +85,6 @@ class Lookahead(DecoderBase):
         levels = state.levels.advance(seen.newest, newest)
         return LookaheadState(rows, cache, levels, pool, recent), call.info(seen, guesses, accepted)
 
-    def drafts(self, state: LookaheadState) -> Int[Array, "B 0"]:
-        """None: guesses are looked up by the call that verifies them."""
-        return state.rows.tokens[:, :0]
+    def drafts(self, state: LookaheadState) -> Int[Array, "B _"]:
+        """The Jacobi iterate that the window goes on from; guesses are looked up by the call that verifies them."""
+        return state.levels.drafts

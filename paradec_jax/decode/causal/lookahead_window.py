@@ -59,6 +59,11 @@ class Levels:
         """Whether all N - 1 levels are there."""
         return self.filled == self.tokens.shape[1] - 1
 
+    @property
+    def drafts(self) -> Int[Array, "B _"]:
+        """Level 0 after the newest token, -1 in columns that the window no longer has."""
+        return jnp.where(jnp.arange(self.columns) < self.width[:, None], self.tokens[:, 0], -1)[:, 1:]
+
     def places(self) -> tuple[Int[Array, "B slots"], Int[Array, "B slots"]]:
         """Level and column of each slot."""
         return jnp.divmod(jnp.arange(self.slots), self.width[:, None])

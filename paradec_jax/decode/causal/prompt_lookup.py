@@ -85,9 +85,10 @@ class PromptLookup(DecoderBase):
         state, accepted = verify(self, params, state, draft, drafted, knobs)
         return state, PromptLookupInfo(draft, found, accepted)
 
-    def drafts(self, state: PromptLookupState) -> Int[Array, "B 0"]:
-        """None: a draft is looked up by the call that verifies it."""
-        return state.rows.tokens[:, :0]
+    def drafts(self, state: PromptLookupState) -> Int[Array, "B K"]:
+        """The draft that the next call verifies, where one is found."""
+        draft, found = find_draft(state.rows.tokens, state.rows.length, self.max_ngram, self.num_pred)
+        return jnp.where(found[:, None], draft, -1)
 
 
 def check_sizes(max_ngram: int, num_pred: int) -> None:

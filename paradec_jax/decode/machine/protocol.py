@@ -57,7 +57,10 @@ class Decoder(Protocol[State]):
         ...
 
     def drafts(self, state: State) -> Int[Array, "B _"]:
-        """Tokens that the state guesses for the positions after `length`."""
+        """Tokens that the state guesses for the positions from `length` on, -1 after the last guess.
+
+        K is the most that a state of this decoder can hold: 0 where nothing is guessed between steps.
+        """
         ...
 
     def done(self, state: State) -> Bool[jax.Array, "B"]:

@@ -204,8 +204,8 @@ class SoftWavefront(DecoderBase):
         return state, info
 
     def drafts(self, state: SoftWavefrontState) -> Int[Array, "B _"]:
-        """Tokens of the wave after the committed one; the pad token where there is none."""
-        return state.drafts(self.spec.pad)
+        """Tokens of the wave after the committed one."""
+        return state.drafts
 
     def _predict(self, params: Any, state: SoftWavefrontState, knobs: SoftWavefrontKnobs) -> SoftPrediction:
         """As in `Wavefront`, on the relaxed vectors of the tokens."""

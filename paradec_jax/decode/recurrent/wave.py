@@ -202,9 +202,10 @@ class WavefrontState:
         """Trusted cache entries, which is the position of slot 0."""
         return self.rows.length - 1
 
-    def drafts(self, pad: int) -> Int[Array, "B _"]:
-        """Tokens of the slots after the first, `pad` in those that are not in use."""
-        return jnp.where(self.wave.in_use, self.wave.tokens, pad)[:, 1:]
+    @property
+    def drafts(self) -> Int[Array, "B _"]:
+        """Tokens of the slots after the first, -1 in those that are not in use."""
+        return jnp.where(self.wave.in_use, self.wave.tokens, -1)[:, 1:]
 
 
 def begin(network: Any, rows: Rows, cache: Any, width: int, headway: int) -> WavefrontState:

@@ -123,8 +123,8 @@ class Wavefront(DecoderBase):
         return dataclasses.replace(state, rows=rows, cache=cache, wave=moved, steps=steps), info
 
     def drafts(self, state: WavefrontState) -> Int[Array, "B _"]:
-        """Tokens of the wave after the committed one; the pad token where there is none."""
-        return state.drafts(self.spec.pad)
+        """Tokens of the wave after the committed one."""
+        return state.drafts
 
     def _predict(self, params: Any, state: WavefrontState, wave: Wave, knobs: WavefrontKnobs) -> Prediction:
         """The network on some slots: prelude, r' recurrences, coda, and a token after each."""

@@ -156,9 +156,9 @@ class ReleasedJacobi(DecoderBase):
         return ReleasedJacobiState(rows, cache, block, accepted, block_call), info
 
     def drafts(self, state: ReleasedJacobiState) -> Int[Array, "B n"]:
-        """The block's draft, `pad` after it."""
+        """The block's draft."""
         left = jnp.arange(self.block) < self.block - state.accepted[:, None]
-        return jnp.where(left, shift(state.block, state.accepted), self.spec.pad)
+        return jnp.where(left, shift(state.block, state.accepted), -1)
 
     def _feed(self, params: Any, state: ReleasedJacobiState) -> tuple[Rows, Any, Int[Array, "B n"]]:
         """Rows that paid, the cache with the draft in it, and what each slot of the block predicts."""

@@ -66,6 +66,6 @@ class ReleasedLookahead(DecoderBase):
         levels = state.levels.advance(seen.newest, newest[:, 0])
         return LookaheadState(rows, cache, levels, pool, recent), call.info(seen, guesses, accepted)
 
-    def drafts(self, state: LookaheadState) -> Int[Array, "B 0"]:
-        """None: guesses are looked up by the call that verifies them."""
-        return state.rows.tokens[:, :0]
+    def drafts(self, state: LookaheadState) -> Int[Array, "B _"]:
+        """The Jacobi iterate that the window goes on from; guesses are looked up by the call that verifies them."""
+        return state.levels.drafts

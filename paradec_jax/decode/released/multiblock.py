@@ -201,10 +201,10 @@ class ReleasedMultiBlock(DecoderBase):
         return ReleasedMultiBlockState(rows, cache, present, block_call), info
 
     def drafts(self, state: ReleasedMultiBlockState) -> Int[Array, "B W"]:
-        """The draft of the real block and the pseudo blocks after it, `pad` after them."""
+        """The draft of the real block and the pseudo blocks after it."""
         fed = jax.vmap(self.rules.feed)(state.present)
         there = jnp.arange(self.rules.width) < fed.width[:, None]
-        return jnp.where(there, fed.tokens[:, 0], self.spec.pad)
+        return jnp.where(there, fed.tokens[:, 0], -1)
 
     def _feed(self, params: Any, state: ReleasedMultiBlockState, tokens: Int[Array, "B R W"]) -> Forward:
         """One network call for all candidates: each causal in itself, after the same prefix."""

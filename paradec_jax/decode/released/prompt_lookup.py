@@ -52,9 +52,10 @@ class ReleasedPromptLookup(DecoderBase):
         state, accepted = verify(self, params, state, draft, drafted, knobs)
         return state, PromptLookupInfo(draft, found, accepted)
 
-    def drafts(self, state: PromptLookupState) -> Int[Array, "B 0"]:
-        """None: a draft is looked up by the call that verifies it."""
-        return state.rows.tokens[:, :0]
+    def drafts(self, state: PromptLookupState) -> Int[Array, "B K"]:
+        """The draft that the next call verifies, the token alone where none is found."""
+        draft, drafted, _ = self.draft(state.rows.tokens, state.rows.length)
+        return jnp.where(jnp.arange(self.num_pred) < drafted[:, None], draft, -1)
 
     def draft(
         self, tokens: Int[Array, "B S"], lengths: Int[Array, "B"]

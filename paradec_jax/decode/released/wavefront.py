@@ -152,10 +152,10 @@ class ReleasedWavefront(DecoderBase):
         return self.advance(state, self.refine(params, state, knobs), knobs)
 
     def drafts(self, state: ReleasedWavefrontState) -> Int[Array, "B W"]:
-        """The candidates after the frozen tokens, up to the newest prediction; `pad` after them."""
+        """The candidates after the frozen tokens, up to the newest prediction."""
         rows, wave = state.rows, state.wave
         open_ = jnp.arange(self.window) <= (wave.start + wave.count - rows.length)[:, None]
-        return jnp.where(open_, window(rows.tokens, rows.length, self.window), self.spec.pad)
+        return jnp.where(open_, window(rows.tokens, rows.length, self.window), -1)
 
     def refine(self, params: Any, state: ReleasedWavefrontState, knobs: ReleasedWavefrontKnobs) -> Refined:
         """Prelude and momentum, noise, r' recurrences, a token for each slot."""
