@@ -9,25 +9,45 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = "paradec_jax"
 
-# What a part may import of the package besides itself; a dotted name admits that module alone.
+# What a part may import of the package besides itself; a dotted name admits that module alone. Parts of `decode` are
+# its storeys: `rules` stands on the ground, `machine` on the rules, the families beside each other on both.
+BELOW = {"config", "noise", "nn.cache", "nn.masks", "nn.precision"}
+RULES = {"decode.rules", *BELOW}
+FAMILY = {"decode.machine", *RULES}
 ALLOWED = {
     "chat": set(),
-    "io": set(),
     "config": set(),
-    "disk": {"config"},
+    "io": set(),
     "tokenizer": set(),
+    "disk": {"config"},
     "sharding": {"config"},
     "nn": {"config"},
     "noise": {"config"},
-    "models": {"config", "nn"},
-    "decode": {"config", "noise", "nn.cache", "nn.masks", "nn.precision"},
+    "models": {"config", "nn", "decode.machine.network"},
+    "decode.rules": BELOW,
+    "decode.machine": RULES,
+    "decode.autoregressive": FAMILY,
+    "decode.recurrent": FAMILY,
+    "decode.causal": FAMILY,
+    "decode.masked": FAMILY,
+    "decode.block": {"decode.masked.canvas", *FAMILY},
+    "decode.windows": {"decode.masked.canvas", *FAMILY},
+    "decode.released": {"decode", *BELOW},
     "losses": {"config", "decode", "noise", "nn.masks", "nn.precision"},
     "data": {"config", "decode", "io", "noise", "tokenizer"},
     "evaluate": {"config", "data", "decode", "generate", "io", "noise", "store", "tokenizer"},
     "train": {"io"},
 }
-TOP = {"__init__", "cli", "generate", "store", "testing"}  # these may import everything of the package
-WITHOUT_FLAX = {"chat", "config", "decode", "losses", "data", "evaluate", "noise", "tokenizer", "train"}
+TOP = {
+    "__init__",
+    "cli",
+    "families",
+    "generate",
+    "store",
+    "testing",
+}  # these may import everything of the package
+WITHOUT_FLAX = {"chat", "config", "decode", "losses", "data", "evaluate", "io", "noise", "tokenizer", "train"}
+CONVERTERS = ("chat", "config", "families", "models", "store", "tokenizer")
 FORBIDDEN = ("flax.nnx", "flax.training", "pickle", "cloudpickle", "dill", "joblib")
 FILES = sorted(path for part in (PACKAGE, "convert", "experiments") for path in (ROOT / part).rglob("*.py"))
 
@@ -57,8 +77,9 @@ def within(name: str, module: str) -> bool:
 
 
 def part_of(path: Path) -> str:
-    """The part of the package that a file belongs to."""
-    return path.relative_to(ROOT / PACKAGE).with_suffix("").parts[0]
+    """The part of the package that a file belongs to; of `decode` its storey."""
+    parts = path.relative_to(ROOT / PACKAGE).with_suffix("").parts
+    return ".".join(parts[:2]) if parts[0] == "decode" else parts[0]
 
 
 def ids(path: Path) -> str:
@@ -68,12 +89,17 @@ def ids(path: Path) -> str:
 @pytest.mark.parametrize("path", [p for p in FILES if p.is_relative_to(ROOT / PACKAGE)], ids=ids)
 def test_direction(path):
     part = part_of(path)
-    assert part in ALLOWED or part in TOP, f"{part} has no place in the table of directions"
+    gate = part == "decode.__init__"  # hands out what the storeys have
+    assert gate or part in ALLOWED or part in TOP, f"{part} has no place in the table of directions"
     for name in imports(path):
         assert not within(name, "convert") and not within(name, "experiments"), name
-        if part in TOP or not within(name, PACKAGE):
+        if not within(name, PACKAGE):
             continue
         inner = name.removeprefix(f"{PACKAGE}.")
+        if part != "decode.released":
+            assert not within(inner, "decode.released"), f"{part} imports {name}"
+        if part in TOP or (gate and within(inner, "decode")):
+            continue
         assert any(within(inner, allowed) for allowed in {part, *ALLOWED[part]}), f"{part} imports {name}"
 
 
@@ -96,7 +122,7 @@ def test_nothing_forbidden(path):
         assert name != "__future__.annotations", "annotations are read at run time"
     if path.is_relative_to(ROOT / PACKAGE):
         assert not any(within(name, "torch") or within(name, "transformers") for name in names)
-        if part_of(path) in WITHOUT_FLAX:
+        if part_of(path).partition(".")[0] in WITHOUT_FLAX:
             assert not any(within(name, "flax") for name in names)
     for name, call in calls(path):
         assert name not in ("torch.load", "eval", "exec"), name
@@ -106,13 +132,25 @@ def test_nothing_forbidden(path):
 
 def test_the_reader_sees_what_it_should(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
-    path = tmp_path / "paradec_jax" / "decode" / "new.py"
+    path = tmp_path / "paradec_jax" / "decode" / "rules" / "new.py"
     path.parent.mkdir(parents=True)
     path.write_text(
-        "from paradec_jax import models\ndef f():\n    from ..nn import cache\n    import flax.nnx as x\n"
+        "from paradec_jax import models\ndef f():\n    from ...nn import cache\n    import flax.nnx as x\n"
     )
     assert list(imports(path)) == ["paradec_jax.models", "paradec_jax.nn.cache", "flax.nnx"]
-    with pytest.raises(AssertionError, match="decode imports"):
+    with pytest.raises(AssertionError, match=r"decode\.rules imports"):
         test_direction(path)
     with pytest.raises(AssertionError, match=r"flax\.nnx"):
         test_nothing_forbidden(path)
+
+
+@pytest.mark.parametrize("upper", ["decode.machine", "decode.released", "decode.recurrent"])
+def test_rules_and_families_look_down_alone(tmp_path, monkeypatch, upper):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    path = (
+        tmp_path / "paradec_jax" / "decode" / ("rules" if upper == "decode.machine" else "causal") / "new.py"
+    )
+    path.parent.mkdir(parents=True)
+    path.write_text(f"from paradec_jax.{upper} import something\n")
+    with pytest.raises(AssertionError, match=f"imports paradec_jax.{upper}"):
+        test_direction(path)

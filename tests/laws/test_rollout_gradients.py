@@ -13,11 +13,11 @@ from paradec_jax import decode
 from paradec_jax.testing import tiny_params, tiny_request
 
 
-def latents_of(state: Any) -> Any:
+def latents_of(state: Any, info: Any) -> Any:
     """Records what the soft path carries, and the tokens that it must not change."""
-    if hasattr(state, "latents"):
-        return state.latents, state.candidates
-    return state.latent, state.progress.tokens
+    if hasattr(state, "wave"):
+        return state.wave.states, state.wave.tokens
+    return state.cache.initial, state.rows.tokens
 
 
 def soft(
@@ -38,11 +38,11 @@ def soft(
 
 SOFT = {
     "wavefront": (
-        (decode.Wavefront, {"width": 3, "inner_recurrence": 2}),
+        (decode.Wavefront, {"window": 3, "inner_recurrence": 2}),
         ("momentum", "noise", "init_scale", "exit_threshold"),
         (0.2, 0.3, 0.8, 1e-3),
     ),
-    "continuous": ((decode.AutoRegressive, {"continuous": True}), ("init_scale",), (0.8,)),
+    "continuous": ((decode.Static, {"continuous": True}), ("init_scale",), (0.8,)),
 }
 
 

@@ -1,23 +1,39 @@
 """The stub networks are networks, equal by their fields, and notice what a position sees."""
 
+import dataclasses
+
+import jax
 import jax.numpy as jnp
+import pytest
 
-from paradec_jax.decode import protocol
-from paradec_jax.testing import StubCausal, StubNetwork
+from paradec_jax.decode.machine import network
+from paradec_jax.testing import StubCausal, StubDenoiser, StubNetwork, tiny_causal, tiny_network
 
 
-def test_stub_is_a_recurrent_network():
-    for kind in (protocol.Network, protocol.RecurrentNetwork):
+@pytest.mark.parametrize(
+    ("stub", "kinds"),
+    [
+        (StubNetwork(), (network.Network, network.RecurrentNetwork)),
+        (StubCausal(), (network.Network,)),
+        (StubDenoiser(), (network.Network,)),
+        (StubDenoiser(block=4), (network.Network,)),
+        (tiny_causal(), (network.Network,)),
+        (tiny_network(), (network.Network, network.RecurrentNetwork)),
+    ],
+)
+def test_stubs_and_models_are_networks(stub, kinds):
+    for kind in kinds:
         for name in vars(kind):
-            assert name.startswith("_") or hasattr(StubNetwork(), name), name
-    assert StubNetwork() == StubNetwork() and hash(StubNetwork()) == hash(StubNetwork())
+            assert name.startswith("_") or hasattr(stub, name), name
+    assert stub == dataclasses.replace(stub) and hash(stub) == hash(dataclasses.replace(stub))
+    assert stub.visibility in ("causal", "full", "block") and (stub.block is None) == (
+        stub.visibility != "block"
+    )
+    prepared = stub.prepare({"embedding": jnp.zeros((4, 4))}) if isinstance(stub, STUBS) else None
+    assert prepared is None or stub.prepare(prepared) is prepared
 
 
-def test_stub_is_a_causal_network():
-    for kind in (protocol.Network, protocol.CandidateNetwork):
-        for name in vars(kind):
-            assert name.startswith("_") or hasattr(StubCausal(), name), name
-    assert StubCausal() == StubCausal() and hash(StubCausal()) == hash(StubCausal())
+STUBS = (StubNetwork, StubCausal, StubDenoiser)
 
 
 def test_the_causal_stub_notices_what_a_position_sees():
@@ -26,8 +42,10 @@ def test_the_causal_stub_notices_what_a_position_sees():
     tokens, positions = jnp.array([[4, 7, 9, 4, 7, 9]]), jnp.arange(6)[None]
 
     def last(positions=positions[:, 3:], visible=3, cached=3, **options):
-        cache = stub.write(stub.init_cache(1, 8), stub.pick(whole.kv, jnp.array([0]), cached), jnp.array([0]))
-        out = stub.forward(None, tokens[:, 3:], positions, cache, jnp.array([visible]), **options)
+        empty = stub.init_cache(jax.random.split(jax.random.key(0), 1), 8)
+        cache = stub.write(empty, stub.pick(whole.kv, jnp.array([0]), cached), jnp.array([0]))
+        prefix = network.Prefix(cache, jnp.array([visible]))
+        out = stub.forward(None, tokens[:, 3:], positions, prefix, **options)
         return int(stub.logits(None, out.hidden)[0, -1].argmax())
 
     whole = stub.forward(None, tokens, positions)
@@ -37,6 +55,21 @@ def test_the_causal_stub_notices_what_a_position_sees():
         {"visible": 2},
         {"visible": 4, "cached": 4},
         {"positions": jnp.array([[3, 4, 6]])},
-        {"window_mask": jnp.tril(jnp.ones((3, 3), bool)).at[2, 1].set(False)},
+        {"mask": jnp.tril(jnp.ones((3, 3), bool)).at[2, 1].set(False)},
     ):
         assert last(**wrong) != 4
+
+
+@pytest.mark.parametrize("options", [{}, {"alignment": "next"}, {"block": 4}])
+def test_the_denoiser_fills_a_canvas_in_any_order(options):
+    stub = StubDenoiser(**options)
+    text = [3, None, None, 4, None, None, 7, None]
+    want, canvas = stub.expected(text), [stub.mask if token is None else token for token in text]
+    assert want == [3, 5, 7, 4, 6, 8, 7, 9]
+    positions, shift = jnp.arange(8)[None], stub.alignment == "next"
+    for p in (5, 1, 7, 4, 2):
+        out = stub.forward(None, jnp.array([canvas]), positions)
+        filled = stub.logits(None, out.hidden)[0].argmax(-1).tolist()
+        assert filled[p - shift] == want[p]
+        canvas[p] = filled[p - shift]
+    assert canvas == want
