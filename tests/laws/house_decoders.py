@@ -50,19 +50,6 @@ class Revealed:
 # An any-order revealer
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class AnyOrderState:
-    """The canvas."""
-
-    canvas: Canvas
-
-    @property
-    def rows(self) -> Rows:
-        """Its rows."""
-        return self.canvas.rows
-
-
 @dataclasses.dataclass(frozen=True)
 class AnyOrder(DecoderBase):
     """Reads the whole canvas in every call and reveals its surest positions, at least one of each row."""
@@ -72,23 +59,23 @@ class AnyOrder(DecoderBase):
     alignments: ClassVar[tuple[str, ...]] = ("own", "next")
     any_order: ClassVar[bool] = True
 
-    def init(self, params: Any, request: Request, knobs: RevealKnobs) -> AnyOrderState:
+    def init(self, params: Any, request: Request, knobs: RevealKnobs) -> Canvas:
         """Fills the canvas with masks; calls nothing."""
-        return AnyOrderState(Canvas.of(self.begin(request, 0), self.spec.mask))
+        return Canvas.of(self.begin(request, 0), self.spec.mask)
 
-    def step(self, params: Any, state: AnyOrderState, knobs: RevealKnobs) -> tuple[AnyOrderState, Revealed]:
+    def step(self, params: Any, state: Canvas, knobs: RevealKnobs) -> tuple[Canvas, Revealed]:
         """One call on the canvas."""
-        canvas, start = state.canvas, jnp.zeros_like(state.rows.length)
-        tokens, positions, open_, mask = canvas.window(start, self.size)
+        start = jnp.zeros_like(state.rows.length)
+        tokens, positions, open_, mask = state.window(start, self.size)
         out = self.network.forward(params, tokens, positions, None, mask)
-        canvas = canvas.spend(out.counts, state.rows.limit)
+        state = state.spend(out.counts, state.rows.limit)
         logits = self.network.logits(params, aligned(out.hidden, self.spec.alignment, out.hidden[:, :1]))
         tokens, scores = self.sample(logits, positions, state.rows, knobs), score.probability(logits)
         where = reveal.threshold(scores, open_, knobs.threshold)
-        canvas = canvas.reveal(tokens, where, start, self.scores(logits, tokens))
-        return AnyOrderState(canvas), Revealed(start, scores, where)
+        state = state.reveal(tokens, where, start, self.scores(logits, tokens))
+        return state, Revealed(start, scores, where)
 
-    def drafts(self, state: AnyOrderState) -> Int[Array, "B S"]:
+    def drafts(self, state: Canvas) -> Int[Array, "B S"]:
         """The rest of the canvas, masks included."""
         return shift(state.rows.tokens, state.rows.length)
 
@@ -98,16 +85,10 @@ class AnyOrder(DecoderBase):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class DualCacheState:
-    """The canvas, and keys and values of all its positions, those outside the open block as they once were."""
+class DualCacheState(Canvas):
+    """The canvas, with keys and values of all its positions, those outside the open block as they once were."""
 
-    canvas: Canvas
     cache: Any
-
-    @property
-    def rows(self) -> Rows:
-        """The canvas's rows."""
-        return self.canvas.rows
 
     @property
     def cached(self) -> Int[Array, "B"]:
@@ -139,25 +120,25 @@ class DualCache(DecoderBase):
         tokens, positions, _, mask = canvas.window(start, width)
         out = self.network.forward(params, tokens, positions, None, mask)
         cache = self.network.write(self.empty_cache(request, width), out.kv, start)
-        return DualCacheState(canvas.spend(out.counts, canvas.rows.limit), cache)
+        return DualCacheState(**vars(canvas.spend(out.counts, canvas.rows.limit)), cache=cache)
 
     def step(self, params: Any, state: DualCacheState, knobs: RevealKnobs) -> tuple[DualCacheState, Revealed]:
         """One call on the block that holds each row's first open position."""
-        canvas, at = state.canvas, state.rows.length // self.block * self.block
-        tokens, positions, open_, mask = canvas.window(at, self.block)
-        elsewhere = canvas.inside & (
-            jnp.arange(canvas.final.shape[1]) // self.block != at[:, None] // self.block
+        at = state.rows.length // self.block * self.block
+        tokens, positions, open_, mask = state.window(at, self.block)
+        elsewhere = state.inside & (
+            jnp.arange(state.final.shape[1]) // self.block != at[:, None] // self.block
         )
         if self.per_query:
             elsewhere = jnp.broadcast_to(elsewhere[:, None], (*positions.shape, elsewhere.shape[1]))
         out = self.network.forward(params, tokens, positions, Prefix(state.cache, elsewhere), mask)
-        canvas = canvas.spend(out.counts, jnp.sum(window(canvas.inside, at, self.block), axis=1))
+        state = state.spend(out.counts, jnp.sum(window(state.inside, at, self.block), axis=1))
         logits = self.network.logits(params, out.hidden)
         tokens, scores = self.sample(logits, positions, state.rows, knobs), score.probability(logits)
         where = reveal.threshold(scores, open_, knobs.threshold)
-        canvas = canvas.reveal(tokens, where, at, self.scores(logits, tokens))
+        state = state.reveal(tokens, where, at, self.scores(logits, tokens))
         cache = self.network.write(state.cache, out.kv, write_after_read(at, tokens))
-        return DualCacheState(canvas, cache), Revealed(at, scores, where)
+        return dataclasses.replace(state, cache=cache), Revealed(at, scores, where)
 
     def drafts(self, state: DualCacheState) -> Int[Array, "B S"]:
         """The rest of the canvas, masks included."""

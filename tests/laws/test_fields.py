@@ -1,4 +1,4 @@
-"""Nothing is accepted and ignored: every field of a config, of knobs and of options is read by some program (law 12)."""
+"""Nothing is accepted and ignored: each field of configs, knobs and options is read by some program (law 12)."""
 
 import ast
 from collections.abc import Iterator

@@ -79,8 +79,8 @@ def test_wrong_eyes_are_noticed():
     """A cache that shows the open block as well, or hides something else, gives other tokens."""
     decoder, request = CANVASES[1], infilling()
     state = decoder.init(None, request, decoder.knobs(RevealKnobs(threshold=0.9)))
-    tokens, positions, _, mask = state.canvas.window(jnp.zeros(4, jnp.int32), 4)
-    inside = state.canvas.inside
+    tokens, positions, _, mask = state.window(jnp.zeros(4, jnp.int32), 4)
+    inside = state.inside
     right = inside & (jnp.arange(inside.shape[1]) >= 4)
     want = STUB.forward(None, tokens, positions, decode.Prefix(state.cache, right), mask).hidden[:2, :, 0]
     for wrong in (inside, right.at[:, 5].set(False), jnp.roll(right, 1, axis=1)):

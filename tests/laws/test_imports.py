@@ -47,7 +47,6 @@ TOP = {
     "testing",
 }  # these may import everything of the package
 WITHOUT_FLAX = {"chat", "config", "decode", "losses", "data", "evaluate", "io", "noise", "tokenizer", "train"}
-CONVERTERS = ("chat", "config", "families", "models", "store", "tokenizer")
 FORBIDDEN = ("flax.nnx", "flax.training", "pickle", "cloudpickle", "dill", "joblib")
 FILES = sorted(path for part in (PACKAGE, "convert", "experiments") for path in (ROOT / part).rglob("*.py"))
 

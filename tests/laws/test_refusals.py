@@ -36,8 +36,8 @@ def test_what_cannot_work_is_refused_at_once(name):
             with pytest.raises(ValueError, match=r"65 .* 64 positions"):
                 drive_it(row.decoder(size=65), row.params, request, knobs)
             for field, value in values.items():
+                wrong = dataclasses.replace(knobs, **{field: value})
                 with pytest.raises(ValueError, match=field):
-                    wrong = dataclasses.replace(knobs, **{field: value})
                     drive_it(row.decoder(), row.params, request, wrong)
 
 

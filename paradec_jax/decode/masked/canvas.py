@@ -10,20 +10,23 @@ A row's canvas is what lies below its `limit`; the rest of the buffer is invisib
 """
 
 import dataclasses
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.decode.machine.network import Counts
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.rules.windows import put, window
+
+AnyCanvas = TypeVar("AnyCanvas", bound="Canvas")
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Canvas:
-    """What masked families keep: streaming, stop strings and the queue read `rows.length`, as everywhere.
+    """The state of masked families, or its base: streaming, stop strings and the queue read `rows`, as everywhere.
 
     Attributes:
       rows: tokens (the mask's id where none is final), lengths, counts.
@@ -73,12 +76,12 @@ class Canvas:
         return window(self.rows.tokens, at, width), positions, window(self.open, at, width), mask
 
     def reveal(
-        self,
+        self: AnyCanvas,
         tokens: Int[Array, "B W"],
         where: Bool[Array, "B W"],
         at: Int[Array, "B"],
         log_probs: Float[Array, "B W"] | None = None,
-    ) -> "Canvas":
+    ) -> AnyCanvas:
         """Makes tokens final at open positions `at + i`, in any order, and commits the leading run.
 
         Budget and stop tokens cut the run as `Rows.settle` says; what is final already keeps its token.
@@ -86,8 +89,8 @@ class Canvas:
         where = where & window(self.open, at, tokens.shape[1])
         final = put(self.final, jnp.ones_like(where), at, where)
         rows = self.rows.write(tokens, where, at, log_probs).settle(final)
-        return Canvas(rows, final)
+        return dataclasses.replace(self, rows=rows, final=final)
 
-    def spend(self, counts: Any, positions: Array | int, calls: Array | int = 1) -> "Canvas":
+    def spend(self: AnyCanvas, counts: Counts, positions: Array | int, calls: Array | int = 1) -> AnyCanvas:
         """Adds to the counts of running rows, as `Rows.spend`."""
         return dataclasses.replace(self, rows=self.rows.spend(counts, positions, calls))
