@@ -72,7 +72,7 @@ def test_checkpoints_of_joined_matrices_are_refused_in_one_sentence(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(state_of("qkv", "out"))
         checkpoints.restore(state_of("qkv", "out"))
-        with pytest.raises(ValueError, match="before queries, keys, .*layer_0/attention/qkv") as caught:
+        with pytest.raises(ValueError, match=r"before queries, keys, .*layer_0/attention/qkv") as caught:
             checkpoints.restore(state_of("q", "k", "v", "out"))
     assert "\n" not in str(caught.value)
 
