@@ -12,6 +12,8 @@ from jaxtyping import Array
 from paradec_jax.config import ModelConfig
 from paradec_jax.nn.backend import cpu_layouts
 
+# A step of tiny-causal at batch 1 does 37 products with joined matrices and 55 with separate ones, which take 1.05
+# times the processor time (median of 200 pairs, 95%: 1.03 to 1.07; AMD EPYC, 2 cores, products on one thread).
 JOINED = {"attention": ("qkv", ("q", "k", "v")), "mlp": ("gate_up", ("gate", "up"))}
 
 

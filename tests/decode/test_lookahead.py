@@ -7,7 +7,8 @@ import pytest
 from plain_baselines import keep, lookahead_count
 
 from paradec_jax import decode
-from paradec_jax.decode import ngrams
+from paradec_jax.decode.causal import ngrams
+from paradec_jax.decode.causal.lookahead_call import RecordedLookahead
 from paradec_jax.testing import PROMPTS, StubCausal, tiny_request
 
 VOCAB, PLACES, N = 4, 3, 3
@@ -68,3 +69,14 @@ def test_calls_are_those_of_lists(options, fewer):
     assert list(counts) == [lookahead_count(options, network, len(p), budget)[:2] for p in PROMPTS]
     assert result.completions() == [network.expected(p, budget) for p in PROMPTS]
     assert bool((result.network_calls < budget).any()) == fewer
+
+
+def test_a_recorded_window_takes_the_place_of_the_keys():
+    network, window = StubCausal(), jnp.array([2, 7, 1, 8])
+    decoder = decode.Lookahead(network, 26, level=4, window=3)
+    state, _ = next(decode.stream(decoder, None, tiny_request(4, recorded=RecordedLookahead(window=window))))
+    # The prompt's call has read level 0, moved it one column on and given level 1.
+    assert state.levels.tokens[:, 0, 1:4].tolist() == [window[1:].tolist()] * len(PROMPTS)
+    assert decoder.drafts(state).tolist() == [[*window[1:].tolist(), -1]] * len(PROMPTS)
+    with pytest.raises(ValueError, match=r"recorded.window must have shape \(4,\), not \(3,\)"):
+        decode.run(decoder, None, tiny_request(4, recorded=RecordedLookahead(window=window[1:])))

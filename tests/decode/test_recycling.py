@@ -1,11 +1,11 @@
-"""Candidate rows of Jacobi decoding: what the pool gives, repairs, and which of them are verified."""
+"""Candidates of Jacobi decoding: what the pool gives, repairs, and which of them are verified."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from paradec_jax.decode.recycling import EMPTY
 
-from paradec_jax.decode import recycling
+from paradec_jax.decode.causal import recycling
+from paradec_jax.decode.causal.recycling import EMPTY
 
 
 def test_the_oldest_iterate_falls_out():
@@ -24,7 +24,7 @@ def recycled(*iterates: list[int], token: int, draft: tuple[int, ...]):
     return candidates[0].tolist(), valid[0].tolist()
 
 
-def test_a_candidate_stood_behind_the_first_occurrence():
+def test_a_candidate_stood_after_the_first_occurrence():
     candidates, valid = recycled([5, 1, 2, 1, 3], [1, 1, 4, 4, 4], token=1, draft=(7, 8))
     assert candidates == [[2, 1], [1, 4]] and valid == [True, True]
 
@@ -61,11 +61,11 @@ def test_only_new_candidates_are_verified():
     candidates = jnp.array([[[1, 2], [3, 4], [5, 6], [3, 4], [7, 8], [9, 9]]])
     valid = jnp.array([[True, True, False, True, True, True]])
 
-    def chosen(rows: int, valid=valid):
-        return recycling.distinct(draft, candidates, valid, rows)[0].tolist()
+    def chosen(count: int, valid=valid):
+        return recycling.distinct(draft, candidates, valid, count)[0].tolist()
 
     assert chosen(2) == [[3, 4], [7, 8]]
     assert chosen(5) == [[3, 4], [7, 8], [9, 9], [1, 2], [1, 2]]
-    # One that does not count hides no equal one behind it.
+    # One that does not count hides no equal one after it.
     assert chosen(2, valid.at[0, 1].set(False)) == [[3, 4], [7, 8]]
     assert chosen(6, jnp.zeros_like(valid)) == [[1, 2]] * 6
