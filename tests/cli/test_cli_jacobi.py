@@ -12,6 +12,7 @@ from paradec_jax import cli
 from paradec_jax.config import CAUSAL_PRESETS
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate import bench
 from paradec_jax.families import FAMILIES, init_params
 from paradec_jax.store import Model, save
 
@@ -98,7 +99,9 @@ def test_what_does_not_suit_the_family(folders, capsys):
     assert "is of family causal, but --family is recurrent_depth" in capsys.readouterr().err
 
 
-def test_bench_of_a_causal_preset(capsys, tmp_path):
+def test_bench_of_a_causal_preset(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "COPY_BYTES", 2**20)
+    monkeypatch.setattr(bench, "_CPU_SIDE", 64)
     path = tmp_path / "bench.json"
     arguments = ["bench", "--preset", "test-causal", "--context", "6", "--tokens", "5", "--passes", "1"]
     assert cli.main([*arguments, "--block", "4", "--json", str(path)]) == 0
