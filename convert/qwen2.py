@@ -178,9 +178,9 @@ def parse_config(fields: Mapping[str, Any]) -> dict[str, Any]:
     ours["qkv_bias"] |= kind == "qwen2"
     ours["qk_norm"] = kind == "qwen3"
     ours["kv_heads"] = ours["kv_heads"] or ours["heads"]
-    ours["head_channels"] = ours["head_channels"] or QWEN3_HEAD_DIM * (kind == "qwen3")
-    if ours["head_channels"] * ours["heads"] == ours["width"]:
-        ours["head_channels"] = 0
+    channels = ours["head_channels"] or QWEN3_HEAD_DIM * (kind == "qwen3")
+    even = channels * ours["heads"] in (0, ours["width"])
+    ours["head_channels"] = None if even else channels
     try:
         CausalConfig(**ours)
     except ValueError as error:

@@ -57,7 +57,7 @@ def render(
     """The text of a conversation, special tokens written literally.
 
     Templates find what those written for Hugging Face's `apply_chat_template` expect: blocks without the line break
-    behind them, `break` and `continue`, the block `generation`, the filter `tojson` (which keeps letters beyond
+    after them, `break` and `continue`, the block `generation`, the filter `tojson` (which keeps letters beyond
     ASCII), `raise_exception(message)` and `strftime_now(format)`. A variable that is not given is empty.
 
     Args:
@@ -65,7 +65,7 @@ def render(
       messages: objects with a `role` and mostly `content`, oldest first.
       add_generation_prompt: end with the start of the assistant's answer.
       **variables: what else the template knows by name, such as `tools`, `documents`, `bos_token` and `eos_token`.
-        A template that writes `bos_token` itself needs no other one in front of its text.
+        A template that writes `bos_token` itself needs no other one before its text.
 
     Raises:
       ValueError: messages of another form, a template that is no Jinja, that refuses these messages, that asks for

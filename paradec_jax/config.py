@@ -119,7 +119,7 @@ class CausalConfig:
       heads: H, query heads.
       kv_heads: G, key-value heads; each serves H / G consecutive query heads.
       feed_forward: F, inner width of the gated MLP.
-      head_channels: C, channels of a head; D / H when 0.
+      head_channels: C, channels of a head; D / H when None.
       max_length: longest sequence the model was built for.
       rope_base: base of the rotary embedding (half-split convention).
       norm_eps: epsilon of RMSNorm.
@@ -137,7 +137,7 @@ class CausalConfig:
     heads: int
     kv_heads: int
     feed_forward: int
-    head_channels: int = 0
+    head_channels: int | None = None
     max_length: int = 32_768
     rope_base: float = 1e6
     norm_eps: float = 1e-6
@@ -156,7 +156,7 @@ class CausalConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
-        if self.head_channels == 0 and self.width % self.heads:
+        if self.head_channels is None and self.width % self.heads:
             raise ValueError(f"width {self.width} does not split into {self.heads} heads: give head_channels")
         if self.head_dim < 2 or self.head_dim % 2:
             raise ValueError(f"a head must have an even number of channels, not {self.head_dim}")
@@ -166,7 +166,7 @@ class CausalConfig:
     @property
     def head_dim(self) -> int:
         """C, channels of a head."""
-        return self.head_channels or self.width // self.heads
+        return self.width // self.heads if self.head_channels is None else self.head_channels
 
     @property
     def init_std(self) -> float:
@@ -266,5 +266,3 @@ CAUSAL_PRESETS: dict[str, CausalConfig] = {
         rope_base=10_000.0,
     ),
 }
-
-PRESETS: dict[str, ModelConfig] = RECURRENT_PRESETS | CAUSAL_PRESETS

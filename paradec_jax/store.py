@@ -352,6 +352,8 @@ def _build(cls: type, values: Any, where: str, *, unknown: bool = False) -> Any:
     fields = {field.name: field.type for field in dataclasses.fields(cls)}
     if unknown:
         values = {name: value for name, value in values.items() if name in fields}
+        if values.get("head_channels") == 0:  # how format 1 said None
+            values["head_channels"] = None
     for name in values.keys() - fields.keys():
         raise StoreError(f"{where} has an unknown field {name!r}")
     for name, value in values.items():

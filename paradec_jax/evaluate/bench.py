@@ -4,7 +4,7 @@ Weights are random, so nothing here depends on a model's quality. Decoders whose
 says (`Adaptive`, `Wavefront`) then show the cost of a step, not of a token; a paced wavefront commits one token a
 step whatever the weights are, and shows both.
 
-Reading the prompt and the loop behind it are two programs, the ones of `stream` and `serve`, so that the cost of a
+Reading the prompt and the loop after it are two programs, the ones of `stream` and `serve`, so that the cost of a
 step is no small difference of two long timings. Each is compiled once, and what was compiled is what is timed.
 """
 
@@ -134,7 +134,7 @@ def bench(
     seed: int = 0,
     device: Limits | None = None,
 ) -> dict[str, Any]:
-    """Decodes `tokens` tokens behind random prompts of `context` tokens and returns one row of figures.
+    """Decodes `tokens` tokens after random prompts of `context` tokens and returns one row of figures.
 
     Args:
       network: a network that can say what a call costs (`work`).
@@ -218,7 +218,7 @@ class Timing:
 
     Attributes:
       prompt: seconds that read the prompts.
-      loop: seconds of the call that does all steps behind them.
+      loop: seconds of the call that does all steps after them.
       idle: seconds of the same call without a step: dispatch.
       steps: how many there were.
       counts: what the steps cost, summed over rows.
@@ -238,7 +238,7 @@ class Programs:
     """The two compiled programs of a decoder and all that they take.
 
     Attributes:
-      read: (params, request, knobs) -> state behind the prompts.
+      read: (params, request, knobs) -> state after the prompts.
       go_on: (params, state, knobs, most) -> state after at most so many steps, and their number; the state that
         it is given is gone afterwards.
       finish: state -> result.
@@ -272,7 +272,7 @@ class Programs:
 
 
 def compile_once(decoder: Any, params: Any, request: Request, knobs: Any = None) -> Programs:
-    """Compiles what reads the prompts and what goes on behind them, without running either.
+    """Compiles what reads the prompts and what goes on after them, without running either.
 
     Args:
       decoder: a bound decoder.

@@ -119,7 +119,7 @@ def compile_all(
 ) -> list[float]:
     """Compiles each case for the shape of its request and returns the seconds of each.
 
-    They are those of a first call that stops behind the prompt less those of a second one.
+    They are those of a first call that stops after the prompt less those of a second one.
 
     Args:
       programs: cases and requests.

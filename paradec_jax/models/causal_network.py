@@ -58,7 +58,7 @@ class CausalNetwork:
         return None
 
     def work(self, batch: int, positions: int, context: int) -> Work:
-        """The least that one call on `positions` positions of each row behind `context` cached ones can cost.
+        """The least that one call on `positions` positions of each row after `context` cached ones can cost.
 
         Weights are read once, keys and values of the context once a layer. A multiplication and an addition are
         two operations.

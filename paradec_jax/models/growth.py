@@ -14,7 +14,7 @@ from paradec_jax.models.recurrent_depth import init_params
 def deepen_core(
     config: RecurrentDepthConfig, params: dict[str, Any], key: Array, copies: int = 1
 ) -> tuple[RecurrentDepthConfig, dict[str, Any]]:
-    """Puts `copies` new layers behind every layer of the core.
+    """Puts `copies` new layers after every layer of the core.
 
     A new sandwich block has output matrices of zero, so that of `norm_2(x + attention)` and `norm_4(x + mlp)` the
     norms are left, and their gain is one number, the root mean square g of the gain that x left the old layer with::
@@ -29,7 +29,7 @@ def deepen_core(
       config: of the trained network.
       params: its parameters.
       key: of the new layers' random matrices.
-      copies: new layers behind each old one.
+      copies: new layers after each old one.
 
     Returns:
       Config and parameters of the deeper network.

@@ -90,7 +90,7 @@ class RecurrentDepthNetwork:
         return None
 
     def work(self, batch: int, positions: int, context: int) -> Work:
-        """The least that one call on `positions` positions of each row behind `context` cached ones can cost.
+        """The least that one call on `positions` positions of each row after `context` cached ones can cost.
 
         Weights are read once for prelude, coda and output matrix and once a recurrence for core and adapter;
         keys and values of the context once a layer. A multiplication and an addition are two operations.

@@ -56,7 +56,7 @@ def write(cache: KV, window: KV, at: Int[Array, "B"]) -> KV:
 
 
 def widen(window: KV, width: int) -> KV:
-    """The window with zeros behind its positions, up to `width`."""
+    """The window with zeros after its positions, up to `width`."""
     extra = width - window.v.shape[-2]
     rows = [(0, 0)] * (window.v.ndim - 2)
     return KV(jnp.pad(window.k, [*rows, (0, 0), (0, extra)]), jnp.pad(window.v, [*rows, (0, extra), (0, 0)]))

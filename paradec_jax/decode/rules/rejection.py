@@ -11,7 +11,7 @@ tokens committed are distributed as one-by-one sampling draws them, whatever was
 at the numbers that judge it (Leviathan et al. 2023, with a proposal that puts all its mass on x).
 
 It is the rule of the serving engine released with Jacobi Forcing, with these departures: the engine draws no token
-behind a window that is accepted as a whole; where it must avoid x it draws again up to 16 times and then takes the
+after a window that is accepted as a whole; where it must avoid x it draws again up to 16 times and then takes the
 best other token, which is not quite p; its top-p is stricter (`top_p_rule="drop-renormalised"` is that one); and
 it takes temperature 0 as 1.
 """
@@ -53,7 +53,7 @@ def verify(
     keys: Array,
     step: Int[Array, "B"],
 ) -> tuple[Int[Array, "B W"], Bool[Array, "B drafts"]]:
-    """Judges the W - 1 drafts of a window and draws the token behind those that are accepted.
+    """Judges the W - 1 drafts of a window and draws the token after those that are accepted.
 
     Args:
       probs: p of each position, given the drafts before it.
@@ -64,7 +64,7 @@ def verify(
       step: sampler step of each row. Numbers are drawn anew in every step.
 
     Returns:
-      The leading accepted drafts, the token drawn behind them, then the most probable tokens, which the engine
+      The leading accepted drafts, the token drawn after them, then the most probable tokens, which the engine
       drafts next; and which drafts are accepted.
     """
     proposed = jnp.pad(jnp.where(inside, drafts, NONE), ((0, 0), (0, 1)), constant_values=NONE)

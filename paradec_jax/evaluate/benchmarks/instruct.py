@@ -54,7 +54,7 @@ def _humaneval_message(item: Item) -> str:
 
 
 def _humaneval_judged(text: str) -> str:
-    # Behind the prompt, whose function so far is a docstring alone, the whole function is defined again, with the
+    # After the prompt, whose function so far is a docstring alone, the whole function is defined again, with the
     # imports and helpers that the prompt has given.
     return f"\n{first_code(text)}"
 
