@@ -112,8 +112,6 @@ def check(options: Options) -> None:
 
 # Cost
 
-ONE_ROW = np.zeros(1, np.uint32)  # nothing is drawn
-
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
 def run_steps(
@@ -149,7 +147,7 @@ class Compiled:
         draw = np.random.default_rng(seed).integers(0, network.vocab_size, (1, self.candidates * self.width))
         arguments = (
             params,
-            network.init_cache(ONE_ROW, context + self.width),
+            network.init_cache(jnp.zeros(1), context + self.width),
             jnp.asarray(draw, jnp.int32),
             jnp.full(1, context, jnp.int32),
         )
@@ -163,7 +161,7 @@ def compile_steps(
     network: CausalNetwork, params: Any, width: int, count: int, context: int, steps: int
 ) -> Compiled:
     """Compiles the loop of one window; nothing is run."""
-    shapes = jax.eval_shape(lambda: network.init_cache(ONE_ROW, context + width))
+    shapes = jax.eval_shape(lambda: network.init_cache(jnp.zeros(1), context + width))
     tokens = jax.ShapeDtypeStruct((1, count * width), jnp.int32)
     start = time.perf_counter()
     lowered = run_steps.lower(

@@ -1,10 +1,7 @@
 """From texts to texts: samples, stop strings, errors before anything is compiled."""
 
 import dataclasses
-import re
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +14,6 @@ from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.decode.machine import drive
 from paradec_jax.generate import StopStrings, row_keys
 from paradec_jax.store import Model
-from paradec_jax.testing import StubNetwork
 from paradec_jax.tokenizer import Tokenizer
 
 
@@ -210,15 +206,3 @@ def test_a_prompt_may_fill_the_model_to_its_last_position(model, tokenizer):
     network = dataclasses.replace(recite(tokenizer, STORY, start=count), max_length=count + 4)
     out = pd.generate(model, [text], pd.AutoRegressive(), max_new_tokens=4, network=network)
     assert out.tokens == [tokenizer.encode(STORY)[:4]]
-
-
-def test_the_own_decoder_of_the_documentation_runs(model):
-    text = (Path(__file__).parents[1] / "docs" / "own_decoder.md").read_text(encoding="utf-8")
-    (block,) = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "class Vote" in code]
-    names: dict[str, Any] = {"__name__": "own_decoder"}
-    exec(block, names)
-    network = StubNetwork(vocab_size=384, max_length=256)
-    out = pd.generate(model, ["Ana"], names["Vote"](), max_new_tokens=5, network=network)
-    prompt = [1, *model.tokenizer.encode("Ana")]
-    assert out.tokens == [network.expected(prompt, 5)]
-    assert out.network_calls.tolist() == [1 + 4 * 3]
