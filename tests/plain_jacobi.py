@@ -37,7 +37,7 @@ def trajectory(predict: Predict, context: Sequence[int], draft: Sequence[int]) -
 
 
 @functools.cache
-def fractions_of(row: int, seed: int = 0) -> np.ndarray:
+def uniforms_of(row: int, seed: int = 0) -> np.ndarray:
     """The number that draws the guess at each position, for the key that `make_request` gives a row."""
     key = jax.random.fold_in(jax.random.key(seed), row)
     keys = fold(key[None], Purpose.FILLER, jnp.arange(POSITIONS)[None])[0]
@@ -51,7 +51,7 @@ class PlainJacobi:
     predict: Predict
     vocab: int
     prompt: list[int]
-    fractions: np.ndarray
+    uniforms: np.ndarray
     block: int = 16
     running: bool = False
     pool: int = 0
@@ -71,7 +71,7 @@ class PlainJacobi:
 
     def guesses(self, text: list[int]) -> list[int]:
         """A token of the text for each of the next positions."""
-        numbers = self.fractions[len(text) : len(text) + self.width - 1]
+        numbers = self.uniforms[len(text) : len(text) + self.width - 1]
         return [text[int(number * np.float32(len(text)))] for number in numbers]
 
     def move_end(self, agreed: int) -> None:
@@ -143,7 +143,7 @@ def plain_row(options: dict[str, Any], stub: StubCausal, row: int, seed: int = 0
     names = {field.name for field in dataclasses.fields(PlainJacobi)}
     options = {name: value for name, value in options.items() if name in names}
     return PlainJacobi(
-        predictor(stub), stub.vocab_size, list(PROMPTS[row]), fractions_of(row, seed), **options
+        predictor(stub), stub.vocab_size, list(PROMPTS[row]), uniforms_of(row, seed), **options
     )
 
 

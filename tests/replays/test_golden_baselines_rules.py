@@ -91,7 +91,7 @@ def test_calls_reveal_what_llada_and_fast_dllm_reveal(part, name):
     [pair for pair in stored("dream") if not pair[1].startswith(("origin", "entropy_algtemp"))],
 )
 def test_calls_reveal_what_dream_reveals(part, name):
-    settings, arrays, mask = read(part, name)
+    _, arrays, mask = read(part, name)
     calls = len(arrays["timesteps"]) - 1
 
     def rule(call, scores, masked, tokens):
