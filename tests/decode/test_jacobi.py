@@ -3,18 +3,23 @@
 The folder of the recorded model is `PARADEC_GOLDEN/jacobi`, or `tests/golden/jacobi`.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
 import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from plain_jacobi import plain_row
+from plain_jacobi import plain_row, uniforms_of
 from recorded_jacobi import arrays, model, models, recorded_rows
 
 from paradec_jax import decode
+from paradec_jax.decode import Reason
+from paradec_jax.decode.causal.recycling import EMPTY
+from paradec_jax.decode.causal.window_end import newest_block_agreement, window_end
 from paradec_jax.testing import PROMPTS, StubCausal, tiny_request
 
 COUNTING = StubCausal(weights=(1, 0), slope=0)  # the next token is one more
@@ -25,53 +30,133 @@ LONG = 32
 # Every step is that of plain Python
 
 
-def steps_of(state):
-    """Records lengths and the rows of the next call."""
-    return state.progress.length, state.drafts
+def state_and_commits(state, info):
+    """Records the next call's state and how many tokens this one committed."""
+    return state, info.committed
 
 
 @pytest.mark.parametrize(
-    ("stub", "kind", "options", "knobs"),
+    ("stub", "options", "spawn"),
     [
-        (REPEATING, decode.Jacobi, {"block": 5}, {}),
-        (COUNTING, decode.Jacobi, {"block": 6, "running": True, "pool": 2, "rows": 5}, {}),
-        (REPEATING, decode.MultiBlock, {"block": 4, "blocks": 3, "pool": 2}, {"spawn": 0.5}),
-        (COUNTING, decode.MultiBlock, {"block": 5, "blocks": 2, "pool": 1, "rows": 3}, {"spawn": 0.6}),
-        (REPEATING, decode.MultiBlock, {"block": 3, "blocks": 3}, {"spawn": 0.0}),
+        (REPEATING, {"block": 5}, None),
+        (REPEATING, {"block": 4, "candidates": 3}, None),
+        (COUNTING, {"block": 6, "running": True, "pool": 2, "candidates": 5}, None),
+        (REPEATING, {"block": 4, "blocks": 3, "pool": 2}, None),
+        (COUNTING, {"block": 5, "blocks": 2, "pool": 1, "candidates": 3}, 0.6),
+        (REPEATING, {"block": 3, "blocks": 3}, 0.0),
     ],
 )
-def test_steps_are_those_of_plain_python(stub, kind, options, knobs):
-    decoder = kind(stub, LONG + 5, **options)
+def test_every_leaf_is_that_of_plain_python(stub, options, spawn):
+    decoder = decode.Jacobi(stub, LONG + 5, **options)
     request = tiny_request(LONG, seed=3)
-    result, (lengths, drafts) = decode.trace(
-        decoder, None, request, kind.Knobs(**knobs), n=LONG, record=steps_of
+    result, (states, commits) = decode.trace(
+        decoder, None, request, decoder.Knobs(spawn=spawn), n=LONG, record=state_and_commits
     )
-    lengths, drafts = np.asarray(lengths), np.asarray(drafts)
-    saved = 0
+    states = jax.tree.map(
+        np.asarray, dataclasses.replace(states, rows=dataclasses.replace(states.rows, keys=()))
+    )
+    commits, saved = np.asarray(commits), 0
     for i, prompt in enumerate(PROMPTS):
-        plain = plain_row({**options, **knobs}, stub, i, seed=3)
+        plain = plain_row({**options, **({} if spawn is None else {"spawn": spawn})}, stub, i, seed=3)
         for step in range(LONG):
+            before = len(plain.text)
             plain.step()
             if len(plain.text) >= len(prompt) + LONG:
                 break
-            assert lengths[step, i] == len(plain.text)
-            some = len(plain.drafts)
-            assert drafts[step, i, :some].tolist() == plain.drafts
-            assert (drafts[step, i, some:] == drafts[step, i, 0]).all()
-        assert (lengths[step:, i] == len(prompt) + LONG).all()
+            of_row = jax.tree.map(lambda x, at=(step, i): x[at], states)
+            same_leaves(of_row, plain, uniforms_of(i, 3))
+            assert commits[step, i] == len(plain.text) - before
+        assert (states.rows.length[step:, i] == len(prompt) + LONG).all()
         assert (plain.calls, plain.positions) == (result.network_calls[i], result.positions[i])
         assert result.completions()[i] == plain.text[len(prompt) :][:LONG] == stub.expected(prompt, LONG)
         saved += LONG - plain.calls
     assert saved > 0
 
 
+def same_leaves(state, plain, uniforms) -> None:
+    """A row's state after a call, and that of the plain program; what it does not use is empty or a repetition."""
+    length, rows = len(plain.text), state.rows
+    assert (rows.length, rows.reason, rows.tokens[:length].tolist()) == (length, Reason.RUNNING, plain.text)
+    assert rows.counts == {"network_calls": plain.calls, "positions": plain.positions}
+    assert state.cache.tokens[: length - 1].tolist() == plain.text[:-1]
+    assert state.cache.positions[: length - 1].tolist() == list(range(length - 1))
+    some = len(plain.drafts)
+    assert state.candidates[:some].tolist() == plain.drafts
+    assert (state.candidates[some:] == state.candidates[0]).all()
+    assert state.window_end == plain.end
+    some = len(plain.iterates)
+    assert state.pool[:some].tolist() == plain.iterates and (state.pool[some:] == EMPTY).all()
+    np.testing.assert_array_equal(state.uniforms, uniforms[: len(state.uniforms)])
+
+
+# Where the window ends
+
+
+def ends(length, *, start=3, old=3, agreed=0, spawn=None, running=False, **sizes) -> list[int]:
+    """`window_end` of rows that differ in their lengths, or in what agreed."""
+    length, old, agreed = np.broadcast_arrays(length, old, agreed)
+    length, old, agreed = (jnp.asarray(x, jnp.int32) for x in (length, old, agreed))
+    start = jnp.full_like(length, start)
+    return window_end(length, start, old, agreed, spawn, running=running, **sizes).tolist()
+
+
+def test_a_running_window_is_always_full():
+    assert ends([4, 5, 9], block=4, blocks=1, running=True) == [7, 8, 12]
+
+
+def test_a_window_of_one_block_ends_with_the_block_of_the_newest_token():
+    """Blocks begin at 3, 7, 11; the newest token stands at length - 1."""
+    assert ends([4, 7, 8, 11, 12], old=7, block=4, blocks=1) == [7, 7, 11, 11, 15]
+    assert ends([4, 7, 8, 11, 12], old=7, agreed=4, block=4, blocks=1) == [7, 7, 11, 11, 15]
+
+
+def test_blocks_in_flight_are_spawned_one_by_one():
+    sizes = {"block": 4, "blocks": 3}
+    assert ends([4] * 5, old=7, agreed=[0, 1, 2, 3, 4], spawn=0.5, **sizes) == [7, 7, 11, 11, 11]
+    assert ends([4] * 5, old=7, agreed=[0, 1, 2, 3, 4], spawn=1.0, **sizes) == [7, 7, 7, 7, 11]
+    assert ends([4] * 2, old=15, agreed=[0, 4], spawn=0.5, **sizes) == [15, 15]  # all are in flight
+    assert ends([8] * 3, old=[7, 11, 15], spawn=0.5, **sizes) == [11, 11, 15]  # none, one, two were in flight
+    assert ends([4, 8], spawn=0.0, **sizes) == [15, 19]  # all, from the start
+
+
 def test_a_share_of_a_block_is_not_rounded_up():
     """In float32 0.6 * 25 is more than 15."""
-    decoder = decode.MultiBlock(REPEATING, 60, block=25, blocks=2)
-    state = next(decode.stream(decoder, None, tiny_request(50)))
-    knobs = decoder.Knobs(spawn=jnp.float32(0.6))
-    horizon = decoder.horizon(state.progress, state.horizon, jnp.array([14, 15, 16]), knobs)
-    assert (horizon - state.horizon).tolist() == [0, 25, 25]
+    found = ends([4] * 3, old=28, agreed=[14, 15, 16], spawn=jnp.float32(0.6), block=25, blocks=2)
+    assert found == [28, 53, 53]
+
+
+def test_the_newest_block_counts_committed_tokens_and_the_drafts_that_agree_after_them():
+    """Blocks of 4 that end at 7 and at 11; the newest token stands at 4, drafts from 5 on."""
+    agrees = jnp.array([[1, 1, 1, 0, 1, 1], [1, 0, 1, 1, 0, 0], [0, 1, 0, 1, 1, 0]], bool)
+
+    def agreed(end: int) -> list[int]:
+        inside = 5 + jnp.arange(6) < end
+        return newest_block_agreement(agrees & inside, jnp.full(3, 4), jnp.full(3, end), 4).tolist()
+
+    assert (agreed(7), agreed(11)) == ([4, 3, 2], [1, 2, 0])
+
+
+def test_when_blocks_are_spawned_is_half_a_block_by_default():
+    """It means nothing to a single block, which refuses it."""
+    several, one = decode.Jacobi(REPEATING, 9, blocks=2), decode.Jacobi(REPEATING, 9)
+    assert several.knobs(None).spawn == several.knobs(several.Knobs(spawn=0.5)).spawn == 0.5
+    assert one.knobs(None).spawn is None
+    with pytest.raises(ValueError, match="spawn needs blocks of at least 2, not 1"):
+        decode.run(one, None, tiny_request(3), one.Knobs(spawn=0.5))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"candidates": 0}, "candidates must be at least 1, .* not 0"),
+        ({"pool": 2, "candidates": 1}, "at least 2 .* not 1"),
+        ({"blocks": 0}, "blocks must be at least 1, not 0"),
+        ({"blocks": 2, "running": True}, "blocks must be 1, not 2"),
+    ],
+)
+def test_sizes_without_a_meaning_are_refused(options, text):
+    with pytest.raises(ValueError, match=text):
+        decode.Jacobi(**options)
 
 
 # Sampling
@@ -82,7 +167,7 @@ def test_samples_have_the_distribution_of_the_network():
     vocab, draws, new = 4, 4096, 4
     stub = StubCausal(vocab_size=vocab, weights=(1, 1, 0), sharpness=1.0)
     request = tiny_request(new, prompts=[(1, 2)] * draws, seed=5)
-    decoder = decode.MultiBlock(stub, 2 + new, block=2, blocks=2, rows=3)
+    decoder = decode.Jacobi(stub, 2 + new, block=2, blocks=2, candidates=3)
     result = decode.run(decoder, None, request, decoder.Knobs(temperature=1.0, spawn=0.0))
     assert result.network_calls.mean() < 0.8 * new
     tokens = np.asarray(result.completions())
@@ -166,37 +251,37 @@ def fewer_calls(block: int, copies: int, decoder, **knobs) -> None:
 
 @pytest.mark.parametrize("block", BLOCKS[-2:-1])
 def test_fewer_calls_than_every_recorded_run(block):
-    fewer_calls(block, 5, decode.MultiBlock(block=block, blocks=2, rows=4, greedy=True), spawn=0.0)
+    fewer_calls(block, 5, decode.Jacobi(block=block, blocks=2, candidates=4, greedy=True), spawn=0.0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS[-3:])
 def test_fewer_calls_on_average_over_many_keys(block):
-    fewer_calls(block, 20, decode.MultiBlock(block=block, blocks=2, rows=4, greedy=True), spawn=0.0)
-    fewer_calls(block, 20, decode.MultiBlock(block=block, blocks=2, pool=4, greedy=True), spawn=0.0)
-    fewer_calls(block, 20, decode.Jacobi(block=block, running=True, rows=4, greedy=True))
+    fewer_calls(block, 20, decode.Jacobi(block=block, blocks=2, candidates=4, greedy=True), spawn=0.0)
+    fewer_calls(block, 20, decode.Jacobi(block=block, blocks=2, pool=4, greedy=True), spawn=0.0)
+    fewer_calls(block, 20, decode.Jacobi(block=block, running=True, candidates=4, greedy=True))
 
 
 COVERING = [
-    (decode.Jacobi, {"block": 4}, {}, 8),
-    (decode.Jacobi, {"block": 64, "pool": 1}, {}, 1),
-    (decode.Jacobi, {"block": 16, "pool": 4}, {}, 8),
-    (decode.Jacobi, {"block": 8, "running": True, "pool": 2}, {}, 1),
-    (decode.Jacobi, {"block": 32, "running": True, "rows": 3}, {}, 8),
-    (decode.MultiBlock, {"block": 4, "blocks": 4, "pool": 3}, {"spawn": 0.85}, 1),
-    (decode.MultiBlock, {"block": 8, "blocks": 3}, {"spawn": 0.0}, 8),
-    (decode.MultiBlock, {"block": 16, "blocks": 1, "pool": 4}, {"spawn": 0.5}, 1),
-    (decode.MultiBlock, {"block": 16, "blocks": 2, "pool": 4, "rows": 8}, {"spawn": 0.5}, 8),
-    (decode.MultiBlock, {"block": 32, "blocks": 2, "rows": 4}, {"spawn": 0.85}, 1),
-    (decode.MultiBlock, {"block": 32, "blocks": 3, "pool": 2}, {"spawn": 0.0}, 1),
-    (decode.MultiBlock, {"block": 64, "blocks": 2}, {"spawn": 0.5}, 8),
+    ({"block": 4}, {}, 8),
+    ({"block": 64, "pool": 1}, {}, 1),
+    ({"block": 16, "pool": 4}, {}, 8),
+    ({"block": 8, "running": True, "pool": 2}, {}, 1),
+    ({"block": 32, "running": True, "candidates": 3}, {}, 8),
+    ({"block": 4, "blocks": 4, "pool": 3}, {"spawn": 0.85}, 1),
+    ({"block": 8, "blocks": 3}, {"spawn": 0.0}, 8),
+    ({"block": 16, "blocks": 2, "pool": 4}, {"spawn": 1.0}, 1),
+    ({"block": 16, "blocks": 2, "pool": 4, "candidates": 8}, {"spawn": 0.5}, 8),
+    ({"block": 32, "blocks": 2, "rows": 4}, {"spawn": 0.85}, 1),
+    ({"block": 32, "blocks": 3, "pool": 2}, {"spawn": 0.0}, 1),
+    ({"block": 64, "blocks": 2}, {"spawn": 0.5}, 8),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("kind", "options", "knobs", "batch"), COVERING)
-def test_output_is_that_of_static_decoding(kind, options, knobs, batch, temperature):
+@pytest.mark.parametrize(("options", "knobs", "batch"), COVERING)
+def test_output_is_that_of_autoregressive_decoding(options, knobs, batch, temperature):
     name = learned()
     network, params, spec = model(name)
     prompts, outputs = recorded_rows(name)
@@ -204,11 +289,11 @@ def test_output_is_that_of_static_decoding(kind, options, knobs, batch, temperat
     chosen = [prompts[i % len(prompts)] for i in range(batch)]
     request = decode.make_request(chosen, max_new_tokens=budget, stop=spec.stop, seed=batch)
     size = max(map(len, prompts)) + budget
-    decoder, one = kind(network, size, **options), decode.AutoRegressive(network, size)
-    result = decode.run(decoder, params, request, kind.Knobs(temperature=temperature, **knobs))
-    static = decode.run(one, params, request, one.Knobs(temperature=temperature))
-    assert result.completions() == static.completions()
-    assert result.reasons.tolist() == static.reasons.tolist()
-    assert (result.network_calls <= static.network_calls).all()
+    decoder, one = decode.Jacobi(network, size, **options), decode.AutoRegressive(network, size)
+    result = decode.run(decoder, params, request, decoder.Knobs(temperature=temperature, **knobs))
+    alone = decode.run(one, params, request, one.Knobs(temperature=temperature))
+    assert result.completions() == alone.completions()
+    assert result.reasons.tolist() == alone.reasons.tolist()
+    assert (result.network_calls <= alone.network_calls).all()
     if temperature == 0:
         assert result.completions() == [outputs[i % len(prompts)] for i in range(batch)]

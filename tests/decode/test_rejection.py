@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from paradec_jax.decode.sampling import filtered_probabilities
 from results import listed
 
 from paradec_jax import decode
-from paradec_jax.decode import rejection, stop
+from paradec_jax.decode.rules import rejection, windows
+from paradec_jax.decode.rules.sampling import filtered_probabilities
 from paradec_jax.testing import tiny_causal, tiny_causal_params, tiny_request
 
 VOCAB, PROMPT, NEW, DRAWS = 5, (1, 3), 4, 4096
@@ -147,9 +147,10 @@ def decode_with(decoder, params, request, knobs, guesses):
     guesses = jnp.broadcast_to(guesses, (request.batch, len(guesses)))
 
     def body(state, _):
-        guessed = stop.window(guesses, state.progress.length, decoder.width - 1)[:, None]
-        state = dataclasses.replace(state, drafts=jnp.where(guessed < 0, state.drafts, guessed))
-        return decoder.step(params, state, knobs), None
+        guessed = windows.window(guesses, state.rows.length, decoder.width - 1)[:, None]
+        guessed = jnp.where(guessed < 0, state.candidates, guessed)
+        state = dataclasses.replace(state, candidates=guessed)
+        return decoder.step(params, state, knobs)[0], None
 
     state, _ = lax.scan(body, decoder.init(params, request, knobs), length=NEW)
     return decoder.finish(state)
@@ -157,7 +158,7 @@ def decode_with(decoder, params, request, knobs, guesses):
 
 DECODERS = {
     "running": decode.Jacobi(NETWORK, 6, block=3, running=True, acceptance="rejection"),
-    "blocks": decode.MultiBlock(NETWORK, 6, block=2, blocks=2, acceptance="rejection"),
+    "blocks": decode.Jacobi(NETWORK, 6, block=2, blocks=2, acceptance="rejection"),
 }
 FILTERED = {"top_k": 4, "top_p": 0.95, "min_p": 0.02}
 
