@@ -49,9 +49,10 @@ def _groups(study: Study, rows: Sequence[Row]) -> dict[Any, list[Row]]:
 
 
 def _compared(study: Study, rows: Sequence[Row]) -> list[Row]:
-    """The rows that have the choices of both axes."""
+    """The rows that have the choices of both axes; what is not set has no place on an axis of numbers."""
     wanted = {*_names(study.x), *_names(study.lines)}
-    return [row for row in rows[1:] if wanted <= row["settings"].keys()]
+    found = [row for row in rows[1:] if wanted <= row["settings"].keys()]
+    return [row for row in found if isinstance(study.x, tuple) or row["settings"][study.x] is not None]
 
 
 def _choice(row: Row, names: str | tuple[str, ...] | None) -> Any:

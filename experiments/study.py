@@ -154,7 +154,8 @@ def run(study: Study, name: str, model: Any, problems: Problems, options: Option
     stem = f"{name}-{options.name}".replace("/", "-")
     path = options.folder / f"{stem}.json"
     rows = _read(path, options.facts())
-    settings = study.settings(Depth(model.network.recurrence, options.needed))
+    recurrence = model.network.recurrence if study.family == "recurrent_depth" else 1
+    settings = study.settings(Depth(recurrence, options.needed))
     baseline = next(setting for setting in settings if setting.baseline)
     missing = [setting for setting in settings if _key(setting) not in rows and not setting.baseline]
     groups = [missing[i : i + GROUP] for i in range(0, len(missing), GROUP)]
