@@ -11,6 +11,7 @@ Where decoders have `prepare`, parameters are prepared once and not timed; in an
 """
 
 import dataclasses
+import importlib
 import inspect
 import json
 import math
@@ -127,9 +128,7 @@ def _settings(family: str) -> Sequence[Any]:
     try:
         from paradec_jax.families import FAMILIES
     except ImportError:
-        from paradec_jax.evaluate import SETTINGS
-
-        return SETTINGS[family]
+        return importlib.import_module("paradec_jax.evaluate").SETTINGS[family]
     return FAMILIES[family].settings
 
 

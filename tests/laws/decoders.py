@@ -268,7 +268,8 @@ ROWS = {
         count=functools.partial(drafted_count, HEAD, 3),
     ),
 }
-# One row of each class; some others are slow, for they take the same way through its code.
+# One row of each class is quick; the others take the same way through its code. Of the replicas, which nobody but
+# studies runs, only what is asked of `EVERY` and `COUNTED` is quick.
 CLASSES = tuple({row.kind: name for name, row in reversed(ROWS.items())}.values())
 VARIANTS = (
     "static-hasty",
@@ -283,17 +284,20 @@ VARIANTS = (
 )
 
 
-def over(rows: Any) -> Any:
-    """A test of each of these rows."""
-    names = [pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in rows]
+def over(rows: Any, slow: tuple[str, ...]) -> Any:
+    """A test of each of these rows, some of them slow."""
+    names = [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in rows]
     return pytest.mark.parametrize("name", names)
 
 
-EVERY = over(ROWS)
-EACH_CLASS = over(CLASSES)
-CUT = over({name: row for name, row in ROWS.items() if not row.overruns})
-SAMPLED = over({name: row for name, row in ROWS.items() if not row.only_greedy})
-COUNTED = over({name: row for name, row in ROWS.items() if row.count})
+REPLICAS = tuple(name for name, row in ROWS.items() if ".released." in row.kind.__module__)
+SELDOM = (*VARIANTS, *REPLICAS, "any-order-shifted")
+EVERY = over(ROWS, VARIANTS)
+COUNTED = over({name: row for name, row in ROWS.items() if row.count}, VARIANTS)
+ALL = over(ROWS, SELDOM)
+EACH_CLASS = over(CLASSES, SELDOM)
+CUT = over({name: row for name, row in ROWS.items() if not row.overruns}, SELDOM)
+SAMPLED = over({name: row for name, row in ROWS.items() if not row.only_greedy}, SELDOM)
 
 
 # On small models of random weights

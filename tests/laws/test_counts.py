@@ -4,14 +4,14 @@ import collections
 
 import jax
 import pytest
-from decoders import BUDGET, COUNTED, EVERY, ROWS
+from decoders import ALL, BUDGET, COUNTED, ROWS
 from results import take
 
 from paradec_jax import decode
 from paradec_jax.testing import PROMPTS, tiny_request
 
 
-@EVERY
+@ALL
 def test_tokens_are_the_known_ones(name):
     row = ROWS[name]
     if row.recurrence is None:
@@ -32,7 +32,7 @@ def test_counts_are_the_known_ones(name):
     assert list(counts) == [row.count(stub, len(p), n) for p, n in zip(PROMPTS, (BUDGET, 1, 6), strict=True)]
 
 
-@EVERY
+@ALL
 def test_counts_are_what_really_ran(name):
     row = ROWS[name]
     ran: collections.Counter = collections.Counter()

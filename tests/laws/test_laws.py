@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoders import (
+    ALL,
     BUDGET,
     EACH_CLASS,
     EVERY,
@@ -107,7 +108,7 @@ def test_greedy_programs_are_those_of_temperature_0(name):
 # 3. Row independence, and rows that are finished
 
 
-@EVERY
+@ALL
 def test_rows_are_independent(name):
     row = ROWS[name]
     params, knobs = row.params, row.values(temperature=3.0)
@@ -123,7 +124,7 @@ def test_rows_are_independent(name):
         assert listed(decode.run(alone, params, take(request, i), knobs)) == rows_of(together, i)
 
 
-@EVERY
+@ALL
 def test_finished_rows_do_not_move(name):
     row = ROWS[name]
     decoder, request = row.decoder(), tiny_request((BUDGET, 1, 4))
@@ -148,7 +149,7 @@ def test_finished_rows_do_not_move(name):
 # 5. Compile once
 
 
-@EVERY
+@ALL
 def test_knobs_and_equal_decoders_share_a_program(name):
     row = ROWS[name]
     params, request = row.params, tiny_request(BUDGET, stop=(0,))

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoders import BUDGET, CUT, EVERY, ROWS, SIZE, STEPS, record_length
+from decoders import ALL, BUDGET, CUT, ROWS, SIZE, STEPS, record_length
 from results import take
 
 from paradec_jax import decode
@@ -81,7 +81,7 @@ def test_max_steps_and_a_full_buffer(name):
     assert (full.reasons == decode.Reason.BUDGET).all()
 
 
-@EVERY
+@ALL
 def test_the_caller_may_interrupt(name):
     row = ROWS[name]
     decoder = row.decoder()
