@@ -4,7 +4,7 @@
 
     import paradec_jax as pd
 
-    model = pd.load("tiny-recurrent")
+    model = pd.load("tiny-recurrent-distilled")
     out = pd.generate(model, ["Question: ..."], pd.Wavefront(inner_recurrence=4), max_new_tokens=200, seed=0)
     print(out.text[0], out.network_calls[0], out.tokens_per_call[0])
 """
