@@ -16,8 +16,8 @@ from test_store import CONFIG, TOKENS, assert_same, make_model
 from convert.cli import main
 from paradec_jax import store
 from paradec_jax.config import CausalConfig
-from paradec_jax.families import PRESETS
 from paradec_jax.disk import format1, tensors
+from paradec_jax.families import PRESETS
 from paradec_jax.store import StoreError
 
 CAUSAL = dataclasses.replace(PRESETS["test-causal"], qk_norm=True)

@@ -135,9 +135,7 @@ def compare(
         if speeds:
             row |= _speed(speeds[i], speeds[baselines[0]])
             row["core_pass_microseconds"] = (
-                None
-                if half is None
-                else _core_pass(speeds[i], speeds[everything.index(half)])
+                None if half is None else _core_pass(speeds[i], speeds[everything.index(half)])
             )
         results.append({"family": model.family, "model": name} | row | _machine(model))
     return Comparison(results, [setting.label() for setting in settings], baselines[0], exact)

@@ -106,9 +106,7 @@ def measure(
             seconds[1, i, turn], prompts[i] = _time(case, params, requests, 0)
             advance(1)
     batch = requests[0].batch
-    return [
-        _speed(batch, results[i], prompts[i], seconds[:, i], compiled[i]) for i in range(len(cases))
-    ]
+    return [_speed(batch, results[i], prompts[i], seconds[:, i], compiled[i]) for i in range(len(cases))]
 
 
 def compile_all(

@@ -28,8 +28,8 @@ from convert import engine, huginn
 from convert.cli import main
 from paradec_jax import store
 from paradec_jax.config import RecurrentDepthConfig, TokenSpec
-from paradec_jax.families import PRESETS
 from paradec_jax.disk.tensors import write_tensors
+from paradec_jax.families import PRESETS
 
 
 class TestIdentity:

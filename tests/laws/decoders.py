@@ -142,13 +142,16 @@ def dual_cache_count(block: int, stub: StubDenoiser, prompt: int, new: int) -> C
 
 
 def drafted_count(head: StubCausal, ahead: int, stub: StubCausal, prompt: int, new: int) -> Count:
-    """A call commits the drafts that are right and one token more; the head drafts one more than is verified."""
+    """A call commits the drafts that are right and one token more; the head drafts one more than is verified.
+
+    A row whose first token is its last has stopped before the head reads it.
+    """
     text, length, calls = text_of(stub, prompt, new), prompt + 1, 1
     while length < prompt + new:
         length += right(head.expected(text[:length], ahead), text[length:]) + 1
         calls += 1
     steps = calls - 1
-    return calls, prompt + steps * (1 + ahead), 1 + steps * (1 + ahead)
+    return calls, prompt + steps * (1 + ahead), (new > 1) + steps * (1 + ahead)
 
 
 REPEATING = {"weights": (0, 0, 1, 0), "slope": 0, "constant": 0}  # the text has period 3
@@ -333,9 +336,9 @@ def causal(kind: type, size: int = SIZE, **options: Any) -> Any:
 # What tests of the laws share
 
 
-def record_state(state: Any, info: Any) -> Any:
-    """Records a state as it is."""
-    return state
+def record_trusted(state: Any, info: Any) -> Any:
+    """Records a state and how many cache entries it trusts."""
+    return state, getattr(state, "cached", ())
 
 
 def record_length(state: Any, info: Any) -> Any:

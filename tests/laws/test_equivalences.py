@@ -239,5 +239,5 @@ def test_buckets_change_nothing():
 
 def test_random_weights_accept_few_drafts():
     decoder = tiny(decode.SelfSpeculative, "full", draft_recurrence=2, lookahead=3)
-    rounds = (int(decode.run(decoder, tiny_params(), tiny_request(BUDGET)).network_calls.max()) - 1) / 4
+    rounds = (int(decode.run(decoder, tiny_params(2), tiny_request(BUDGET)).network_calls.max()) - 1) / 4
     assert rounds > 0.8 * (BUDGET - 1), f"{rounds} rounds"

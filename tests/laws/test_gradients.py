@@ -44,7 +44,7 @@ class Constant(decode.SoftWavefront):
 def wide_params() -> dict[str, Any]:
     network = tiny_network(**WIDE)
     zeros = jnp.zeros((STEPS, 2, WAVE["window"], network.config.width), jnp.float64)
-    return {**tiny_params(gain=3.0, **WIDE), "constants": zeros}
+    return {**tiny_params(1, gain=3.0, **WIDE), "constants": zeros}
 
 
 def at_knobs() -> dict[str, jax.Array]:
@@ -120,6 +120,7 @@ def test_soft_gradients_are_finite_differences():
         check_differences(wide_params(), gradient, events)
 
 
+@pytest.mark.slow
 def test_straight_through_gradients_are_those_of_the_surrogate():
     """Of the sampler that reads `p E + c`, with the constants c = E[y] - p E of this very run."""
     value, events, gradient = graded("straight_through")
@@ -195,7 +196,7 @@ def traced(kind: type, options: tuple = (), knobs: tuple = ()) -> Any:
     network = tiny_network(core_layers=1)
     decoder = kind(network, SIZE, **WAVE, greedy=True, **dict(options))
     knobs = decoder.Knobs(**{**LIVELY, **{k: np.asarray(v, np.float32) for k, v in knobs}})
-    params, request = tiny_params(core_layers=1), tiny_request((BUDGET, 4, 6))
+    params, request = tiny_params(5, core_layers=1), tiny_request((BUDGET, 4, 6))
     return decode.trace(decoder, params, request, knobs, n=TRACED, record=whole)[1]
 
 

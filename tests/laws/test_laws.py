@@ -22,7 +22,7 @@ from decoders import (
     SIZE,
     STEPS,
     VARIANTS,
-    record_state,
+    record_trusted,
     without_keys,
 )
 from results import listed, rows_of, take
@@ -128,8 +128,9 @@ def test_rows_are_independent(name):
 def test_finished_rows_do_not_move(name):
     row = ROWS[name]
     decoder, request = row.decoder(), tiny_request((BUDGET, 1, 4))
-    _, states = decode.trace(decoder, row.params, request, row.values(), n=STEPS, record=record_state)
-    cache, cached = getattr(states, "cache", ()), np.asarray(getattr(states, "cached", 0))
+    _, records = decode.trace(decoder, row.params, request, row.values(), n=STEPS, record=record_trusted)
+    states, cached = records
+    cache, cached = getattr(states, "cache", ()), np.asarray(cached)
     cache, rows = without_keys(cache), without_keys(states.rows)
     done = rows.reason > 0
     assert (np.diff(done.astype(int), axis=0) >= 0).all() and done[-1].all() and not done[0].all()
@@ -140,7 +141,7 @@ def test_finished_rows_do_not_move(name):
         for values in (kept.length, kept.reason, *kept.counts.values()):
             assert (values == values[0]).all()
         assert (kept.tokens[:, :length] == kept.tokens[0, :length]).all()
-        if cached.ndim:
+        if cached.size:
             assert (cached[since:, i] == cached[since, i]).all() and cached[since, i] <= length
             trusted = jax.tree.map(lambda x, s=since, i=i, n=cached[since, i]: x[s:, i, :n], cache)
             jax.tree.map(lambda x: np.testing.assert_array_equal(x, np.broadcast_to(x[:1], x.shape)), trusted)

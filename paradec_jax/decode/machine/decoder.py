@@ -147,7 +147,7 @@ class DecoderBase(abc.ABC):
             if getattr(knobs, field) is not None:
                 needs, least = without[field]
                 raise ValueError(f"{field} needs {needs} of at least {least}, not {getattr(self, needs)}")
-        return dataclasses.replace(as_arrays(knobs), **dict.fromkeys(without))
+        return dataclasses.replace(as_arrays(knobs, self), **dict.fromkeys(without))
 
     def prepare(self, params: Any) -> Any:
         """Parameters laid out for decoding; of several networks, one dictionary by field name."""

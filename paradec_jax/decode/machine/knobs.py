@@ -17,8 +17,9 @@ def knob(default: Any, **metadata: Any) -> Any:
 
     Args:
       default: its value where the caller says nothing.
-      metadata: `unset`, the number that stands for None in the compiled program; `schedule=True` allows one value
-        for each age, an array [K]; `needs=(name, least)`, a field of the decoder below which the knob must be None.
+      metadata: `unset`, what stands for None in the compiled program, a number or a function of the decoder;
+        `schedule=True` allows one value for each age, an array [K]; `needs`, a field of the decoder and the value
+        below which the knob must be None.
     """
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -59,11 +60,19 @@ def check_range(value: Any, name: str, allowed: Any, text: str) -> None:
 def unneeded(knobs: Any, decoder: Any) -> dict[str, tuple[str, int]]:
     """Knobs that mean nothing to a decoder, each with what it `needs`: the field's name and its least value."""
     needs = {f.name: f.metadata["needs"] for f in dataclasses.fields(knobs) if "needs" in f.metadata}
-    return {knob: (name, least) for knob, (name, least) in needs.items() if getattr(decoder, name) < least}
+    return {
+        knob: (name, least)
+        for knob, (name, least) in needs.items()
+        if hasattr(decoder, name) and getattr(decoder, name) < least
+    }
 
 
-def as_arrays(knobs: Any) -> Any:
+def as_arrays(knobs: Any, decoder: Any = None) -> Any:
     """The knobs as float32 and int32 scalars, so that Python numbers, None and arrays trace one program.
+
+    Args:
+      knobs: as the caller gave them.
+      decoder: what a knob's `unset` may depend on.
 
     Raises:
       ValueError: an array where one number for all rows is wanted.
@@ -80,11 +89,15 @@ def as_arrays(knobs: Any) -> Any:
                 f"{name} must be one number for all rows, not of shape {shape}: use vmap to try several"
             )
     unset = {
-        field.name: field.metadata["unset"]
+        field.name: _value_of(field.metadata["unset"], decoder)
         for field in dataclasses.fields(knobs)
         if getattr(knobs, field.name) is None and "unset" in field.metadata
     }
     return jax.tree.map(_as_array, dataclasses.replace(knobs, **unset))
+
+
+def _value_of(unset: Any, decoder: Any) -> Any:
+    return unset(decoder) if callable(unset) else unset
 
 
 def _as_array(x: Any) -> Any:

@@ -31,7 +31,15 @@ class Setting:
     def settings(self) -> dict[str, Any]:
         """Every choice of the decoder and its knobs, for JSON."""
         knobs = self.decoder.Knobs() if self.knobs is None else self.knobs
-        technical = ("network", *self.decoder.further_networks, "size", "spec", "log_probs", "greedy", "bounded")
+        technical = (
+            "network",
+            *self.decoder.further_networks,
+            "size",
+            "spec",
+            "log_probs",
+            "greedy",
+            "bounded",
+        )
         kept = {} if self.cache is None else {"cache": self.cache}
         return fields_of(self.decoder, technical) | fields_of(knobs, ()) | kept
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.machine.knobs import check_range
+from paradec_jax.decode.machine.knobs import check_range, knob
 from paradec_jax.decode.machine.network import Forward, Prefix
-from paradec_jax.decode.recurrent.criteria import Criterion
+from paradec_jax.decode.recurrent.criteria import CRITERIA, Criterion
 from paradec_jax.decode.recurrent.latents import LatentKnobs
 from paradec_jax.decode.rules.windows import last_of, where_rows
 
@@ -156,6 +156,10 @@ class Fed:
         return self.positions[:, 0]
 
 
+def _own_threshold(decoder: Any) -> float:
+    return CRITERIA[decoder.criterion].threshold
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AdaptiveKnobs(LatentKnobs):
@@ -167,7 +171,7 @@ class AdaptiveKnobs(LatentKnobs):
       check_every: recurrences between checks.
     """
 
-    exit_threshold: Float[Array, ""] | float | None = None
+    exit_threshold: Float[Array, ""] | float | None = knob(None, unset=_own_threshold)
     min_recurrence: Int[Array, ""] | int = 0
     check_every: Int[Array, ""] | int = 1
 
