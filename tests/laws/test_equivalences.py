@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoders import BUDGET, CAUSAL, REAL, REPEATING, SIZE, causal, over, tiny
+from decoders import BUDGET, CAUSAL, REAL, REPEATING, SIZE, causal, tiny
 from results import listed, rows_of, take
 
 from paradec_jax import decode
@@ -177,7 +177,7 @@ def test_a_wave_without_warm_starts_is_static_decoding(temperature):
 
 
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
-@over(CAUSAL)
+@pytest.mark.parametrize("name", CAUSAL)
 def test_drafts_of_any_origin_are_static_decoding(name, temperature):
     """On a stub whose drafts are often right, each position with its own draw, and on a model, whose are not."""
     kind, options = CAUSAL[name]

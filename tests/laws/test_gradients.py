@@ -44,7 +44,7 @@ class Constant(decode.SoftWavefront):
 def wide_params() -> dict[str, Any]:
     network = tiny_network(**WIDE)
     zeros = jnp.zeros((STEPS, 2, WAVE["window"], network.config.width), jnp.float64)
-    return {**tiny_params(1, gain=3.0, **WIDE), "constants": zeros}
+    return {**tiny_params(11, gain=2.0, **WIDE), "constants": zeros}
 
 
 def at_knobs() -> dict[str, jax.Array]:
