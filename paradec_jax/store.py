@@ -29,7 +29,7 @@ from paradec_jax.config import ModelConfig, TokenSpec
 from paradec_jax.disk import format1
 from paradec_jax.disk.folders import StoreError, refuse_existing, staged
 from paradec_jax.disk.tensors import INDEX, Lazy, TensorFiles, digests, listed_in, write_tensors
-from paradec_jax.families import family_named, network_of, parameter_shapes
+from paradec_jax.families import FAMILIES, family_named, network_of, parameter_shapes
 from paradec_jax.tokenizer import Tokenizer
 
 __all__ = ["Model", "StoreError", "fingerprint", "load", "locate", "refuse_existing", "save", "staged"]
@@ -335,7 +335,8 @@ def _network_part(folder: Path, description: Mapping[str, Any]) -> tuple[ModelCo
     try:
         family = family_named(str(part.get("family")))
     except ValueError as error:
-        raise StoreError(f"{where}: {error}") from error
+        known = ", ".join(FAMILIES)
+        raise StoreError(f"family of {where} must be one of {known}, not {part.get('family')!r}") from error
     config = _build(family.config, part.get("config"), f"config of {where}", unknown=former)
     if not isinstance(part.get("sha256"), dict):
         raise StoreError(f"{where} has no table of digests (sha256)")

@@ -50,6 +50,17 @@ hook = install_import_hook(
 )
 
 
+SLOW = frozenset((ROOT / "tests" / "slow.txt").read_text(encoding="utf-8").splitlines())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks as slow what `slow.txt` names: tests that took long on two cores, for the programs that they compile."""
+    for item in items:
+        if item.nodeid in SLOW:
+            item.add_marker(pytest.mark.slow)
+
+
 MAPS = Path("/proc/self/maps")
 MOST_MAPS = 20_000
 

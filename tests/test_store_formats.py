@@ -17,7 +17,7 @@ from convert.cli import main
 from paradec_jax import store
 from paradec_jax.config import CausalConfig
 from paradec_jax.disk import format1, tensors
-from paradec_jax.families import PRESETS
+from paradec_jax.families import PRESETS, family_named
 from paradec_jax.store import StoreError
 
 CAUSAL = dataclasses.replace(PRESETS["test-causal"], qk_norm=True)
@@ -134,7 +134,7 @@ def write_format_1(folder: Path, model: store.Model, family: str) -> Path:
 @pytest.fixture(params=["recurrent_depth", "jacobi"])
 def former(request, tmp_path) -> tuple[Path, store.Model]:
     """A folder of format 1 and the model in it; causal models were of family "jacobi"."""
-    model = make_model(CONFIGS[store.FORMER_NAMES.get(request.param, request.param)])
+    model = make_model(CONFIGS[family_named(request.param).name])
     return write_format_1(tmp_path / "former", model, request.param), model
 
 

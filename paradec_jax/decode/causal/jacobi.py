@@ -43,6 +43,7 @@ from paradec_jax.decode.rules.sampling import distribution
 from paradec_jax.decode.rules.windows import shift, window, write_after_read
 
 ACCEPTANCES = ("coupled", "rejection")
+SPAWN = 0.5  # share of a block, where a knob is not set
 
 
 @jax.tree_util.register_dataclass
@@ -55,7 +56,7 @@ class JacobiKnobs(SamplingKnobs):
         all blocks are in flight from the start. None is 0.5, and the only choice with one block.
     """
 
-    spawn: Float[Array, ""] | float | None = knob(None, unset=0.5, needs=("blocks", 2))
+    spawn: Float[Array, ""] | float | None = knob(None, unset=SPAWN, needs=("blocks", 2))
 
     def check(self) -> None:
         """Raises ValueError for values outside their range, unless they are traced."""
@@ -270,7 +271,7 @@ class Jacobi(DecoderBase):
             rows.prompt_lengths,
             old,
             agreed,
-            knobs.spawn,
+            SPAWN if knobs.spawn is None else knobs.spawn,
             block=self.block,
             blocks=self.blocks,
             running=self.running,
