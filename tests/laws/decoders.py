@@ -294,7 +294,16 @@ def over(rows: Any, slow: tuple[str, ...]) -> Any:
 
 
 REPLICAS = tuple(name for name, row in ROWS.items() if ".released." in row.kind.__module__)
-SELDOM = (*VARIANTS, *REPLICAS, "any-order-shifted")
+SELDOM = (
+    *VARIANTS,
+    *REPLICAS,
+    "static-continuous",
+    "adaptive-entropy",
+    "wavefront-buckets",
+    "wavefront-headway",
+    "jacobi-candidates",
+    "any-order-shifted",
+)
 EVERY = over(ROWS, VARIANTS)
 COUNTED = over({name: row for name, row in ROWS.items() if row.count}, VARIANTS)
 ALL = over(ROWS, SELDOM)
