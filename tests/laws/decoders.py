@@ -271,8 +271,8 @@ ROWS = {
         count=functools.partial(drafted_count, HEAD, 3),
     ),
 }
-# One row of each class is quick; the others take the same way through its code. Of the replicas, which nobody but
-# studies runs, only what is asked of `EVERY` and `COUNTED` is quick.
+# One row of each class is quick in the laws of `EVERY` and `COUNTED`; in the others only rows of their own way through
+# the machine are, and none of the replicas, which studies alone run.
 CLASSES = tuple({row.kind: name for name, row in reversed(ROWS.items())}.values())
 VARIANTS = (
     "static-hasty",
@@ -301,7 +301,11 @@ SELDOM = (
     "adaptive-entropy",
     "wavefront-buckets",
     "wavefront-headway",
+    "wavefront-straight-through",
+    "lookahead",
+    "prompt-lookup",
     "jacobi-candidates",
+    "dual-cache",
     "any-order-shifted",
 )
 EVERY = over(ROWS, VARIANTS)
