@@ -271,8 +271,8 @@ ROWS = {
         count=functools.partial(drafted_count, HEAD, 3),
     ),
 }
-# One row of each class is quick in the laws of `EVERY` and `COUNTED`; in the others only rows of their own way through
-# the machine are, and none of the replicas, which studies alone run.
+# One row of each class is quick in the laws of `EVERY` and `COUNTED`. In the others only rows that go a way of their
+# own through the machine are quick, and none of the replicas, which studies alone run.
 CLASSES = tuple({row.kind: name for name, row in reversed(ROWS.items())}.values())
 VARIANTS = (
     "static-hasty",
