@@ -27,11 +27,11 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@echo "== tests"
-	@$(BIN)/python -m pytest -n 2 -m "not slow" --ignore=tests/scripts
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" --ignore=tests/scripts
 
 scripts: $(STAMP)
 	@echo "== tests of scripts"
-	@$(BIN)/python -m pytest -n 2 -m "not slow" tests/scripts
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" tests/scripts
 
 test-golden: $(STAMP)
 	@echo "== recorded arrays of $(FAMILY) $(if $(PARADEC_GOLDEN),in $(PARADEC_GOLDEN))"

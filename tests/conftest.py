@@ -9,6 +9,8 @@ import os
 import sys
 from pathlib import Path
 
+import jaxlib
+
 ROOT = Path(__file__).parents[1]
 # Code of the host that answers values of a wrong type with sentences of its own, which tests read.
 UNCHECKED = ("chat", "cli", "config", "data", "store", "tokenizer")
@@ -16,8 +18,13 @@ UNCHECKED = ("chat", "cli", "config", "data", "store", "tokenizer")
 UNCHECKABLE = ("losses",)
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Most of the time goes into compiling programs that run once: LLVM without optimisation takes half as long.
-os.environ["XLA_FLAGS"] = f"--xla_backend_optimization_level=0 {os.environ.get('XLA_FLAGS', '')}".strip()
+# Most of the time goes into compiling programs that run once. Without LLVM's optimisation it takes half as long; with
+# XLA's older code for fusions, in one piece, a third of that. (An unknown flag ends the process, and flags are a
+# release's own.)
+FLAGS = ["--xla_backend_optimization_level=0"]
+if jaxlib.__version__.startswith("0.10."):
+    FLAGS += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
+os.environ["XLA_FLAGS"] = " ".join([*FLAGS, os.environ.get("XLA_FLAGS", "")]).strip()
 for name in ("JAX_ENABLE_X64", "JAX_DISABLE_JIT", "JAX_DEBUG_NANS", "JAX_DEFAULT_MATMUL_PRECISION"):
     os.environ.pop(name, None)
 
@@ -30,7 +37,7 @@ import pytest  # noqa: E402
 from jaxtyping import install_import_hook  # noqa: E402
 
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 register_dataclass = jax.tree_util.register_dataclass
 
@@ -55,10 +62,17 @@ SLOW = frozenset((ROOT / "tests" / "slow.txt").read_text(encoding="utf-8").split
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks as slow what `slow.txt` names: tests that took long on two cores, for the programs that they compile."""
+    """Marks as slow what `slow.txt` names: tests that took long on two cores, for the programs that they compile.
+
+    One worker runs all laws of a row, or all of another file's tests: they share programs, which a process compiles
+    once.
+    """
     for item in items:
         if item.nodeid in SLOW:
             item.add_marker(pytest.mark.slow)
+        of_row = item.path.parent.name == "laws" and getattr(item, "callspec", None)
+        row = of_row and item.callspec.params.get("name")
+        item.add_marker(pytest.mark.xdist_group(row or item.nodeid.partition("::")[0]))
 
 
 MAPS = Path("/proc/self/maps")
