@@ -42,7 +42,9 @@ IDLE_FIELDS = ("remat", "mean_backprop_depth")  # of a config: they change no ou
 DTYPES = ("float32", "bfloat16")
 CHAT_TEMPLATE = "chat_template.jinja"
 ASSETS = Path(__file__).parent / "assets"
-CHECKOUT = Path(__file__).parents[1] / "experiments" / "assets"
+CHECKOUT = (
+    Path(__file__).parents[1] / "experiments"
+)  # a folder a paper, with `assets` where it trained models
 ONLY_IN_CHECKOUT = ("tiny-recurrent", "tiny-recurrent-exponential", "tiny-pointers", "wide-pointers")
 
 
@@ -215,18 +217,21 @@ def locate(folder: str | os.PathLike[str]) -> Path:
     if path.exists():
         raise StoreError(f"{path} is a file; a model is a folder")
     if path.name == str(folder):
-        for place in (ASSETS, CHECKOUT):
-            if (place / path / "config.json").is_file():
-                return place / path
+        for bundled in _bundled():
+            if bundled.name == path.name:
+                return bundled
         if path.name in ONLY_IN_CHECKOUT:
             raise StoreError(
-                f"model {path} is not installed with the package; it lies in experiments/assets of the repository"
+                f"model {path} is not installed with the package; it lies in experiments/*/assets of the repository"
             )
-    found = {p.parent.name for place in (ASSETS, CHECKOUT) for p in place.glob("*/config.json")}
-    bundled = ", ".join(sorted(found)) or "none"
-    raise StoreError(
-        f"there is no model folder {path}, and no bundled model of that name (bundled: {bundled})"
-    )
+    found = ", ".join(sorted(bundled.name for bundled in _bundled())) or "none"
+    raise StoreError(f"there is no model folder {path}, and no bundled model of that name (bundled: {found})")
+
+
+def _bundled() -> list[Path]:
+    """The folders of bundled models, those of the package first."""
+    files = [*ASSETS.glob("*/config.json"), *CHECKOUT.glob("*/assets/*/config.json")]
+    return [file.parent for file in files]
 
 
 def fingerprint(folder: str | os.PathLike[str]) -> str:

@@ -265,13 +265,10 @@ class TestLoad:
 
 def test_bundled_models_by_name():
     """Those of the wheel and those of the checkout, all in the newest format."""
-    folders = [
-        path.parent for place in (store.ASSETS, store.CHECKOUT) for path in place.glob("*/config.json")
-    ]
-    assert {folder.name for folder in folders if folder.parent == store.CHECKOUT} == set(
-        store.ONLY_IN_CHECKOUT
-    )
-    for folder in folders:
+    installed = [path.parent for path in store.ASSETS.glob("*/config.json")]
+    others = [path.parent for path in store.CHECKOUT.glob("*/assets/*/config.json")]
+    assert {folder.name for folder in others} == set(store.ONLY_IN_CHECKOUT)
+    for folder in (*installed, *others):
         assert store.locate(folder.name) == folder
         assert json.loads((folder / "config.json").read_text())["format_version"] == store.FORMAT_VERSION
 
@@ -279,7 +276,7 @@ def test_bundled_models_by_name():
 def test_an_installed_package_says_where_the_other_models_are(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "CHECKOUT", tmp_path / "nowhere")
     with pytest.raises(
-        StoreError, match=r"tiny-recurrent is not installed .* experiments/assets of the repos"
+        StoreError, match=r"tiny-recurrent is not installed .* experiments/\*/assets of the repos"
     ):
         store.load("tiny-recurrent")
     assert store.load("tiny-causal").family == "causal"

@@ -6,10 +6,10 @@ from typing import Any, Literal
 import jax
 
 from paradec_jax.cli.output import JsonPath, check_json, progress, write_json
+from paradec_jax.cli.tables import print_bench
 from paradec_jax.decode import AutoRegressive, Jacobi, Static
-from paradec_jax.evaluate.bench import bench, limits_of, paced_wavefront
-from paradec_jax.evaluate.tables import print_bench
 from paradec_jax.families import PRESETS, init_params, network_of
+from paradec_jax.timing.bench import bench, limits_of, paced_wavefront
 
 
 def bench_command(

@@ -6,9 +6,9 @@ from tyro.conf import UseAppendAction, arg
 
 from paradec_jax import store
 from paradec_jax.cli.output import JsonPath, check_json, progress, write_json
+from paradec_jax.cli.tables import print_pairs, print_table
 from paradec_jax.evaluate import compare, word_problems
 from paradec_jax.evaluate.compare import TIMED
-from paradec_jax.evaluate.tables import print_pairs, print_table
 from paradec_jax.families import family_named
 
 

@@ -1,4 +1,4 @@
-"""Exact answers with their uncertainty, speed, and the table that `paradec compare` prints."""
+"""Judging: exact answers with their uncertainty, and decoders side by side on the same problems."""
 
 from paradec_jax.evaluate.compare import Comparison, compare
 from paradec_jax.evaluate.intervals import Paired, paired, ratio, wilson
@@ -9,17 +9,13 @@ from paradec_jax.evaluate.tasks import (
     read_jsonl,
     word_problems,
 )
-from paradec_jax.evaluate.throughput import Case, Speed, measure
 
 __all__ = [
-    "Case",
     "Comparison",
     "Paired",
-    "Speed",
     "compare",
     "exact_answers",
     "exact_lists",
-    "measure",
     "paired",
     "pointer_problems",
     "ratio",

@@ -20,8 +20,8 @@ from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.intervals import paired, ratio, wilson
 from paradec_jax.evaluate.tasks import exact_answers
-from paradec_jax.evaluate.throughput import Case, Speed, measure
 from paradec_jax.store import Model
+from paradec_jax.timing import Case, Speed, measure
 
 Report = Callable[[str, int, int], None]
 Score = Callable[[Sequence[Any], Sequence[str]], Bool[np.ndarray, "N"]]

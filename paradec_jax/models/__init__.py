@@ -2,7 +2,6 @@
 
 from paradec_jax.models.causal import Causal
 from paradec_jax.models.causal_network import CausalNetwork
-from paradec_jax.models.growth import deepen_core
 from paradec_jax.models.prepare import prepare_params
 from paradec_jax.models.recurrent_depth import RecurrentDepth
 from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
@@ -12,6 +11,5 @@ __all__ = [
     "CausalNetwork",
     "RecurrentDepth",
     "RecurrentDepthNetwork",
-    "deepen_core",
     "prepare_params",
 ]

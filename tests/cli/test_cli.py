@@ -12,10 +12,10 @@ import paradec_jax as pd
 from paradec_jax import cli
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate import bench
 from paradec_jax.generate import generate
 from paradec_jax.models.recurrent_depth import parameter_shapes
 from paradec_jax.store import Model, save
+from paradec_jax.timing import bench
 
 
 @pytest.fixture(scope="module")

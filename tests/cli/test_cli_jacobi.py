@@ -12,9 +12,9 @@ from paradec_jax import cli
 from paradec_jax.config import CAUSAL_PRESETS
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate import bench
 from paradec_jax.families import FAMILIES, init_params
 from paradec_jax.store import Model, save
+from paradec_jax.timing import bench
 
 CONFIG = dataclasses.replace(CAUSAL_PRESETS["test-causal"], vocab_size=384, max_length=256)
 TABLE = (

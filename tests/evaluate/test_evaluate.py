@@ -1,4 +1,4 @@
-"""Answers, statistics, timings and the rows of the table."""
+"""Answers, statistics and the rows of the table."""
 
 import dataclasses
 import json
@@ -7,14 +7,10 @@ import numpy as np
 import pytest
 from stub_table import CONFIG, KEYS, STUB, small_settings, strict
 
-import paradec_jax as pd
 from paradec_jax.data import build_tokenizer, token_spec, write_jsonl
-from paradec_jax.decode import make_request
 from paradec_jax.evaluate import (
-    Case,
     compare,
     exact_answers,
-    measure,
     paired,
     ratio,
     read_jsonl,
@@ -109,27 +105,6 @@ def test_word_problems_are_different_and_unseen(tmp_path):
     assert exact_answers(drawn, ["", "#### x", *texts[2:]]).sum() == 48
     with pytest.raises(ValueError, match="at least 1"):
         word_problems(0)
-
-
-def requests(count):
-    return [make_request([[1, 5 + i, 7]], max_new_tokens=6, seed=i) for i in range(count)]
-
-
-def test_measure(model):
-    cases = [Case(pd.Static(model.network, 16, recurrence=r)) for r in (1, 2)]
-    done = []
-    speeds = measure(cases, model.params, requests(2), passes=3, advance=done.append)
-    assert sum(done) == 2 * (3 + 1)
-    for speed, r in zip(speeds, (1, 2), strict=True):
-        assert (speed.batch, speed.tokens, speed.calls) == (1, 12, 10)
-        assert (speed.counts["network_calls"], speed.counts["recurrences"]) == (12, 12 * r)
-        # The prompt is one call in each of the two requests.
-        assert speed.step_counts == {"network_calls": 10, "positions": 10, "recurrences": 10 * r}
-        assert len(speed.passes) == 3 and speed.seconds == sorted(speed.passes)[1]
-        assert speed.tokens_per_second == pytest.approx(12 / speed.seconds)
-        assert len(speed.decoded) == 2
-    with pytest.raises(ValueError, match="one shape"):
-        measure(cases, model.params, [*requests(1), make_request([[1, 2]], max_new_tokens=6)])
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,8 @@ ALLOWED = {
     "decode.released": {"decode", *BELOW},
     "losses": {"config", "decode", "noise", "nn.masks", "nn.precision"},
     "data": {"config", "decode", "io", "noise", "tokenizer"},
-    "evaluate": {"config", "data", "decode", "generate", "io", "noise", "store", "tokenizer"},
+    "timing": {"config", "decode"},
+    "evaluate": {"config", "data", "decode", "generate", "io", "noise", "store", "timing", "tokenizer"},
     "train": {"io"},
 }
 TOP = {
@@ -46,7 +47,19 @@ TOP = {
     "store",
     "testing",
 }  # these may import everything of the package
-WITHOUT_FLAX = {"chat", "config", "decode", "losses", "data", "evaluate", "io", "noise", "tokenizer", "train"}
+WITHOUT_FLAX = {
+    "chat",
+    "config",
+    "decode",
+    "losses",
+    "data",
+    "evaluate",
+    "io",
+    "noise",
+    "timing",
+    "tokenizer",
+    "train",
+}
 FORBIDDEN = ("flax.nnx", "flax.training", "pickle", "cloudpickle", "dill", "joblib")
 FILES = sorted(path for part in (PACKAGE, "convert", "experiments") for path in (ROOT / part).rglob("*.py"))
 
@@ -111,6 +124,12 @@ def test_converters_use_models_and_config_alone(path):
             assert any(
                 within(inner, part) for part in ("chat", "config", "disk", "models", "store", "tokenizer")
             ), name
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "common").glob("*.py")), ids=ids)
+def test_what_papers_share_knows_no_paper(path):
+    for name in imports(path):
+        assert not within(name, "experiments") or within(name, "experiments.common"), name
 
 
 @pytest.mark.parametrize("path", FILES, ids=ids)

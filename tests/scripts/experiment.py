@@ -1,18 +1,16 @@
 """The scripts of `experiments/`: what they define, their options, and the tables that they write."""
 
 import csv
-import importlib
 import json
 import runpy
-import sys
 from pathlib import Path
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
 def script(name: str, **changes):
-    """What a script defines; `changes` take the place of names that its functions use."""
-    found = runpy.run_path(str(EXPERIMENTS / f"{name}.py"), run_name=name)
+    """What `experiments.NAME` defines, run anew; `changes` take the place of names that its functions use."""
+    found = runpy.run_module(f"experiments.{name}", run_name=name)
     found["main"].__globals__.update(changes)
     return found
 
@@ -25,11 +23,3 @@ def read(path: Path):
 def options_of(found, tmp_path, **changes):
     paths = {"out": tmp_path / "rows.json", "figure": tmp_path / "figures" / "rows.png"}
     return found["Options"](**{**paths, "passes": 1, **changes})
-
-
-def sibling(monkeypatch, name: str):
-    """A script that imports its neighbours; they are forgotten afterwards."""
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    for other in ("study", "studies", "jacobi_studies", "plots", "side_by_side"):
-        monkeypatch.delitem(sys.modules, other, raising=False)
-    return importlib.import_module(name)

@@ -1,15 +1,13 @@
 """Distillation of a tiny recurrent model on the trajectories of a tiny causal one."""
 
 import dataclasses
-import importlib
 import json
-import sys
 
 import jax
 import numpy as np
 import pytest
-from experiment import EXPERIMENTS
 
+from experiments.recurrent_depth import distill_waves
 from paradec_jax import load, store
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.families import PRESETS, init_params
@@ -28,12 +26,8 @@ def random_model(folder, preset, tokenizer=None):
 
 @pytest.fixture(scope="module")
 def waves():
-    """The script, which imports its neighbours; they are forgotten afterwards."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(EXPERIMENTS))
-        yield vars(importlib.import_module("distill_waves"))
-        for name in ("distill_waves", "distill", "train"):
-            sys.modules.pop(name)
+    """What the script defines."""
+    return vars(distill_waves)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from benchmark_files import FUNCTIONS, SUMS, needs_linux, write
 from recital import CONFIG, Recital, recite
 
-from experiments import evaluate as script
+from experiments.benchmarks import evaluate as script
 from paradec_jax.config import CAUSAL_PRESETS
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.evaluate import continuations as continued

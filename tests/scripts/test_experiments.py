@@ -3,14 +3,14 @@
 import dataclasses
 
 import pytest
-from experiment import EXPERIMENTS, options_of, read, script
+from experiment import options_of, read, script
 from jax import numpy as jnp
 
 from paradec_jax.data import build_tokenizer, token_spec
-from paradec_jax.evaluate.bench import Limits
 from paradec_jax.families import PRESETS
 from paradec_jax.store import Model
 from paradec_jax.testing import StubNetwork
+from paradec_jax.timing.bench import Limits
 
 STUB = StubNetwork(vocab_size=384, max_length=512, recurrence=4, needed=(3, 1, 2))
 
@@ -27,7 +27,7 @@ def stub_model():
 
 @pytest.fixture(scope="module")
 def refill(stub_model):
-    found = script("refill", load=lambda name: stub_model)
+    found = script("systems.refill", load=lambda name: stub_model)
     found["main"].__globals__["CHOSEN"] = found["CHOSEN"][-1:]  # the wavefront
     return found
 
@@ -99,7 +99,7 @@ def test_refill_refuses(refill, tmp_path, wrong, message):
 
 @pytest.fixture(scope="module")
 def bench():
-    return script("bench", limits_of=lambda network, params: Limits(1e9, 1e9, 1e9, 1e9))
+    return script("systems.bench", limits_of=lambda network, params: Limits(1e9, 1e9, 1e9, 1e9))
 
 
 def test_bench_writes_a_row_for_every_point(bench, tmp_path):
@@ -134,9 +134,8 @@ def test_bench_writes_a_row_for_every_point(bench, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_profile_has_every_operation_of_a_step(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    found = script("step_profile")
+def test_a_profile_has_every_operation_of_a_step(tmp_path):
+    found = script("systems.step_profile")
     options = found["Options"](
         shape="test-recurrent", widths=(2,), context=4, tokens=6, passes=2, out=tmp_path / "rows.json"
     )
@@ -155,8 +154,7 @@ def test_a_profile_has_every_operation_of_a_step(tmp_path, monkeypatch):
         assert products["operations_per_step"] == a_layer * layers + recurrences + 1
 
 
-def test_a_fusion_is_of_the_kind_of_what_it_holds(monkeypatch):
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
+def test_a_fusion_is_of_the_kind_of_what_it_holds():
     program = """HloModule m
 
 %inner (p: f32[4]) -> f32[] {
@@ -171,7 +169,7 @@ ENTRY %main (a: f32[4,4], b: (f32[4], s32[])) -> f32[] {
   ROOT %fused.2 = f32[] fusion(%product.1), kind=kLoop, calls=%inner
 }
 """
-    kinds = script("step_profile")["kinds_of"](program)
+    kinds = script("systems.step_profile")["kinds_of"](program)
     assert kinds["product.1"] == "products" and kinds["fused.2"] == "reductions" and "both" not in kinds
 
 

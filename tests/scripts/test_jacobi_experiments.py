@@ -1,14 +1,17 @@
 """The scripts about Jacobi decoding at toy size, on a small model with random weights."""
 
 import dataclasses
-import runpy
-import sys
 
 import jax
 import numpy as np
 import pytest
-from experiment import EXPERIMENTS, read, sibling
+from experiment import read
+from experiment import script as run_script
 
+from experiments.common import plots, runner
+from experiments.common.study import Study
+from experiments.jacobi import side_by_side
+from experiments.jacobi.study import STUDIES, compared, multiblock
 from paradec_jax.config import CAUSAL_PRESETS
 from paradec_jax.families import init_params
 
@@ -17,7 +20,7 @@ CONFIG = dataclasses.replace(CAUSAL_PRESETS["test-causal"], vocab_size=384, max_
 
 @pytest.fixture(scope="module")
 def script():
-    return runpy.run_path(str(EXPERIMENTS / "block_sizes.py"), run_name="block_sizes")
+    return run_script("jacobi.block_sizes")
 
 
 class TestBlockSizes:
@@ -96,22 +99,16 @@ class TestBlockSizes:
 
 
 class TestStudies:
-    @pytest.fixture
-    def study(self, monkeypatch):
-        pytest.importorskip("matplotlib")
-        return sibling(monkeypatch, "study")
-
     def options(self, tmp_path, model, *names):
         options = {"problems": 2, "timed": 0, "rows": 2, "budget": 5, "folder": tmp_path / "results"}
-        return sys.modules["study"].Options(names, model=model, **options)
+        return runner.Options(names, model=model, **options)
 
-    def test_a_study_of_a_causal_model_is_written_and_drawn(self, study, models, tmp_path, monkeypatch):
-        make = sys.modules["jacobi_studies"].multiblock
-        monkeypatch.setattr(study, "STUDIES", {})
+    def test_a_study_of_a_causal_model_is_written_and_drawn(self, models, tmp_path):
+        pytest.importorskip("matplotlib")
         choices = ("block", "pool"), ("blocks", "spawn")
-        settings = [make(3, blocks, spawn) for blocks, spawn in ((1, None), (2, 0.0), (2, 1.0))]
-        study.STUDIES["toy"] = study.Study("Toy", lambda r: settings, *choices, "grid", "causal")
-        study.main(self.options(tmp_path, models[0], "all"))
+        settings = [multiblock(3, blocks, spawn) for blocks, spawn in ((1, None), (2, 0.0), (2, 1.0))]
+        toy = Study("Toy", lambda r: settings, *choices, "grid", "causal")
+        runner.main({"toy": toy}, self.options(tmp_path, models[0], "all"))
         table, lines = read(tmp_path / "results" / "toy-before.json")
         assert list(table["rows"]) == [
             "autoregressive",
@@ -125,21 +122,18 @@ class TestStudies:
         assert picture.stat().st_size > 1000
         rows = list(table["rows"].values())
         for kind, x, lines in (("curves", "spawn", "blocks"), ("bars", None, None)):
-            other = study.Study("Toy", lambda r: [], x, lines, kind, "causal")
-            study.plots.draw(other, rows, picture.with_name(f"{kind}.png"))
+            other = Study("Toy", lambda r: [], x, lines, kind, "causal")
+            plots.draw(other, rows, picture.with_name(f"{kind}.png"))
             assert picture.with_name(f"{kind}.png").stat().st_size > 1000
 
-    def test_studies_of_another_family_are_refused(self, study, models, tmp_path):
-        with pytest.raises(
-            SystemExit, match=r"table1 does not suit .* of family causal: choose of jacobi_table"
-        ):
-            study.main(self.options(tmp_path, models[0], "table1"))
-        with pytest.raises(SystemExit, match="jacobi_candidates does not suit tiny-recurrent"):
-            study.main(self.options(tmp_path, "tiny-recurrent", "jacobi_candidates"))
+    def test_models_of_another_family_are_refused(self, tmp_path):
+        for names in (("jacobi_candidates",), ("all",)):
+            with pytest.raises(SystemExit, match="jacobi_candidates does not suit tiny-recurrent of family"):
+                runner.main(STUDIES, self.options(tmp_path, "tiny-recurrent", *names))
         assert not (tmp_path / "results").exists()
 
-    def test_the_sweep_is_a_full_grid(self, study):
-        rows = [setting.settings() for setting in study.STUDIES["jacobi_sweep"].others(1)]
+    def test_the_sweep_is_a_full_grid(self):
+        rows = [setting.settings() for setting in STUDIES["jacobi_sweep"].others(1)]
         columns = {(row["block"], row["pool"]) for row in rows}
         lines = {(row["blocks"], row["spawn"]) for row in rows}
         assert len(rows) == len(columns) * len(lines) == 9 * 7
@@ -147,11 +141,11 @@ class TestStudies:
 
 class TestSideBySide:
     @pytest.fixture
-    def script(self, monkeypatch):
-        return sibling(monkeypatch, "side_by_side")
+    def script(self):
+        return side_by_side
 
     def test_models_are_paired_with_the_first(self, script, models, tmp_path, monkeypatch):
-        few = sys.modules["jacobi_studies"].compared(4)[2:3]
+        few = compared(4)[2:3]
         monkeypatch.setattr(script, "compared", lambda block: few)
         answers = {"before": [True, False, False], "after": [True, True, True]}
         honest = script.compare
@@ -191,7 +185,7 @@ class TestSideBySide:
 class TestRecipes:
     @pytest.fixture
     def recipes(self):
-        return runpy.run_path(str(EXPERIMENTS / "distill.py"), run_name="distill")
+        return run_script("jacobi.distill")
 
     def test_recipes_of_a_table_differ_in_what_it_is_about(self, recipes):
         def facts(recipe):

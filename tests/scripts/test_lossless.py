@@ -5,16 +5,16 @@ import json
 import shutil
 
 import pytest
-from experiment import sibling
+
+from experiments.jacobi import lossless
 
 
 @pytest.fixture
 def script(monkeypatch):
-    found = sibling(monkeypatch, "lossless")
-    full = found.covering()
+    full = lossless.covering()
     pooled = next(setting for setting in full if setting.settings().get("pool") == 4)
-    monkeypatch.setattr(found, "covering", lambda: [full[0], pooled])
-    return found
+    monkeypatch.setattr(lossless, "covering", lambda: [full[0], pooled])
+    return lossless
 
 
 def options_of(script, models, tmp_path, **changes):

@@ -8,23 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import serial_steps, width_depth
+from experiments.recurrent_depth import serial_steps, width_depth, work
+from experiments.recurrent_depth.copies import kv_share, no_share
+from experiments.recurrent_depth.step_trace import Schedule, schedule
 from paradec_jax import make_request, stream
 from paradec_jax.decode.released import ReleasedWavefront
-from paradec_jax.evaluate import work
-from paradec_jax.evaluate.programs import Compiled, timed
-from paradec_jax.evaluate.step_trace import Schedule, schedule
 from paradec_jax.families import PRESETS, parameter_shapes
 from paradec_jax.nn import masks
 from paradec_jax.nn.attention import attend
 from paradec_jax.nn.cache import KV
 from paradec_jax.testing import tiny_network, tiny_params
+from paradec_jax.timing.programs import Compiled, timed
 
 TINY, LARGE = PRESETS["tiny-recurrent"], PRESETS["huginn-0125"]
 MASKS = {
     "depth": lambda n, s: masks.causal(n),
-    "no_share": masks.no_share,
-    "kv_share": masks.kv_share,
+    "no_share": no_share,
+    "kv_share": kv_share,
 }
 SIZES = [(1, 1), (1, 4), (5, 1), (5, 3), (3, 8)]
 
@@ -80,9 +80,9 @@ def test_costs_are_sums_over_layers(variant, recurrence):
 @pytest.mark.parametrize("tokens", [2, 7, 64, 1024])
 @pytest.mark.parametrize("factor", [2, 3, 8])
 def test_depth_costs_least_and_no_share_most(config, tokens, factor):
-    depth, no_share, kv_share = (work.prefill(config, v, tokens, factor) for v in work.VARIANTS)
-    assert depth.total < kv_share.total < no_share.total
-    assert depth.linear < kv_share.linear == no_share.linear
+    depth, apart, shared = (work.prefill(config, v, tokens, factor) for v in work.VARIANTS)
+    assert depth.total < shared.total < apart.total
+    assert depth.linear < shared.linear == apart.linear
     # In one core layer, s passes against one, products cost the same.
     deep, full, shared = (work.operations_at_once(config, v, tokens, factor) for v in work.VARIANTS)
     assert factor * deep[0] == full[0] == shared[0]
@@ -164,9 +164,9 @@ def test_gathered_keys_give_what_the_mask_gives():
     tokens, copies = 5, 3
     q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 2, tokens * copies, 4))
     keys = KV(k.swapaxes(-1, -2), v)
-    want = attend(q, keys, masks.kv_share(tokens, copies))
+    want = attend(q, keys, kv_share(tokens, copies))
     np.testing.assert_allclose(width_depth.gathered_kv_share(q, keys, copies), want, atol=1e-5)
-    assert jnp.abs(want - attend(q, keys, masks.no_share(tokens, copies))).max() > 1e-2
+    assert jnp.abs(want - attend(q, keys, no_share(tokens, copies))).max() > 1e-2
 
 
 def test_xla_counts_the_same_operations():

@@ -1,0 +1,122 @@
+"""Learning curves from the logs of trainings: `python -m experiments.common.curves`.
+
+Each picture shows one model: the logs of its runs one after the other, one panel a column.
+
+    python -m experiments.common.curves --logs runs/mine/metrics.jsonl --columns loss accuracy --out mine.png
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+ROOT = Path("experiments")
+# Of the bundled models: paper, logs in order, and columns.
+BUNDLED: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "tiny-recurrent": ("recurrent_depth", ("tiny-recurrent",), ("loss", "accuracy")),
+    "tiny-recurrent-distilled": (
+        "recurrent_depth",
+        ("tiny-recurrent-distilled",),
+        ("consistency", "agreement", "rehearsal_accuracy"),
+    ),
+    "tiny-pointers": ("recurrent_depth", ("tiny-pointers",), ("loss", "last_accuracy")),
+    "wide-pointers": ("recurrent_depth", ("wide-pointers",), ("loss", "last_accuracy")),
+    "tiny-causal": (
+        "jacobi",
+        ("tiny-causal-first", "tiny-causal-second", "tiny-causal"),
+        ("loss", "accuracy"),
+    ),
+    "tiny-jacobi": ("jacobi", ("tiny-jacobi",), ("consistency", "agreement", "rehearsal_accuracy")),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to draw.
+
+    Attributes:
+      logs: `metrics.jsonl` of runs that went on from one another; those of the bundled models when empty.
+      columns: of the logs, one panel each.
+      out: where the picture goes; those of the bundled models go to the figures of their papers.
+    """
+
+    logs: tuple[Path, ...] = ()
+    columns: tuple[str, ...] = ("loss", "accuracy")
+    out: Path | None = None
+
+
+def logs_of(paper: str, names: Sequence[str]) -> tuple[Path, ...]:
+    """The logs of a paper's runs."""
+    return tuple(ROOT / paper / "logs" / f"{name}.jsonl" for name in names)
+
+
+def read(paths: Sequence[Path]) -> list[list[dict[str, Any]]]:
+    """The lines of each log."""
+    found = []
+    for path in paths:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        found.append([json.loads(line) for line in lines])
+        if not found[-1]:
+            raise ValueError(f"{path} is empty")
+    return found
+
+
+def series(runs: Sequence[list[dict[str, Any]]], column: str) -> list[tuple[list[int], list[float]]]:
+    """Of each run (updates counted through all runs, values), where the column is there."""
+    found, before = [], 0
+    for lines in runs:
+        points = [(before + line["step"], line[column]) for line in lines if column in line]
+        if not points:
+            known = ", ".join(sorted(name for name in lines[-1] if name != "step"))
+            raise ValueError(f"a log has no column {column}; there are {known}")
+        found.append(([step for step, _ in points], [value for _, value in points]))
+        before += max(line["step"] for line in lines)
+    return found
+
+
+def draw(runs: Sequence[list[dict[str, Any]]], columns: Sequence[str], out: Path) -> None:
+    """One panel a column, one colour a run; losses on a logarithmic axis."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, len(columns), figsize=(4.6 * len(columns), 3.2), squeeze=False)
+    for panel, column in zip(panels[0], columns, strict=True):
+        for steps, values in series(runs, column):
+            panel.plot(steps, values, linewidth=1)
+        if "accuracy" not in column and column != "agreement":
+            panel.set_yscale("log")
+        panel.set_xlabel("update")
+        panel.set_title(column.replace("_", " "))
+        panel.grid(alpha=0.3)
+    figure.tight_layout()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=120)
+    plt.close(figure)
+
+
+def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
+    """Draws and names the pictures."""
+    if options.logs:
+        pictures = {options.out or Path("curve.png"): (options.logs, options.columns)}
+    elif options.out is not None:
+        raise ValueError(f"--out {options.out} needs --logs: bundled models have pictures of their own")
+    else:
+        pictures = {
+            ROOT / paper / "figures" / f"{name}-curve.png": (logs_of(paper, logs), columns)
+            for name, (paper, logs, columns) in BUNDLED.items()
+        }
+    for out, (logs, columns) in pictures.items():
+        draw(read(logs), columns, out)
+        print(out)
+
+
+if __name__ == "__main__":
+    try:
+        tyro.cli(main)
+    except (ValueError, OSError) as error:
+        raise SystemExit(str(error)) from None

@@ -1,0 +1,135 @@
+"""Causal models side by side on the same unseen problems.
+
+For tables 3 and 4 of Jacobi Forcing (Hu et al. 2025, arXiv 2512.14681), whose rows differ in how a model was
+distilled: the first model is the one that the others are paired with. Every decoder here keeps a model's
+answers, so exact answers belong to the model, tokens a network call to model and decoder:
+
+    python -m experiments.jacobi.side_by_side tiny-causal runs/mask-nc/round-0/model runs/mask-clean/round-0/model
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from experiments.jacobi.study import compared
+from paradec_jax import AutoRegressive, load
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate import compare, paired, word_problems
+from paradec_jax.evaluate.results import write_table
+from paradec_jax.store import names_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to compare.
+
+    Attributes:
+      models: model folders or names of bundled models, the one that the others are paired with first.
+      calls: whether Jacobi decoders run too; without them only answers are compared.
+      block: n, tokens of a block at inference.
+      problems: unseen problems.
+      steps: fewest and most written steps of a problem.
+      budget: new tokens of a problem; room for the longest reference solution when None.
+      seed: of the problems.
+      timed: problems of the speed measurement, at batch 1; 0 leaves speed out.
+      passes: timings of each decoder.
+      rows: problems decoded together when only answers and calls count.
+      out: where the JSON goes; a CSV of the same name lies beside it.
+    """
+
+    models: tyro.conf.Positional[tuple[str, ...]]
+    calls: bool = True
+    block: int = 16
+    problems: int = 500
+    steps: tuple[int, int] = (2, 8)
+    budget: int | None = None
+    seed: int = 2
+    timed: int = 0
+    passes: int = 5
+    rows: int = 50
+    out: Path = Path("experiments/jacobi/results/side_by_side.json")
+
+
+def evaluate(options: Options) -> list[dict[str, Any]]:
+    """One row for each model and decoder."""
+    if len(set(options.models)) < len(options.models) or not options.models:
+        raise ValueError(f"models must be at least one, each of them once, not {list(options.models)}")
+    problems = word_problems(options.problems, seed=options.seed, steps=options.steps)
+    settings = [Setting("autoregressive", AutoRegressive(), baseline=True)]
+    if options.calls:
+        settings += compared(options.block)
+    loaded = [load(name) for name in options.models]
+    for name, model in zip(options.models, loaded, strict=True):
+        if model.family != "causal":
+            raise ValueError(f"{name} is of family {model.family}; Jacobi decoding needs a causal model")
+    rows, first = [], None
+    for name, model in zip(names_of(options.models), loaded, strict=True):
+        found = compare(
+            model,
+            problems,
+            settings,
+            name=name,
+            seed=options.seed,
+            budget=options.budget,
+            timed=options.timed,
+            passes=options.passes,
+            rows=options.rows,
+        )
+        first = found.exact if first is None else first
+        for row, label, exact, other in zip(found.rows, found.labels, found.exact, first, strict=True):
+            pair = paired(exact, other)
+            kept = {key: value for key, value in row.items() if key not in RENAMED}
+            rows.append(
+                {
+                    "label": f"{row['decoder']}, {label}".removesuffix(", "),
+                    **kept,
+                    "difference": pair.difference,
+                    "difference_interval": list(pair.interval),
+                    "only_here_exact": pair.only_first,
+                    "only_first_model_exact": pair.only_second,
+                    "p_value": pair.p_value,
+                }
+            )
+    return rows
+
+
+# `compare` pairs a decoder with autoregressive decoding of the same model; here a model is paired with the first one.
+RENAMED = ("difference", "difference_interval", "only_here_exact", "only_baseline_exact")
+
+
+def write(rows: Sequence[dict[str, Any]], options: Options) -> None:
+    """The JSON, and as CSV what is not a list."""
+    settings = {**dataclasses.asdict(options), "out": options.out.name, "models": names_of(options.models)}
+    lines = []
+    for row in rows:
+        line = dict(row)
+        for name in ("interval", "difference_interval", "tokens_per_network_call_interval"):
+            low, high = row[name]
+            line |= {f"{name}_low": low, f"{name}_high": high}
+        lines.append(line)
+    write_table(options.out, {"options": settings, "rows": list(rows)}, lines)
+
+
+def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
+    """Prints and writes the table."""
+    rows = evaluate(options)
+    for row in rows:
+        low, high = (100 * end for end in row["difference_interval"])
+        speed = f"  speed-up {row['speedup']:.2f}x" if "speedup" in row else ""
+        print(
+            f"{row['model']:24s} {row['label']:42s} exact {row['exact']:4d}/{row['problems']}  "
+            f"{100 * row['difference']:+5.1f} points ({low:+.1f} to {high:+.1f})  "
+            f"{row['tokens_per_network_call']:.2f} tokens a call  {row['network_calls_per_token']:.2f} calls a token"
+            f"{speed}"
+        )
+    write(rows, options)
+
+
+if __name__ == "__main__":
+    try:
+        tyro.cli(main)
+    except (ValueError, OSError) as error:
+        raise SystemExit(str(error)) from None

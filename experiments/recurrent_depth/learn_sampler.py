@@ -1,0 +1,270 @@
+"""Learns the wavefront's schedules by gradient through the sampler.
+
+`python -m experiments.recurrent_depth.learn_sampler`. Momentum, noise and exit threshold get one value for
+each age of a position. Adam moves them along the gradient of a soft rollout on training problems, where
+
+    loss = mean over positions of (loss of the state that leaves) + price * (expected steps of the position)
+
+The first term is the distance to the state after r = 16 recurrences along the right text, or minus the
+log-likelihood of the right next token. Positions after a wrong committed token do not count. The rival is a
+random search of equal cost that decodes training problems in the discrete sampler. Both choose among a few
+candidates on tuning problems by their utility, exact answers less a price of network calls; then everything
+is measured once in the discrete sampler on unseen problems, beside the paper's hand-set values and those that
+were tuned by hand.
+
+Cost counts passes of the core over a position. A gradient costs four forward passes: the rollout, the same
+again where segments are recomputed, and two for the backward pass; the teacher's pass is the learner's as
+well.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from rich.progress import track
+
+from experiments.recurrent_depth.sampler_loss import (
+    HAND,
+    Options,
+    Pool,
+    Theta,
+    batch_of,
+    constrained,
+    draw_pool,
+    make_loss,
+    start,
+)
+from paradec_jax import Model, Wavefront, load, run
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate import compare, exact_answers, paired, wilson, word_problems
+from paradec_jax.io import atomic_write_text
+
+GRADIENT = 4  # forward passes that a gradient through a checkpointed rollout costs
+TUNED = ({**HAND, "momentum": 0.0, "exit_threshold": 0.1}, {**HAND, "momentum": 0.0, "exit_threshold": 0.4})
+
+
+def learn(model: Model, pool: Pool, options: Options, path: Path) -> dict[str, Any]:
+    """Adam on the schedules; goes on where a stopped run with the same options stood.
+
+    Returns:
+      The history, `candidates` schedules on the way (the last one among them), and the cost.
+    """
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(options.learning_rate))
+    theta: Any = start(options)
+    adam = optimizer.init(theta)
+    saved: dict[str, Any] = {"options": fingerprint(options), "update": 0, "history": [], "snapshots": []}
+    if path.exists() and (found := json.loads(path.read_text()))["options"] == saved["options"]:
+        saved = found
+        like, tree = jax.tree.flatten((theta, adam))
+        leaves = [
+            jnp.asarray(x, y.dtype).reshape(y.shape) for x, y in zip(saved["leaves"], like, strict=True)
+        ]
+        theta, adam = jax.tree.unflatten(tree, leaves)
+    value_and_grad = jax.jit(jax.value_and_grad(make_loss(model, pool, options), has_aux=True))
+    marks = set(np.linspace(0, options.updates, options.candidates + 1, dtype=int)[1:].tolist())
+    for i in track(range(saved["update"], options.updates), "learning"):
+        rows = np.random.default_rng([options.seed, i]).choice(options.pool, options.rows, replace=False)
+        (value, parts), gradient = value_and_grad(theta, model.params, batch_of(model, pool, options, rows))
+        entry: dict[str, Any] = {"loss": float(value), "gradient": listed(gradient)}
+        if not all(np.isfinite(x).all() for x in (entry["loss"], *entry["gradient"].values())):
+            raise SystemExit(f"update {i}: the loss or its gradient is not finite: {entry}")
+        saved["history"].append(entry | {name: float(x) for name, x in parts.items()})
+        changes, adam = optimizer.update(gradient, adam, theta)
+        theta = optax.apply_updates(theta, changes)
+        if i + 1 in marks:
+            saved["snapshots"].append(listed(constrained(theta)))
+        if (i + 1) % options.save_every == 0 or i + 1 == options.updates:
+            saved["update"] = i + 1
+            saved["leaves"] = [np.asarray(x).tolist() for x in jax.tree.leaves((theta, adam))]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write_text(path, json.dumps(saved) + "\n")
+            print(f"update {i + 1:4d}  {show(saved['history'][-1])}", flush=True)
+    prefill = pool.prompts.shape[1] * options.prefill_recurrence
+    step = options.steps * options.width * options.inner_recurrence
+    taught = pool.texts.shape[1] * model.network.recurrence if options.objective == "distance" else 0
+    cost = options.updates * options.rows * (GRADIENT * (prefill + step) + taught)
+    return {"history": saved["history"], "candidates": saved["snapshots"], "cost": cost}
+
+
+def show(entry: dict[str, Any]) -> str:
+    norms = "  ".join(f"|d {name}| {np.linalg.norm(x):.1e}" for name, x in entry["gradient"].items())
+    return (
+        f"loss {entry['loss']:.4f}  states {entry['loss_of_states']:.4f}  "
+        f"steps {entry['expected_steps']:.3f}  {norms}"
+    )
+
+
+def listed(knobs: Theta) -> dict[str, list[float]]:
+    """Schedules as lists, for JSON."""
+    return {name: np.asarray(x, np.float64).tolist() for name, x in knobs.items()}
+
+
+def fingerprint(options: Options) -> str:
+    """Names all that training depends on; evaluation may change without a new training."""
+    free = ("out", "save_every", "problems", "tuning", "call_price", "trial_rows")
+    fields = {k: v for k, v in dataclasses.asdict(options).items() if k not in free}
+    return hashlib.blake2b(json.dumps(fields, default=str).encode(), digest_size=8).hexdigest()
+
+
+def draw_schedule(generator: np.random.Generator, ages: int) -> dict[str, list[float]]:
+    """A random schedule: each knob constant or, as often, drawn anew for each age."""
+
+    def draw(low: float, high: float) -> np.ndarray:
+        return np.broadcast_to(generator.uniform(low, high, 1 if generator.random() < 0.5 else ages), ages)
+
+    noise = draw(0, 0.3) * (generator.random() < 0.5)
+    return listed({"momentum": draw(0, 0.6), "noise": noise, "exit_threshold": np.exp(draw(-4.6, 0.7))})
+
+
+def search(model: Model, pool: Pool, options: Options, budget: float) -> dict[str, Any]:
+    """Random schedules, each tried in the discrete sampler on training problems, until the budget is used."""
+    assert model.tokenizer is not None
+    decoder = dataclasses.replace(sampler(options), greedy=True)
+    decoder = decoder.bind(model.network, pool.texts.shape[1], model.token_spec)
+    params = decoder.prepare(model.params)
+    generator = np.random.default_rng([options.seed, 1])
+    count = min(options.trial_rows, options.pool)
+    trials: list[dict[str, Any]] = []
+    cost = 0.0
+    while cost < budget:
+        rows = generator.choice(options.pool, count, replace=False)
+        schedule = draw_schedule(generator, options.ages)
+        request = batch_of(model, pool, options, rows)["request"]
+        decoded = run(decoder, params, request, knobs_of(schedule))
+        texts = [model.tokenizer.decode(ids, skip_special=True) for ids in decoded.completions()]
+        exact = exact_answers([pool.problems[i] for i in rows], texts)
+        calls, tokens = int(decoded.network_calls.sum()), int(decoded.generated.sum())
+        found = utility(float(exact.mean()), calls / tokens, options)
+        trials.append({"schedule": schedule, "utility": found, "exact": int(exact.sum())})
+        # A batch goes on until its last row has stopped, but a row's own calls are what its sampler needs.
+        cost += (calls - count) * options.width * options.inner_recurrence
+        cost += count * pool.prompts.shape[1] * options.prefill_recurrence
+    best = sorted(trials, key=lambda trial: -trial["utility"])[: options.candidates]
+    return {"trials": len(trials), "cost": cost, "candidates": [trial["schedule"] for trial in best]}
+
+
+def utility(exact: float, calls_per_token: float, options: Options) -> float:
+    """What candidates are chosen by."""
+    return exact - options.call_price * calls_per_token
+
+
+def sampler(options: Options) -> Wavefront:
+    """The discrete sampler that everything is measured in."""
+    return Wavefront(
+        inner_recurrence=options.inner_recurrence,
+        window=options.width,
+        prefill_recurrence=options.prefill_recurrence,
+    )
+
+
+def knobs_of(schedule: dict[str, Any]) -> Any:
+    """A schedule as the discrete sampler's knobs."""
+    return Wavefront.Knobs(**{name: np.asarray(x, np.float32) for name, x in schedule.items()})
+
+
+def constant(values: dict[str, float], options: Options) -> dict[str, list[float]]:
+    """Numbers as schedules, so that all settings share one program."""
+    return {name: [value] * options.ages for name, value in values.items()}
+
+
+def measure(
+    model: Model, options: Options, schedules: Sequence[tuple[str, dict[str, Any]]], split: str, count: int
+) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Rows of the discrete sampler with each schedule, all compared with the first, and what was right."""
+    problems = word_problems(count, seed=options.seed + 1, steps=options.problem_steps, split=split)
+    settings = [
+        Setting(name, sampler(options), knobs_of(schedule), baseline=i == 0)
+        for i, (name, schedule) in enumerate(schedules)
+    ]
+    result = compare(model, problems, settings, seed=options.seed + 1, timed=0)
+    return result.rows, result.exact
+
+
+def choose(model: Model, options: Options, of: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """The candidate of each method with the greatest utility on the tuning problems."""
+    named = [(method, schedule) for method, schedules in of.items() for schedule in schedules]
+    rows, _ = measure(model, options, named, "tune", options.tuning)
+    chosen: dict[str, Any] = {}
+    for (method, schedule), row in zip(named, rows, strict=True):
+        found = utility(row["exact"] / row["problems"], row["network_calls_per_token"], options)
+        if method not in chosen or found > chosen[method]["utility"]:
+            chosen[method] = {"utility": found, "schedule": schedule}
+    return chosen
+
+
+def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
+    """Learns, searches, chooses, measures; prints and writes the result."""
+    if options.pool < options.rows or min(options.ages, options.updates, options.candidates) < 1:
+        raise SystemExit(
+            f"pool {options.pool} must hold the {options.rows} rows of an update, and ages {options.ages}, "
+            f"updates {options.updates} and candidates {options.candidates} must be at least 1"
+        )
+    model = load(options.model)
+    pool = draw_pool(model, options)
+    learned = learn(model, pool, options, options.out.with_suffix(".state.json"))
+    informative(learned["history"])
+    found = search(model, pool, options, learned["cost"])
+    print(
+        f"random search: {found['trials']} trials, cost {found['cost']:.2e} (learner {learned['cost']:.2e})"
+    )
+    candidates = {"learned": learned["candidates"], "random search": found["candidates"]}
+    chosen = choose(model, options, candidates)
+
+    hand = [("hand-set (paper)", constant(HAND, options))]
+    hand += [(f"tuned by hand, exit {x['exit_threshold']}", constant(x, options)) for x in TUNED]
+    final = [*hand, *((method, best["schedule"]) for method, best in chosen.items())]
+    rows, exact = measure(model, options, final, "test", options.problems)
+    for row in rows:
+        print(table_line(row))
+    by_name = [name for name, _ in final]
+    rival = paired(exact[by_name.index("learned")], exact[by_name.index("random search")])
+    print(
+        f"learned less random search: {rival.difference:+.1%} [{rival.interval[0]:+.1%}, {rival.interval[1]:+.1%}]"
+    )
+    result = {
+        "options": dataclasses.asdict(options) | {"out": options.out.name},
+        "learner": learned,
+        "random_search": found,
+        "chosen": chosen,
+        "rows": rows,
+        "learned_less_random_search": rival._asdict(),
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write_text(options.out, json.dumps(result, indent=1) + "\n")
+
+
+def informative(history: Sequence[dict[str, Any]]) -> None:
+    """Prints how large each knob's gradient was, and how much of it pointed the same way in all updates.
+
+    The agreement `|mean g| / mean |g|` is 1 where all gradients are equal and about 1 / sqrt(updates) for noise.
+    """
+    for name in HAND:
+        gradients = np.asarray([entry["gradient"][name] for entry in history])
+        norms = np.linalg.norm(gradients, axis=1)
+        agreement = np.linalg.norm(gradients.mean(axis=0)) / max(float(norms.mean()), 1e-30)
+        print(
+            f"gradient of {name:15s} norm: median {np.median(norms):.2e}, largest {norms.max():.2e}, "
+            f"agreement {agreement:.2f} (noise: {len(norms) ** -0.5:.2f})"
+        )
+
+
+def table_line(row: dict[str, Any]) -> str:
+    low, high = wilson(row["exact"], row["problems"])
+    less, more = row["difference_interval"]
+    return (
+        f"{row['decoder']:26s} exact {row['exact']}/{row['problems']} [{low:.1%}, {high:.1%}]  "
+        f"to hand-set {row['difference']:+.1%} [{less:+.1%}, {more:+.1%}]  "
+        f"calls/token {row['network_calls_per_token']:.3f}  recurrences/token {row['recurrences_per_token']:.3f}"
+    )
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
