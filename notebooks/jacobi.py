@@ -257,7 +257,7 @@ keep(figure, "map")
 # ## Fast-forward counts
 #
 # How many tokens one iteration commits, over all problems. A count of 1 is a step of one-by-one decoding. The mean is
-# what a decoder gains as long as a call over a block costs no more than one over a token (`experiments/block_sizes.py`
+# what a decoder gains as long as a call over a block costs no more than one over a token (`experiments/jacobi/block_sizes.py`
 # measures that).
 
 # %%

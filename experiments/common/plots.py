@@ -153,21 +153,21 @@ def _grid(figure: Any, study: Study, rows: Sequence[Row]) -> None:
 
 
 def _bars(figure: Any, rows: Sequence[Row]) -> None:
-    """Exact answers with intervals and tokens per second, a row each; of causal models tokens a call besides."""
-    causal = rows[0]["family"] == "causal"
-    figure.set_size_inches(12 if causal else 9, 1.2 + 0.28 * len(rows))
-    left, *middle, right = figure.subplots(1, 3 if causal else 2, sharey=True)
-    names = [row["label"] for row in rows]
+    """Exact answers with intervals, a row each; of causal models tokens a call, and tokens per second where timed."""
+    fields = {"tokens_per_network_call": "tokens / network call", "tokens_per_second": "tokens / s, batch 1"}
+    if rows[0]["family"] != "causal":
+        del fields["tokens_per_network_call"]
+    fields = {field: label for field, label in fields.items() if field in rows[0]}
+    figure.set_size_inches((6, 9, 12)[len(fields)], 1.2 + 0.28 * len(rows))
+    left, *others = figure.subplots(1, 1 + len(fields), sharey=True, squeeze=False)[0]
     at = range(len(rows))
     left.errorbar([_share(row) for row in rows], at, xerr=_errors(rows), fmt="o", markersize=4, capsize=2)
-    for panel in middle:
-        panel.barh(at, [row["tokens_per_network_call"] for row in rows], height=0.6)
-        panel.set_xlabel("tokens / network call")
-    right.barh(at, [row.get("tokens_per_second") or 0 for row in rows], height=0.6)
-    left.set_yticks(at, names, fontsize=8)
+    for panel, (field, label) in zip(others, fields.items(), strict=True):
+        panel.barh(at, [row[field] for row in rows], height=0.6)
+        panel.set_xlabel(label)
+    left.set_yticks(at, [row["label"] for row in rows], fontsize=8)
     left.invert_yaxis()
     left.set_xlabel("exact answers (%)")
-    right.set_xlabel("tokens / s, batch 1")
 
 
 def _name(choice: str | tuple[str, ...] | None) -> str:

@@ -9,8 +9,8 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
 def script(name: str, **changes):
-    """What `experiments.NAME` defines, run anew; `changes` take the place of names that its functions use."""
-    found = runpy.run_module(f"experiments.{name}", run_name=name)
+    """What `experiments/NAME.py` defines; `changes` take the place of names that its functions use."""
+    found = runpy.run_path(str(EXPERIMENTS / f"{name}.py"), run_name=name)
     found["main"].__globals__.update(changes)
     return found
 

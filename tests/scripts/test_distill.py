@@ -39,7 +39,7 @@ class Counting:
 
 @pytest.fixture(scope="module")
 def distill():
-    found = script("jacobi.distill")
+    found = script("jacobi/distill")
     found["main"].__globals__["ROWS"] = ROWS
     return found
 

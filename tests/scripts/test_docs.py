@@ -1,6 +1,7 @@
-"""README and docs: every block of Python runs, what is printed stands there, and every path that is named exists."""
+"""README, docs, results: every block of Python runs, what is printed stands there, and what is named exists."""
 
 import contextlib
+import importlib.util
 import io
 import re
 from pathlib import Path
@@ -14,9 +15,18 @@ from paradec_jax.store import Model
 from paradec_jax.testing import StubNetwork
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+RESULTS = sorted((ROOT / "experiments").glob("*/RESULTS.md"))
+PAGES = (
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "experiments/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *RESULTS,
+    ROOT / "paradec_jax" / "assets" / "README.md",
+)
 BLOCK = re.compile(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)
 PATH = re.compile(r"(?<![\w/.])(?:convert|docs|experiments|notebooks|paradec_jax|tests)/[\w./*-]*\w")
+MODULE = re.compile(r"python -m ((?:convert|experiments)(?:\.\w+)*)")
+BESIDE = re.compile(r"(?<![\w/.])(?:results|figures|logs)/[\w./*-]*\w")  # of a page of results
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text(encoding="utf-8"))]
 
 
@@ -41,10 +51,60 @@ def test_pages_have_code_and_the_readme_its_output():
     assert any(printed for _, printed in blocks(ROOT / "README.md"))
 
 
-def test_paths_exist():
-    named = {path for page in PAGES for path in PATH.findall(page.read_text(encoding="utf-8"))}
-    assert {"experiments/RESULTS.md", "docs/decoding.md", "paradec_jax/families.py"} <= named
-    assert [path for path in sorted(named) if not any(ROOT.glob(path))] == []
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub spells them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_what_a_page_names_exists(page):
+    text = page.read_text(encoding="utf-8")
+    assert [path for path in sorted(set(PATH.findall(text))) if not any(ROOT.glob(path))] == []
+    modules = {name for name in MODULE.findall(text) if name != "experiments.PAPER.NAME"}
+    assert [name for name in sorted(modules) if importlib.util.find_spec(name) is None] == []
+    if page in RESULTS:
+        assert [path for path in sorted(set(BESIDE.findall(text))) if not any(page.parent.glob(path))] == []
+    for target, anchor in LINK.findall(text):
+        if not target.startswith("https:"):
+            linked = page.parent / target if target else page
+            assert linked.exists(), target
+            assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
+
+
+def test_the_patterns_find_what_they_should():
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    paths = {path for text in texts.values() for path in PATH.findall(text)}
+    assert {"experiments/README.md", "docs/decoding.md", "paradec_jax/families.py"} <= paths
+    assert "experiments.jacobi.distill" in MODULE.findall(texts[ROOT / "experiments" / "README.md"])
+    for page in RESULTS:
+        assert any(anchor and not target for target, anchor in LINK.findall(texts[page])), (
+            "a list of contents"
+        )
+
+
+@pytest.mark.parametrize("page", RESULTS, ids=name_of)
+def test_every_picture_of_a_paper_stands_in_its_results(page):
+    shown = {target for target, _ in LINK.findall(page.read_text(encoding="utf-8"))}
+    pictures = {
+        f"figures/{path.name}": path.stat().st_size for path in (page.parent / "figures").glob("*.png")
+    }
+    assert pictures.keys() == {target for target in shown if target.startswith("figures/")}
+    assert min(pictures.values()) > 1000
+
+
+def test_every_script_has_a_row_in_the_table():
+    table = (ROOT / "experiments" / "README.md").read_text(encoding="utf-8")
+    scripts = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in (ROOT / "experiments").glob("*/*.py")
+        if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+    ]
+    assert len(scripts) > 20 and [name for name in sorted(scripts) if name not in table] == []
 
 
 def test_the_own_decoder_writes_what_its_network_says():

@@ -27,7 +27,7 @@ def stub_model():
 
 @pytest.fixture(scope="module")
 def refill(stub_model):
-    found = script("systems.refill", load=lambda name: stub_model)
+    found = script("systems/refill", load=lambda name: stub_model)
     found["main"].__globals__["CHOSEN"] = found["CHOSEN"][-1:]  # the wavefront
     return found
 
@@ -99,7 +99,7 @@ def test_refill_refuses(refill, tmp_path, wrong, message):
 
 @pytest.fixture(scope="module")
 def bench():
-    return script("systems.bench", limits_of=lambda network, params: Limits(1e9, 1e9, 1e9, 1e9))
+    return script("systems/bench", limits_of=lambda network, params: Limits(1e9, 1e9, 1e9, 1e9))
 
 
 def test_bench_writes_a_row_for_every_point(bench, tmp_path):
@@ -135,7 +135,7 @@ def test_bench_writes_a_row_for_every_point(bench, tmp_path):
 
 @pytest.mark.slow
 def test_a_profile_has_every_operation_of_a_step(tmp_path):
-    found = script("systems.step_profile")
+    found = script("systems/step_profile")
     options = found["Options"](
         shape="test-recurrent", widths=(2,), context=4, tokens=6, passes=2, out=tmp_path / "rows.json"
     )
@@ -169,7 +169,7 @@ ENTRY %main (a: f32[4,4], b: (f32[4], s32[])) -> f32[] {
   ROOT %fused.2 = f32[] fusion(%product.1), kind=kLoop, calls=%inner
 }
 """
-    kinds = script("systems.step_profile")["kinds_of"](program)
+    kinds = script("systems/step_profile")["kinds_of"](program)
     assert kinds["product.1"] == "products" and kinds["fused.2"] == "reductions" and "both" not in kinds
 
 

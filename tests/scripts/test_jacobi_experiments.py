@@ -20,7 +20,7 @@ CONFIG = dataclasses.replace(CAUSAL_PRESETS["test-causal"], vocab_size=384, max_
 
 @pytest.fixture(scope="module")
 def script():
-    return run_script("jacobi.block_sizes")
+    return run_script("jacobi/block_sizes")
 
 
 class TestBlockSizes:
@@ -185,7 +185,7 @@ class TestSideBySide:
 class TestRecipes:
     @pytest.fixture
     def recipes(self):
-        return run_script("jacobi.distill")
+        return run_script("jacobi/distill")
 
     def test_recipes_of_a_table_differ_in_what_it_is_about(self, recipes):
         def facts(recipe):

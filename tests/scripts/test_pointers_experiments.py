@@ -12,7 +12,7 @@ from paradec_jax.data.pointers import Stage
 
 @pytest.mark.slow
 def test_training_writes_a_model_that_loads(tmp_path):
-    found = script("recurrent_depth.pointers")
+    found = script("recurrent_depth/pointers")
     recipe = dataclasses.replace(
         found["RECIPES"]["tiny-pointers"],
         width=16,
@@ -31,7 +31,7 @@ def test_training_writes_a_model_that_loads(tmp_path):
 
 def test_the_bundled_model_follows_one_pointer_a_recurrence(tmp_path):
     """After r recurrences names up to r - 1 look-ups away are right, none beyond; a wave agrees with r = 12."""
-    found = script("recurrent_depth.pointers_speed", RECURRENCES=(5, 12))
+    found = script("recurrent_depth/pointers_speed", RECURRENCES=(5, 12))
     static, chosen = found["static"], found["chosen"]
     found["SETTINGS"]["few"] = lambda whole: [static(12, baseline=True), chosen(4, whole)]
     options = options_of(found, tmp_path, problems=12, timed=1, nearest=9, widths=(32,))
@@ -52,4 +52,4 @@ def test_the_bundled_model_follows_one_pointer_a_recurrence(tmp_path):
 
 def test_unknown_settings_are_refused():
     with pytest.raises(ValueError, match="settings must be one of wide, few"):
-        script("recurrent_depth.pointers_speed")["Options"](settings="some")
+        script("recurrent_depth/pointers_speed")["Options"](settings="some")
