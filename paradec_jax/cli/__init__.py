@@ -11,13 +11,13 @@ from pathlib import Path
 import jax
 from tyro.extras import SubcommandApp
 
+from paradec_jax.cli import generate
 from paradec_jax.cli.bench import bench_command
 from paradec_jax.cli.compare import compare_command
-from paradec_jax.cli.generate import generate_command
 
 app = SubcommandApp()
 app.command(name="compare")(compare_command)
-app.command(name="generate")(generate_command)
+app.command(generate.app, name="generate")
 app.command(name="bench")(bench_command)
 
 
@@ -30,7 +30,9 @@ def _use_compilation_cache() -> None:
 
 
 def _arguments(argv: Sequence[str]) -> list[str]:
-    """Lets --json stand without a path, which then is standard output."""
+    """Lets --json stand without a path, which then is standard output, and `generate` without a decoder."""
+    if argv[:1] == ["generate"]:
+        return ["generate", *generate.with_decoder(argv[1:])]
     found = []
     for i, word in enumerate(argv):
         found.append(word)
@@ -42,7 +44,7 @@ def _arguments(argv: Sequence[str]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     _use_compilation_cache()
-    argv = _arguments(sys.argv[1:] if argv is None else argv)
+    argv = _arguments(list(sys.argv[1:] if argv is None else argv))
     try:
         return app.cli(
             prog="paradec", description="Language models that decode many tokens per network call.", args=argv

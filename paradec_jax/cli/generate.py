@@ -1,130 +1,96 @@
-"""`paradec generate`: one decoder continues a text."""
+"""`paradec generate DECODER PROMPT`: one decoder continues a text. Each has the options that are its own."""
 
+import dataclasses
 import sys
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
-from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppendAction, arg
+from tyro.extras import SubcommandApp
 
 from paradec_jax import store
+from paradec_jax.cli.options import NAMES, options_of, rows_of, summary
 from paradec_jax.cli.watch import show
 from paradec_jax.data.word_problems import PROMPT
 from paradec_jax.evaluate.options import choose
-from paradec_jax.families import RECURRENT_DEPTH, family_named
+from paradec_jax.families import FAMILIES, family_named
 from paradec_jax.generate import Generation, generate, prepare
 
-DEFAULT_MODEL = RECURRENT_DEPTH.bundled[0]
+DEFAULT = "default"  # the decoder where none is named
 Flag = FlagCreatePairsOff[bool]
 
 
-def generate_command(
-    prompt: Positional[Annotated[str, arg(metavar="PROMPT")]],
-    decoder: Literal[
-        "autoregressive",
-        "adaptive",
-        "speculative",
-        "wavefront",
-        "jacobi",
-        "multiblock",
-        "prompt_lookup",
-        "lookahead",
-    ]
-    | None = None,
-    model: Annotated[str, arg(metavar="DIR|NAME")] = DEFAULT_MODEL,
-    question: Flag = False,
-    stream: Flag = False,
-    max_new_tokens: int = 200,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    samples: int = 1,
-    stop: UseAppendAction[tuple[str, ...]] = (),
-    seed: int = 0,
-    recurrence: int | None = None,
-    inner_recurrence: int | None = None,
-    window: int | None = None,
-    headway: int | None = None,
-    exit_threshold: float | None = None,
-    block: int | None = None,
-    blocks: int | None = None,
-    running: bool | None = None,
-    pool: int | None = None,
-    candidates: int | None = None,
-    spawn: float | None = None,
-    acceptance: Literal["coupled", "rejection"] | None = None,
-    delay: float = 0.02,
-) -> int:
-    """Continues a text.
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """What to continue, and how far.
 
-    The prompt is used as it is. The bundled model has learned one form of text,
-    "Question: ...", a line break, "Answer:", a line break; --question puts PROMPT into it.
+    The prompt is used as it is. The bundled models have learned one form of text, "Question: ...", a line break,
+    "Answer:", a line break; --question puts PROMPT into it.
 
-    Args:
+    Attributes:
       prompt: the text, or - to read it from standard input.
-      decoder: how to decode, by default as the last row of the family's table in `paradec compare`. Settings
-        are those of the decoder's last row there, changed by the options below.
-      model: a model folder, or the name of a bundled model.
+      model: a model folder, or the name of a bundled model; by default a bundled one that suits the decoder.
       question: put the prompt into the form of the word problems.
       stream: show committed tokens as they come and, on a terminal and in another colour, the candidates that
-        move in the wavefront.
+        move in the window.
       max_new_tokens: tokens at most.
-      temperature: 0 takes the most probable token.
-      top_p: probability mass kept when sampling.
       samples: continuations to draw.
       stop: text that ends the continuation; may be given several times.
       seed: of all draws.
-      recurrence: recurrences a token (autoregressive, speculative) or at most (adaptive).
-      inner_recurrence: recurrences of a step (wavefront).
-      window: positions of the wave at most (wavefront).
-      headway: positions that are appended to the wave a step (wavefront).
-      exit_threshold: relative change of a state below which it has converged (wavefront, adaptive).
-      block: tokens of a block (jacobi, multiblock).
-      blocks: blocks in flight at most (multiblock).
-      running: whether the window keeps its full width (jacobi).
-      pool: earlier iterates that are searched for candidates (jacobi, multiblock).
-      candidates: candidates verified in a call (jacobi, multiblock).
-      spawn: agreement of the newest block that spawns the next one (multiblock).
-      acceptance: rule for drafts when sampling; rejection needs --candidates 1 and no pool (jacobi, multiblock).
       delay: seconds between two pictures of --stream on a terminal.
     """
-    if prompt == "-":
-        prompt = sys.stdin.read()
-    if question:
-        prompt = PROMPT.format(question=prompt.strip())
-    if stream and samples != 1:
-        raise ValueError(f"--stream shows one continuation, but --samples is {samples}")
-    loaded = store.load(model)
-    options = {
-        "recurrence": recurrence,
-        "inner_recurrence": inner_recurrence,
-        "window": window,
-        "headway": headway,
-        "exit_threshold": exit_threshold,
-        "block": block,
-        "blocks": blocks,
-        "running": running,
-        "pool": pool,
-        "candidates": candidates,
-        "spawn": spawn,
-        "acceptance": acceptance,
-        "temperature": temperature,
-        "top_p": top_p,
-    }
-    chosen, knobs = _choose(loaded.family, decoder, {k: v for k, v in options.items() if v is not None})
+
+    prompt: Positional[Annotated[str, arg(metavar="PROMPT")]]
+    model: Annotated[str | None, arg(metavar="DIR|NAME")] = None
+    question: Flag = False
+    stream: Flag = False
+    max_new_tokens: int = 200
+    samples: int = 1
+    stop: UseAppendAction[tuple[str, ...]] = ()
+    seed: int = 0
+    delay: float = 0.02
+
+    def read(self) -> str:
+        """The prompt, as the model is to see it."""
+        text = sys.stdin.read() if self.prompt == "-" else self.prompt
+        return PROMPT.format(question=text.strip()) if self.question else text
+
+
+def with_decoder(words: Sequence[str]) -> list[str]:
+    """The words after `generate`, with the default where they name no decoder."""
+    if not words or words[0] in ("-h", "--help") or words[0].replace("-", "_") in (DEFAULT, *NAMES):
+        return list(words)
+    return [DEFAULT, *words]
+
+
+def generate_text(name: str | None, text: Text, options: dict[str, Any]) -> int:
+    """Continues a text with the decoder of that name, or the default one of the model's family."""
+    if text.stream and text.samples != 1:
+        raise ValueError(f"--stream shows one continuation, but --samples is {text.samples}")
+    prompt = text.read()
+    model = store.load(_model_for(name) if text.model is None else text.model)
+    decoder, knobs = _choose(model.family, name, options)
     arguments: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "seed": seed,
-        "samples": samples,
-        "stop_strings": stop,
+        "max_new_tokens": text.max_new_tokens,
+        "seed": text.seed,
+        "samples": text.samples,
+        "stop_strings": text.stop,
     }
-    if stream:
-        result = show(loaded, prepare(loaded, [prompt], chosen, **arguments), knobs, prompt, delay)
+    if text.stream:
+        result = show(model, prepare(model, [prompt], decoder, **arguments), knobs, prompt, text.delay)
     else:
-        result = generate(loaded, [prompt], chosen, knobs=knobs, **arguments)
-        for i, text in enumerate(result.text):
-            if samples > 1:
+        result = generate(model, [prompt], decoder, knobs=knobs, **arguments)
+        for i, found in enumerate(result.text):
+            if text.samples > 1:
                 print(f"--- sample {i}", file=sys.stderr)
-            print(text)
+            print(found)
     _print_counts(result)
     return 0
+
+
+def _model_for(name: str | None) -> str:
+    """The last bundled model of the first family that has such a decoder."""
+    return FAMILIES[next(iter(rows_of(name)))].bundled[-1]
 
 
 def _choose(family: str, name: str | None, options: dict[str, Any]) -> tuple[Any, Any]:
@@ -133,15 +99,12 @@ def _choose(family: str, name: str | None, options: dict[str, Any]) -> tuple[Any
     Raises:
       ValueError: a decoder of another family, or an option that this decoder does not have.
     """
-    table = family_named(family).settings
-    name = table[-1].name if name is None else name
-    settings = [setting for setting in table if setting.name == name]
-    if not settings:
-        known = ", ".join(dict.fromkeys(setting.name for setting in table))
-        raise ValueError(
-            f"--decoder {name} does not suit a model of family {family}; it takes one of {known}"
-        )
-    return choose(name, settings[-1].decoder, settings[-1].knobs, options)
+    rows = rows_of(name)
+    if family not in rows:
+        known = ", ".join(dict.fromkeys(setting.name for setting in family_named(family).settings))
+        raise ValueError(f"{name} does not suit a model of family {family}; it takes one of {known}")
+    row = rows[family]
+    return choose(row.name, row.decoder, row.knobs, options)
 
 
 def _print_counts(result: Generation) -> None:
@@ -151,3 +114,24 @@ def _print_counts(result: Generation) -> None:
         if name not in ("network_calls", "positions"):
             told += f", {int(count.sum()) / tokens:.2f} {name.replace('_', ' ')} a token"
     print(told, file=sys.stderr)
+
+
+def _command(name: str | None) -> Callable[..., int]:
+    """The function of one subcommand, whose annotations say what it can be told."""
+
+    def run(text: Any, decoder: Any) -> int:
+        return generate_text(name, text, decoder)
+
+    run.__annotations__ = {
+        "text": OmitArgPrefixes[Text],
+        "decoder": OmitArgPrefixes[options_of(name)],
+        "return": int,
+    }
+    return run
+
+
+app = SubcommandApp()
+app.__doc__ = "Continues a text: DECODER PROMPT, or PROMPT alone for the last row of `paradec compare`."
+app.command(name=DEFAULT, help="The last row of the model's family in `paradec compare`.")(_command(None))
+for _name in NAMES:
+    app.command(name=_name, help=summary(_name))(_command(_name))

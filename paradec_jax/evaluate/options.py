@@ -30,7 +30,7 @@ def choose(
         values["max_recurrence"] = values.pop("recurrence")
     traced = {field.name for field in dataclasses.fields(knobs)}
     for option in values.keys() - static - traced:
-        raise ValueError(f"--{option.replace('_', '-')} is no option of --decoder {name}")
+        raise ValueError(f"--{option.replace('_', '-')} is no option of {name}")
     if "window" in values and "buckets" in static:
         values["buckets"] = tuple(b for b in decoder.buckets if b < values["window"])
     values["greedy"] = not np.any(np.asarray(values.get("temperature", knobs.temperature)) > 0)

@@ -35,8 +35,9 @@ def settings(monkeypatch):
     monkeypatch.setattr(Model, "network", STUB)  # known answers, quickly compiled
 
 
-def generate_arguments(folder, *more):
-    return ["generate", "Ana has 3 apples.", "--model", str(folder), "--max-new-tokens", "6", *more]
+def generate_arguments(folder, *more, decoder=None):
+    named = [] if decoder is None else [decoder]
+    return ["generate", *named, "Ana has 3 apples.", "--model", str(folder), "--max-new-tokens", "6", *more]
 
 
 def test_generate_prints_text_on_stdout_and_counts_on_stderr(folder, capsys):
@@ -50,9 +51,9 @@ def test_generate_prints_text_on_stdout_and_counts_on_stderr(folder, capsys):
 
 @pytest.mark.parametrize("decoder", ["wavefront", "autoregressive"])
 def test_stream_in_a_pipe_is_the_plain_text(folder, capsys, decoder):
-    cli.main(generate_arguments(folder, "--decoder", decoder))
+    cli.main(generate_arguments(folder, decoder=decoder))
     plain = capsys.readouterr().out
-    assert cli.main(generate_arguments(folder, "--decoder", decoder, "--stream")) == 0
+    assert cli.main(generate_arguments(folder, "--stream", decoder=decoder)) == 0
     assert capsys.readouterr().out == plain
 
 
@@ -73,19 +74,8 @@ def test_stream_on_a_terminal_shows_candidates_in_another_colour(folder, capsys,
 
 
 def test_samples_and_stop_strings(folder, capsys):
-    more = [
-        "--samples",
-        "2",
-        "--temperature",
-        "1.0",
-        "--decoder",
-        "autoregressive",
-        "--stop",
-        "a",
-        "--stop",
-        "e",
-    ]
-    assert cli.main(generate_arguments(folder, *more)) == 0
+    more = ["--samples", "2", "--temperature", "1.0", "--stop", "a", "--stop", "e"]
+    assert cli.main(generate_arguments(folder, *more, decoder="autoregressive")) == 0
     out, err = capsys.readouterr()
     assert "sample 0" in err and "sample 1" in err
     assert "a" not in out and "e" not in out
@@ -111,8 +101,39 @@ def test_options_change_the_setting(folder):
     decoder, knobs = cli.generate._choose("recurrent_depth", "wavefront", options)
     assert (decoder.window, decoder.inner_recurrence, decoder.headway) == (2, 2, 2)
     assert knobs.exit_threshold == 0.5
-    with pytest.raises(ValueError, match="--recurrence is no option of --decoder wavefront"):
+    with pytest.raises(ValueError, match="--recurrence is no option of wavefront"):
         cli.generate._choose("recurrent_depth", "wavefront", {"recurrence": 2})
+
+
+def test_options_of_a_decoder_appear_with_it_alone(folder, capsys, monkeypatch):
+    chosen = []
+
+    def keep(model, prompts, decoder, *, knobs, **options):
+        chosen.append((decoder, knobs))
+        raise ValueError("enough")
+
+    monkeypatch.setattr(cli.generate, "generate", keep)
+    more = ["--window", "2", "--no-warm-start", "--exit-threshold", "0.5", "--max-recurrence", "None"]
+    for decoder, options in (("wavefront", more), (None, ["--top-p", "0.5"])):
+        assert cli.main(generate_arguments(folder, *options, decoder=decoder)) == 1
+        assert "enough" in capsys.readouterr().err
+    (wave, knobs), (usual, sampling) = chosen
+    assert (wave.window, wave.warm_start, wave.inner_recurrence) == (2, False, 2)
+    assert (knobs.exit_threshold, knobs.max_recurrence) == (0.5, None)
+    assert (usual.window, usual.warm_start, sampling.top_p) == (3, True, 0.5)
+    for decoder, option in (("adaptive", "--window"), ("jacobi", "--recurrence"), (None, "--window")):
+        with pytest.raises(SystemExit) as exit_info:
+            cli.main(generate_arguments(folder, option, "3", decoder=decoder))
+        assert exit_info.value.code == 2
+        assert "Unrecognized" in capsys.readouterr().err
+
+
+def test_words_that_name_no_decoder_are_a_prompt():
+    named = ["wavefront", "x"], ["prompt_lookup", "x"], ["prompt-lookup", "x"], ["default", "wavefront"]
+    for words in (*named, ["--help"], []):
+        assert cli.generate.with_decoder(words) == words
+    for words in (["x"], ["--stream", "x"], ["-"]):
+        assert cli.generate.with_decoder(words) == ["default", *words]
 
 
 def compare_arguments(folder, *more):
@@ -155,9 +176,12 @@ def test_user_errors_are_one_sentence_and_exit_code_1(folder, capsys, tmp_path):
             "there is no folder",
         ),
         (generate_arguments(folder, "--temperature", "-1"), "temperature must be at least 0"),
-        (generate_arguments(folder, "--recurrence", "3"), "--recurrence is no option"),
+        (
+            generate_arguments(folder, decoder="jacobi"),
+            "jacobi does not suit a model of family recurrent_depth",
+        ),
         (generate_arguments(folder, "--stream", "--samples", "2"), "--stream shows one continuation"),
-        (generate_arguments(folder, "--window", "0"), "window must be at least 1"),
+        (generate_arguments(folder, "--window", "0", decoder="wavefront"), "window must be at least 1"),
         (generate_arguments(folder, "--max-new-tokens", "9999"), "more than the 256 positions"),
     ]
     for arguments, message in cases:
@@ -168,12 +192,25 @@ def test_user_errors_are_one_sentence_and_exit_code_1(folder, capsys, tmp_path):
 
 
 def test_help(capsys):
-    for arguments in (["--help"], ["compare", "--help"], ["generate", "--help"]):
+    for arguments in (
+        ["--help"],
+        ["compare", "--help"],
+        ["generate", "--help"],
+        ["generate", "wavefront", "--help"],
+    ):
         with pytest.raises(SystemExit) as exit_info:
             cli.main(arguments)
         assert exit_info.value.code == 0
     out = capsys.readouterr().out
-    for word in ("compare", "generate", "--json", "--stream", "--question"):
+    for word in (
+        "compare",
+        "generate",
+        "--json",
+        "prompt-lookup",
+        "--stream",
+        "--question",
+        "--inner-recurrence",
+    ):
         assert word in out
 
 

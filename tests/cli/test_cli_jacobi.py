@@ -71,8 +71,8 @@ def test_the_bundled_models_of_the_family_are_the_default(monkeypatch, capsys):
 def test_generate_with_every_decoder_of_the_family(folders, capsys):
     texts = {}
     for decoder in (None, "autoregressive", "jacobi"):
-        named = [] if decoder is None else ["--decoder", decoder]
-        arguments = ["generate", "Ana", "--model", str(folders["before"]), "--max-new-tokens", "6", *named]
+        named = [] if decoder is None else [decoder]
+        arguments = ["generate", *named, "Ana", "--model", str(folders["before"]), "--max-new-tokens", "6"]
         assert cli.main(arguments) == 0
         texts[decoder], counts = capsys.readouterr()
         assert "tokens a call" in counts and "recurrences" not in counts
@@ -82,18 +82,16 @@ def test_generate_with_every_decoder_of_the_family(folders, capsys):
 
 
 def test_what_does_not_suit_the_family(folders, capsys):
-    common = ["generate", "Ana", "--model", str(folders["before"])]
-    for more, message in (
-        (["--decoder", "wavefront"], "--decoder wavefront does not suit a model of family causal"),
-        (["--decoder", "jacobi", "--blocks", "2"], "a running window has no blocks, so blocks must be 1"),
-        (["--decoder", "jacobi", "--block", "1"], "block must be at least 2"),
-        (["--decoder", "jacobi", "--spawn", "0.5"], "spawn needs blocks of at least 2, not 1"),
-        (
-            ["--decoder", "jacobi", "--acceptance", "rejection"],
-            "acceptance 'rejection' verifies the draft alone",
-        ),
+    common = ["Ana", "--model", str(folders["before"])]
+    for decoder, more, message in (
+        ("wavefront", [], "wavefront does not suit a model of family causal; it takes one of autoregressive"),
+        ("autoregressive", ["--recurrence", "3"], "--recurrence is no option of autoregressive"),
+        ("jacobi", ["--blocks", "2"], "a running window has no blocks, so blocks must be 1"),
+        ("jacobi", ["--block", "1"], "block must be at least 2"),
+        ("jacobi", ["--spawn", "0.5"], "spawn needs blocks of at least 2, not 1"),
+        ("jacobi", ["--acceptance", "rejection"], "acceptance 'rejection' verifies the draft alone"),
     ):
-        assert cli.main([*common, *more]) == 1
+        assert cli.main(["generate", decoder, *common, *more]) == 1
         assert message in capsys.readouterr().err
     assert cli.main(["compare", "--model", str(folders["before"])]) == 1
     assert "is of family causal, but --family is recurrent_depth" in capsys.readouterr().err

@@ -11,8 +11,9 @@ import pytest
 from stub_table import KEYS, strict
 
 from paradec_jax import cli
+from paradec_jax.cli import generate
 from paradec_jax.cli.compare import compare_command
-from paradec_jax.cli.generate import DEFAULT_MODEL, generate_command
+from paradec_jax.cli.options import NAMES, options_of, rows_of
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.families import EVERY_STEP, FAMILIES, family_named, family_of, parameter_shapes
 from paradec_jax.store import ASSETS, Model, save
@@ -62,12 +63,21 @@ def test_a_decoder_has_one_name_on_all_command_lines():
             assert "multiblock" not in family.decoders or (setting.name == "multiblock") == (
                 getattr(setting.decoder, "blocks", 1) > 1
             )
-    choices = typing.get_args(inspect.signature(generate_command).parameters["decoder"].annotation)
-    assert set(typing.get_args(choices[0])) == named.keys()
+    assert set(NAMES) == named.keys()
+
+
+def test_every_choice_of_a_decoder_is_an_option():
+    shared = typing.get_type_hints(options_of(None)).keys()
+    assert shared >= {"temperature", "top_p"} and "window" not in shared
+    for name in NAMES:
+        options = typing.get_type_hints(options_of(name)).keys()
+        choices = [row.settings().keys() - {"cache"} for row in rows_of(name).values()]
+        assert options == set().union(*choices) and shared <= options
 
 
 def test_models_that_commands_take_by_default_are_installed_with_the_package():
-    for name in (DEFAULT_MODEL, *(name for family in FAMILIES.values() for name in family.bundled)):
+    usual = [generate._model_for(name) for name in (None, *NAMES)]
+    for name in (*usual, *(name for family in FAMILIES.values() for name in family.bundled)):
         assert (ASSETS / name / "config.json").is_file()
 
 

@@ -97,7 +97,7 @@ class TestOptions:
         assert all(bucket < 9 for bucket in decoder.buckets)
         static, sampled = decoders["autoregressive"], pd.Static.Knobs(temperature=1.0)
         assert not choose("autoregressive", static, sampled)[0].greedy
-        with pytest.raises(ValueError, match="--inner-recurrence is no option of --decoder autoregressive"):
+        with pytest.raises(ValueError, match="--inner-recurrence is no option of autoregressive"):
             choose("autoregressive", static, options={"inner_recurrence": 2})
 
 

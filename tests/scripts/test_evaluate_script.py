@@ -124,7 +124,7 @@ class TestScript:
             (["gsm8k", path, "--execute"], "are not code"),
             (["gsm8k", path, "--seconds", "0", "--shots", "0", "--max-new-tokens", "4"], "--seconds must be"),
             (["gsm8k", path, "--limit", "0"], "--limit must be at least 1"),
-            (["gsm8k", path, "--window", "4"], "--window is no option of --decoder autoregressive"),
+            (["gsm8k", path, "--window", "4"], "--window is no option of autoregressive"),
             (
                 ["gsm8k", path, "--rows", "0", "--shots", "0", "--max-new-tokens", "4"],
                 "rows must be at least 1",
@@ -225,7 +225,7 @@ class TestCausalModels:
             (
                 causal_folder,
                 ["--decoder", "autoregressive", "--candidates", "2"],
-                "--candidates is no option of --decoder autoregressive",
+                "--candidates is no option of autoregressive",
             ),
             (causal_folder, ["--chat", "--shots", "2"], "without solved examples"),
             (folder, ["--chat"], "needs a model with a chat template"),

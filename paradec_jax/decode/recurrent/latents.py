@@ -13,7 +13,11 @@ from paradec_jax.decode.machine.request import RecordedDraws, Request
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LatentKnobs(SamplingKnobs):
-    """Sampling, and `init_scale`, the scale of random initial latent states."""
+    """Sampling, and where latent states begin.
+
+    Attributes:
+      init_scale: scale of random initial latent states.
+    """
 
     init_scale: Float[Array, ""] | float = 1.0
 

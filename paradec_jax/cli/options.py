@@ -1,0 +1,96 @@
+"""The options of a decoder: made from its fields and its knobs, so that no command lists them."""
+
+import dataclasses
+import functools
+import operator
+import types
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, TypedDict, Union, get_args, get_origin
+
+import docstring_parser
+from jaxtyping import AbstractArray
+from tyro.conf import arg
+
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.families import FAMILIES
+
+NAMES = tuple(dict.fromkeys(setting.name for family in FAMILIES.values() for setting in family.settings))
+
+
+def rows_of(name: str | None) -> dict[str, Setting]:
+    """By family, the last row of its table, or the last row of that name where it has one."""
+    found = {}
+    for family in FAMILIES.values():
+        named = [setting for setting in family.settings if name in (None, setting.name)]
+        if named:
+            found[family.name] = named[-1]
+    return found
+
+
+def summary(name: str) -> str:
+    """What the decoder of that name does, and the families of models that it suits."""
+    told = {family: _parsed(type(row.decoder)).short_description for family, row in rows_of(name).items()}
+    return "\n\n".join(f"{text} ({family})" for family, text in told.items())
+
+
+def options_of(name: str | None) -> Any:
+    """A dictionary type with the options of a decoder, of which a command line gives some.
+
+    Args:
+      name: of the decoder; None for the options that the last rows of all families share.
+    """
+    kinds: dict[str, Any] = {}
+    helps: dict[str, str] = {}
+    defaults: dict[str, dict[str, Any]] = {}
+    rows = rows_of(name)
+    for family, row in rows.items():
+        for choice, kind, text, value in _choices(row):
+            kinds[choice], helps[choice] = kind, text
+            defaults.setdefault(choice, {})[family] = value
+    shared = [choice for choice in kinds if name is not None or len(defaults[choice]) == len(rows)]
+    fields = {
+        choice: Annotated[kinds[choice], arg(help=helps[choice], help_behavior_hint=_hint(defaults[choice]))]
+        for choice in shared
+    }
+    return TypedDict(f"{name}_options", fields, total=False)  # type: ignore
+
+
+def _choices(row: Setting) -> Iterator[tuple[str, Any, str, Any]]:
+    """Name, type, documentation and value of each choice of a row: fields of the decoder, then its knobs."""
+    decoder = row.decoder
+    for owner in (decoder, decoder.Knobs() if row.knobs is None else row.knobs):
+        documented = _documented(type(owner))
+        for field in dataclasses.fields(owner):
+            if field.name in row.settings():
+                value = getattr(owner, field.name)
+                yield field.name, _spelled(field.type), documented.get(field.name, ""), value
+
+
+def _spelled(kind: Any) -> Any:
+    """A field's type without arrays, which no command line can spell."""
+    if get_origin(kind) not in (Union, types.UnionType):
+        return kind
+    plain = [one for one in get_args(kind) if not (isinstance(one, type) and issubclass(one, AbstractArray))]
+    return functools.reduce(operator.or_, plain)
+
+
+def _hint(values: Mapping[str, Any]) -> str:
+    told = {family: f"{value}" for family, value in values.items()}
+    if len(set(told.values())) == 1:
+        return f"(default: {next(iter(told.values()))})"
+    return "(default: " + ", ".join(f"{value} for {family}" for family, value in told.items()) + ")"
+
+
+def _documented(owner: type) -> dict[str, str]:
+    """What a class and those before it say of their attributes."""
+    found: dict[str, str] = {}
+    for base in reversed(owner.__mro__):
+        found |= {
+            entry.arg_name: " ".join((entry.description or "").split()) for entry in _parsed(base).params
+        }
+    return found
+
+
+@functools.cache
+def _parsed(owner: type) -> Any:
+    return docstring_parser.parse(owner.__doc__ or "")
