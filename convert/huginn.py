@@ -157,8 +157,10 @@ def table(config: RecurrentDepthConfig) -> tuple[dict[str, int], list[Row]]:
         ("coda", "coda", config.coda_layers),
     ):
         rows += [
-            Row(f"{part}_{{i}}/{path}", f"transformer.{official}.{{i}}.{name}", pattern, layers, *share)
-            for path, name, pattern, *share in block
+            Row(
+                f"{part}_{{i}}/{path}", f"transformer.{official}.{{i}}.{name}", pattern, layers, pieces, piece
+            )
+            for path, name, pattern, pieces, piece in block
         ]
     return axes, rows
 

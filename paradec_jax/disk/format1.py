@@ -45,8 +45,9 @@ def split(path: str, leaf: np.ndarray, config: ModelConfig) -> list[tuple[str, n
     if into == [path]:
         return [(path, leaf)]
     _, axis = JOINED["/".join(path.split("/")[-2:])]
-    grouped = isinstance(config, CausalConfig) and "/attention/" in path
-    sizes = [config.heads, config.kv_heads, config.kv_heads] if grouped else [1] * len(into)
+    sizes, grouped = [1] * len(into), False
+    if isinstance(config, CausalConfig) and "/attention/" in path:
+        sizes, grouped = [config.heads, config.kv_heads, config.kv_heads], True
     if leaf.ndim <= axis or leaf.shape[axis] != sum(sizes):
         raise StoreError(
             f"parameter {path} has shape {leaf.shape}, but the config asks for {sum(sizes)} in axis {axis}"

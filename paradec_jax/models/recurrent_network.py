@@ -38,8 +38,8 @@ class RecurrentDepthNetwork:
 
     config: RecurrentDepthConfig
     cache: str = "shared"
-    recurrence: int | None = None
-    slots: int | None = None
+    recurrence: Any = None
+    slots: Any = None
 
     def __post_init__(self) -> None:
         if self.cache not in CACHE_MODES:

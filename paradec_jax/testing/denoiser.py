@@ -63,14 +63,14 @@ class StubDenoiser:
 
     def expected(self, canvas: Sequence[int | None]) -> list[int]:
         """A canvas as it ends; None marks a position to be filled."""
-        given = [p for p, token in enumerate(canvas) if token is not None]
+        given = {p: token for p, token in enumerate(canvas) if token is not None}
 
         def token(p: int) -> int:
             before, after = [q for q in given if q <= p], [q for q in given if q > p]
             if not given:
                 return (self.slope * p + self.constant) % self.mask
             q = before[-1] if before else after[0]
-            return (canvas[q] + self.slope * (p - q)) % self.mask
+            return (given[q] + self.slope * (p - q)) % self.mask
 
         return [token(p) for p in range(len(canvas))]
 

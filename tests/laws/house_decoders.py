@@ -21,7 +21,7 @@ from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.rules import reveal, score, select
 from paradec_jax.decode.rules.alignment import aligned
 from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
-from paradec_jax.decode.rules.windows import shift, window, write_after_read
+from paradec_jax.decode.rules.windows import window, write_after_read
 
 
 @jax.tree_util.register_dataclass
@@ -76,8 +76,8 @@ class AnyOrder(DecoderBase):
         return state, Revealed(start, scores, where)
 
     def drafts(self, state: Canvas) -> Int[Array, "B S"]:
-        """The rest of the canvas, masks included."""
-        return shift(state.rows.tokens, state.rows.length)
+        """What is revealed after a gap."""
+        return state.ahead
 
 
 # A decoder that sees its cache through a mask
@@ -141,8 +141,8 @@ class DualCache(DecoderBase):
         return dataclasses.replace(state, cache=cache), Revealed(at, scores, where)
 
     def drafts(self, state: DualCacheState) -> Int[Array, "B S"]:
-        """The rest of the canvas, masks included."""
-        return shift(state.rows.tokens, state.rows.length)
+        """What is revealed after a gap."""
+        return state.ahead
 
 
 # A decoder with two networks

@@ -114,6 +114,12 @@ def test_a_canvas_reveals_what_is_open_alone():
     assert every.rows.length.tolist() == [7, 9, 5, 4] and every.rows.done.all() and not every.open.any()
     third = canvas.reveal(nines, jnp.arange(SIZE) == jnp.full((4, 1), 2), jnp.zeros(4, jnp.int32))
     assert third.rows.length.tolist() == [1, 0, 3, 0], "a position after a gap is not committed"
+    assert CANVASES[0].drafts(third)[:, :4].tolist() == [
+        [-1, 9, 4, -1],
+        [-1, -1, 9, -1],
+        [-1, -1, -1, -1],
+        [-1, 5, 9, 6],
+    ], "a mask is no guess"
 
 
 def letters() -> Tokenizer:

@@ -43,14 +43,14 @@ class DecoderBase(abc.ABC):
     """
 
     network: Any = None
-    size: int | None = None
+    size: Any = None
     spec: TokenSpec = TokenSpec()
     _: dataclasses.KW_ONLY
     log_probs: bool = False
     top_p_rule: str = "drop"
     greedy: bool = False
     bounded: bool = False
-    Knobs: ClassVar[type] = SamplingKnobs
+    Knobs: ClassVar[type[SamplingKnobs]] = SamplingKnobs
     visibilities: ClassVar[tuple[str, ...]] = ("causal",)
     alignments: ClassVar[tuple[str, ...]] = ("next",)
     any_order: ClassVar[bool] = False

@@ -57,7 +57,7 @@ class Decoder(Protocol[State]):
         ...
 
     def drafts(self, state: State) -> Int[Array, "B _"]:
-        """Tokens that the state guesses for the positions from `length` on, -1 after the last guess.
+        """Tokens that the state guesses for the positions from `length` on, -1 where there is none.
 
         K is the most that a state of this decoder can hold: 0 where nothing is guessed between steps.
         """

@@ -165,9 +165,7 @@ class Rows:
             fixed=None if self.fixed is None else self.fixed[:, : self.size],
         )
 
-    def _written(
-        self, tokens: Array, where: Array, at: Array, log_probs: Array | None
-    ) -> dict[str, Array | None]:
+    def _written(self, tokens: Array, where: Array, at: Array, log_probs: Array | None) -> dict[str, Any]:
         kept = self.log_probs
         if kept is not None and log_probs is not None:
             kept = put(kept, log_probs, at, where)

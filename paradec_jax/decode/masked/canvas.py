@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.machine.network import Counts
 from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.rules.windows import put, window
+from paradec_jax.decode.rules.windows import put, shift, window
 
 AnyCanvas = TypeVar("AnyCanvas", bound="Canvas")
 
@@ -52,6 +52,12 @@ class Canvas:
             final |= rows.fixed
         tokens = jnp.where(final, rows.tokens, mask)
         return cls(dataclasses.replace(rows, tokens=tokens), final)
+
+    @property
+    def ahead(self) -> Int[Array, "B S"]:
+        """Final tokens from each row's `length` on, -1 where none is: what its position's neighbours see already."""
+        known = jnp.where(self.final & self.inside, self.rows.tokens, -1)
+        return shift(known + 1, self.rows.length) - 1
 
     @property
     def inside(self) -> Bool[Array, "B S"]:

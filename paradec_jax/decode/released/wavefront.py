@@ -191,7 +191,9 @@ class ReleasedWavefront(DecoderBase):
         tokens = jnp.where(position < frozen, rows.tokens, tokens)
 
         # New states after the others, cut at the limit.
-        total = jnp.minimum(wave.count + self.headway, jnp.minimum(knobs.max_wavefront, self.window))
+        total = jnp.minimum(
+            wave.count + self.headway, jnp.minimum(jnp.asarray(knobs.max_wavefront), self.window)
+        )
         appended = total - wave.count
         states = self._append(refined.states, state)
 

@@ -17,10 +17,14 @@ TOP_P_RULES = ("drop", "keep", "drop-renormalised")
 class TokenKnobs(Protocol):
     """What shapes a distribution of tokens; `machine.knobs.SamplingKnobs` is such knobs."""
 
-    temperature: Any
-    top_k: Any
-    top_p: Any
-    min_p: Any
+    @property
+    def temperature(self) -> Any: ...
+    @property
+    def top_k(self) -> Any: ...
+    @property
+    def top_p(self) -> Any: ...
+    @property
+    def min_p(self) -> Any: ...
 
 
 def filtered_probabilities(
