@@ -1,0 +1,69 @@
+"""All that the parts use of the modules that measure time, and a clock for what takes turns."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from paradec_jax.evaluate.bench import (
+    Limits,
+    Programs,
+    bench,
+    compile_once,
+    limits,
+    paced_wavefront,
+)
+from paradec_jax.evaluate.intervals import speedup
+from paradec_jax.evaluate.throughput import Case, Speed, compile_all, measure
+
+__all__ = [
+    "Case",
+    "Limits",
+    "Programs",
+    "Speed",
+    "bench",
+    "compile_all",
+    "compile_once",
+    "limits",
+    "limits_for",
+    "measure",
+    "once",
+    "paced_wavefront",
+    "speedup",
+    "turns",
+]
+
+MOST_READ = 2**30  # bytes of the matrix whose reading is timed: more than any cache holds
+REPEATS = 3
+
+
+def limits_for(dtype: str, weights: int, core: int = 0) -> Limits:
+    """The limits of the device for so many bytes of weights, of which a recurrence reads `core` again."""
+    return limits(dtype, min(weights, MOST_READ), min(core, MOST_READ), repeats=REPEATS)
+
+
+def once(call: Callable[[], Any]) -> float:
+    """Seconds of one call, its result awaited."""
+    start = time.perf_counter()
+    jax.block_until_ready(call())
+    return time.perf_counter() - start
+
+
+def turns(
+    calls: Mapping[str, Callable[[], Any]], passes: int, enough: Callable[[], bool] = lambda: False
+) -> dict[str, list[float]]:
+    """Seconds of each call in each pass; all take their turn in every pass, and each has been called before.
+
+    Args:
+      calls: by name.
+      passes: at most; two at least.
+      enough: asked after each pass; true ends the measurement.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for done in range(1, passes + 1):
+        for name, call in calls.items():
+            seconds[name].append(once(call))
+        if done >= 2 and enough():
+            break
+    return seconds
