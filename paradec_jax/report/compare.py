@@ -99,9 +99,8 @@ def compile_in_time(
     for done, (rival, case) in enumerate(zip(rivals, cases, strict=True)):
         task.progress(what, done, len(cases))
         if done and task.left() < until:
-            task.late = True
             left_out = "; ".join(told(other) for other in rivals[done:])
-            task.cut.append(f"{what}: no time to compile {left_out}.")
+            task.drop(f"{what}, {left_out}", "no time was left to compile them")
             break
         with task.survives(f"{what}, {told(rival)}"):
             (compiled[done],) = compile_all([(case, request)], params)

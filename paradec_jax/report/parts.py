@@ -77,14 +77,18 @@ class Task:
         left = self.left()
         if left >= seconds:
             return True
-        self.late = True
         took = (
             f"it takes about {seconds:.0f} s and {max(left, 0):.0f} s were left"
             if seconds
             else "no time was left"
         )
-        self.cut.append(f"{what}: left out, {took}.")
+        self.drop(what, took)
         return False
+
+    def drop(self, what: str, why: str) -> None:
+        """Says that `what` was left out for want of time."""
+        self.late = True
+        self.cut.append(f"{what}: left out, {why}.")
 
     def fits(self, size: float, what: str) -> bool:
         """Whether so many bytes can still be had; if not, a line of the report says that `what` was left out."""

@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 
-from paradec_jax.config import ModelConfig, RecurrentDepthConfig
+from paradec_jax.config import RECURRENT_PRESETS, ModelConfig, RecurrentDepthConfig
 from paradec_jax.families import PRESETS
 
-HUGINN = PRESETS["huginn-0125"]
+HUGINN, TINY = RECURRENT_PRESETS["huginn-0125"], RECURRENT_PRESETS["tiny-recurrent"]
 SMALL_HUGINN = RecurrentDepthConfig(  # its layers and the channels of its heads, a tenth of its width
     vocab_size=8192, width=480, heads=5, feed_forward=1632
 )
@@ -23,6 +23,22 @@ class Training:
     batch: int
     length: int
     recurrence: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Race:
+    """Waves beside sequential decoding: a shape, its name in tables, and the recurrences that each token gets.
+
+    Attributes:
+      inner: r', recurrences of a wave's step; the first is timed first.
+      jacobi: positions of the Jacobi window at the same depth.
+    """
+
+    name: str
+    config: RecurrentDepthConfig
+    recurrence: int
+    inner: tuple[int, ...]
+    jacobi: int = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,19 +58,14 @@ class Sizes:
       problems: word problems, by rows of a call: {rows: calls}.
       steps_of_problems: fewest and most written steps of a problem.
       seed: of problems, prompts and random weights.
-      wave: shape of the waves beside sequential decoding.
-      wave_name: its name in tables.
-      recurrence: r that each of its tokens gets.
-      inner: r', recurrences of a wave's step.
-      jacobi: positions of the Jacobi window at the same depth.
+      races: waves beside sequential decoding.
       train: steps of training.
       layouts: presets on which both sides of each choice by backend are timed.
     """
 
     dtype: str
     presets: tuple[str, ...]
-    wave: RecurrentDepthConfig
-    wave_name: str
+    races: tuple[Race, ...]
     train: tuple[Training, ...]
     layouts: tuple[str, ...]
     windows: tuple[int, ...] = (1, 4, 16, 64, 256, 2, 8, 32, 128)
@@ -66,13 +77,14 @@ class Sizes:
     problems: tuple[tuple[int, int], ...] = ((1, 8), (4, 4), (16, 3))
     steps_of_problems: tuple[int, int] = (2, 4)
     seed: int = 1
-    recurrence: int = 32
-    inner: tuple[int, ...] = (4, 1, 2, 8)
-    jacobi: int = 8
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values."""
         return dataclasses.asdict(self)
+
+
+TINY_RACE = Race("tiny-recurrent", TINY, 16, (1, 4))
+INNER = (4, 1, 2, 8)
 
 
 def with_dtype(config: ModelConfig, dtype: str) -> ModelConfig:
@@ -88,8 +100,7 @@ def sizes_here() -> Sizes:
         return Sizes(
             dtype="float32",
             presets=(*tiny, *coders[:2], "huginn-0125", coders[2]),
-            wave=SMALL_HUGINN,
-            wave_name="huginn-0125 at a tenth of its width",
+            races=(TINY_RACE, Race("huginn-0125 at a tenth of its width", SMALL_HUGINN, 32, INNER)),
             train=(
                 Training("tiny-causal", PRESETS["tiny-causal"], 16, 256),
                 Training("tiny-recurrent", PRESETS["tiny-recurrent"], 16, 256, 4),
@@ -100,8 +111,7 @@ def sizes_here() -> Sizes:
     return Sizes(
         dtype="bfloat16",
         presets=(*tiny, *coders[:2], "huginn-0125", coders[2]),
-        wave=HUGINN,
-        wave_name="huginn-0125",
+        races=(TINY_RACE, Race("huginn-0125", HUGINN, 32, INNER)),
         train=(
             Training(coders[0], PRESETS[coders[0]], 8, 512),
             Training("huginn-0125 at a fifth of its width", wider, 16, 512, 8),

@@ -1,20 +1,22 @@
 """All that the parts use of the modules that measure time, and a clock for what takes turns."""
 
+import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
+from paradec_jax.evaluate import intervals
 from paradec_jax.evaluate.bench import (
     Limits,
     Programs,
-    bench,
     compile_once,
+    figures,
     limits,
     paced_wavefront,
 )
-from paradec_jax.evaluate.intervals import speedup
 from paradec_jax.evaluate.throughput import Case, Speed, compile_all, measure
 
 __all__ = [
@@ -22,14 +24,16 @@ __all__ = [
     "Limits",
     "Programs",
     "Speed",
-    "bench",
+    "cheaper",
     "compile_all",
     "compile_once",
+    "figures",
     "limits",
     "limits_for",
     "measure",
     "once",
     "paced_wavefront",
+    "rough",
     "speedup",
     "turns",
 ]
@@ -41,6 +45,29 @@ REPEATS = 3
 def limits_for(dtype: str, weights: int, core: int = 0) -> Limits:
     """The limits of the device for so many bytes of weights, of which a recurrence reads `core` again."""
     return limits(dtype, min(weights, MOST_READ), min(core, MOST_READ), repeats=REPEATS)
+
+
+@functools.lru_cache
+def rough(dtype: str) -> Limits:
+    """The limits at a small size, from one timing: to foretell how long something will take at least."""
+    return limits(dtype, 2**24, repeats=1)
+
+
+def speedup(
+    tokens: Sequence[int],
+    seconds: Sequence[Sequence[float]],
+    base_tokens: Sequence[int],
+    base_seconds: Sequence[Sequence[float]],
+) -> tuple[float, tuple[float, float]]:
+    """Tokens a second over those of another, and the range (`evaluate.intervals.speedup`); lists [passes][calls]."""
+    rates = np.asarray(tokens), np.asarray(seconds), np.asarray(base_tokens), np.asarray(base_seconds)
+    return intervals.speedup(*rates)
+
+
+def cheaper(seconds: Sequence[float], base: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """How many times as long `base` took, by the medians of passes in turns, and its range over passes."""
+    passes = min(len(seconds), len(base))
+    return speedup([1], [[x] for x in seconds[:passes]], [1], [[x] for x in base[:passes]])
 
 
 def once(call: Callable[[], Any]) -> float:

@@ -67,8 +67,8 @@ def _claims(claims: Sequence[Mapping[str, Any]]) -> list[str]:
         rows.append([claim["sentence"], claim["source"], bounds(claim), figure, low_high, claim["verdict"]])
     columns = ("claim", "source", "claimed", "here", "range", "verdict")
     note = (
-        "A claim holds where the whole range lies inside what is claimed, does not where all of it lies outside, and is "
-        "open between."
+        "A claim holds where the whole range lies inside what is claimed, does not where all of it lies outside, and "
+        "is open between."
     )
     return markdown(Table("What the project claims about speed", columns, rows, note))
 
