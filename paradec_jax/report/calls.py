@@ -1,7 +1,8 @@
 """What a network call costs over 1 to 256 positions, and how many tokens it must commit to gain. Random weights.
 
-A call is the network's forward pass over n new positions after a context, the most probable token of each, and the new
-keys and values written to the cache. What a decoder does besides, to judge drafts and to make new ones, is not in it.
+A call is the network's forward pass over n new positions after a context, the most probable token of each, and the
+new keys and values written to the cache. What a decoder does besides, to judge drafts and to make new ones, is not in
+it.
 """
 
 import concurrent.futures
@@ -21,11 +22,11 @@ from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.rules.windows import write_after_read
 from paradec_jax.families import PRESETS
 from paradec_jax.report.parts import Part, Result, Table, Task, duration, percent
-from paradec_jax.report.timing import cheaper, once, turns
+from paradec_jax.report.timing import cheaper, lengthened, once, turns
 from paradec_jax.report.weights import Loaded, foretold, load
 
 
-def run_steps(network: Any, steps: int, params: Any, cache: Any, tokens: Any, at: Any) -> Any:
+def run_steps(network: Any, params: Any, cache: Any, tokens: Any, at: Any, steps: Any) -> Any:
     """`steps` calls at the same place, each fed what the one before it predicted."""
     positions = at[:, None] + jnp.arange(tokens.shape[1])
 
@@ -57,12 +58,12 @@ class Loop:
         return f"{depth_of(self.network)} {self.window}"
 
     def compile(self) -> "Loop":
-        """Compiles the loop, traced anew: a trace does not know what switches were on. Nothing is run or allocated."""
+        """Compiles the loop, traced anew, since a trace does not know what switches were on; nothing is run."""
         cache = jax.eval_shape(self._cache)
         tokens = jax.ShapeDtypeStruct((1, self.window), jnp.int32)
         at = jax.ShapeDtypeStruct((1,), jnp.int32)
-        loop = jax.jit(functools.partial(run_steps, self.network, self.steps), donate_argnums=(1, 2))
-        self.compiled = loop.lower(self.params, cache, tokens, at).compile()
+        loop = jax.jit(functools.partial(run_steps, self.network), donate_argnums=(1, 2))
+        self.compiled = loop.lower(self.params, cache, tokens, at, np.int32(self.steps)).compile()
         return self
 
     def __call__(self) -> Any:
@@ -70,7 +71,8 @@ class Loop:
         if self.buffers is None:
             draw = np.random.default_rng(0).integers(0, self.network.vocab_size, (1, self.window))
             self.buffers = jax.block_until_ready((self._cache(), jnp.asarray(draw, jnp.int32)))
-        self.buffers = self.compiled(self.params, *self.buffers, jnp.full(1, self.context, jnp.int32))
+        at = jnp.full(1, self.context, jnp.int32)
+        self.buffers = self.compiled(self.params, *self.buffers, at, np.int32(self.steps))
         return self.buffers
 
     def foretold(self) -> float:
@@ -92,7 +94,7 @@ def compiled_in_time(loops: Sequence[Loop], task: Task, name: str) -> list[Loop]
     half, ready = task.left() / 2, []
     with concurrent.futures.ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
         waiting = {pool.submit(loop.compile): loop for loop in loops}
-        done, late = concurrent.futures.wait(waiting, timeout=max(half, 0))
+        _, late = concurrent.futures.wait(waiting, timeout=max(half, 0))
         for future in late:
             future.cancel()
     for future, loop in waiting.items():
@@ -130,7 +132,7 @@ def warmed(loops: Sequence[Loop], task: Task, name: str) -> dict[str, Loop]:
         if not task.has(3 * least + 2 * total, what):
             continue
         with task.survives(what):
-            loop.first = once(loop)
+            loop.first, loop.steps = lengthened(once(loop), loop.steps)
             known[depth] = loop.window, loop.first
             total += loop.first
             found[loop.key] = loop
@@ -155,16 +157,18 @@ def measure_preset(name: str, task: Task) -> list[dict[str, Any]]:
     loops = [loop for loop in loops if sizes.context + loop.window <= network.max_length]
     ready = warmed(compiled_in_time(loops, task, name), task, name)
     a_pass = sum(loop.first for loop in ready.values())
-    passes = turns(ready, sizes.passes, lambda: task.left() < a_pass)
+    passes = {
+        key: [x / ready[key].steps for x in seconds]
+        for key, seconds in turns(ready, sizes.passes, lambda: task.left() < a_pass).items()
+    }
     base = passes.get(f"{depth_of(network)} 1")
     return [] if base is None else [row_of(loaded, ready[key], passes[key], base) for key in passes]
 
 
-def row_of(loaded: Loaded, loop: Loop, seconds: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
-    """What was found of one window; `base` are the seconds of one position at the full depth."""
+def row_of(loaded: Loaded, loop: Loop, a_call: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
+    """What was found of one window, from seconds a call; `base` are those of one position at the full depth."""
     work = loop.network.work(1, loop.window, loop.context)
-    a_call = [x / loop.steps for x in seconds]
-    needed, interval = cheaper(base, seconds)
+    needed, interval = cheaper(base, a_call)
     reads = work.bytes / loaded.limits.read_bytes_per_second
     products = work.flops / loaded.limits.flops_per_second
     return {
@@ -172,7 +176,8 @@ def row_of(loaded: Loaded, loop: Loop, seconds: Sequence[float], base: Sequence[
         "recurrence": depth_of(loop.network),
         "window": loop.window,
         "context": loop.context,
-        "a_call": a_call,
+        "calls": loop.steps,
+        "a_call": list(a_call),
         "needed": needed,
         "needed_range": list(interval),
         "call_bytes": work.bytes,

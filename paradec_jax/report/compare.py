@@ -1,8 +1,9 @@
 """Every family's decoders on the bundled models, in turns, at several batch sizes."""
 
 import dataclasses
+import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,10 +17,12 @@ from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import word_problems
 from paradec_jax.families import FAMILIES
 from paradec_jax.report.parts import Part, Result, Table, Task, times
+from paradec_jax.report.sizes import Sizes
 from paradec_jax.report.timing import Case, Speed, compile_all, measure, speedup
 from paradec_jax.store import Model
 
 BUCKET = 32
+COMPILE = 0.7  # of the time of a model at a batch size: a program costs seconds, a pass of its problems less
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,12 +49,17 @@ RIVALS: Mapping[str, Sequence[Rival]] = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unit:
-    """A bundled model at a batch size."""
+    """A model at a batch size, the decoders to be timed on it, the baseline first, and its problems.
 
-    family: str
+    Attributes:
+      prompts: (model, how many) -> problems or texts, and tokens that an answer may take.
+    """
+
     model: str
     batch: int
     calls: int
+    rivals: Sequence[Rival]
+    prompts: Callable[[Model, int], tuple[Sequence[Any], int]]
 
 
 def rivals_of(family: str) -> list[Rival]:
@@ -72,13 +80,20 @@ def case_of(rival: Rival, model: Model, size: int) -> Case:
     return Case(decoder.bind(network, size, model.token_spec), setting.knobs)
 
 
-def requests_of(model: Model, unit: Unit, seed: int, steps: tuple[int, int]) -> tuple[list[Request], int]:
-    """Unseen word problems in calls of one shape, and the positions that they need."""
+def word_prompts(sizes: Sizes, model: Model, count: int) -> tuple[Sequence[Any], int]:
+    """Unseen word problems, and room for the longest reference solution and its end."""
     assert model.tokenizer is not None
-    problems = word_problems(unit.batch * unit.calls, seed=seed, steps=steps)
-    tokens, lengths = encode_prompts(model.tokenizer, problems, spec=model.token_spec, bucket=BUCKET)
+    problems = word_problems(count, seed=sizes.seed, steps=sizes.steps_of_problems)
     longest = 1 + max(len(ids) for ids in model.tokenizer.encode_batch([item.solution for item in problems]))
-    budget = min(-(-longest // BUCKET) * BUCKET, model.network.max_length - tokens.shape[1])
+    return problems, -(-longest // BUCKET) * BUCKET
+
+
+def requests_of(model: Model, unit: Unit, seed: int) -> tuple[list[Request], int]:
+    """Problems in calls of one shape, and the positions that they need."""
+    assert model.tokenizer is not None
+    problems, budget = unit.prompts(model, unit.batch * unit.calls)
+    tokens, lengths = encode_prompts(model.tokenizer, problems, spec=model.token_spec, bucket=BUCKET)
+    budget = min(budget, model.network.max_length - tokens.shape[1])
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), np.arange(len(problems)))
     rows = np.arange(len(problems)).reshape(unit.calls, unit.batch)
     requests = [
@@ -93,8 +108,8 @@ def requests_of(model: Model, unit: Unit, seed: int, steps: tuple[int, int]) -> 
 def compile_in_time(
     rivals: Sequence[Rival], cases: Sequence[Case], request: Request, params: Any, task: Task, what: str
 ) -> dict[int, float]:
-    """Compile seconds of the cases by their index, the baseline's first; half of the task's time is for it."""
-    until = task.left() / 2
+    """Compile seconds of the cases by their index, the baseline's first, inside its share of the task's time."""
+    until = (1 - COMPILE) * task.left()
     compiled: dict[int, float] = {}
     for done, (rival, case) in enumerate(zip(rivals, cases, strict=True)):
         task.progress(what, done, len(cases))
@@ -118,9 +133,13 @@ def measure_unit(unit: Unit, task: Task) -> list[dict[str, Any]]:
     what = f"{unit.model}, batch {unit.batch}"
     if not task.has(0, what):
         return []
-    model = store.load(unit.model)
-    requests, size = requests_of(model, unit, task.sizes.seed, task.sizes.steps_of_problems)
-    rivals = rivals_of(unit.family)
+    try:
+        model = store.load(unit.model)
+    except store.StoreError as error:
+        task.cut.append(f"{what}: left out, {error}.")
+        return []
+    requests, size = requests_of(model, unit, task.sizes.seed)
+    rivals = unit.rivals
     cases = [case_of(rival, model, size) for rival in rivals]
     params = cases[0].decoder.prepare(model.params)
     task.saw(params)
@@ -139,18 +158,18 @@ def measure_unit(unit: Unit, task: Task) -> list[dict[str, Any]]:
     speeds = measure([cases[i] for i in compiled], params, requests, passes=task.sizes.passes, enough=enough)
     base = speeds[0]
     return [
-        row_of(unit, rivals[i], speed, base) | {"compile_seconds": compiled[i]}
+        row_of(unit, model.family, rivals[i], speed, base) | {"compile_seconds": compiled[i]}
         for i, speed in zip(compiled, speeds, strict=True)
     ]
 
 
-def row_of(unit: Unit, rival: Rival, speed: Speed, base: Speed) -> dict[str, Any]:
+def row_of(unit: Unit, family: str, rival: Rival, speed: Speed, base: Speed) -> dict[str, Any]:
     """What was found of one decoder."""
     generated = [int(np.asarray(decoded.generated).sum()) for decoded in speed.decoded]
     calls = sum(int(np.asarray(decoded.counts[NETWORK_CALLS]).sum()) for decoded in speed.decoded)
     same = [a.completions() == b.completions() for a, b in zip(speed.decoded, base.decoded, strict=True)]
     row = {
-        "family": unit.family,
+        "family": family,
         "model": unit.model,
         "batch": unit.batch,
         "decoder": rival.setting.name,
@@ -174,13 +193,14 @@ def row_of(unit: Unit, rival: Rival, speed: Speed, base: Speed) -> dict[str, Any
 def measure_all(task: Task) -> Result:
     """All models at the smallest batch first, since most claims are about it."""
     units = [
-        Unit(family.name, model, batch, calls)
+        Unit(model, batch, calls, rivals_of(family.name), functools.partial(word_prompts, task.sizes))
         for batch, calls in task.sizes.problems
         for family in FAMILIES.values()
         for model in family.bundled
     ]
     rows: list[dict[str, Any]] = []
-    for unit, own in task.each(units):
+    weights = [2.0 if unit.batch == units[0].batch else 1.0 for unit in units]
+    for unit, own in task.each(units, weights):
         rows += measure_unit(unit, own)
     return {"rows": rows}
 

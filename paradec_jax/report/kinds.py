@@ -2,8 +2,8 @@
 
 The loop after a prompt runs under XLA's profiler, and every operation of the compiled program that the trace has is
 put to one kind by what it does: a product where it contains one, else a reduction, else a move of data, else
-element-wise work. Tracing costs each operation alike, which makes many small ones look dear; so the difference between
-the traced and the untraced time of a step is taken off in equal parts.
+element-wise work. Tracing costs each operation alike, which makes many small ones look dear; so the difference
+between the traced and the untraced time of a step is taken off in equal parts.
 """
 
 import collections

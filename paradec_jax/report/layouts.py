@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array
 
@@ -18,12 +19,12 @@ from paradec_jax.decode.rules.windows import write_after_read
 from paradec_jax.families import PRESETS, init_params, network_of
 from paradec_jax.nn import masks
 from paradec_jax.nn.attention import attend
-from paradec_jax.nn.backend import SWITCH
+from paradec_jax.nn.backend import SWITCH, cpu_layouts
 from paradec_jax.nn.cache import KV, write_rows
 from paradec_jax.report.calls import Loop
 from paradec_jax.report.parts import Part, Result, Table, Task, duration, times
 from paradec_jax.report.sizes import with_dtype
-from paradec_jax.report.timing import cheaper, once, turns
+from paradec_jax.report.timing import cheaper, lengthened, once, turns
 from paradec_jax.report.weights import load
 
 WINDOWS = (1, 16)
@@ -45,7 +46,7 @@ def layouts(name: str) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Side:
-    """One side of a choice: `compile` returns what runs it, `steps` times a call."""
+    """One side of a choice; `compile` returns what runs it, and has a number of `steps`."""
 
     choice: str
     name: str
@@ -59,27 +60,28 @@ class Side:
 def whole(network: Any, raw: Any, task: Task) -> list[Side]:
     """Layouts for the CPU against plain ones, and joined matrices against separate ones."""
 
-    def of(prepare: Callable[[], Any], window: int, name: str) -> Callable[[], Any]:
-        with layouts(name):
-            params = prepare()
-            task.saw(params)
+    @functools.cache
+    def prepared(layout: str, joined: bool) -> Any:
+        with layouts(layout):
+            params = (
+                network.prepare(raw) if joined else jax.jit(network.prepare)(raw)
+            )  # traced ones are not joined
+        task.saw(params)
+        return params
+
+    def loop(layout: str, joined: bool, window: int) -> Loop:
+        params = prepared(layout, joined)
+        with layouts(layout):
             return Loop(network, params, window, task.sizes.context, task.sizes.steps).compile()
 
-    here = os.environ.get(SWITCH) or ("cpu" if jax.default_backend() == "cpu" else "plain")
-    joined = functools.partial(network.prepare, raw)
-
-    def separate() -> Any:
-        return jax.jit(network.prepare)(raw)  # traced parameters are not joined
-
-    found = []
-    for window in WINDOWS:
-        for side in ("plain", "cpu"):
-            found.append(
-                Side("products", f"layouts {side}", window, functools.partial(of, joined, window, side))
-            )
-        for name, prepare in (("joined", joined), ("separate", separate)):
-            found.append(Side("matrices", name, window, functools.partial(of, prepare, window, here)))
-    return found
+    here = "cpu" if cpu_layouts() else "plain"
+    sides = [("products", f"layouts {name}", name, True) for name in ("plain", "cpu")]
+    sides += [("matrices", "joined", here, True), ("matrices", "separate", here, False)]
+    return [
+        Side(choice, name, window, functools.partial(loop, layout, joined, window))
+        for window in WINDOWS
+        for choice, name, layout, joined in sides
+    ]
 
 
 # One layer's attention
@@ -91,10 +93,11 @@ class Attention:
 
     compiled: Any
     buffers: tuple[Any, ...]
+    steps: int
 
     def __call__(self) -> Any:
         """One run of the loop."""
-        return self.compiled(*self.buffers)
+        return self.compiled(np.int32(self.steps), *self.buffers)
 
 
 def ours(rows: bool, at: Array, q: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
@@ -105,7 +108,7 @@ def ours(rows: bool, at: Array, q: Array, keys: Array, values: Array) -> tuple[A
     window = q.shape[2]
     seen = masks.visible(at, values.shape[2])
     out = attend(q, KV(columns, own), masks.causal(window), prefix, seen)
-    at = write_after_read(at, (out[:, 0, :, 0] > 0).astype(jnp.int32))
+    at = write_after_read(at, out[:, 0, :, 0].astype(jnp.int32))
     keys = write_rows(keys, own, at, -2) if rows else write_rows(keys, columns, at, -1)
     return out, keys, write_rows(values, own, at, -2)
 
@@ -133,11 +136,11 @@ def attention(config: ModelConfig, window: int, context: int, steps: int, side: 
     at, q = jnp.full(1, context, jnp.int32), jnp.ones((1, heads, window, channels), dtype)
     call = functools.partial(library, side) if foreign else functools.partial(ours, side == "rows")
 
-    def loop(at: Array, *carry: Array) -> Any:
+    def loop(steps: Any, at: Array, *carry: Array) -> Any:
         return lax.fori_loop(0, steps, lambda _, carry: call(at, *carry), carry)
 
     buffers = at, q, keys, values
-    return Attention(jax.jit(loop).lower(*buffers).compile(), buffers)
+    return Attention(jax.jit(loop).lower(np.int32(steps), *buffers).compile(), buffers, steps)
 
 
 def layer(config: ModelConfig, task: Task) -> list[Side]:
@@ -163,43 +166,31 @@ def layer(config: ModelConfig, task: Task) -> list[Side]:
 def measure_preset(name: str, task: Task) -> list[dict[str, Any]]:
     """Rows of all choices for one preset, sides in turns."""
     config = with_dtype(PRESETS[name], task.sizes.dtype)
-    loaded = load(task, name, config, 8 * task.sizes.steps, task.sizes.context)
-    if loaded is None:
+    if load(task, name, config, 8 * task.sizes.steps, task.sizes.context) is None:
         return []
     raw = init_params(config, jax.random.key(task.sizes.seed))
-    sides = [*whole(network_of(config), raw, task), *layer(config, task)]
     ready: dict[str, tuple[Side, Any]] = {}
-    spent, half = 0.0, task.left() / 2
-    for side in sides:
-        key = f"{side.choice}, {side.name}, {side.window}"
+    a_pass, until = 0.0, task.left() / 2
+    for side in [*whole(network_of(config), raw, task), *layer(config, task)]:
         what = f"{name}, {side.choice} {side.name}, {side.window} positions"
-        if task.left() < half or not task.has(3 * spent, what):
+        if task.left() < max(until, 3 * a_pass):
             task.drop(what, "no time was left to compile it")
             continue
         with task.survives(what):
             call = side.compile()
-            spent += once(call)
-            ready[key] = side, call
-    passes = turns(
-        {key: call for key, (_, call) in ready.items()}, task.sizes.passes, lambda: task.left() < spent
-    )
-    first: dict[tuple[str, int], list[float]] = {}
+            seconds, call.steps = lengthened(once(call), call.steps)
+            a_pass += seconds
+            ready[what] = side, call
+    calls = {what: call for what, (_, call) in ready.items()}
+    found = turns(calls, task.sizes.passes, lambda: task.left() < a_pass)
+    bases: dict[tuple[str, int], list[float]] = {}
     rows = []
-    for key, seconds in passes.items():
-        side = ready[key][0]
-        base = first.setdefault((side.choice, side.window), seconds)
-        value, interval = cheaper(seconds, base)
-        rows.append(
-            {
-                "shape": name,
-                "choice": side.choice,
-                "side": side.name,
-                "window": side.window,
-                "a_call": [x / task.sizes.steps for x in seconds],
-                "speedup": value,
-                "speedup_range": list(interval),
-            }
-        )
+    for what, (side, call) in ready.items():
+        a_call = [x / call.steps for x in found[what]]
+        value, interval = cheaper(a_call, bases.setdefault((side.choice, side.window), a_call))
+        row = {"shape": name, "choice": side.choice, "side": side.name, "window": side.window}
+        row |= {"a_call": a_call, "speedup": value, "speedup_range": list(interval)}
+        rows.append(row)
     return rows
 
 

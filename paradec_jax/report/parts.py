@@ -104,11 +104,15 @@ class Task:
         """Notes the dtypes of the arrays that are measured."""
         self.dtypes.update(facts.dtypes(*trees))
 
-    def each(self, items: Sequence[Item]) -> Iterator[tuple[Item, "Task"]]:
-        """Items, each with a task whose deadline leaves the later ones their equal share of what is left."""
+    def each(
+        self, items: Sequence[Item], weights: Sequence[float] | None = None
+    ) -> Iterator[tuple[Item, "Task"]]:
+        """Items, each with a task whose deadline leaves the later ones their share of what is left, by weight."""
+        weights = [1.0] * len(items) if weights is None else weights
         for done, item in enumerate(items):
             self.progress(self.stage, done, len(items))
-            own = dataclasses.replace(self, deadline=time.monotonic() + self.left() / (len(items) - done))
+            share = self.left() * weights[done] / sum(weights[done:])
+            own = dataclasses.replace(self, deadline=time.monotonic() + share)
             yield item, own
             self.late |= own.late
         self.progress(self.stage, len(items), len(items))

@@ -1,6 +1,7 @@
 """All that the parts use of the modules that measure time, and a clock for what takes turns."""
 
 import functools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ __all__ = [
     "compile_once",
     "figures",
     "limits",
+    "lengthened",
     "limits_for",
     "measure",
     "once",
@@ -40,6 +42,7 @@ __all__ = [
 
 MOST_READ = 2**30  # bytes of the matrix whose reading is timed: more than any cache holds
 REPEATS = 3
+LEAST, MOST_STEPS = 0.05, 1000  # seconds of a timed loop at least, and by how much it may be lengthened
 
 
 def limits_for(dtype: str, weights: int, core: int = 0) -> Limits:
@@ -75,6 +78,12 @@ def once(call: Callable[[], Any]) -> float:
     start = time.perf_counter()
     jax.block_until_ready(call())
     return time.perf_counter() - start
+
+
+def lengthened(seconds: float, steps: int) -> tuple[float, int]:
+    """Seconds and steps of a loop that took so long for its first so many: LEAST seconds, or the first steps."""
+    longer = max(steps, math.ceil(steps * LEAST / max(seconds, LEAST / MOST_STEPS)))
+    return seconds * longer / steps, longer
 
 
 def turns(
