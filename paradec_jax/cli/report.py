@@ -6,8 +6,6 @@ from rich.console import Console
 from rich.table import Table
 
 from paradec_jax.cli.output import progress
-from paradec_jax.report.run import report
-from paradec_jax.report.write import bounds
 
 
 def report_command(out: Path = Path("report"), minutes: float = 20.0, parts: tuple[str, ...] = ()) -> int:
@@ -22,6 +20,10 @@ def report_command(out: Path = Path("report"), minutes: float = 20.0, parts: tup
       minutes: time for all parts together; what it does not suffice for is a line of the report.
       parts: names of the parts to measure; all of them by default.
     """
+    # Here, because other commands would wait for what these import (losses, optimizers).
+    from paradec_jax.report.run import report
+    from paradec_jax.report.write import bounds
+
     with progress() as bars:
         claims = report(out, minutes=minutes, names=parts, progress=bars)
     table = Table(title="What the project claims about speed")

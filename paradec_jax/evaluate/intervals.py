@@ -1,7 +1,7 @@
 """Uncertainty of shares (Wilson), of paired differences on the same problems, and of ratios of sums."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -89,10 +89,10 @@ def ratio(
 
 
 def speedup(
-    tokens: Int[np.ndarray, "N"],
-    seconds: Float[np.ndarray, "passes N"],
-    base_tokens: Int[np.ndarray, "N"],
-    base_seconds: Float[np.ndarray, "passes N"],
+    tokens: Int[np.ndarray, "..."],
+    seconds: Float[np.ndarray, "..."],
+    base_tokens: Int[np.ndarray, "..."],
+    base_seconds: Float[np.ndarray, "..."],
     *,
     resamples: int = 2000,
     seed: int = 0,
@@ -121,7 +121,7 @@ def speedup(
     columns = draw.integers(0, calls, (resamples, 1, calls))
     rows = draw.integers(0, passes, (resamples, passes, 1))
 
-    def rate(tokens: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    def rate(tokens: np.ndarray, seconds: np.ndarray) -> Any:
         return tokens.sum(-1) / np.median(seconds.sum(-1), axis=-1)
 
     found = rate(a[columns[:, 0]], s[rows, columns]) / rate(b[columns[:, 0]], t[rows, columns])

@@ -131,7 +131,7 @@ def told(rival: Rival) -> str:
 def measure_unit(unit: Unit, task: Task) -> list[dict[str, Any]]:
     """The rows of one model at one batch size; decoders that time does not suffice for are left out."""
     what = f"{unit.model}, batch {unit.batch}"
-    if not task.has(0, what):
+    if not task.has(0.0, what):
         return []
     try:
         model = store.load(unit.model)

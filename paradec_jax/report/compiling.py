@@ -55,7 +55,7 @@ def measure(task: Task) -> Result:
     with uncached():
         for (preset, name), own in task.each(programs(task)):
             what = f"compiling {name} for {preset}"
-            if own.has(0, what):
+            if own.has(0.0, what):
                 with own.survives(what):
                     rows.append({"shape": preset, "decoder": name, "seconds": seconds_of(preset, name, own)})
     return {"dtype": task.sizes.dtype, "rows": rows}

@@ -19,7 +19,7 @@ def measure(task: Task) -> Result:
     dtype, rows = task.sizes.dtype, dict[int, Result]()
     for name, own in task.each(task.sizes.presets):
         what = f"rates at the size of {name}"
-        if not own.has(0, what):
+        if not own.has(0.0, what):
             continue
         read = min(bytes_of(name, dtype), MOST_READ)
         if read in rows:

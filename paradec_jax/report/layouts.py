@@ -187,9 +187,9 @@ def measure_preset(name: str, task: Task) -> list[dict[str, Any]]:
     rows = []
     for what, (side, call) in ready.items():
         a_call = [x / call.steps for x in found[what]]
-        value, interval = cheaper(a_call, bases.setdefault((side.choice, side.window), a_call))
+        value, interval = cheaper(bases.setdefault((side.choice, side.window), a_call), a_call)
         row = {"shape": name, "choice": side.choice, "side": side.name, "window": side.window}
-        row |= {"a_call": a_call, "speedup": value, "speedup_range": list(interval)}
+        row |= {"a_call": a_call, "slowdown": value, "slowdown_range": list(interval)}
         rows.append(row)
     return rows
 
@@ -212,7 +212,7 @@ def tables(result: Result) -> list[Table]:
                 row["side"],
                 f"{row['window']}",
                 duration(statistics.median(row["a_call"])),
-                times(row["speedup"], row["speedup_range"]),
+                times(row["slowdown"], row["slowdown_range"]),
             ]
             for row in result["rows"]
             if row["shape"] == shape
@@ -220,7 +220,7 @@ def tables(result: Result) -> list[Table]:
         found.append(
             Table(
                 f"{shape}, after {result['context']} positions",
-                ("choice", "side", "positions", "a call", "over the first side [passes]"),
+                ("choice", "side", "positions", "a call", "times the first side [passes]"),
                 lines,
                 "Products and matrices: a whole call of the network. Keys and attention: one layer's attention and "
                 "its writes to the cache; `einsum` is the attention of this package, the others are those of "

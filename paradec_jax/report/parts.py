@@ -77,12 +77,8 @@ class Task:
         left = self.left()
         if left >= seconds:
             return True
-        took = (
-            f"it takes about {seconds:.0f} s and {max(left, 0):.0f} s were left"
-            if seconds
-            else "no time was left"
-        )
-        self.drop(what, took)
+        took = f"it takes about {seconds:.0f} s and {left:.0f} s were left"
+        self.drop(what, took if left > 0 else "no time was left")
         return False
 
     def drop(self, what: str, why: str) -> None:
@@ -90,7 +86,7 @@ class Task:
         self.late = True
         self.cut.append(f"{what}: left out, {why}.")
 
-    def fits(self, size: float, what: str) -> bool:
+    def fits(self, size: float | int, what: str) -> bool:
         """Whether so many bytes can still be had; if not, a line of the report says that `what` was left out."""
         left = facts.memory_left()
         if left is None or size <= left:

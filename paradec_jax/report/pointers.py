@@ -1,13 +1,14 @@
-"""Chains of pointers, where answers need depth: a wave that holds a whole answer beside its rivals of equal accuracy."""
+"""Chains of pointers, where answers need depth: a wave that holds a whole answer beside rivals of equal accuracy."""
 
 import functools
 from collections.abc import Sequence
 from typing import Any
 
 from paradec_jax.data.pointers import PointerTask
-from paradec_jax.decode import Adaptive, Jacobi, Static, Wavefront
+from paradec_jax.decode import Adaptive, Static, Wavefront
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import pointer_problems
+from paradec_jax.families import EVERY_STEP
 from paradec_jax.report.compare import Rival, Unit, measure_unit, picture, tables
 from paradec_jax.report.parts import Part, Result, Task
 from paradec_jax.report.sizes import Sizes
@@ -15,6 +16,7 @@ from paradec_jax.store import Model
 
 MODEL, QUERIES, NEAREST, DEPTH = "wide-pointers", 64, 8, 12
 ANSWER = QUERIES + 1  # tokens of an answer after the one that the prompt predicts
+HALVES = (1, 1 + ANSWER // 2)  # narrower windows of such a wave
 
 
 def _wave(
@@ -32,12 +34,26 @@ def _adaptive(exit_threshold: float) -> Rival:
     return Rival(Setting("adaptive", decoder, Adaptive.Knobs(exit_threshold=exit_threshold)))
 
 
+# Jacobi decoding at that depth, as a wave that forgets its states: it reads the prompt once, as all others do.
+FORGETTING = Rival(
+    Setting(
+        "wavefront",
+        Wavefront(
+            inner_recurrence=DEPTH,
+            window=ANSWER,
+            headway=ANSWER,
+            warm_start=False,
+            prefill_recurrence=1,
+            buckets=HALVES,
+        ),
+        Wavefront.Knobs(exit_threshold=EVERY_STEP, momentum=0.0),
+    )
+)
 # Depth twelve is the least that answers need; settings of the waves as `experiments/pointers_speed.py` chose them.
 RIVALS: Sequence[Rival] = (
     Rival(Setting("autoregressive", Static(recurrence=DEPTH, prefill_recurrence=1), baseline=True)),
-    _wave(4, ANSWER, ANSWER, 0.8, (1, 1 + ANSWER // 2)),
-    Rival(Setting("jacobi", Jacobi(block=ANSWER, running=True)), recurrence=DEPTH),
-    Rival(Setting("jacobi", Jacobi(block=ANSWER)), recurrence=DEPTH),
+    _wave(4, ANSWER, ANSWER, 0.8, HALVES),
+    FORGETTING,
     _adaptive(0.4),
     _adaptive(0.8),
     _wave(1, 15, 1, 0.4),
