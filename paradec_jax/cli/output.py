@@ -24,7 +24,7 @@ def progress() -> Iterator[Any]:
         def report(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
                 tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done)
+            bars.update(tasks[stage], completed=done, total=total)
 
         yield report
 

@@ -13,6 +13,7 @@ import functools
 import math
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -159,7 +160,6 @@ def bench(
     """
     if tokens < 2 or passes < 1:
         raise ValueError(f"tokens must be at least 2 and passes at least 1, not {tokens} and {passes}")
-    config = network.config
     device = limits_of(network, params) if device is None else device
     prompts = np.random.default_rng(seed).integers(0, network.vocab_size, (batch, context))
     request = make_request(prompts, max_new_tokens=tokens, seed=seed)
@@ -168,6 +168,17 @@ def bench(
     programs = compile_once(bound, bound.prepare(params), request, knobs)
     programs.time()  # the first call of a program is slower than the others
     timings = [programs.time() for _ in range(passes)]
+    size = {"parameters": sum(x.size for x in jax.tree.leaves(params))}
+    return figures(network, bound, programs, timings, device) | size
+
+
+def figures(
+    network: Any, decoder: Any, programs: "Programs", timings: Sequence["Timing"], device: Limits
+) -> dict[str, Any]:
+    """The figures of `bench` but for the number of parameters, of a bound decoder that was timed."""
+    request = programs.arguments[1]
+    batch, context = request.batch, request.tokens.shape[1]
+    tokens = decoder.size - context
     seconds = [t.prompt + t.loop for t in timings]
     decoded, steps = timings[-1].decoded, timings[-1].steps
     generated, calls = int(decoded.generated.sum()), int(decoded.network_calls.sum())
@@ -186,9 +197,8 @@ def bench(
         "batch": batch,
         "context": context,
         "tokens": generated,
-        "dtype": config.dtype,
+        "dtype": network.config.dtype,
         "device": jax.devices()[0].device_kind,
-        "parameters": sum(x.size for x in jax.tree.leaves(params)),
         "seconds": statistics.median(seconds),
         "prompt_seconds": statistics.median(t.prompt for t in timings),
         "tokens_per_second": generated / statistics.median(seconds),

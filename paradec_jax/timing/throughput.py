@@ -33,6 +33,7 @@ class Speed:
       seconds: median over passes.
       init_seconds: median of the share that reads the prompts and commits their first tokens.
       passes: seconds of each pass.
+      each: seconds of each request, a tuple a pass; a pass is their sum.
       quickest: seconds of the quickest pass less those of the quickest reading of the prompts, which other work
         on the machine disturbs least.
       compile_seconds: see `compile_all`; small where the program came from a cache on disk.
@@ -47,6 +48,7 @@ class Speed:
     seconds: float
     init_seconds: float
     passes: tuple[float, ...]
+    each: tuple[tuple[float, ...], ...]
     quickest: float
     compile_seconds: float
     counts: dict[str, int]
@@ -75,6 +77,7 @@ def measure(
     *,
     passes: int = 5,
     advance: Advance = lambda units: None,
+    enough: Callable[[], bool] = lambda: False,
 ) -> list[Speed]:
     """Times cases on the same requests, one call each.
 
@@ -87,6 +90,7 @@ def measure(
       requests: all of one shape, so that a case compiles once.
       passes: timings of each case.
       advance: told after each unit of work that it is done; there are `len(cases) * (passes + 1)`.
+      enough: asked after each pass; true ends the measurement with fewer of them.
 
     Raises:
       ValueError: no request, requests of several shapes, or no pass.
@@ -97,16 +101,21 @@ def measure(
     compiled = compile_all([(case, requests[0]) for case in cases], params, advance=advance)
     for case in cases:
         _time(case, params, requests[:1], None)
-    seconds = np.zeros((2, len(cases), passes))
+    full: list[list[tuple[float, ...]]] = [[] for _ in cases]
+    short: list[list[float]] = [[] for _ in cases]
     results: list[tuple[Decoded, ...]] = [()] * len(cases)
     prompts: list[tuple[Decoded, ...]] = [()] * len(cases)
-    for turn in range(passes):
+    for _ in range(passes):
         for i, case in enumerate(cases):
-            seconds[0, i, turn], results[i] = _time(case, params, requests, None)
-            seconds[1, i, turn], prompts[i] = _time(case, params, requests, 0)
+            each, results[i] = _time(case, params, requests, None)
+            read, prompts[i] = _time(case, params, requests, 0)
+            full[i].append(each)
+            short[i].append(sum(read))
             advance(1)
+        if enough():
+            break
     batch = requests[0].batch
-    return [_speed(batch, results[i], prompts[i], seconds[:, i], compiled[i]) for i in range(len(cases))]
+    return [_speed(batch, results[i], prompts[i], full[i], short[i], compiled[i]) for i in range(len(cases))]
 
 
 def compile_all(
@@ -128,20 +137,21 @@ def compile_all(
     for case, request in programs:
         first, _ = _time(case, params, [request], 0)
         again, _ = _time(case, params, [request], 0)
-        seconds.append(max(first - again, 0.0))
+        seconds.append(max(sum(first) - sum(again), 0.0))
         advance(1)
     return seconds
 
 
 def _time(
     case: Case, params: Any, requests: Sequence[Request], max_steps: int | None
-) -> tuple[float, tuple[Decoded, ...]]:
-    start = time.perf_counter()
-    results = []
+) -> tuple[tuple[float, ...], tuple[Decoded, ...]]:
+    seconds, results = [], []
     for request in requests:
+        start = time.perf_counter()
         decoded = run(case.decoder, params, request, case.knobs, max_steps=max_steps)
         results.append(jax.block_until_ready(decoded))
-    return time.perf_counter() - start, tuple(results)
+        seconds.append(time.perf_counter() - start)
+    return tuple(seconds), tuple(results)
 
 
 def _totals(results: tuple[Decoded, ...]) -> dict[str, int]:
@@ -153,9 +163,11 @@ def _speed(
     batch: int,
     results: tuple[Decoded, ...],
     prompts: tuple[Decoded, ...],
-    seconds: Any,
+    each: list[tuple[float, ...]],
+    reading: list[float],
     compile_seconds: float,
 ) -> Speed:
+    passes = tuple(sum(seconds) for seconds in each)
     counts, of_prompts = _totals(results), _totals(prompts)
     generated = [np.asarray(decoded.generated) for decoded in results]
     calls = [np.asarray(decoded.network_calls) for decoded in results]
@@ -163,10 +175,11 @@ def _speed(
         batch=batch,
         tokens=int(sum(row.sum() for row in generated)),
         calls=int(sum(row.max() - 1 for row in calls)),
-        seconds=float(statistics.median(seconds[0])),
-        init_seconds=float(statistics.median(seconds[1])),
-        passes=tuple(seconds[0].tolist()),
-        quickest=float(seconds[0].min() - seconds[1].min()),
+        seconds=statistics.median(passes),
+        init_seconds=statistics.median(reading),
+        passes=passes,
+        each=tuple(each),
+        quickest=min(passes) - min(reading),
         compile_seconds=compile_seconds,
         counts=counts,
         step_counts={name: total - of_prompts[name] for name, total in counts.items()},

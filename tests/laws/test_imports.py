@@ -17,6 +17,7 @@ FAMILY = {"decode.machine", *RULES}
 ALLOWED = {
     "chat": set(),
     "config": set(),
+    "facts": set(),
     "io": set(),
     "tokenizer": set(),
     "disk": {"config"},
@@ -44,6 +45,7 @@ TOP = {
     "cli",
     "families",
     "generate",
+    "report",
     "store",
     "testing",
 }  # these may import everything of the package
@@ -54,6 +56,7 @@ WITHOUT_FLAX = {
     "losses",
     "data",
     "evaluate",
+    "facts",
     "io",
     "noise",
     "timing",

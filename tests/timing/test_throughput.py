@@ -23,7 +23,10 @@ def test_measure():
         # The prompt is one call in each of the two requests.
         assert speed.step_counts == {"network_calls": 10, "positions": 10, "recurrences": 10 * r}
         assert len(speed.passes) == 3 and speed.seconds == sorted(speed.passes)[1]
+        assert speed.passes == tuple(sum(each) for each in speed.each)
         assert speed.tokens_per_second == pytest.approx(12 / speed.seconds)
         assert len(speed.decoded) == 2
+    (short,) = measure(cases[:1], {}, requests(2), passes=3, enough=lambda: True)
+    assert len(short.each) == 1 and len(short.each[0]) == 2
     with pytest.raises(ValueError, match="one shape"):
         measure(cases, {}, [*requests(1), make_request([[1, 2]], max_new_tokens=6)])

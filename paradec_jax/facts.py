@@ -1,0 +1,164 @@
+"""What a result file says of where and when it was made: device, versions, commit, date, dtypes."""
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+PACKAGES = ("paradec-jax", "jax", "jaxlib", "flax", "numpy")
+ENVIRONMENT = (
+    "XLA_FLAGS",
+    "JAX_PLATFORMS",
+    "OMP_NUM_THREADS",
+    "PARADEC_LAYOUTS",
+)  # what changes speed from outside
+ROOT = Path(__file__).parents[1]
+KEPT = ("device", "versions", "commit", "environment")  # what parts of one result must share
+VARYING = ("memory_bytes", "device_memory_bytes")  # but for these, which differ between runs on one device
+
+
+def facts() -> dict[str, Any]:
+    """Everything that a result file should say of its machine and its program, as JSON values."""
+    return {
+        "device": device(),
+        "versions": versions(),
+        "commit": commit(),
+        "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def device() -> dict[str, Any]:
+    """The processor, its cores and threads, the memory, and the device that JAX computes on.
+
+    `threads` are the logical processors that this process may use, `cores` the physical ones among all that the
+    system tells of, `quota` the processors' worth of time that a container grants, None where it tells of none.
+    `device_memory_bytes` is what JAX may use of an accelerator's own memory; a CPU has none.
+    """
+    found = jax.devices()[0]
+    return {
+        "platform": found.platform,
+        "kind": processor() if found.platform == "cpu" else found.device_kind,
+        "devices": jax.device_count(),
+        "processor": processor(),
+        "cores": _cores(),
+        "threads": _threads(),
+        "quota": _quota(),
+        "memory_bytes": _memory("MemTotal"),
+        "device_memory_bytes": (memory_stats() or {}).get("bytes_limit"),
+    }
+
+
+def memory_stats() -> Mapping[str, Any] | None:
+    """What the default device says of its memory; None of a CPU."""
+    return jax.devices()[0].memory_stats()
+
+
+def memory_left() -> int | None:
+    """Bytes that can still be had on the default device, None where nothing tells."""
+    stats = memory_stats()
+    if stats is not None and "bytes_limit" in stats:
+        return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
+    return _memory("MemAvailable")
+
+
+def processor() -> str:
+    """Name of the processor."""
+    names = re.findall(r"^model name\s*: (.*)", _text("/proc/cpuinfo"), re.MULTILINE)
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that decide speed; None of one that is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def commit(root: Path = ROOT) -> str | None:
+    """The commit of a git checkout, with "+" where tracked files of the package differ from it; None elsewhere."""
+    if not (root / ".git").exists():
+        return None
+    head = _git(root, "rev-parse", "HEAD")
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "paradec_jax")
+    return head and head + "+" * bool(changed)
+
+
+def dtypes(*trees: Any) -> list[str]:
+    """The dtypes of the floating-point arrays in trees, as they are and not as a config names them."""
+    leaves = jax.tree.leaves(trees)
+    return sorted({str(x.dtype) for x in leaves if jax.numpy.issubdtype(x.dtype, jax.numpy.floating)})
+
+
+def told(record: Mapping[str, Any]) -> str:
+    """One line for people: the device, the versions and the commit of a record."""
+    of, jax_version = record["device"], record["versions"]["jax"]
+    cores = f"{of['threads']} threads" + (f" of {of['cores']} cores" if of["cores"] else "")
+    memory = of["device_memory_bytes"] or of["memory_bytes"]
+    parts = [of["kind"], f"{memory / 2**30:.0f} GiB" if memory else ""]
+    parts += [cores if of["platform"] == "cpu" else f"beside {of['processor']}, {cores}"]
+    parts += [
+        f"jax {jax_version}",
+        f"commit {record['commit'][:12]}" if record["commit"] else "no commit known",
+    ]
+    return ", ".join(part for part in [*parts, record["date"]] if part)
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """The first thing that two records do not share and should, in words; None where there is none."""
+    for name in KEPT:
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            for key in {**old, **new}:
+                if key not in VARYING and old.get(key) != new.get(key):
+                    return f"{name} ({key}) is {new.get(key)!r} and was {old.get(key)!r}"
+        elif old != new:
+            return f"{name} is {new!r} and was {old!r}"
+    return None
+
+
+def _git(root: Path, *words: str) -> str | None:
+    try:
+        found = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
+
+
+def _cores() -> int | None:
+    told = _text("/proc/cpuinfo")
+    pairs = set(re.findall(r"^physical id\s*: (\d+)$.*?^core id\s*: (\d+)$", told, re.MULTILINE | re.DOTALL))
+    return len(pairs) or None
+
+
+def _threads() -> int | None:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _quota() -> float | None:
+    allowed, _, period = _text("/sys/fs/cgroup/cpu.max").partition(" ")
+    return int(allowed) / int(period) if allowed.isdigit() else None
+
+
+def _memory(name: str) -> int | None:
+    found = re.search(rf"^{name}:\s*(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
+
+
+def _text(path: str) -> str:
+    """A file of the system, empty where there is none."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return ""

@@ -1,0 +1,66 @@
+"""Autoregressive decoding with random weights, as a share of what the device can read."""
+
+import statistics
+from typing import Any
+
+from paradec_jax.decode import AutoRegressive, Static
+from paradec_jax.families import PRESETS
+from paradec_jax.report.parts import Part, Result, Table, Task, duration, percent
+from paradec_jax.report.weights import Loaded, Named, costs, load, time_decoders
+
+
+def decoder_of(loaded: Loaded) -> Named:
+    """The family's baseline at its own depth."""
+    if "recurrences" in loaded.network.counters:
+        depth = loaded.network.recurrence
+        return Named(f"autoregressive, r = {depth}", Static(recurrence=depth, greedy=True), None, depth)
+    return Named("autoregressive", AutoRegressive(greedy=True))
+
+
+def measure(task: Task) -> Result:
+    """One row a preset."""
+    rows: list[dict[str, Any]] = []
+    for name, own in task.each(task.sizes.presets):
+        loaded = load(own, name, PRESETS[name], 3 * own.sizes.tokens, own.sizes.context)
+        if loaded is not None:
+            size = {"weights_bytes": loaded.network.work(1, 1, 0).bytes}
+            rows += [row | size for row in time_decoders(own, loaded, [decoder_of(loaded)])]
+    return {"dtype": task.sizes.dtype, "rows": rows}
+
+
+def tables(result: Result) -> list[Table]:
+    """One line a preset."""
+    rows = [
+        [
+            row["shape"],
+            row["name"],
+            f"{row['decode_tokens_per_second']:.4g}",
+            duration(statistics.median(row["a_step"])),
+            f"{duration(min(row['a_step']))} to {duration(max(row['a_step']))}",
+            f"{row['step_bytes'] / 1e6:.1f}",
+            percent(row["read_fraction"]),
+            percent(row["flops_fraction"]),
+            f"{row['compile_seconds']:.1f}",
+            costs(row),
+        ]
+        for row in result["rows"]
+    ]
+    columns = ("shape", "decoder", "tokens/s", "a step", "passes", "MB a step", "of the read rate")
+    return [
+        Table(
+            f"One by one, batch 1, random {result['dtype']} weights",
+            (
+                *columns,
+                "of the product rate",
+                "compiled in, s",
+                "dearest operations of a step, where below one half",
+            ),
+            rows,
+            "Prompts left out. The read rate is that of matrix-vector products of a matrix as large as the weights, "
+            "and for what recurrences read again of one as large as the core. Shares of a step and numbers of "
+            "operations by kind are those of XLA's profiler, what tracing costs taken off.",
+        )
+    ]
+
+
+AUTOREGRESSIVE = Part("autoregressive", "One by one, as a share of the limit", 2.0, measure, tables)

@@ -1,0 +1,250 @@
+"""What a network call costs over 1 to 256 positions, and how many tokens it must commit to gain. Random weights.
+
+A call is the network's forward pass over n new positions after a context, the most probable token of each, and the
+new keys and values written to the cache. What a decoder does besides, to judge drafts and to make new ones, is not in
+it.
+"""
+
+import concurrent.futures
+import dataclasses
+import functools
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.decode.rules.windows import write_after_read
+from paradec_jax.families import PRESETS
+from paradec_jax.report.parts import Part, Result, Table, Task, duration, percent
+from paradec_jax.report.timing import cheaper, lengthened, once, turns
+from paradec_jax.report.weights import Loaded, foretold, load
+
+
+def run_steps(network: Any, params: Any, cache: Any, tokens: Any, at: Any, steps: Any) -> Any:
+    """`steps` calls at the same place, each fed what the one before it predicted."""
+    positions = at[:, None] + jnp.arange(tokens.shape[1])
+
+    def step(_: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        cache, tokens = carry
+        out = network.forward(params, tokens, positions, Prefix(cache, at))
+        predicted = jnp.argmax(network.logits(params, out.hidden), axis=-1).astype(jnp.int32)
+        return network.write(cache, out.kv, write_after_read(at, predicted)), predicted
+
+    return lax.fori_loop(0, steps, step, (cache, tokens))
+
+
+@dataclasses.dataclass(eq=False)
+class Loop:
+    """A compiled loop of calls over one window, the buffers that it hands on, and the seconds of its first run."""
+
+    network: Any
+    params: Any
+    window: int
+    context: int
+    steps: int
+    compiled: Any = None
+    buffers: Any = None
+    first: float = 0.0
+
+    @property
+    def key(self) -> str:
+        """Its name among others."""
+        return f"{depth_of(self.network)} {self.window}"
+
+    def compile(self) -> "Loop":
+        """Compiles the loop, traced anew, since a trace does not know what switches were on; nothing is run."""
+        cache = jax.eval_shape(self._cache)
+        tokens = jax.ShapeDtypeStruct((1, self.window), jnp.int32)
+        at = jax.ShapeDtypeStruct((1,), jnp.int32)
+        loop = jax.jit(functools.partial(run_steps, self.network), donate_argnums=(1, 2))
+        self.compiled = loop.lower(self.params, cache, tokens, at, np.int32(self.steps)).compile()
+        return self
+
+    def __call__(self) -> Any:
+        """One run of the loop."""
+        if self.buffers is None:
+            draw = np.random.default_rng(0).integers(0, self.network.vocab_size, (1, self.window))
+            self.buffers = jax.block_until_ready((self._cache(), jnp.asarray(draw, jnp.int32)))
+        at = jnp.full(1, self.context, jnp.int32)
+        self.buffers = self.compiled(self.params, *self.buffers, at, np.int32(self.steps))
+        return self.buffers
+
+    def foretold(self) -> float:
+        """Seconds that it takes at least, roughly."""
+        return self.steps * foretold(self.network, self.window, self.context)
+
+    def _cache(self) -> Any:
+        keys = jax.random.split(jax.random.key(0), 1)
+        return self.network.init_cache(keys, self.context + self.window)
+
+
+def depth_of(network: Any) -> int | None:
+    """Recurrences of a call, None of a network without."""
+    return network.recurrence if "recurrences" in network.counters else None
+
+
+def compiled_in_time(loops: Sequence[Loop], task: Task, name: str) -> list[Loop]:
+    """The loops that are compiled before half of the time is gone, as many at once as there are threads to do it."""
+    half, ready = task.left() / 2, []
+    with concurrent.futures.ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
+        waiting = {pool.submit(loop.compile): loop for loop in loops}
+        _, late = concurrent.futures.wait(waiting, timeout=max(half, 0))
+        for future in late:
+            future.cancel()
+    for future, loop in waiting.items():
+        what = f"{name}, {loop.window} positions{of_depth(loop.network)}"
+        if future.cancelled():
+            task.drop(what, "no time was left to compile it")
+            continue
+        with task.survives(what):
+            ready.append(future.result())
+    return ready
+
+
+def of_depth(network: Any) -> str:
+    """The depth of a call in words."""
+    depth = depth_of(network)
+    return "" if depth is None else f", r = {depth}"
+
+
+def warmed(loops: Sequence[Loop], task: Task, name: str) -> dict[str, Loop]:
+    """The loops that ran once, the narrow ones first; those that would take too long are left out.
+
+    A call over n positions takes at most n / m times as long as one over m < n, so the widest that ran foretells the
+    next; two passes of all of them are still to come.
+    """
+    found: dict[str, Loop] = {}
+    total = 0.0
+    known: dict[int | None, tuple[int, float]] = {}  # by depth: the widest window and its seconds
+    for loop in sorted(loops, key=lambda loop: (loop.window, depth_of(loop.network) or 0)):
+        depth = depth_of(loop.network)
+        what = f"{name}, {loop.window} positions{of_depth(loop.network)}"
+        least = loop.foretold()
+        if depth in known:
+            width, seconds = known[depth]
+            least = max(least, seconds * loop.window / width)
+        if not task.has(3 * least + 2 * total, what):
+            continue
+        with task.survives(what):
+            loop.first, loop.steps = lengthened(once(loop), loop.steps)
+            known[depth] = loop.window, loop.first
+            total += loop.first
+            found[loop.key] = loop
+    return found
+
+
+def measure_preset(name: str, task: Task) -> list[dict[str, Any]]:
+    """One row for each depth and window of a preset."""
+    sizes = task.sizes
+    loaded = load(task, name, PRESETS[name], 3 * sizes.steps, sizes.context)
+    if loaded is None:
+        return []
+    network = loaded.network
+    depths = [network]
+    if "recurrences" in network.counters:
+        depths += [network.at(r) for r in sizes.depths if r != network.recurrence]
+    loops = [
+        Loop(at, loaded.params, window, sizes.context, sizes.steps)
+        for window in sizes.windows
+        for at in depths
+    ]
+    loops = [loop for loop in loops if sizes.context + loop.window <= network.max_length]
+    ready = warmed(compiled_in_time(loops, task, name), task, name)
+    a_pass = sum(loop.first for loop in ready.values())
+    passes = {
+        key: [x / ready[key].steps for x in seconds]
+        for key, seconds in turns(ready, sizes.passes, lambda: task.left() < a_pass).items()
+    }
+    base = passes.get(f"{depth_of(network)} 1")
+    return [] if base is None else [row_of(loaded, ready[key], passes[key], base) for key in passes]
+
+
+def row_of(loaded: Loaded, loop: Loop, a_call: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
+    """What was found of one window, from seconds a call; `base` are those of one position at the full depth."""
+    work = loop.network.work(1, loop.window, loop.context)
+    needed, interval = cheaper(base, a_call)
+    reads = work.bytes / loaded.limits.read_bytes_per_second
+    products = work.flops / loaded.limits.flops_per_second
+    return {
+        "shape": loaded.name,
+        "recurrence": depth_of(loop.network),
+        "window": loop.window,
+        "context": loop.context,
+        "calls": loop.steps,
+        "a_call": list(a_call),
+        "needed": needed,
+        "needed_range": list(interval),
+        "call_bytes": work.bytes,
+        "call_flops": work.flops,
+        "limit_fraction": max(reads, products) / statistics.median(a_call),
+        "limit": "reads" if reads > products else "products",
+    }
+
+
+def measure(task: Task) -> Result:
+    """The rows of every preset that fits."""
+    rows: list[dict[str, Any]] = []
+    for name, own in task.each(task.sizes.presets):
+        rows += measure_preset(name, own)
+    return {"dtype": task.sizes.dtype, "rows": rows}
+
+
+def series(result: Mapping[str, Any]) -> dict[tuple[str, int | None], list[dict[str, Any]]]:
+    """Rows by shape and depth, the narrow windows first."""
+    found: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
+    for row in sorted(result["rows"], key=lambda row: row["window"]):
+        found.setdefault((row["shape"], row["recurrence"]), []).append(row)
+    return found
+
+
+def tables(result: Result) -> list[Table]:
+    """A table for each shape and depth."""
+    found = []
+    for (shape, depth), rows in series(result).items():
+        lines = [
+            [
+                f"{row['window']}",
+                duration(statistics.median(row["a_call"])),
+                f"{row['needed']:.2f} [{row['needed_range'][0]:.2f}, {row['needed_range'][1]:.2f}]",
+                f"{percent(row['limit_fraction'])} ({row['limit']})",
+            ]
+            for row in rows
+        ]
+        base = "one position" if depth is None else "one position at the mean depth of the shape"
+        found.append(
+            Table(
+                f"{shape}{'' if depth is None else f', r = {depth}'}, after {rows[0]['context']} positions",
+                ("positions", "a call", "tokens a call to gain [passes]", "of the nearer limit"),
+                lines,
+                f"A decoder gains where a call commits more tokens than it costs calls over {base}.",
+            )
+        )
+    return found
+
+
+def picture(plt: Any, result: Result) -> Any:
+    """Tokens a call that a decoder must commit to gain, against the positions of a call."""
+    if not result["rows"]:
+        return None
+    figure, panel = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for (shape, depth), rows in series(result).items():
+        at = [row["window"] for row in rows]
+        label = shape if depth is None else f"{shape}, r = {depth}"
+        panel.plot(at, [row["needed"] for row in rows], "o-", markersize=4, label=label)
+    panel.plot([1, 256], [1, 256], color="0.5", linestyle="--", linewidth=1, label="as many as positions")
+    for scale in (panel.set_xscale, panel.set_yscale):
+        scale("log", base=2)
+    panel.set_xlabel("positions of a call")
+    panel.set_ylabel("tokens a call to gain")
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize=7)
+    return figure
+
+
+CALLS = Part("calls", "The cost of a call by its positions", 4.0, measure, tables, picture)

@@ -1,0 +1,264 @@
+"""Every family's decoders on the bundled models, in turns, at several batch sizes."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from paradec_jax import store
+from paradec_jax.data.batches import encode_prompts
+from paradec_jax.decode import Jacobi, Request, make_request
+from paradec_jax.decode.machine.rows import NETWORK_CALLS
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate import word_problems
+from paradec_jax.families import FAMILIES
+from paradec_jax.report.parts import Part, Result, Table, Task, times
+from paradec_jax.report.sizes import Sizes
+from paradec_jax.report.timing import Case, Speed, compile_all, measure, speedup
+from paradec_jax.store import Model
+
+BUCKET = 32
+COMPILE = 0.7  # of the time of a model at a batch size: a program costs seconds, a pass of its problems less
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rival:
+    """A setting that no family lists: a decoder of another family, on the network at a depth of its own."""
+
+    setting: Setting
+    recurrence: int | None = None
+
+    def label(self) -> str:
+        """As a setting's, with the depth."""
+        depth = [] if self.recurrence is None else [f"r {self.recurrence}"]
+        return ", ".join([*depth, self.setting.label()])
+
+
+# Jacobi decoding of a recurrent network at a fixed depth: the rival of waves that commit several tokens a step.
+RIVALS: Mapping[str, Sequence[Rival]] = {
+    "recurrent_depth": (
+        Rival(Setting("jacobi", Jacobi(block=8, running=True)), recurrence=1),
+        Rival(Setting("jacobi", Jacobi(block=8)), recurrence=1),
+    )
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Unit:
+    """A model at a batch size, the decoders to be timed on it, the baseline first, and its problems.
+
+    Attributes:
+      prompts: (model, how many) -> problems or texts, and tokens that an answer may take.
+    """
+
+    model: str
+    batch: int
+    calls: int
+    rivals: Sequence[Rival]
+    prompts: Callable[[Model, int], tuple[Sequence[Any], int]]
+
+
+def rivals_of(family: str) -> list[Rival]:
+    """Rows of a family's table, the baseline first, then its own settings, then those of other families."""
+    own = [Rival(setting) for setting in FAMILIES[family].settings]
+    return sorted([*own, *RIVALS.get(family, ())], key=lambda rival: not rival.setting.baseline)
+
+
+def case_of(rival: Rival, model: Model, size: int) -> Case:
+    """A rival bound to a model, greedy."""
+    setting = rival.setting
+    network = model.network
+    if rival.recurrence is not None:
+        network = network.at(rival.recurrence)
+    if setting.cache is not None:
+        network = dataclasses.replace(network, cache=setting.cache)
+    decoder = dataclasses.replace(setting.decoder, greedy=not setting.sampled)
+    return Case(decoder.bind(network, size, model.token_spec), setting.knobs)
+
+
+def word_prompts(sizes: Sizes, model: Model, count: int) -> tuple[Sequence[Any], int]:
+    """Unseen word problems, and room for the longest reference solution and its end."""
+    assert model.tokenizer is not None
+    problems = word_problems(count, seed=sizes.seed, steps=sizes.steps_of_problems)
+    longest = 1 + max(len(ids) for ids in model.tokenizer.encode_batch([item.solution for item in problems]))
+    return problems, -(-longest // BUCKET) * BUCKET
+
+
+def requests_of(model: Model, unit: Unit, seed: int) -> tuple[list[Request], int]:
+    """Problems in calls of one shape, and the positions that they need."""
+    assert model.tokenizer is not None
+    problems, budget = unit.prompts(model, unit.batch * unit.calls)
+    tokens, lengths = encode_prompts(model.tokenizer, problems, spec=model.token_spec, bucket=BUCKET)
+    budget = min(budget, model.network.max_length - tokens.shape[1])
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), np.arange(len(problems)))
+    rows = np.arange(len(problems)).reshape(unit.calls, unit.batch)
+    requests = [
+        make_request(
+            tokens[at], lengths[at], max_new_tokens=budget, stop=model.token_spec.stop, keys=keys[at]
+        )
+        for at in rows
+    ]
+    return requests, tokens.shape[1] + budget
+
+
+def compile_in_time(
+    rivals: Sequence[Rival], cases: Sequence[Case], request: Request, params: Any, task: Task, what: str
+) -> dict[int, float]:
+    """Compile seconds of the cases by their index, the baseline's first, inside its share of the task's time."""
+    until = (1 - COMPILE) * task.left()
+    compiled: dict[int, float] = {}
+    for done, (rival, case) in enumerate(zip(rivals, cases, strict=True)):
+        task.progress(what, done, len(cases))
+        if done and task.left() < until:
+            left_out = "; ".join(told(other) for other in rivals[done:])
+            task.drop(f"{what}, {left_out}", "no time was left to compile them")
+            break
+        with task.survives(f"{what}, {told(rival)}"):
+            (compiled[done],) = compile_all([(case, request)], params)
+    task.progress(what, len(cases), len(cases))
+    return compiled
+
+
+def told(rival: Rival) -> str:
+    """A rival in one line."""
+    return f"{rival.setting.name} {rival.label()}".strip()
+
+
+def measure_unit(unit: Unit, task: Task) -> list[dict[str, Any]]:
+    """The rows of one model at one batch size; decoders that time does not suffice for are left out."""
+    what = f"{unit.model}, batch {unit.batch}"
+    if not task.has(0.0, what):
+        return []
+    try:
+        model = store.load(unit.model)
+    except store.StoreError as error:
+        task.cut.append(f"{what}: left out, {error}.")
+        return []
+    requests, size = requests_of(model, unit, task.sizes.seed)
+    rivals = unit.rivals
+    cases = [case_of(rival, model, size) for rival in rivals]
+    params = cases[0].decoder.prepare(model.params)
+    task.saw(params)
+    compiled = compile_in_time(rivals, cases, requests[0], params, task, what)
+    if 0 not in compiled:
+        return []
+    started, passes = time.monotonic(), 0
+
+    def enough() -> bool:
+        """Whether another pass would end too late; two are made in any case."""
+        nonlocal passes
+        passes += 1
+        task.progress(f"{what}: passes", passes, task.sizes.passes)
+        return passes >= 2 and task.left() < (time.monotonic() - started) / passes
+
+    speeds = measure([cases[i] for i in compiled], params, requests, passes=task.sizes.passes, enough=enough)
+    base = speeds[0]
+    return [
+        row_of(unit, model.family, rivals[i], speed, base) | {"compile_seconds": compiled[i]}
+        for i, speed in zip(compiled, speeds, strict=True)
+    ]
+
+
+def row_of(unit: Unit, family: str, rival: Rival, speed: Speed, base: Speed) -> dict[str, Any]:
+    """What was found of one decoder."""
+    generated = [int(np.asarray(decoded.generated).sum()) for decoded in speed.decoded]
+    calls = sum(int(np.asarray(decoded.counts[NETWORK_CALLS]).sum()) for decoded in speed.decoded)
+    same = [a.completions() == b.completions() for a, b in zip(speed.decoded, base.decoded, strict=True)]
+    row = {
+        "family": family,
+        "model": unit.model,
+        "batch": unit.batch,
+        "decoder": rival.setting.name,
+        "label": rival.label(),
+        "settings": rival.setting.settings() | ({"r": rival.recurrence} if rival.recurrence else {}),
+        "baseline": rival.setting.baseline,
+        "generated": generated,
+        "each": [list(seconds) for seconds in speed.each],
+        "tokens_per_second": speed.tokens_per_second,
+        "tokens_per_call": sum(generated) / calls,
+        "recurrences_per_token": speed.counts["recurrences"] / sum(generated)
+        if "recurrences" in speed.counts
+        else None,
+        "equal_calls": sum(same),
+    }
+    base_tokens = [int(np.asarray(decoded.generated).sum()) for decoded in base.decoded]
+    ratio, interval = speedup(generated, row["each"], base_tokens, [list(x) for x in base.each])
+    return row | {"speedup": ratio, "speedup_range": list(interval)}
+
+
+def measure_all(task: Task) -> Result:
+    """All models at the smallest batch first, since most claims are about it."""
+    units = [
+        Unit(model, batch, calls, rivals_of(family.name), functools.partial(word_prompts, task.sizes))
+        for batch, calls in task.sizes.problems
+        for family in FAMILIES.values()
+        for model in family.bundled
+    ]
+    rows: list[dict[str, Any]] = []
+    weights = [2.0 if unit.batch == units[0].batch else 1.0 for unit in units]
+    for unit, own in task.each(units, weights):
+        rows += measure_unit(unit, own)
+    return {"rows": rows}
+
+
+def tables(result: Result) -> list[Table]:
+    """A table for each model and batch size."""
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in result["rows"]:
+        found.setdefault((row["model"], row["batch"]), []).append(row)
+    return [_table(model, batch, rows) for (model, batch), rows in found.items()]
+
+
+def _table(model: str, batch: int, rows: Sequence[Mapping[str, Any]]) -> Table:
+    recurrent = rows[0]["recurrences_per_token"] is not None
+    lines = []
+    for row in rows:
+        line = [row["decoder"], row["label"], f"{row['tokens_per_second']:.0f}"]
+        line += ["1 (baseline)" if row["baseline"] else times(row["speedup"], row["speedup_range"])]
+        line += [f"{row['tokens_per_call']:.2f}"]
+        line += [f"{row['recurrences_per_token']:.2f}"] if recurrent else []
+        lines.append([*line, f"{row['equal_calls']}/{len(row['generated'])}"])
+    columns = ["decoder", "settings", "tokens/s", "speed-up [95%]", "tokens a call"]
+    columns += ["recurrences a token"] if recurrent else []
+    passes, calls = len(rows[0]["each"]), len(rows[0]["generated"])
+    return Table(
+        f"{model}, batch {batch}",
+        [*columns, "calls with the baseline's text"],
+        lines,
+        f"{calls} calls of {batch} unseen problems each, {passes} passes in turns, prompts included; the range is a "
+        f"bootstrap over calls and passes.",
+    )
+
+
+def picture(plt: Any, result: Result) -> Any:
+    """Speed-ups of every decoder, a panel a model, a colour a batch size."""
+    models = list(dict.fromkeys(row["model"] for row in result["rows"]))
+    if not models:
+        return None
+    figure, axes = plt.subplots(
+        len(models), 1, figsize=(9, 3.6 * len(models)), squeeze=False, layout="constrained"
+    )
+    for panel, model in zip(axes[:, 0], models, strict=True):
+        mine = [row for row in result["rows"] if row["model"] == model]
+        names = list(dict.fromkeys(f"{row['decoder']} {row['label']}" for row in mine))
+        for color, batch in enumerate(dict.fromkeys(row["batch"] for row in mine)):
+            rows = [row for row in mine if row["batch"] == batch]
+            at = [names.index(f"{row['decoder']} {row['label']}") + 0.2 * color for row in rows]
+            ratio = np.array([row["speedup"] for row in rows])
+            low, high = np.array([row["speedup_range"] for row in rows]).T
+            errors = [np.maximum(ratio - low, 0), np.maximum(high - ratio, 0)]
+            panel.errorbar(ratio, at, xerr=errors, fmt="o", markersize=4, capsize=2, label=f"batch {batch}")
+        panel.set_yticks(range(len(names)), [name[:60] for name in names], fontsize=7)
+        panel.invert_yaxis()
+        panel.axvline(1, color="0.5", linestyle="--", linewidth=1)
+        panel.set_title(model, fontsize=10)
+        panel.set_xlabel("speed over the baseline")
+        panel.legend(fontsize=7)
+    return figure
+
+
+COMPARE = Part("compare", "Decoders on the bundled models", 8.0, measure_all, tables, picture)

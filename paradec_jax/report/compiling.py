@@ -1,0 +1,77 @@
+"""Seconds of compilation, with no cache of programs."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from paradec_jax.decode import make_request
+from paradec_jax.families import FAMILIES, PRESETS, family_of, parameter_shapes
+from paradec_jax.report.parts import Part, Result, Table, Task
+from paradec_jax.report.sizes import with_dtype
+from paradec_jax.report.timing import compile_once
+
+LARGEST = "autoregressive"  # of the registry's decoders, the one compiled for every preset
+
+
+@contextlib.contextmanager
+def uncached() -> Iterator[None]:
+    """No compiled program is read from a disk or written to it."""
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+
+
+def programs(task: Task) -> list[tuple[str, str]]:
+    """Presets and decoders: of each family all decoders at its smallest shape, and its baseline at the others."""
+    found: dict[tuple[str, str], None] = {}
+    for family in FAMILIES.values():
+        own = [name for name in task.sizes.presets if name in family.presets]
+        found |= {(name, decoder): None for name in own[:1] for decoder in family.decoders}
+        found |= {(name, LARGEST): None for name in own}
+    return list(found)
+
+
+def seconds_of(preset: str, name: str, task: Task) -> float:
+    """Seconds that trace and compile a decoder's two programs; of the weights there are only shapes."""
+    config = with_dtype(PRESETS[preset], task.sizes.dtype)
+    family, sizes = family_of(config), task.sizes
+    network = family.network(config)
+    decoder = family.decoders[name].bind(network, sizes.context + sizes.tokens)
+    prompt = np.zeros((1, sizes.context), np.int32)
+    request = make_request(prompt, max_new_tokens=sizes.tokens, seed=0)
+    params = jax.eval_shape(network.prepare, parameter_shapes(config))
+    return compile_once(decoder, params, request).compile_seconds
+
+
+def measure(task: Task) -> Result:
+    """One row a program."""
+    rows: list[dict[str, Any]] = []
+    with uncached():
+        for (preset, name), own in task.each(programs(task)):
+            what = f"compiling {name} for {preset}"
+            if own.has(0.0, what):
+                with own.survives(what):
+                    rows.append({"shape": preset, "decoder": name, "seconds": seconds_of(preset, name, own)})
+    return {"dtype": task.sizes.dtype, "rows": rows}
+
+
+def tables(result: Result) -> list[Table]:
+    """One line a program."""
+    rows = [[row["shape"], row["decoder"], f"{row['seconds']:.1f}"] for row in result["rows"]]
+    return [
+        Table(
+            f"Seconds of compilation, {result['dtype']}, batch 1",
+            ("shape", "decoder", "s"),
+            rows,
+            "Tracing and compiling what reads a prompt and what goes on after it, once, with no cache on disk.",
+        )
+    ]
+
+
+COMPILING = Part("compile", "Compilation", 1.0, measure, tables)

@@ -1,0 +1,148 @@
+"""What a part of a report is: something to measure in its share of the time, and tables of what was found."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from paradec_jax import facts
+from paradec_jax.report.sizes import Sizes
+
+Result = dict[str, Any]
+Progress = Callable[[str, int, int], None]  # stage, units done, their total
+Item = TypeVar("Item")
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table of the report: a title, the names of its columns, rows of ready text, and what must be said of it."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """A part of the report.
+
+    Attributes:
+      name: on the command line and of its file.
+      title: its heading.
+      share: of the minutes, beside the shares of the other parts; what a part leaves goes to those after it.
+      measure: measures inside the task's time and returns JSON values.
+      tables: what the report shows of a result.
+      picture: draws a result with a given `matplotlib.pyplot` and returns the figure, or None where there is nothing
+        to draw; a part may have none.
+    """
+
+    name: str
+    title: str
+    share: float
+    measure: Callable[["Task"], Result]
+    tables: Callable[[Result], Sequence[Table]]
+    picture: Callable[[Any, Result], Any] | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class Task:
+    """What a part has to work with.
+
+    Attributes:
+      sizes: how large everything is.
+      deadline: on the clock of `time.monotonic`.
+      progress: told what is done.
+      stage: name of its bar.
+      cut: what was left out, and why, a sentence each.
+      dtypes: of the arrays that were measured, as found in them.
+      late: whether something was left out for want of time, which more minutes would mend.
+    """
+
+    sizes: Sizes
+    deadline: float
+    progress: Progress = lambda stage, done, total: None
+    stage: str = ""
+    cut: list[str] = dataclasses.field(default_factory=list)
+    dtypes: set[str] = dataclasses.field(default_factory=set)
+    late: bool = False
+
+    def left(self) -> float:
+        """Seconds until the deadline, below 0 after it."""
+        return self.deadline - time.monotonic()
+
+    def has(self, seconds: float, what: str) -> bool:
+        """Whether so many seconds are left; if not, a line of the report says that `what` was left out."""
+        left = self.left()
+        if left >= seconds:
+            return True
+        took = f"it takes about {seconds:.0f} s and {left:.0f} s were left"
+        self.drop(what, took if left > 0 else "no time was left")
+        return False
+
+    def drop(self, what: str, why: str) -> None:
+        """Says that `what` was left out for want of time."""
+        self.late = True
+        self.cut.append(f"{what}: left out, {why}.")
+
+    def fits(self, size: float | int, what: str) -> bool:
+        """Whether so many bytes can still be had; if not, a line of the report says that `what` was left out."""
+        left = facts.memory_left()
+        if left is None or size <= left:
+            return True
+        self.cut.append(
+            f"{what}: does not fit, it needs about {size / 2**30:.1f} GiB and {left / 2**30:.1f} GiB are left."
+        )
+        return False
+
+    def saw(self, *trees: Any) -> None:
+        """Notes the dtypes of the arrays that are measured."""
+        self.dtypes.update(facts.dtypes(*trees))
+
+    def each(
+        self, items: Sequence[Item], weights: Sequence[float] | None = None
+    ) -> Iterator[tuple[Item, "Task"]]:
+        """Items, each with a task whose deadline leaves the later ones their share of what is left, by weight."""
+        weights = [1.0] * len(items) if weights is None else weights
+        for done, item in enumerate(items):
+            self.progress(self.stage, done, len(items))
+            share = self.left() * weights[done] / sum(weights[done:])
+            own = dataclasses.replace(self, deadline=time.monotonic() + share)
+            yield item, own
+            self.late |= own.late
+        self.progress(self.stage, len(items), len(items))
+
+    @contextlib.contextmanager
+    def survives(self, what: str) -> Iterator[None]:
+        """Turns an error of the device, such as no memory left, into a line of the report."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+            self.cut.append(f"{what}: the device refused it ({reason}).")
+
+
+def rows_of(result: Mapping[str, Any], **choices: Any) -> list[dict[str, Any]]:
+    """The rows of a result that have these values."""
+    return [row for row in result["rows"] if all(row.get(name) == value for name, value in choices.items())]
+
+
+def percent(share: float | None) -> str:
+    """A share as text."""
+    return "" if share is None else f"{100 * share:.0f}%"
+
+
+def times(value: float, interval: Sequence[float] | None = None) -> str:
+    """A ratio as text, with its range where there is one."""
+    if interval is None:
+        return f"{value:.2f}x"
+    return f"{value:.2f}x [{interval[0]:.2f}, {interval[1]:.2f}]"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that suits them."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3)):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"

@@ -1,0 +1,78 @@
+"""Chains of pointers, where answers need depth: a wave that holds a whole answer beside rivals of equal accuracy."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from paradec_jax.data.pointers import PointerTask
+from paradec_jax.decode import Adaptive, Static, Wavefront
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate import pointer_problems
+from paradec_jax.families import EVERY_STEP
+from paradec_jax.report.compare import Rival, Unit, measure_unit, picture, tables
+from paradec_jax.report.parts import Part, Result, Task
+from paradec_jax.report.sizes import Sizes
+from paradec_jax.store import Model
+
+MODEL, QUERIES, NEAREST, DEPTH = "wide-pointers", 64, 8, 12
+ANSWER = QUERIES + 1  # tokens of an answer after the one that the prompt predicts
+HALVES = (1, 1 + ANSWER // 2)  # narrower windows of such a wave
+
+
+def _wave(
+    inner: int, window: int, headway: int, exit_threshold: float, buckets: tuple[int, ...] = ()
+) -> Rival:
+    decoder = Wavefront(
+        inner_recurrence=inner, window=window, headway=headway, buckets=buckets, prefill_recurrence=1
+    )
+    knobs = Wavefront.Knobs(exit_threshold=exit_threshold, momentum=0.0)
+    return Rival(Setting("wavefront", decoder, knobs))
+
+
+def _adaptive(exit_threshold: float) -> Rival:
+    decoder = Adaptive(max_recurrence=32, prefill_recurrence=1)
+    return Rival(Setting("adaptive", decoder, Adaptive.Knobs(exit_threshold=exit_threshold)))
+
+
+# Jacobi decoding at that depth, as a wave that forgets its states: it reads the prompt once, as all others do.
+FORGETTING = Rival(
+    Setting(
+        "wavefront",
+        Wavefront(
+            inner_recurrence=DEPTH,
+            window=ANSWER,
+            headway=ANSWER,
+            warm_start=False,
+            prefill_recurrence=1,
+            buckets=HALVES,
+        ),
+        Wavefront.Knobs(exit_threshold=EVERY_STEP, momentum=0.0),
+    )
+)
+# Depth twelve is the least that answers need; settings of the waves as `experiments/pointers_speed.py` chose them.
+RIVALS: Sequence[Rival] = (
+    Rival(Setting("autoregressive", Static(recurrence=DEPTH, prefill_recurrence=1), baseline=True)),
+    _wave(4, ANSWER, ANSWER, 0.8, HALVES),
+    FORGETTING,
+    _adaptive(0.4),
+    _adaptive(0.8),
+    _wave(1, 15, 1, 0.4),
+)
+
+
+def prompts(sizes: Sizes, model: Model, count: int) -> tuple[Sequence[Any], int]:
+    """Unseen tables whose queries are all 8 look-ups away or more; " =", a name for each, and the stop token."""
+    del model
+    task = PointerTask(queries=QUERIES)
+    problems = pointer_problems(count, seed=sizes.seed, task=task, nearest=NEAREST)
+    return [problem.prompt for problem in problems], QUERIES + 2
+
+
+def measure(task: Task) -> Result:
+    """The rows at batch 1."""
+    calls = dict(task.sizes.problems).get(1, 1)
+    unit = Unit(MODEL, 1, calls, RIVALS, functools.partial(prompts, task.sizes))
+    return {"rows": measure_unit(unit, task)}
+
+
+POINTERS = Part("pointers", "A task that needs depth", 1.5, measure, tables, picture)

@@ -1,0 +1,105 @@
+"""All that the parts use of the modules that measure time, and a clock for what takes turns."""
+
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from paradec_jax.evaluate import intervals
+from paradec_jax.timing.bench import (
+    Limits,
+    Programs,
+    compile_once,
+    figures,
+    limits,
+    paced_wavefront,
+)
+from paradec_jax.timing.throughput import Case, Speed, compile_all, measure
+
+__all__ = [
+    "Case",
+    "Limits",
+    "Programs",
+    "Speed",
+    "cheaper",
+    "compile_all",
+    "compile_once",
+    "figures",
+    "lengthened",
+    "limits",
+    "limits_for",
+    "measure",
+    "once",
+    "paced_wavefront",
+    "rough",
+    "speedup",
+    "turns",
+]
+
+MOST_READ = 2**30  # bytes of the matrix whose reading is timed: more than any cache holds
+REPEATS = 3
+LEAST, MOST_STEPS = 0.05, 1000  # seconds of a timed loop at least, and by how much it may be lengthened
+
+
+def limits_for(dtype: str, weights: int, core: int = 0) -> Limits:
+    """The limits of the device for so many bytes of weights, of which a recurrence reads `core` again."""
+    return limits(dtype, min(weights, MOST_READ), min(core, MOST_READ), repeats=REPEATS)
+
+
+@functools.lru_cache
+def rough(dtype: str) -> Limits:
+    """The limits at a small size, from one timing: to foretell how long something will take at least."""
+    return limits(dtype, 2**24, repeats=1)
+
+
+def speedup(
+    tokens: Sequence[int],
+    seconds: Sequence[Sequence[float]],
+    base_tokens: Sequence[int],
+    base_seconds: Sequence[Sequence[float]],
+) -> tuple[float, tuple[float, float]]:
+    """Tokens a second over those of another, and the range (`evaluate.intervals.speedup`); lists [passes][calls]."""
+    rates = np.asarray(tokens), np.asarray(seconds), np.asarray(base_tokens), np.asarray(base_seconds)
+    return intervals.speedup(*rates)
+
+
+def cheaper(seconds: Sequence[float], base: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """How many times as long `base` took, by the medians of passes in turns, and its range over passes."""
+    passes = min(len(seconds), len(base))
+    return speedup([1], [[x] for x in seconds[:passes]], [1], [[x] for x in base[:passes]])
+
+
+def once(call: Callable[[], Any]) -> float:
+    """Seconds of one call, its result awaited."""
+    start = time.perf_counter()
+    jax.block_until_ready(call())
+    return time.perf_counter() - start
+
+
+def lengthened(seconds: float, steps: int) -> tuple[float, int]:
+    """Seconds and steps of a loop that took so long for its first so many: LEAST seconds, or the first steps."""
+    longer = max(steps, math.ceil(steps * LEAST / max(seconds, LEAST / MOST_STEPS)))
+    return seconds * longer / steps, longer
+
+
+def turns(
+    calls: Mapping[str, Callable[[], Any]], passes: int, enough: Callable[[], bool] = lambda: False
+) -> dict[str, list[float]]:
+    """Seconds of each call in each pass; all take their turn in every pass, and each has been called before.
+
+    Args:
+      calls: by name.
+      passes: at most; two at least.
+      enough: asked after each pass; true ends the measurement.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for done in range(1, passes + 1):
+        for name, call in calls.items():
+            seconds[name].append(once(call))
+        if done >= 2 and enough():
+            break
+    return seconds

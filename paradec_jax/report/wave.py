@@ -1,0 +1,100 @@
+"""Waves on a fixed schedule beside sequential decoding and Jacobi decoding of the same depth, random weights."""
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from paradec_jax.decode import Jacobi, Static
+from paradec_jax.report.parts import Part, Result, Table, Task, duration, percent, times
+from paradec_jax.report.sizes import Race
+from paradec_jax.report.timing import cheaper, paced_wavefront
+from paradec_jax.report.weights import Named, costs, load, time_decoders
+
+
+def racers(race: Race) -> list[Named]:
+    """Static decoding first, then the waves and Jacobi decoding, each token of which gets r recurrences or more."""
+    depth = race.recurrence
+    waves = [Named(f"wave, r' = {inner}", *paced_wavefront(depth, inner)) for inner in race.inner]
+    window = Jacobi(block=race.jacobi, running=True, greedy=True)
+    static = Named(f"static, r = {depth}", Static(recurrence=depth, greedy=True), None, depth)
+    return [static, waves[0], Named(f"Jacobi, r = {depth}", window, None, depth), *waves[1:]]
+
+
+def measure(task: Task) -> Result:
+    """Rows of each race."""
+    rows: list[dict[str, Any]] = []
+    for race, own in task.each(task.sizes.races):
+        calls = 6 * own.sizes.tokens
+        loaded = load(own, race.name, race.config, calls, own.sizes.context)
+        if loaded is not None:
+            found = time_decoders(own, loaded, racers(race))
+            rows += [judged(row, found[0]) for row in found]
+    return {"dtype": task.sizes.dtype, "rows": rows}
+
+
+def judged(row: Mapping[str, Any], static: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with its speed over static decoding, and the tokens a step that it must commit to be as fast."""
+    value, interval = cheaper(row["a_token"], static["a_token"])
+    needed, range_of_needed = cheaper(static["a_token"], row["a_step"])
+    speed = {"speedup": value, "speedup_range": list(interval)}
+    return dict(row) | speed | {"needed": needed, "needed_range": list(range_of_needed)}
+
+
+def tables(result: Result) -> list[Table]:
+    """A table a shape."""
+    shapes = dict.fromkeys(row["shape"] for row in result["rows"])
+    return [_table(shape, [row for row in result["rows"] if row["shape"] == shape]) for shape in shapes]
+
+
+def _table(shape: str, rows: list[dict[str, Any]]) -> Table:
+    lines = [
+        [
+            row["name"],
+            f"{row['decode_tokens_per_second']:.4g}",
+            times(row["speedup"], row["speedup_range"]),
+            f"{(row['tokens'] - 1) / max(row['network_calls'] - 1, 1):.2f}",
+            duration(statistics.median(row["a_step"])),
+            times(row["needed"], row["needed_range"]).replace("x", ""),
+            percent(row["limit_fraction"]),
+            costs(row),
+        ]
+        for row in rows
+    ]
+    columns = (
+        "decoder",
+        "tokens/s",
+        "over static [passes]",
+        "tokens a step",
+        "a step",
+        "tokens a step to be as fast",
+    )
+    return Table(
+        f"{shape}, batch 1",
+        (*columns, "of the nearer limit", "dearest operations of a step, where below one half"),
+        lines,
+        "Prompts left out. A wave gives every token the recurrences of static decoding and commits one token a step "
+        "once it is full, whatever the weights are; its first steps, in which it grows, are in its speed. Random "
+        "weights accept next to nothing, so of Jacobi decoding the cost of a step counts: as many tokens a step make "
+        "it as fast as static decoding.",
+    )
+
+
+def picture(plt: Any, result: Result) -> Any:
+    """Milliseconds a token of each decoder, a panel a shape."""
+    shapes = list(dict.fromkeys(row["shape"] for row in result["rows"]))
+    if not shapes:
+        return None
+    figure, axes = plt.subplots(
+        1, len(shapes), figsize=(5 * len(shapes), 3), squeeze=False, layout="constrained"
+    )
+    for panel, shape in zip(axes[0], shapes, strict=True):
+        rows = [row for row in result["rows"] if row["shape"] == shape]
+        names = [row["name"] for row in rows]
+        panel.barh(names, [1e3 * statistics.median(row["a_token"]) for row in rows], height=0.6)
+        panel.invert_yaxis()
+        panel.set_title(shape, fontsize=9)
+        panel.set_xlabel("ms a token")
+    return figure
+
+
+WAVE = Part("wave", "Waves beside sequential decoding of the same depth", 3.0, measure, tables, picture)

@@ -1,0 +1,128 @@
+"""Random weights of a shape, where time and memory suffice, and decoders that are timed with them."""
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from paradec_jax.config import ModelConfig
+from paradec_jax.decode import make_request
+from paradec_jax.families import init_params, network_of, parameter_shapes
+from paradec_jax.report import kinds
+from paradec_jax.report.parts import Task
+from paradec_jax.report.sizes import with_dtype
+from paradec_jax.report.timing import Limits, Programs, compile_once, figures, limits_for, rough
+
+COPIES = 2.5  # of the weights that there are at once at most: raw, joined, and what a program needs besides
+TOUCHES = 20  # times that making random weights costs what copying them does, and a little more
+TRACED = 2  # runs under the profiler
+HALF = 0.5  # share of a limit below which the dearest operations are told
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Loaded:
+    """A network, its prepared random parameters, and the limits of the device for them."""
+
+    name: str
+    network: Any
+    params: Any
+    limits: Limits
+
+
+def foretold(network: Any, positions: int, context: int) -> float:
+    """Seconds that a call takes at least, roughly."""
+    least, rates = network.work(1, positions, context), rough(network.config.dtype)
+    return max(least.bytes / rates.bytes_per_second, least.flops / rates.flops_per_second)
+
+
+def load(task: Task, name: str, config: ModelConfig, calls: int, context: int) -> Loaded | None:
+    """Random weights of a shape; None, and a line, where they do not fit or so many calls would take too long."""
+    config = with_dtype(config, task.sizes.dtype)
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(parameter_shapes(config)))
+    network = network_of(config)
+    least = TOUCHES * size / rough(config.dtype).bytes_per_second + calls * foretold(network, 1, context)
+    if not task.fits(COPIES * size, name) or not task.has(least, name):
+        return None
+    with task.survives(name):
+        params = network.prepare(init_params(config, jax.random.key(task.sizes.seed)))
+        task.saw(jax.block_until_ready(params))
+        return Loaded(name, network, params, limits_for(config.dtype, size, core_bytes(network)))
+    return None
+
+
+def core_bytes(network: Any) -> int:
+    """Bytes that a recurrence reads again; 0 where there is none."""
+    if "recurrences" not in network.counters:
+        return 0
+    return network.at(2).work(1, 1, 0).bytes - network.at(1).work(1, 1, 0).bytes
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Named:
+    """A decoder to be timed with random weights: unbound, its knobs, and the network it is for."""
+
+    name: str
+    decoder: Any
+    knobs: Any = None
+    recurrence: int | None = None
+
+
+def time_decoders(task: Task, loaded: Loaded, named: Sequence[Named]) -> list[dict[str, Any]]:
+    """One row of figures a decoder, in turns, with the seconds of a step in each pass.
+
+    The first is the baseline; the others are left out where time does not suffice.
+    """
+    sizes = task.sizes
+    prompt = np.random.default_rng(sizes.seed).integers(0, loaded.network.vocab_size, (1, sizes.context))
+    request = make_request(prompt, max_new_tokens=sizes.tokens, seed=sizes.seed)
+    found: dict[int, tuple[Any, Any, Programs, list[Any]]] = {}
+    spent = 0.0
+    for i, one in enumerate(named):
+        what = f"{loaded.name}, {one.name}"
+        network = loaded.network if one.recurrence is None else loaded.network.at(one.recurrence)
+        calls = sizes.tokens * foretold(network, 1, sizes.context)
+        # Two passes of all that is compiled, and of this one besides, are still to come.
+        if not task.has(3 * calls + 2 * spent, what):
+            continue
+        with task.survives(what):
+            decoder = one.decoder.bind(network, sizes.context + sizes.tokens)
+            decoder.check(request)
+            programs = compile_once(decoder, loaded.params, request, one.knobs)
+            first = programs.time()
+            spent += first.prompt + first.loop
+            found[i] = network, decoder, programs, []
+    for done in range(1, sizes.passes + 1):
+        for *_, programs, timings in found.values():
+            timings.append(programs.time())
+        if done >= 2 and task.left() < spent:
+            break
+    return [_row(task, loaded, named[i], *parts) for i, parts in found.items()]
+
+
+def _row(
+    task: Task, loaded: Loaded, one: Named, network: Any, decoder: Any, programs: Programs, timings: list[Any]
+) -> dict[str, Any]:
+    row = {"shape": loaded.name, "name": one.name}
+    row |= figures(network, decoder, programs, timings, loaded.limits)
+    idle = min(timing.idle for timing in timings)
+    row["a_step"] = [(timing.loop - idle) / timing.steps for timing in timings]
+    row["a_token"] = [(timing.loop - idle) / (row["tokens"] - 1) for timing in timings]
+    row["costs"] = []
+    run = statistics.median(timing.prompt + timing.loop for timing in timings)
+    what = f"{loaded.name}, {one.name}: dearest operations"
+    if row["limit_fraction"] < HALF and task.has(4 * TRACED * run, what):
+        with task.survives(what):
+            row["costs"] = kinds.profile(programs, TRACED, statistics.median(row["a_step"]))
+            if not row["costs"]:
+                task.cut.append(f"{what}: the profiler tells of none here.")
+    return row
+
+
+def costs(row: Mapping[str, Any]) -> str:
+    """The dearest kinds of operation of a row in words."""
+    return ", ".join(
+        f"{cost['kind']} {100 * cost['share']:.0f}% in {cost['operations_per_step']}" for cost in row["costs"]
+    )

@@ -1,0 +1,244 @@
+"""The parts at toy size: what they find, whatever the machine does."""
+
+import os
+import statistics
+import time
+
+import pytest
+from toy_report import SIZES
+
+from paradec_jax.nn.backend import SWITCH
+from paradec_jax.report import PARTS, Task, compiling, layouts, timing
+from paradec_jax.report import claims as judging
+from paradec_jax.report.claims import CLAIMS, Figure
+from paradec_jax.report.write import markdown
+
+
+def measured(name, seconds=600.0, sizes=SIZES):
+    """The result of a part, and its task; its tables can be written."""
+    task = Task(sizes, time.monotonic() + seconds)
+    result = PARTS[name].measure(task)
+    for table in PARTS[name].tables(result):
+        assert all(len(row) == len(table.columns) for row in table.rows)
+        assert len(markdown(table)) >= 4
+    return result, task
+
+
+def drawn(name, result):
+    """Whether the part draws something of a result."""
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure = PARTS[name].picture(plt, result)
+    if figure is not None:
+        figure.canvas.draw()
+        plt.close(figure)
+    return figure is not None
+
+
+def test_autoregressive_is_told_as_a_share_of_the_limits():
+    result, task = measured("autoregressive")
+    (row,) = result["rows"]
+    a_step = statistics.median(row["a_step"])
+    assert row["shape"] == "test-causal" and row["tokens"] == SIZES.tokens and len(row["a_step"]) == 2
+    assert row["read_fraction"] == pytest.approx(row["step_bytes"] / 1e10 / a_step)
+    assert row["limit_fraction"] < 0.5 and sum(cost["share"] for cost in row["costs"]) == pytest.approx(1)
+    assert task.dtypes == {"float32"} and not task.cut
+
+
+@pytest.mark.parametrize(
+    "name", ["autoregressive", "wave", "calls", "layouts", "training", "compile", "compare"]
+)
+def test_without_time_nothing_is_measured_and_every_item_is_named(name):
+    result, task = measured(name, seconds=-1.0)
+    assert not result["rows"] and task.late
+    items = {
+        "wave": ["test-recurrent"],
+        "compare": ["tiny-recurrent-distilled, batch 1", "tiny-jacobi, batch 2"],
+        "compile": ["compiling jacobi for test-causal"],
+    }
+    for item in items.get(name, ["test-causal"]):
+        assert any(item in line and "no" in line for line in task.cut)
+    assert PARTS[name].picture is None or not drawn(name, result)
+
+
+def test_without_memory_a_line_says_so(monkeypatch):
+    monkeypatch.setattr("paradec_jax.facts.memory_left", lambda: 10)
+    for name in ("calls", "training", "device"):
+        result, task = measured(name)
+        assert not result["rows"] and not task.late
+        assert all("does not fit" in line for line in task.cut) and task.cut
+
+
+@pytest.mark.slow
+def test_waves_stand_beside_static_and_jacobi_decoding():
+    result, _ = measured("wave")
+    names = [row["name"] for row in result["rows"]]
+    assert names == ["static, r = 2", "wave, r' = 1", "Jacobi, r = 2"]
+    static, wave, jacobi = result["rows"]
+    assert static["speedup"] == 1 and static["needed"] == 1
+    assert wave["speedup"] == pytest.approx(
+        statistics.median(static["a_token"]) / statistics.median(wave["a_token"])
+    )
+    assert jacobi["needed"] == pytest.approx(
+        statistics.median(jacobi["a_step"]) / statistics.median(static["a_token"])
+    )
+    assert drawn("wave", result)
+
+
+def test_a_call_is_timed_over_every_window():
+    result, _ = measured("calls")
+    one, two = result["rows"]
+    assert (one["window"], two["window"]) == (1, 2) and one["needed"] == 1
+    ratio = statistics.median(two["a_call"]) / statistics.median(one["a_call"])
+    assert two["needed"] == pytest.approx(ratio)
+    assert drawn("calls", result)
+
+
+def test_both_sides_of_every_choice_are_timed(monkeypatch):
+    monkeypatch.setattr(layouts, "WINDOWS", (1,))
+    monkeypatch.delenv(SWITCH, raising=False)
+    result, _ = measured("layouts")
+    sides = {(row["choice"], row["side"]) for row in result["rows"]}
+    assert sides == {
+        ("products", "layouts plain"),
+        ("products", "layouts cpu"),
+        ("matrices", "joined"),
+        ("matrices", "separate"),
+        ("keys", "columns"),
+        ("keys", "rows"),
+        ("attention", "einsum"),
+        ("attention", "xla"),
+    }
+    assert SWITCH not in os.environ
+
+
+def test_a_layer_attends_alike_on_every_side():
+    """Keys as columns and as rows, and the library, give the same: ones, of which any average is one."""
+    config = layouts.with_dtype(layouts.PRESETS["test-causal"], "float32")
+    for side in ("columns", "rows", "einsum", "xla"):
+        out, keys, values = layouts.attention(config, 3, 5, 2, side)()
+        assert out.shape == (1, config.heads, 3, config.head_dim)
+        assert float(abs(out - 1).max()) < 1e-6 and float(keys.min()) == float(values.min()) == 1
+
+
+def test_a_step_of_training_is_told_as_a_share_of_the_product_rate():
+    result, _ = measured("training")
+    (row,) = result["rows"]
+    assert row["flops"] > 0 and len(row["seconds"]) == 2
+    assert row["utilisation"] == pytest.approx(row["flops"] / statistics.median(row["seconds"]) / 1e11)
+    low, high = row["utilisation_range"]
+    assert low <= row["utilisation"] <= high
+
+
+def test_compilation_is_timed_without_a_cache(monkeypatch):
+    from jax import config
+
+    seen = []
+
+    def seconds_of(preset, name, task):
+        seen.append((preset, name, config.jax_enable_compilation_cache))
+        return 1.0
+
+    before = config.jax_enable_compilation_cache
+    monkeypatch.setattr(compiling, "seconds_of", seconds_of)
+    result, _ = measured("compile")
+    assert {name for _, name, _ in seen} == {
+        "autoregressive",
+        "jacobi",
+        "multiblock",
+        "prompt_lookup",
+        "lookahead",
+    }
+    assert not any(cached for *_, cached in seen) and config.jax_enable_compilation_cache == before
+    assert [row["seconds"] for row in result["rows"]] == [1.0] * len(seen)
+
+
+def test_seconds_of_compilation_need_no_weights():
+    assert compiling.seconds_of("test-causal", "autoregressive", Task(SIZES, 0.0)) > 0
+
+
+def compared(model, decoder, batch=1, *, fast=1.0, settings=None, baseline=False):
+    """A row of the part that compares decoders; `fast` times as many tokens a second as one a second."""
+    each = [[1.0 / fast, 1.0 / fast]] * 2
+    row = {"model": model, "decoder": decoder, "batch": batch, "settings": settings or {}, "each": each}
+    speed = {"tokens_per_second": fast, "speedup": fast, "speedup_range": [fast, fast]}
+    return row | speed | {"generated": [1, 1], "baseline": baseline}
+
+
+def test_claims_find_their_rows():
+    model = judging.DISTILLED
+    rows = [
+        compared(model, "autoregressive", settings={"recurrence": 16}, baseline=True),
+        compared(model, "autoregressive", fast=8.0, settings={"recurrence": 1}),
+        compared(model, "wavefront", fast=12.0, settings={"window": 8, "warm_start": False}),
+        compared(judging.CAUSAL, "autoregressive", baseline=True),
+        compared(judging.CAUSAL, "jacobi", fast=0.5),
+        compared(judging.CAUSAL, "lookahead", fast=0.7),
+    ]
+    results = {
+        "compare": {"rows": rows},
+        "layouts": {
+            "rows": [
+                {
+                    "shape": "tiny-causal",
+                    "choice": "matrices",
+                    "side": "separate",
+                    "window": 1,
+                    "slowdown": 1.2,
+                    "slowdown_range": [1.0, 1.3],
+                }
+            ]
+        },
+    }
+    found = {one["name"]: one for one in judging.judged(CLAIMS, results)}
+    assert found["forgetting wave / r = 16"]["figure"] == pytest.approx(12)
+    assert found["forgetting wave / r = 1"]["verdict"] == "holds"
+    assert found["forgetting wave, batch 4"]["verdict"] == "not measured"
+    assert found["undistilled"]["figure"] == pytest.approx(0.7) and found["undistilled"]["verdict"] == "holds"
+    assert found["joined matrices"]["verdict"] == "open"
+    assert found["running window 8"]["verdict"] == "not measured"
+
+
+def test_every_claim_names_settings_that_are_measured():
+    """Each row that a claim looks for is a row of the part that it looks in, so none stays unmeasured by a slip."""
+    from paradec_jax.families import FAMILIES
+    from paradec_jax.report import compare, pointers
+
+    rows = []
+    for family in FAMILIES.values():
+        for model in family.bundled:
+            rows += [("compare", model, rival) for rival in compare.rivals_of(family.name)]
+    rows += [("pointers", pointers.MODEL, rival) for rival in pointers.RIVALS]
+    results = {"compare": {"rows": []}, "pointers": {"rows": []}}
+    for part, model, rival in rows:
+        for batch in (1, 4, 16):
+            row = compared(model, rival.setting.name, batch, settings=rival.setting.settings())
+            results[part]["rows"].append(row | {"baseline": rival.setting.baseline})
+    missing = [
+        one["name"]
+        for one in judging.judged(CLAIMS, results)
+        if one["verdict"] == "not measured" and one["name"] not in OTHER_PARTS
+    ]
+    assert not missing
+    assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
+
+
+OTHER_PARTS = ("paced wave, tiny", "eight positions", "sixteen positions", "joined matrices")
+
+
+def test_lengthened_loops_take_long_enough(monkeypatch):
+    monkeypatch.setattr(timing, "LEAST", 0.05)
+    assert timing.lengthened(0.1, 32) == (0.1, 32)
+    seconds, steps = timing.lengthened(0.001, 32)
+    assert steps == 1600 and seconds == pytest.approx(0.05)
+
+
+def test_a_figure_that_straddles_a_bound_is_open():
+    claim = CLAIMS[1]
+    assert (
+        claim.verdict(Figure(1.6, 1.55, 1.7)) == "holds"
+        and claim.verdict(Figure(1.2, 1.1, 1.3)) == "does not hold"
+    )
+    assert claim.verdict(Figure(1.5, 1.4, 1.6)) == "open" and claim.verdict(None) == "not measured"
