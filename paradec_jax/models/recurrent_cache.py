@@ -29,7 +29,7 @@ class RecurrentKV:
 
     Attributes:
       prelude, coda: a KV for each layer.
-      core: a KV for each layer, with a leading axis of R slots unless recurrences share one (the newest wins).
+      core: a KV for each layer, after the rows an axis of R slots unless recurrences share one (the newest wins).
       depth: recurrences that each position has done, int32: [B, S] of a cache, [B] of a window.
     """
 
@@ -73,7 +73,7 @@ def seen(
     """The core's keys and values that recurrence `index` may look at, and at which positions."""
     prefix = cache.core
     if mode != "shared":
-        prefix = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False), prefix)
+        prefix = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, index, 1, keepdims=False), prefix)
     if mode == "full":
         deep = cache.depth > index
         prefix_mask = prefix_mask & (deep if prefix_mask.ndim == 2 else deep[:, None])
@@ -89,9 +89,9 @@ def store(
         depth = jnp.where(rows, depth, window.depth)
 
     def put(old: Array, fresh: Array) -> Array:
-        slot = old if mode == "shared" else lax.dynamic_index_in_dim(old, index, keepdims=False)
+        slot = old if mode == "shared" else lax.dynamic_index_in_dim(old, index, 1, keepdims=False)
         kept = fresh if rows is None else jnp.where(rows[:, None, None, None], fresh, slot)
-        return kept if mode == "shared" else lax.dynamic_update_index_in_dim(old, kept, index, 0)
+        return kept if mode == "shared" else lax.dynamic_update_index_in_dim(old, kept, index, 1)
 
     return dataclasses.replace(window, core=jax.tree.map(put, window.core, core), depth=depth)
 
@@ -138,5 +138,5 @@ def pick(window: RecurrentKV, start: Int[Array, "B"], width: int) -> RecurrentKV
 
 def _fill_from_last(kv: KV, depth: Int[Array, "B"]) -> KV:
     """Copies each row's last recurrence into the slots it did not reach, of a window with R slots."""
-    index = jnp.minimum(jnp.arange(kv.k.shape[0])[:, None], depth - 1)[:, :, None, None, None]
-    return KV(*(jnp.take_along_axis(x, index, axis=0) for x in kv))
+    index = jnp.minimum(jnp.arange(kv.k.shape[1]), depth[:, None] - 1)[:, :, None, None, None]
+    return KV(*(jnp.take_along_axis(x, index, axis=1) for x in kv))

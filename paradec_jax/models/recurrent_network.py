@@ -112,7 +112,7 @@ class RecurrentDepthNetwork:
 
     @property
     def _slots(self) -> tuple[int, ...]:
-        """Leading axes of the core's keys and values."""
+        """Axes of the core's keys and values after the rows."""
         return () if self.cache == "shared" else (self.slots,)
 
     def _apply(self, params: Any, method: Callable, *args: Any) -> Any:

@@ -2,6 +2,9 @@
 
 What lies at or beyond the trusted length is scratch: rolling back is lowering a number, and a later write at
 the same positions replaces what a rejected draft left there.
+
+Rows lead, before any other axis. XLA writes a window into each row at its own position by a scatter, and scatters
+along the leading axis: with other axes before the rows it would transpose the whole buffer, there and back.
 """
 
 from typing import NamedTuple
@@ -19,24 +22,24 @@ class KV(NamedTuple):
     is the CPU's: with keys as rows its backend transposes the whole cache in every layer of every step.
     """
 
-    k: Float[Array, "*slots B G C S"]
-    v: Float[Array, "*slots B G S C"]
+    k: Float[Array, "B *slots G C S"]
+    v: Float[Array, "B *slots G S C"]
 
 
 def empty(
     batch: int, heads: int, size: int, head_dim: int, dtype: jnp.dtype, slots: tuple[int, ...] = ()
 ) -> KV:
     """Zeros for `size` positions, keys and values each a buffer of its own."""
-    rows = (*slots, batch, heads)
+    rows = (batch, *slots, heads)
     return KV(jnp.zeros((*rows, head_dim, size), dtype), jnp.zeros((*rows, size, head_dim), dtype))
 
 
 def write_rows(
-    buffer: Float[Array, "*slots B G _ _"],
-    window: Float[Array, "*slots B G _ _"],
+    buffer: Float[Array, "B *slots G _ _"],
+    window: Float[Array, "B *slots G _ _"],
     at: Int[Array, "B"],
     axis: int,
-) -> Float[Array, "*slots B G _ _"]:
+) -> Float[Array, "B *slots G _ _"]:
     """Writes each row's window at its own position along `axis` (-1 or -2), touching only what is written.
 
     `dynamic_update_slice` clamps silently, so the buffer must have room for `at + W`.
@@ -45,9 +48,9 @@ def write_rows(
     def update(row: Array, new: Array, position: Array) -> Array:
         return lax.dynamic_update_slice_in_dim(row, new, position, axis)
 
-    if buffer.shape[-4] == 1:  # one row needs no scatter
+    if buffer.shape[0] == 1:  # one row needs no scatter
         return update(buffer, window, at[0])
-    return jax.vmap(update, in_axes=(-4, -4, 0), out_axes=-4)(buffer, window, at)
+    return jax.vmap(update)(buffer, window, at)
 
 
 def write(cache: KV, window: KV, at: Int[Array, "B"]) -> KV:
@@ -71,4 +74,4 @@ def pick(window: KV, start: Int[Array, "B"], width: int) -> KV:
             lax.dynamic_slice_in_dim(v, at, width, -2),
         )
 
-    return KV(*jax.vmap(of_row, in_axes=(-4, -4, 0), out_axes=-4)(*window, start))
+    return KV(*jax.vmap(of_row)(*window, start))

@@ -14,6 +14,7 @@ from paradec_jax import decode
 from paradec_jax.decode.machine import drive
 from paradec_jax.families import parameter_shapes
 from paradec_jax.losses import poisson_lognormal, recurrent_loss
+from paradec_jax.models.recurrent_cache import CACHE_MODES
 from paradec_jax.testing import (
     StubCausal,
     StubDenoiser,
@@ -127,6 +128,24 @@ def test_a_step_of_a_stream_copies_no_matrix(name):
     ]
     assert copies(decoder.prepare(params)) == []
     assert copies(params), "unprepared parameters are laid out anew, so this test can see it"
+
+
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=pytest.mark.slow) if mode != "full" else mode for mode in CACHE_MODES]
+)
+def test_a_step_of_several_rows_copies_no_cache(mode):
+    """Keys and values are written where they lie, in the loop of a compiled run, whatever a position keeps."""
+    decoder, params = decode.Static(tiny_network(mode), SIZE, greedy=True), tiny_params()
+    request, bound = tiny_request(4), np.int32(drive.UNBOUNDED)
+    knobs = decoder.knobs(None)
+    buffers = drive.start.eval_shape(decoder, params, request, knobs).cache.kv.core[0]
+    whole = {tuple(sorted(leaf.shape)) for leaf in buffers}
+    program = drive.compiled_run.lower(decoder, params, request, knobs, bound).compile().as_text()
+    in_the_loop = program.partition("\nENTRY ")[0]
+    moved = re.findall(r"= f32\[([\d,]+)\]\S* (copy|transpose|dynamic-update-slice|scatter)\(", in_the_loop)
+    moved = [(tuple(sorted(map(int, shape.split(",")))), how) for shape, how in moved]
+    moved = [how for shape, how in moved if shape in whole]
+    assert moved and not {"copy", "transpose"} & set(moved), moved
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

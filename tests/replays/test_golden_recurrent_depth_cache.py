@@ -103,7 +103,7 @@ def test_cache_contents(name):
 @pytest.mark.parametrize("name", names("cache", r"cache_slots_\w+"))
 def test_cache_slots(name):
     cache = by_plan(name)[2]
-    core = sum(kv.k.shape[0] if kv.k.ndim == 5 else 1 for kv in cache.core)
+    core = sum(kv.k.shape[1] if kv.k.ndim == 5 else 1 for kv in cache.core)
     assert arrays("cache")[name].tolist() == [*range(-len(cache.coda), len(cache.prelude) + core)]
 
 
