@@ -75,4 +75,4 @@ def measure(task: Task) -> Result:
     return {"rows": measure_unit(unit, task)}
 
 
-POINTERS = Part("pointers", "A task that needs depth", 1.5, measure, tables, picture)
+POINTERS = Part("pointers", "A task that needs depth", 2.0, measure, tables, picture)

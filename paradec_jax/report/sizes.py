@@ -68,7 +68,7 @@ class Sizes:
     races: tuple[Race, ...]
     train: tuple[Training, ...]
     layouts: tuple[str, ...]
-    windows: tuple[int, ...] = (1, 4, 16, 64, 256, 2, 8, 32, 128)
+    windows: tuple[int, ...] = (1, 8, 64, 16, 256, 4, 32, 2, 128)
     depths: tuple[int, ...] = (4,)
     context: int = 256
     steps: int = 32
