@@ -93,7 +93,7 @@ class Row(NamedTuple):
 
 
 def ratio(first: Row, *others: Row, batch: int = 1) -> Callable[[Results], Figure | None]:
-    """Tokens per second of one row over those of another; of several the fastest, the first of which must be there."""
+    """Tokens per second of one row over those of another, or of the fastest of several; the first must be there."""
 
     def figure(results: Results) -> Figure | None:
         a, *found = [row.find(results, batch) for row in (first, *others)]
