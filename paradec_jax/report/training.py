@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from paradec_jax.families import init_params, network_of, parameter_shapes
+from paradec_jax.families import init_params, network_of
 from paradec_jax.losses import next_token_loss, recurrent_loss
 from paradec_jax.report.parts import Part, Result, Table, Task, duration, percent
-from paradec_jax.report.sizes import Training, with_dtype
+from paradec_jax.report.sizes import Training, bytes_of, with_dtype
 from paradec_jax.report.timing import REPEATS, once, products, turns
 from paradec_jax.train import TrainState, make_train_step
 
@@ -46,10 +46,9 @@ def measure_step(training: Training, task: Task) -> dict[str, Any] | None:
     """Seconds of a step of Adam, state and batch on the device; None, and a line, where it does not fit."""
     config, what = with_dtype(training.config, task.sizes.dtype), f"a step of {training.name}"
     network = network_of(config)
-    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(parameter_shapes(config)))
     logits = 4 * 4 * training.batch * training.length * network.vocab_size
     flops = flops_of(network, training)
-    if not task.fits(STATES * size + logits, what):
+    if not task.fits(STATES * bytes_of(config) + logits, what):
         return None
     if not task.has(4 * flops / products(config.dtype, REPEATS), what):
         return None

@@ -12,10 +12,10 @@ import numpy as np
 
 from paradec_jax.config import ModelConfig
 from paradec_jax.decode import make_request
-from paradec_jax.families import init_params, network_of, parameter_shapes
+from paradec_jax.families import init_params, network_of
 from paradec_jax.report import kinds
 from paradec_jax.report.parts import Task
-from paradec_jax.report.sizes import with_dtype
+from paradec_jax.report.sizes import bytes_of, with_dtype
 from paradec_jax.report.timing import (
     REPEATS,
     Limits,
@@ -54,8 +54,7 @@ def load(task: Task, name: str, config: ModelConfig, calls: int, context: int) -
     """Random weights of a shape; None, and a line, where they do not fit or so many calls would take too long."""
     gc.collect()  # weights of shapes before this one
     config = with_dtype(config, task.sizes.dtype)
-    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(parameter_shapes(config)))
-    network = network_of(config)
+    size, network = bytes_of(config), network_of(config)
     least = TOUCHES * size / copies(REPEATS) + calls * foretold(network, 1, context)
     if not task.fits(COPIES * size, name) or not task.has(least, name):
         return None
