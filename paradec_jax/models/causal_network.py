@@ -1,6 +1,7 @@
 """The causal transformer as decoders and losses drive it."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,12 @@ from paradec_jax.models.causal import Causal, Inputs, Layers, parameter_shapes
 from paradec_jax.models.prepare import prepare_params
 from paradec_jax.nn import cache as kv_cache
 from paradec_jax.nn import masks
+
+
+@functools.lru_cache
+def _sizes(config: CausalConfig) -> dict[str, int]:
+    """Numbers of each part; found by tracing the whole network, which takes seconds for a deep one."""
+    return axes.sizes(axes.CAUSAL, parameter_shapes(config))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +71,7 @@ class CausalNetwork:
         two operations.
         """
         c = self.config
-        weights = sum(axes.sizes(axes.CAUSAL, parameter_shapes(c)).values()) + c.vocab_size * c.width
+        weights = sum(_sizes(c).values()) + c.vocab_size * c.width
         cached = 2 * c.layers * c.kv_heads * c.head_dim * batch * context
         rows = batch * positions
         attention = 4 * c.layers * c.heads * c.head_dim * rows * (context + positions)

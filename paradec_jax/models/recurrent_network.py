@@ -25,6 +25,12 @@ UNROLLED_LAYERS = 8
 STEP_WIDTH = 32  # windows up to this width are steps of a decoder, wider ones are prompts
 
 
+@functools.lru_cache
+def _sizes(config: RecurrentDepthConfig) -> dict[str, int]:
+    """Numbers of each part; found by tracing the whole network, which takes seconds for a deep one."""
+    return axes.sizes(axes.RECURRENT, parameter_shapes(config))
+
+
 @dataclasses.dataclass(frozen=True)
 class RecurrentDepthNetwork:
     """The network as decoders and losses see it: equal by its config, parameters always an argument.
@@ -96,7 +102,7 @@ class RecurrentDepthNetwork:
         keys and values of the context once a layer. A multiplication and an addition are two operations.
         """
         c, recurrence = self.config, self.recurrence
-        of = axes.sizes(axes.RECURRENT, parameter_shapes(c))
+        of = _sizes(c)
         once = of["prelude"] + of["coda"] + of["final"] + c.vocab_size * c.width
         weights = once + recurrence * (of["core"] + of["adapter"])
         layers = c.prelude_layers + c.coda_layers + c.core_layers * recurrence

@@ -17,14 +17,17 @@ def decoder_of(loaded: Loaded) -> Named:
     return Named("autoregressive", AutoRegressive(greedy=True))
 
 
+def measure_preset(name: str, task: Task) -> list[dict[str, Any]]:
+    """The row of one preset, none where it does not fit."""
+    loaded = load(task, name, PRESETS[name], 3 * task.sizes.tokens, task.sizes.context)
+    return [] if loaded is None else time_decoders(task, loaded, [decoder_of(loaded)])
+
+
 def measure(task: Task) -> Result:
     """One row a preset."""
     rows: list[dict[str, Any]] = []
     for name, own in task.each(task.sizes.presets):
-        loaded = load(own, name, PRESETS[name], 3 * own.sizes.tokens, own.sizes.context)
-        if loaded is not None:
-            size = {"weights_bytes": loaded.network.work(1, 1, 0).bytes}
-            rows += [row | size for row in time_decoders(own, loaded, [decoder_of(loaded)])]
+        rows += measure_preset(name, own)
     return {"dtype": task.sizes.dtype, "rows": rows}
 
 

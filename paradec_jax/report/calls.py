@@ -5,10 +5,8 @@ new keys and values written to the cache. What a decoder does besides, to judge 
 it.
 """
 
-import concurrent.futures
 import dataclasses
 import functools
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -57,6 +55,11 @@ class Loop:
         """Its name among others."""
         return f"{depth_of(self.network)} {self.window}"
 
+    @property
+    def told(self) -> str:
+        """Its name in a sentence."""
+        return f"{self.window} position{'s' * (self.window > 1)}{of_depth(self.network)}"
+
     def compile(self) -> "Loop":
         """Compiles the loop, traced anew, since a trace does not know what switches were on; nothing is run."""
         cache = jax.eval_shape(self._cache)
@@ -89,24 +92,6 @@ def depth_of(network: Any) -> int | None:
     return network.recurrence if "recurrences" in network.counters else None
 
 
-def compiled_in_time(loops: Sequence[Loop], task: Task, name: str) -> list[Loop]:
-    """The loops that are compiled before half of the time is gone, as many at once as there are threads to do it."""
-    half, ready = task.left() / 2, []
-    with concurrent.futures.ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
-        waiting = {pool.submit(loop.compile): loop for loop in loops}
-        _, late = concurrent.futures.wait(waiting, timeout=max(half, 0))
-        for future in late:
-            future.cancel()
-    for future, loop in waiting.items():
-        what = f"{name}, {loop.window} positions{of_depth(loop.network)}"
-        if future.cancelled():
-            task.drop(what, "no time was left to compile it")
-            continue
-        with task.survives(what):
-            ready.append(future.result())
-    return ready
-
-
 def of_depth(network: Any) -> str:
     """The depth of a call in words."""
     depth = depth_of(network)
@@ -124,7 +109,7 @@ def warmed(loops: Sequence[Loop], task: Task, name: str) -> dict[str, Loop]:
     known: dict[int | None, tuple[int, float]] = {}  # by depth: the widest window and its seconds
     for loop in sorted(loops, key=lambda loop: (loop.window, depth_of(loop.network) or 0)):
         depth = depth_of(loop.network)
-        what = f"{name}, {loop.window} positions{of_depth(loop.network)}"
+        what = f"{name}, {loop.told}"
         least = loop.foretold()
         if depth in known:
             width, seconds = known[depth]
@@ -155,7 +140,8 @@ def measure_preset(name: str, task: Task) -> list[dict[str, Any]]:
         for at in depths
     ]
     loops = [loop for loop in loops if sizes.context + loop.window <= network.max_length]
-    ready = warmed(compiled_in_time(loops, task, name), task, name)
+    compiled = task.ready({loop.told: loop.compile for loop in loops}, name)
+    ready = warmed(list(compiled.values()), task, name)
     a_pass = sum(loop.first for loop in ready.values())
     passes = {
         key: [x / ready[key].steps for x in seconds]

@@ -22,7 +22,6 @@ from paradec_jax.report.timing import Case, Speed, compile_all, measure, speedup
 from paradec_jax.store import Model
 
 BUCKET = 32
-COMPILE = 0.7  # of the time of a model at a batch size: a program costs seconds, a pass of its problems less
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,24 +104,6 @@ def requests_of(model: Model, unit: Unit, seed: int) -> tuple[list[Request], int
     return requests, tokens.shape[1] + budget
 
 
-def compile_in_time(
-    rivals: Sequence[Rival], cases: Sequence[Case], request: Request, params: Any, task: Task, what: str
-) -> dict[int, float]:
-    """Compile seconds of the cases by their index, the baseline's first, inside its share of the task's time."""
-    until = (1 - COMPILE) * task.left()
-    compiled: dict[int, float] = {}
-    for done, (rival, case) in enumerate(zip(rivals, cases, strict=True)):
-        task.progress(what, done, len(cases))
-        if done and task.left() < until:
-            left_out = "; ".join(told(other) for other in rivals[done:])
-            task.drop(f"{what}, {left_out}", "no time was left to compile them")
-            break
-        with task.survives(f"{what}, {told(rival)}"):
-            (compiled[done],) = compile_all([(case, request)], params)
-    task.progress(what, len(cases), len(cases))
-    return compiled
-
-
 def told(rival: Rival) -> str:
     """A rival in one line."""
     return f"{rival.setting.name} {rival.label()}".strip()
@@ -136,14 +117,19 @@ def measure_unit(unit: Unit, task: Task) -> list[dict[str, Any]]:
     try:
         model = store.load(unit.model)
     except store.StoreError as error:
-        task.cut.append(f"{what}: left out, {error}.")
+        task.leave(what, str(error))
         return []
     requests, size = requests_of(model, unit, task.sizes.seed)
     rivals = unit.rivals
     cases = [case_of(rival, model, size) for rival in rivals]
     params = cases[0].decoder.prepare(model.params)
     task.saw(params)
-    compiled = compile_in_time(rivals, cases, requests[0], params, task, what)
+    jobs = {
+        told(rival): functools.partial(compile_all, [(case, requests[0])], params)
+        for rival, case in zip(rivals, cases, strict=True)
+    }
+    places = {told(rival): i for i, rival in enumerate(rivals)}
+    compiled = [places[name] for name in task.ready(jobs, what)]
     if 0 not in compiled:
         return []
     started, passes = time.monotonic(), 0
@@ -155,12 +141,12 @@ def measure_unit(unit: Unit, task: Task) -> list[dict[str, Any]]:
         task.progress(f"{what}: passes", passes, task.sizes.passes)
         return passes >= 2 and task.left() < (time.monotonic() - started) / passes
 
-    speeds = measure([cases[i] for i in compiled], params, requests, passes=task.sizes.passes, enough=enough)
-    base = speeds[0]
-    return [
-        row_of(unit, model.family, rivals[i], speed, base) | {"compile_seconds": compiled[i]}
-        for i, speed in zip(compiled, speeds, strict=True)
-    ]
+    with task.survives(what):
+        chosen = [cases[i] for i in compiled]
+        speeds = measure(chosen, params, requests, passes=task.sizes.passes, enough=enough)
+        found = zip(compiled, speeds, strict=True)
+        return [row_of(unit, model.family, rivals[i], speed, speeds[0]) for i, speed in found]
+    return []
 
 
 def row_of(unit: Unit, family: str, rival: Rival, speed: Speed, base: Speed) -> dict[str, Any]:

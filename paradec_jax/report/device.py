@@ -1,17 +1,9 @@
 """What the device does at most: copies, reads and products, at the sizes of the models."""
 
-import jax
-
-from paradec_jax.families import PRESETS, parameter_shapes
+from paradec_jax.families import PRESETS
 from paradec_jax.report.parts import Part, Result, Table, Task
-from paradec_jax.report.sizes import with_dtype
+from paradec_jax.report.sizes import bytes_of, with_dtype
 from paradec_jax.report.timing import MOST_READ, limits_for
-
-
-def bytes_of(preset: str, dtype: str) -> int:
-    """Bytes of a preset's weights in a dtype; nothing is allocated."""
-    shapes = parameter_shapes(with_dtype(PRESETS[preset], dtype))
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
 def measure(task: Task) -> Result:
@@ -21,7 +13,7 @@ def measure(task: Task) -> Result:
         what = f"rates at the size of {name}"
         if not own.has(0.0, what):
             continue
-        read = min(bytes_of(name, dtype), MOST_READ)
+        read = min(bytes_of(with_dtype(PRESETS[name], dtype)), MOST_READ)
         if read in rows:
             rows[read]["presets"].append(name)
         elif own.fits(2 * read, what):

@@ -22,7 +22,7 @@ from paradec_jax.nn.attention import attend
 from paradec_jax.nn.backend import SWITCH, cpu_layouts
 from paradec_jax.nn.cache import KV, write_rows
 from paradec_jax.report.calls import Loop
-from paradec_jax.report.parts import Part, Result, Table, Task, duration, times
+from paradec_jax.report.parts import COMPILE, Part, Result, Table, Task, duration, times
 from paradec_jax.report.sizes import with_dtype
 from paradec_jax.report.timing import cheaper, lengthened, once, turns
 from paradec_jax.report.weights import load
@@ -170,13 +170,14 @@ def measure_preset(name: str, task: Task) -> list[dict[str, Any]]:
         return []
     raw = init_params(config, jax.random.key(task.sizes.seed))
     ready: dict[str, tuple[Side, Any]] = {}
-    a_pass, until = 0.0, task.left() / 2
-    for side in [*whole(network_of(config), raw, task), *layer(config, task)]:
+    a_pass, until = 0.0, (1 - COMPILE) * task.left()
+    sides = [*whole(network_of(config), raw, task), *layer(config, task)]
+    for side in sorted(sides, key=lambda side: side.window):
         what = f"{name}, {side.choice} {side.name}, {side.window} positions"
         if task.left() < max(until, 3 * a_pass):
-            task.drop(what, "no time was left to compile it")
+            task.leave(what, "no time was left to compile it", late=True)
             continue
-        with task.survives(what):
+        with task.survives(what, ValueError):  # an attention that does not know the shape
             call = side.compile()
             seconds, call.steps = lengthened(once(call), call.steps)
             a_pass += seconds

@@ -1,7 +1,9 @@
 """What a part of a report is: something to measure in its share of the time, and tables of what was found."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -12,6 +14,9 @@ from paradec_jax.report.sizes import Sizes
 Result = dict[str, Any]
 Progress = Callable[[str, int, int], None]  # stage, units done, their total
 Item = TypeVar("Item")
+
+COMPILE = 0.7  # of the time of a model: a program costs seconds, running it far less
+MOST_AT_ONCE = 8  # programs that are compiled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +51,14 @@ class Part:
     picture: Callable[[Any, Result], Any] | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """Something that was left out, and why."""
+
+    what: str
+    why: str
+
+
 @dataclasses.dataclass(eq=False)
 class Task:
     """What a part has to work with.
@@ -55,7 +68,7 @@ class Task:
       deadline: on the clock of `time.monotonic`.
       progress: told what is done.
       stage: name of its bar.
-      cut: what was left out, and why, a sentence each.
+      cut: what was left out.
       dtypes: of the arrays that were measured, as found in them.
       late: whether something was left out for want of time, which more minutes would mend.
     """
@@ -64,7 +77,7 @@ class Task:
     deadline: float
     progress: Progress = lambda stage, done, total: None
     stage: str = ""
-    cut: list[str] = dataclasses.field(default_factory=list)
+    cut: list[Cut] = dataclasses.field(default_factory=list)
     dtypes: set[str] = dataclasses.field(default_factory=set)
     late: bool = False
 
@@ -72,28 +85,27 @@ class Task:
         """Seconds until the deadline, below 0 after it."""
         return self.deadline - time.monotonic()
 
+    def leave(self, what: str, why: str, *, late: bool = False) -> None:
+        """Notes that something is left out."""
+        self.cut.append(Cut(what, why))
+        self.late |= late
+
     def has(self, seconds: float, what: str) -> bool:
         """Whether so many seconds are left; if not, a line of the report says that `what` was left out."""
         left = self.left()
         if left >= seconds:
             return True
-        took = f"it takes about {seconds:.0f} s and {left:.0f} s were left"
-        self.drop(what, took if left > 0 else "no time was left")
+        why = f"it takes about {seconds:.0f} s and {left:.0f} s were left"
+        self.leave(what, why if left > 0 else "no time was left", late=True)
         return False
-
-    def drop(self, what: str, why: str) -> None:
-        """Says that `what` was left out for want of time."""
-        self.late = True
-        self.cut.append(f"{what}: left out, {why}.")
 
     def fits(self, size: float | int, what: str) -> bool:
         """Whether so many bytes can still be had; if not, a line of the report says that `what` was left out."""
         left = facts.memory_left()
         if left is None or size <= left:
             return True
-        self.cut.append(
-            f"{what}: does not fit, it needs about {size / 2**30:.1f} GiB and {left / 2**30:.1f} GiB are left."
-        )
+        why = f"it needs about {size / 2**30:.1f} GiB and {left / 2**30:.1f} GiB are left"
+        self.leave(what, f"does not fit the memory: {why}")
         return False
 
     def saw(self, *trees: Any) -> None:
@@ -113,14 +125,39 @@ class Task:
             self.late |= own.late
         self.progress(self.stage, len(items), len(items))
 
+    def ready(self, jobs: Mapping[str, Callable[[], Any]], what: str) -> dict[str, Any]:
+        """What jobs return that compile programs, several at once, inside a share of the time that is left.
+
+        Args:
+          jobs: by name, in the order of their importance; the first one is done in any case.
+          what: the model that they are about.
+        """
+        until = time.monotonic() + COMPILE * self.left()
+        found: dict[str, Any] = {}
+        pool = concurrent.futures.ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_AT_ONCE))
+        try:
+            waiting = {name: pool.submit(job) for name, job in jobs.items()}
+            for done, (name, future) in enumerate(waiting.items()):
+                self.progress(f"{what}: programs", done, len(jobs))
+                concurrent.futures.wait([future], timeout=max(until - time.monotonic(), 0))
+                if done and not future.done() and future.cancel():
+                    self.leave(f"{what}, {name}", "no time was left to compile it", late=True)
+                    continue
+                with self.survives(f"{what}, {name}"):
+                    found[name] = future.result()
+            self.progress(f"{what}: programs", len(jobs), len(jobs))
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return found
+
     @contextlib.contextmanager
-    def survives(self, what: str) -> Iterator[None]:
-        """Turns an error of the device, such as no memory left, into a line of the report."""
+    def survives(self, what: str, *others: type[Exception]) -> Iterator[None]:
+        """Turns an error of the device, such as no memory left, and others into a line of the report."""
         try:
             yield
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, *others) as error:
             reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-            self.cut.append(f"{what}: the device refused it ({reason}).")
+            self.leave(what, f"the device refused it: {reason}")
 
 
 def rows_of(result: Mapping[str, Any], **choices: Any) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ FORGETTING = Rival(
         Wavefront.Knobs(exit_threshold=EVERY_STEP, momentum=0.0),
     )
 )
-# Depth twelve is the least that answers need; settings of the waves as `experiments/pointers_speed.py` chose them.
+# Depth twelve is the least that answers need; `experiments/recurrent_depth/pointers_speed.py` chose the waves.
 RIVALS: Sequence[Rival] = (
     Rival(Setting("autoregressive", Static(recurrence=DEPTH, prefill_recurrence=1), baseline=True)),
     _wave(4, ANSWER, ANSWER, 0.8, HALVES),
@@ -75,4 +75,4 @@ def measure(task: Task) -> Result:
     return {"rows": measure_unit(unit, task)}
 
 
-POINTERS = Part("pointers", "A task that needs depth", 1.5, measure, tables, picture)
+POINTERS = Part("pointers", "A task that needs depth", 2.0, measure, tables, picture)

@@ -1,5 +1,6 @@
 """Measures the parts of a report inside a budget of minutes, each once, and writes the report after each."""
 
+import dataclasses
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,7 @@ def report(
     Raises:
       ValueError: an unknown part, no time, or files of another device, commit or size in the folder; nothing is
         changed then.
+      RuntimeError: a part failed; all others were measured and written.
     """
     if unknown := [name for name in names if name not in parts]:
         raise ValueError(f"there is no part {', '.join(unknown)}; the parts are {', '.join(parts)}")
@@ -56,15 +58,23 @@ def report(
     asked = [part for name, part in parts.items() if not names or name in names]
     todo = [part for part in asked if wanted(records.get(part.name), minutes)]
     finish = time.monotonic() + 60 * minutes
+    failed: dict[str, Exception] = {}
     for done, part in enumerate(todo):
         progress("parts", done, len(todo))
         share = part.share / sum(other.share for other in todo[done:])
-        records[part.name] = measured(part, sizes, (finish - time.monotonic()) * share, minutes, progress)
+        try:
+            record = measured(part, sizes, (finish - time.monotonic()) * share, minutes, progress)
+        except Exception as error:  # the other parts are worth their time all the same
+            failed[part.name] = error
+            continue
+        records[part.name] = record
         atomic_write_text(_file(out, part.name), json.dumps(records[part.name], indent=1) + "\n")
         write_report(out, parts, records, judge(claims, records))
     progress("parts", len(todo), len(todo))
     found = judge(claims, records)
     write_report(out, parts, records, found)
+    for name, error in failed.items():
+        raise RuntimeError(f"the report lacks {', '.join(failed)}: part {name} failed") from error
     return found
 
 
@@ -74,7 +84,11 @@ def measured(part: Part, sizes: Sizes, seconds: float, minutes: float, progress:
     start = time.monotonic()
     task = Task(sizes, start + seconds, progress, part.name)
     result = part.measure(task)
-    found = {"seconds": time.monotonic() - start, "dtypes": sorted(task.dtypes), "cut": task.cut}
+    found = {
+        "seconds": time.monotonic() - start,
+        "dtypes": sorted(task.dtypes),
+        "cut": [dataclasses.asdict(cut) for cut in task.cut],
+    }
     return record | found | {"late": task.late, "result": result}
 
 

@@ -1,12 +1,13 @@
 """How large everything is that a report measures, by device."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 
 from paradec_jax.config import RECURRENT_PRESETS, ModelConfig, RecurrentDepthConfig
-from paradec_jax.families import PRESETS
+from paradec_jax.families import PRESETS, parameter_shapes
 
 HUGINN, TINY = RECURRENT_PRESETS["huginn-0125"], RECURRENT_PRESETS["tiny-recurrent"]
 SMALL_HUGINN = RecurrentDepthConfig(  # its layers and the channels of its heads, a tenth of its width
@@ -68,7 +69,7 @@ class Sizes:
     races: tuple[Race, ...]
     train: tuple[Training, ...]
     layouts: tuple[str, ...]
-    windows: tuple[int, ...] = (1, 4, 16, 64, 256, 2, 8, 32, 128)
+    windows: tuple[int, ...] = (1, 8, 64, 16, 256, 4, 32, 2, 128)
     depths: tuple[int, ...] = (4,)
     context: int = 256
     steps: int = 32
@@ -85,6 +86,12 @@ class Sizes:
 
 TINY_RACE = Race("tiny-recurrent", TINY, 16, (1, 4))
 INNER = (4, 1, 2, 8)
+
+
+@functools.lru_cache
+def bytes_of(config: ModelConfig) -> int:
+    """Bytes of a shape's weights; nothing is allocated."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(parameter_shapes(config)))
 
 
 def with_dtype(config: ModelConfig, dtype: str) -> ModelConfig:

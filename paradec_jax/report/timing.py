@@ -14,9 +14,11 @@ from paradec_jax.timing.bench import (
     Limits,
     Programs,
     compile_once,
+    copy_rate,
     figures,
-    limits,
     paced_wavefront,
+    product_rate,
+    read_rate,
 )
 from paradec_jax.timing.throughput import Case, Speed, compile_all, measure
 
@@ -28,14 +30,15 @@ __all__ = [
     "cheaper",
     "compile_all",
     "compile_once",
+    "copies",
     "figures",
     "lengthened",
-    "limits",
     "limits_for",
     "measure",
     "once",
     "paced_wavefront",
-    "rough",
+    "products",
+    "reads",
     "speedup",
     "turns",
 ]
@@ -45,15 +48,16 @@ REPEATS = 3
 LEAST, MOST_STEPS = 0.05, 1000  # seconds of a timed loop at least, and by how much it may be lengthened
 
 
+# Measured once in a process.
+copies = functools.lru_cache(copy_rate)
+reads = functools.lru_cache(read_rate)
+products = functools.lru_cache(product_rate)
+
+
 def limits_for(dtype: str, weights: int, core: int = 0) -> Limits:
     """The limits of the device for so many bytes of weights, of which a recurrence reads `core` again."""
-    return limits(dtype, min(weights, MOST_READ), min(core, MOST_READ), repeats=REPEATS)
-
-
-@functools.lru_cache
-def rough(dtype: str) -> Limits:
-    """The limits at a small size, from one timing: to foretell how long something will take at least."""
-    return limits(dtype, 2**24, repeats=1)
+    read, again = (reads(dtype, min(size, MOST_READ), REPEATS) for size in (weights, core or weights))
+    return Limits(copies(REPEATS), read, again, products(dtype, REPEATS))
 
 
 def speedup(

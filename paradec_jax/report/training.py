@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from paradec_jax.families import init_params, network_of, parameter_shapes
+from paradec_jax.families import init_params, network_of
 from paradec_jax.losses import next_token_loss, recurrent_loss
 from paradec_jax.report.parts import Part, Result, Table, Task, duration, percent
-from paradec_jax.report.sizes import Training, with_dtype
-from paradec_jax.report.timing import limits_for, once, rough, turns
+from paradec_jax.report.sizes import Training, bytes_of, with_dtype
+from paradec_jax.report.timing import REPEATS, once, products, turns
 from paradec_jax.train import TrainState, make_train_step
 
 BACKWARD = 2  # times the operations of the forward pass
@@ -46,12 +46,11 @@ def measure_step(training: Training, task: Task) -> dict[str, Any] | None:
     """Seconds of a step of Adam, state and batch on the device; None, and a line, where it does not fit."""
     config, what = with_dtype(training.config, task.sizes.dtype), f"a step of {training.name}"
     network = network_of(config)
-    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(parameter_shapes(config)))
     logits = 4 * 4 * training.batch * training.length * network.vocab_size
     flops = flops_of(network, training)
-    if not task.fits(STATES * size + logits, what):
+    if not task.fits(STATES * bytes_of(config) + logits, what):
         return None
-    if not task.has(4 * flops / rough(config.dtype).flops_per_second, what):
+    if not task.has(4 * flops / products(config.dtype, REPEATS), what):
         return None
     with task.survives(what):
         params = init_params(config, jax.random.key(task.sizes.seed))
@@ -70,8 +69,8 @@ def measure_step(training: Training, task: Task) -> dict[str, Any] | None:
         first, second = once(step), once(step)
         seconds = turns({"": step}, task.sizes.passes, lambda: task.left() < second)[""]
         if not bool(metrics["finite"]):
-            task.cut.append(f"{what}: the loss was not finite, so no update was made.")
-        rate = limits_for(config.dtype, size).flops_per_second
+            task.leave(f"the update of {what}", "the loss was not finite")
+        rate = products(config.dtype, REPEATS)
         return {
             "shape": training.name,
             "batch": training.batch,

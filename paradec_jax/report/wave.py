@@ -20,15 +20,18 @@ def racers(race: Race) -> list[Named]:
     return [static, waves[0], Named(f"Jacobi, r = {depth}", window, None, depth), *waves[1:]]
 
 
+def measure_race(race: Race, task: Task) -> list[dict[str, Any]]:
+    """The rows of one shape, none where it does not fit."""
+    loaded = load(task, race.name, race.config, 6 * task.sizes.tokens, task.sizes.context)
+    found = [] if loaded is None else time_decoders(task, loaded, racers(race))
+    return [judged(row, found[0]) for row in found]
+
+
 def measure(task: Task) -> Result:
     """Rows of each race."""
     rows: list[dict[str, Any]] = []
     for race, own in task.each(task.sizes.races):
-        calls = 6 * own.sizes.tokens
-        loaded = load(own, race.name, race.config, calls, own.sizes.context)
-        if loaded is not None:
-            found = time_decoders(own, loaded, racers(race))
-            rows += [judged(row, found[0]) for row in found]
+        rows += measure_race(race, own)
     return {"dtype": task.sizes.dtype, "rows": rows}
 
 

@@ -1,6 +1,8 @@
 """Random weights of a shape, where time and memory suffice, and decoders that are timed with them."""
 
 import dataclasses
+import functools
+import gc
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,15 +12,25 @@ import numpy as np
 
 from paradec_jax.config import ModelConfig
 from paradec_jax.decode import make_request
-from paradec_jax.families import init_params, network_of, parameter_shapes
+from paradec_jax.families import init_params, network_of
 from paradec_jax.report import kinds
 from paradec_jax.report.parts import Task
-from paradec_jax.report.sizes import with_dtype
-from paradec_jax.report.timing import Limits, Programs, compile_once, figures, limits_for, rough
+from paradec_jax.report.sizes import bytes_of, with_dtype
+from paradec_jax.report.timing import (
+    REPEATS,
+    Limits,
+    Programs,
+    compile_once,
+    copies,
+    figures,
+    limits_for,
+    products,
+)
 
 COPIES = 2.5  # of the weights that there are at once at most: raw, joined, and what a program needs besides
 TOUCHES = 20  # times that making random weights costs what copying them does, and a little more
 TRACED = 2  # runs under the profiler
+INSTANT = 1e-9  # seconds that a loop takes at least, however coarse the clock
 HALF = 0.5  # share of a limit below which the dearest operations are told
 
 
@@ -34,16 +46,16 @@ class Loaded:
 
 def foretold(network: Any, positions: int, context: int) -> float:
     """Seconds that a call takes at least, roughly."""
-    least, rates = network.work(1, positions, context), rough(network.config.dtype)
-    return max(least.bytes / rates.bytes_per_second, least.flops / rates.flops_per_second)
+    least, dtype = network.work(1, positions, context), network.config.dtype
+    return max(least.bytes / copies(REPEATS), least.flops / products(dtype, REPEATS))
 
 
 def load(task: Task, name: str, config: ModelConfig, calls: int, context: int) -> Loaded | None:
     """Random weights of a shape; None, and a line, where they do not fit or so many calls would take too long."""
+    gc.collect()  # weights of shapes before this one
     config = with_dtype(config, task.sizes.dtype)
-    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(parameter_shapes(config)))
-    network = network_of(config)
-    least = TOUCHES * size / rough(config.dtype).bytes_per_second + calls * foretold(network, 1, context)
+    size, network = bytes_of(config), network_of(config)
+    least = TOUCHES * size / copies(REPEATS) + calls * foretold(network, 1, context)
     if not task.fits(COPIES * size, name) or not task.has(least, name):
         return None
     with task.survives(name):
@@ -73,51 +85,69 @@ class Named:
 def time_decoders(task: Task, loaded: Loaded, named: Sequence[Named]) -> list[dict[str, Any]]:
     """One row of figures a decoder, in turns, with the seconds of a step in each pass.
 
-    The first is the baseline; the others are left out where time does not suffice.
+    The first is the baseline, without which there is nothing; others are left out where time does not suffice.
     """
     sizes = task.sizes
     prompt = np.random.default_rng(sizes.seed).integers(0, loaded.network.vocab_size, (1, sizes.context))
     request = make_request(prompt, max_new_tokens=sizes.tokens, seed=sizes.seed)
-    found: dict[int, tuple[Any, Any, Programs, list[Any]]] = {}
-    spent = 0.0
-    for i, one in enumerate(named):
-        what = f"{loaded.name}, {one.name}"
+    jobs: dict[str, Any] = {}
+    for one in named:
         network = loaded.network if one.recurrence is None else loaded.network.at(one.recurrence)
-        calls = sizes.tokens * foretold(network, 1, sizes.context)
-        # Two passes of all that is compiled, and of this one besides, are still to come.
-        if not task.has(3 * calls + 2 * spent, what):
-            continue
-        with task.survives(what):
-            decoder = one.decoder.bind(network, sizes.context + sizes.tokens)
-            decoder.check(request)
-            programs = compile_once(decoder, loaded.params, request, one.knobs)
-            first = programs.time()
-            spent += first.prompt + first.loop
-            found[i] = network, decoder, programs, []
+        decoder = one.decoder.bind(network, sizes.context + sizes.tokens)
+        decoder.check(request)
+        jobs[one.name] = functools.partial(_compiled, one, network, decoder, loaded.params, request)
+    timed: list[Timed] = []
+    a_pass = 0.0
+    for name, ready in task.ready(jobs, loaded.name).items():
+        calls = sizes.tokens * foretold(ready.network, 1, sizes.context)
+        # Two passes of all that runs, and of this one besides, are still to come.
+        if not timed or task.has(3 * calls + 2 * a_pass, f"{loaded.name}, {name}"):
+            with task.survives(f"{loaded.name}, {name}"):
+                first = ready.programs.time()
+                a_pass += first.prompt + first.loop
+                timed.append(ready)
     for done in range(1, sizes.passes + 1):
-        for *_, programs, timings in found.values():
-            timings.append(programs.time())
-        if done >= 2 and task.left() < spent:
+        for ready in timed:
+            ready.timings.append(ready.programs.time())
+        if done >= 2 and task.left() < a_pass:
             break
-    return [_row(task, loaded, named[i], *parts) for i, parts in found.items()]
+    if not timed or timed[0].name != named[0].name:
+        task.leave(loaded.name, f"{named[0].name} could not be timed, which the others are compared with")
+        return []
+    return [_row(task, loaded, ready) for ready in timed]
 
 
-def _row(
-    task: Task, loaded: Loaded, one: Named, network: Any, decoder: Any, programs: Programs, timings: list[Any]
-) -> dict[str, Any]:
-    row = {"shape": loaded.name, "name": one.name}
-    row |= figures(network, decoder, programs, timings, loaded.limits)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Timed:
+    """A compiled decoder and its timings."""
+
+    name: str
+    network: Any
+    decoder: Any
+    programs: Programs
+    timings: list[Any] = dataclasses.field(default_factory=list)
+
+
+def _compiled(one: Named, network: Any, decoder: Any, params: Any, request: Any) -> Timed:
+    return Timed(one.name, network, decoder, compile_once(decoder, params, request, one.knobs))
+
+
+def _row(task: Task, loaded: Loaded, ready: Timed) -> dict[str, Any]:
+    timings, programs = ready.timings, ready.programs
+    row = {"shape": loaded.name, "name": ready.name}
+    row |= figures(ready.network, ready.decoder, programs, timings, loaded.limits)
     idle = min(timing.idle for timing in timings)
-    row["a_step"] = [(timing.loop - idle) / timing.steps for timing in timings]
-    row["a_token"] = [(timing.loop - idle) / (row["tokens"] - 1) for timing in timings]
+    loops = [max(timing.loop - idle, INSTANT) for timing in timings]
+    row["a_step"] = [loop / timing.steps for loop, timing in zip(loops, timings, strict=True)]
+    row["a_token"] = [loop / (row["tokens"] - 1) for loop in loops]
     row["costs"] = []
     run = statistics.median(timing.prompt + timing.loop for timing in timings)
-    what = f"{loaded.name}, {one.name}: dearest operations"
+    what = f"{loaded.name}, {ready.name}: dearest operations"
     if row["limit_fraction"] < HALF and task.has(4 * TRACED * run, what):
-        with task.survives(what):
+        with task.survives(what, ValueError, KeyError, AssertionError):  # a trace that cannot be read
             row["costs"] = kinds.profile(programs, TRACED, statistics.median(row["a_step"]))
             if not row["costs"]:
-                task.cut.append(f"{what}: the profiler tells of none here.")
+                task.leave(what, "the profiler tells of none here")
     return row
 
 

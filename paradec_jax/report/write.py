@@ -89,7 +89,15 @@ def _part(part: Part, record: Mapping[str, Any], picture: str | None) -> list[st
         lines += [f"![{part.title}]({picture})", ""]
     found = ", ".join(record["dtypes"]) or "none measured"
     lines += [f"Arrays: {found}. Took {duration(record['seconds'])} of {record['minutes']:g} minutes."]
-    return lines + [f"- {line}" for line in record["cut"]]
+    return lines + left_out(record["cut"])
+
+
+def left_out(cut: Sequence[Mapping[str, str]]) -> list[str]:
+    """A line for each reason why something was left out."""
+    reasons: dict[str, list[str]] = {}
+    for one in cut:
+        reasons.setdefault(one["why"], []).append(one["what"])
+    return [f"- Left out, {why}: {'; '.join(what)}." for why, what in reasons.items()]
 
 
 def _pictures(out: Path, parts: Mapping[str, Part], records: Mapping[str, Any]) -> tuple[dict[str, str], str]:

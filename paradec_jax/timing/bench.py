@@ -57,19 +57,24 @@ def limits(dtype: str, weights: int = COPY_BYTES, core: int = 0, repeats: int = 
       core: bytes that a recurrence reads again; 0 for none.
       repeats: timings of each figure.
     """
-    side = _CPU_SIDE if jax.default_backend() == "cpu" else _SIDE
-    product = jax.jit(lambda a, b: jax.lax.dot(a, b, preferred_element_type=jnp.float32))
-    matrix = jnp.ones((side, side), dtype)
-    read = _read_rate(dtype, weights, repeats)
+    read = read_rate(dtype, weights, repeats)
     return Limits(
-        bytes_per_second=_copy_rate(repeats),
+        bytes_per_second=copy_rate(repeats),
         read_bytes_per_second=read,
-        reread_bytes_per_second=_read_rate(dtype, core, repeats) if core else read,
-        flops_per_second=2 * side**3 / _best(product, (matrix,) * 2, repeats),
+        reread_bytes_per_second=read_rate(dtype, core, repeats) if core else read,
+        flops_per_second=product_rate(dtype, repeats),
     )
 
 
-def _copy_rate(repeats: int) -> float:
+def product_rate(dtype: str, repeats: int) -> float:
+    """Operations a second of a square matrix product, sums in float32."""
+    side = _CPU_SIDE if jax.default_backend() == "cpu" else _SIDE
+    product = jax.jit(lambda a, b: jax.lax.dot(a, b, preferred_element_type=jnp.float32))
+    matrix = jnp.ones((side, side), dtype)
+    return 2 * side**3 / _best(product, (matrix,) * 2, repeats)
+
+
+def copy_rate(repeats: int) -> float:
     """Bytes a second that are read and written in place, so that no memory is asked for meanwhile."""
     copy = jax.jit(lambda x: x + 1, donate_argnums=0)
     buffer = jax.block_until_ready(copy(jnp.zeros(COPY_BYTES // 4, jnp.float32)))
@@ -81,7 +86,7 @@ def _copy_rate(repeats: int) -> float:
     return 2 * COPY_BYTES / min(seconds)
 
 
-def _read_rate(dtype: str, weights: int, repeats: int) -> float:
+def read_rate(dtype: str, weights: int, repeats: int) -> float:
     """Bytes a second of matrix-vector products, the better of the two orders.
 
     A CPU reads float32 whatever the dtype is: its products turn bfloat16 weights into float32, once, before a loop.

@@ -1,6 +1,7 @@
 """A report of made-up parts: what is measured, once, inside its time, and what is refused."""
 
 import json
+import re
 import sys
 import time
 
@@ -10,7 +11,8 @@ from toy_report import SIZES
 from paradec_jax import cli, facts
 from paradec_jax.report import Claim, Figure, Part, Table, Task, report
 from paradec_jax.report.claims import FAILS, HOLDS, MISSING, OPEN
-from paradec_jax.report.write import NO_PICTURES
+from paradec_jax.report.parts import Cut
+from paradec_jax.report.write import NO_PICTURES, left_out
 
 
 class Made:
@@ -60,7 +62,7 @@ def test_a_report_is_written_and_nothing_is_measured_twice(tmp_path):
     assert stages[-1] == ("parts", 2, 2)
     text = (tmp_path / "r" / "report.md").read_text()
     assert "x is at least 3.0" in text and "## Part two" in text and "![Part one](one.png)" in text
-    assert "the long half of two: left out, it takes about 1000000000 s" in text
+    assert re.search("Left out, it takes about 1000000000 s and .* s were left: the long half of two.", text)
     assert (tmp_path / "r" / "two.png").stat().st_size
     whole = json.loads((tmp_path / "r" / "report.json").read_text())
     assert whole["claims"] == found and set(whole["parts"]) == {"one", "two"}
@@ -120,16 +122,19 @@ def test_what_was_measured_under_other_conditions_is_refused(tmp_path, change, m
     assert made[1].count == 0
 
 
-def test_a_part_that_fails_leaves_those_before_it(tmp_path):
+@pytest.mark.parametrize("error", [KeyboardInterrupt, KeyError])
+def test_a_part_that_fails_leaves_the_others(tmp_path, error):
     def broken(task):
-        raise KeyboardInterrupt
+        raise error
 
     made = Made("one"), Made("two")
     parts = {"one": made[0].part, "broken": Part("broken", "", 1.0, broken, lambda result: [])}
-    with pytest.raises(KeyboardInterrupt):
+    parts["two"] = made[1].part
+    with pytest.raises(KeyboardInterrupt if error is KeyboardInterrupt else RuntimeError):
         report(tmp_path, sizes=SIZES, parts=parts, claims=CLAIMS)
-    assert "## Part one" in (tmp_path / "report.md").read_text()
-    assert not (tmp_path / "parts" / "broken.json").exists()
+    text = (tmp_path / "report.md").read_text()
+    assert "## Part one" in text and not (tmp_path / "parts" / "broken.json").exists()
+    assert ("## Part two" in text) == (error is KeyError)  # who stops the command stops all
 
 
 def test_without_matplotlib_a_line_says_so(tmp_path, monkeypatch):
@@ -159,8 +164,8 @@ def test_a_task_says_what_did_not_fit_and_what_the_device_refused(monkeypatch):
     with task.survives("a program"):
         raise RuntimeError("RESOURCE_EXHAUSTED: no room\nmore")
     assert task.cut == [
-        "twice: does not fit, it needs about 2.0 GiB and 1.0 GiB are left.",
-        "a program: the device refused it (RESOURCE_EXHAUSTED: no room).",
+        Cut("twice", "does not fit the memory: it needs about 2.0 GiB and 1.0 GiB are left"),
+        Cut("a program", "the device refused it: RESOURCE_EXHAUSTED: no room"),
     ]
     assert not task.late
     own = [own for _, own in task.each(["a", "b"], [3.0, 1.0])]
@@ -176,3 +181,18 @@ def test_the_command_prints_the_claims(tmp_path, capsys, monkeypatch):
     assert "not measured" in told.out and "report.md" in told.out
     record = json.loads((tmp_path / "r" / "parts" / "device.json").read_text())
     assert record["result"]["rows"][0]["presets"] == ["test-causal"]
+
+
+def test_jobs_that_time_does_not_suffice_for_are_left_out():
+    task = Task(SIZES, time.monotonic() + 0.5)
+    jobs = {f"job {i}": lambda: time.sleep(0.2) or "done" for i in range(40)}
+    done = task.ready(jobs, "made")
+    assert done["job 0"] == "done" and 0 < len(task.cut) < 40 and len(done) + len(task.cut) == 40
+    assert task.late and {one.why for one in task.cut} == {"no time was left to compile it"}
+    late = Task(SIZES, time.monotonic() - 1)
+    assert "job 0" in late.ready(jobs, "made") and len(late.cut) > 20
+
+
+def test_what_was_left_out_for_one_reason_is_one_line():
+    cut = [{"what": "a", "why": "x"}, {"what": "b", "why": "y"}, {"what": "c", "why": "x"}]
+    assert left_out(cut) == ["- Left out, x: a; c.", "- Left out, y: b."]
