@@ -154,6 +154,7 @@ def row_of(unit: Unit, family: str, rival: Rival, speed: Speed, base: Speed) -> 
     generated = [int(np.asarray(decoded.generated).sum()) for decoded in speed.decoded]
     calls = sum(int(np.asarray(decoded.counts[NETWORK_CALLS]).sum()) for decoded in speed.decoded)
     same = [a.completions() == b.completions() for a, b in zip(speed.decoded, base.decoded, strict=True)]
+    each = [list(seconds) for seconds in speed.each]
     row = {
         "family": family,
         "model": unit.model,
@@ -163,7 +164,7 @@ def row_of(unit: Unit, family: str, rival: Rival, speed: Speed, base: Speed) -> 
         "settings": rival.setting.settings() | ({"r": rival.recurrence} if rival.recurrence else {}),
         "baseline": rival.setting.baseline,
         "generated": generated,
-        "each": [list(seconds) for seconds in speed.each],
+        "each": each,
         "tokens_per_second": speed.tokens_per_second,
         "tokens_per_call": sum(generated) / calls,
         "recurrences_per_token": speed.counts["recurrences"] / sum(generated)
@@ -172,7 +173,7 @@ def row_of(unit: Unit, family: str, rival: Rival, speed: Speed, base: Speed) -> 
         "equal_calls": sum(same),
     }
     base_tokens = [int(np.asarray(decoded.generated).sum()) for decoded in base.decoded]
-    ratio, interval = speedup(generated, row["each"], base_tokens, [list(x) for x in base.each])
+    ratio, interval = speedup(generated, each, base_tokens, [list(x) for x in base.each])
     return row | {"speedup": ratio, "speedup_range": list(interval)}
 
 

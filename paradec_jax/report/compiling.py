@@ -19,7 +19,7 @@ LARGEST = "autoregressive"  # of the registry's decoders, the one compiled for e
 @contextlib.contextmanager
 def uncached() -> Iterator[None]:
     """No compiled program is read from a disk or written to it."""
-    before = jax.config.jax_enable_compilation_cache
+    before = getattr(jax.config, "jax_enable_compilation_cache", True)
     jax.config.update("jax_enable_compilation_cache", False)
     try:
         yield

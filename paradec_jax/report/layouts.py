@@ -51,7 +51,7 @@ class Side:
     choice: str
     name: str
     window: int
-    compile: Callable[[], Callable[[], Any]]
+    compile: Callable[[], Any]
 
 
 # Whole calls
@@ -113,7 +113,7 @@ def ours(rows: bool, at: Array, q: Array, keys: Array, values: Array) -> tuple[A
     return out, keys, write_rows(values, own, at, -2)
 
 
-def library(name: str, at: Array, q: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
+def library(name: Any, at: Array, q: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
     """`jax.nn.dot_product_attention` over keys and values [B, S, G, C], the window's written before they are read."""
     own = jnp.moveaxis(q[:, : values.shape[2]], 1, 2)
     keys, values = (lax.dynamic_update_slice_in_dim(x, own, at[0], 1) for x in (keys, values))

@@ -137,10 +137,15 @@ class Task:
         pool = concurrent.futures.ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_AT_ONCE))
         try:
             waiting = {name: pool.submit(job) for name, job in jobs.items()}
-            for done, (name, future) in enumerate(waiting.items()):
-                self.progress(f"{what}: programs", done, len(jobs))
-                concurrent.futures.wait([future], timeout=max(until - time.monotonic(), 0))
-                if done and not future.done() and future.cancel():
+            try:
+                ended = concurrent.futures.as_completed(waiting.values(), max(until - time.monotonic(), 0))
+                for done, _ in enumerate(ended, 1):
+                    self.progress(f"{what}: programs", done, len(jobs))
+            except TimeoutError:
+                for future in list(waiting.values())[1:]:
+                    future.cancel()  # those that have begun go on
+            for name, future in waiting.items():
+                if future.cancelled():
                     self.leave(f"{what}, {name}", "no time was left to compile it", late=True)
                     continue
                 with self.survives(f"{what}, {name}"):
@@ -153,9 +158,10 @@ class Task:
     @contextlib.contextmanager
     def survives(self, what: str, *others: type[Exception]) -> Iterator[None]:
         """Turns an error of the device, such as no memory left, and others into a line of the report."""
+        caught: tuple[type[Exception], ...] = (RuntimeError, MemoryError, *others)
         try:
             yield
-        except (RuntimeError, MemoryError, *others) as error:
+        except caught as error:
             reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
             self.leave(what, f"the device refused it: {reason}")
 

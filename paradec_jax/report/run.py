@@ -73,8 +73,8 @@ def report(
     progress("parts", len(todo), len(todo))
     found = judge(claims, records)
     write_report(out, parts, records, found)
-    for name, error in failed.items():
-        raise RuntimeError(f"the report lacks {', '.join(failed)}: part {name} failed") from error
+    for name, cause in failed.items():
+        raise RuntimeError(f"the report lacks {', '.join(failed)}: part {name} failed") from cause
     return found
 
 

@@ -134,7 +134,7 @@ def _compiled(one: Named, network: Any, decoder: Any, params: Any, request: Any)
 
 def _row(task: Task, loaded: Loaded, ready: Timed) -> dict[str, Any]:
     timings, programs = ready.timings, ready.programs
-    row = {"shape": loaded.name, "name": ready.name}
+    row: dict[str, Any] = {"shape": loaded.name, "name": ready.name}
     row |= figures(ready.network, ready.decoder, programs, timings, loaded.limits)
     idle = min(timing.idle for timing in timings)
     loops = [max(timing.loop - idle, INSTANT) for timing in timings]
