@@ -124,7 +124,7 @@ def _command(name: str | None) -> Callable[..., int]:
 
     run.__annotations__ = {
         "text": OmitArgPrefixes[Text],
-        "decoder": OmitArgPrefixes[options_of(name)],
+        "decoder": OmitArgPrefixes[options_of(name)],  # type: ignore[misc]
         "return": int,
     }
     return run

@@ -29,7 +29,8 @@ def rows_of(name: str | None) -> dict[str, Setting]:
 
 def summary(name: str) -> str:
     """What the decoder of that name does, and the families of models that it suits."""
-    told = {family: _parsed(type(row.decoder)).short_description for family, row in rows_of(name).items()}
+    kinds: dict[str, Any] = {family: type(row.decoder) for family, row in rows_of(name).items()}
+    told = {family: _parsed(kind).short_description for family, kind in kinds.items()}
     return "\n\n".join(f"{text} ({family})" for family, text in told.items())
 
 
