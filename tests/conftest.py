@@ -38,6 +38,7 @@ from jaxtyping import install_import_hook  # noqa: E402
 
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+jax.config.update("jax_traceback_in_locations_limit", 0)  # lowering writes no Python frames into programs
 
 register_dataclass = jax.tree_util.register_dataclass
 

@@ -96,7 +96,7 @@ def test_damaged_newest_checkpoint_falls_back(tmp_path, whole, how):
     damage(newest, how)
     with pytest.warns(RuntimeWarning, match="cannot read checkpoint") as caught:
         state = train(tmp_path)
-    assert [str(newest) in str(w.message) for w in caught if w.category is RuntimeWarning] == [True]
+    assert [str(newest) in str(w.message) for w in caught if "cannot read" in str(w.message)] == [True]
     assert_same(state, expected)
     assert newest.with_name(f"{STEPS}.unreadable").is_dir()
     with warnings.catch_warnings():
