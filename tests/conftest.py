@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(items):
 
 
 MAPS = Path("/proc/self/maps")
-MOST_MAPS = 20_000
+MOST_MAPS = 30_000
 
 
 @pytest.fixture(autouse=True)
