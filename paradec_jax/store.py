@@ -42,9 +42,7 @@ IDLE_FIELDS = ("remat", "mean_backprop_depth")  # of a config: they change no ou
 DTYPES = ("float32", "bfloat16")
 CHAT_TEMPLATE = "chat_template.jinja"
 ASSETS = Path(__file__).parent / "assets"
-CHECKOUT = (
-    Path(__file__).parents[1] / "experiments"
-)  # a folder a paper, with `assets` where it trained models
+CHECKOUT = Path(__file__).parents[1] / "experiments"  # a folder a paper, some with `assets`
 ONLY_IN_CHECKOUT = ("tiny-recurrent", "tiny-recurrent-exponential", "tiny-pointers", "wide-pointers")
 
 

@@ -49,7 +49,7 @@ class Comparison:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Prompts:
+class Prompts:
     """Encoded problems, all in one shape: tokens [N, P], lengths [N], one key each, budget of each."""
 
     tokens: Any
@@ -60,9 +60,11 @@ class _Prompts:
 
     @property
     def size(self) -> int:
+        """Positions that a problem and its answer need."""
         return self.tokens.shape[1] + self.budget
 
     def request(self, rows: Sequence[int]) -> Request:
+        """Some of the problems as one request."""
         at = np.asarray(rows)
         return make_request(
             self.tokens[at], self.lengths[at], max_new_tokens=self.budget, stop=self.stop, keys=self.keys[at]
@@ -108,20 +110,15 @@ def compare(
     baselines = [i for i, setting in enumerate(settings) if setting.baseline]
     if len(baselines) != 1:
         raise ValueError(f"settings must hold exactly one baseline, not {len(baselines)}")
-    prompts = _encode(model, problems, seed, budget)
-
-    def bound(decoder: Any, setting: Setting) -> Case:
-        decoder = dataclasses.replace(decoder, greedy=not setting.sampled)
-        network = model.network
-        if setting.cache is not None:
-            network = dataclasses.replace(network, cache=setting.cache)
-        return Case(decoder.bind(network, prompts.size, model.token_spec), setting.knobs)
-
-    cases = [bound(setting.decoder, setting) for setting in settings]
+    prompts = prompts_of(model, problems, seed, budget)
+    cases = [case_of(setting, setting.decoder, model, prompts.size) for setting in settings]
     params = cases[0].decoder.prepare(model.params)
     decoded = _answers(params, cases, prompts, rows, report)
 
-    halves = [None if setting.half is None else bound(setting.half, setting) for setting in settings]
+    halves = [
+        None if setting.half is None else case_of(setting, setting.half, model, prompts.size)
+        for setting in settings
+    ]
     extra = [half for half in halves if half is not None and half not in cases]
     requests = [prompts.request([i]) for i in range(min(timed, len(problems)))]
     everything = [*cases, *extra]
@@ -141,6 +138,15 @@ def compare(
     return Comparison(results, [setting.label() for setting in settings], baselines[0], exact)
 
 
+def case_of(setting: Setting, decoder: Any, model: Model, size: int, recurrence: int | None = None) -> Case:
+    """A decoder of a setting bound to a model, greedy where it does not sample, at a depth where one is given."""
+    network = model.network if recurrence is None else model.network.at(recurrence)
+    if setting.cache is not None:
+        network = dataclasses.replace(network, cache=setting.cache)
+    decoder = dataclasses.replace(decoder, greedy=not setting.sampled)
+    return Case(decoder.bind(network, size, model.token_spec), setting.knobs)
+
+
 def _counter(report: Report, stage: str, total: int) -> Callable[[int], None]:
     """Counts the units of a stage and reports them."""
     done = itertools.count(1)
@@ -153,8 +159,12 @@ def _counter(report: Report, stage: str, total: int) -> Callable[[int], None]:
     return advance
 
 
-def _encode(model: Model, problems: Sequence[WordProblem | str], seed: int, budget: int | None) -> _Prompts:
-    """Prompts in one buffer; without a budget there is room for the longest reference solution and its end."""
+def prompts_of(model: Model, problems: Sequence[WordProblem | str], seed: int, budget: int | None) -> Prompts:
+    """Prompts in one buffer; without a budget there is room for the longest reference solution and its end.
+
+    Raises:
+      ValueError: no tokenizer, no problem, texts without a budget, or more positions than the model has.
+    """
     if model.tokenizer is None:
         raise ValueError("the model has no tokenizer: put a tokenizer.json into its folder")
     if not problems:
@@ -175,7 +185,7 @@ def _encode(model: Model, problems: Sequence[WordProblem | str], seed: int, budg
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), np.arange(len(problems)))
     if budget is None:
         budget = min(-(-wanted // BUCKET) * BUCKET, room)
-    return _Prompts(tokens, lengths, keys, budget, model.token_spec.stop)
+    return Prompts(tokens, lengths, keys, budget, model.token_spec.stop)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -187,7 +197,7 @@ class _Answer:
 
 
 def _answers(
-    params: Any, cases: Sequence[Case], prompts: _Prompts, rows: int, report: Report
+    params: Any, cases: Sequence[Case], prompts: Prompts, rows: int, report: Report
 ) -> list[list[_Answer]]:
     """Every problem through every case, in batches of equal shape whose rows are about equally long."""
     count = len(prompts.lengths)

@@ -6,22 +6,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from paradec_jax import store
-from paradec_jax.data.batches import encode_prompts
-from paradec_jax.decode import Jacobi, Request, make_request
+from paradec_jax.decode import Jacobi, Request
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import word_problems
+from paradec_jax.evaluate.compare import case_of, prompts_of
 from paradec_jax.families import FAMILIES
 from paradec_jax.report.parts import Part, Result, Table, Task, times
 from paradec_jax.report.sizes import Sizes
-from paradec_jax.report.timing import Case, Speed, compile_all, measure, speedup
+from paradec_jax.report.timing import Speed, compile_all, measure, speedup
 from paradec_jax.store import Model
-
-BUCKET = 32
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,14 +48,14 @@ class Unit:
     """A model at a batch size, the decoders to be timed on it, the baseline first, and its problems.
 
     Attributes:
-      prompts: (model, how many) -> problems or texts, and tokens that an answer may take.
+      prompts: (model, how many) -> problems, and tokens that an answer may take; None where they tell of it.
     """
 
     model: str
     batch: int
     calls: int
     rivals: Sequence[Rival]
-    prompts: Callable[[Model, int], tuple[Sequence[Any], int]]
+    prompts: Callable[[Model, int], tuple[Sequence[Any], int | None]]
 
 
 def rivals_of(family: str) -> list[Rival]:
@@ -67,41 +64,18 @@ def rivals_of(family: str) -> list[Rival]:
     return sorted([*own, *RIVALS.get(family, ())], key=lambda rival: not rival.setting.baseline)
 
 
-def case_of(rival: Rival, model: Model, size: int) -> Case:
-    """A rival bound to a model, greedy."""
-    setting = rival.setting
-    network = model.network
-    if rival.recurrence is not None:
-        network = network.at(rival.recurrence)
-    if setting.cache is not None:
-        network = dataclasses.replace(network, cache=setting.cache)
-    decoder = dataclasses.replace(setting.decoder, greedy=not setting.sampled)
-    return Case(decoder.bind(network, size, model.token_spec), setting.knobs)
-
-
-def word_prompts(sizes: Sizes, model: Model, count: int) -> tuple[Sequence[Any], int]:
-    """Unseen word problems, and room for the longest reference solution and its end."""
-    assert model.tokenizer is not None
-    problems = word_problems(count, seed=sizes.seed, steps=sizes.steps_of_problems)
-    longest = 1 + max(len(ids) for ids in model.tokenizer.encode_batch([item.solution for item in problems]))
-    return problems, -(-longest // BUCKET) * BUCKET
+def word_prompts(sizes: Sizes, model: Model, count: int) -> tuple[Sequence[Any], None]:
+    """Unseen word problems, with room for the longest reference solution."""
+    del model
+    return word_problems(count, seed=sizes.seed, steps=sizes.steps_of_problems), None
 
 
 def requests_of(model: Model, unit: Unit, seed: int) -> tuple[list[Request], int]:
     """Problems in calls of one shape, and the positions that they need."""
-    assert model.tokenizer is not None
     problems, budget = unit.prompts(model, unit.batch * unit.calls)
-    tokens, lengths = encode_prompts(model.tokenizer, problems, spec=model.token_spec, bucket=BUCKET)
-    budget = min(budget, model.network.max_length - tokens.shape[1])
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), np.arange(len(problems)))
+    prompts = prompts_of(model, problems, seed, budget)
     rows = np.arange(len(problems)).reshape(unit.calls, unit.batch)
-    requests = [
-        make_request(
-            tokens[at], lengths[at], max_new_tokens=budget, stop=model.token_spec.stop, keys=keys[at]
-        )
-        for at in rows
-    ]
-    return requests, tokens.shape[1] + budget
+    return [prompts.request(at) for at in rows.tolist()], prompts.size
 
 
 def told(rival: Rival) -> str:
@@ -121,7 +95,7 @@ def measure_unit(unit: Unit, task: Task) -> list[dict[str, Any]]:
         return []
     requests, size = requests_of(model, unit, task.sizes.seed)
     rivals = unit.rivals
-    cases = [case_of(rival, model, size) for rival in rivals]
+    cases = [case_of(one.setting, one.setting.decoder, model, size, one.recurrence) for one in rivals]
     params = cases[0].decoder.prepare(model.params)
     task.saw(params)
     jobs = {
