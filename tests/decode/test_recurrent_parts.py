@@ -1,6 +1,8 @@
 """The parts of recurrent decoders by themselves: the exit loop, the window of a wave, noise."""
 
 import dataclasses
+import itertools
+import types
 from typing import Any
 
 import jax
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from paradec_jax.decode.machine.network import Forward
-from paradec_jax.decode.recurrent.buckets import predict_on_narrowest
+from paradec_jax.decode.recurrent.buckets import SHARE, compiled_widths, cost, on_narrowest
 from paradec_jax.decode.recurrent.criteria import CRITERIA
 from paradec_jax.decode.recurrent.exit import ExitLoop, as_last_checked, exit_loop
 from paradec_jax.decode.recurrent.noise import mix_noise
@@ -140,15 +142,53 @@ class Widens:
         return jnp.pad(kv, ((0, 0), (0, width - kv.shape[1])))
 
 
-@pytest.mark.parametrize(("running", "width"), [((True, True), 5), ((True, False), 3), ((False, False), 2)])
-def test_the_narrowest_bucket_that_holds_the_running_waves(running, width):
-    def predict(some: Wave) -> Prediction:
+@dataclasses.dataclass(frozen=True)
+class Narrowed:
+    """A decoder that sees tokens, and a state with a wave."""
+
+    window: int = 5
+    headway: int = 1
+    buckets: tuple[int, ...] | None = (2, 3)
+    bounded: bool = False
+    network: type = Widens
+
+    @on_narrowest
+    def predict(self, params, state, knobs):
+        some = state.wave
         return Prediction(some.states, some.conditioning, some.tokens, {"n": jnp.zeros(2)}, some.tokens, None)
 
-    new = predict_on_narrowest(predict, wave(), jnp.array(running), (2, 3), Widens)
+
+@dataclasses.dataclass(frozen=True)
+class Stands:
+    """Rows and the wave they have."""
+
+    rows: types.SimpleNamespace
+    wave: Wave
+
+
+@pytest.mark.parametrize(("running", "width"), [((True, True), 5), ((True, False), 3), ((False, False), 2)])
+def test_the_narrowest_bucket_that_holds_the_running_waves(running, width):
+    rows = types.SimpleNamespace(done=~jnp.array(running), length=jnp.zeros(2))
+    new = Narrowed().predict(None, Stands(rows, wave()), None)
     want = np.where(np.arange(5) < width, wave().tokens, 0)
     np.testing.assert_array_equal(new.tokens, want)
     np.testing.assert_array_equal(new.kv, want)
+
+
+def test_widths_follow_from_the_cost_curve():
+    """Each program is worth its compilation, and none is narrower than an opened wave."""
+
+    def widths(window: int, batch: int = 1, **options: Any) -> tuple[int, ...]:
+        return compiled_widths(Narrowed(window, buckets=None, **options), batch)
+
+    assert widths(128) == (2, 8, 32, 128) and widths(32) == (2, 8, 32) and widths(16) == (4, 16)
+    assert [widths(window) for window in (1, 2, 3, 4)] == [(1,), (2,), (3,), (4,)]
+    assert widths(8, headway=8) == (8,) and widths(32, headway=4) == (8, 32)
+    assert widths(128, bounded=True) == (128,)
+    assert compiled_widths(Narrowed(128, buckets=()), 1) == (128,)
+    for batch in (1, 4, 16):
+        for narrow, wide in itertools.pairwise(widths(96, batch)):
+            assert cost(batch * narrow) <= SHARE * cost(batch * wide)
 
 
 @pytest.mark.parametrize("schedule", ["dampened", "constant"])

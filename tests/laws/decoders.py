@@ -237,13 +237,20 @@ ROWS = {
     "released-adaptive": Row(ReleasedAdaptive, stub={**MIXED, "recurrence": 5}, recurrence=1_000),
     "released-wavefront": Row(
         released.ReleasedWavefront,
-        {"window": 5, "inner_recurrence": 2, "recurrence": 4},
+        {"window": 5, "inner_recurrence": 2, "recurrence": 4, "buckets": (1, 3)},
         {"noise": 0.0},
         overruns=True,
     ),
     "released-wavefront-fixed": Row(
         released.ReleasedWavefront,
-        {"window": 10, "inner_recurrence": 2, "recurrence": 4, "headway": 2, "rule": "fixed"},
+        {
+            "window": 10,
+            "inner_recurrence": 2,
+            "recurrence": 4,
+            "headway": 2,
+            "rule": "fixed",
+            "buckets": (5,),
+        },
         recurrence=None,
         overruns=True,
     ),

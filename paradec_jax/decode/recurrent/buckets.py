@@ -1,55 +1,93 @@
 """Narrower windows that are compiled as well: a wave of a few positions need not pay for the whole window.
 
-Speed alone: what a slot computes does not depend on the slots after it.
+Speed alone: what a slot computes does not depend on the slots after it. A rule says what is done with the window that
+`state.wave` has and knows nothing of widths; `on_narrowest` around it cuts the window and fills it up again.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool
 
-from paradec_jax.decode.recurrent.wave import Prediction, Wave
+from paradec_jax.decode.rules.windows import pad_slots
+
+Predicted = TypeVar("Predicted")
+
+# Milliseconds of a step by positions in it: tiny-recurrent at r' = 4 over a cache of 256 positions, quickest of 15
+# passes of 10 steps, AMD EPYC, 2 cores, other work beside it.
+COST = {1: 0.44, 2: 0.70, 3: 0.90, 6: 1.5, 16: 3.2, 32: 4.6, 64: 9.7, 96: 13.5, 128: 22.0}
+SHARE = 0.42  # of what the next wider program costs: a narrower one must be worth its compilation
 
 
-def predict_on_narrowest(
-    predict: Callable[[Wave], Prediction],
-    wave: Wave,
-    running: Bool[Array, "B"],
-    buckets: tuple[int, ...],
-    network: Any,
-) -> Prediction:
-    """`predict` on the narrowest bucket that holds every running wave, with zeros in the slots after it.
+def on_narrowest(
+    predict: Callable[[Any, Any, Any, Any], Predicted],
+) -> Callable[[Any, Any, Any, Any], Predicted]:
+    """A method `predict(decoder, params, state, knobs)`, run on the narrowest compiled width that holds every wave.
 
-    Args:
-      predict: what is to be done with the first slots of the wave.
-      wave: all slots, W.
-      running: rows whose waves count.
-      buckets: widths below W, ascending; none runs `predict` on the whole window.
-      network: widens keys and values.
+    The decoder has `window`, W, and `buckets`; `state.wave` has W slots, `first(w)` of them, and how many are
+    `active`. What the method returns is a dataclass of arrays [B, W, ...] beside `kv` and `counts`; slots after the
+    width are zero.
     """
-    window = wave.tokens.shape[1]
-    if not buckets:
-        return predict(wave)
-    widths = (*buckets, window)
-    needed = jnp.max(jnp.where(running, wave.active, 1))
-    branches = [lambda w=w: _widened(predict(wave.first(w)), network, window) for w in widths]
-    return lax.switch(jnp.searchsorted(jnp.asarray(widths), needed), branches)
+
+    @functools.wraps(predict)
+    def narrowed(decoder: Any, params: Any, state: Any, knobs: Any) -> Predicted:
+        def on(width: int) -> Predicted:
+            some = dataclasses.replace(state, wave=state.wave.first(width))
+            return _widened(predict(decoder, params, some, knobs), decoder.network, decoder.window)
+
+        widths = compiled_widths(decoder, state.rows.length.shape[0])
+        if len(widths) == 1:
+            return predict(decoder, params, state, knobs)
+        needed = jnp.max(jnp.where(state.rows.done, 1, state.wave.active))
+        chosen = jnp.searchsorted(jnp.asarray(widths), needed)
+        return lax.switch(chosen, [functools.partial(on, width) for width in widths])
+
+    return narrowed
 
 
-def _widened(new: Prediction, network: Any, window: int) -> Prediction:
-    def widen(x: Array) -> Array:
-        return jnp.pad(x, [(0, 0), (0, window - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])
+def compiled_widths(decoder: Any, batch: int) -> tuple[int, ...]:
+    """The widths that are compiled for so many rows, ascending, the window last.
 
-    log_probs = None if new.log_probs is None else widen(new.log_probs)
-    kv = network.widen(new.kv, window)
-    return Prediction(
-        widen(new.states), widen(new.conditioning), kv, new.counts, widen(new.tokens), log_probs
-    )
+    They are the decoder's `buckets`. Where it names none they follow from the cost curve: powers of two, each of
+    which costs at most `SHARE` of the next wider one and holds a wave that has been opened, of more than `headway`
+    slots. The curve is the CPU's, so elsewhere there is the window alone, and so where reverse mode crosses the step,
+    which would keep something of every width.
+    """
+    if decoder.buckets is not None:
+        return (*decoder.buckets, decoder.window)
+    widths = [decoder.window]
+    if jax.default_backend() == "cpu" and not decoder.bounded:
+        for width in (1 << power for power in reversed(range(decoder.window.bit_length()))):
+            worth = cost(batch * width) <= SHARE * cost(batch * widths[0])
+            if decoder.headway < width < decoder.window and worth:
+                widths.insert(0, width)
+    return tuple(widths)
 
 
-def check_buckets(buckets: tuple[int, ...], window: int) -> None:
-    """Refuses widths that do not ascend from 1 to below the window. Raises ValueError."""
-    if any(not 1 <= b < window for b in buckets) or list(buckets) != sorted(set(buckets)):
+def cost(positions: int) -> float:
+    """Milliseconds of a step by `COST`, between its entries on a line, after the last in proportion."""
+    most = max(COST)
+    if positions > most:
+        return COST[most] * positions / most
+    return float(np.interp(positions, list(COST), list(COST.values())))
+
+
+def check_buckets(buckets: tuple[int, ...] | None, window: int) -> None:
+    """Refuses widths that do not ascend from 1 to below the window; None leaves the choice. Raises ValueError."""
+    widths = [] if buckets is None else list(buckets)
+    if any(not 1 <= b < window for b in widths) or widths != sorted(set(widths)):
         raise ValueError(f"buckets must ascend from 1 to below the window {window}, not {buckets}")
+
+
+def _widened(new: Any, network: Any, window: int) -> Any:
+    """What a method has returned for the first slots, with zeros in the others."""
+
+    slots = {f.name: getattr(new, f.name) for f in dataclasses.fields(new) if f.name not in ("kv", "counts")}
+    return dataclasses.replace(
+        new, kv=network.widen(new.kv, window), **jax.tree.map(lambda x: pad_slots(x, window), slots)
+    )

@@ -16,10 +16,10 @@ from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.recurrent import wave as waves
-from paradec_jax.decode.recurrent.buckets import check_buckets, predict_on_narrowest
+from paradec_jax.decode.recurrent.buckets import check_buckets, on_narrowest
 from paradec_jax.decode.recurrent.by_age import at_age
 from paradec_jax.decode.recurrent.latents import initial_latents
-from paradec_jax.decode.recurrent.wave import Prediction, Wave, WavefrontKnobs, WavefrontState
+from paradec_jax.decode.recurrent.wave import Prediction, WavefrontKnobs, WavefrontState
 from paradec_jax.decode.rules import score, select
 from paradec_jax.decode.rules.windows import shift, write_after_read
 
@@ -53,7 +53,8 @@ class Wavefront(DecoderBase):
       prefill_recurrence: r of the prompt; the network's default when None.
       noise_schedule: "dampened" (share `beta / (1 + n)`, n the recurrences a slot has done) or "constant" (beta).
       noise_mixing: "linear", or "sqrt" (mixed as variances).
-      buckets: narrower windows that are compiled as well; a step runs on the narrowest that holds every wave.
+      buckets: narrower windows that are compiled as well; a step runs on the narrowest that holds every wave. None
+        for those that `buckets.compiled_widths` takes from a cost curve.
       paced: a position is final after `knobs.max_recurrence` recurrences, no sooner, and whatever it was computed
         from: a pace-maker for timings with random weights, whose texts mean nothing.
     """
@@ -66,7 +67,7 @@ class Wavefront(DecoderBase):
     prefill_recurrence: int | None = None
     noise_schedule: str = "dampened"
     noise_mixing: str = "linear"
-    buckets: tuple[int, ...] = ()
+    buckets: tuple[int, ...] | None = None
     paced: bool = False
     Knobs: ClassVar[type] = WavefrontKnobs
 
@@ -89,9 +90,7 @@ class Wavefront(DecoderBase):
         network, rows, wave = self.network, state.rows, state.wave
 
         # Prelude, r' recurrences, coda and sampling: a token after each slot.
-        new = predict_on_narrowest(
-            lambda some: self._predict(params, state, some, knobs), wave, ~rows.done, self.buckets, network
-        )
+        new = self._predict(params, state, knobs)
         cache = network.write(state.cache, new.kv, write_after_read(state.cached, new.tokens))
 
         # Eq. 3: a position is final when its state and those of all before it have stopped moving, and when the
@@ -126,9 +125,10 @@ class Wavefront(DecoderBase):
         """Tokens of the wave after the committed one."""
         return state.drafts
 
-    def _predict(self, params: Any, state: WavefrontState, wave: Wave, knobs: WavefrontKnobs) -> Prediction:
-        """The network on some slots: prelude, r' recurrences, coda, and a token after each."""
-        network, at = self.network, state.cached
+    @on_narrowest
+    def _predict(self, params: Any, state: WavefrontState, knobs: WavefrontKnobs) -> Prediction:
+        """The network on the wave: prelude, r' recurrences, coda, and a token after each slot."""
+        network, wave, at = self.network, state.wave, state.cached
         positions = wave.positions(at)
         view = network.view(positions, Prefix(state.cache, at))
         age = wave.recurrences // self.inner_recurrence

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.decode.machine.knobs import UNLIMITED, check_range, knob
@@ -71,6 +72,20 @@ class Wave:
     states: Float[Array, "B W D"]
     start: Int[Array, "B"]
     count: Int[Array, "B"]
+
+    @property
+    def active(self) -> Int[Array, "B"]:
+        """w."""
+        return self.count
+
+    @property
+    def positions(self) -> Int[Array, "B W"]:
+        """Those of the slots."""
+        return self.start[:, None] + jnp.arange(self.states.shape[1])
+
+    def first(self, width: int) -> "Wave":
+        """The first `width` slots."""
+        return dataclasses.replace(self, states=self.states[:, :width])
 
 
 @jax.tree_util.register_dataclass

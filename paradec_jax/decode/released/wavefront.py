@@ -21,6 +21,7 @@ from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Reason, is_stop
+from paradec_jax.decode.recurrent.buckets import check_buckets, on_narrowest
 from paradec_jax.decode.recurrent.latents import initial_latents
 from paradec_jax.decode.recurrent.noise import check_noise, mix_noise
 from paradec_jax.decode.released.freezing import RULES, Evidence, Frozen
@@ -60,6 +61,7 @@ class ReleasedWavefront(DecoderBase):
       continuous: new positions start from the newest h states instead of random ones.
       prefill_prompt: read the prompt first; otherwise it is the first wave.
       noise_schedule, noise_mixing: see `noise.mix_noise`.
+      buckets: narrower windows that are compiled as well, as those of `Wavefront`.
     """
 
     _: dataclasses.KW_ONLY
@@ -72,6 +74,7 @@ class ReleasedWavefront(DecoderBase):
     prefill_prompt: bool = True
     noise_schedule: str = "dampened"
     noise_mixing: str = "linear"
+    buckets: tuple[int, ...] | None = None
     Knobs: ClassVar[type] = ReleasedWavefrontKnobs
 
     def __post_init__(self) -> None:
@@ -83,6 +86,7 @@ class ReleasedWavefront(DecoderBase):
         if self.rule not in RULES:
             raise ValueError(f"rule must be one of {', '.join(RULES)}, not {self.rule!r}")
         check_noise(self.noise_schedule, self.noise_mixing)
+        check_buckets(self.buckets, self.window)
 
     @property
     def _r(self) -> int:
@@ -127,7 +131,8 @@ class ReleasedWavefront(DecoderBase):
         rows = dataclasses.replace(rows, reason=reason, size=self.size + self.window)
         position = jnp.arange(rows.tokens.shape[1])
         done = self._r * self.prefill_prompt * (position <= lengths[:, None])
-        wave = Wave(self.network.latents(cache, self._positions(start)), start, count)
+        positions = start[:, None] + jnp.arange(self.window)
+        wave = Wave(self.network.latents(cache, positions), start, count)
         empty = jnp.zeros_like(wave.states)
         return ReleasedWavefrontState(
             rows=rows,
@@ -157,11 +162,12 @@ class ReleasedWavefront(DecoderBase):
         open_ = jnp.arange(self.window) <= (wave.start + wave.count - rows.length)[:, None]
         return jnp.where(open_, window(rows.tokens, rows.length, self.window), -1)
 
+    @on_narrowest
     def refine(self, params: Any, state: ReleasedWavefrontState, knobs: ReleasedWavefrontKnobs) -> Refined:
         """Prelude and momentum, noise, r' recurrences, a token for each slot."""
         network, wave = self.network, state.wave
-        positions = self._positions(wave.start)
-        tokens = window(state.rows.tokens, wave.start, self.window)
+        positions = wave.positions
+        tokens = window(state.rows.tokens, wave.start, positions.shape[1])
         view = network.view(positions, Prefix(state.cache, state.cached))
         e, own = network.embed(params, tokens, view, network.empty_window(*tokens.shape))
         e = self._momentum(e, state, knobs)
@@ -228,10 +234,6 @@ class ReleasedWavefront(DecoderBase):
         )
         return unless_done(state, new), decided
 
-    def _positions(self, start: Int[Array, "B"]) -> Int[Array, "B W"]:
-        """Those of the window's slots."""
-        return start[:, None] + jnp.arange(self.window)
-
     def _evidence(
         self,
         state: ReleasedWavefrontState,
@@ -271,9 +273,9 @@ class ReleasedWavefront(DecoderBase):
         self, e: Float[Array, "B W D"], state: ReleasedWavefrontState, knobs: ReleasedWavefrontKnobs
     ) -> Float[Array, "B W D"]:
         """The average over steps; a slot without history is scaled by 1 - eta, but in the first step by 1."""
-        m = state.wave.start - state.start_before
-        known = jnp.arange(self.window) + m[:, None] < state.embedded_count[:, None]
-        before = jnp.where(known[..., None], shift(state.embedded, m), 0)
+        m, width = state.wave.start - state.start_before, e.shape[1]
+        known = jnp.arange(width) + m[:, None] < state.embedded_count[:, None]
+        before = jnp.where(known[..., None], shift(state.embedded, m, width), 0)
         eta = knobs.momentum
         return jnp.where((state.time == 0)[:, None, None], e, ((1 - eta) * e + eta * before).astype(e.dtype))
 
@@ -286,7 +288,7 @@ class ReleasedWavefront(DecoderBase):
     ) -> Float[Array, "B W D"]:
         """Fresh noise in every step, weaker for positions that have done more recurrences."""
         recorded = state.rows.recorded
-        seen = window(state.seen, state.wave.start, self.window)
+        seen = window(state.seen, state.wave.start, z.shape[1])
 
         def mix(z: Array) -> Array:
             if recorded is not None and recorded.noise is not None:
@@ -354,7 +356,7 @@ class ReleasedWavefront(DecoderBase):
         """States after the active ones; what lies beyond the headway is never read."""
         count = state.wave.count
         slot = jnp.arange(self.window)
-        fresh = self.network.latents(state.cache, self._positions(state.wave.start))
+        fresh = self.network.latents(state.cache, state.wave.positions)
         if self.continuous:
             copied = jnp.roll(states, self.headway, axis=1)
             fresh = jnp.where((count >= self.headway)[:, None, None], copied, fresh)

@@ -22,6 +22,11 @@ def shift(
     return window(room, jnp.minimum(by, slots), slots if width is None else width)
 
 
+def pad_slots(x: Shaped[Array, "B w *rest"], width: int) -> Shaped[Array, "B W *rest"]:
+    """The slots of each row with zeros after them, up to `width`."""
+    return jnp.pad(x, [(0, 0), (0, width - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])
+
+
 def put(
     rows: Shaped[Array, "B S"], new: Shaped[Array, "B W"], at: Int[Array, "B"], where: Bool[Array, "B W"]
 ) -> Shaped[Array, "B S"]:
