@@ -86,10 +86,15 @@ class PlainJacobi:
             blocks += 1
         self.end = first + self.block * (self.blocks if self.spawn == 0 else blocks)
 
+    def fed(self) -> int:
+        """Positions of a call: all candidates where any is not the draft, all blocks once one is spawned."""
+        spawned = self.end - (len(self.text) - 1) > self.block or self.blocks == 1 or self.pool > 0
+        return (self.candidates if len(self.drafts) > 1 else 1) * (self.width if spawned else self.block)
+
     def step(self) -> None:
         """Verifies every candidate, commits the longest agreement, and makes the next ones."""
         outcomes = [self.predict(self.text, draft) for draft in self.drafts]
-        self.calls, self.positions = self.calls + 1, self.positions + self.candidates * self.width
+        self.calls, self.positions = self.calls + 1, self.positions + self.fed()
         room, newest = self.end - len(self.text), self.text[-1]
         runs = [
             right(draft[:room], predicted) for draft, predicted in zip(self.drafts, outcomes, strict=True)

@@ -44,6 +44,9 @@ class Recital:
     def pick(self, window: Any, start: Any, width: int) -> Any:
         return window
 
+    def widen(self, window: Any, width: int) -> Any:
+        return window
+
     def forward(self, params: Any, inputs: Any, positions: Any, prefix: Any = None, mask: Any = None) -> Any:
         return Forward(positions[..., None].astype(jnp.float32), None, {"recurrences": self.recurrence})
 

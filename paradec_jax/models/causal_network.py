@@ -101,6 +101,10 @@ class CausalNetwork:
         """Positions `start .. start + width - 1` of each row's window."""
         return tuple(kv_cache.pick(kv, start, width) for kv in window)
 
+    def widen(self, window: Layers, width: int) -> Layers:
+        """The window with room for `width` positions, the new ones zero."""
+        return tuple(kv_cache.widen(kv, width) for kv in window)
+
     def embedding(self, params: Any) -> Float[Array, "V D"]:
         """The vector of each token. `forward` also takes vectors, such as mixtures `p @ embedding`."""
         return raw(params)["embedding"]

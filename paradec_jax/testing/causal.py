@@ -89,6 +89,10 @@ class StubCausal:
         """Slots `start .. start + width - 1` of each row's window."""
         return stubs.pick(window, start, width)
 
+    def widen(self, window: TokenKV, width: int) -> TokenKV:
+        """The window with zeros after its slots, up to `width`."""
+        return stubs.widen(window, width)
+
     def embedding(self, params: Any) -> Float[Array, "V 1"]:
         """The vector of a token is its number."""
         return jnp.arange(self.vocab_size, dtype=jnp.float32)[:, None]

@@ -90,6 +90,10 @@ class StubDenoiser:
         """Slots `start .. start + width - 1` of each row's window."""
         return stubs.pick(window, start, width)
 
+    def widen(self, window: TokenKV, width: int) -> TokenKV:
+        """The window with zeros after its slots, up to `width`."""
+        return stubs.widen(window, width)
+
     def forward(
         self,
         params: Any,

@@ -11,6 +11,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.machine.network import Prefix, Prepared
+from paradec_jax.decode.rules.windows import pad_slots
 from paradec_jax.nn import masks
 
 Probe = Callable[[str], None]
@@ -57,6 +58,11 @@ def pick(window: Any, start: Int[Array, "B"], width: int) -> Any:
         return lax.dynamic_slice_in_dim(row, slot, width)
 
     return jax.tree.map(lambda x: jax.vmap(of_row)(x, start), window)
+
+
+def widen(window: Any, width: int) -> Any:
+    """Leaves [B, W, ...] with zeros after their slots, up to `width`."""
+    return jax.tree.map(lambda x: pad_slots(x, width), window)
 
 
 def keys_seen(

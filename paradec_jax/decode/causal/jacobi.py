@@ -23,6 +23,7 @@ its tokens the next one is *spawned*, with random fill tokens. Once the accepted
 """
 
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
 import jax
@@ -31,7 +32,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.causal import recycling
 from paradec_jax.decode.causal.window_end import newest_block_agreement, window_end
-from paradec_jax.decode.machine.candidates import fold_candidates, pick
+from paradec_jax.decode.machine.candidates import Shape, fold_candidates, on_smallest, pick
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs, check_range, knob
 from paradec_jax.decode.machine.network import Prefix
@@ -40,7 +41,7 @@ from paradec_jax.decode.machine.rows import NETWORK_CALLS, Rows
 from paradec_jax.decode.rules import rejection, select
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.sampling import distribution
-from paradec_jax.decode.rules.windows import shift, window, write_after_read
+from paradec_jax.decode.rules.windows import pad_slots, shift, window, write_after_read
 
 ACCEPTANCES = ("coupled", "rejection")
 SPAWN = 0.5  # share of a block, where a knob is not set
@@ -106,9 +107,36 @@ class JacobiInfo:
     committed: Int[Array, "B"]
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class JacobiCall:
+    """What a call makes of the candidates; zeros beyond the width that it was fed.
+
+    Attributes:
+      winner, accepted: as in `JacobiInfo`.
+      tokens: what the winner predicts, [B, W], and `agrees`, which of its guesses agree, [B, W - 1].
+      log_probs: of these tokens, where they are kept, [B, W].
+      after: logits of the token after those that are committed, [B, V]; None where there is one candidate alone.
+      kv: keys and values of the winner.
+      counts: what the call cost.
+    """
+
+    winner: Int[Array, "B"]
+    accepted: Int[Array, "B"]
+    tokens: Int[Array, "B W"]
+    agrees: Bool[Array, "B drafts"]
+    log_probs: Float[Array, "B W"] | None
+    after: Float[Array, "B V"] | None
+    kv: Any
+    counts: dict[str, Any]
+
+
 @dataclasses.dataclass(frozen=True)
 class Jacobi(DecoderBase):
     """Verifies a window of W = `blocks * block` tokens a call; commits the accepted drafts and the token after them.
+
+    A call leaves out candidates that repeat the draft and blocks that are not spawned where no running row has any;
+    `positions` counts what each row itself has of them.
 
     When sampling with "coupled" acceptance, each position keeps its Gumbel noise from step to step, so a prediction
     is a function of the tokens before it and the output is, token for token, that of `AutoRegressive` with the same
@@ -192,34 +220,23 @@ class Jacobi(DecoderBase):
     def step(self, params: Any, state: JacobiState, knobs: JacobiKnobs) -> tuple[JacobiState, JacobiInfo]:
         """Verifies all candidates in one call, commits the longest agreement, keeps the rest as a draft."""
         before, at, width = state.rows, state.cached, self.width
-        # Assemble: the newest token and each candidate, side by side; all share the cache.
         token, _ = before.newest
-        first = jnp.repeat(token[:, None], self.num_candidates, axis=1)
-        fed, positions, mask = fold_candidates(jnp.concatenate([first, state.candidates], axis=2), at)
-        out = self.network.forward(params, fed, positions, Prefix(state.cache, at), mask)
-        logits = self.network.logits(params, out.hidden)
-        # Verify: the longest leading agreement with the network's own predictions wins, the first of equals.
-        own = at[:, None] + 1 + jnp.arange(width)
-        inside = own[:, :-1] < state.window_end[:, None]
-        predicted, agrees = self._judge(logits, state.candidates, inside, own, before, knobs)
-        matches = jax.vmap(select.leading_run)(agrees)
-        winner, accepted = jnp.argmax(matches, axis=1), jnp.max(matches, axis=1)
-        tokens = pick(predicted, winner, width)
+        # Verify: one call for all candidates; the longest agreement with the network's own predictions wins.
+        call, positions = self._call(params, state, knobs)
+        winner, accepted, tokens = call.winner, call.accepted, call.tokens
         # Commit what is accepted and the token after it.
-        kv = out.kv if self.num_candidates == 1 else self.network.pick(out.kv, winner * width, width)
-        cache = self.network.write(state.cache, kv, write_after_read(at, tokens))
-        rows = before.spend(out.counts, self.num_candidates * width)
-        rows = rows.commit(tokens, accepted + 1, self.scores(pick(logits, winner, width), tokens))
+        cache = self.network.write(state.cache, call.kv, write_after_read(at, tokens))
+        rows = before.spend(call.counts, positions)
+        rows = rows.commit(tokens, accepted + 1, call.log_probs)
         # Spawn and promote: the window's end moves on, what the winner predicts up to it is the new draft.
-        agreed = newest_block_agreement(_agreement_of(agrees, winner), at, state.window_end, self.block)
+        agreed = newest_block_agreement(call.agrees, at, state.window_end, self.block)
         end = self._window_end(rows, state.window_end, agreed, knobs)
         known = jnp.minimum(state.window_end - before.length + 1, width) - (accepted + 1)
         fill = _fill_tokens(state.uniforms, rows.tokens, rows.length, width - 1)
         left = shift(tokens, accepted + 1)[:, :-1]
         draft = jnp.where(jnp.arange(width - 1) < known[:, None], left, fill)
         # Recycle: what was rejected may hold the right tokens at the wrong place.
-        next_slot = winner * width + jnp.minimum(accepted + 1, width - 1)
-        candidates = self._with_others(state.pool, rows, draft, logits, next_slot, known > 0)
+        candidates = self._with_others(state.pool, rows, draft, call.after, known > 0)
         pool = recycling.push(state.pool, jnp.concatenate([token, tokens], axis=1))
         info = JacobiInfo(winner, accepted, rows.length - before.length)
         return JacobiState(rows, cache, candidates, end, pool, state.uniforms), info
@@ -228,6 +245,59 @@ class Jacobi(DecoderBase):
         """The draft of the W - 1 tokens after the committed ones, as far as the window goes."""
         position = state.rows.length[:, None] + jnp.arange(self.width - 1)
         return jnp.where(position < state.window_end[:, None], state.candidates[:, 0], -1)
+
+    def _call(
+        self, params: Any, state: JacobiState, knobs: JacobiKnobs
+    ) -> tuple[JacobiCall, Int[Array, "B"]]:
+        """The network on what is there, and the positions that each row has of it.
+
+        A row has one candidate where all repeat its draft, and one block until another is spawned, unless there is
+        a pool, which remembers predictions beyond the window's end as well.
+        """
+        counts, widths = (1, self.num_candidates), (self.width,)
+        if self.blocks > 1 and self.pool == 0:
+            widths = (self.block, self.width)
+        drafts = state.candidates
+        count = jnp.where(jnp.any(drafts != drafts[:, :1], axis=(1, 2)), counts[1], 1)
+        width = jnp.where(state.window_end - state.cached <= widths[0], widths[0], widths[-1])
+        if self.bounded:  # reverse mode would keep something of every shape
+            call = self._verify(params, state, knobs, (counts[-1], widths[-1]))
+        else:
+            run = functools.partial(self._verify, params, state, knobs)
+            call = on_smallest(run, counts, widths, count, width, ~state.rows.done)
+        return call, count * width
+
+    def _verify(self, params: Any, state: JacobiState, knobs: JacobiKnobs, shape: Shape) -> JacobiCall:
+        """One call on the first candidates, cut to a width: which agrees longest, the first of equals."""
+        (count, width), at, rows = shape, state.cached, state.rows
+        # Assemble: the newest token and each candidate, side by side; all share the cache.
+        drafts = state.candidates[:, :count, : width - 1]
+        first = jnp.repeat(rows.newest[0][:, None], count, axis=1)
+        fed, positions, mask = fold_candidates(jnp.concatenate([first, drafts], axis=2), at)
+        out = self.network.forward(params, fed, positions, Prefix(state.cache, at), mask)
+        logits = self.network.logits(params, out.hidden)
+        # Verify inside the window: the leading agreement of each.
+        own = at[:, None] + 1 + jnp.arange(width)
+        inside = own[:, :-1] < state.window_end[:, None]
+        predicted, agrees = self._judge(logits, drafts, inside, own, rows, knobs)
+        matches = jax.vmap(select.leading_run)(agrees)
+        winner, accepted = jnp.argmax(matches, axis=1), jnp.max(matches, axis=1)
+        tokens = pick(predicted, winner, width)
+        kv = out.kv if count == 1 else self.network.pick(out.kv, winner * width, width)
+        after, log_probs = None, self.scores(pick(logits, winner, width), tokens)
+        if self.num_candidates > 1:
+            slot = winner * width + jnp.minimum(accepted + 1, width - 1)
+            after = window(logits, slot, 1)[:, 0]
+        return JacobiCall(
+            winner=winner,
+            accepted=accepted,
+            tokens=pad_slots(tokens, self.width),
+            agrees=pad_slots(_agreement_of(agrees, winner), self.width - 1),
+            log_probs=None if log_probs is None else pad_slots(log_probs, self.width),
+            after=after,
+            kv=kv if width == self.width else self.network.widen(kv, self.width),
+            counts=out.counts,
+        )
 
     def _check(self, request: Request) -> None:
         """Refuses recorded draws that have no use, and more candidates than there are tokens."""
@@ -282,16 +352,15 @@ class Jacobi(DecoderBase):
         pool: Int[Array, "B G _"],
         rows: Rows,
         draft: Int[Array, "B drafts"],
-        logits: Float[Array, "B RW V"],
-        next_slot: Int[Array, "B"],
+        after: Float[Array, "B V"] | None,
         known: Bool[Array, "B"],
     ) -> Int[Array, "B R drafts"]:
         """The draft and its candidates: from the pool, then with the next-best first guess, where it is known."""
         others = self.num_candidates - 1
-        if others == 0:
+        if after is None:
             return draft[:, None]
         recycled, valid = recycling.recycled(pool, rows.newest[0][:, 0], draft)
-        repairs = recycling.alternatives(window(logits, next_slot, 1)[:, 0], draft, others)
+        repairs = recycling.alternatives(after, draft, others)
         valid = jnp.concatenate([valid, jnp.broadcast_to(known[:, None], repairs.shape[:2])], axis=1)
         everything = jnp.concatenate([recycled, repairs], axis=1)
         chosen = recycling.distinct(draft, everything, valid, others)

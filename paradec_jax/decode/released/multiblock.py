@@ -9,7 +9,8 @@ committed. Candidates come out of the pool; the one that accepts most wins::
     candidate 2   c c c c c | a a a q q q q q | q q q q q q q q
 
 All of them go through the network in one call, as one window in which a candidate sees only itself and the shared
-prefix. `causal.jacobi` holds the clean rule; this one repeats the programs, see `ReleasedMultiBlock`.
+prefix. Where no running row has a candidate out of the pool, or none a pseudo block, the call leaves them out.
+`causal.jacobi` holds the clean rule; this one repeats the programs, see `ReleasedMultiBlock`.
 """
 
 import dataclasses
@@ -19,14 +20,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.machine.candidates import fold_candidates
+from paradec_jax.decode.machine.candidates import Shape, fold_candidates, on_smallest, place
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import check_range
-from paradec_jax.decode.machine.network import Forward, Prefix
+from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.released import blocks
-from paradec_jax.decode.released.block_call import VARIANTS, BlockCall, BlockCallRules
+from paradec_jax.decode.released.block_call import VARIANTS, BlockCall, BlockCallRules, Fed
 from paradec_jax.decode.released.blocks import BlockKnobs
 from paradec_jax.decode.rules.windows import where_rows, write_after_read
 
@@ -165,15 +166,13 @@ class ReleasedMultiBlock(DecoderBase):
         """Feeds all blocks, verifies and commits the real one, refreshes the others, spawns and promotes."""
         before, rules = state.rows, self.rules
         fed = jax.vmap(rules.feed)(state.present)
-        out = self._feed(params, state, fed.tokens)
-        predicted = blocks.predict(self, params, out.hidden).reshape(fed.tokens.shape)
+        predicted, won, counts = self._feed(params, state, fed)
         present, real = jax.vmap(rules.verify_real)(state.present, fed, predicted)
-        won = self.network.pick(out.kv, real.winner * rules.width, self.block)
         cache = self.network.write(state.cache, won, write_after_read(state.cached, predicted[:, 0]))
 
         first, stopped = blocks.until_stop(before, real.tokens, jnp.where(real.fed, real.count + 1, 0))
         count = jnp.where(stopped, first, real.count)
-        rows = blocks.extend(before.spend(out.counts, fed.count * fed.width), real.tokens, count)
+        rows = blocks.extend(before.spend(counts, fed.count * fed.width), real.tokens, count)
 
         present, spawned, promoted = self._ahead(present, fed, real, predicted, knobs)
         over = jax.vmap(rules.over)(present) | (present.iterations >= knobs.max_iterations)
@@ -206,10 +205,28 @@ class ReleasedMultiBlock(DecoderBase):
         there = jnp.arange(self.rules.width) < fed.width[:, None]
         return jnp.where(there, fed.tokens[:, 0], -1)
 
-    def _feed(self, params: Any, state: ReleasedMultiBlockState, tokens: Int[Array, "B R W"]) -> Forward:
-        """One network call for all candidates: each causal in itself, after the same prefix."""
-        fed, positions, mask = fold_candidates(tokens, state.cached)
-        return self.network.forward(params, fed, positions, Prefix(state.cache, state.cached), mask)
+    def _feed(
+        self, params: Any, state: ReleasedMultiBlockState, fed: Fed
+    ) -> tuple[Int[Array, "B R W"], Any, dict[str, Any]]:
+        """One network call for the candidates that count: each causal in itself, after the same prefix.
+
+        Returns:
+          The prediction at each token, zeros where nothing was fed, keys and values of the winner's real block, and
+          what the call cost.
+        """
+        rules = self.rules
+
+        def call(shape: Shape) -> tuple[Array, Any, dict[str, Any]]:
+            count, width = shape
+            tokens, positions, mask = fold_candidates(fed.tokens[:, :count, :width], state.cached)
+            out = self.network.forward(params, tokens, positions, Prefix(state.cache, state.cached), mask)
+            predicted = blocks.predict(self, params, out.hidden).reshape(-1, count, width)
+            predicted = place(predicted, rules.candidates, rules.width)
+            winner = jax.vmap(rules.verify_real)(state.present, fed, predicted)[1].winner
+            return predicted, self.network.pick(out.kv, winner * width, self.block), out.counts
+
+        counts, widths = (1, rules.candidates), (self.block, rules.width)
+        return on_smallest(call, counts, widths, fed.count, fed.width, ~state.rows.done)
 
     def _ahead(
         self, present: BlockCall, fed: Any, real: Any, predicted: Int[Array, "B R W"], knobs: Any
