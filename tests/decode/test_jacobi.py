@@ -272,7 +272,7 @@ COVERING = [
     ({"block": 8, "blocks": 3}, {"spawn": 0.0}, 8),
     ({"block": 16, "blocks": 2, "pool": 4}, {"spawn": 1.0}, 1),
     ({"block": 16, "blocks": 2, "pool": 4, "candidates": 8}, {"spawn": 0.5}, 8),
-    ({"block": 32, "blocks": 2, "rows": 4}, {"spawn": 0.85}, 1),
+    ({"block": 32, "blocks": 2, "candidates": 4}, {"spawn": 0.85}, 1),
     ({"block": 32, "blocks": 3, "pool": 2}, {"spawn": 0.0}, 1),
     ({"block": 64, "blocks": 2}, {"spawn": 0.5}, 8),
 ]
