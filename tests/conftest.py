@@ -76,6 +76,12 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.xdist_group(row or item.nodeid.partition("::")[0]))
 
 
+def pytest_collection_finish():
+    """The garbage collector leaves modules alone and runs seldom: tracing makes many objects and few cycles."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+
+
 MAPS = Path("/proc/self/maps")
 MOST_MAPS = 30_000
 

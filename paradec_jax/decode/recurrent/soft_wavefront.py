@@ -145,10 +145,10 @@ class SoftWavefront(DecoderBase):
             raise ValueError("relaxation 'soft' needs greedy=True: mixtures take the place of drawn tokens")
 
     def init(self, params: Any, request: Request, knobs: SoftWavefrontKnobs) -> SoftWavefrontState:
-        """Reads the prompt, commits the first token, as hard as the prompt, and starts a wave of one position."""
+        """Reads the prompt, commits the first token, as hard as the prompt, and starts the wave."""
         deep, latents = self.network.at(self.prefill_recurrence), initial_latents(request, knobs)
         rows, cache, _ = self.prefill(params, request, knobs, self.window, deep, **latents)
-        hard = waves.begin(self.network, rows, cache, self.window, self.headway)
+        hard = waves.begin(self.network, rows, cache, self.window, self.headway, knobs.limit(self.window))
         table = self.network.embedding(params)
         offsets = jnp.zeros((*hard.wave.tokens.shape, table.shape[1]), table.dtype)
         survival = jnp.ones_like(at_least_float32(hard.wave.states[..., 0]))

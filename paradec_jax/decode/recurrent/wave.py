@@ -208,18 +208,26 @@ class WavefrontState:
         return jnp.where(self.wave.in_use, self.wave.tokens, -1)[:, 1:]
 
 
-def begin(network: Any, rows: Rows, cache: Any, width: int, headway: int) -> WavefrontState:
-    """A wave of one position, the newest token of rows whose prompts are read."""
+def begin(
+    network: Any, rows: Rows, cache: Any, width: int, headway: int, limit: Int[Array, ""]
+) -> WavefrontState:
+    """The first wave of rows whose prompts are read: the newest token, and with a headway as many random ones.
+
+    With a headway of one nothing is drawn: the second position is opened once the first predicts its token.
+    """
     newest, position = rows.newest
     batch = newest.shape[0]
     slots = jnp.zeros((batch, width), jnp.int32)
     states = network.latents(cache, position + jnp.arange(width))
     none = jnp.zeros(batch, jnp.int32)
-    wave = Wave(slots.at[:, :1].set(newest), states, jnp.zeros_like(states), slots, none + 1)
     # Drawn once: inside the loop the draws would cost as much as a layer of a small model.
     positions = jnp.arange(rows.tokens.shape[1] if headway > 1 else 0)
     keys = fold(rows.keys, Purpose.FILLER, jnp.broadcast_to(positions, (batch, len(positions))))
     fill = jax.vmap(jax.vmap(lambda key: jax.random.randint(key, (), 0, network.vocab_size)))(keys)
+    tokens = window(fill, rows.length - 1, width) if headway > 1 else slots
+    wave = Wave(tokens.at[:, :1].set(newest), states, jnp.zeros_like(states), slots, none + 1)
+    if headway > 1:
+        wave = wave.open(jnp.where(rows.done, 0, headway), limit, states)
     return WavefrontState(rows, cache, wave, none, fill)
 
 

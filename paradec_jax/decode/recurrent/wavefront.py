@@ -78,10 +78,10 @@ class Wavefront(DecoderBase):
         check_buckets(self.buckets, self.window)
 
     def init(self, params: Any, request: Request, knobs: WavefrontKnobs) -> WavefrontState:
-        """Reads the prompt with r recurrences, commits the first token, and starts a wave of one position."""
+        """Reads the prompt with r recurrences, commits the first token, and starts the wave."""
         deep, latents = self.network.at(self.prefill_recurrence), initial_latents(request, knobs)
         rows, cache, _ = self.prefill(params, request, knobs, self.window, deep, **latents)
-        return waves.begin(self.network, rows, cache, self.window, self.headway)
+        return waves.begin(self.network, rows, cache, self.window, self.headway, knobs.limit(self.window))
 
     def step(
         self, params: Any, state: WavefrontState, knobs: WavefrontKnobs
