@@ -8,6 +8,9 @@ Both decode the problems of `paradec compare` with every decoder of its tables:
 
     python -m experiments.systems.checkouts ../old . --pairs 30 --seconds 0.5 --out checkouts.json
 
+`--table originals` times in their place what the original programs once did faster: released wavefronts in a window
+of 128, blocks with a pool, and the full cache beside the shared one.
+
 Where decoders have `prepare`, parameters are prepared once and not timed; in an older checkout `run` prepares
 them.
 """
@@ -27,7 +30,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from subprocess import PIPE
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tyro
@@ -47,6 +50,7 @@ class Options:
       batches: rows of a call, filled with the first problems.
       pairs: turns of each checkout, for each row of the result.
       seconds: least time of a turn, made of as many calls as fit.
+      table: the settings of `paradec compare`, or those of `originals`.
       rows: only these rows of each table, counted from 0; all when None.
       out: where the JSON goes, written anew after each row.
     """
@@ -56,6 +60,7 @@ class Options:
     batches: tuple[int, ...] = (1, 16)
     pairs: int = 30
     seconds: float = 0.5
+    table: Literal["compare", "originals"] = "compare"
     rows: tuple[int, ...] | None = None
     out: Path = Path("experiments/systems/results/checkouts.json")
 
@@ -73,7 +78,7 @@ class Options:
 class Subjects:
     """The decoders of one checkout; nothing of the package is imported before this is made."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, table: str) -> None:
         import paradec_jax
         from paradec_jax.data.batches import encode_prompts
         from paradec_jax.evaluate import word_problems
@@ -82,7 +87,8 @@ class Subjects:
         if found != Path.cwd().resolve():
             raise ImportError(f"the package of {found} was imported, not that of {Path.cwd()}")
         self.model = paradec_jax.load(name)
-        self.settings = _settings(self.model.family)
+        family = self.model.family
+        self.settings = originals(family) if table == "originals" else _settings(family)
         problems = word_problems(PROBLEMS, seed=SEED, steps=STEPS)
         words, spec = self.model.tokenizer, self.model.token_spec
         assert words is not None
@@ -134,11 +140,33 @@ def _settings(family: str) -> Sequence[Any]:
     return FAMILIES[family].settings
 
 
-def serve_turns(model: str) -> None:
+def originals(family: str) -> list[Any]:
+    """Where a replica, or the clean decoder of the same rule, was once slower than its original."""
+    from paradec_jax.decode import Jacobi, Static, Wavefront
+    from paradec_jax.decode.machine.setting import Setting
+    from paradec_jax.decode.released import ReleasedMultiBlock, ReleasedWavefront
+
+    if family == "recurrent_depth":
+        return [
+            Setting("released-wavefront", ReleasedWavefront(window=128)),
+            Setting("released-wavefront", ReleasedWavefront(window=8)),
+            Setting("wavefront", Wavefront(window=128)),
+            Setting("wavefront", Wavefront(window=3)),
+            Setting("static", Static(recurrence=16), cache="full"),
+            Setting("static", Static(recurrence=16), cache="shared"),
+        ]
+    return [
+        Setting("released-multiblock", ReleasedMultiBlock(block=16, pool=4)),
+        Setting("multiblock", Jacobi(block=16, blocks=2, pool=4), Jacobi.Knobs(spawn=0.85)),
+        Setting("multiblock", Jacobi(block=16, blocks=2), Jacobi.Knobs(spawn=0.85)),
+    ]
+
+
+def serve_turns(model: str, table: str) -> None:
     """The loop of a worker: first its rows, then answers to {"choose": [row, batch]} and {"turn": seconds}."""
     sys.path.insert(0, os.getcwd())
     answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no answer
-    subjects = Subjects(model)
+    subjects = Subjects(model, table)
     table = [{"decoder": setting.name, "label": setting.label()} for setting in subjects.settings]
     print(json.dumps(table), file=answers, flush=True)
     for line in sys.stdin:
@@ -153,8 +181,8 @@ def serve_turns(model: str) -> None:
 class Worker:
     """A checkout's process, as the parent sees it: `rows` is its table."""
 
-    def __init__(self, root: Path, model: str) -> None:
-        words = [sys.executable, str(Path(__file__).resolve()), "--worker", model]
+    def __init__(self, root: Path, model: str, table: str) -> None:
+        words = [sys.executable, str(Path(__file__).resolve()), "--worker", model, table]
         self.process: Any = subprocess.Popen(words, cwd=root, stdin=PIPE, stdout=PIPE, text=True)
         self.rows = self._answer()
 
@@ -197,7 +225,7 @@ def rows_of(model: str, options: Options) -> Iterator[dict[str, Any]]:
     workers: list[Worker] = []
     try:
         for root in options.roots:
-            workers.append(Worker(root, model))
+            workers.append(Worker(root, model, options.table))
         old, new = (worker.rows for worker in workers)
         if [row["decoder"] for row in old] != [row["decoder"] for row in new]:
             raise ValueError(f"the tables of {model} have other rows: {old} and {new}")
@@ -239,7 +267,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        serve_turns(sys.argv[2])
+        serve_turns(*sys.argv[2:])
     else:
         try:
             tyro.cli(main)
