@@ -13,6 +13,7 @@ from jaxtyping import Array, Float32, Int32
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.decode import Decoded, Reason, Request, make_request, run, stream
+from paradec_jax.decode.machine.request import keys_of
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.store import Model
 from paradec_jax.tokenizer import StreamDecoder, Tokenizer
@@ -207,10 +208,15 @@ def row_keys(prompts: Sequence[Any], seed: int, samples: int = 1) -> Array:
     """One key for each prompt and sample, [prompts * samples], from seed, ids and number of the sample."""
     digests = [hashlib.blake2b(np.asarray(ids, "<i4").tobytes(), digest_size=4).digest() for ids in prompts]
     marks = np.asarray([int.from_bytes(digest, "little") for digest in digests], np.uint32)
-    folded = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), marks)
+    return _keys_of_samples(np.int64(seed), marks, np.arange(samples, dtype=np.uint32))
+
+
+@jax.jit
+def _keys_of_samples(seed: Any, marks: Any, samples: Any) -> Array:
+    """Keys [N * K] of N prompts' marks and K numbers of samples, in one program."""
+    folded = keys_of(seed, marks)
     per_sample = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-    keys = jax.vmap(per_sample, in_axes=(0, None))(folded, np.arange(samples, dtype=np.uint32))
-    return keys.reshape(-1)
+    return jax.vmap(per_sample, in_axes=(0, None))(folded, samples).reshape(-1)
 
 
 def text_of(tokenizer: Tokenizer, spec: TokenSpec, ids: Sequence[int]) -> str:

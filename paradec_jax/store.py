@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
@@ -150,7 +150,7 @@ def load(
         _check_facts(config, token_spec)
         for path, leaf in _read_leaves(folder, description["format_version"], config, part, verify):
             leaf = leaf if dtype is None else leaf.astype(dtype)
-            leaves[path] = leaf if host else jnp.asarray(leaf)
+            leaves[path] = leaf if host else jax.device_put(leaf)
     except StoreError as error:
         raise StoreError(f"{folder}: {error}") from error
     if dtype is not None:

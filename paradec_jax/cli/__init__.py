@@ -24,11 +24,15 @@ app.command(name="report")(report_command)
 
 
 def _use_compilation_cache() -> None:
-    """Keeps compiled programs in the user's cache folder, unless JAX has been told of another place."""
+    """Keeps compiled programs in the user's cache folder, unless JAX has been told of another place.
+
+    Small ones too: several together cost a command seconds.
+    """
     if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(root / "paradec_jax"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def _arguments(argv: Sequence[str]) -> list[str]:

@@ -2,8 +2,8 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import grain
 import numpy as np
 from jaxtyping import Int32
 
@@ -13,6 +13,9 @@ from paradec_jax.data.endless import endless
 from paradec_jax.data.vocabulary import token_spec
 from paradec_jax.data.word_problems import WordProblem, problem
 from paradec_jax.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import grain
 
 Batch = dict[str, np.ndarray]
 Mixture = tuple[tuple[int, tuple[float, ...]], ...]
@@ -167,7 +170,7 @@ def word_problem_batches(
     prompt_weight: float = 0.0,
     spec: TokenSpec | None = None,
     prefetch: int = 2,
-) -> grain.DatasetIterator[Batch]:
+) -> "grain.DatasetIterator[Batch]":
     """An endless iterator over batches of word problems; `get_state` and `set_state` resume it exactly.
 
     A row is bos + prompt + solution + stop. A batch is B = batch_tokens // T rows of one bucket of length T:

@@ -3,14 +3,17 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import grain
 import numpy as np
 from jaxtyping import Int
 
 from paradec_jax.data.endless import endless
 from paradec_jax.data.noisy_iterates import Example, Selection, pack, pack_block
 from paradec_jax.data.trajectories import Generation, Trajectories
+
+if TYPE_CHECKING:
+    import grain
 
 Batch = dict[str, np.ndarray]
 
@@ -168,7 +171,7 @@ def pair_batches(
     unit: str = "generation",
     longer: str = "drop",
     prefetch: int = 2,
-) -> grain.DatasetIterator[Batch]:
+) -> "grain.DatasetIterator[Batch]":
     """An endless iterator over batches for `consistency_loss`; `get_state` and `set_state` resume it exactly.
 
     An epoch shuffles the items of each bucket, cuts them into batches, and mixes the batches of all buckets. Noise

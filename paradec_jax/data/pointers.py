@@ -10,9 +10,8 @@ No look-up is written down, and no answer helps with another. All prompts of a t
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import grain
 import numpy as np
 from jaxtyping import Int32
 
@@ -21,6 +20,9 @@ from paradec_jax.data.endless import endless
 from paradec_jax.data.vocabulary import token_spec
 from paradec_jax.data.word_problems import NAMES, SPLITS
 from paradec_jax.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import grain
 
 HAS, ASK, BEGIN = " has", "?", " ="
 
@@ -218,7 +220,7 @@ def pointer_batches(
     noisy_share: float = 0.7,
     spec: TokenSpec | None = None,
     prefetch: int = 2,
-) -> grain.DatasetIterator[dict[str, np.ndarray]]:
+) -> "grain.DatasetIterator[dict[str, np.ndarray]]":
     """An endless iterator over batches for `losses.stepwise_loss`; `get_state` and `set_state` resume it exactly.
 
     A row is bos, the table, the queries, " =" and the answers. Targets are what is to be said after each recurrence:

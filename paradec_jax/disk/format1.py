@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-import orbax.checkpoint as ocp
-from etils import epath
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from paradec_jax.config import CausalConfig, ModelConfig
@@ -81,6 +79,10 @@ def read(
 
 def _read_leaves(directory: Path, paths: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
     """Reads one parameter after the other, as NumPy arrays."""
+    # Here, because they take long and folders of today need neither.
+    import orbax.checkpoint as ocp
+    from etils import epath
+
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         for path in paths:
             arguments = ocp.args.PyTreeRestore(

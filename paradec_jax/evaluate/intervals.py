@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy import stats
 
 Z95 = 1.959963984540054  # 97.5% of a normal distribution lie below it
 
@@ -35,7 +34,7 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     """
     if trials < 1 or not 0 <= successes <= trials:
         raise ValueError(f"need 0 <= successes <= trials and a trial, not {successes} of {trials}")
-    found = stats.binomtest(successes, trials).proportion_ci(method="wilson")
+    found = _binomial_test(successes, trials).proportion_ci(method="wilson")
     return float(found.low), float(found.high)
 
 
@@ -57,7 +56,7 @@ def paired(first: Bool[np.ndarray, "..."], second: Bool[np.ndarray, "..."]) -> P
     centre = (b - c) / padded
     spread = Z95 * math.sqrt((b + c + 1) / padded - centre * centre) / math.sqrt(padded)
     interval = (max(centre - spread, -1.0), min(centre + spread, 1.0))
-    p_value = float(stats.binomtest(b, b + c).pvalue) if b + c else 1.0
+    p_value = float(_binomial_test(b, b + c).pvalue) if b + c else 1.0
     return Paired((b - c) / count, interval, b, c, p_value)
 
 
@@ -127,3 +126,10 @@ def speedup(
     found = rate(a[columns[:, 0]], s[rows, columns]) / rate(b[columns[:, 0]], t[rows, columns])
     low, high = np.percentile(found, (2.5, 97.5))
     return float(rate(a, s) / rate(b, t)), (float(low), float(high))
+
+
+def _binomial_test(successes: int, trials: int) -> Any:
+    """SciPy's two-sided test of a share of one half."""
+    from scipy.stats import binomtest  # here, because it takes long and decoding alone needs none
+
+    return binomtest(successes, trials)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import CausalConfig
 from paradec_jax.nn import masks
-from paradec_jax.nn.blocks import BlockConfig, PrefixMask, PreNormBlock, dense, truncated_normal
+from paradec_jax.nn.blocks import BlockConfig, PrefixMask, PreNormBlock, dense, parameter, truncated_normal
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.precision import at_least_float32
@@ -48,13 +48,13 @@ class Causal(nn.Module):
         # A tied embedding must be small, or the first logits are large; one of its own starts at the scale of a
         # normalised stream, so that what the blocks add does not drown it.
         of_embedding = truncated_normal(c.init_std if c.tie_embeddings else 1.0)
-        self.embedding = self.param("embedding", of_embedding, (c.vocab_size, c.width), c.param_dtype)
+        self.embedding = parameter(self, "embedding", of_embedding, (c.vocab_size, c.width), c.param_dtype)
         self.layer = [block(block_config(c), self.prepared) for _ in range(c.layers)]
-        self.final_norm = self.param("final_norm", nn.initializers.ones, (c.width,), c.param_dtype)
+        self.final_norm = parameter(self, "final_norm", nn.initializers.ones, (c.width,), c.param_dtype)
         self.has_head = not c.tie_embeddings or (self.prepared and self.has_variable("params", "head"))
         if self.has_head:
             init = truncated_normal(c.init_std)
-            self.head = self.param("head", init, (c.width, c.vocab_size), c.param_dtype)
+            self.head = parameter(self, "head", init, (c.width, c.vocab_size), c.param_dtype)
 
     def __call__(self, tokens: Int[Array, "B W"]) -> Float[Array, "B W V"]:
         """One pass without a cache; touches every parameter, for `init`."""
@@ -106,8 +106,8 @@ def block_config(config: CausalConfig) -> BlockConfig:
 
 def parameter_shapes(config: CausalConfig) -> dict[str, Any]:
     """Shapes and dtypes of the parameters, without allocating any."""
-    shapes = jax.eval_shape(Causal(config).init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
-    return shapes["params"]
+    module = Causal(config)
+    return jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))["params"]
 
 
 def init_params(config: CausalConfig, key: Array) -> dict[str, Any]:

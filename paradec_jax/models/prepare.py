@@ -25,26 +25,34 @@ def prepare_params(config: ModelConfig, params: Mapping[str, Any]) -> dict[str, 
     between devices; so do traced ones, whose devices are unknown and which would be joined anew in every call. With
     layouts for the CPU (`nn.backend`) a tied output matrix is laid out as `head` [D, V].
     """
-    prepared = dict(params)
+    blocks = {}
     if all(map(_on_one_device, jax.tree.leaves(params))):
-        prepared = {name: _join_block(tree) for name, tree in params.items()}
-    if config.tie_embeddings and cpu_layouts():
-        # The CPU backend multiplies by a transposed matrix 20 times slower than by a plain one; the barrier keeps it
-        # from folding the transposition into the product.
-        prepared["head"] = lax.optimization_barrier(params["embedding"].T)
+        blocks = {name: tree for name, tree in params.items() if isinstance(tree, Mapping)}
+    separate = {
+        block: {part: [tree[part][name] for name in names] for part, (_, names) in JOINED.items()}
+        for block, tree in blocks.items()
+    }
+    joined, head = _laid_out(
+        separate, params["embedding"] if config.tie_embeddings and cpu_layouts() else None
+    )
+    prepared = dict(params)
+    for block, tree in blocks.items():
+        prepared[block] = dict(tree)
+        for part, (name, names) in JOINED.items():
+            kept = {key: leaf for key, leaf in tree[part].items() if key not in names}
+            prepared[block][part] = kept | {name: joined[block][part]}
+    if head is not None:
+        prepared["head"] = head
     return prepared
 
 
-def _join_block(tree: Any) -> Any:
-    """A block with its matrices joined; anything else as it is."""
-    if not isinstance(tree, Mapping):
-        return tree
-    joined = dict(tree)
-    for part, (name, names) in JOINED.items():
-        inner = dict(tree[part])
-        inner[name] = _join([inner.pop(each) for each in names])
-        joined[part] = inner
-    return joined
+@jax.jit
+def _laid_out(separate: Any, embedding: Array | None) -> tuple[Any, Array | None]:
+    """Matrices joined, and the head: one program, because each would cost the first answer a compilation."""
+    joined = jax.tree.map(_join, separate, is_leaf=lambda node: isinstance(node, list))
+    # The CPU backend multiplies by a transposed matrix 20 times slower than by a plain one; the barrier keeps it
+    # from folding the transposition into the product.
+    return joined, None if embedding is None else lax.optimization_barrier(embedding.T)
 
 
 def _join(matrices: list[Array]) -> Array:

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.models.recurrent_cache import Layers, RecurrentKV
 from paradec_jax.nn import masks
-from paradec_jax.nn.blocks import BlockConfig, PrefixMask, SandwichBlock, dense, truncated_normal
+from paradec_jax.nn.blocks import BlockConfig, PrefixMask, SandwichBlock, dense, parameter, truncated_normal
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.rope import Rotation, rotation
@@ -60,15 +60,15 @@ class RecurrentDepth(nn.Module):
         def blocks(number: int) -> list[SandwichBlock]:
             return [SandwichBlock(shape, self.prepared) for _ in range(number)]
 
-        self.embedding = self.param("embedding", init, (c.vocab_size, c.width), c.param_dtype)
+        self.embedding = parameter(self, "embedding", init, (c.vocab_size, c.width), c.param_dtype)
         self.prelude = blocks(c.prelude_layers)
-        self.adapter = self.param("adapter", init, (2 * c.width, c.width), c.param_dtype)
+        self.adapter = parameter(self, "adapter", init, (2 * c.width, c.width), c.param_dtype)
         self.core = blocks(c.core_layers)
         self.coda = blocks(c.coda_layers)
-        self.final_norm = self.param("final_norm", nn.initializers.ones, (c.width,), c.param_dtype)
+        self.final_norm = parameter(self, "final_norm", nn.initializers.ones, (c.width,), c.param_dtype)
         self.has_head = not c.tie_embeddings or (self.prepared and self.has_variable("params", "head"))
         if self.has_head:
-            self.head = self.param("head", init, (c.width, c.vocab_size), c.param_dtype)
+            self.head = parameter(self, "head", init, (c.width, c.vocab_size), c.param_dtype)
 
     def __call__(self, tokens: Int[Array, "B W"]) -> Float[Array, "B W V"]:
         """One pass with a zero state and one recurrence; touches every parameter, for `init`."""
@@ -151,8 +151,8 @@ def block_config(config: RecurrentDepthConfig) -> BlockConfig:
 
 def parameter_shapes(config: RecurrentDepthConfig) -> dict[str, Any]:
     """Shapes and dtypes of the parameters, without allocating any."""
-    shapes = jax.eval_shape(RecurrentDepth(config).init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
-    return shapes["params"]
+    module = RecurrentDepth(config)
+    return jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))["params"]
 
 
 def init_params(config: RecurrentDepthConfig, key: Array) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 UNLIMITED = np.iinfo(np.int32).max
+PLAIN = {bool: np.bool_, int: np.int32, float: np.float32}  # Python's numbers, and what they become
 
 
 def knob(default: Any, **metadata: Any) -> Any:
@@ -101,6 +102,8 @@ def _value_of(unset: Any, decoder: Any) -> Any:
 
 
 def _as_array(x: Any) -> Any:
+    if type(x) in PLAIN:  # placed on the device as it is: `jnp.asarray` compiles a program for each type
+        return jax.device_put(np.asarray(x, PLAIN[type(x)]))
     x = jnp.asarray(x)
     if x.dtype == jnp.bool_:
         return x

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt
 
 
 @jax.tree_util.register_dataclass
@@ -127,17 +127,26 @@ def make_request(
         raise ValueError(
             f"max_new_tokens must be at least 1 (0 where given leaves a hole), not {budgets.min()}"
         )
-    if keys is None:
-        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), jnp.arange(batch))
-    return Request(
-        tokens=jnp.asarray(tokens),
-        lengths=jnp.asarray(lengths, jnp.int32),
-        budgets=jnp.asarray(budgets, jnp.int32),
-        keys=keys,
-        stop=jnp.asarray(np.broadcast_to(np.asarray(stop, np.int32), (batch, len(stop)))),
-        given=jnp.asarray(given) if holes.any() else None,
-        recorded=recorded,
+    # Placed on the device without a program of its own for each shape, which `jnp.asarray` would compile.
+    tokens, lengths, budgets, stop, given = jax.device_put(
+        (
+            tokens,
+            lengths.astype(np.int32),
+            budgets.astype(np.int32),
+            np.broadcast_to(np.asarray(stop, np.int32), (batch, len(stop))),
+            given if holes.any() else None,
+        ),
+        may_alias=False,
     )
+    if keys is None:
+        keys = keys_of(np.int64(seed), np.arange(batch, dtype=np.int32))
+    return Request(tokens, lengths, budgets, keys, stop, given, recorded)
+
+
+@jax.jit
+def keys_of(seed: Int[Array, ""], numbers: Int[Array, "N"] | UInt[Array, "N"]) -> Array:
+    """A key for each number, `fold_in(key(seed), number)`, [N], in one program."""
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), numbers)
 
 
 def _padded(rows: Any, dtype: Any) -> np.ndarray:
