@@ -167,8 +167,8 @@ def serve_turns(model: str, table: str) -> None:
     sys.path.insert(0, os.getcwd())
     answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no answer
     subjects = Subjects(model, table)
-    table = [{"decoder": setting.name, "label": setting.label()} for setting in subjects.settings]
-    print(json.dumps(table), file=answers, flush=True)
+    rows = [{"decoder": setting.name, "label": setting.label()} for setting in subjects.settings]
+    print(json.dumps(rows), file=answers, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
         reply = subjects.choose(*asked["choose"]) if "choose" in asked else subjects.turn(asked["turn"])
