@@ -10,6 +10,8 @@ from typing import Any
 from paradec_jax import facts
 from paradec_jax.evaluate.results import write_table
 
+PROGRAMS = ("paradec_jax", "convert", "experiments/*.py")  # whose changes a commit does not tell of
+
 
 def write_record(
     path: Path,
@@ -39,7 +41,7 @@ def record(options: Any, results: Mapping[str, Any], dtypes: Sequence[str] = ())
     """
     fields = dict(options) if isinstance(options, Mapping) else dataclasses.asdict(options)
     told = {name: _told(value) for name, value in fields.items()}
-    made = facts.facts() | {"dtypes": sorted(set(dtypes))}
+    made = facts.facts() | {"commit": facts.commit(parts=PROGRAMS), "dtypes": sorted(set(dtypes))}
     return {"command": command(), "options": told, "facts": made, **results}
 
 

@@ -171,8 +171,8 @@ def test_compare_table_and_file(folder, capsys, tmp_path):
 def test_compare_draws_the_split_it_is_told(folder, capsys, monkeypatch):
     drawn = []
 
-    def keep(problems, settings, **options):
-        drawn.append(settings)
+    def keep(model, problems, settings, **options):
+        drawn.append(problems)
         raise ValueError("enough")
 
     monkeypatch.setattr(cli.compare, "compare", keep)
