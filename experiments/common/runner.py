@@ -53,8 +53,8 @@ class Options:
       steps: fewest and most steps of generated problems.
       budget: new tokens of a problem; when None 256 for a file, else room for the longest reference solution.
       seed: of problems and initial states.
-      split: of generated problems, "test" for those that nothing was chosen on, whose tables and pictures have plain
-        names, and "tune" for those that settings are chosen on.
+      split: of generated problems, "test" for those that nothing was chosen on, and "tune" for those that settings
+        are chosen on, whose tables have names of their own and no picture.
       timed: problems of the speed measurement, at batch 1.
       passes: timings of each setting.
       rows: problems decoded together when only answers count.
@@ -181,7 +181,8 @@ def run(study: Study, name: str, model: Any, problems: Problems, options: Option
     ordered = [rows[_key(setting)] for setting in settings]
     _write_csv(path.with_suffix(".csv"), ordered)
     try:
-        plots.draw(study, ordered, options.folder.parent / "figures" / f"{stem}.png")
+        if options.split == "test":
+            plots.draw(study, ordered, options.folder.parent / "figures" / f"{stem}.png")
     except ImportError:
         console.print("no picture: matplotlib is missing (pip install -e '.[eval]')")
     console.print(f"{stem}: {len(ordered)} rows of {len(problems.prompts)} problems")

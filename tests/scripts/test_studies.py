@@ -170,6 +170,7 @@ def test_a_table_is_not_timed_on_two_machines(monkeypatch, tmp_path):
 
 
 def test_tuning_problems_have_tables_of_their_own(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
     options = options_of("toy", problems=3, folder=tmp_path / "results")
     tuning = dataclasses.replace(options, split="tune")
     test, tune = (runner.draw(of).prompts for of in (options, tuning))
@@ -185,6 +186,7 @@ def test_tuning_problems_have_tables_of_their_own(monkeypatch, tmp_path):
     names = sorted(path.name for path in (tmp_path / "results").glob("*.json"))
     assert names == ["toy-tiny-recurrent-tune.json", "toy-tiny-recurrent.json"]
     assert json.loads((tmp_path / "results" / names[0]).read_text())["options"]["split"] == "tune"
+    assert [path.name for path in (tmp_path / "figures").glob("*")] == ["toy-tiny-recurrent.png"]
     with pytest.raises(ValueError, match="has no split"):
         options_of("table1", split="tune", file=Path("problems.jsonl"))
 
