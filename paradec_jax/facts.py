@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +86,12 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def commit(root: Path = ROOT) -> str | None:
-    """The commit of a git checkout, with "+" where tracked files of the package differ from it; None elsewhere."""
+def commit(root: Path = ROOT, parts: Sequence[str] = ("paradec_jax",)) -> str | None:
+    """The commit of a git checkout, with "+" where tracked files of its parts differ from it; None elsewhere."""
     if not (root / ".git").exists():
         return None
     head = _git(root, "rev-parse", "HEAD")
-    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "paradec_jax")
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", *parts)
     return head and head + "+" * bool(changed)
 
 

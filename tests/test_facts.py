@@ -44,6 +44,7 @@ def test_commit_is_that_of_a_checkout_with_a_mark_where_it_was_changed(tmp_path)
     assert facts.commit(tmp_path) == head
     file.write_text("2")
     assert facts.commit(tmp_path) == head + "+"
+    assert facts.commit(tmp_path, ("experiments",)) == head
 
 
 def test_memory_may_differ_between_runs_and_nothing_else():

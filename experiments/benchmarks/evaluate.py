@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from paradec_jax import __version__, chat, store
+from paradec_jax import __version__, chat, facts, store
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.decode.released import ReleasedWavefront
 from paradec_jax.evaluate import execution, wilson
@@ -163,7 +163,8 @@ def evaluate(options: Options, console: Console) -> None:
     )
     left_out = len(wanted) - len(items)
     judge = judge_of(task, options, {item.id: item for item in wanted})
-    results = Results(options.out, settings(options, model, source, items[0], setting, budget))
+    made = facts.facts() | {"dtypes": facts.dtypes(model.params)}
+    results = Results(options.out, settings(options, model, source, items[0], setting, budget), made)
     todo = [item for item in items if item.id not in results.lines]
     if todo:
         batches = continuations(

@@ -7,6 +7,8 @@ from typing import Any
 from experiments.common.study import Study
 
 Row = dict[str, Any]
+# Rows are timed in groups, and a machine drifts: only the ratio to the own group's baseline compares rows.
+SPEED = "speed over the baseline, batch 1"
 
 
 def draw(study: Study, rows: Sequence[Row], path: Path) -> None:
@@ -40,6 +42,18 @@ def _errors(rows: Sequence[Row]) -> list[list[float]]:
     ]
 
 
+def _speed_errors(rows: Sequence[Row]) -> list[list[float]] | None:
+    """Distances from each speed-up to both ends of its range; None where a row has none, as in older tables."""
+    ranges = [row.get("speedup_interval") or [None, None] for row in rows]
+    if any(end is None for ends in ranges for end in ends):
+        return None
+    pairs = list(zip(rows, ranges, strict=True))
+    return [
+        [max(row["speedup"] - low, 0) for row, (low, _) in pairs],
+        [max(high - row["speedup"], 0) for row, (_, high) in pairs],
+    ]
+
+
 def _groups(study: Study, rows: Sequence[Row]) -> dict[Any, list[Row]]:
     """Rows by the choice that tells lines apart; those without one are static decoding, and left out."""
     groups: dict[Any, list[Row]] = {}
@@ -70,9 +84,9 @@ def _work(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _curves(figure: Any, study: Study, rows: Sequence[Row]) -> None:
-    """Exact answers, tokens per second where they were measured, and the network's work against one choice."""
+    """Exact answers, speed where it was measured, and the network's work against one choice."""
     work, name = _work(rows)
-    fields = {"exact": "exact answers (%)", "tokens_per_second": "tokens / s, batch 1", work: name}
+    fields = {"exact": "exact answers (%)", "speedup": SPEED, work: name}
     fields = {field: label for field, label in fields.items() if field in rows[0]}
     panels = figure.subplots(1, len(fields))
 
@@ -84,7 +98,7 @@ def _curves(figure: Any, study: Study, rows: Sequence[Row]) -> None:
         label = f"{_name(study.lines)} {value}"
         style = {"color": f"C{line}", "marker": "o", "markersize": 4, "label": label}
         for panel, field in zip(panels, fields, strict=True):
-            errors = _errors(group) if field == "exact" else None
+            errors = {"exact": _errors, "speedup": _speed_errors}.get(field, lambda rows: None)(group)
             panel.errorbar(x, values_of(field, group), yerr=errors, capsize=2, **style)
     for panel, (field, label) in zip(panels, fields.items(), strict=True):
         panel.axhline(*values_of(field, rows[:1]), color="0.5", linestyle="--", linewidth=1, label="static")
@@ -115,13 +129,13 @@ def _heat(figure: Any, study: Study, rows: Sequence[Row]) -> None:
     heat.set_xlabel(_name(study.x))
     heat.set_ylabel(_name(study.lines))
     for color, (value, group) in enumerate(groups.items()):
-        speeds = [row.get("tokens_per_second") or 1 / row["recurrences_per_token"] for row in group]
+        speeds = [row.get("speedup") or 1 / row["recurrences_per_token"] for row in group]
         label = f"{_name(study.lines)} {value}"
         front.plot(speeds, [_share(row) for row in group], "o-", color=f"C{color}", label=label)
         for speed, row in zip(speeds, group, strict=True):
             text = f"{row['settings'][study.x]:g}"
             front.annotate(text, (speed, _share(row)), textcoords="offset points", xytext=(4, 4), fontsize=7)
-    front.set_xlabel("tokens / s, batch 1" if rows[0].get("tokens_per_second") else "tokens / recurrence")
+    front.set_xlabel(SPEED if rows[0].get("speedup") else "tokens / recurrence")
     front.set_ylabel("exact answers (%)")
     front.legend(fontsize=8)
 
@@ -153,8 +167,8 @@ def _grid(figure: Any, study: Study, rows: Sequence[Row]) -> None:
 
 
 def _bars(figure: Any, rows: Sequence[Row]) -> None:
-    """Exact answers with intervals, a row each; of causal models tokens a call, and tokens per second where timed."""
-    fields = {"tokens_per_network_call": "tokens / network call", "tokens_per_second": "tokens / s, batch 1"}
+    """Exact answers with intervals, a row each; of causal models tokens a call, and speed where timed."""
+    fields = {"tokens_per_network_call": "tokens / network call", "speedup": SPEED}
     if rows[0]["family"] != "causal":
         del fields["tokens_per_network_call"]
     fields = {field: label for field, label in fields.items() if field in rows[0]}
@@ -163,7 +177,8 @@ def _bars(figure: Any, rows: Sequence[Row]) -> None:
     at = range(len(rows))
     left.errorbar([_share(row) for row in rows], at, xerr=_errors(rows), fmt="o", markersize=4, capsize=2)
     for panel, (field, label) in zip(others, fields.items(), strict=True):
-        panel.barh(at, [row[field] for row in rows], height=0.6)
+        errors = _speed_errors(rows) if field == "speedup" else None
+        panel.barh(at, [row[field] for row in rows], height=0.6, xerr=errors, ecolor="0.3", capsize=2)
         panel.set_xlabel(label)
     left.set_yticks(at, [row["label"] for row in rows], fontsize=8)
     left.invert_yaxis()

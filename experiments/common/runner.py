@@ -1,8 +1,8 @@
 """Runs studies: many settings of the decoders on the same unseen problems.
 
 A paper's own `study.py` lists its studies and hands them to `command`. What a setting gave is written down as
-soon as it is known; a study that was stopped goes on with the settings that are missing. Pictures are those
-of `plots.py`.
+soon as it is known; a study that was stopped goes on with the settings that are missing. A row's speed-up is over
+the baseline that was timed in turns with it, whose own speed stands beside. Pictures are those of `plots.py`.
 """
 
 import dataclasses
@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 import numpy as np
 import tyro
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from experiments.common import plots
+from experiments.common.record import flat, write_record
 from experiments.common.study import Depth, Study
-from paradec_jax import load, store
+from paradec_jax import facts, load, store
 from paradec_jax.data.word_problems import WordProblem
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import (
@@ -31,7 +31,6 @@ from paradec_jax.evaluate import (
 )
 from paradec_jax.evaluate.benchmarks import gsm8k
 from paradec_jax.evaluate.results import write_csv
-from paradec_jax.io import atomic_write_text
 
 GROUP = 6  # settings that are timed in turns, next to the baseline
 
@@ -54,6 +53,8 @@ class Options:
       steps: fewest and most steps of generated problems.
       budget: new tokens of a problem; when None 256 for a file, else room for the longest reference solution.
       seed: of problems and initial states.
+      split: of generated problems, "test" for those that nothing was chosen on, and "tune" for those that settings
+        are chosen on, whose tables have names of their own and no picture.
       timed: problems of the speed measurement, at batch 1.
       passes: timings of each setting.
       rows: problems decoded together when only answers count.
@@ -72,6 +73,7 @@ class Options:
     steps: tuple[int, int] = (2, 4)
     budget: int | None = None
     seed: int = 2
+    split: Literal["test", "tune"] = "test"
     timed: int = 8
     passes: int = 5
     rows: int = 50
@@ -81,23 +83,25 @@ class Options:
             raise ValueError(f"a file of problems ({self.file}) is no task of pointers: name one of both")
         if self.task != "pointers" and self.nearest:
             raise ValueError(f"nearest ({self.nearest}) is a matter of --task pointers")
+        if self.split != "test" and self.file is not None:
+            raise ValueError(f"a file of problems ({self.file}) has no split: leave --split out")
 
     @property
     def name(self) -> str:
         """The model's, as it stands in tables."""
         return store.names_of([self.model])[0]
 
-    def facts(self) -> dict[str, Any]:
+    def kept(self) -> dict[str, Any]:
         """What must be the same for two rows to stand in one table."""
-        facts = dataclasses.asdict(self) | {"model": self.name, "model_sha256": store.fingerprint(self.model)}
+        kept = dataclasses.asdict(self) | {"model": self.name, "model_sha256": store.fingerprint(self.model)}
         for name in ("study", "folder", "rows"):
-            del facts[name]
-        for name in ("task", "nearest", "needed"):  # older tables lack them
-            if facts[name] == getattr(Options, name):
-                del facts[name]
+            del kept[name]
+        for name in ("task", "nearest", "needed", "split"):  # older tables lack them
+            if kept[name] == getattr(Options, name):
+                del kept[name]
         for name in ("file", "examples"):
-            facts[name] = None if facts[name] is None else facts[name].name
-        return facts | {"steps": list(self.steps)}
+            kept[name] = None if kept[name] is None else kept[name].name
+        return kept | {"steps": list(self.steps)}
 
 
 def command(studies: Mapping[str, Study], folder: Path, model: str) -> None:
@@ -133,12 +137,14 @@ class Problems:
 def draw(options: Options) -> Problems:
     """The problems of a run."""
     if options.task == "pointers":
-        items = pointer_problems(options.problems, seed=options.seed, nearest=options.nearest)
+        items = pointer_problems(
+            options.problems, seed=options.seed, nearest=options.nearest, split=options.split
+        )
         # " =", a name for each query, and the stop token.
         budget = options.budget or 2 + len(items[0].distance)
         return Problems([item.prompt for item in items], budget, exact_lists(items))
     if options.file is None:
-        drawn = word_problems(options.problems, seed=options.seed, steps=options.steps)
+        drawn = word_problems(options.problems, seed=options.seed, steps=options.steps, split=options.split)
         return Problems(drawn, options.budget, exact_answers)
     read = gsm8k.read(options.file, shots=options.shots, examples=options.examples).items[: options.problems]
 
@@ -151,26 +157,32 @@ def draw(options: Options) -> Problems:
 
 def run(study: Study, name: str, model: Any, problems: Problems, options: Options) -> list[dict[str, Any]]:
     """Decodes what is missing of a study, writes and draws the whole of it, and returns its rows."""
-    stem = f"{name}-{options.name}".replace("/", "-")
+    parts = [name, options.name, *([] if options.split == "test" else [options.split])]
+    stem = "-".join(parts).replace("/", "-")
     path = options.folder / f"{stem}.json"
-    rows = _read(path, options.facts())
+    rows, made = _read(path, options.kept())
     recurrence = model.network.recurrence if study.family == "recurrent_depth" else 1
     settings = study.settings(Depth(recurrence, options.needed))
     baseline = next(setting for setting in settings if setting.baseline)
     missing = [setting for setting in settings if _key(setting) not in rows and not setting.baseline]
+    if missing and made and options.timed and (other := _other_machine(made)):
+        raise SystemExit(f"{path} was timed under other conditions: {other}; move it away to begin anew")
     groups = [missing[i : i + GROUP] for i in range(0, len(missing), GROUP)]
     console = Console(stderr=True)
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task(stem, total=len(groups))
         inner = bar.add_task("")
         for group in groups:
-            rows = _decode([baseline, *group], model, problems, options, bar, inner) | rows
-            _write(path, options.facts(), rows)
+            found = _decode([baseline, *group], model, problems, options, bar, inner)
+            rows = found | rows
+            dtypes = found[_key(baseline)]["facts"]["dtypes"]
+            write_record(path, options.kept(), {"rows": rows}, dtypes=dtypes)
             bar.advance(task)
     ordered = [rows[_key(setting)] for setting in settings]
     _write_csv(path.with_suffix(".csv"), ordered)
     try:
-        plots.draw(study, ordered, options.folder.parent / "figures" / f"{stem}.png")
+        if options.split == "test":
+            plots.draw(study, ordered, options.folder.parent / "figures" / f"{stem}.png")
     except ImportError:
         console.print("no picture: matplotlib is missing (pip install -e '.[eval]')")
     console.print(f"{stem}: {len(ordered)} rows of {len(problems.prompts)} problems")
@@ -204,28 +216,32 @@ def _decode(
         report=lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total),
     )
     keys = [_key(setting) for setting in settings]
-    return {key: {"label": key} | row for key, row in zip(keys, found.rows, strict=True)}
+    return {
+        key: {"label": key} | row | {"facts": found.facts} for key, row in zip(keys, found.rows, strict=True)
+    }
 
 
-def _read(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """Rows by label, of a table that was begun under the same facts."""
+def _read(path: Path, kept: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Rows by label, and the facts, of a table that was begun with the same options."""
     if not path.exists():
-        return {}
+        return {}, {}
     try:
         table = json.loads(path.read_text())
-        written, rows = table["facts"], table["rows"]
+        # Older tables call their options facts, and tell of no others.
+        written, made = (table["options"], table["facts"]) if "options" in table else (table["facts"], {})
+        rows = table["rows"]
     except (ValueError, KeyError) as error:
         raise SystemExit(f"{path} is not a table of this script ({error}): move it away") from None
-    if written != facts:
-        differing = [key for key in facts if written.get(key) != facts[key]]
+    if written != kept:
+        differing = [key for key in {**written, **kept} if written.get(key) != kept.get(key)]
         raise SystemExit(f"{path} was made with other {', '.join(differing)}: move it away to begin anew")
-    return rows
+    return rows, made
 
 
-def _write(path: Path, facts: dict[str, Any], rows: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    device = jax.devices()[0].device_kind
-    atomic_write_text(path, json.dumps({"facts": facts, "device": device, "rows": rows}, indent=1) + "\n")
+def _other_machine(made: dict[str, Any]) -> str | None:
+    """What of the machine and its libraries differs from when a table was begun; each row tells its own commit."""
+    before, now = ({k: v for k, v in of.items() if k != "commit"} for of in (made, facts.facts()))
+    return facts.difference(before, now)
 
 
 def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -233,10 +249,5 @@ def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     lines = []
     for row in rows:
         line = {"decoder": row["decoder"], **row["settings"]}
-        line |= {k: v for k, v in row.items() if not isinstance(v, dict | list) and k not in line}
-        line["interval_low"], line["interval_high"] = row["interval"]
-        line["difference_low"], line["difference_high"] = row["difference_interval"]
-        calls = row.get("tokens_per_network_call_interval", (None, None))  # older tables lack it
-        line["tokens_per_call_low"], line["tokens_per_call_high"] = calls
-        lines.append(line)
+        lines.append(line | {k: v for k, v in flat(row).items() if k not in line})
     write_csv(path, lines)

@@ -32,13 +32,13 @@ import numpy as np
 import tyro
 from jax import lax
 
-from paradec_jax import AutoRegressive, Jacobi, Prefix, load
+from experiments.common.record import write_record
+from paradec_jax import AutoRegressive, Jacobi, Prefix, facts, load
 from paradec_jax.config import CAUSAL_PRESETS, CausalConfig
 from paradec_jax.decode.machine.candidates import fold_candidates
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.decode.rules.windows import write_after_read
 from paradec_jax.evaluate import compare, word_problems
-from paradec_jax.evaluate.results import write_table
 from paradec_jax.families import init_params
 from paradec_jax.models import CausalNetwork
 
@@ -206,7 +206,7 @@ def cost(name: str, config: CausalConfig, options: Options) -> list[dict[str, An
                 "step_flops": work.flops,
                 "compile_seconds": program.compile_seconds,
                 "dtype": config.dtype,
-                "device": jax.devices()[0].device_kind,
+                "dtypes": facts.dtypes(params),
             }
         )
     return found
@@ -247,9 +247,10 @@ def gain(name: str, options: Options) -> list[dict[str, Any]]:
         timed=0,
         rows=options.batch,
     )
+    dtypes = found.facts["dtypes"]
     kept = ("model", "problems", "exact", "tokens_per_network_call", "equals_greedy", "settings")
     return [
-        {"decoder": label, "block": n} | {key: row[key] for key in kept}
+        {"decoder": label, "block": n} | {key: row[key] for key in kept} | {"dtypes": dtypes}
         for (label, n, _), row in zip(named, found.rows[1:], strict=True)
     ]
 
@@ -315,11 +316,11 @@ def _plot_cost(panel: Any, rows: Sequence[dict[str, Any]]) -> None:
 
 def write(costs: Sequence[dict[str, Any]], gains: Sequence[dict[str, Any]], options: Options) -> None:
     """The JSON, both tables one under the other as CSV, and the plot."""
-    settings = {**dataclasses.asdict(options), "out": options.out.name, "figure": options.figure.name}
-    settings["models"] = [Path(name).name for name in options.models]
-    result = {"options": settings, "cost": list(costs), "gain": list(gains)}
+    told = {**dataclasses.asdict(options), "models": [Path(name).name for name in options.models]}
+    dtypes = [dtype for row in (*costs, *gains) for dtype in row["dtypes"]]
+    result = {"cost": list(costs), "gain": list(gains)}
     lines = [{"figure": "cost", **row} for row in costs] + [{"figure": "gain", **row} for row in gains]
-    write_table(options.out, result, lines)
+    write_record(options.out, told, result, dtypes=dtypes, lines=lines)
     plot(costs, gains, options.figure)
 
 

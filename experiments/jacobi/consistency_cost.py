@@ -13,8 +13,6 @@ backends do.
 """
 
 import dataclasses
-import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +20,10 @@ import jax
 import jax.numpy as jnp
 import tyro
 
+from experiments.common.record import write_record
+from paradec_jax import facts
 from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
 from paradec_jax.families import parameter_shapes
-from paradec_jax.io import atomic_write_text
 from paradec_jax.losses import ConsistencyRules, consistency_loss
 from paradec_jax.models import CausalNetwork
 
@@ -100,6 +99,7 @@ def cost(options: Options, packed: bool, chunk: int | None) -> dict[str, Any]:
         "bytes_moved": None if chunk else work["bytes accessed"],
         "temporary_bytes": memory.temp_size_in_bytes,
         "parameter_bytes": memory.argument_size_in_bytes,
+        "dtypes": facts.dtypes(parameter_shapes(config)),
     }
 
 
@@ -118,15 +118,8 @@ def main(options: Options) -> None:
                 f"{line['positions']} positions, {counted}{line['temporary_bytes'] / 2**30:.2f} GiB temporary",
                 flush=True,
             )
-    record = {
-        "options": {**dataclasses.asdict(options), "out": str(options.out)},
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        "backend": jax.default_backend(),
-        "jax": jax.__version__,
-        "rows": lines,
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write_text(options.out, json.dumps(record, indent=2) + "\n")
+    dtypes = [dtype for line in lines for dtype in line["dtypes"]]
+    write_record(options.out, options, {"rows": lines}, dtypes=dtypes)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Every output is compared with the recorded greedy one.
 """
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from rich.table import Table
 
 from convert import qwen2
 from convert.engine import read_json
-from paradec_jax import Jacobi, Lookahead, PromptLookup, make_request, run
-from paradec_jax.io import atomic_write_text
+from experiments.common.record import write_record
+from paradec_jax import Jacobi, Lookahead, PromptLookup, facts, make_request, run
 
 BUDGET = 200  # of the recorded runs
 
@@ -89,7 +88,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             calls.append(int(np.sum(np.asarray(result.network_calls) - 1)))
         row: dict[str, Any] = {"block": n, "decoder": name, "seeds": options.seeds, "tokens": tokens}
         rows.append(row | {"calls": float(np.mean(calls)), "least": min(calls), "most": max(calls)})
-    atomic_write_text(options.out, json.dumps(rows, indent=2) + "\n")
+    write_record(options.out, options, {"rows": rows}, dtypes=facts.dtypes(params))
     table = Table("n", "decoder", "calls", "least to most", "tokens a call")
     for row in rows:
         figures = f"{row['calls']:.1f}", f"{row['least']} to {row['most']}", f"{tokens / row['calls']:.2f}"

@@ -17,13 +17,13 @@ import jax
 import numpy as np
 import tyro
 
+from experiments.common.record import write_record
 from experiments.jacobi.study import jacobi, multiblock
-from paradec_jax import AutoRegressive, Model, load, make_request, run
+from paradec_jax import AutoRegressive, Model, facts, load, make_request, run
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.decode import Request
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import word_problems
-from paradec_jax.io import atomic_write_text
 from paradec_jax.store import fingerprint, names_of
 
 
@@ -104,7 +104,7 @@ def decode(
 
 
 def rows_of(place: str, name: str, options: Options, done: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The rows of one model that are not done."""
+    """The rows of one model that are not done; each tells its facts, for a stopped run may go on elsewhere."""
     model, settings, weights = load(place), covering(), fingerprint(place)
     if model.family != "causal":
         raise SystemExit(f"{place} is of family {model.family}; Jacobi decoding needs a causal model")
@@ -127,6 +127,7 @@ def rows_of(place: str, name: str, options: Options, done: list[dict[str, Any]])
                 "tokens": tokens,
                 "tokens_per_call": tokens / int(taken.sum()),
                 "seconds": time.perf_counter() - clock,
+                "facts": facts.facts() | {"dtypes": facts.dtypes(model.params)},
             }
 
 
@@ -143,11 +144,10 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         if found["options"] != kept:
             raise SystemExit(f"{options.out} holds a run with other options: name another file")
         done = found["rows"]
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     for place, name in zip(options.models, names_of(options.models), strict=True):
         for row in rows_of(place, name, options, done):
             done.append(row)
-            atomic_write_text(options.out, json.dumps({"options": kept, "rows": done}, indent=1) + "\n")
+            write_record(options.out, kept, {"rows": done}, dtypes=row["facts"]["dtypes"])
             print(
                 f"{row['model']:14s} batch {row['batch']}  {row['label']:45s} {row['equal']}/{row['problems']} "
                 f"equal  {row['more_calls_than_greedy']} with more calls  "

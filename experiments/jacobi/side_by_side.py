@@ -8,17 +8,17 @@ answers, so exact answers belong to the model, tokens a network call to model an
 """
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import tyro
 
+from experiments.common.record import write_record
 from experiments.jacobi.study import compared
 from paradec_jax import AutoRegressive, load
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import compare, paired, word_problems
-from paradec_jax.evaluate.results import write_table
+from paradec_jax.evaluate.intervals import times
 from paradec_jax.store import names_of
 
 
@@ -53,8 +53,8 @@ class Options:
     out: Path = Path("experiments/jacobi/results/side_by_side.json")
 
 
-def evaluate(options: Options) -> list[dict[str, Any]]:
-    """One row for each model and decoder."""
+def evaluate(options: Options) -> tuple[list[dict[str, Any]], list[str]]:
+    """One row for each model and decoder, and the dtypes of the models' parameters."""
     if len(set(options.models)) < len(options.models) or not options.models:
         raise ValueError(f"models must be at least one, each of them once, not {list(options.models)}")
     problems = word_problems(options.problems, seed=options.seed, steps=options.steps)
@@ -65,7 +65,7 @@ def evaluate(options: Options) -> list[dict[str, Any]]:
     for name, model in zip(options.models, loaded, strict=True):
         if model.family != "causal":
             raise ValueError(f"{name} is of family {model.family}; Jacobi decoding needs a causal model")
-    rows, first = [], None
+    rows, dtypes, first = [], [], None
     for name, model in zip(names_of(options.models), loaded, strict=True):
         found = compare(
             model,
@@ -79,6 +79,7 @@ def evaluate(options: Options) -> list[dict[str, Any]]:
             rows=options.rows,
         )
         first = found.exact if first is None else first
+        dtypes += found.facts["dtypes"]
         for row, label, exact, other in zip(found.rows, found.labels, found.exact, first, strict=True):
             pair = paired(exact, other)
             kept = {key: value for key, value in row.items() if key not in RENAMED}
@@ -93,39 +94,27 @@ def evaluate(options: Options) -> list[dict[str, Any]]:
                     "p_value": pair.p_value,
                 }
             )
-    return rows
+    return rows, dtypes
 
 
 # `compare` pairs a decoder with autoregressive decoding of the same model; here a model is paired with the first one.
 RENAMED = ("difference", "difference_interval", "only_here_exact", "only_baseline_exact")
 
 
-def write(rows: Sequence[dict[str, Any]], options: Options) -> None:
-    """The JSON, and as CSV what is not a list."""
-    settings = {**dataclasses.asdict(options), "out": options.out.name, "models": names_of(options.models)}
-    lines = []
-    for row in rows:
-        line = dict(row)
-        for name in ("interval", "difference_interval", "tokens_per_network_call_interval"):
-            low, high = row[name]
-            line |= {f"{name}_low": low, f"{name}_high": high}
-        lines.append(line)
-    write_table(options.out, {"options": settings, "rows": list(rows)}, lines)
-
-
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Prints and writes the table."""
-    rows = evaluate(options)
+    rows, dtypes = evaluate(options)
     for row in rows:
         low, high = (100 * end for end in row["difference_interval"])
-        speed = f"  speed-up {row['speedup']:.2f}x" if "speedup" in row else ""
+        speed = f"  speed-up {times(row['speedup'], row['speedup_interval'])}" if "speedup" in row else ""
         print(
             f"{row['model']:24s} {row['label']:42s} exact {row['exact']:4d}/{row['problems']}  "
             f"{100 * row['difference']:+5.1f} points ({low:+.1f} to {high:+.1f})  "
             f"{row['tokens_per_network_call']:.2f} tokens a call  {row['network_calls_per_token']:.2f} calls a token"
             f"{speed}"
         )
-    write(rows, options)
+    told = {**dataclasses.asdict(options), "models": names_of(options.models)}
+    write_record(options.out, told, {"rows": rows}, dtypes=dtypes, lines=rows)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ import optax
 import tyro
 from rich.progress import track
 
+from experiments.common.record import write_record
 from experiments.recurrent_depth.sampler_loss import (
     HAND,
     Options,
@@ -42,7 +43,7 @@ from experiments.recurrent_depth.sampler_loss import (
     make_loss,
     start,
 )
-from paradec_jax import Model, Wavefront, load, run
+from paradec_jax import Model, Wavefront, facts, load, run
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import compare, exact_answers, paired, wilson, word_problems
 from paradec_jax.io import atomic_write_text
@@ -230,15 +231,13 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         f"learned less random search: {rival.difference:+.1%} [{rival.interval[0]:+.1%}, {rival.interval[1]:+.1%}]"
     )
     result = {
-        "options": dataclasses.asdict(options) | {"out": options.out.name},
         "learner": learned,
         "random_search": found,
         "chosen": chosen,
         "rows": rows,
         "learned_less_random_search": rival._asdict(),
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write_text(options.out, json.dumps(result, indent=1) + "\n")
+    write_record(options.out, options, result, dtypes=facts.dtypes(model.params))
 
 
 def informative(history: Sequence[dict[str, Any]]) -> None:

@@ -19,7 +19,8 @@ import matplotlib
 import numpy as np
 import tyro
 
-from paradec_jax import Adaptive, Static, Wavefront, load
+from experiments.common.record import write_record
+from paradec_jax import Adaptive, Static, Wavefront, facts, load
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.data.pointers import PointerProblem, PointerTask
@@ -27,7 +28,7 @@ from paradec_jax.decode import Request, SelfSpeculative, make_request
 from paradec_jax.decode import run as run_decoder
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import compare, exact_lists, pointer_problems
-from paradec_jax.evaluate.results import write_table
+from paradec_jax.evaluate.intervals import times
 from paradec_jax.families import EVERY_STEP, init_params
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.store import Model, names_of
@@ -277,7 +278,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         speed = ""
         if options.timed:
             speed = (
-                f"  {row['tokens_per_second']:,.0f} tokens/s, {row['speedup']:.2f}x"
+                f"  {row['tokens_per_second']:,.0f} tokens/s, {times(row['speedup'], row['speedup_interval'])}"
                 f" (without prompts {row['decode_speedup']:.2f}x)"
             )
         print(
@@ -296,15 +297,9 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             f"width {row['width']}: {row['static_12_microseconds']:,.0f} us an answer at r = 12, "
             f"{row['wave_microseconds']:,.0f} us as a wave, {row['speedup_without_prompts']:.2f}x"
         )
-    facts = {**dataclasses.asdict(options), "model": names_of([options.model])[0]}
-    facts |= {"out": options.out.name, "figure": options.figure.name}
-    lines = []
-    for row in rows:
-        line = {name: value for name, value in row.items() if not isinstance(value, list | dict)}
-        line["interval_low"], line["interval_high"] = row["interval"]
-        line["difference_low"], line["difference_high"] = row["difference_interval"]
-        lines.append(line)
-    write_table(options.out, {"options": facts, "by_recurrence": depth, "rows": rows, "costs": costs}, lines)
+    told = {**dataclasses.asdict(options), "model": names_of([options.model])[0]}
+    result = {"by_recurrence": depth, "rows": rows, "costs": costs}
+    write_record(options.out, told, result, dtypes=facts.dtypes(model.params), lines=rows)
 
 
 if __name__ == "__main__":

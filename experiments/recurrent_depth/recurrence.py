@@ -7,7 +7,6 @@ going to zero.
 """
 
 import dataclasses
-import json
 from pathlib import Path
 
 import jax
@@ -16,12 +15,12 @@ import numpy as np
 import tyro
 from jax import lax
 
-from paradec_jax import Static, load
+from experiments.common.record import write_record
+from paradec_jax import Static, facts, load
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.decode.rules import score
 from paradec_jax.evaluate import compare, wilson, word_problems
-from paradec_jax.io import atomic_write_text
 
 RECURRENCES = (1, 2, 3, 4, 6, 8, 16, 32)
 
@@ -91,7 +90,7 @@ class Options:
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Prints and writes the tables."""
     model = load(options.model)
-    result: dict = {"options": {**dataclasses.asdict(options), "out": options.out.name}}
+    result: dict = {}
     for low, high in ((2, 4), (5, 8)):
         problems = word_problems(options.problems, seed=options.seed, steps=(low, high))
         rows = accuracy(model, problems, options.seed)
@@ -108,8 +107,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     result["distance"] = distances(model, problems, 32, options.seed)
     for row in result["distance"]:
         print(f"r {row['recurrence']:2d}  change {row['change']:.2e}  to r 32 {row['distance_to_last']:.2e}")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write_text(options.out, json.dumps(result, indent=1) + "\n")
+    write_record(options.out, options, result, dtypes=facts.dtypes(model.params))
 
 
 if __name__ == "__main__":

@@ -6,18 +6,17 @@ pass of the core. Nothing here depends on weights.
 """
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tyro
 
+from experiments.common.record import write_record
 from experiments.recurrent_depth.step_trace import schedule
 from paradec_jax import Static, Wavefront, make_request
 from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.decode.released import ReleasedWavefront
-from paradec_jax.io import atomic_write_text
 from paradec_jax.testing import StubNetwork
 
 
@@ -114,9 +113,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             f"{row['in_flight_first_token']:2d} in flight  all after {row['serial_all']:4d}, {row['layers_all']:4d}  "
             f"work {row['core_positions']}"
         )
-    result = {"options": {**dataclasses.asdict(options), "out": options.out.name}, "rows": rows}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write_text(options.out, json.dumps(result, indent=1) + "\n")
+    write_record(options.out, options, {"rows": rows})
 
 
 if __name__ == "__main__":

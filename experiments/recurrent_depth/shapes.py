@@ -13,10 +13,10 @@ import jax
 import numpy as np
 import tyro
 
-from paradec_jax import Static, Wavefront, make_request
+from experiments.common.record import write_record
+from paradec_jax import Static, Wavefront, facts, make_request
 from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.families import EVERY_STEP, init_params
-from paradec_jax.io import atomic_write_text
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.timing import Case, measure
 
@@ -55,7 +55,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     size = options.context + options.tokens
     prompt = np.random.default_rng(0).integers(0, 300, (1, options.context))
     request = make_request(prompt, max_new_tokens=options.tokens, seed=0)
-    rows = []
+    rows, dtypes = [], set()
     for width, feed_forward, layers in options.shapes:
         config = dataclasses.replace(
             RECURRENT_PRESETS["tiny-recurrent"],
@@ -75,6 +75,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             )
             knobs = Wavefront.Knobs(exit_threshold=EVERY_STEP, max_wavefront=wave)
             cases[f"wave {inner} x {wave}"] = Case(decoder, knobs)
+        dtypes.update(facts.dtypes(params))
         speeds = measure(list(cases.values()), params, [request], passes=options.passes)
         times = {
             name: 1e6 * (speed.seconds - speed.init_seconds) / speed.calls
@@ -86,14 +87,12 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             "core_layers": layers,
             "parameters": sum(x.size for x in jax.tree.leaves(params)),
             "microseconds": times,
+            "passes": {name: list(speed.passes) for name, speed in zip(cases, speeds, strict=True)},
         }
         rows.append(row)
-        print(json.dumps(row | {"microseconds": {name: round(t) for name, t in times.items()}}), flush=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    facts = {"device": jax.devices()[0].device_kind, "context": options.context, "tokens": options.tokens}
-    atomic_write_text(
-        options.out, json.dumps({**facts, "passes": options.passes, "rows": rows}, indent=1) + "\n"
-    )
+        told = {name: value for name, value in row.items() if name != "passes"}
+        print(json.dumps(told | {"microseconds": {name: round(t) for name, t in times.items()}}), flush=True)
+    write_record(options.out, options, {"rows": rows}, dtypes=sorted(dtypes))
 
 
 if __name__ == "__main__":

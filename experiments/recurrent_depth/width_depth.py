@@ -23,11 +23,12 @@ import numpy as np
 import tyro
 from jaxtyping import Array, Float, Int
 
+from experiments.common.record import write_record
 from experiments.recurrent_depth import work
 from experiments.recurrent_depth.copies import RULES, kv_share, no_share
+from paradec_jax import facts
 from paradec_jax.config import RECURRENT_PRESETS
-from paradec_jax.evaluate.results import write_table
-from paradec_jax.families import init_params
+from paradec_jax.families import init_params, parameter_shapes
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.models.recurrent_cache import RecurrentKV
 from paradec_jax.nn import masks
@@ -294,7 +295,7 @@ def plot(options: Options, result: dict, plt: Any) -> Any:
         f"Operations at once in a core layer, width / depth\n(device of {options.capacity} positions; products "
         "dotted, thin lines at s²)",
         "Time of a core layer, depth / width\n(the same ideal device)",
-        f"Time of a prefill, depth / width\n(measured, {result['device']}, scores masked)",
+        f"Time of a prefill, depth / width\n(measured, {facts.device()['kind']}, scores masked)",
     )
     for axis, title in zip(axes.flat, titles, strict=True):
         axis.set_title(title, fontsize=10)
@@ -324,17 +325,17 @@ def _pyplot() -> Any:
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Counts, measures, prints, and writes the files."""
     plt = None if options.figure is None else _pyplot()
-    named = {name: path and path.name for name, path in (("out", options.out), ("figure", options.figure))}
     result = {
-        "options": dataclasses.asdict(options) | named,
-        "device": jax.devices()[0].device_kind,
         "rows": counts(options),
+        "saturation": saturation(options),
+        "curves": curves(options),
     }
-    result |= {"saturation": saturation(options), "curves": curves(options)}
     report(result)
+    dtypes: list[str] = []
     if options.measure:
         result["rows"] = measured(options, result["rows"])
-    write_table(options.out, result, result["rows"])
+        dtypes = facts.dtypes(parameter_shapes(RECURRENT_PRESETS[options.preset]))
+    write_record(options.out, options, result, dtypes=dtypes, lines=result["rows"])
     if options.figure is not None:
         figure = plot(options, result, plt)
         options.figure.parent.mkdir(parents=True, exist_ok=True)

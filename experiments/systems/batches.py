@@ -5,18 +5,17 @@ of several sizes. Every row must come out as it does alone; tokens per second st
 """
 
 import dataclasses
-import json
 from pathlib import Path
 
 import jax
 import numpy as np
 import tyro
 
-from paradec_jax import load, make_request
+from experiments.common.record import write_record
+from paradec_jax import facts, load, make_request
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.evaluate import word_problems
 from paradec_jax.families import FAMILIES
-from paradec_jax.io import atomic_write_text
 from paradec_jax.timing import Case, measure
 
 
@@ -90,6 +89,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
                     "tokens": speed.tokens,
                     "seconds": speed.seconds,
                     "passes": list(speed.passes),
+                    "quickest_seconds": min(speed.passes),
+                    "slowest_seconds": max(speed.passes),
                     "tokens_per_second": speed.tokens_per_second,
                     "decode_tokens_per_second": speed.decode_tokens_per_second,
                     "compile_seconds": speed.compile_seconds,
@@ -100,8 +101,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
                 f"{speed.decode_tokens_per_second:7.0f} without prompts  {equal}/{options.problems} as alone",
                 flush=True,
             )
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write_text(options.out, json.dumps(rows, indent=1) + "\n")
+    write_record(options.out, options, {"rows": rows}, dtypes=facts.dtypes(params))
 
 
 if __name__ == "__main__":

@@ -27,11 +27,11 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from paradec_jax import RecurrentDepthConfig, Static, Wavefront, make_request
+from experiments.common.record import write_record
+from paradec_jax import RecurrentDepthConfig, Static, Wavefront, facts, make_request
 from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.decode.machine import drive
 from paradec_jax.decode.released import ReleasedWavefront
-from paradec_jax.evaluate.results import write_table
 from paradec_jax.families import init_params
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.timing.bench import bench, limits_of
@@ -208,9 +208,8 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 def write(rows: Sequence[dict[str, Any]], turned: Sequence[dict[str, Any]], options: Options) -> None:
     """The JSON, the points as CSV, and the plot."""
-    settings = {**dataclasses.asdict(options), "out": options.out.name, "figure": options.figure.name}
-    result = {"options": settings, "rows": list(rows), "knobs": list(turned)}
-    write_table(options.out, result, rows)
+    dtypes = [dtype for row in rows for dtype in row["dtypes"]]
+    write_record(options.out, options, {"rows": rows, "knobs": turned}, dtypes=dtypes, lines=rows)
     plot(rows, options.figure)
 
 
@@ -252,9 +251,8 @@ def measure(shape: str, config: RecurrentDepthConfig, options: Options) -> list[
                 device=device,
             )
             progress.update(task, advance=1)
-    return [
-        {"shape": shape, "axis": axis} | measured[point] for axis, points in found.items() for point in points
-    ]
+    of_shape = {"shape": shape, "dtypes": facts.dtypes(params)}
+    return [of_shape | {"axis": axis} | measured[point] for axis, points in found.items() for point in points]
 
 
 def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> None:

@@ -21,8 +21,6 @@ import inspect
 import json
 import math
 import os
-import platform
-import re
 import statistics
 import subprocess
 import sys
@@ -97,6 +95,12 @@ class Subjects:
         room = self.model.network.max_length - self.tokens.shape[1]
         self.budget = min(math.ceil(longest / BUCKET) * BUCKET, room)
 
+    def dtypes(self) -> list[str]:
+        """Of the parameters, as they are."""
+        import jax
+
+        return sorted({str(leaf.dtype) for leaf in jax.tree.leaves(self.model.params)})
+
     def choose(self, row: int, batch: int) -> int:
         """Compiles one row at one batch size; returns the tokens that a call generates."""
         import jax
@@ -163,12 +167,12 @@ def originals(family: str) -> list[Any]:
 
 
 def serve_turns(model: str, table: str) -> None:
-    """The loop of a worker: first its rows, then answers to {"choose": [row, batch]} and {"turn": seconds}."""
+    """The loop of a worker: rows and dtypes, then answers to {"choose": [row, batch]} and {"turn": seconds}."""
     sys.path.insert(0, os.getcwd())
     answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no answer
     subjects = Subjects(model, table)
     rows = [{"decoder": setting.name, "label": setting.label()} for setting in subjects.settings]
-    print(json.dumps(rows), file=answers, flush=True)
+    print(json.dumps({"rows": rows, "dtypes": subjects.dtypes()}), file=answers, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
         reply = subjects.choose(*asked["choose"]) if "choose" in asked else subjects.turn(asked["turn"])
@@ -179,12 +183,13 @@ def serve_turns(model: str, table: str) -> None:
 
 
 class Worker:
-    """A checkout's process, as the parent sees it: `rows` is its table."""
+    """A checkout's process, as the parent sees it: `rows` is its table, `dtypes` those of the parameters."""
 
     def __init__(self, root: Path, model: str, table: str) -> None:
         words = [sys.executable, str(Path(__file__).resolve()), "--worker", model, table]
         self.process: Any = subprocess.Popen(words, cwd=root, stdin=PIPE, stdout=PIPE, text=True)
-        self.rows = self._answer()
+        first = self._answer()
+        self.rows, self.dtypes = first["rows"], first["dtypes"]
 
     def ask(self, **asked: Any) -> Any:
         """The answer to one request; nobody else works meanwhile."""
@@ -231,21 +236,20 @@ def rows_of(model: str, options: Options) -> Iterator[dict[str, Any]]:
             raise ValueError(f"the tables of {model} have other rows: {old} and {new}")
         for row in range(len(old)) if options.rows is None else options.rows:
             for batch in options.batches:
-                yield {"model": model} | new[row] | compare_row(workers, row, batch, options)
+                dtypes = {"dtypes": [worker.dtypes for worker in workers]}
+                yield {"model": model} | new[row] | dtypes | compare_row(workers, row, batch, options)
     finally:
         for worker in workers:
             worker.process.communicate()  # closes its input, which ends it
 
 
-def processor() -> str:
-    """Name of the processor and number of cores."""
-    facts = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.*)", facts.read_text()) if facts.exists() else []
-    return f"{[*names, platform.processor()][0]}, {os.cpu_count()} cores"
-
-
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Prints each row and writes the result."""
+    # Not at the top: a worker runs this file too, and must find the package of its own checkout.
+    from experiments.common.record import write_record
+    from paradec_jax import facts
+
+    commits = [facts.commit(root) for root in options.roots]
     rows: list[dict[str, Any]] = []
     for model in options.model:
         for row in rows_of(model, options):
@@ -257,12 +261,10 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
                 flush=True,
             )
             mean = statistics.geometric_mean(row["ratio"] for row in rows)
-            facts = {"processor": processor(), "pairs": options.pairs, "seconds": options.seconds}
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text(
-                json.dumps(facts | {"geometric_mean": mean, "rows": rows}, indent=1) + "\n"
-            )
-    print(f"geometric mean of {len(rows)} rows {mean:.4f}, {processor()}")
+            result = {"commits": commits, "geometric_mean": mean, "rows": rows}
+            dtypes = [dtype for of in rows for each in of["dtypes"] for dtype in each]
+            write_record(options.out, options, result, dtypes=dtypes)
+    print(f"geometric mean of {len(rows)} rows {mean:.4f}, {facts.told(facts.facts())}")
 
 
 if __name__ == "__main__":

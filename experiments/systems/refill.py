@@ -29,11 +29,11 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from paradec_jax import Decoded, Request, Static, load, make_request, run, serve, stream
+from experiments.common.record import write_record
+from paradec_jax import Decoded, Request, Static, facts, load, make_request, run, serve, stream
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import word_problems
-from paradec_jax.evaluate.results import write_table
 from paradec_jax.families import FAMILIES
 from paradec_jax.timing import Case
 
@@ -204,6 +204,8 @@ def describe(way: Way, found: Answers, alone: Answers, first: float, seconds: Se
         "occupancy": (found.calls - len(found.prompts)) / max(found.steps * way.rows, 1),
         "seconds": median,
         "passes": list(seconds),
+        "quickest_seconds": min(seconds),
+        "slowest_seconds": max(seconds),
         "tokens_per_second": tokens / median,
         "compile_seconds": max(first - median, 0.0),
     }
@@ -280,13 +282,6 @@ def plot(rows: Sequence[dict], path: Path) -> None:
     plt.close(figure)
 
 
-def write(rows: Sequence[dict], options: Options) -> None:
-    """The JSON, the same rows as CSV, and the plot."""
-    settings = {**dataclasses.asdict(options), "out": options.out.name, "figure": options.figure.name}
-    write_table(options.out, {"options": settings, "rows": rows}, rows)
-    plot(rows, options.figure)
-
-
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Prints and writes the table; fails if any answer was lost, doubled or changed."""
     if min((*options.rows, options.problems, options.every, options.passes, options.max_new_tokens)) < 1:
@@ -329,7 +324,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             f"at work {row['occupancy']:4.0%}  {row['steps']:6d} steps  "
             f"lost {row['lost']}, doubled {row['doubled']}, changed {row['changed']}"
         )
-    write(rows, options)
+    write_record(options.out, options, {"rows": rows}, dtypes=facts.dtypes(model.params), lines=rows)
+    plot(rows, options.figure)
     wrong = sum(row["lost"] + row["doubled"] + row["changed"] for row in rows)
     if wrong:
         raise SystemExit(f"{wrong} answers were lost, doubled or changed: see {options.out}")

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import tyro
 
-from paradec_jax import SoftWavefront, make_request, rollout
+from experiments.common.record import write_record
+from paradec_jax import SoftWavefront, facts, make_request, rollout
 from paradec_jax.config import RECURRENT_PRESETS
-from paradec_jax.evaluate.results import write_table
 from paradec_jax.families import parameter_shapes
 from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
 
@@ -121,10 +121,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             row = {"steps": n, "group": group, "segment": segment, "temp_bytes": temp_bytes}
             rows.append(row)
             print(f"n {n:4d}  {group:17s} {temp_bytes / 2**20:8.2f} MiB", flush=True)
-    settings = dataclasses.asdict(options) | {"out": options.out.name, "figure": options.figure.name}
-    device = jax.devices()[0]
-    result = {"options": settings, "jax": jax.__version__, "device": device.platform, "rows": rows}
-    write_table(options.out, result, rows)
+    dtypes = facts.dtypes(parameter_shapes(RECURRENT_PRESETS[options.preset]))
+    write_record(options.out, options, {"rows": rows}, dtypes=dtypes, lines=rows)
     plot(rows, options.figure)
 
 

@@ -11,10 +11,10 @@ import jax
 import numpy as np
 import tyro
 
+from experiments.common.record import write_record
 from experiments.systems.bench import LARGE, paced
-from paradec_jax import make_request
+from paradec_jax import facts, make_request
 from paradec_jax.config import RECURRENT_PRESETS
-from paradec_jax.evaluate.results import write_table
 from paradec_jax.families import init_params
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.report import kinds
@@ -88,8 +88,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
                     f"{row['traced_microseconds_per_step']:6.0f}: {row['kind']:24s} {row['share']:4.0%} "
                     f"(as traced {row['traced_share']:4.0%}) in {row['operations_per_step']:4d} operations"
                 )
-    facts = {**dataclasses.asdict(options), "out": options.out.name}
-    write_table(options.out, {"options": facts, "device": jax.devices()[0].device_kind, "rows": rows}, rows)
+    write_record(options.out, options, {"rows": rows}, dtypes=facts.dtypes(params), lines=rows)
 
 
 if __name__ == "__main__":

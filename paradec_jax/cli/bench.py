@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import jax
 
+from paradec_jax import facts
 from paradec_jax.cli.output import JsonPath, check_json, progress, write_json
 from paradec_jax.cli.tables import print_bench
 from paradec_jax.decode import AutoRegressive, Jacobi, Static
@@ -94,7 +95,8 @@ def bench_command(
             )
         report("benchmarks", len(cases), len(cases))
     if json is not None:
-        write_json(rows, json)
+        found = facts.facts() | {"dtypes": facts.dtypes(params)}
+        write_json([row | {"seed": seed, "facts": found} for row in rows], json)
     if json != "-":
         print_bench(rows)
     return 0

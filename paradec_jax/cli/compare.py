@@ -18,6 +18,7 @@ def compare_command(
     problems: int = 200,
     steps: tuple[int, int] = (2, 8),
     seed: int = 1,
+    split: Literal["test", "tune"] = "test",
     timed: int = TIMED,
     json: JsonPath = None,
 ) -> int:
@@ -33,6 +34,7 @@ def compare_command(
       problems: number of problems.
       steps: fewest and most steps of a problem's solution, from 2 to 8.
       seed: of the problems and of all draws.
+      split: "test" for problems that nothing was chosen on, "tune" for those that settings are chosen on.
       timed: problems of the speed measurement, at least 1.
       json: print nothing but a list of JSON objects, one a row; with a PATH, write the list there as well as
         printing the table.
@@ -48,7 +50,7 @@ def compare_command(
     for name, loaded in models.items():
         if loaded.family != chosen.name:
             raise ValueError(f"{name} is of family {loaded.family}, but --family is {chosen.name}")
-    drawn = word_problems(problems, seed=seed, steps=steps)
+    drawn = word_problems(problems, seed=seed, steps=steps, split=split)
     results = {}
     for name, loaded in models.items():
         with progress() as report:
@@ -57,9 +59,13 @@ def compare_command(
                 loaded, drawn, chosen.settings, name=short, seed=seed, timed=timed, report=report
             )
     if json is not None:
-        write_json([row for result in results.values() for row in result.rows], json)
+        drawing = {"split": split, "seed": seed, "steps": list(steps)}
+        write_json(
+            [row | drawing | {"facts": result.facts} for result in results.values() for row in result.rows],
+            json,
+        )
     if json != "-":
         for result in results.values():
-            print_table(result, steps, seed)
+            print_table(result, steps, seed, split)
         print_pairs(results)
     return 0

@@ -7,15 +7,16 @@ from rich.console import Console
 from rich.table import Table
 
 from paradec_jax.evaluate.compare import Comparison
-from paradec_jax.evaluate.intervals import paired
+from paradec_jax.evaluate.intervals import paired, times
 
 
-def print_table(result: Comparison, steps: tuple[int, int], seed: int) -> None:
-    """Answers, speed and work of every decoder on problems of `steps` steps."""
+def print_table(result: Comparison, steps: tuple[int, int], seed: int, split: str) -> None:
+    """Answers, speed and work of every decoder on problems of `steps` steps of one split."""
     first, base = result.rows[0], result.rows[result.baseline]
     count = first["problems"]
+    kind = "unseen" if split == "test" else "tuning"
     table = Table(
-        title=f"{first['model']}: {count} unseen problems of {steps[0]} to {steps[1]} steps, seed {seed}"
+        title=f"{first['model']}: {count} {kind} problems of {steps[0]} to {steps[1]} steps, seed {seed}"
     )
     table.add_column("decoder", no_wrap=True)
     table.add_column("settings", max_width=32)
@@ -31,7 +32,9 @@ def print_table(result: Comparison, steps: tuple[int, int], seed: int) -> None:
         work,
         "= greedy",
     ):
-        table.add_column(title, justify="right", min_width=len(title.split("/")[0]))
+        table.add_column(
+            title, justify="right", min_width=len(title.split("/")[0]), no_wrap=title == "speed-up"
+        )
     for row, label in zip(result.rows, result.labels, strict=True):
         interval = "-".join(f"{100 * end:.1f}" for end in row["interval"])
         table.add_row(
@@ -40,7 +43,7 @@ def print_table(result: Comparison, steps: tuple[int, int], seed: int) -> None:
             f"{100 * row['exact'] / count:.1f}%",
             interval,
             f"{row['tokens_per_second']:.0f}",
-            f"{row['speedup']:.2f}x",
+            times(row["speedup"], None if row is base else row["speedup_interval"]),
             f"{row['decode_speedup']:.2f}x",
             f"{row['network_calls_per_token']:.2f}",
             f"{row['recurrences_per_token' if recurrent else 'tokens_per_network_call']:.2f}",
@@ -54,7 +57,8 @@ def print_table(result: Comparison, steps: tuple[int, int], seed: int) -> None:
     console.print(
         f"Speed: batch {base['batch']}, the first {base['timed_problems']} problems one by one, median of "
         f"{len(base['passes'])} passes, {base['dtype']}, {base['device']}; speed-up over {base['decoder']} "
-        f"{result.labels[result.baseline] or 'decoding'}, with and without the seconds that read the prompts."
+        f"{result.labels[result.baseline] or 'decoding'}, with and without the seconds that read the prompts, and "
+        f"its 95% range by bootstrap over problems and passes."
     )
     costs = [
         f"{row['decoder']} ({label}) {row['core_pass_microseconds']:.0f} microseconds"

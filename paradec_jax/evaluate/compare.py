@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,13 +12,14 @@ import jax
 import numpy as np
 from jaxtyping import Bool
 
+from paradec_jax import facts
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.data.word_problems import WordProblem
 from paradec_jax.decode import Decoded, Request, make_request
 from paradec_jax.decode import run as run_decoder
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate.intervals import paired, ratio, wilson
+from paradec_jax.evaluate.intervals import paired, ratio, speedup, wilson
 from paradec_jax.evaluate.tasks import exact_answers
 from paradec_jax.store import Model
 from paradec_jax.timing import Case, Speed, measure
@@ -40,12 +41,14 @@ class Comparison:
       labels: short descriptions of the settings.
       baseline: index of the row that others are compared with.
       exact: which problems each setting got right, [settings, N].
+      facts: of the machine and the program (`facts.facts`), with the dtypes of the parameters.
     """
 
     rows: list[dict[str, Any]]
     labels: list[str]
     baseline: int
     exact: Bool[np.ndarray, "settings N"]
+    facts: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -124,6 +127,8 @@ def compare(
     everything = [*cases, *extra]
     advance = _counter(report, "timing one by one", len(everything) * (passes + 1))
     speeds = measure(everything, params, requests, passes=passes, advance=advance) if timed else []
+    found = facts.facts() | {"dtypes": facts.dtypes(params)}
+    machine = {"dtype": model.config.dtype, "device": _device(found["device"])}
     exact = np.stack([score(problems, [_text(model, row.ids) for row in of]) for of in decoded])
     results = []
     for i, setting in enumerate(settings):
@@ -134,8 +139,8 @@ def compare(
             row["core_pass_microseconds"] = (
                 None if half is None else _core_pass(speeds[i], speeds[everything.index(half)])
             )
-        results.append({"family": model.family, "model": name} | row | _machine(model))
-    return Comparison(results, [setting.label() for setting in settings], baselines[0], exact)
+        results.append({"family": model.family, "model": name} | row | machine)
+    return Comparison(results, [setting.label() for setting in settings], baselines[0], exact, found)
 
 
 def case_of(setting: Setting, decoder: Any, model: Model, size: int, recurrence: int | None = None) -> Case:
@@ -256,9 +261,7 @@ def _row(
         "only_baseline_exact": difference.only_second,
         "network_calls_per_token": calls / tokens,
         "tokens_per_network_call": tokens / calls,
-        "tokens_per_network_call_interval": [
-            end if math.isfinite(end) else None for end in ratio(each[:, 0], each[:, 1])
-        ],
+        "tokens_per_network_call_interval": _ends(ratio(each[:, 0], each[:, 1])),
         # A network without recurrences passes its layers once a call.
         "recurrences_per_token": sum(a.counts.get("recurrences", a.counts[NETWORK_CALLS]) for a in answers)
         / tokens,
@@ -267,16 +270,29 @@ def _row(
 
 
 def _speed(speed: Speed, baseline: Speed) -> dict[str, Any]:
-    """What the timed calls say of one setting."""
+    """What the timed calls say of one setting, and the ratios to the baseline that was timed in turns with it."""
+    ratio, interval = speedup(speed.generated, speed.each, baseline.generated, baseline.each)
+    alone, of_base = (np.subtract(of.generated, of.batch) for of in (speed, baseline))
+    reading, of_base_reading = speed.each_reading, baseline.each_reading
+    decode_ratio, decode_interval = speedup(
+        alone, speed.each, of_base, baseline.each, less=reading, base_less=of_base_reading
+    )
     return {
         "tokens": speed.tokens,
         "seconds": speed.seconds,
+        "quickest_seconds": min(speed.passes),
+        "slowest_seconds": max(speed.passes),
         "prompt_seconds": speed.init_seconds,
         "passes": list(speed.passes),
+        "generated": list(speed.generated),
+        "each": [list(seconds) for seconds in speed.each],
         "tokens_per_second": speed.tokens_per_second,
-        "speedup": speed.tokens_per_second / baseline.tokens_per_second,
+        "baseline_tokens_per_second": baseline.tokens_per_second,
+        "speedup": ratio,
+        "speedup_interval": _ends(interval),
         "decode_tokens_per_second": speed.decode_tokens_per_second,
-        "decode_speedup": speed.decode_tokens_per_second / baseline.decode_tokens_per_second,
+        "decode_speedup": decode_ratio,
+        "decode_speedup_interval": _ends(decode_interval),
         "batch": speed.batch,
         "timed_problems": len(speed.decoded),
         "compile_seconds": speed.compile_seconds,
@@ -289,8 +305,11 @@ def _core_pass(speed: Speed, half: Speed) -> float:
     return 1e6 * (speed.quickest / speed.calls - half.quickest / half.calls) / (deep - shallow)
 
 
-def _machine(model: Model) -> dict[str, Any]:
-    device = jax.devices()[0]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    kind = f"cpu, {cores} cores" if device.platform == "cpu" else device.device_kind
-    return {"dtype": model.config.dtype, "device": kind}
+def _device(of: Mapping[str, Any]) -> str:
+    """The device in a few words; the facts say more."""
+    return f"cpu, {of['threads']} cores" if of["platform"] == "cpu" else of["kind"]
+
+
+def _ends(interval: tuple[float, float]) -> list[float | None]:
+    """The ends of an interval as JSON values, None of one that is infinite."""
+    return [end if math.isfinite(end) else None for end in interval]

@@ -1,11 +1,13 @@
 """Uncertainty of shares (Wilson), of paired differences on the same problems, and of ratios of sums."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+Numbers = Sequence[Any] | np.ndarray  # [N], or [passes, N]
 Z95 = 1.959963984540054  # 97.5% of a normal distribution lie below it
 
 
@@ -88,11 +90,13 @@ def ratio(
 
 
 def speedup(
-    tokens: Int[np.ndarray, "..."],
-    seconds: Float[np.ndarray, "..."],
-    base_tokens: Int[np.ndarray, "..."],
-    base_seconds: Float[np.ndarray, "..."],
+    tokens: Numbers,
+    seconds: Numbers,
+    base_tokens: Numbers,
+    base_seconds: Numbers,
     *,
+    less: Numbers | None = None,
+    base_less: Numbers | None = None,
     resamples: int = 2000,
     seed: int = 0,
 ) -> tuple[float, tuple[float, float]]:
@@ -102,6 +106,14 @@ def speedup(
 
     A resample draws the N calls and the passes anew, each with replacement and alike for both decoders, which were
     timed in turns. A single call or a single pass shows no spread of its own: the range is then too narrow.
+
+    Args:
+      tokens, seconds: [N] and [passes, N] of the one decoder.
+      base_tokens, base_seconds: of the other.
+      less, base_less: [passes, N], seconds whose own median is taken away from that of `seconds`; where a resample
+        leaves nothing above 0, the spread has no end, and the range is (0, infinity).
+      resamples: how many.
+      seed: of the draws.
 
     Raises:
       ValueError: other shapes, nothing measured, or seconds that are not above 0.
@@ -115,17 +127,33 @@ def speedup(
         raise ValueError(
             f"need tokens [N] and seconds [passes, N] above 0 of both, not {a.shape}, {s.shape}, {b.shape}, {t.shape}"
         )
+    u, v = (np.zeros_like(s) if x is None else np.asarray(x, np.float64) for x in (less, base_less))
+    if not u.shape == v.shape == s.shape:
+        raise ValueError(f"need seconds to take away of the shape {s.shape}, not {u.shape} and {v.shape}")
     passes, calls = s.shape
     draw = np.random.default_rng(seed)
     columns = draw.integers(0, calls, (resamples, 1, calls))
     rows = draw.integers(0, passes, (resamples, passes, 1))
 
-    def rate(tokens: np.ndarray, seconds: np.ndarray) -> Any:
-        return tokens.sum(-1) / np.median(seconds.sum(-1), axis=-1)
+    def spent(seconds: np.ndarray, less: np.ndarray) -> Any:
+        return np.median(seconds.sum(-1), axis=-1) - np.median(less.sum(-1), axis=-1)
 
-    found = rate(a[columns[:, 0]], s[rows, columns]) / rate(b[columns[:, 0]], t[rows, columns])
+    own, other = spent(s[rows, columns], u[rows, columns]), spent(t[rows, columns], v[rows, columns])
+    value = float(a.sum() / b.sum() * spent(t, v) / spent(s, u))
+    ours, theirs = (x[columns[:, 0]].sum(-1) for x in (a, b))
+    if min(own.min(), other.min(), theirs.min()) <= 0:
+        return value, (0.0, math.inf)
+    found = ours / theirs * other / own
     low, high = np.percentile(found, (2.5, 97.5))
-    return float(rate(a, s) / rate(b, t)), (float(low), float(high))
+    return value, (float(low), float(high))
+
+
+def times(value: float, interval: Sequence[float | None] | None = None) -> str:
+    """A ratio as text, with its range where there is one that ends."""
+    ends = [end for end in interval or () if end is not None and math.isfinite(end)]
+    if len(ends) < 2:
+        return f"{value:.2f}x"
+    return f"{value:.2f}x [{ends[0]:.2f}, {ends[1]:.2f}]"
 
 
 def _binomial_test(successes: int, trials: int) -> Any:

@@ -1,7 +1,7 @@
 """Files of results: JSON lines that are written as they come, and tables that are written when all is known.
 
-The first are a header line with the settings, then a line an item. A run that was stopped goes on with the same
-file; a run of other settings is refused.
+The first are a header line with the settings and what runs tell of their machines, then a line an item. A run that
+was stopped goes on with the same file; a run of other settings is refused.
 """
 
 import csv
@@ -21,19 +21,26 @@ _TOLD = 3  # differences that an error names
 class Results:
     """The lines of a file, by the ids of their items."""
 
-    def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        settings: Mapping[str, Any],
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
         """Opens or makes the file.
 
         Args:
           path: its folder must exist.
           settings: what decides the results, as JSON values.
+          facts: of this run, as JSON values; the header has a list of those of all runs that added lines.
 
         Raises:
           ValueError: a file of other settings, or one that holds something else; nothing is changed then.
           FileNotFoundError: no such folder.
         """
         self.path = Path(path)
-        self._header = {"settings": json.loads(json.dumps(settings))}
+        self._header: dict[str, Any] = {"settings": json.loads(json.dumps(settings))}
+        self._untold = facts
         self.lines: dict[str, Line] = {}
         if not self.path.absolute().parent.is_dir():
             raise FileNotFoundError(f"there is no folder {self.path.absolute().parent} for {self.path}")
@@ -44,6 +51,10 @@ class Results:
 
     def add(self, lines: Sequence[Line]) -> None:
         """Appends lines, each with the "id" of its item, and hands them to the disk."""
+        if self._untold is not None:
+            self._header["facts"] = [*self._header.get("facts", []), self._untold]
+            self._untold = None
+            self.rewrite()
         with self.path.open("a", encoding="utf-8") as file:
             for line in lines:
                 file.write(json.dumps(line) + "\n")
@@ -62,6 +73,7 @@ class Results:
             header, *lines = [json.loads(line) for line in whole.split("\n")]
             before = header["settings"]
             self.lines = {line["id"]: line for line in lines}
+            self._header |= {"facts": header["facts"]} if "facts" in header else {}
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{self.path} exists and is no file of results: name another one") from error
         _refuse_others(self.path, _flat(before), _flat(self._header["settings"]))
@@ -92,17 +104,18 @@ def write_lines(path: Path, lines: Sequence[Any]) -> None:
     atomic_write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
-def write_table(path: Path, result: Any, lines: Sequence[Mapping[str, Any]]) -> None:
+def write_table(path: Path, result: Any, lines: Sequence[Mapping[str, Any]] | None) -> None:
     """Writes a result as JSON, and beside it its lines as CSV; each file whole or not at all.
 
     Args:
       path: of the JSON file; its folder is made where there is none.
       result: everything, as JSON values.
-      lines: see `write_csv`.
+      lines: see `write_csv`; no CSV where None.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write_text(path, json.dumps(result, indent=1) + "\n")
-    write_csv(path.with_suffix(".csv"), lines)
+    if lines is not None:
+        write_csv(path.with_suffix(".csv"), lines)
 
 
 def write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:

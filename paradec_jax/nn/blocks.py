@@ -71,7 +71,7 @@ def parameter(
     Raises:
       flax.errors.ScopeParamShapeError: a parameter of another shape.
     """
-    found = module.get_variable("params", name)
+    found: Any = module.get_variable("params", name)
     return found if getattr(found, "shape", None) == shape else module.param(name, init, shape, dtype)
 
 

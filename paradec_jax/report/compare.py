@@ -14,8 +14,9 @@ from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import word_problems
 from paradec_jax.evaluate.compare import case_of, prompts_of
+from paradec_jax.evaluate.intervals import times
 from paradec_jax.families import FAMILIES
-from paradec_jax.report.parts import Part, Result, Table, Task, times
+from paradec_jax.report.parts import Part, Result, Table, Task
 from paradec_jax.report.sizes import Sizes
 from paradec_jax.report.timing import Speed, compile_all, measure, speedup
 from paradec_jax.store import Model
@@ -125,7 +126,7 @@ def measure_unit(unit: Unit, task: Task) -> list[dict[str, Any]]:
 
 def row_of(unit: Unit, family: str, rival: Rival, speed: Speed, base: Speed) -> dict[str, Any]:
     """What was found of one decoder."""
-    generated = [int(np.asarray(decoded.generated).sum()) for decoded in speed.decoded]
+    generated = list(speed.generated)
     calls = sum(int(np.asarray(decoded.counts[NETWORK_CALLS]).sum()) for decoded in speed.decoded)
     same = [a.completions() == b.completions() for a, b in zip(speed.decoded, base.decoded, strict=True)]
     each = [list(seconds) for seconds in speed.each]
@@ -146,8 +147,7 @@ def row_of(unit: Unit, family: str, rival: Rival, speed: Speed, base: Speed) -> 
         else None,
         "equal_calls": sum(same),
     }
-    base_tokens = [int(np.asarray(decoded.generated).sum()) for decoded in base.decoded]
-    ratio, interval = speedup(generated, each, base_tokens, [list(x) for x in base.each])
+    ratio, interval = speedup(generated, each, base.generated, base.each)
     return row | {"speedup": ratio, "speedup_range": list(interval)}
 
 

@@ -16,13 +16,14 @@ from jaxtyping import Array
 
 from paradec_jax.config import ModelConfig
 from paradec_jax.decode.rules.windows import write_after_read
+from paradec_jax.evaluate.intervals import times
 from paradec_jax.families import PRESETS, init_params, network_of
 from paradec_jax.nn import masks
 from paradec_jax.nn.attention import attend
 from paradec_jax.nn.backend import SWITCH, cpu_layouts
 from paradec_jax.nn.cache import KV, write_rows
 from paradec_jax.report.calls import Loop
-from paradec_jax.report.parts import COMPILE, Part, Result, Table, Task, duration, times
+from paradec_jax.report.parts import COMPILE, Part, Result, Table, Task, duration
 from paradec_jax.report.sizes import with_dtype
 from paradec_jax.report.timing import cheaper, lengthened, once, turns
 from paradec_jax.report.weights import load

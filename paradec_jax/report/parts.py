@@ -176,13 +176,6 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.0f}%"
 
 
-def times(value: float, interval: Sequence[float] | None = None) -> str:
-    """A ratio as text, with its range where there is one."""
-    if interval is None:
-        return f"{value:.2f}x"
-    return f"{value:.2f}x [{interval[0]:.2f}, {interval[1]:.2f}]"
-
-
 def duration(seconds: float) -> str:
     """Seconds in the unit that suits them."""
     for unit, scale in (("s", 1.0), ("ms", 1e3)):

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
-from paradec_jax.evaluate import intervals
+from paradec_jax.evaluate.intervals import speedup
 from paradec_jax.timing.bench import (
     Limits,
     Programs,
@@ -58,17 +57,6 @@ def limits_for(dtype: str, weights: int, core: int = 0) -> Limits:
     """The limits of the device for so many bytes of weights, of which a recurrence reads `core` again."""
     read, again = (reads(dtype, min(size, MOST_READ), REPEATS) for size in (weights, core or weights))
     return Limits(copies(REPEATS), read, again, products(dtype, REPEATS))
-
-
-def speedup(
-    tokens: Sequence[int],
-    seconds: Sequence[Sequence[float]],
-    base_tokens: Sequence[int],
-    base_seconds: Sequence[Sequence[float]],
-) -> tuple[float, tuple[float, float]]:
-    """Tokens a second over those of another, and the range (`evaluate.intervals.speedup`); lists [passes][calls]."""
-    rates = np.asarray(tokens), np.asarray(seconds), np.asarray(base_tokens), np.asarray(base_seconds)
-    return intervals.speedup(*rates)
 
 
 def cheaper(seconds: Sequence[float], base: Sequence[float]) -> tuple[float, tuple[float, float]]:

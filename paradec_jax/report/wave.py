@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from paradec_jax.decode import Jacobi, Static
-from paradec_jax.report.parts import Part, Result, Table, Task, duration, percent, times
+from paradec_jax.evaluate.intervals import times
+from paradec_jax.report.parts import Part, Result, Table, Task, duration, percent
 from paradec_jax.report.sizes import Race
 from paradec_jax.report.timing import cheaper, paced_wavefront
 from paradec_jax.report.weights import Named, costs, load, time_decoders

@@ -34,6 +34,7 @@ class Speed:
       init_seconds: median of the share that reads the prompts and commits their first tokens.
       passes: seconds of each pass.
       each: seconds of each request, a tuple a pass; a pass is their sum.
+      each_reading: as `each`, of the reading of the prompts.
       quickest: seconds of the quickest pass less those of the quickest reading of the prompts, which other work
         on the machine disturbs least.
       compile_seconds: see `compile_all`; small where the program came from a cache on disk.
@@ -49,11 +50,17 @@ class Speed:
     init_seconds: float
     passes: tuple[float, ...]
     each: tuple[tuple[float, ...], ...]
+    each_reading: tuple[tuple[float, ...], ...]
     quickest: float
     compile_seconds: float
     counts: dict[str, int]
     step_counts: dict[str, int]
     decoded: tuple[Decoded, ...]
+
+    @property
+    def generated(self) -> tuple[int, ...]:
+        """Tokens generated of each request."""
+        return tuple(int(np.asarray(decoded.generated).sum()) for decoded in self.decoded)
 
     @property
     def tokens_per_second(self) -> float:
@@ -102,7 +109,7 @@ def measure(
     for case in cases:
         _time(case, params, requests[:1], None)
     full: list[list[tuple[float, ...]]] = [[] for _ in cases]
-    short: list[list[float]] = [[] for _ in cases]
+    short: list[list[tuple[float, ...]]] = [[] for _ in cases]
     results: list[tuple[Decoded, ...]] = [()] * len(cases)
     prompts: list[tuple[Decoded, ...]] = [()] * len(cases)
     for _ in range(passes):
@@ -110,7 +117,7 @@ def measure(
             each, results[i] = _time(case, params, requests, None)
             read, prompts[i] = _time(case, params, requests, 0)
             full[i].append(each)
-            short[i].append(sum(read))
+            short[i].append(read)
             advance(1)
         if enough():
             break
@@ -164,10 +171,10 @@ def _speed(
     results: tuple[Decoded, ...],
     prompts: tuple[Decoded, ...],
     each: list[tuple[float, ...]],
-    reading: list[float],
+    each_reading: list[tuple[float, ...]],
     compile_seconds: float,
 ) -> Speed:
-    passes = tuple(sum(seconds) for seconds in each)
+    passes, reading = (tuple(map(sum, seconds)) for seconds in (each, each_reading))
     counts, of_prompts = _totals(results), _totals(prompts)
     generated = [np.asarray(decoded.generated) for decoded in results]
     calls = [np.asarray(decoded.network_calls) for decoded in results]
@@ -179,6 +186,7 @@ def _speed(
         init_seconds=statistics.median(reading),
         passes=passes,
         each=tuple(each),
+        each_reading=tuple(each_reading),
         quickest=min(passes) - min(reading),
         compile_seconds=compile_seconds,
         counts=counts,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 from stub_table import CONFIG, KEYS, STUB, put_settings, small_settings, strict
 
 import paradec_jax as pd
-from paradec_jax import cli
+from paradec_jax import cli, facts
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate import word_problems
 from paradec_jax.generate import generate
 from paradec_jax.models.recurrent_depth import parameter_shapes
 from paradec_jax.store import Model, save
@@ -146,6 +148,11 @@ def test_compare_json_is_all_of_stdout(folder, capsys):
     rows = strict(out)
     assert len(rows) == 2 and all(set(KEYS) <= row.keys() for row in rows)
     assert all(row["model"] == "tiny" and row["problems"] == 3 for row in rows)
+    for row in rows:
+        assert (row["split"], row["seed"], row["steps"]) == ("test", 1, [2, 2])
+        assert facts.difference(row["facts"], facts.facts()) is None and row["facts"]["dtypes"] == ["float32"]
+        low, high = row["speedup_interval"]
+        assert 0 < low <= row["speedup"] <= high or len(row["passes"]) == 1
     assert "decoding in batches" in err
 
 
@@ -157,6 +164,24 @@ def test_compare_table_and_file(folder, capsys, tmp_path):
     for piece in ("tiny: 3 unseen problems of 2 to 2 steps", "autoregressive", "wavefront", "1.00x", "r 4"):
         assert piece in out
     assert "One pass of the core: autoregressive (r 4)" in out
+    (line,) = (line for line in out.splitlines() if "wavefront" in line)
+    assert re.search(r"\d\.\d\dx \[\d+\.\d\d, \d+\.\d\d\]", line)
+
+
+def test_compare_draws_the_split_it_is_told(folder, capsys, monkeypatch):
+    drawn = []
+
+    def keep(model, problems, settings, **options):
+        drawn.append(problems)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(cli.compare, "compare", keep)
+    for more in ([], ["--split", "tune"], ["--split", "test"]):
+        assert cli.main(compare_arguments(folder, *more)) == 1
+    test, tune, again = drawn
+    assert test == again == word_problems(3, seed=1, steps=(2, 2)) != tune
+    assert tune == word_problems(3, seed=1, steps=(2, 2), split="tune")
+    capsys.readouterr()
 
 
 def test_user_errors_are_one_sentence_and_exit_code_1(folder, capsys, tmp_path):
@@ -231,6 +256,7 @@ def test_bench_prints_rows_and_json(capsys, tmp_path, monkeypatch):
     rows = json.loads(path.read_text())
     assert [row["decoder"] for row in rows] == ["autoregressive", "wavefront"]
     assert all(row["tokens_per_second"] > 0 and row["tokens"] == 5 for row in rows)
+    assert all(row["facts"]["dtypes"] == ["float32"] and row["facts"]["versions"]["jax"] for row in rows)
     out = capsys.readouterr().out
     assert "test-recurrent" in out and "GB/s" in out
 

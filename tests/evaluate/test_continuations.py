@@ -119,6 +119,20 @@ class TestResults:
             {"id": "b", "text": "2"},
         ]
 
+    def test_the_header_tells_of_every_run_that_added_lines(self, tmp_path):
+        path = tmp_path / "out.jsonl"
+        first = Results(path, self.SETTINGS, {"commit": "a"})
+        for one in "xy":
+            first.add([{"id": one}])
+        Results(path, self.SETTINGS, {"commit": "b"})  # adds nothing
+        third = Results(path, self.SETTINGS, {"commit": "c"})
+        third.add([{"id": "z"}])
+        third.rewrite()
+        header, *lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert header == {"settings": self.SETTINGS, "facts": [{"commit": "a"}, {"commit": "c"}]}
+        assert [line["id"] for line in lines] == ["x", "y", "z"]
+        assert list(Results(path, self.SETTINGS).lines) == ["x", "y", "z"]
+
     def test_other_settings_and_other_files(self, tmp_path):
         path = tmp_path / "out.jsonl"
         Results(path, self.SETTINGS)

@@ -139,10 +139,19 @@ def test_compare_rows(result):
         )
         assert isinstance(row["exact"], int) and len(row["interval"]) == 2
         assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
+        assert row["baseline_tokens_per_second"] == result.rows[1]["tokens_per_second"]
+        assert row["speedup"] == pytest.approx(row["tokens_per_second"] / row["baseline_tokens_per_second"])
+        assert row["quickest_seconds"] == row["seconds"] == row["slowest_seconds"]  # of a single pass
+        assert [sum(seconds) for seconds in row["each"]] == row["passes"] and sum(row["generated"]) == row[
+            "tokens"
+        ]
+        low, high = row["speedup_interval"]
+        assert 0 < low <= high and len(row["decode_speedup_interval"]) == 2
     strict(json.dumps(result.rows, allow_nan=False))
     assert result.rows[2]["settings"]["exit_threshold"] is None  # infinite
     few, base, wave = result.rows
-    assert base["speedup"] == 1.0 and base["equals_greedy"] == 1.0
+    assert base["speedup"] == 1.0 and base["equals_greedy"] == 1.0 and base["speedup_interval"] == [1.0, 1.0]
+    assert result.facts["dtypes"] == [] and result.facts["device"]["threads"] >= 1  # a stub has no parameters
     assert few["core_pass_microseconds"] is None and few["equals_greedy"] < 1.0
     assert isinstance(base["core_pass_microseconds"], float) and isinstance(
         wave["core_pass_microseconds"], float

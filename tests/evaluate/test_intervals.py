@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from paradec_jax.evaluate.intervals import Z95, paired, speedup, wilson
+from paradec_jax.evaluate.intervals import Z95, paired, speedup, times, wilson
 
 
 @pytest.mark.parametrize("successes", [0, 1, 7, 19, 20])
@@ -34,6 +34,34 @@ def test_a_speedup_is_the_ratio_of_rates_and_its_range_holds_it():
     assert value == pytest.approx(np.median(slower.sum(1)) / np.median(seconds.sum(1)))
     assert low < value < high
     assert speedup(tokens, seconds, tokens, slower) == (value, (low, high))  # the same draws
+
+
+def test_a_speedup_without_prompts_takes_their_seconds_away_on_both_sides():
+    tokens, seconds = np.array([10, 20]), np.array([[2.0, 3.0], [2.2, 3.2], [1.9, 3.1]])
+    reading = seconds - 1  # a second is left of every call
+    value, interval = speedup(tokens, seconds, tokens, 2 * seconds, less=reading, base_less=2 * reading)
+    assert value == pytest.approx(2) and interval == pytest.approx((2, 2))
+    value, interval = speedup(tokens, seconds, tokens, seconds, less=reading, base_less=reading - 1)
+    assert value == pytest.approx(2)
+    assert speedup(tokens, seconds, tokens, seconds, less=seconds + 1)[1] == (0, math.inf)
+    with pytest.raises(ValueError, match="take away"):
+        speedup(tokens, seconds, tokens, seconds, less=np.ones(2))
+
+
+def test_problems_are_drawn_alike_for_both_decoders():
+    """A decoder that is twice as fast on every problem, however long, is so in every resample."""
+    tokens, seconds = np.array([1, 1, 1, 1]), np.array([[1.0, 10.0, 100.0, 1000.0]] * 3)
+    assert speedup(tokens, seconds, tokens, 2 * seconds)[1] == pytest.approx((2, 2))
+    _, (low, high) = speedup(tokens, seconds, tokens, 2 * seconds[:, ::-1])
+    assert low < 0.5 and high > 8
+
+
+@pytest.mark.parametrize(
+    ("interval", "text"),
+    [(None, "7.65x"), ((7.4, 7.9), "7.65x [7.40, 7.90]"), ((0.0, math.inf), "7.65x"), ([0.0, None], "7.65x")],
+)
+def test_a_ratio_as_text(interval, text):
+    assert times(7.654, interval) == text
 
 
 def test_a_speedup_refuses_shapes_that_do_not_fit():

@@ -37,7 +37,18 @@ ALLOWED = {
     "losses": {"config", "decode", "noise", "nn.masks", "nn.precision"},
     "data": {"config", "decode", "io", "noise", "tokenizer"},
     "timing": {"config", "decode"},
-    "evaluate": {"config", "data", "decode", "generate", "io", "noise", "store", "timing", "tokenizer"},
+    "evaluate": {
+        "config",
+        "data",
+        "decode",
+        "facts",
+        "generate",
+        "io",
+        "noise",
+        "store",
+        "timing",
+        "tokenizer",
+    },
     "train": {"io"},
 }
 TOP = {

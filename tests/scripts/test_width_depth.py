@@ -282,7 +282,7 @@ def test_figure(seconds, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "figures" / "toy.png"
     options = width_depth.Options(**TOY, measure=bool(seconds), out=tmp_path / "toy.json", figure=path)
-    result = {"device": "none", "curves": width_depth.curves(options)}
+    result = {"curves": width_depth.curves(options)}
     result["rows"] = [row | seconds for row in width_depth.counts(options)]
     figure = width_depth.plot(options, result, width_depth._pyplot())
     assert [axis.get_visible() for axis in figure.axes] == [True, True, True, bool(seconds)]

@@ -24,6 +24,8 @@ def test_measure():
         assert speed.step_counts == {"network_calls": 10, "positions": 10, "recurrences": 10 * r}
         assert len(speed.passes) == 3 and speed.seconds == sorted(speed.passes)[1]
         assert speed.passes == tuple(sum(each) for each in speed.each)
+        assert sorted(sum(each) for each in speed.each_reading)[1] == speed.init_seconds
+        assert speed.generated == (6, 6)
         assert speed.tokens_per_second == pytest.approx(12 / speed.seconds)
         assert len(speed.decoded) == 2
     (short,) = measure(cases[:1], {}, requests(2), passes=3, enough=lambda: True)

@@ -1,0 +1,79 @@
+"""What the scripts write: a result beside the command that made it, its options, and the machine."""
+
+import dataclasses
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paradec_jax import facts
+from paradec_jax.evaluate.results import write_table
+
+PROGRAMS = ("paradec_jax", "convert", "experiments/*.py")  # whose changes a commit does not tell of
+
+
+def write_record(
+    path: Path,
+    options: Any,
+    results: Mapping[str, Any],
+    *,
+    dtypes: Sequence[str] = (),
+    lines: Sequence[Mapping[str, Any]] | None = None,
+) -> None:
+    """Writes a result as JSON with all that its figures depend on, and beside it its lines as CSV.
+
+    Args:
+      path: of the JSON file; its folder is made where there is none.
+      options: a dataclass, or a mapping where some of its fields are told otherwise.
+      results: by name, as JSON values.
+      dtypes: of the arrays that were computed with (`facts.dtypes`).
+      lines: see `flat`; no CSV where None.
+    """
+    flattened = None if lines is None else [flat(line) for line in lines]
+    write_table(path, record(options, results, dtypes), flattened)
+
+
+def record(options: Any, results: Mapping[str, Any], dtypes: Sequence[str] = ()) -> dict[str, Any]:
+    """What `write_record` writes as JSON: command, options (the seed is one), facts with dtypes, and the results.
+
+    Paths stand as names, since folders differ between machines.
+    """
+    fields = dict(options) if isinstance(options, Mapping) else dataclasses.asdict(options)
+    told = {name: _told(value) for name, value in fields.items()}
+    made = facts.facts() | {"commit": facts.commit(parts=PROGRAMS), "dtypes": sorted(set(dtypes))}
+    return {"command": command(), "options": told, "facts": made, **results}
+
+
+def _told(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_told(one) for one in value]
+    if isinstance(value, Path):
+        return value.name or value.resolve().name
+    return _named(value) if isinstance(value, str) else value
+
+
+def command() -> str:
+    """The command line that runs; of absolute paths the last name."""
+    spec = sys.modules["__main__"].__spec__
+    words = [] if spec is None else ["-m", spec.name]
+    words = ["python", *words, *(sys.argv[1:] if words else sys.argv)]
+    return shlex.join(map(_named, words))
+
+
+def _named(word: str) -> str:
+    """A word of a command line, without the folders of a path that is told from the root on."""
+    option, equals, value = word.rpartition("=")
+    return option + equals + (Path(value).name if Path(value).is_absolute() else value)
+
+
+def flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with the ends of its intervals as columns: `NAME_low` and `NAME_high` in place of `NAME_interval`."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if name == "interval" or name.endswith("_interval"):
+            stem = name.removesuffix("_interval")
+            found[f"{stem}_low"], found[f"{stem}_high"] = value
+        else:
+            found[name] = value
+    return found
