@@ -216,10 +216,11 @@ def begin(network: Any, rows: Rows, cache: Any, width: int, headway: int) -> Wav
     states = network.latents(cache, position + jnp.arange(width))
     none = jnp.zeros(batch, jnp.int32)
     wave = Wave(slots.at[:, :1].set(newest), states, jnp.zeros_like(states), slots, none + 1)
-    # Drawn once: inside the loop the draws would cost as much as a layer of a small model.
-    positions = jnp.arange(rows.tokens.shape[1] if headway > 1 else 0)
-    keys = fold(rows.keys, Purpose.FILLER, jnp.broadcast_to(positions, (batch, len(positions))))
-    fill = jax.vmap(jax.vmap(lambda key: jax.random.randint(key, (), 0, network.vocab_size)))(keys)
+    fill = jnp.zeros((batch, 0), jnp.int32)
+    if headway > 1:  # drawn once: inside the loop the draws would cost as much as a layer of a small model
+        positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
+        keys = fold(rows.keys, Purpose.FILLER, positions)
+        fill = jax.vmap(jax.vmap(lambda key: jax.random.randint(key, (), 0, network.vocab_size)))(keys)
     return WavefrontState(rows, cache, wave, none, fill)
 
 
