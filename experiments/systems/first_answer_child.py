@@ -49,7 +49,8 @@ class Parts:
 
 def answer(way: str, words: list[str], parts: Parts) -> None:
     """The command with its words, or the same by the library: decoder, prompt, model and budget."""
-    package, store = importlib.import_module("paradec_jax"), importlib.import_module("paradec_jax.store")
+    package: Any = importlib.import_module("paradec_jax")
+    store: Any = importlib.import_module("paradec_jax.store")
     if way == "command":
         store.load = parts.loading(store.load)
         if code := importlib.import_module("paradec_jax.cli").main(words):

@@ -66,12 +66,10 @@ def parameter(
 ) -> Any:
     """As `module.param`, which traces `init` in every call to learn the shape of a parameter that is there.
 
-    That took a third of the time of tracing a decoder.
-
     Raises:
       flax.errors.ScopeParamShapeError: a parameter of another shape.
     """
-    found = module.get_variable("params", name)
+    found: Any = module.get_variable("params", name)
     return found if getattr(found, "shape", None) == shape else module.param(name, init, shape, dtype)
 
 
