@@ -13,6 +13,7 @@ from jaxtyping import Array, Float32, Int32
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.decode import Decoded, Reason, Request, make_request, run, stream
+from paradec_jax.decode.machine.drive import finish
 from paradec_jax.decode.machine.request import keys_of
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.store import Model
@@ -109,7 +110,7 @@ def generate(
         return prepared.collect(run(decoder, params, request, knobs))
     states = stream(decoder, params, request, knobs, every=every, interrupt=prepared.watch)
     last, _ = collections.deque(states, maxlen=1).pop()
-    return prepared.collect(decoder.finish(last))
+    return prepared.collect(finish(decoder, last))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

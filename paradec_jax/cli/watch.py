@@ -11,6 +11,7 @@ from rich.text import Text
 
 from paradec_jax import store
 from paradec_jax.decode import stream
+from paradec_jax.decode.machine.drive import finish
 from paradec_jax.generate import Generation, Prompted, StopStrings
 
 
@@ -40,7 +41,7 @@ def show(model: store.Model, prepared: Prompted, knobs: Any, prompt: str, delay:
                 moving = "" if done else _drafts(prepared, state)
                 live.update(Text.assemble((prompt, "dim"), text, (moving, "cyan")), refresh=True)
                 time.sleep(0 if done else delay)
-        result = prepared.collect(decoder.finish(state))
+        result = prepared.collect(finish(decoder, state))
         if live is not None:
             live.update(Text.assemble((prompt, "dim"), result.text[0]), refresh=True)
     if live is None:

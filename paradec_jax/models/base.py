@@ -1,8 +1,11 @@
 """What networks share: the price of a call, and how they are handed their parameters."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from paradec_jax.decode.machine.network import Prepared
 
@@ -24,3 +27,20 @@ def apply(module: type, config: Any, params: Any, method: Callable, *args: Any) 
     """A method of a Linen module on raw or prepared parameters."""
     prepared = isinstance(params, Prepared)
     return module(config, prepared).apply({"params": raw(params)}, *args, method=method)
+
+
+def shapes_of(module: Callable[[Any], Any], config: Any, parts: Mapping[str, str]) -> dict[str, Any]:
+    """Shapes and dtypes of a module's parameters, without allocating any.
+
+    Blocks of one part have equal shapes, so one of each is traced: it is waited for whenever a model is loaded.
+
+    Args:
+      module: config -> the Linen module.
+      config: its shape.
+      parts: the field of the config that counts the blocks of each part, "layer" -> "layers".
+    """
+    counts = {part: getattr(config, field) for part, field in parts.items()}
+    single = module(dataclasses.replace(config, **dict.fromkeys(parts.values(), 1)))
+    found = jax.eval_shape(lambda: single.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))["params"]
+    shapes = {name: shape for name, shape in found.items() if name.removesuffix("_0") not in parts}
+    return shapes | {f"{part}_{i}": found[f"{part}_0"] for part, n in counts.items() for i in range(n)}

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import CausalConfig
+from paradec_jax.models.base import shapes_of
 from paradec_jax.nn import masks
 from paradec_jax.nn.blocks import BlockConfig, PrefixMask, PreNormBlock, dense, parameter, truncated_normal
 from paradec_jax.nn.cache import KV
@@ -106,8 +107,7 @@ def block_config(config: CausalConfig) -> BlockConfig:
 
 def parameter_shapes(config: CausalConfig) -> dict[str, Any]:
     """Shapes and dtypes of the parameters, without allocating any."""
-    module = Causal(config)
-    return jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))["params"]
+    return shapes_of(Causal, config, {"layer": "layers"})
 
 
 def init_params(config: CausalConfig, key: Array) -> dict[str, Any]:

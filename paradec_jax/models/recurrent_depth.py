@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
+from paradec_jax.models.base import shapes_of
 from paradec_jax.models.recurrent_cache import Layers, RecurrentKV
 from paradec_jax.nn import masks
 from paradec_jax.nn.blocks import BlockConfig, PrefixMask, SandwichBlock, dense, parameter, truncated_normal
@@ -151,8 +152,8 @@ def block_config(config: RecurrentDepthConfig) -> BlockConfig:
 
 def parameter_shapes(config: RecurrentDepthConfig) -> dict[str, Any]:
     """Shapes and dtypes of the parameters, without allocating any."""
-    module = RecurrentDepth(config)
-    return jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))["params"]
+    parts = ("prelude", "core", "coda")
+    return shapes_of(RecurrentDepth, config, {part: f"{part}_layers" for part in parts})
 
 
 def init_params(config: RecurrentDepthConfig, key: Array) -> dict[str, Any]:

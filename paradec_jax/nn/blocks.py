@@ -66,8 +66,6 @@ def parameter(
 ) -> Any:
     """As `module.param`, which traces `init` in every call to learn the shape of a parameter that is there.
 
-    That took a third of the time of tracing a decoder.
-
     Raises:
       flax.errors.ScopeParamShapeError: a parameter of another shape.
     """

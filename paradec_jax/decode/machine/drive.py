@@ -182,9 +182,9 @@ def stream(
     count = 0
     while True:
         if interrupt is not None and (rows := interrupt(state)) is not None and np.any(rows):
-            state = decoder.interrupt(state, jnp.asarray(rows))
+            state = _interrupt(decoder, state, np.asarray(rows))
         yield state, info
-        if bool(jnp.all(decoder.done(state))) or (max_steps is not None and count >= max_steps):
+        if np.all(np.asarray(decoder.done(state))) or (max_steps is not None and count >= max_steps):
             return
         steps = every if max_steps is None else min(every, max_steps - count)
         state, info = advance_with_info(decoder, params, state, knobs, np.int32(steps))
@@ -195,6 +195,18 @@ def stream(
 def start(decoder: Any, params: Any, request: Request, knobs: Any) -> Any:
     """The state after the prompt."""
     return decoder.init(params, request, knobs)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _interrupt(decoder: Any, state: Any, rows: Any) -> Any:
+    """The state after rows [B] have been stopped from outside."""
+    return decoder.interrupt(state, rows)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def finish(decoder: Any, state: Any) -> Decoded:
+    """The result so far, `decoder.finish(state)` in one program."""
+    return decoder.finish(state)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)

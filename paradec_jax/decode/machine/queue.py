@@ -85,7 +85,7 @@ def serve(
         ended = np.flatnonzero(done & (owners >= 0))
         if not len(ended):
             continue
-        finished = jax.tree.map(np.asarray, decoder.finish(state))
+        finished = jax.tree.map(np.asarray, drive.finish(decoder, state))
         for row in ended:
             results[int(owners[row])] = jax.tree.map(lambda x, row=row: x[row], finished)
             report(len(results), total)

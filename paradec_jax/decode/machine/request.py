@@ -128,7 +128,7 @@ def make_request(
             f"max_new_tokens must be at least 1 (0 where given leaves a hole), not {budgets.min()}"
         )
     # Placed on the device without a program of its own for each shape, which `jnp.asarray` would compile.
-    tokens, lengths, budgets, stop, given = jax.device_put(
+    placed = jax.device_put(
         (
             tokens,
             lengths.astype(np.int32),
@@ -140,7 +140,8 @@ def make_request(
     )
     if keys is None:
         keys = keys_of(np.int64(seed), np.arange(batch, dtype=np.int32))
-    return Request(tokens, lengths, budgets, keys, stop, given, recorded)
+    tokens, lengths, budgets, stops, given = placed
+    return Request(tokens, lengths, budgets, keys, stops, given, recorded)
 
 
 @jax.jit

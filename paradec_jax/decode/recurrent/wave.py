@@ -220,14 +220,14 @@ def begin(
     slots = jnp.zeros((batch, width), jnp.int32)
     states = network.latents(cache, position + jnp.arange(width))
     none = jnp.zeros(batch, jnp.int32)
-    # Drawn once: inside the loop the draws would cost as much as a layer of a small model.
-    positions = jnp.arange(rows.tokens.shape[1] if headway > 1 else 0)
-    keys = fold(rows.keys, Purpose.FILLER, jnp.broadcast_to(positions, (batch, len(positions))))
-    fill = jax.vmap(jax.vmap(lambda key: jax.random.randint(key, (), 0, network.vocab_size)))(keys)
-    tokens = window(fill, rows.length - 1, width) if headway > 1 else slots
-    wave = Wave(tokens.at[:, :1].set(newest), states, jnp.zeros_like(states), slots, none + 1)
-    if headway > 1:
-        wave = wave.open(jnp.where(rows.done, 0, headway), limit, states)
+    wave = Wave(slots.at[:, :1].set(newest), states, jnp.zeros_like(states), slots, none + 1)
+    fill = jnp.zeros((batch, 0), jnp.int32)
+    if headway > 1:  # drawn once: inside the loop the draws would cost as much as a layer of a small model
+        positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
+        keys = fold(rows.keys, Purpose.FILLER, positions)
+        fill = jax.vmap(jax.vmap(lambda key: jax.random.randint(key, (), 0, network.vocab_size)))(keys)
+        tokens = window(fill, rows.length - 1, width).at[:, :1].set(newest)
+        wave = dataclasses.replace(wave, tokens=tokens).open(jnp.where(rows.done, 0, headway), limit, states)
     return WavefrontState(rows, cache, wave, none, fill)
 
 
