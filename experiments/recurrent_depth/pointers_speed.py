@@ -19,7 +19,7 @@ import matplotlib
 import numpy as np
 import tyro
 
-from paradec_jax import Adaptive, Static, Wavefront, load
+from paradec_jax import Adaptive, Jacobi, Static, Wavefront, load
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.data.pointers import PointerProblem, PointerTask
@@ -106,6 +106,12 @@ def speculative(draft: int) -> Setting:
     return Setting("speculative", decoder)
 
 
+def jacobi(block: int, running: bool, depth: int = 12) -> Setting:
+    """Every position of a block, or of a window that moves on, at the depth that answers need."""
+    decoder = Jacobi(block=block, running=running, recurrence=depth, prefill_recurrence=1)
+    return Setting("jacobi", decoder)
+
+
 def wide(whole: int) -> list[Setting]:
     """What is tried on the tuning split. A wave of `whole` holds an answer; its first step has one position."""
     return [
@@ -113,6 +119,7 @@ def wide(whole: int) -> list[Setting]:
         *(static(r) for r in (11, 12, 13, 14)),
         *(adaptive(exit) for exit in (0.1, 0.2, 0.4, 0.8)),
         *(speculative(draft) for draft in (8, 9, 10, 11)),
+        *(jacobi(n, running) for n in (1 + whole // 4, 1 + whole // 2, whole) for running in (False, True)),
         *(wave(inner, whole, whole, exit, (1,)) for inner in (1, 2, 3, 4, 6, 13) for exit in (0.2, 0.4, 0.8)),
         wave(4, whole, whole, 0.8),
         *(chosen(inner, whole) for inner in (3, 4, 6)),
@@ -128,6 +135,8 @@ def few(whole: int) -> list[Setting]:
         *(static(r) for r in (8, 11, 12, 13)),
         *(adaptive(exit) for exit in (0.4, 0.8)),
         speculative(11),
+        jacobi(whole, running=False),
+        jacobi(1 + whole // 2, running=True),
         *(chosen(inner, whole) for inner in (1, 3, 4, 6)),
         wave(1, 15, 1, 0.4),
         wave(2, 8, 1, 0.4),

@@ -11,6 +11,8 @@ from paradec_jax.decode import Request
 from paradec_jax.evaluate import intervals
 from paradec_jax.timing import Case, measure
 
+INSTANT = 1e-9  # seconds
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Group:
@@ -44,8 +46,9 @@ class Times:
 
     @property
     def steps(self) -> list[float]:
-        """Seconds of each pass without the prompts."""
-        return [whole - read for whole, read in zip(self.passes, self.prompts, strict=True)]
+        """Seconds of each pass without the prompts; above 0, whatever noise there is in two timings."""
+        pairs = zip(self.passes, self.prompts, strict=True)
+        return [max(whole - read, INSTANT) for whole, read in pairs]
 
     @property
     def tokens_per_second(self) -> float:
@@ -55,11 +58,10 @@ class Times:
     def row(self) -> dict[str, Any]:
         """As JSON values; `decode_tokens_per_second` leaves out prompts and the token that each predicts."""
         later = sum(self.generated) - len(self.generated)
-        spent = statistics.median(self.passes) - statistics.median(self.prompts)
         return {
             "tokens_per_second": self.tokens_per_second,
             "tokens_per_second_range": [sum(self.generated) / end(self.passes) for end in (max, min)],
-            "decode_tokens_per_second": later / spent,
+            "decode_tokens_per_second": later / statistics.median(self.steps),
             "timed_problems": len(self.generated),
             "generated": self.generated,
             "each": [list(seconds) for seconds in self.each],

@@ -1,8 +1,8 @@
 """What a wavefront adds over token parallelism, by width: `python -m experiments.recurrent_depth.rivals_width`.
 
-Four sides in networks of one shape family with random weights, whose texts mean nothing: each writes as many tokens as
-an answer of the pointers has after its first, and gives every token the recurrences that answers need. What is timed
-is a program; how often it runs is a matter of a schedule:
+Four sides in networks of one shape family with random weights, whose texts mean nothing: each writes as many tokens
+as an answer of the pointers has after its first, and gives every token the recurrences that answers need. What is
+timed is a program; how often it runs is a matter of a schedule:
 
 - autoregressive: a call a token, as decoding goes;
 - a wave that opens one position a step, and a wave as wide as the answer whose headway opens all at once: paced, so a
@@ -194,7 +194,7 @@ def rows_of(width: int, base: RecurrentDepthConfig, options: Options, rate: floa
 
 def over(mine: Sequence[float], base: Sequence[float]) -> tuple[float, tuple[float, float]]:
     """How many times as fast as another side, by passes in turns, and the range."""
-    tokens, shape = np.ones(1), (-1, 1)
+    tokens, shape = np.ones(1, int), (-1, 1)
     return intervals.speedup(tokens, np.reshape(mine, shape), tokens, np.reshape(base, shape))
 
 
