@@ -181,7 +181,7 @@ def measured(options: Options) -> tuple[list[Row], list[Times], list[str]]:
     if models[0].family != "recurrent_depth" or any(other.family != "causal" for other in models[1:]):
         raise ValueError("the model must be of family recurrent_depth, the others of family causal")
     for model, name in zip(models, names, strict=True):
-        pairs = contestants(options) if model is models[0] else CAUSAL
+        pairs: Sequence[tuple[str, Setting]] = contestants(options) if model is models[0] else CAUSAL
         found, right = answers(model, name, pairs, drawn, options)
         rows += found
         exact.append(right)
@@ -233,7 +233,7 @@ def four_numbers(rows: Sequence[Row], times: Sequence[Times]) -> list[Row]:
         if i is None:
             found.append({"name": name, "label": None})
             continue
-        row = {"name": name, "rival": rows[i]["rival"], "label": rows[i]["label"]}
+        row: Row = {"name": name, "rival": rows[i]["rival"], "label": rows[i]["label"]}
         row |= {"tokens_per_second": times[i].tokens_per_second}
         row |= over(times[i], times[sequential], "over_autoregressive")
         found.append(row | ({} if beside is None else over(times[i], times[beside], "over_jacobi")))

@@ -217,10 +217,10 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         rows += found
     told = dataclasses.asdict(options) | {"model": names_of([options.model])[0]}
     told |= {name: getattr(options, name).name for name in ("rivals", "out", "figure")}
-    result = {"facts": facts.facts() | {"dtype": model.config.param_dtype}, "options": told}
+    result: dict[str, Any] = {"facts": facts.facts() | {"dtype": model.config.param_dtype}, "options": told}
     result |= {"jacobi_tokens_per_call": rate, "jacobi_tokens_per_call_from": source, "rows": rows}
     write_table(options.out, result, rows)
-    lines = {}
+    lines: dict[str, Any] = {}
     for name in dict.fromkeys(row["side"] for row in rows):
         mine = [row for row in rows if row["side"] == name]
         lines[name] = [

@@ -153,7 +153,10 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     tried = {rival: sum(row["rival"] == rival for row in rows) for rival in chosen}
     print(f"settings tried: {', '.join(f'{count} of {rival}' for rival, count in tried.items())}")
     print(f"rule: {RULE}")
-    result = {"facts": facts.facts() | {"dtypes": facts.dtypes(model.params)}, "options": options.facts()}
+    result: dict[str, Any] = {
+        "facts": facts.facts() | {"dtypes": facts.dtypes(model.params)},
+        "options": options.facts(),
+    }
     result |= {"rule": RULE, "settings_tried": tried, "chosen": chosen, "rows": rows}
     write_table(options.place, result, rows)
     print(f"written: {options.place}")
