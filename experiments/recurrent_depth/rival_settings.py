@@ -112,7 +112,7 @@ def pointers_grid(queries: int) -> Grid:
     """For pointers, whose answers have a token for each query and one more; twelve recurrences are needed."""
     whole = 1 + queries
     half, quarter = 1 + whole // 2, 1 + whole // 4
-    narrower = {"buckets": (1, half)}
+    narrower: dict[str, Any] = {"buckets": (1, half)}
     blocks = [(quarter, 12), (half, 12), (whole, 12), (whole, 11), (half, 13), (whole, 13)]
     drafts = [(12, 11, 2), (12, 11, 4), (12, 11, 8), (12, 9, 4), (12, 6, 4), (13, 11, 4)]
     return {
