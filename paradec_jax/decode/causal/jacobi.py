@@ -259,7 +259,8 @@ class Jacobi(DecoderBase):
         A row has one candidate where all repeat its draft, and one block until another is spawned, unless there is
         a pool, which remembers predictions beyond the window's end as well.
         """
-        counts, widths = (1, self.num_candidates), (self.width,)
+        counts: tuple[int, ...] = (1, self.num_candidates)
+        widths: tuple[int, ...] = (self.width,)
         if self.blocks > 1 and self.pool == 0:
             widths = (self.block, self.width)
         drafts = state.candidates
