@@ -77,6 +77,7 @@ RECURRENT_DEPTH = Family(
         "autoregressive": Static(),
         "adaptive": Adaptive(),
         "speculative": SelfSpeculative(),
+        "jacobi": Jacobi(),
         "wavefront": Wavefront(),
     },
     settings=(
@@ -86,6 +87,8 @@ RECURRENT_DEPTH = Family(
         Setting("autoregressive", Static(recurrence=16), baseline=True, half=Static(recurrence=8)),
         Setting("adaptive", Adaptive(), Adaptive.Knobs(exit_threshold=0.2)),
         Setting("speculative", SelfSpeculative(recurrence=4, draft_recurrence=1, lookahead=4)),
+        Setting("jacobi", Jacobi(block=8, recurrence=1)),
+        Setting("jacobi", Jacobi(block=8, running=True, recurrence=1)),
         Setting(
             "wavefront",
             Wavefront(inner_recurrence=16, window=1),

@@ -1,6 +1,6 @@
 """Pictures of the studies."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,38 @@ def draw(study: Study, rows: Sequence[Row], path: Path) -> None:
         {"curves": _curves, "heat": _heat, "grid": _grid}[study.kind](figure, study, rows)
     model, problems = rows[0]["model"], rows[0]["problems"]
     figure.suptitle(f"{study.title}: {model}, {problems} problems", fontsize=11)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def draw_lines(
+    lines: Mapping[str, Sequence[tuple[float, float, Sequence[float]]]], path: Path, *, x: str, y: str
+) -> None:
+    """Draws named lines of (x, y, both ends of the range of y) to a PNG, x and y on scales of powers of two."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panel = plt.subplots(figsize=(6.5, 3.8), layout="constrained")
+    for color, (name, points) in enumerate(lines.items()):
+        at, middle = [point[0] for point in points], [point[1] for point in points]
+        errors = [
+            [max(value - ends[0], 0) for _, value, ends in points],
+            [max(ends[1] - value, 0) for _, value, ends in points],
+        ]
+        panel.errorbar(
+            at, middle, yerr=errors, marker="o", markersize=4, capsize=2, color=f"C{color}", label=name
+        )
+    ticks = sorted({point[0] for points in lines.values() for point in points})
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    panel.set_yscale("log", base=2)
+    panel.yaxis.set_major_formatter("{x:g}")
+    panel.set_xlabel(x)
+    panel.set_ylabel(y)
+    panel.legend(fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -20,7 +20,7 @@ import numpy as np
 import tyro
 
 from experiments.common.record import write_record
-from paradec_jax import Adaptive, Static, Wavefront, facts, load
+from paradec_jax import Adaptive, Jacobi, Static, Wavefront, facts, load
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.data.pointers import PointerProblem, PointerTask
@@ -98,7 +98,7 @@ def wave(inner: int, width: int, headway: int, exit: float, buckets: tuple[int, 
 
 def chosen(inner: int, whole: int) -> Setting:
     """What the tuning problems chose for a wave that holds a whole answer."""
-    return wave(inner, whole, whole, 0.8, tuple(b for b in (1, 1 + whole // 2) if b < whole))
+    return wave(inner, whole, whole, 0.8, (1 + whole // 2,))
 
 
 def speculative(draft: int) -> Setting:
@@ -107,17 +107,23 @@ def speculative(draft: int) -> Setting:
     return Setting("speculative", decoder)
 
 
+def jacobi(block: int, running: bool, depth: int = 12) -> Setting:
+    """Every position of a block, or of a window that moves on, at the depth that answers need."""
+    decoder = Jacobi(block=block, running=running, recurrence=depth, prefill_recurrence=1)
+    return Setting("jacobi", decoder)
+
+
 def wide(whole: int) -> list[Setting]:
-    """What is tried on the tuning split. A wave of `whole` holds an answer; its first step has one position."""
+    """What is tried on the tuning split. A wave of `whole` holds an answer."""
     return [
         static(16, baseline=True),
         *(static(r) for r in (11, 12, 13, 14)),
         *(adaptive(exit) for exit in (0.1, 0.2, 0.4, 0.8)),
         *(speculative(draft) for draft in (8, 9, 10, 11)),
-        *(wave(inner, whole, whole, exit, (1,)) for inner in (1, 2, 3, 4, 6, 13) for exit in (0.2, 0.4, 0.8)),
-        wave(4, whole, whole, 0.8),
+        *(jacobi(n, running) for n in (1 + whole // 4, 1 + whole // 2, whole) for running in (False, True)),
+        *(wave(inner, whole, whole, exit) for inner in (1, 2, 3, 4, 6, 13) for exit in (0.2, 0.4, 0.8)),
         *(chosen(inner, whole) for inner in (3, 4, 6)),
-        wave(4, 1 + whole // 2, 1 + whole // 2, 0.4, (1,)),
+        wave(4, 1 + whole // 2, 1 + whole // 2, 0.4),
         *(wave(inner, width, 1, 0.4) for inner, width in ((1, 15), (2, 8), (3, 6), (4, 5))),
     ]
 
@@ -129,6 +135,8 @@ def few(whole: int) -> list[Setting]:
         *(static(r) for r in (8, 11, 12, 13)),
         *(adaptive(exit) for exit in (0.4, 0.8)),
         speculative(11),
+        jacobi(whole, running=False),
+        jacobi(1 + whole // 2, running=True),
         *(chosen(inner, whole) for inner in (1, 3, 4, 6)),
         wave(1, 15, 1, 0.4),
         wave(2, 8, 1, 0.4),
@@ -192,7 +200,7 @@ def step_costs(
     """Seconds of an answer at other widths, in the steps that the trained model takes.
 
     An answer has T tokens after the one that the prompt predicts. Static decoding takes T steps at r = 12; the wave
-    takes n at r' = 4, the first of which has one position and the others T.
+    takes n of T positions at r' = 4.
     """
     assert model.tokenizer is not None and isinstance(model.config, RecurrentDepthConfig)
     tokens, lengths = encode_prompts(
@@ -215,7 +223,7 @@ def step_costs(
     # A wave of random weights commits a token a step, so as many tokens as there are steps to time.
     sides = [
         (static(12), 1 + answer, answer),
-        (wave(4, answer, answer, EVERY_STEP, (1,)), 1 + round(steps), steps),
+        (wave(4, answer, answer, EVERY_STEP), 1 + round(steps), steps),
     ]
     rows = []
     for width in options.widths:

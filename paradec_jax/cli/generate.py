@@ -89,8 +89,9 @@ def generate_text(name: str | None, text: Text, options: dict[str, Any]) -> int:
 
 
 def _model_for(name: str | None) -> str:
-    """The last bundled model of the first family that has such a decoder."""
-    return FAMILIES[next(iter(rows_of(name)))].bundled[-1]
+    """The last bundled model of the family whose default decoder it is, or else of the first that has it."""
+    families = sorted(rows_of(name), key=lambda family: FAMILIES[family].settings[-1].name != name)
+    return FAMILIES[families[0]].bundled[-1]
 
 
 def _choose(family: str, name: str | None, options: dict[str, Any]) -> tuple[Any, Any]:

@@ -143,9 +143,9 @@ def compare(
     return Comparison(results, [setting.label() for setting in settings], baselines[0], exact, found)
 
 
-def case_of(setting: Setting, decoder: Any, model: Model, size: int, recurrence: int | None = None) -> Case:
-    """A decoder of a setting bound to a model, greedy where it does not sample, at a depth where one is given."""
-    network = model.network if recurrence is None else model.network.at(recurrence)
+def case_of(setting: Setting, decoder: Any, model: Model, size: int) -> Case:
+    """A decoder of a setting bound to a model, greedy where it does not sample."""
+    network = model.network
     if setting.cache is not None:
         network = dataclasses.replace(network, cache=setting.cache)
     decoder = dataclasses.replace(decoder, greedy=not setting.sampled)

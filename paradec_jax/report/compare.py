@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from paradec_jax import store
-from paradec_jax.decode import Jacobi, Request
+from paradec_jax.decode import Request
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import word_problems
@@ -23,28 +23,6 @@ from paradec_jax.store import Model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rival:
-    """A setting that no family lists: a decoder of another family, on the network at a depth of its own."""
-
-    setting: Setting
-    recurrence: int | None = None
-
-    def label(self) -> str:
-        """As a setting's, with the depth."""
-        depth = [] if self.recurrence is None else [f"r {self.recurrence}"]
-        return ", ".join([*depth, self.setting.label()])
-
-
-# Jacobi decoding of a recurrent network at a fixed depth: the rival of waves that commit several tokens a step.
-RIVALS: Mapping[str, Sequence[Rival]] = {
-    "recurrent_depth": (
-        Rival(Setting("jacobi", Jacobi(block=8, running=True)), recurrence=1),
-        Rival(Setting("jacobi", Jacobi(block=8)), recurrence=1),
-    )
-}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class Unit:
     """A model at a batch size, the decoders to be timed on it, the baseline first, and its problems.
 
@@ -55,14 +33,13 @@ class Unit:
     model: str
     batch: int
     calls: int
-    rivals: Sequence[Rival]
+    rivals: Sequence[Setting]
     prompts: Callable[[Model, int], tuple[Sequence[Any], int | None]]
 
 
-def rivals_of(family: str) -> list[Rival]:
-    """Rows of a family's table, the baseline first, then its own settings, then those of other families."""
-    own = [Rival(setting) for setting in FAMILIES[family].settings]
-    return sorted([*own, *RIVALS.get(family, ())], key=lambda rival: not rival.setting.baseline)
+def rivals_of(family: str) -> list[Setting]:
+    """Rows of a family's table, the baseline first."""
+    return sorted(FAMILIES[family].settings, key=lambda setting: not setting.baseline)
 
 
 def word_prompts(sizes: Sizes, model: Model, count: int) -> tuple[Sequence[Any], None]:
@@ -79,9 +56,9 @@ def requests_of(model: Model, unit: Unit, seed: int) -> tuple[list[Request], int
     return [prompts.request(at) for at in rows.tolist()], prompts.size
 
 
-def told(rival: Rival) -> str:
+def told(rival: Setting) -> str:
     """A rival in one line."""
-    return f"{rival.setting.name} {rival.label()}".strip()
+    return f"{rival.name} {rival.label()}".strip()
 
 
 def measure_unit(unit: Unit, task: Task) -> list[dict[str, Any]]:
@@ -96,7 +73,7 @@ def measure_unit(unit: Unit, task: Task) -> list[dict[str, Any]]:
         return []
     requests, size = requests_of(model, unit, task.sizes.seed)
     rivals = unit.rivals
-    cases = [case_of(one.setting, one.setting.decoder, model, size, one.recurrence) for one in rivals]
+    cases = [case_of(rival, rival.decoder, model, size) for rival in rivals]
     params = cases[0].decoder.prepare(model.params)
     task.saw(params)
     jobs = {
@@ -124,7 +101,7 @@ def measure_unit(unit: Unit, task: Task) -> list[dict[str, Any]]:
     return []
 
 
-def row_of(unit: Unit, family: str, rival: Rival, speed: Speed, base: Speed) -> dict[str, Any]:
+def row_of(unit: Unit, family: str, rival: Setting, speed: Speed, base: Speed) -> dict[str, Any]:
     """What was found of one decoder."""
     generated = list(speed.generated)
     calls = sum(int(np.asarray(decoded.counts[NETWORK_CALLS]).sum()) for decoded in speed.decoded)
@@ -134,10 +111,10 @@ def row_of(unit: Unit, family: str, rival: Rival, speed: Speed, base: Speed) -> 
         "family": family,
         "model": unit.model,
         "batch": unit.batch,
-        "decoder": rival.setting.name,
+        "decoder": rival.name,
         "label": rival.label(),
-        "settings": rival.setting.settings() | ({"r": rival.recurrence} if rival.recurrence else {}),
-        "baseline": rival.setting.baseline,
+        "settings": rival.settings(),
+        "baseline": rival.baseline,
         "generated": generated,
         "each": each,
         "tokens_per_second": speed.tokens_per_second,

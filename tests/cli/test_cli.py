@@ -123,7 +123,7 @@ def test_options_of_a_decoder_appear_with_it_alone(folder, capsys, monkeypatch):
     assert (wave.window, wave.warm_start, wave.inner_recurrence) == (2, False, 2)
     assert (knobs.exit_threshold, knobs.max_recurrence) == (0.5, None)
     assert (usual.window, usual.warm_start, sampling.top_p) == (3, True, 0.5)
-    for decoder, option in (("adaptive", "--window"), ("jacobi", "--recurrence"), (None, "--window")):
+    for decoder, option in (("adaptive", "--window"), ("lookahead", "--recurrence"), (None, "--window")):
         with pytest.raises(SystemExit) as exit_info:
             cli.main(generate_arguments(folder, option, "3", decoder=decoder))
         assert exit_info.value.code == 2
@@ -202,8 +202,8 @@ def test_user_errors_are_one_sentence_and_exit_code_1(folder, capsys, tmp_path):
         ),
         (generate_arguments(folder, "--temperature", "-1"), "temperature must be at least 0"),
         (
-            generate_arguments(folder, decoder="jacobi"),
-            "jacobi does not suit a model of family recurrent_depth",
+            generate_arguments(folder, decoder="lookahead"),
+            "lookahead does not suit a model of family recurrent_depth",
         ),
         (generate_arguments(folder, "--stream", "--samples", "2"), "--stream shows one continuation"),
         (generate_arguments(folder, "--window", "0", decoder="wavefront"), "window must be at least 1"),

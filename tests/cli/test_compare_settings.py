@@ -69,14 +69,16 @@ def test_a_decoder_has_one_name_on_all_command_lines():
 def test_every_choice_of_a_decoder_is_an_option():
     shared = typing.get_type_hints(options_of(None)).keys()
     assert shared >= {"temperature", "top_p"} and "window" not in shared
+    usual = {family.settings[-1].name for family in FAMILIES.values()}
     for name in NAMES:
         options = typing.get_type_hints(options_of(name)).keys()
         choices = [row.settings().keys() - {"cache"} for row in rows_of(name).values()]
-        assert options == set().union(*choices) and shared <= options
+        assert options == set().union(*choices) and (name not in usual or shared <= options)
 
 
 def test_models_that_commands_take_by_default_are_installed_with_the_package():
     usual = [generate._model_for(name) for name in (None, *NAMES)]
+    assert generate._model_for("jacobi") in FAMILIES["causal"].bundled  # recurrent networks take it as well
     for name in (*usual, *(name for family in FAMILIES.values() for name in family.bundled)):
         assert (ASSETS / name / "config.json").is_file()
 

@@ -151,6 +151,18 @@ def test_prompts_may_be_read_at_a_recurrence_of_their_own():
         assert result.counts["recurrences"].tolist() == expected.counts["recurrences"].tolist()
 
 
+@pytest.mark.parametrize("running", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_jacobi_decoding_at_a_depth_is_static_decoding_at_that_depth(running):
+    """The prompt and the first draft are read once, and each call after that four times, whatever the network's r."""
+    request, depths = tiny_request(BUDGET), {"recurrence": 4, "prefill_recurrence": 1}
+    one_by_one = tiny(decode.Static, "shared", **depths)
+    drafted = decode.Jacobi(tiny_network(recurrence=2), SIZE, block=4, running=running, **depths)
+    found, expected = (decode.run(decoder, tiny_params(), request) for decoder in (drafted, one_by_one))
+    assert found.completions() == expected.completions()
+    assert found.counts["recurrences"].tolist() == (1 + 4 * (found.network_calls - 1)).tolist()
+    assert (found.network_calls <= expected.network_calls).all()
+
+
 @pytest.mark.slow
 def test_speculation_may_read_prompts_at_a_recurrence_of_their_own():
     request, choices = tiny_request(BUDGET), {"recurrence": 4, "prefill_recurrence": 2}

@@ -86,6 +86,8 @@ def test_what_cannot_work_is_refused_at_once(name):
             ),
             "recorded.uniforms .* acceptance 'rejection'",
         ),
+        (lambda: unusual(decode.Jacobi, recurrence=2), "are for networks of recurrent depth alone"),
+        (lambda: unusual(decode.Jacobi, prefill_recurrence=1), "are for networks of recurrent depth alone"),
         (lambda: decode.Jacobi(blocks=0), "blocks must be at least 1, not 0"),
         (lambda: decode.Jacobi(running=True, blocks=2), "a running window has no blocks"),
         (lambda: unusual(decode.Jacobi, {"spawn": 1.5}, blocks=2), "spawn must be between 0 and 1, not 1.5"),

@@ -214,8 +214,8 @@ def test_every_claim_names_settings_that_are_measured():
     results = {"compare": {"rows": []}, "pointers": {"rows": []}}
     for part, model, rival in rows:
         for batch in (1, 4, 16):
-            row = compared(model, rival.setting.name, batch, settings=rival.setting.settings())
-            results[part]["rows"].append(row | {"baseline": rival.setting.baseline})
+            row = compared(model, rival.name, batch, settings=rival.settings())
+            results[part]["rows"].append(row | {"baseline": rival.baseline})
     missing = [
         one["name"]
         for one in judging.judged(CLAIMS, results)

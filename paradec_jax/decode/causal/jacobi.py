@@ -153,6 +153,8 @@ class Jacobi(DecoderBase):
         `recycling.alternatives`. 1 + `pool` when None.
       acceptance: "coupled" or "rejection" (see `rejection`), which verifies the draft alone: the longest of several
         candidates would favour the tokens that are drafted.
+      recurrence: r of a call, for networks of recurrent depth; the network's when None.
+      prefill_recurrence: r of the prompt and of the first draft after it; that of a call when None.
     """
 
     _: dataclasses.KW_ONLY
@@ -162,6 +164,8 @@ class Jacobi(DecoderBase):
     pool: int = 0
     candidates: int | None = None
     acceptance: str = "coupled"
+    recurrence: int | None = None
+    prefill_recurrence: int | None = None
     Knobs: ClassVar[type] = JacobiKnobs
 
     def __post_init__(self) -> None:
@@ -205,7 +209,8 @@ class Jacobi(DecoderBase):
         (size, _), width = self.limits(), self.width
         uniforms = _fill_uniforms(request.keys, size + width)
         fill = _fill_tokens(uniforms, request.tokens, request.lengths, width - 1)
-        rows, cache, out = self.prefill_ahead(params, request, fill, width)
+        depth = self.recurrence if self.prefill_recurrence is None else self.prefill_recurrence
+        rows, cache, out = self.prefill_ahead(params, request, fill, width, self._at(depth))
         logits = self.network.logits(params, out.hidden)
         own = rows.length[:, None] + jnp.arange(width)
         no_draft = jnp.zeros_like(fill, bool)  # so the first token is drawn as every decoder draws it
@@ -275,7 +280,7 @@ class Jacobi(DecoderBase):
         drafts = state.candidates[:, :count, : width - 1]
         first = jnp.repeat(rows.newest[0][:, None], count, axis=1)
         fed, positions, mask = fold_candidates(jnp.concatenate([first, drafts], axis=2), at)
-        out = self.network.forward(params, fed, positions, Prefix(state.cache, at), mask)
+        out = self._at(self.recurrence).forward(params, fed, positions, Prefix(state.cache, at), mask)
         logits = self.network.logits(params, out.hidden)
         # Verify inside the window: the leading agreement of each.
         own = at[:, None] + 1 + jnp.arange(width)
@@ -300,9 +305,16 @@ class Jacobi(DecoderBase):
             counts=out.counts,
         )
 
+    def _at(self, recurrence: int | None) -> Any:
+        """The network at a depth."""
+        return self.network if recurrence is None else self.network.at(recurrence)
+
     def _check(self, request: Request) -> None:
-        """Refuses recorded draws that have no use, and more candidates than there are tokens."""
+        """Refuses recorded draws and depths that have no use, and more candidates than there are tokens."""
         recorded, vocab = request.recorded, self.network.vocab_size
+        chosen = self.recurrence is not None or self.prefill_recurrence is not None
+        if chosen and "recurrences" not in self.network.counters:
+            raise ValueError("recurrence and prefill_recurrence are for networks of recurrent depth alone")
         if self.acceptance == "rejection" and recorded is not None and recorded.uniforms is not None:
             raise ValueError(
                 "recorded.uniforms are one number a position, which acceptance 'rejection' has no use for: "

@@ -205,7 +205,13 @@ class DecoderBase(abc.ABC):
         return rows, cache, out
 
     def prefill_ahead(
-        self, params: Any, request: Request, ahead: Int[Array, "B K"], scratch: int, **latents: Any
+        self,
+        params: Any,
+        request: Request,
+        ahead: Int[Array, "B K"],
+        scratch: int,
+        network: Any = None,
+        **latents: Any,
     ) -> tuple[Rows, Any, Forward]:
         """Reads the prompts and K uncertain tokens after each in one call; commits and counts nothing.
 
@@ -213,12 +219,14 @@ class DecoderBase(abc.ABC):
           params, request: as for `init`.
           ahead: the tokens that follow each row's prompt.
           scratch: positions that buffers hold after `size`, at least K.
+          network: what reads the prompt, where it is not the decoder's own (another depth).
           latents: see `empty_cache`.
 
         Returns:
           Rows, a cache that holds the prompts, and the call's result, its head inputs those of each last prompt
           position and of the K after it, W = 1 + K.
         """
+        network = self.network if network is None else network
         rows, cache = self.begin(request, scratch), self.empty_cache(request, self.size + scratch, **latents)
         count = ahead.shape[1]
         fed = jnp.pad(request.tokens, ((0, 0), (0, count)))
@@ -226,8 +234,8 @@ class DecoderBase(abc.ABC):
             fed, ahead, request.lengths
         )
         positions = jnp.broadcast_to(jnp.arange(fed.shape[1]), fed.shape)
-        out = self.network.forward(params, fed, positions, Prefix(cache, None))
-        cache = self.network.write(cache, out.kv, jnp.zeros_like(request.lengths))
+        out = network.forward(params, fed, positions, Prefix(cache, None))
+        cache = network.write(cache, out.kv, jnp.zeros_like(request.lengths))
         hidden = window(out.hidden, request.lengths - 1, 1 + count)
         return rows, cache, dataclasses.replace(out, hidden=hidden)
 

@@ -1,0 +1,162 @@
+"""What is tried on tuning problems, rival by rival, equally many settings of each: see `tune` and `rivals`.
+
+Two tasks: word problems, whose prompts a decoder may read at any depth, and chains of pointers, whose prompts every
+decoder reads once, so that the depth is spent at the answers.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paradec_jax import store
+from paradec_jax.data.pointers import PointerTask
+from paradec_jax.decode import Adaptive, Jacobi, SelfSpeculative, Static, Wavefront
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate import exact_answers, exact_lists, pointer_problems, word_problems
+from paradec_jax.families import EVERY_STEP
+
+SEQUENTIAL = ("autoregressive", "adaptive", "self-speculative")
+PARALLEL = ("Jacobi, one block", "Jacobi, running window")
+ONE, SEVERAL = "wave, one position a step", "wave with headway"
+RIVALS = (*SEQUENTIAL, *PARALLEL, ONE, SEVERAL)
+STEPS, NEAREST = (2, 4), 8  # of word problems; look-ups of pointers
+Grid = dict[str, list[Setting]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """Problems as prompts, new tokens of each (None for room for the longest reference), and who judges."""
+
+    prompts: Sequence[Any]
+    budget: int | None
+    score: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A task and its rivals.
+
+    Attributes:
+      model: the bundled model that has learned it.
+      draw: (how many, seed, split, queries) -> problems.
+      grid: queries -> settings of each rival, the baseline among them.
+      beside: depths of sequential decoding that stand in the last table whatever was chosen.
+      others: models of another family that answer the same problems.
+    """
+
+    model: str
+    draw: Callable[[int, int, str, int], Drawn]
+    grid: Callable[[int], Grid]
+    beside: tuple[int, ...]
+    others: tuple[str, ...] = ()
+
+
+def static(recurrence: int, prefill: int | None = None) -> Setting:
+    """One token after another at a fixed depth; the baseline has sixteen recurrences."""
+    decoder = Static(recurrence=recurrence, prefill_recurrence=prefill)
+    return Setting("autoregressive", decoder, baseline=recurrence == 16 and prefill in (None, 1))
+
+
+def adaptive(criterion: str, exit: float, most: int | None = None, prefill: int | None = None) -> Setting:
+    """One token after another, each until the criterion fires."""
+    decoder = Adaptive(criterion=criterion, max_recurrence=most, prefill_recurrence=prefill)
+    return Setting("adaptive", decoder, Adaptive.Knobs(exit_threshold=exit))
+
+
+def speculative(deep: int, draft: int, ahead: int, prefill: int | None = None) -> Setting:
+    """A few tokens drafted at few recurrences, verified at more."""
+    decoder = SelfSpeculative(
+        recurrence=deep, draft_recurrence=draft, lookahead=ahead, prefill_recurrence=prefill
+    )
+    return Setting("speculative", decoder)
+
+
+def jacobi(block: int, depth: int, running: bool, prefill: int | None = None) -> Setting:
+    """Every position of a block, or of a window that moves on with each step, at one depth."""
+    decoder = Jacobi(block=block, running=running, recurrence=depth, prefill_recurrence=prefill)
+    return Setting("jacobi", decoder)
+
+
+def wave(inner: int, window: int, headway: int, exit: float, prefill: int = 1, **choices: Any) -> Setting:
+    """The clean wavefront, without momentum."""
+    decoder = Wavefront(
+        inner_recurrence=inner, window=window, headway=headway, prefill_recurrence=prefill, **choices
+    )
+    return Setting("wavefront", decoder, Wavefront.Knobs(exit_threshold=exit, momentum=0.0))
+
+
+def words_grid(queries: int) -> Grid:
+    """For word problems; few recurrences suffice."""
+    del queries
+    drafts = [(2, 1, 2), (2, 1, 4), (2, 1, 8), (4, 1, 4), (4, 2, 4), (16, 1, 4)]
+    return {
+        "autoregressive": [static(r) for r in (1, 2, 3, 4, 8, 16)],
+        "adaptive": [
+            *(adaptive("latent-diff", e) for e in (0.1, 0.2, 0.4, 0.8)),
+            adaptive("cosine", 0.05),
+            adaptive("argmax-stability", 1.0),
+        ],
+        "self-speculative": [speculative(*draft) for draft in drafts],
+        PARALLEL[0]: [jacobi(n, r, False) for n, r in ((4, 1), (8, 1), (12, 1), (16, 1), (8, 2), (16, 2))],
+        PARALLEL[1]: [jacobi(n, r, True) for n, r in ((4, 1), (6, 1), (8, 1), (12, 1), (6, 2), (8, 2))],
+        ONE: [wave(1, w, 1, e, p) for w, p in ((2, 1), (2, 4), (3, 4)) for e in (0.1, 0.4)],
+        SEVERAL: [
+            *(wave(1, w, w, EVERY_STEP, warm_start=False) for w in (6, 8, 12)),
+            wave(2, 8, 8, EVERY_STEP, warm_start=False),
+            *(wave(1, 8, 8, e) for e in (0.1, 0.4)),
+        ],
+    }
+
+
+def pointers_grid(queries: int) -> Grid:
+    """For pointers, whose answers have a token for each query and one more; twelve recurrences are needed."""
+    whole = 1 + queries
+    half, quarter = 1 + whole // 2, 1 + whole // 4
+    narrower: dict[str, Any] = {"buckets": (half,)}
+    blocks = [(quarter, 12), (half, 12), (whole, 12), (whole, 11), (half, 13), (whole, 13)]
+    drafts = [(12, 11, 2), (12, 11, 4), (12, 11, 8), (12, 9, 4), (12, 6, 4), (13, 11, 4)]
+    return {
+        "autoregressive": [static(r, 1) for r in (8, 11, 12, 13, 14, 16)],
+        "adaptive": [
+            *(adaptive("latent-diff", e, 32, 1) for e in (0.2, 0.4, 0.8)),
+            adaptive("latent-diff", 0.4, 13, 1),
+            adaptive("cosine", 0.05, 32, 1),
+            adaptive("argmax-stability", 1.0, 32, 1),
+        ],
+        "self-speculative": [speculative(*draft, prefill=1) for draft in drafts],
+        PARALLEL[0]: [jacobi(n, r, False, 1) for n, r in blocks],
+        PARALLEL[1]: [jacobi(n, r, True, 1) for n, r in blocks],
+        ONE: [wave(r, w, 1, e) for r, w in ((1, 15), (2, 8), (4, 5)) for e in (0.4, 0.8)],
+        SEVERAL: [
+            *(wave(inner, whole, whole, 0.8, **narrower) for inner in (3, 4, 6)),
+            wave(4, whole, whole, 0.4, **narrower),
+            wave(4, half, half, 0.8, buckets=()),
+            wave(12, whole, whole, EVERY_STEP, warm_start=False, **narrower),
+        ],
+    }
+
+
+def draw_words(count: int, seed: int, split: str, queries: int) -> Drawn:
+    """Word problems of two to four steps."""
+    del queries
+    return Drawn(word_problems(count, seed=seed, steps=STEPS, split=split), None, exact_answers)
+
+
+def draw_pointers(count: int, seed: int, split: str, queries: int) -> Drawn:
+    """Tables whose queries are all eight look-ups from their end or more; " =", a name for each, the stop token."""
+    task = PointerTask(queries=queries)
+    items = pointer_problems(count, seed=seed, split=split, task=task, nearest=NEAREST)
+    return Drawn([item.prompt for item in items], queries + 2, exact_lists(items))
+
+
+TASKS = {
+    "words": Task(
+        "tiny-recurrent-distilled", draw_words, words_grid, (1, 2, 4), ("tiny-jacobi", "tiny-causal")
+    ),
+    "pointers": Task("wide-pointers", draw_pointers, pointers_grid, (8, 11, 12, 13)),
+}
+
+
+def place(script: str, task: str, model: str) -> str:
+    """Where a script's results of a task and a model go."""
+    return f"experiments/recurrent_depth/results/{script}-{task}-{store.names_of([model])[0]}.json"
