@@ -26,11 +26,11 @@ from paradec_jax.report.timing import (
     limits_for,
     products,
 )
+from paradec_jax.timing.bench import INSTANT
 
 COPIES = 2.5  # of the weights that there are at once at most: raw, joined, and what a program needs besides
 TOUCHES = 20  # times that making random weights costs what copying them does, and a little more
 TRACED = 2  # runs under the profiler
-INSTANT = 1e-9  # seconds that a loop takes at least, however coarse the clock
 HALF = 0.5  # share of a limit below which the dearest operations are told
 
 

@@ -26,6 +26,7 @@ from paradec_jax.decode.machine import drive
 from paradec_jax.decode.machine.rows import NETWORK_CALLS, POSITIONS
 
 COPY_BYTES = 2**28
+INSTANT = 1e-9  # seconds that a loop takes at least, however coarse the clock
 _CPU_SIDE, _SIDE = 2048, 8192
 
 
@@ -187,7 +188,8 @@ def figures(
     seconds = [t.prompt + t.loop for t in timings]
     decoded, steps = timings[-1].decoded, timings[-1].steps
     generated, calls = int(decoded.generated.sum()), int(decoded.network_calls.sum())
-    loop = statistics.median(t.loop for t in timings) - min(t.idle for t in timings)
+    idle = min(t.idle for t in timings)
+    loop = statistics.median(max(t.loop - idle, INSTANT) for t in timings)
     a_step = loop / steps
     spent = timings[-1].counts
     width = -(-spent[POSITIONS] // spent[NETWORK_CALLS])
