@@ -156,7 +156,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "forgetting wave / r = 16",
         "tiny-recurrent-distilled: a wave that forgets its states (Jacobi decoding) is 11.7 times as fast as r = 16.",
-        README,
+        RECURRENT,
         ratio(FORGETTING, DEEP),
         least=11.7,
     ),
@@ -177,7 +177,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "r = 1 / r = 16",
         "tiny-recurrent-distilled: one recurrence a token is 7.6 times as fast as sixteen.",
-        README,
+        RECURRENT,
         ratio(SHALLOW, DEEP),
         least=7.6,
     ),
@@ -192,7 +192,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "paper's wave / r = 16",
         "tiny-recurrent-distilled: a wave of window 2 is 5.29 times as fast as r = 16.",
-        README,
+        RECURRENT,
         ratio(WAVE, DEEP),
         least=5.29,
     ),
