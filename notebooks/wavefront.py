@@ -32,6 +32,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import LogNorm
@@ -107,7 +108,7 @@ def record(state, info):
 
 # %% [markdown]
 # From here on, positions are counted from the first token after the prompt, and steps from 1. Row 0 is the moment
-# before the first step: reading the prompt has committed one token.
+# before the first step: reading the prompt has committed one token, and a wave with a headway has its random ones.
 #
 # - `boundary[t]`: tokens committed after step $t$.
 # - `front[t]`: positions that hold a token after step $t$, committed or candidate. The window begins with the newest
@@ -120,22 +121,25 @@ def record(state, info):
 def watch(decoder, knobs):
     """Traces one decoding and lines its steps up with positions of the text."""
     n = TOKENS + 2 * WIDTH
+    before = jax.jit(decoder.init)(params, request, knobs).wave
     decoded, steps = pd.trace(decoder, params, request, knobs, n=n, record=record)
     steps = {name: np.asarray(values)[:, 0] for name, values in steps.items()}  # the only row of the batch
     start, end = len(prompt), int(decoded.lengths[0])
     count, last = end - start, int(np.argmax(steps["length"] == end)) + 1  # the step of the last token
 
     boundary = np.concatenate([[1], steps["length"][:last] - start])
-    front = np.concatenate([[1], boundary[1:] + steps["active"][:last] - 1])
+    active = np.concatenate([before.active, steps["active"][:last]])
+    candidates = np.concatenate([before.tokens, steps["candidates"]])
+    front = boundary + active - 1
     front[-1] = boundary[-1]  # a row that has stopped needs its candidates no longer
     front = np.minimum(front, count)
     final = np.asarray(decoded.tokens)[0, start:end]
     seen, distance = np.full((last + 1, count), -1), np.full((last + 1, count), np.nan)
+    for t in range(last + 1):
+        seen[t, boundary[t] : front[t]] = candidates[t, 1 : 1 + front[t] - boundary[t]]
     seen[0, 0] = final[0]
     for t in range(1, last + 1):
-        drafts = steps["candidates"][t - 1, 1:]
         seen[t, : boundary[t]] = steps["tokens"][t - 1, start : start + boundary[t]]
-        seen[t, boundary[t] : front[t]] = drafts[: front[t] - boundary[t]]
         window = steps["distance"][t - 1]  # of the slots before the window moved on
         slots = np.arange(len(window)) + boundary[t - 1] - 1
         inside = np.isfinite(window) & (slots < count)

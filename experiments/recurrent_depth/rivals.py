@@ -18,6 +18,7 @@ import jax
 import numpy as np
 import tyro
 
+from experiments.common.record import write_record
 from experiments.recurrent_depth import rival_settings
 from experiments.recurrent_depth.rival_settings import ONE, PARALLEL, SEQUENTIAL, SEVERAL, TASKS, Drawn, Grid
 from experiments.recurrent_depth.rival_times import Group, Times, in_turns, over
@@ -28,7 +29,6 @@ from paradec_jax.decode import AutoRegressive, Jacobi
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import compare, paired
 from paradec_jax.evaluate.compare import case_of, prompts_of
-from paradec_jax.evaluate.results import write_table
 from paradec_jax.store import Model, names_of
 
 # Of causal models, whose tuning is that of `paradec compare --family causal`.
@@ -281,8 +281,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     rows, times, dtypes = measured(options)
     result = summary(rows, times)
     printed(rows, result)
-    record = facts.facts() | {"dtypes": dtypes}
-    write_table(options.place, {"facts": record, "options": options.facts(), **result, "rows": rows}, rows)
+    write_record(options.place, options.facts(), {**result, "rows": rows}, dtypes=dtypes, lines=rows)
     print(f"written: {options.place}")
 
 

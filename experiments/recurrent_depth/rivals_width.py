@@ -27,13 +27,13 @@ import numpy as np
 import tyro
 
 from experiments.common import plots
+from experiments.common.record import write_record
 from experiments.recurrent_depth.rival_settings import ONE, PARALLEL, SEVERAL, TASKS, place
 from experiments.recurrent_depth.rival_times import Group, Times, in_turns
 from paradec_jax import facts, load
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.decode import Jacobi, Request, Static, Wavefront, make_request
 from paradec_jax.evaluate import intervals
-from paradec_jax.evaluate.results import write_table
 from paradec_jax.families import init_params
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.store import names_of
@@ -217,9 +217,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         rows += found
     told = dataclasses.asdict(options) | {"model": names_of([options.model])[0]}
     told |= {name: getattr(options, name).name for name in ("rivals", "out", "figure")}
-    result: dict[str, Any] = {"facts": facts.facts() | {"dtype": model.config.param_dtype}, "options": told}
-    result |= {"jacobi_tokens_per_call": rate, "jacobi_tokens_per_call_from": source, "rows": rows}
-    write_table(options.out, result, rows)
+    result = {"jacobi_tokens_per_call": rate, "jacobi_tokens_per_call_from": source, "rows": rows}
+    write_record(options.out, told, result, dtypes=facts.dtypes(model.params), lines=rows)
     lines: dict[str, Any] = {}
     for name in dict.fromkeys(row["side"] for row in rows):
         mine = [row for row in rows if row["side"] == name]

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import jax
 import tyro
 
+from experiments.common.record import write_record
 from experiments.recurrent_depth.rival_settings import TASKS, Drawn, place
 from experiments.recurrent_depth.rival_times import Group, in_turns, over
 from paradec_jax import facts, load
@@ -21,7 +22,6 @@ from paradec_jax.cli.output import progress
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import compare
 from paradec_jax.evaluate.compare import case_of, prompts_of
-from paradec_jax.evaluate.results import write_table
 from paradec_jax.store import Model, names_of
 
 RULE = (
@@ -153,12 +153,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     tried = {rival: sum(row["rival"] == rival for row in rows) for rival in chosen}
     print(f"settings tried: {', '.join(f'{count} of {rival}' for rival, count in tried.items())}")
     print(f"rule: {RULE}")
-    result: dict[str, Any] = {
-        "facts": facts.facts() | {"dtypes": facts.dtypes(model.params)},
-        "options": options.facts(),
-    }
-    result |= {"rule": RULE, "settings_tried": tried, "chosen": chosen, "rows": rows}
-    write_table(options.place, result, rows)
+    result = {"rule": RULE, "settings_tried": tried, "chosen": chosen, "rows": rows}
+    write_record(options.place, options.facts(), result, dtypes=facts.dtypes(model.params), lines=rows)
     print(f"written: {options.place}")
 
 

@@ -26,8 +26,8 @@ from typing import Any
 
 import tyro
 
-from paradec_jax import facts
-from paradec_jax.evaluate.results import write_table
+from experiments.common.record import write_record
+from paradec_jax import facts, load
 
 CHILD = Path(__file__).with_name("first_answer_child.py")
 WAYS = ("command", "library")
@@ -135,9 +135,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         seconds = "  ".join(f"{name} {one['seconds'][name]:.2f}" for name in COLUMNS)
         print(f"{way:8s} {root!s:12s} {state:5s} {seconds}  programs {one['programs']}", flush=True)
     rows = [row_of(*key, passes) for key, passes in found.items()]
-    settings = dataclasses.asdict(options) | {"roots": [str(root) for root in options.roots]}
-    settings["out"] = str(options.out)
-    write_table(options.out, facts.facts() | {"options": settings, "rows": rows}, rows)
+    dtypes = facts.dtypes(load(options.model).params)
+    write_record(options.out, options, {"rows": rows}, dtypes=dtypes, lines=rows)
     print(f"\n| way | checkout | cache | {' | '.join(COLUMNS)} | wall, range | programs |")
     print("|" + "---|" * (5 + len(COLUMNS)))
     for (_, root, _), row in zip(found, rows, strict=True):

@@ -218,7 +218,7 @@ class TestCausalModels:
             ),
             (
                 folder,
-                ["--decoder", "jacobi"],
+                ["--decoder", "lookahead"],
                 "of family recurrent_depth; it takes one of autoregressive, adaptive",
             ),
             (causal_folder, ["--recurrence", "2"], "whose layers are passed once"),

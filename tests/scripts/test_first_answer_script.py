@@ -16,7 +16,7 @@ def test_a_first_answer_is_told_by_parts(models, tmp_path, capsys):
     result, table = read(out)
     rows = {(row["way"], row["cache"]): row for row in result["rows"]}
     assert set(rows) == {(way, cache) for way in ("command", "library") for cache in ("cold", "warm")}
-    assert len(table) == 4 and result["options"]["max_new_tokens"] == 3 and "versions" in result
+    assert len(table) == 4 and result["options"]["max_new_tokens"] == 3 and "versions" in result["facts"]
     assert (
         len({text for row in rows.values() for text in row["texts"]}) == 1
     )  # one answer, however it is asked for
