@@ -109,7 +109,7 @@ def make_request(
         if isinstance(given, list | tuple):
             given = _padded(given, bool)
         tokens = _padded(tokens, np.int32)
-    tokens = np.asarray(tokens, np.int32)
+    tokens = np.array(tokens, np.int32)  # a copy: a device may read the host's buffer later, or in place
     if tokens.ndim != 2 or tokens.shape[0] == 0:
         raise ValueError(f"tokens must be [B, P] with at least one row, not of shape {tokens.shape}")
     batch, width = tokens.shape
@@ -119,7 +119,7 @@ def make_request(
         raise ValueError(f"lengths must be {batch} numbers from 0 to {width}, not {lengths.tolist()}")
     holes = np.zeros(batch, bool)
     if given is not None:
-        given = np.asarray(given, bool)
+        given = np.array(given, bool)
         if given.shape != tokens.shape:
             raise ValueError(f"given must be of the shape of tokens, {tokens.shape}, not {given.shape}")
         holes = (~given & (np.arange(width) < lengths[:, None])).any(axis=1)
