@@ -48,6 +48,7 @@ def test_refill_finds_every_answer_where_it_belongs(refill, tmp_path):
         assert set(mine) == {(way, size) for way in ("run", "fixed", "queue") for size in (1, 3)}
         assert len({row["tokens"] for row in mine.values()}) == 1
         assert mine["run", 1]["against_one_by_one"] == mine["fixed", 3]["against_fixed"] == 1
+        assert mine["queue", 3]["against_run_interval"] == [0, None]  # a single pass
         assert mine["run", 3]["steps"] == mine["fixed", 3]["steps"] >= mine["queue", 3]["steps"]
         assert mine["run", 3]["occupancy"] == mine["fixed", 3]["occupancy"] < mine["queue", 3]["occupancy"]
 
@@ -68,6 +69,23 @@ def test_refill_counts_what_is_lost_doubled_or_changed(refill):
     wrong = answers([(1,), (2,), (2,)], [[5], [9], [6]], 6, 3)
     row = refill["describe"](way, wrong, alone, 1.0, [1.0])
     assert (row["lost"], row["doubled"], row["changed"]) == (1, 1, 2)
+
+
+def test_rates_of_refill_have_a_range_over_passes(refill):
+    rows = [
+        {"way": way, "rows": size, "tokens": 8, "passes": passes}
+        for way, size, passes in (
+            ("run", 1, [4.0, 5.0, 4.5]),
+            ("run", 3, [2.0, 2.5, 2.0]),
+            ("queue", 3, [1.0, 1.0, 2.0]),
+        )
+    ]
+    refill["compare_rates"](rows)
+    alone, _, queue = rows
+    assert alone["against_one_by_one_interval"] == [1, 1] and queue["against_one_by_one"] == 4.5
+    low, high = queue["against_run_interval"]
+    assert queue["against_run"] == 2 and 1 <= low < 2 < high <= 2.5
+    assert queue["against_fixed"] is None and queue["against_fixed_interval"] == [None, None]
 
 
 @pytest.mark.slow
