@@ -24,7 +24,7 @@ from paradec_jax.evaluate.intervals import ends, quicker, times
 from paradec_jax.families import init_params
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.report.calls import Loop
-from paradec_jax.report.timing import lengthened, once, turns
+from paradec_jax.report.timing import lengthened, turns, warm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +80,7 @@ def measure(options: Options) -> tuple[list[dict[str, Any]], list[str]]:
         for width in options.widths
     }
     for loop in loops.values():
-        once(loop)  # the first call is slower
-        _, loop.steps = lengthened(once(loop), loop.steps)
+        _, loop.steps = lengthened(warm(loop), loop.steps)
     seconds = turns(loops, options.passes)
     passes = {width: [x / loops[f"{width}"].steps for x in seconds[f"{width}"]] for width in options.widths}
     rows = []
