@@ -233,10 +233,15 @@ def picture(plt: Any, result: Result) -> Any:
     for (shape, depth), rows in series(result).items():
         at = [row["window"] for row in rows]
         label = shape if depth is None else f"{shape}, r = {depth}"
-        panel.plot(at, [row["needed"] for row in rows], "o-", markersize=4, label=label)
+        needed, ends = ([row[name] for row in rows] for name in ("needed", "needed_range"))
+        errors = [[max(x - low, 0) for x, (low, _) in zip(needed, ends, strict=True)]]
+        errors += [[max(high - x, 0) for x, (_, high) in zip(needed, ends, strict=True)]]
+        panel.errorbar(at, needed, yerr=errors, fmt="o-", markersize=4, capsize=2, label=label)
     panel.plot([1, 256], [1, 256], color="0.5", linestyle="--", linewidth=1, label="as many as positions")
-    for scale in (panel.set_xscale, panel.set_yscale):
-        scale("log", base=2)
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log", base=2)
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_formatter("{x:g}")
     panel.set_xlabel("positions of a call")
     panel.set_ylabel("tokens a call to gain")
     panel.grid(alpha=0.3)

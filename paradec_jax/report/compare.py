@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -212,7 +213,7 @@ def picture(plt: Any, result: Result) -> Any:
             low, high = np.array([row["speedup_range"] for row in rows]).T
             errors = [np.maximum(ratio - low, 0), np.maximum(high - ratio, 0)]
             panel.errorbar(ratio, at, xerr=errors, fmt="o", markersize=4, capsize=2, label=f"batch {batch}")
-        panel.set_yticks(range(len(names)), [name[:60] for name in names], fontsize=7)
+        panel.set_yticks(range(len(names)), [textwrap.fill(name, 56) for name in names], fontsize=7)
         panel.invert_yaxis()
         panel.axvline(1, color="0.5", linestyle="--", linewidth=1)
         panel.set_title(model, fontsize=10)

@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from paradec_jax.decode import Jacobi, Static
 from paradec_jax.evaluate.intervals import quicker, times
 from paradec_jax.report.parts import Part, Result, Table, Task, duration, percent
@@ -93,7 +95,7 @@ def _table(shape: str, rows: list[dict[str, Any]]) -> Table:
 
 
 def picture(plt: Any, result: Result) -> Any:
-    """Milliseconds a token of each decoder, a panel a shape."""
+    """Milliseconds a step of each decoder with their range, a panel a shape."""
     shapes = list(dict.fromkeys(row["shape"] for row in result["rows"]))
     if not shapes:
         return None
@@ -103,10 +105,13 @@ def picture(plt: Any, result: Result) -> Any:
     for panel, shape in zip(axes[0], shapes, strict=True):
         rows = [row for row in result["rows"] if row["shape"] == shape]
         names = [row["name"] for row in rows]
-        panel.barh(names, [1e3 * statistics.median(row["a_token"]) for row in rows], height=0.6)
+        middle = [1e3 * statistics.median(row["a_step"]) for row in rows]
+        low, high = ([1e3 * end(row["a_step"]) for row in rows] for end in (min, max))
+        errors = [np.subtract(middle, low), np.subtract(high, middle)]
+        panel.barh(names, middle, xerr=errors, capsize=2, height=0.6)
         panel.invert_yaxis()
         panel.set_title(shape, fontsize=9)
-        panel.set_xlabel("ms a token")
+        panel.set_xlabel("ms a step, quickest to slowest pass")
     return figure
 
 
