@@ -1,15 +1,20 @@
 """The parts at toy size: what they find, whatever the machine does."""
 
+import dataclasses
+import functools
 import os
 import statistics
 import time
+import types
 
 import pytest
 from toy_report import SIZES
 
+from paradec_jax.decode import AutoRegressive, Jacobi
+from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.families import FAMILIES
 from paradec_jax.nn.backend import SWITCH
-from paradec_jax.report import PARTS, Task, compare, compiling, judging, layouts, pointers, timing
+from paradec_jax.report import PARTS, Task, calls, compare, compiling, judging, layouts, pointers, timing
 from paradec_jax.report import claims as claimed
 from paradec_jax.report.claims import CLAIMS
 from paradec_jax.report.judging import Figure
@@ -101,6 +106,43 @@ def test_a_call_is_timed_over_every_window():
     assert drawn("calls", result)
 
 
+def test_a_slow_first_run_leaves_no_window_out():
+    """What the next wider window takes is foretold from a second run."""
+
+    @dataclasses.dataclass
+    class Slow:
+        window: int
+        steps: int = 4
+        first: float = 0.0
+        runs: int = 0
+        network = types.SimpleNamespace(counters=())
+
+        def __call__(self):
+            self.runs += 1
+            time.sleep(0.2 if self.runs == 1 else 0.001)
+
+        def foretold(self):
+            return 0.0
+
+        @property
+        def key(self):
+            return f"{self.window}"
+
+        told = key
+
+    task = Task(SIZES, time.monotonic() + 5)
+    found = calls.warmed([Slow(64), Slow(1)], task, "made")
+    assert list(found) == ["1", "64"] and not task.cut
+    assert 0 < found["64"].first < 0.1
+
+
+def test_slow_calls_are_timed_in_short_loops(monkeypatch):
+    sizes = dataclasses.replace(SIZES, steps=32)
+    for seconds, steps in ((0.001, 32), (0.1, 3), (10.0, 2)):
+        monkeypatch.setattr(calls, "foretold", lambda *of, seconds=seconds: seconds)
+        assert calls.steps_of(None, 1, sizes) == steps
+
+
 def test_both_sides_of_every_choice_are_timed(monkeypatch):
     monkeypatch.setattr(layouts, "WINDOWS", (1,))
     monkeypatch.delenv(SWITCH, raising=False)
@@ -117,6 +159,26 @@ def test_both_sides_of_every_choice_are_timed(monkeypatch):
         ("attention", "xla"),
     }
     assert SWITCH not in os.environ
+
+
+def test_a_side_whose_first_is_missing_is_compared_with_no_other(monkeypatch):
+    attention = layouts.attention
+
+    def refusing(config, window, context, steps, side):
+        if side == "columns":
+            raise ValueError("no such shape")
+        return attention(config, window, context, steps, side)
+
+    monkeypatch.setattr(layouts, "WINDOWS", (1,))
+    monkeypatch.setattr(layouts, "attention", refusing)
+    monkeypatch.setattr(layouts, "whole", lambda *of: [])
+    result, task = measured("layouts")
+    assert {(row["choice"], row["side"]) for row in result["rows"]} == {
+        ("attention", "einsum"),
+        ("attention", "xla"),
+    }
+    told = {one.what: one.why for one in task.cut}
+    assert "refused" in told["keys columns, 1 position"] and "is missing" in told["keys rows, 1 position"]
 
 
 def test_a_layer_attends_alike_on_every_side():
@@ -184,6 +246,23 @@ def test_no_compiled_program_is_looked_up():
 
 def test_seconds_of_compilation_need_no_weights():
     assert compiling.seconds_of("test-causal", "autoregressive", Task(SIZES, 0.0)) > 0
+
+
+def test_decoders_of_a_bundled_model_are_compared():
+    rivals = [
+        Setting("autoregressive", AutoRegressive(), baseline=True),
+        Setting("jacobi", Jacobi(block=4)),
+    ]
+    task = Task(SIZES, time.monotonic() + 600)
+    unit = compare.Unit("tiny-jacobi", 1, 2, rivals, functools.partial(compare.word_prompts, SIZES))
+    base, jacobi = rows = compare.measure_unit(unit, task)
+    assert base["speedup"] == 1 and base["tokens_per_call"] == 1 and jacobi["tokens_per_call"] > 1.5
+    assert jacobi["equal_calls"] == 2 and jacobi["generated"] == base["generated"]
+    low, high = jacobi["speedup_range"]
+    assert low <= jacobi["speedup"] <= high and len(jacobi["each"]) == SIZES.passes and not task.cut
+    (table,) = compare.tables({"rows": rows})
+    assert table.note.startswith("2 unseen problems one by one, 2 passes in turns")
+    assert drawn("compare", {"rows": rows}) and task.dtypes == {"float32"}
 
 
 def compared(model, decoder, batch=1, *, fast=1.0, settings=None, baseline=False):

@@ -207,6 +207,28 @@ def test_passes_that_time_does_not_suffice_for_are_told():
     assert task.cut == [Cut("passes 2 to 2", "no time was left", "b")] and task.late
 
 
+@pytest.mark.slow
+def test_the_whole_command_at_toy_size_and_again(tmp_path, capsys, monkeypatch):
+    from paradec_jax.report import PARTS, compare, pointers, run
+
+    every, two = compare.rivals_of, pointers.RIVALS[:2]
+    monkeypatch.setattr(run, "sizes_here", lambda: SIZES)
+    monkeypatch.setattr(compare, "rivals_of", lambda *of: every(*of)[:2])
+    monkeypatch.setattr(pointers, "RIVALS", two)
+    words = ["report", "--out", str(tmp_path / "r"), "--minutes", "10"]
+    assert cli.main(words) == 0
+    assert "one recurrence a token" in capsys.readouterr().out
+    whole = json.loads((tmp_path / "r" / "report.json").read_text())
+    assert set(whole["parts"]) == set(PARTS) and not any(part["late"] for part in whole["parts"].values())
+    found = {claim["name"]: claim["verdict"] for claim in whole["claims"]}
+    assert found["r = 1 / r = 16"] != MISSING and found["wave that holds an answer"] == MISSING
+    text = (tmp_path / "r" / "report.md").read_text()
+    assert all(f"## {part.title}" in text for part in PARTS.values()) and "Not measured yet" not in text
+    before = {path.name: path.read_text() for path in (tmp_path / "r" / "parts").iterdir()}
+    assert cli.main(words) == 0
+    assert before == {path.name: path.read_text() for path in (tmp_path / "r" / "parts").iterdir()}
+
+
 def test_jobs_that_time_does_not_suffice_for_are_left_out():
     task = Task(SIZES, time.monotonic() + 0.5)
     jobs = {f"job {i}": lambda: time.sleep(0.2) or "done" for i in range(40)}
