@@ -109,13 +109,8 @@ def test_a_call_is_timed_over_every_window():
 def test_a_slow_first_run_leaves_no_window_out():
     """What the next wider window takes is foretold from a second run."""
 
-    @dataclasses.dataclass
-    class Slow:
-        window: int
-        steps: int = 4
-        first: float = 0.0
-        runs: int = 0
-        network = types.SimpleNamespace(counters=())
+    class Slow(calls.Loop):
+        runs = 0
 
         def __call__(self):
             self.runs += 1
@@ -124,16 +119,11 @@ def test_a_slow_first_run_leaves_no_window_out():
         def foretold(self):
             return 0.0
 
-        @property
-        def key(self):
-            return f"{self.window}"
-
-        told = key
-
     task = Task(SIZES, time.monotonic() + 5)
-    found = calls.warmed([Slow(64), Slow(1)], task, "made")
-    assert list(found) == ["1", "64"] and not task.cut
-    assert 0 < found["64"].first < 0.1
+    network = types.SimpleNamespace(counters=())
+    found = calls.warmed([Slow(network, None, window, 8, 4) for window in (64, 1)], task, "made")
+    assert [loop.window for loop in found.values()] == [1, 64] and not task.cut
+    assert all(0 < loop.first < 0.1 for loop in found.values())
 
 
 def test_slow_calls_are_timed_in_short_loops(monkeypatch):
