@@ -36,6 +36,7 @@ HALF = 0.5  # share of a limit below which the dearest operations are told
 
 def fitting(task: Task) -> list[str]:
     """The presets whose weights fit the memory, among which time is shared; a line for each other one."""
+    gc.collect()  # weights of parts before this one
     sizes = {name: bytes_of(with_dtype(PRESETS[name], task.sizes.dtype)) for name in task.sizes.presets}
     return [name for name, size in sizes.items() if task.fits(COPIES * size, name)]
 
