@@ -5,12 +5,13 @@ FAMILY ?= recurrent_depth
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := .cache/peers
 
 # Compiled programs are kept in the checkout, so that a second run need not compile again.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test scripts test-golden slow check clean
+.PHONY: help demo test scripts test-golden slow peers check clean
 
 help:
 	@echo "make demo          decode unseen problems with every decoder: one table"
@@ -18,6 +19,7 @@ help:
 	@echo "make scripts       the tests of experiments and notebooks, without the slow ones"
 	@echo "make test-golden   compare with recorded arrays [FAMILY=$(FAMILY)] [PARADEC_GOLDEN=DIR]"
 	@echo "make slow          the slow tests of both"
+	@echo "make peers         compare with transformers and lm-eval, and read real benchmark files [PARADEC_DATA=DIR]"
 	@echo "make check         linter, formatter, types"
 	@echo "make clean         remove $(VENV) and .cache"
 
@@ -43,6 +45,11 @@ slow: $(STAMP)
 	@echo "== slow tests"
 	@$(BIN)/python -m pytest -m slow
 
+# An environment of its own: what other packages ask for must not change the versions that speeds are measured with.
+peers: $(PEERS)/.installed
+	@echo "== transformers, lm-eval, benchmark files $(if $(PARADEC_DATA),in $(PARADEC_DATA),(none: PARADEC_DATA is not set))"
+	@HF_HUB_OFFLINE=1 $(PEERS)/bin/python -m pytest -m peers -rPs
+
 check: $(STAMP)
 	@echo "== ruff check"
 	@$(BIN)/ruff check .
@@ -66,4 +73,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "== installing paradec_jax and its tests' packages (once; a few minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]' || \
 	  { echo "pip could not install the packages; see its message above." >&2; exit 1; }
+	@touch $@
+
+$(PEERS)/.installed: $(STAMP)
+	@echo "== installing torch, transformers and lm-eval in $(PEERS) (once; some minutes)"
+	@$(BIN)/python -m venv $(PEERS)
+	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,peers]' || \
+	  { echo "pip could not install the packages; see its message above." >&2; exit 1; }
+	@$(PEERS)/bin/python -c 'import lm_eval, torch, transformers'
 	@touch $@

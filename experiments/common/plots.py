@@ -31,9 +31,9 @@ def draw(study: Study, rows: Sequence[Row], path: Path) -> None:
 
 
 def draw_lines(
-    lines: Mapping[str, Sequence[tuple[float, float, Sequence[float]]]], path: Path, *, x: str, y: str
+    lines: Mapping[str, Sequence[tuple[float, float, Sequence[float | None]]]], path: Path, *, x: str, y: str
 ) -> None:
-    """Draws named lines of (x, y, both ends of the range of y) to a PNG, x and y on scales of powers of two."""
+    """Draws named lines of (x, y, ends of the range of y, None of none) to a PNG, on scales of powers of two."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -42,10 +42,7 @@ def draw_lines(
     figure, panel = plt.subplots(figsize=(6.5, 3.8), layout="constrained")
     for color, (name, points) in enumerate(lines.items()):
         at, middle = [point[0] for point in points], [point[1] for point in points]
-        errors = [
-            [max(value - ends[0], 0) for _, value, ends in points],
-            [max(ends[1] - value, 0) for _, value, ends in points],
-        ]
+        errors = list(zip(*(_distances(value, *ends) for _, value, ends in points), strict=True))
         panel.errorbar(
             at, middle, yerr=errors, marker="o", markersize=4, capsize=2, color=f"C{color}", label=name
         )
@@ -60,6 +57,11 @@ def draw_lines(
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _distances(value: float, low: float | None, high: float | None) -> tuple[float, float]:
+    """From a value to both ends of its range; none where it has none."""
+    return (0.0, 0.0) if low is None or high is None else (max(value - low, 0.0), max(high - value, 0.0))
 
 
 def _share(row: Row) -> float:

@@ -10,9 +10,9 @@ see each other. A decoder that commits c tokens a step is then at most
     c t(1 position) / t(n positions, R candidates)
 
 times as fast as autoregressive decoding: what it does besides, to judge drafts and to make new ones, is not
-in it. Weights are float32 unless `--dtype` says otherwise: a CPU turns bfloat16 weights into float32 inside
-the timed loop, which hides what a position costs, so that is refused there. Return (figure 4b): tokens a
-network call against n, with given models:
+in it. Windows take turns, and the range of a ratio is a bootstrap over passes. Weights are float32 unless
+`--dtype` says otherwise: a CPU turns bfloat16 weights into float32 inside the timed loop, which hides what a
+position costs, so that is refused there. Return (figure 4b): tokens a network call against n, with given models:
 
     python -m experiments.jacobi.block_sizes --presets qwen2.5-coder-7b --context 1024
     python -m experiments.jacobi.block_sizes --presets --models tiny-causal tiny-jacobi
@@ -20,9 +20,10 @@ network call against n, with given models:
 
 import dataclasses
 import functools
+import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from paradec_jax.decode.machine.candidates import fold_candidates
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.decode.rules.windows import write_after_read
 from paradec_jax.evaluate import compare, word_problems
+from paradec_jax.evaluate.intervals import ends, quicker, times
 from paradec_jax.families import init_params
 from paradec_jax.models import CausalNetwork
 
@@ -186,10 +188,11 @@ def cost(name: str, config: CausalConfig, options: Options) -> list[dict[str, An
         ]
     )
     a_step = timings / options.steps
-    single = statistics.median(a_step[:, 0].tolist())
+    single = a_step[:, 0].tolist()
     found = []
     for i, program in enumerate(programs):
-        seconds = statistics.median(a_step[:, i].tolist())
+        seconds = a_step[:, i].tolist()
+        over, interval = quicker(single, seconds)
         work = network.work(1, program.candidates * program.width, options.context)
         found.append(
             {
@@ -197,11 +200,13 @@ def cost(name: str, config: CausalConfig, options: Options) -> list[dict[str, An
                 "window": program.width,
                 "candidates": program.candidates,
                 "context": options.context,
-                "microseconds": 1e6 * seconds,
-                "fastest": 1e6 * float(a_step[:, i].min()),
-                "slowest": 1e6 * float(a_step[:, i].max()),
-                "over_one_position": seconds / single,
-                **speedups(program.width, single / seconds, options.counts),
+                "microseconds": 1e6 * statistics.median(seconds),
+                "fastest": 1e6 * min(seconds),
+                "slowest": 1e6 * max(seconds),
+                "passes": seconds,
+                "over_one_position": over,
+                "over_one_position_interval": ends(interval),
+                **speedups(program.width, quicker(seconds, single), options.counts),
                 "step_bytes": work.bytes,
                 "step_flops": work.flops,
                 "compile_seconds": program.compile_seconds,
@@ -212,9 +217,31 @@ def cost(name: str, config: CausalConfig, options: Options) -> list[dict[str, An
     return found
 
 
-def speedups(width: int, ratio: float, counts: Sequence[int]) -> dict[str, float | None]:
-    """Speed-up over autoregressive decoding at each count; None where a window of `width` cannot commit so many."""
-    return {f"speedup_{count}": count * ratio if count <= width else None for count in counts}
+def speedups(width: int, of_step: tuple[float, tuple[float, float]], counts: Sequence[int]) -> dict[str, Any]:
+    """Speed-up over autoregressive decoding at each count, with its range.
+
+    None where a window of `width` cannot commit so many.
+
+    Args:
+      width: positions of a candidate.
+      of_step: how many times as fast as a step over one position this one is, and the range.
+      counts: tokens a step.
+    """
+    found: dict[str, Any] = {}
+    for count in counts:
+        ratio, interval = of_step if count <= width else (None, None)
+        found[f"speedup_{count}"] = None if ratio is None else count * ratio
+        found[f"speedup_{count}_interval"] = (
+            [None, None] if interval is None else ends([count * x for x in interval])
+        )
+    return found
+
+
+def speedups_told(row: Mapping[str, Any]) -> dict[int, str]:
+    """The speed-ups of a row with their ranges, by tokens a step; those that its window can commit."""
+    counts = [int(key.removeprefix("speedup_")) for key in row if re.fullmatch(r"speedup_\d+", key)]
+    found = {count: (row[f"speedup_{count}"], row[f"speedup_{count}_interval"]) for count in counts}
+    return {count: times(*of) for count, of in found.items() if of[0] is not None}
 
 
 # Return
@@ -295,7 +322,7 @@ def plot(costs: Sequence[dict[str, Any]], gains: Sequence[dict[str, Any]], path:
 
 def _plot_cost(panel: Any, rows: Sequence[dict[str, Any]]) -> None:
     """Speed-ups of one preset: a colour for each count, a line style for each number of candidates."""
-    counts = [key for key in rows[0] if key.startswith("speedup_")]
+    counts = [key for key in rows[0] if re.fullmatch(r"speedup_\d+", key)]
     styles = dict(zip(dict.fromkeys(row["candidates"] for row in rows), ("-", "--", ":", "-."), strict=False))
     for color, key in enumerate(counts):
         for number, style in styles.items():
@@ -330,14 +357,10 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     costs: list[dict[str, Any]] = []
     for name in options.presets:
         for row in cost(name, CAUSAL_PRESETS[name], options):
-            told = "  ".join(
-                f"{key.removeprefix('speedup_')} tokens {row[key]:5.2f}x"
-                for key in row
-                if key.startswith("speedup_") and row[key] is not None
-            )
+            gained = "  ".join(f"{count} tokens {text}" for count, text in speedups_told(row).items())
             print(
                 f"{name}  window {row['window']:4d}  candidates {row['candidates']:2d}  "
-                f"{row['microseconds']:9.0f} us  {told}"
+                f"{row['microseconds']:9.0f} us  {gained}"
             )
             costs.append(row)
     gains: list[dict[str, Any]] = []

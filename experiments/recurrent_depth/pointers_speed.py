@@ -10,6 +10,7 @@ tuning split and reported on the test split (`--split`).
 
 import dataclasses
 import functools
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import tyro
 
 from experiments.common.command import run
 from experiments.common.record import write_record
+from experiments.recurrent_depth.rival_times import Group, in_turns
 from paradec_jax import Adaptive, Jacobi, Static, Wavefront, facts, load
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.data.batches import encode_prompts
@@ -29,12 +31,13 @@ from paradec_jax.decode import Request, SelfSpeculative, make_request
 from paradec_jax.decode import run as run_decoder
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import compare, exact_lists, pointer_problems
-from paradec_jax.evaluate.intervals import times
+from paradec_jax.evaluate.intervals import ends, quicker, times
 from paradec_jax.families import EVERY_STEP, init_params
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.store import Model, names_of
-from paradec_jax.timing import Case, measure
+from paradec_jax.timing import Case
 
+FOLDER = Path("experiments/recurrent_depth")
 TIMED = 2  # prompts of the third question
 RECURRENCES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 24, 32)
 
@@ -55,8 +58,9 @@ class Options:
       passes: timings of each setting.
       widths: of the networks of the third question; none leaves it out.
       settings: "wide" for the search, "few" for what came out of it.
-      out: where the JSON goes; a CSV of the same name lies beside it.
-      figure: where the picture of the first question goes.
+      out: where the JSON goes, a CSV of the same name beside it; by default a name of the model and the split.
+      figure: where the picture of the first question goes; when None beside the results, but of problems to tune on
+        there is none.
     """
 
     model: str = "tiny-pointers"
@@ -69,12 +73,34 @@ class Options:
     passes: int = 5
     widths: tuple[int, ...] = (64, 128, 256, 512)
     settings: str = "few"
-    out: Path = Path("experiments/recurrent_depth/results/pointers.json")
-    figure: Path = Path("experiments/recurrent_depth/figures/pointers.png")
+    out: Path | None = None
+    figure: Path | None = None
 
     def __post_init__(self) -> None:
         if self.settings not in SETTINGS:
             raise ValueError(f"settings must be one of {', '.join(SETTINGS)}, not {self.settings!r}")
+
+    @property
+    def stem(self) -> str:
+        """What files are called that are not named: after the model, and after a split other than the test's."""
+        name = "pointers" if self.model == Options.model else names_of([self.model])[0].replace("/", "-")
+        return name if self.split == "test" else f"{name}-{self.split}"
+
+    @property
+    def place(self) -> Path:
+        """Where the table goes."""
+        return self.out or FOLDER / "results" / f"{self.stem}.json"
+
+    @property
+    def drawn(self) -> Path | None:
+        """Where the picture goes, None for none."""
+        default = FOLDER / "figures" / f"{self.stem}.png"
+        return self.figure or (default if self.split == "test" else None)
+
+    def told(self) -> dict[str, Any]:
+        """As JSON values."""
+        named = {"model": names_of([self.model])[0], "out": self.place, "figure": self.drawn}
+        return dataclasses.asdict(self) | named
 
 
 def static(recurrence: int, *, baseline: bool = False) -> Setting:
@@ -198,10 +224,10 @@ def sampler_rows(
 def step_costs(
     model: Model, problems: Sequence[PointerProblem], steps: float, options: Options
 ) -> list[dict[str, Any]]:
-    """Seconds of an answer at other widths, in the steps that the trained model takes.
+    """Seconds of an answer at other widths, in the steps that the trained model takes; both sides in turns.
 
     An answer has T tokens after the one that the prompt predicts. Static decoding takes T steps at r = 12; the wave
-    takes n of T positions at r' = 4.
+    takes n of T positions at r' = 4. The range of their ratio is a bootstrap over passes.
     """
     assert model.tokenizer is not None and isinstance(model.config, RecurrentDepthConfig)
     tokens, lengths = encode_prompts(
@@ -232,19 +258,25 @@ def step_costs(
         network = RecurrentDepthNetwork(config)
         size = tokens.shape[1] + 1 + answer
         params = network.prepare(init_params(config, jax.random.key(options.seed)))
-        seconds = []
-        for setting, new, count in sides:
-            case = Case(setting.decoder.bind(network, size, model.token_spec), setting.knobs)
-            (speed,) = measure([case], params, requests(new), passes=options.passes)
-            seconds.append(count * (speed.seconds - speed.init_seconds) / speed.calls)
+        groups = [
+            Group(
+                [Case(setting.decoder.bind(network, size, model.token_spec), setting.knobs)],
+                params,
+                requests(new),
+            )
+            for setting, new, _ in sides
+        ]
+        found = [of[0] for of in in_turns(groups, options.passes)]
+        one, other = (
+            [count * spent / side.calls for spent in side.steps]
+            for side, (_, _, count) in zip(found, sides, strict=True)
+        )
+        value, interval = quicker(other, one)
+        row = {"width": width, "static_12_microseconds": 1e6 * statistics.median(one)}
+        row |= {"wave_microseconds": 1e6 * statistics.median(other), "wave_steps": steps}
+        row |= {"static_12_passes": one, "wave_passes": other}
         rows.append(
-            {
-                "width": width,
-                "static_12_microseconds": 1e6 * seconds[0],
-                "wave_microseconds": 1e6 * seconds[1],
-                "wave_steps": steps,
-                "speedup_without_prompts": seconds[0] / seconds[1],
-            }
+            row | {"speedup_without_prompts": value, "speedup_without_prompts_interval": ends(interval)}
         )
     return rows
 
@@ -281,7 +313,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         print(
             f"r {row['recurrence']:2d}: {row['names_right']:.1%} of names, {row['lists_right']:.1%} of lists right"
         )
-    picture(depth, options.figure)
+    if options.drawn is not None:
+        picture(depth, options.drawn)
     rows = sampler_rows(model, names_of([options.model])[0], drawn(nearest=options.nearest), options)
     for row in rows:
         speed = ""
@@ -304,11 +337,11 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     for row in costs:
         print(
             f"width {row['width']}: {row['static_12_microseconds']:,.0f} us an answer at r = 12, "
-            f"{row['wave_microseconds']:,.0f} us as a wave, {row['speedup_without_prompts']:.2f}x"
+            f"{row['wave_microseconds']:,.0f} us as a wave, "
+            f"{times(row['speedup_without_prompts'], row['speedup_without_prompts_interval'])}"
         )
-    told = {**dataclasses.asdict(options), "model": names_of([options.model])[0]}
     result = {"by_recurrence": depth, "rows": rows, "costs": costs}
-    write_record(options.out, told, result, dtypes=facts.dtypes(model.params), lines=rows)
+    write_record(options.place, options.told(), result, dtypes=facts.dtypes(model.params), lines=rows)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,12 @@ timed is a program; how often it runs is a matter of a schedule:
   not measured here. A call is, and it is taken as often as the trained model calls, by the tokens a call that `rivals
   pointers` measured (or `tokens_per_call`). So this side is a product of two measurements.
 
-Seconds leave out the prompt. Ranges are bootstraps over passes.
+Seconds leave out the prompt. Ranges are bootstraps over passes, of which a single one has none.
 """
 
 import dataclasses
 import json
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,16 +186,10 @@ def rows_of(width: int, base: RecurrentDepthConfig, options: Options, rate: floa
         row |= {"side": side.name, "calls": side.calls or one.calls, "timed_calls": one.calls}
         row |= {"milliseconds": 1e3 * statistics.median(mine), "passes": mine}
         for name, base_seconds in (("over_autoregressive", seconds[0]), ("over_jacobi", seconds[1])):
-            ratio, interval = over(mine, base_seconds)
-            row |= {name: ratio, f"{name}_range": list(interval)}
+            ratio, interval = intervals.quicker(mine, base_seconds)
+            row |= {name: ratio, f"{name}_range": intervals.ends(interval)}
         rows.append(row)
     return rows
-
-
-def over(mine: Sequence[float], base: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """How many times as fast as another side, by passes in turns, and the range."""
-    tokens, shape = np.ones(1, int), (-1, 1)
-    return intervals.speedup(tokens, np.reshape(mine, shape), tokens, np.reshape(base, shape))
 
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
@@ -209,10 +202,10 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     rows = []
     for width in options.widths:
         for row in (found := rows_of(width, model.config, options, rate)):
-            low, high = row["over_autoregressive_range"]
+            over = intervals.times(row["over_autoregressive"], row["over_autoregressive_range"])
             print(
                 f"width {width}, {row['side']}: {row['milliseconds']:.2f} ms an answer in {row['calls']:.1f} calls, "
-                f"{row['over_autoregressive']:.2f}x [{low:.2f}, {high:.2f}], {row['over_jacobi']:.2f}x Jacobi",
+                f"{over}, {row['over_jacobi']:.2f}x Jacobi",
                 flush=True,
             )
         rows += found

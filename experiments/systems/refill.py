@@ -10,7 +10,8 @@ Unseen problems whose answers differ in length go through each decoder in three 
 
 `fixed` against `queue` shows what refilling is worth, since both call the same two compiled programs and look
 which rows have stopped equally often. `run` with one row is every problem decoded alone: the rate that others
-are measured by, and the answers that theirs must equal.
+are measured by, and the answers that theirs must equal. All ways take turns; the range of a ratio is a bootstrap over
+passes.
 """
 
 import collections
@@ -34,6 +35,7 @@ from paradec_jax import Decoded, Request, Static, facts, load, make_request, run
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import word_problems
+from paradec_jax.evaluate.intervals import ends, quicker, times
 from paradec_jax.families import FAMILIES
 from paradec_jax.timing import Case
 
@@ -212,14 +214,15 @@ def describe(way: Way, found: Answers, alone: Answers, first: float, seconds: Se
 
 
 def compare_rates(rows: list[dict]) -> None:
-    """Adds to each row its rate against problems one by one and against the fixed batches of its size."""
-    rates = {(row["way"], row["rows"]): row["tokens_per_second"] for row in rows}
+    """Adds to each row its rate against problems one by one and the fixed batches of its size, with ranges."""
+    found = {(row["way"], row["rows"]): row for row in rows}
     for row in rows:
-        rate = row["tokens_per_second"]
-        row["against_one_by_one"] = rate / rates["run", 1]
-        row["against_run"] = rate / rates["run", row["rows"]]
-        same_loop = rates.get(("fixed", row["rows"]))
-        row["against_fixed"] = None if same_loop is None else rate / same_loop
+        against = {"one_by_one": ("run", 1), "run": ("run", row["rows"]), "fixed": ("fixed", row["rows"])}
+        for name, base in against.items():
+            row |= {f"against_{name}": None, f"against_{name}_interval": [None, None]}
+            if (other := found.get(base)) is not None:
+                of = quicker(row["passes"], other["passes"], row["tokens"], other["tokens"])
+                row |= {f"against_{name}": of[0], f"against_{name}_interval": ends(of[1])}
 
 
 def measure(found: Sequence[Way], passes: int, advance: Callable[[str], None]) -> list[dict]:
@@ -320,7 +323,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     for row in rows:
         print(
             f"{row['label'][:44]:44s}  {row['way']:5s}  rows {row['rows']:2d}  "
-            f"{row['tokens_per_second']:7.0f} tokens/s  {row['against_one_by_one']:5.2f}x one by one  "
+            f"{row['tokens_per_second']:7.0f} tokens/s  "
+            f"{times(row['against_one_by_one'], row['against_one_by_one_interval'])} of one by one  "
             f"at work {row['occupancy']:4.0%}  {row['steps']:6d} steps  "
             f"lost {row['lost']}, doubled {row['doubled']}, changed {row['changed']}"
         )

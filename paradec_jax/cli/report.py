@@ -27,13 +27,13 @@ def report_command(out: Path = Path("report"), minutes: float = 20.0, parts: tup
     with progress() as bars:
         claims = report(out, minutes=minutes, names=parts, progress=bars)
     table = Table(title="What the project claims about speed")
-    for title in ("claim", "claimed", "here", "range", "verdict"):
+    for title in ("claim", "measured there on", "claimed", "here", "95% range", "verdict"):
         table.add_column(title, max_width=70)
     for claim in claims:
         figure = [""] * 2
         if claim["figure"] is not None:
             figure = [f"{claim['figure']:.2f}", "{:.2f} to {:.2f}".format(*claim["range"])]
-        table.add_row(claim["sentence"], bounds(claim), *figure, claim["verdict"])
+        table.add_row(claim["sentence"], claim["where"], bounds(claim), *figure, claim["verdict"])
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=140)

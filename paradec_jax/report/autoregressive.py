@@ -6,7 +6,7 @@ from typing import Any
 from paradec_jax.decode import AutoRegressive, Static
 from paradec_jax.families import PRESETS
 from paradec_jax.report.parts import Part, Result, Table, Task, duration, percent
-from paradec_jax.report.weights import Loaded, Named, costs, load, time_decoders
+from paradec_jax.report.weights import Loaded, Named, costs, fitting, load, time_decoders
 
 
 def decoder_of(loaded: Loaded) -> Named:
@@ -26,7 +26,7 @@ def measure_preset(name: str, task: Task) -> list[dict[str, Any]]:
 def measure(task: Task) -> Result:
     """One row a preset."""
     rows: list[dict[str, Any]] = []
-    for name, own in task.each(task.sizes.presets):
+    for name, own in task.each(fitting(task)):
         rows += measure_preset(name, own)
     return {"dtype": task.sizes.dtype, "rows": rows}
 
@@ -39,7 +39,7 @@ def tables(result: Result) -> list[Table]:
             row["name"],
             f"{row['decode_tokens_per_second']:.4g}",
             duration(statistics.median(row["a_step"])),
-            f"{duration(min(row['a_step']))} to {duration(max(row['a_step']))}",
+            f"{len(row['a_step'])}: {duration(min(row['a_step']))} to {duration(max(row['a_step']))}",
             f"{row['step_bytes'] / 1e6:.1f}",
             percent(row["read_fraction"]),
             percent(row["flops_fraction"]),
@@ -48,7 +48,7 @@ def tables(result: Result) -> list[Table]:
         ]
         for row in result["rows"]
     ]
-    columns = ("shape", "decoder", "tokens/s", "a step", "passes", "MB a step", "of the read rate")
+    columns = ("shape", "decoder", "tokens/s", "a step", "passes: range", "MB a step", "of the read rate")
     return [
         Table(
             f"One by one, batch 1, random {result['dtype']} weights",
@@ -59,9 +59,10 @@ def tables(result: Result) -> list[Table]:
                 "dearest operations of a step, where below one half",
             ),
             rows,
-            "Prompts left out. The read rate is that of matrix-vector products of a matrix as large as the weights, "
-            "and for what recurrences read again of one as large as the core. Shares of a step and numbers of "
-            "operations by kind are those of XLA's profiler, what tracing costs taken off.",
+            "Prompts left out; a step writes a token. The read rate is that of matrix-vector products of a matrix as "
+            "large as the weights, and for what recurrences read again of one as large as the core. The dearest "
+            "operations are told by kind: their share of the time of a step and their number in it, by XLA's "
+            "profiler, what tracing costs taken off.",
         )
     ]
 

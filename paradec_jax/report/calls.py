@@ -7,6 +7,7 @@ it.
 
 import dataclasses
 import functools
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,10 +19,14 @@ from jax import lax
 
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.rules.windows import write_after_read
+from paradec_jax.evaluate.intervals import quicker
 from paradec_jax.families import PRESETS
 from paradec_jax.report.parts import Part, Result, Table, Task, duration, percent
-from paradec_jax.report.timing import cheaper, lengthened, once, turns
-from paradec_jax.report.weights import Loaded, foretold, load
+from paradec_jax.report.sizes import Sizes
+from paradec_jax.report.timing import lengthened, read_seconds, turns, warm
+from paradec_jax.report.weights import Loaded, fitting, foretold, load
+
+LONG = 0.3  # seconds of a timed loop that are enough
 
 
 def run_steps(network: Any, params: Any, cache: Any, tokens: Any, at: Any, steps: Any) -> Any:
@@ -48,6 +53,7 @@ class Loop:
     steps: int
     compiled: Any = None
     buffers: Any = None
+    at: Any = None
     first: float = 0.0
 
     @property
@@ -61,30 +67,23 @@ class Loop:
         return f"{self.window} position{'s' * (self.window > 1)}{of_depth(self.network)}"
 
     def compile(self) -> "Loop":
-        """Compiles the loop, traced anew, since a trace does not know what switches were on; nothing is run."""
-        cache = jax.eval_shape(self._cache)
-        tokens = jax.ShapeDtypeStruct((1, self.window), jnp.int32)
-        at = jax.ShapeDtypeStruct((1,), jnp.int32)
+        """Makes the buffers and compiles the loop, traced anew: a trace does not know what switches were on."""
+        draw = np.random.default_rng(0).integers(0, self.network.vocab_size, (1, self.window))
+        cache = self.network.init_cache(jax.random.split(jax.random.key(0), 1), self.context + self.window)
+        self.buffers = jax.block_until_ready((cache, jnp.asarray(draw, jnp.int32)))
+        self.at = jnp.full(1, self.context, jnp.int32)
         loop = jax.jit(functools.partial(run_steps, self.network), donate_argnums=(1, 2))
-        self.compiled = loop.lower(self.params, cache, tokens, at, np.int32(self.steps)).compile()
+        self.compiled = loop.lower(self.params, *self.buffers, self.at, np.int32(self.steps)).compile()
         return self
 
     def __call__(self) -> Any:
         """One run of the loop."""
-        if self.buffers is None:
-            draw = np.random.default_rng(0).integers(0, self.network.vocab_size, (1, self.window))
-            self.buffers = jax.block_until_ready((self._cache(), jnp.asarray(draw, jnp.int32)))
-        at = jnp.full(1, self.context, jnp.int32)
-        self.buffers = self.compiled(self.params, *self.buffers, at, np.int32(self.steps))
+        self.buffers = self.compiled(self.params, *self.buffers, self.at, np.int32(self.steps))
         return self.buffers
 
     def foretold(self) -> float:
         """Seconds that it takes at least, roughly."""
         return self.steps * foretold(self.network, self.window, self.context)
-
-    def _cache(self) -> Any:
-        keys = jax.random.split(jax.random.key(0), 1)
-        return self.network.init_cache(keys, self.context + self.window)
 
 
 def depth_of(network: Any) -> int | None:
@@ -106,19 +105,18 @@ def warmed(loops: Sequence[Loop], task: Task, name: str) -> dict[str, Loop]:
     """
     found: dict[str, Loop] = {}
     total = 0.0
-    known: dict[int | None, tuple[int, float]] = {}  # by depth: the widest window and its seconds
+    known: dict[int | None, tuple[int, float]] = {}  # by depth: the widest window and the seconds of a call
     for loop in sorted(loops, key=lambda loop: (loop.window, depth_of(loop.network) or 0)):
         depth = depth_of(loop.network)
-        what = f"{name}, {loop.told}"
         least = loop.foretold()
         if depth in known:
             width, seconds = known[depth]
-            least = max(least, seconds * loop.window / width)
-        if not task.has(3 * least + 2 * total, what):
+            least = max(least, seconds * loop.steps * loop.window / width)
+        if not task.has(4 * least + 2 * total, loop.told, name):
             continue
-        with task.survives(what):
-            loop.first, loop.steps = lengthened(once(loop), loop.steps)
-            known[depth] = loop.window, loop.first
+        with task.survives(loop.told, of=name):
+            loop.first, loop.steps = lengthened(warm(loop), loop.steps)
+            known[depth] = loop.window, loop.first / loop.steps
             total += loop.first
             found[loop.key] = loop
     return found
@@ -134,12 +132,14 @@ def measure_preset(name: str, task: Task) -> list[dict[str, Any]]:
     depths = [network]
     if "recurrences" in network.counters:
         depths += [network.at(r) for r in sizes.depths if r != network.recurrence]
-    loops = [
-        Loop(at, loaded.params, window, sizes.context, sizes.steps)
-        for window in sizes.windows
-        for at in depths
-    ]
-    loops = [loop for loop in loops if sizes.context + loop.window <= network.max_length]
+    loops = []
+    for at in depths:
+        for window in sizes.windows:
+            loop = Loop(at, loaded.params, window, sizes.context, steps_of(at, window, sizes))
+            if sizes.context + window <= network.max_length:
+                loops.append(loop)
+            else:
+                task.leave(loop.told, f"the shape has {network.max_length} positions", name)
     compiled = task.ready({loop.told: loop.compile for loop in loops}, name)
     ready = warmed(list(compiled.values()), task, name)
     a_pass = sum(loop.first for loop in ready.values())
@@ -148,14 +148,24 @@ def measure_preset(name: str, task: Task) -> list[dict[str, Any]]:
         for key, seconds in turns(ready, sizes.passes, lambda: task.left() < a_pass).items()
     }
     base = passes.get(f"{depth_of(network)} 1")
-    return [] if base is None else [row_of(loaded, ready[key], passes[key], base) for key in passes]
+    if base is None:
+        task.leave(name, "a call over one position was not timed, which the others are compared with")
+        return []
+    task.passed(len(base), name)
+    return [row_of(loaded, ready[key], passes[key], base) for key in passes]
+
+
+def steps_of(network: Any, window: int, sizes: Sizes) -> int:
+    """Calls of a timed loop: those of the sizes, or fewer where they would take more than LONG seconds."""
+    enough = math.ceil(LONG / foretold(network, window, sizes.context))
+    return max(min(sizes.steps, enough), 2)
 
 
 def row_of(loaded: Loaded, loop: Loop, a_call: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
     """What was found of one window, from seconds a call; `base` are those of one position at the full depth."""
     work = loop.network.work(1, loop.window, loop.context)
-    needed, interval = cheaper(base, a_call)
-    reads = work.bytes / loaded.limits.read_bytes_per_second
+    needed, interval = quicker(base, a_call)
+    reads = read_seconds(loop.network, 1, loop.window, loop.context, loaded.limits)
     products = work.flops / loaded.limits.flops_per_second
     return {
         "shape": loaded.name,
@@ -176,7 +186,7 @@ def row_of(loaded: Loaded, loop: Loop, a_call: Sequence[float], base: Sequence[f
 def measure(task: Task) -> Result:
     """The rows of every preset that fits."""
     rows: list[dict[str, Any]] = []
-    for name, own in task.each(task.sizes.presets):
+    for name, own in task.each(fitting(task)):
         rows += measure_preset(name, own)
     return {"dtype": task.sizes.dtype, "rows": rows}
 
@@ -206,9 +216,10 @@ def tables(result: Result) -> list[Table]:
         found.append(
             Table(
                 f"{shape}{'' if depth is None else f', r = {depth}'}, after {rows[0]['context']} positions",
-                ("positions", "a call", "tokens a call to gain [passes]", "of the nearer limit"),
+                ("positions", "a call", "tokens a call to gain [95%]", "of the nearer limit"),
                 lines,
-                f"A decoder gains where a call commits more tokens than it costs calls over {base}.",
+                f"{len(rows[0]['a_call'])} passes in turns. A decoder gains where a call commits more tokens than it "
+                f"costs calls over {base}.",
             )
         )
     return found
@@ -222,10 +233,15 @@ def picture(plt: Any, result: Result) -> Any:
     for (shape, depth), rows in series(result).items():
         at = [row["window"] for row in rows]
         label = shape if depth is None else f"{shape}, r = {depth}"
-        panel.plot(at, [row["needed"] for row in rows], "o-", markersize=4, label=label)
+        needed, ends = ([row[name] for row in rows] for name in ("needed", "needed_range"))
+        errors = [[max(x - low, 0) for x, (low, _) in zip(needed, ends, strict=True)]]
+        errors += [[max(high - x, 0) for x, (_, high) in zip(needed, ends, strict=True)]]
+        panel.errorbar(at, needed, yerr=errors, fmt="o-", markersize=4, capsize=2, label=label)
     panel.plot([1, 256], [1, 256], color="0.5", linestyle="--", linewidth=1, label="as many as positions")
-    for scale in (panel.set_xscale, panel.set_yscale):
-        scale("log", base=2)
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log", base=2)
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_formatter("{x:g}")
     panel.set_xlabel("positions of a call")
     panel.set_ylabel("tokens a call to gain")
     panel.grid(alpha=0.3)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,10 +17,14 @@ from paradec_jax.evaluate import word_problems
 from paradec_jax.evaluate.compare import case_of, prompts_of
 from paradec_jax.evaluate.intervals import times
 from paradec_jax.families import FAMILIES
+from paradec_jax.report.claims import CLAIMS
+from paradec_jax.report.judging import wanted
 from paradec_jax.report.parts import Part, Result, Table, Task
 from paradec_jax.report.sizes import Sizes
 from paradec_jax.report.timing import Speed, compile_all, measure, speedup
 from paradec_jax.store import Model
+
+FIRST = 4.0  # share of a model at the smallest batch, which most claims are about, beside that at another
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,9 +42,15 @@ class Unit:
     prompts: Callable[[Model, int], tuple[Sequence[Any], int | None]]
 
 
-def rivals_of(family: str) -> list[Setting]:
-    """Rows of a family's table, the baseline first."""
-    return sorted(FAMILIES[family].settings, key=lambda setting: not setting.baseline)
+def rivals_of(family: str, model: str, batch: int) -> list[Setting]:
+    """Rows of a family's table: the baseline, those that claims are about, and the others if time suffices."""
+    claimed = wanted(CLAIMS, "compare", model, batch)
+
+    def place(setting: Setting) -> int:
+        named = any(row.fits(setting.name, setting.settings()) for row in claimed)
+        return 0 if setting.baseline else 1 if named else 2
+
+    return sorted(FAMILIES[family].settings, key=place)
 
 
 def word_prompts(sizes: Sizes, model: Model, count: int) -> tuple[Sequence[Any], None]:
@@ -83,6 +94,7 @@ def measure_unit(unit: Unit, task: Task) -> list[dict[str, Any]]:
     places = {told(rival): i for i, rival in enumerate(rivals)}
     compiled = [places[name] for name in task.ready(jobs, what)]
     if 0 not in compiled:
+        task.leave(what, f"its baseline, {told(rivals[0])}, could not be compiled")
         return []
     started, passes = time.monotonic(), 0
 
@@ -96,6 +108,7 @@ def measure_unit(unit: Unit, task: Task) -> list[dict[str, Any]]:
     with task.survives(what):
         chosen = [cases[i] for i in compiled]
         speeds = measure(chosen, params, requests, passes=task.sizes.passes, enough=enough)
+        task.passed(len(speeds[0].each), what)
         found = zip(compiled, speeds, strict=True)
         return [row_of(unit, model.family, rivals[i], speed, speeds[0]) for i, speed in found]
     return []
@@ -131,13 +144,19 @@ def row_of(unit: Unit, family: str, rival: Setting, speed: Speed, base: Speed) -
 def measure_all(task: Task) -> Result:
     """All models at the smallest batch first, since most claims are about it."""
     units = [
-        Unit(model, batch, calls, rivals_of(family.name), functools.partial(word_prompts, task.sizes))
+        Unit(
+            model,
+            batch,
+            calls,
+            rivals_of(family.name, model, batch),
+            functools.partial(word_prompts, task.sizes),
+        )
         for batch, calls in task.sizes.problems
         for family in FAMILIES.values()
         for model in family.bundled
     ]
     rows: list[dict[str, Any]] = []
-    weights = [2.0 if unit.batch == units[0].batch else 1.0 for unit in units]
+    weights = [FIRST if unit.batch == units[0].batch else 1.0 for unit in units]
     for unit, own in task.each(units, weights):
         rows += measure_unit(unit, own)
     return {"rows": rows}
@@ -163,12 +182,16 @@ def _table(model: str, batch: int, rows: Sequence[Mapping[str, Any]]) -> Table:
     columns = ["decoder", "settings", "tokens/s", "speed-up [95%]", "tokens a call"]
     columns += ["recurrences a token"] if recurrent else []
     passes, calls = len(rows[0]["each"]), len(rows[0]["generated"])
+    asked = (
+        f"{calls} unseen problems one by one"
+        if batch == 1
+        else f"{calls} calls of {batch} unseen problems each"
+    )
     return Table(
         f"{model}, batch {batch}",
         [*columns, "calls with the baseline's text"],
         lines,
-        f"{calls} calls of {batch} unseen problems each, {passes} passes in turns, prompts included; the range is a "
-        f"bootstrap over calls and passes.",
+        f"{asked}, {passes} passes in turns, prompts included; the range is a bootstrap over calls and passes.",
     )
 
 
@@ -190,7 +213,7 @@ def picture(plt: Any, result: Result) -> Any:
             low, high = np.array([row["speedup_range"] for row in rows]).T
             errors = [np.maximum(ratio - low, 0), np.maximum(high - ratio, 0)]
             panel.errorbar(ratio, at, xerr=errors, fmt="o", markersize=4, capsize=2, label=f"batch {batch}")
-        panel.set_yticks(range(len(names)), [name[:60] for name in names], fontsize=7)
+        panel.set_yticks(range(len(names)), [textwrap.fill(name, 56) for name in names], fontsize=7)
         panel.invert_yaxis()
         panel.axvline(1, color="0.5", linestyle="--", linewidth=1)
         panel.set_title(model, fontsize=10)
@@ -199,4 +222,4 @@ def picture(plt: Any, result: Result) -> Any:
     return figure
 
 
-COMPARE = Part("compare", "Decoders on the bundled models", 8.0, measure_all, tables, picture)
+COMPARE = Part("compare", "Decoders on the bundled models", 9.0, measure_all, tables, picture)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from paradec_jax.decode import make_request
 from paradec_jax.families import FAMILIES, PRESETS, family_of, parameter_shapes
@@ -18,23 +19,29 @@ LARGEST = "autoregressive"  # of the registry's decoders, the one compiled for e
 
 @contextlib.contextmanager
 def uncached() -> Iterator[None]:
-    """No compiled program is read from a disk or written to it."""
+    """No compiled program is read from a disk or written to it.
+
+    JAX looks at the option once, at its first program; `reset_cache` has it look again.
+    """
     before = getattr(jax.config, "jax_enable_compilation_cache", True)
     jax.config.update("jax_enable_compilation_cache", False)
+    reset_cache()
     try:
         yield
     finally:
         jax.config.update("jax_enable_compilation_cache", before)
+        reset_cache()
 
 
 def programs(task: Task) -> list[tuple[str, str]]:
-    """Presets and decoders: of each family all decoders at its smallest shape, and its baseline at the others."""
-    found: dict[tuple[str, str], None] = {}
+    """Presets and decoders: of each family all decoders at its smallest shape, then its baseline at the others."""
+    pairs: list[tuple[str, str]] = []
+    larger: list[tuple[str, str]] = []
     for family in FAMILIES.values():
         own = [name for name in task.sizes.presets if name in family.presets]
-        found |= {(name, decoder): None for name in own[:1] for decoder in family.decoders}
-        found |= {(name, LARGEST): None for name in own}
-    return list(found)
+        pairs += [(name, decoder) for name in own[:1] for decoder in family.decoders]
+        larger += [(name, LARGEST) for name in own[1:]]
+    return pairs + larger
 
 
 def seconds_of(preset: str, name: str, task: Task) -> float:
@@ -54,9 +61,9 @@ def measure(task: Task) -> Result:
     rows: list[dict[str, Any]] = []
     with uncached():
         for (preset, name), own in task.each(programs(task)):
-            what = f"compiling {name} for {preset}"
-            if own.has(0.0, what):
-                with own.survives(what):
+            what = f"compiling {name}"
+            if own.has(0.0, what, preset):
+                with own.survives(what, of=preset):
                     rows.append({"shape": preset, "decoder": name, "seconds": seconds_of(preset, name, own)})
     return {"dtype": task.sizes.dtype, "rows": rows}
 

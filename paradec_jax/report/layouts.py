@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from paradec_jax.config import ModelConfig
 from paradec_jax.decode.rules.windows import write_after_read
-from paradec_jax.evaluate.intervals import times
+from paradec_jax.evaluate.intervals import quicker, times
 from paradec_jax.families import PRESETS, init_params, network_of
 from paradec_jax.nn import masks
 from paradec_jax.nn.attention import attend
@@ -25,7 +25,7 @@ from paradec_jax.nn.cache import KV, write_rows
 from paradec_jax.report.calls import Loop
 from paradec_jax.report.parts import COMPILE, Part, Result, Table, Task, duration
 from paradec_jax.report.sizes import with_dtype
-from paradec_jax.report.timing import cheaper, lengthened, once, turns
+from paradec_jax.report.timing import lengthened, turns, warm
 from paradec_jax.report.weights import load
 
 WINDOWS = (1, 16)
@@ -164,6 +164,11 @@ def layer(config: ModelConfig, task: Task) -> list[Side]:
     ]
 
 
+def told(side: Side) -> str:
+    """A side in a few words."""
+    return f"{side.choice} {side.name}, {side.window} position{'s' * (side.window > 1)}"
+
+
 def measure_preset(name: str, task: Task) -> list[dict[str, Any]]:
     """Rows of all choices for one preset, sides in turns."""
     config = with_dtype(PRESETS[name], task.sizes.dtype)
@@ -174,24 +179,28 @@ def measure_preset(name: str, task: Task) -> list[dict[str, Any]]:
     a_pass, until = 0.0, (1 - COMPILE) * task.left()
     sides = [*whole(network_of(config), raw, task), *layer(config, task)]
     for side in sorted(sides, key=lambda side: side.window):
-        what = f"{name}, {side.choice} {side.name}, {side.window} positions"
+        what = told(side)
         if task.left() < max(until, 3 * a_pass):
-            task.leave(what, "no time was left to compile it", late=True)
+            task.leave(what, "no time was left to compile it", name, late=True)
             continue
-        with task.survives(what, ValueError):  # an attention that does not know the shape
+        with task.survives(what, ValueError, of=name):  # an attention that does not know the shape
             call = side.compile()
-            seconds, call.steps = lengthened(once(call), call.steps)
+            seconds, call.steps = lengthened(warm(call), call.steps)
             a_pass += seconds
             ready[what] = side, call
     calls = {what: call for what, (_, call) in ready.items()}
     found = turns(calls, task.sizes.passes, lambda: task.left() < a_pass)
-    bases: dict[tuple[str, int], list[float]] = {}
+    task.passed(min(map(len, found.values()), default=task.sizes.passes), name)
+    a_call = {what: [x / call.steps for x in found[what]] for what, (_, call) in ready.items()}
     rows = []
-    for what, (side, call) in ready.items():
-        a_call = [x / call.steps for x in found[what]]
-        value, interval = cheaper(bases.setdefault((side.choice, side.window), a_call), a_call)
+    for what, (side, _) in ready.items():
+        first = next(other for other in sides if (other.choice, other.window) == (side.choice, side.window))
+        if told(first) not in ready:
+            task.leave(what, f"{told(first)} is missing, which it is compared with", name)
+            continue
+        value, interval = quicker(a_call[told(first)], a_call[what])
         row = {"shape": name, "choice": side.choice, "side": side.name, "window": side.window}
-        row |= {"a_call": a_call, "slowdown": value, "slowdown_range": list(interval)}
+        row |= {"a_call": a_call[what], "slowdown": value, "slowdown_range": list(interval)}
         rows.append(row)
     return rows
 
@@ -208,6 +217,7 @@ def tables(result: Result) -> list[Table]:
     """A table a preset."""
     found = []
     for shape in dict.fromkeys(row["shape"] for row in result["rows"]):
+        rows = [row for row in result["rows"] if row["shape"] == shape]
         lines = [
             [
                 row["choice"],
@@ -216,17 +226,16 @@ def tables(result: Result) -> list[Table]:
                 duration(statistics.median(row["a_call"])),
                 times(row["slowdown"], row["slowdown_range"]),
             ]
-            for row in result["rows"]
-            if row["shape"] == shape
+            for row in rows
         ]
         found.append(
             Table(
                 f"{shape}, after {result['context']} positions",
-                ("choice", "side", "positions", "a call", "times the first side [passes]"),
+                ("choice", "side", "positions", "a call", "times the first side [95%]"),
                 lines,
-                "Products and matrices: a whole call of the network. Keys and attention: one layer's attention and "
-                "its writes to the cache; `einsum` is the attention of this package, the others are those of "
-                "`jax.nn.dot_product_attention`.",
+                f"{len(rows[0]['a_call'])} passes in turns. Products and matrices: a whole call of the "
+                "network. Keys and attention: one layer's attention and its writes to the cache; `einsum` is the "
+                "attention of this package, the others are those of `jax.nn.dot_product_attention`.",
             )
         )
     return found

@@ -15,7 +15,7 @@ Result = dict[str, Any]
 Progress = Callable[[str, int, int], None]  # stage, units done, their total
 Item = TypeVar("Item")
 
-COMPILE = 0.7  # of the time of a model: a program costs seconds, running it far less
+COMPILE = 0.6  # of the time of a model: a program costs seconds, running it far less
 MOST_AT_ONCE = 8  # programs that are compiled
 
 
@@ -53,10 +53,11 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """Something that was left out, and why."""
+    """Something that was left out, why, and of which model or shape it is, if of one."""
 
     what: str
     why: str
+    of: str = ""
 
 
 @dataclasses.dataclass(eq=False)
@@ -85,18 +86,21 @@ class Task:
         """Seconds until the deadline, below 0 after it."""
         return self.deadline - time.monotonic()
 
-    def leave(self, what: str, why: str, *, late: bool = False) -> None:
+    def leave(self, what: str, why: str, of: str = "", *, late: bool = False) -> None:
         """Notes that something is left out."""
-        self.cut.append(Cut(what, why))
+        self.cut.append(Cut(what, why, of))
         self.late |= late
 
-    def has(self, seconds: float, what: str) -> bool:
+    def has(self, seconds: float, what: str, of: str = "") -> bool:
         """Whether so many seconds are left; if not, a line of the report says that `what` was left out."""
         left = self.left()
         if left >= seconds:
             return True
-        why = f"it takes about {seconds:.0f} s and {left:.0f} s were left"
-        self.leave(what, why if left > 0 else "no time was left", late=True)
+        if left <= 0:
+            self.leave(what, "no time was left", of, late=True)
+        else:
+            needs = f"needs about {duration(seconds)}, {duration(left)} were left"
+            self.leave(f"{what} ({needs})", "there was too little time", of, late=True)
         return False
 
     def fits(self, size: float | int, what: str) -> bool:
@@ -104,9 +108,15 @@ class Task:
         left = facts.memory_left()
         if left is None or size <= left:
             return True
-        why = f"it needs about {size / 2**30:.1f} GiB and {left / 2**30:.1f} GiB are left"
-        self.leave(what, f"does not fit the memory: {why}")
+        needs = f"needs about {size / 2**30:.1f} GiB, {left / 2**30:.1f} GiB are left"
+        self.leave(f"{what} ({needs})", "it does not fit the memory")
         return False
+
+    def passed(self, done: int, of: str) -> None:
+        """Notes which passes there was no time for."""
+        wanted = self.sizes.passes
+        if done < wanted:
+            self.leave(f"passes {done + 1} to {wanted}", "no time was left", of, late=True)
 
     def saw(self, *trees: Any) -> None:
         """Notes the dtypes of the arrays that are measured."""
@@ -146,9 +156,9 @@ class Task:
                     future.cancel()  # those that have begun go on
             for name, future in waiting.items():
                 if future.cancelled():
-                    self.leave(f"{what}, {name}", "no time was left to compile it", late=True)
+                    self.leave(name, "no time was left to compile it", what, late=True)
                     continue
-                with self.survives(f"{what}, {name}"):
+                with self.survives(name, of=what):
                     found[name] = future.result()
             self.progress(f"{what}: programs", len(jobs), len(jobs))
         finally:
@@ -156,14 +166,14 @@ class Task:
         return found
 
     @contextlib.contextmanager
-    def survives(self, what: str, *others: type[Exception]) -> Iterator[None]:
+    def survives(self, what: str, *others: type[Exception], of: str = "") -> Iterator[None]:
         """Turns an error of the device, such as no memory left, and others into a line of the report."""
         caught: tuple[type[Exception], ...] = (RuntimeError, MemoryError, *others)
         try:
             yield
         except caught as error:
             reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-            self.leave(what, f"the device refused it: {reason}")
+            self.leave(what, f"the device refused it ({reason})", of)
 
 
 def rows_of(result: Mapping[str, Any], **choices: Any) -> list[dict[str, Any]]:
@@ -178,6 +188,8 @@ def percent(share: float | None) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds in the unit that suits them."""
+    if seconds >= 100:
+        return f"{seconds:.0f} s"
     for unit, scale in (("s", 1.0), ("ms", 1e3)):
         if seconds * scale >= 1:
             return f"{seconds * scale:.3g} {unit}"

@@ -9,7 +9,8 @@ from typing import Any
 
 from paradec_jax import facts
 from paradec_jax.io import atomic_write_text
-from paradec_jax.report.claims import CLAIMS, Claim, judged
+from paradec_jax.report.claims import CLAIMS
+from paradec_jax.report.judging import Claim, judged
 from paradec_jax.report.parts import Part, Progress, Task
 from paradec_jax.report.registry import PARTS
 from paradec_jax.report.sizes import Sizes, sizes_here
@@ -31,7 +32,8 @@ def report(
     """Measures what is missing of a report, writes the whole of it, and returns the judged claims.
 
     Each part leaves a file behind when it is done; the same call again measures none of them twice. A part that was
-    cut for want of time is measured anew where more minutes are given than it had.
+    cut for want of time is measured anew where its share is more seconds than it was, because there are more minutes
+    or fewer parts.
 
     Args:
       out: the folder of the report; made where there is none.
@@ -56,14 +58,16 @@ def report(
     records = read(out, parts, now, sizes)
     (out / FOLDER).mkdir(parents=True, exist_ok=True)
     asked = [part for name, part in parts.items() if not names or name in names]
-    todo = [part for part in asked if wanted(records.get(part.name), minutes)]
+    shares = sum(part.share for part in asked)
+    due = {part.name: 60 * minutes * part.share / shares for part in asked}
+    todo = [part for part in asked if wanted(records.get(part.name), due[part.name])]
     finish = time.monotonic() + 60 * minutes
     failed: dict[str, Exception] = {}
     for done, part in enumerate(todo):
         progress("parts", done, len(todo))
         share = part.share / sum(other.share for other in todo[done:])
         try:
-            record = measured(part, sizes, (finish - time.monotonic()) * share, minutes, progress)
+            record = measured(part, sizes, (finish - time.monotonic()) * share, due[part.name], progress)
         except Exception as error:  # the other parts are worth their time all the same
             failed[part.name] = error
             continue
@@ -78,9 +82,15 @@ def report(
     return found
 
 
-def measured(part: Part, sizes: Sizes, seconds: float, minutes: float, progress: Progress) -> dict[str, Any]:
-    """The file of one part, which gets so many seconds."""
-    record = {"part": part.name, "facts": facts.facts(), "sizes": as_read(sizes), "minutes": minutes}
+def measured(part: Part, sizes: Sizes, seconds: float, due: float, progress: Progress) -> dict[str, Any]:
+    """The file of one part, which gets so many seconds: those of its share, and what parts before it left."""
+    record = {
+        "part": part.name,
+        "facts": facts.facts(),
+        "sizes": as_read(sizes),
+        "due": due,
+        "given": seconds,
+    }
     start = time.monotonic()
     task = Task(sizes, start + seconds, progress, part.name)
     result = part.measure(task)
@@ -97,9 +107,9 @@ def judge(claims: Sequence[Claim], records: Mapping[str, Any]) -> list[dict[str,
     return judged(claims, {name: record["result"] for name, record in records.items()})
 
 
-def wanted(record: Mapping[str, Any] | None, minutes: float) -> bool:
-    """Whether a part is to be measured: it never was, or it lacked time and more is given now."""
-    return record is None or (record["late"] and minutes > record["minutes"])
+def wanted(record: Mapping[str, Any] | None, due: float) -> bool:
+    """Whether a part is to be measured: it never was, or it lacked time and its share is more seconds now."""
+    return record is None or (record["late"] and due > record["due"])
 
 
 def read(
@@ -119,7 +129,7 @@ def read(
             continue
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
-            before, its_sizes = record["facts"], record["sizes"]
+            before, its_sizes, *_ = (record[key] for key in ("facts", "sizes", "due", "late", "result"))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is no part of a report ({error}): name another folder") from error
         other = facts.difference(before, now) or _changed(its_sizes, as_read(sizes))

@@ -3,7 +3,7 @@
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from paradec_jax.timing.bench import (
     paced_wavefront,
     product_rate,
     read_rate,
+    read_seconds,
 )
 from paradec_jax.timing.throughput import Case, Speed, compile_all, measure
 
@@ -26,7 +27,6 @@ __all__ = [
     "Limits",
     "Programs",
     "Speed",
-    "cheaper",
     "compile_all",
     "compile_once",
     "copies",
@@ -37,9 +37,11 @@ __all__ = [
     "once",
     "paced_wavefront",
     "products",
+    "read_seconds",
     "reads",
     "speedup",
     "turns",
+    "warm",
 ]
 
 MOST_READ = 2**30  # bytes of the matrix whose reading is timed: more than any cache holds
@@ -59,17 +61,17 @@ def limits_for(dtype: str, weights: int, core: int = 0) -> Limits:
     return Limits(copies(REPEATS), read, again, products(dtype, REPEATS))
 
 
-def cheaper(seconds: Sequence[float], base: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """How many times as long `base` took, by the medians of passes in turns, and its range over passes."""
-    passes = min(len(seconds), len(base))
-    return speedup([1], [[x] for x in seconds[:passes]], [1], [[x] for x in base[:passes]])
-
-
 def once(call: Callable[[], Any]) -> float:
     """Seconds of one call, its result awaited."""
     start = time.perf_counter()
     jax.block_until_ready(call())
     return time.perf_counter() - start
+
+
+def warm(call: Callable[[], Any]) -> float:
+    """Seconds of the second of two calls: the first one is slower."""
+    once(call)
+    return once(call)
 
 
 def lengthened(seconds: float, steps: int) -> tuple[float, int]:

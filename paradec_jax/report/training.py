@@ -68,6 +68,7 @@ def measure_step(training: Training, task: Task) -> dict[str, Any] | None:
 
         first, second = once(step), once(step)
         seconds = turns({"": step}, task.sizes.passes, lambda: task.left() < second)[""]
+        task.passed(len(seconds), what)
         if not bool(metrics["finite"]):
             task.leave(f"the update of {what}", "the loss was not finite")
         rate = products(config.dtype, REPEATS)
@@ -102,15 +103,22 @@ def tables(result: Result) -> list[Table]:
         line = [f"{row['shape']}{depth}", f"{row['batch']} x {row['length']}"]
         line += [duration(statistics.median(row["seconds"])), f"{positions:.0f}", f"{row['flops'] / 1e9:.1f}"]
         rows.append([*line, f"{percent(row['utilisation'])} [{percent(low)}, {percent(high)}]"])
-    columns = ("shape", "rows x positions", "a step", "positions/s", "GFLOP", "of the product rate [passes]")
+    columns = (
+        "shape",
+        "rows x positions",
+        "a step",
+        "positions/s",
+        "GFLOP",
+        "of the product rate [passes' range]",
+    )
     return [
         Table(
             f"A step of training, {result['dtype']}, Adam",
             columns,
             rows,
-            "Model FLOP utilisation: operations by formula (forward, twice as many backward, attention over all "
-            "pairs), over what products of two large square matrices were measured to do here, not over what a data "
-            "sheet says.",
+            "The range is that of all passes. Model FLOP utilisation: operations by formula (forward, twice as many "
+            "backward, attention over all pairs), over what products of two large square matrices were measured to "
+            "do here, not over what a data sheet says.",
         )
     ]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from paradec_jax.config import ModelConfig
 from paradec_jax.decode import make_request
-from paradec_jax.families import init_params, network_of
+from paradec_jax.families import PRESETS, init_params, network_of
 from paradec_jax.report import kinds
 from paradec_jax.report.parts import Task
 from paradec_jax.report.sizes import bytes_of, with_dtype
@@ -32,6 +32,13 @@ COPIES = 2.5  # of the weights that there are at once at most: raw, joined, and 
 TOUCHES = 20  # times that making random weights costs what copying them does, and a little more
 TRACED = 2  # runs under the profiler
 HALF = 0.5  # share of a limit below which the dearest operations are told
+
+
+def fitting(task: Task) -> list[str]:
+    """The presets whose weights fit the memory, among which time is shared; a line for each other one."""
+    gc.collect()  # weights of parts before this one
+    sizes = {name: bytes_of(with_dtype(PRESETS[name], task.sizes.dtype)) for name in task.sizes.presets}
+    return [name for name, size in sizes.items() if task.fits(COPIES * size, name)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,8 +108,8 @@ def time_decoders(task: Task, loaded: Loaded, named: Sequence[Named]) -> list[di
     for name, ready in task.ready(jobs, loaded.name).items():
         calls = sizes.tokens * foretold(ready.network, 1, sizes.context)
         # Two passes of all that runs, and of this one besides, are still to come.
-        if not timed or task.has(3 * calls + 2 * a_pass, f"{loaded.name}, {name}"):
-            with task.survives(f"{loaded.name}, {name}"):
+        if not timed or task.has(3 * calls + 2 * a_pass, name, loaded.name):
+            with task.survives(name, of=loaded.name):
                 first = ready.programs.time()
                 a_pass += first.prompt + first.loop
                 timed.append(ready)
@@ -114,6 +121,7 @@ def time_decoders(task: Task, loaded: Loaded, named: Sequence[Named]) -> list[di
     if not timed or timed[0].name != named[0].name:
         task.leave(loaded.name, f"{named[0].name} could not be timed, which the others are compared with")
         return []
+    task.passed(len(timed[0].timings), loaded.name)
     return [_row(task, loaded, ready) for ready in timed]
 
 
@@ -142,17 +150,19 @@ def _row(task: Task, loaded: Loaded, ready: Timed) -> dict[str, Any]:
     row["a_token"] = [loop / (row["tokens"] - 1) for loop in loops]
     row["costs"] = []
     run = statistics.median(timing.prompt + timing.loop for timing in timings)
-    what = f"{loaded.name}, {ready.name}: dearest operations"
-    if row["limit_fraction"] < HALF and task.has(4 * TRACED * run, what):
-        with task.survives(what, ValueError, KeyError, AssertionError):  # a trace that cannot be read
+    what = f"dearest operations of {ready.name}"
+    if row["limit_fraction"] < HALF and task.has(4 * TRACED * run, what, loaded.name):
+        unread = ValueError, KeyError, AssertionError  # a trace that cannot be read
+        with task.survives(what, *unread, of=loaded.name):
             row["costs"] = kinds.profile(programs, TRACED, statistics.median(row["a_step"]))
             if not row["costs"]:
-                task.leave(what, "the profiler tells of none here")
+                task.leave(what, "the profiler tells of none here", loaded.name)
     return row
 
 
 def costs(row: Mapping[str, Any]) -> str:
     """The dearest kinds of operation of a row in words."""
     return ", ".join(
-        f"{cost['kind']} {100 * cost['share']:.0f}% in {cost['operations_per_step']}" for cost in row["costs"]
+        f"{100 * cost['share']:.0f}% {cost['kind']} ({cost['operations_per_step']} operations)"
+        for cost in row["costs"]
     )

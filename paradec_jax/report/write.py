@@ -64,11 +64,14 @@ def _claims(claims: Sequence[Mapping[str, Any]]) -> list[str]:
         figure, low_high = "", ""
         if claim["figure"] is not None:
             figure, low_high = f"{claim['figure']:.2f}", "{:.2f} to {:.2f}".format(*claim["range"])
-        rows.append([claim["sentence"], claim["source"], bounds(claim), figure, low_high, claim["verdict"]])
-    columns = ("claim", "source", "claimed", "here", "range", "verdict")
+        line = [claim["sentence"], claim["source"], claim["where"], bounds(claim)]
+        rows.append([*line, figure, low_high, claim["verdict"]])
+    columns = ("claim", "stands in", "measured there on", "claimed", "here", "95% range", "verdict")
     note = (
         "A claim holds where the whole range lies inside what is claimed, does not where all of it lies outside, and "
-        "is open between."
+        "is open between. A speed is a property of a device: what was claimed of one processor need not hold on "
+        "another, and the claims are not all of one. What is not measured had no time or did not fit the memory; the "
+        "parts below say what was left out."
     )
     return markdown(Table("What the project claims about speed", columns, rows, note))
 
@@ -87,17 +90,21 @@ def _part(part: Part, record: Mapping[str, Any], picture: str | None) -> list[st
         lines += [*markdown(table), ""]
     if picture:
         lines += [f"![{part.title}]({picture})", ""]
-    found = ", ".join(record["dtypes"]) or "none measured"
-    lines += [f"Arrays: {found}. Took {duration(record['seconds'])} of {record['minutes']:g} minutes."]
+    arrays = f"Arrays: {', '.join(record['dtypes'])}. " if record["dtypes"] else ""
+    lines += [f"{arrays}Took {duration(record['seconds'])}; {duration(record['given'])} were given to it."]
     return lines + left_out(record["cut"])
 
 
 def left_out(cut: Sequence[Mapping[str, str]]) -> list[str]:
-    """A line for each reason why something was left out."""
-    reasons: dict[str, list[str]] = {}
+    """Lines for each reason why something was left out: what, by the model or shape that it is of."""
+    reasons: dict[str, dict[str, list[str]]] = {}
     for one in cut:
-        reasons.setdefault(one["why"], []).append(one["what"])
-    return [f"- Left out, {why}: {'; '.join(what)}." for why, what in reasons.items()]
+        reasons.setdefault(one["why"], {}).setdefault(one["of"], []).append(one["what"])
+    lines = []
+    for why, groups in reasons.items():
+        lines += ["", f"Left out, {why}:", ""]
+        lines += [f"- {of + ': ' if of else ''}{'; '.join(what)}" for of, what in groups.items()]
+    return lines
 
 
 def _pictures(out: Path, parts: Mapping[str, Part], records: Mapping[str, Any]) -> tuple[dict[str, str], str]:

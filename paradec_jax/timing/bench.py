@@ -118,6 +118,12 @@ def limits_of(network: Any, params: Any) -> Limits:
     return limits(network.config.dtype, weights, core)
 
 
+def read_seconds(network: Any, batch: int, positions: int, context: int, device: Limits) -> float:
+    """Seconds that reading takes which a call must do; what recurrences read again is read at a rate of its own."""
+    whole, once = (at.work(batch, positions, context).bytes for at in (network, _at(network, 1)))
+    return once / device.read_bytes_per_second + (whole - once) / device.reread_bytes_per_second
+
+
 def _best(function: Any, arguments: tuple[Any, ...], repeats: int) -> float:
     jax.block_until_ready(function(*arguments))
     seconds = []
@@ -195,9 +201,7 @@ def figures(
     width = -(-spent[POSITIONS] // spent[NETWORK_CALLS])
     depth = round(spent.get("recurrences", 0) / spent[NETWORK_CALLS])
     step = _at(network, depth).work(batch, width, context + tokens // 2)
-    once = _at(network, 1).work(batch, width, context + tokens // 2)
-    read = once.bytes / device.read_bytes_per_second
-    read += (step.bytes - once.bytes) / device.reread_bytes_per_second
+    read = read_seconds(_at(network, depth), batch, width, context + tokens // 2, device)
     flops = step.flops / a_step / device.flops_per_second
     return {
         "decoder": type(decoder).__name__,

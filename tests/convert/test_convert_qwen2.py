@@ -318,6 +318,7 @@ class TestCheck:
 TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 
 
+@pytest.mark.peers
 @pytest.mark.slow
 @pytest.mark.skipif(not TORCH, reason="torch and transformers are not installed")
 class TestTransformers:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from paradec_jax.decode.machine.network import Forward
-from paradec_jax.decode.recurrent.buckets import SHARE, compiled_widths, cost, on_narrowest
+from paradec_jax.decode.recurrent.buckets import SHARE, compiled_widths, cost, on_narrowest, widths_by
 from paradec_jax.decode.recurrent.criteria import CRITERIA
 from paradec_jax.decode.recurrent.exit import ExitLoop, as_last_checked, exit_loop
 from paradec_jax.decode.recurrent.noise import mix_noise
@@ -186,6 +186,9 @@ def test_widths_follow_from_the_cost_curve():
     assert widths(8, headway=8) == (8,) and widths(32, headway=4) == (8, 32)
     assert widths(128, bounded=True) == (128,)
     assert compiled_widths(Narrowed(128, buckets=()), 1) == (128,)
+    flat, steep = {1: 1.0, 128: 1.0}, {1: 1.0, 2: 4.0, 4: 16.0}
+    assert widths_by(flat, 128) == (128,) and widths_by(steep, 4, headway=0) == (1, 2, 4)
+    assert cost(3, steep) == 10 and cost(8, steep) == 32
     for batch in (1, 4, 16):
         for narrow, wide in itertools.pairwise(widths(96, batch)):
             assert cost(batch * narrow) <= SHARE * cost(batch * wide)

@@ -187,6 +187,7 @@ class TestCode:
             assert execute(mbpp.program(item, text), allow=True).passed is expected
 
 
+@pytest.mark.peers
 @needs_data
 class TestRealFiles:
     def test_gsm8k(self):

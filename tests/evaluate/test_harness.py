@@ -226,6 +226,7 @@ class TestDecoderLM:
             importlib.import_module("paradec_jax.evaluate.harness")
 
 
+@pytest.mark.peers
 def test_lm_eval_runs_own_items_offline(tmp_path, monkeypatch):
     """The real package, on a few word problems and the bundled model, against a computation row by row."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from paradec_jax.evaluate.intervals import Z95, paired, speedup, times, wilson
+from paradec_jax.evaluate.intervals import Z95, ends, paired, quicker, speedup, times, wilson
 
 
 @pytest.mark.parametrize("successes", [0, 1, 7, 19, 20])
@@ -48,6 +48,16 @@ def test_a_speedup_without_prompts_takes_their_seconds_away_on_both_sides():
         speedup(tokens, seconds, tokens, seconds, less=np.ones(2))
 
 
+def test_what_is_timed_as_a_whole_has_a_range_over_passes():
+    seconds, base = [1.0, 1.2, 0.9], [2.2, 2.0, 3.0]
+    value, (low, high) = quicker(seconds, base)
+    assert value == pytest.approx(2.2) and low < value < high and low >= 2.0 / 1.2 and high <= 3.0 / 0.9
+    assert quicker(base, seconds)[0] == pytest.approx(1 / value)
+    assert quicker(seconds, base, 30, 10)[0] == pytest.approx(3 * value)
+    value, interval = quicker([1.0], [2.0])
+    assert value == 2 and interval == (0, math.inf) and ends(interval) == [0, None]
+
+
 def test_problems_are_drawn_alike_for_both_decoders():
     """A decoder that is twice as fast on every problem, however long, is so in every resample."""
     tokens, seconds = np.array([1, 1, 1, 1]), np.array([[1.0, 10.0, 100.0, 1000.0]] * 3)
@@ -58,7 +68,12 @@ def test_problems_are_drawn_alike_for_both_decoders():
 
 @pytest.mark.parametrize(
     ("interval", "text"),
-    [(None, "7.65x"), ((7.4, 7.9), "7.65x [7.40, 7.90]"), ((0.0, math.inf), "7.65x"), ([0.0, None], "7.65x")],
+    [
+        (None, "7.65x"),
+        ((7.4, 7.9), "7.65x [7.40, 7.90]"),
+        ((0.0, math.inf), "7.65x, no range"),
+        ([0.0, None], "7.65x, no range"),
+    ],
 )
 def test_a_ratio_as_text(interval, text):
     assert times(7.654, interval) == text

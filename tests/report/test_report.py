@@ -10,7 +10,7 @@ from toy_report import SIZES
 
 from paradec_jax import cli, facts
 from paradec_jax.report import Claim, Figure, Part, Table, Task, report
-from paradec_jax.report.claims import FAILS, HOLDS, MISSING, OPEN
+from paradec_jax.report.judging import FAILS, HOLDS, MISSING, OPEN
 from paradec_jax.report.parts import Cut
 from paradec_jax.report.write import NO_PICTURES, left_out
 
@@ -43,7 +43,9 @@ def claim(least, part="one"):
         rows = results.get(part, {"rows": []})["rows"]
         return Figure(rows[0]["x"], *rows[0]["x_range"]) if rows else None
 
-    return Claim(f"at least {least}", f"x is at least {least}", "README.md", figure, least=least)
+    return Claim(
+        f"at least {least}", f"x is at least {least}", "README.md", "a processor", figure, least=least
+    )
 
 
 CLAIMS = (claim(1.0), claim(2.0), claim(3.0), claim(1.0, "absent"))
@@ -62,7 +64,8 @@ def test_a_report_is_written_and_nothing_is_measured_twice(tmp_path):
     assert stages[-1] == ("parts", 2, 2)
     text = (tmp_path / "r" / "report.md").read_text()
     assert "x is at least 3.0" in text and "## Part two" in text and "![Part one](one.png)" in text
-    assert re.search("Left out, it takes about 1000000000 s and .* s were left: the long half of two.", text)
+    assert "| x is at least 3.0 | README.md | a processor | at least 3 |" in text
+    assert re.search(r"Left out, there was too little time:\n\n- the long half of two \(needs about", text)
     assert (tmp_path / "r" / "two.png").stat().st_size
     whole = json.loads((tmp_path / "r" / "report.json").read_text())
     assert whole["claims"] == found and set(whole["parts"]) == {"one", "two"}
@@ -76,6 +79,19 @@ def test_more_minutes_mend_what_was_late_alone(tmp_path):
     measure(tmp_path, made, minutes=1.0)
     measure(tmp_path, made, minutes=2.0)
     assert [one.count for one in made] == [1, 2]
+
+
+def test_a_part_that_was_late_is_measured_anew_where_its_share_is_more_seconds(tmp_path):
+    """By itself it gets all the minutes; but a part that had them is not measured again beside others."""
+    made = Made("one"), Made("two", late=True)
+    measure(tmp_path, made, minutes=2.0)
+    measure(tmp_path, made, minutes=2.0, names=["two"])
+    assert made[1].count == 2
+    measure(tmp_path, made, minutes=2.0, names=["two"])
+    measure(tmp_path, made, minutes=3.0)
+    assert [one.count for one in made] == [1, 2]
+    record = json.loads((tmp_path / "parts" / "two.json").read_text())
+    assert record["due"] == 120 and 100 < record["given"] <= 120
 
 
 def test_each_part_gets_its_share_and_what_others_left(tmp_path):
@@ -164,8 +180,8 @@ def test_a_task_says_what_did_not_fit_and_what_the_device_refused(monkeypatch):
     with task.survives("a program"):
         raise RuntimeError("RESOURCE_EXHAUSTED: no room\nmore")
     assert task.cut == [
-        Cut("twice", "does not fit the memory: it needs about 2.0 GiB and 1.0 GiB are left"),
-        Cut("a program", "the device refused it: RESOURCE_EXHAUSTED: no room"),
+        Cut("twice (needs about 2.0 GiB, 1.0 GiB are left)", "it does not fit the memory"),
+        Cut("a program", "the device refused it (RESOURCE_EXHAUSTED: no room)"),
     ]
     assert not task.late
     own = [own for _, own in task.each(["a", "b"], [3.0, 1.0])]
@@ -183,6 +199,36 @@ def test_the_command_prints_the_claims(tmp_path, capsys, monkeypatch):
     assert record["result"]["rows"][0]["presets"] == ["test-causal"]
 
 
+def test_passes_that_time_does_not_suffice_for_are_told():
+    task = Task(SIZES, time.monotonic() + 100)
+    task.passed(SIZES.passes, "a")
+    assert not task.cut and not task.late
+    task.passed(1, "b")
+    assert task.cut == [Cut("passes 2 to 2", "no time was left", "b")] and task.late
+
+
+@pytest.mark.slow
+def test_the_whole_command_at_toy_size_and_again(tmp_path, capsys, monkeypatch):
+    from paradec_jax.report import PARTS, compare, pointers, run
+
+    every, two = compare.rivals_of, pointers.RIVALS[:2]
+    monkeypatch.setattr(run, "sizes_here", lambda: SIZES)
+    monkeypatch.setattr(compare, "rivals_of", lambda *of: every(*of)[:2])
+    monkeypatch.setattr(pointers, "RIVALS", two)
+    words = ["report", "--out", str(tmp_path / "r"), "--minutes", "10"]
+    assert cli.main(words) == 0
+    assert "report.md" in capsys.readouterr().out
+    whole = json.loads((tmp_path / "r" / "report.json").read_text())
+    assert set(whole["parts"]) == set(PARTS) and not any(part["late"] for part in whole["parts"].values())
+    found = {claim["name"]: claim["verdict"] for claim in whole["claims"]}
+    assert found["r = 1 / r = 16"] != MISSING and found["wave that holds an answer"] == MISSING
+    text = (tmp_path / "r" / "report.md").read_text()
+    assert all(f"## {part.title}" in text for part in PARTS.values()) and "Not measured yet" not in text
+    before = {path.name: path.read_text() for path in (tmp_path / "r" / "parts").iterdir()}
+    assert cli.main(words) == 0
+    assert before == {path.name: path.read_text() for path in (tmp_path / "r" / "parts").iterdir()}
+
+
 def test_jobs_that_time_does_not_suffice_for_are_left_out():
     task = Task(SIZES, time.monotonic() + 0.5)
     jobs = {f"job {i}": lambda: time.sleep(0.2) or "done" for i in range(40)}
@@ -193,6 +239,8 @@ def test_jobs_that_time_does_not_suffice_for_are_left_out():
     assert "job 0" in late.ready(jobs, "made") and len(late.cut) > 20
 
 
-def test_what_was_left_out_for_one_reason_is_one_line():
-    cut = [{"what": "a", "why": "x"}, {"what": "b", "why": "y"}, {"what": "c", "why": "x"}]
-    assert left_out(cut) == ["- Left out, x: a; c.", "- Left out, y: b."]
+def test_what_was_left_out_for_one_reason_stands_together():
+    found = [("a", "x", ""), ("b", "y", "M"), ("c", "x", ""), ("d", "x", "M")]
+    cut = [{"what": what, "why": why, "of": of} for what, why, of in found]
+    x, y = ["", "Left out, x:", "", "- a; c", "- M: d"], ["", "Left out, y:", "", "- M: b"]
+    assert left_out(cut) == x + y

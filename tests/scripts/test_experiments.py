@@ -48,6 +48,7 @@ def test_refill_finds_every_answer_where_it_belongs(refill, tmp_path):
         assert set(mine) == {(way, size) for way in ("run", "fixed", "queue") for size in (1, 3)}
         assert len({row["tokens"] for row in mine.values()}) == 1
         assert mine["run", 1]["against_one_by_one"] == mine["fixed", 3]["against_fixed"] == 1
+        assert mine["queue", 3]["against_run_interval"] == [0, None]  # a single pass
         assert mine["run", 3]["steps"] == mine["fixed", 3]["steps"] >= mine["queue", 3]["steps"]
         assert mine["run", 3]["occupancy"] == mine["fixed", 3]["occupancy"] < mine["queue", 3]["occupancy"]
 
@@ -68,6 +69,23 @@ def test_refill_counts_what_is_lost_doubled_or_changed(refill):
     wrong = answers([(1,), (2,), (2,)], [[5], [9], [6]], 6, 3)
     row = refill["describe"](way, wrong, alone, 1.0, [1.0])
     assert (row["lost"], row["doubled"], row["changed"]) == (1, 1, 2)
+
+
+def test_rates_of_refill_have_a_range_over_passes(refill):
+    rows = [
+        {"way": way, "rows": size, "tokens": 8, "passes": passes}
+        for way, size, passes in (
+            ("run", 1, [4.0, 5.0, 4.5]),
+            ("run", 3, [2.0, 2.5, 2.0]),
+            ("queue", 3, [1.0, 1.0, 2.0]),
+        )
+    ]
+    refill["compare_rates"](rows)
+    alone, _, queue = rows
+    assert alone["against_one_by_one_interval"] == [1, 1] and queue["against_one_by_one"] == 4.5
+    low, high = queue["against_run_interval"]
+    assert queue["against_run"] == 2 and 1 <= low < 2 < high <= 2.5
+    assert queue["against_fixed"] is None and queue["against_fixed_interval"] == [None, None]
 
 
 @pytest.mark.slow
@@ -152,6 +170,38 @@ def test_a_profile_has_every_operation_of_a_step(tmp_path):
         a_layer = {"static": 6, "clean": 8}[name]
         layers = config.prelude_layers + config.coda_layers + recurrences * config.core_layers
         assert products["operations_per_step"] == a_layer * layers + recurrences + 1
+
+
+def test_a_cost_curve_says_which_widths_follow(tmp_path):
+    found = script("systems/width_cost", lengthened=lambda seconds, steps: (seconds, steps))
+    small = {
+        "shape": "test-recurrent",
+        "context": 4,
+        "widths": (1, 3),
+        "windows": (2, 8),
+        "steps": 2,
+        "passes": 3,
+    }
+    options = found["Options"](**small, out=tmp_path / "rows.json")
+    found["main"](options)
+    result, table = read(options.out)
+    assert [row["width"] for row in result["rows"]] == [1, 3] and len(table) == 2
+    for row in result["rows"]:
+        low, high = row["over_one_position_interval"]
+        assert 0 < row["quickest"] <= row["milliseconds"] <= row["slowest"] and len(row["passes"]) == 3
+        assert low <= row["over_one_position"] <= high
+        assert result["curve"][f"{row['width']}"] == pytest.approx(row["quickest"], rel=0.06)
+    assert [one["window"] for one in result["widths"]] == [2, 8]
+    for one in result["widths"]:
+        assert one["by_this_curve"][-1] == one["by_cost"][-1] == one["window"]
+    for wrong, message in (
+        ({"widths": (2, 3)}, "must ascend from 1"),
+        ({"widths": (1, 80)}, "more than the 64 positions"),
+        ({"passes": 1}, "passes must be at least 2"),
+        ({"shape": "tiny-causal"}, "shape must be one of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            found["Options"](**{**small, **wrong})
 
 
 def test_bench_turns_every_knob_to_another_value(bench):

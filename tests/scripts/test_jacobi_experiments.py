@@ -1,6 +1,7 @@
 """The scripts about Jacobi decoding at toy size, on a small model with random weights."""
 
 import dataclasses
+import math
 
 import jax
 import numpy as np
@@ -57,13 +58,26 @@ class TestBlockSizes:
         assert costs[0]["over_one_position"] == 1.0
         for row in costs:
             assert 0 < row["fastest"] <= row["microseconds"] <= row["slowest"]
+            assert len(row["passes"]) == 3
             assert row["speedup_8"] is None and (row["speedup_2"] is None) == (row["window"] < 2)
-            if row["speedup_2"] is not None:
+            low, high = row["speedup_2_interval"]
+            assert (low is None) == (row["speedup_2"] is None)
+            if low is not None:
                 assert row["speedup_2"] == pytest.approx(2 / row["over_one_position"])
+                assert low <= row["speedup_2"] <= high
+                low, high = row["over_one_position_interval"]
+                assert low <= row["over_one_position"] <= high
         assert [row["decoder"] for row in gains] == list(two)
         for row in gains:
             assert row["equals_greedy"] == 1.0 and row["tokens_per_network_call"] >= 1.0
             assert row["settings"]["block"] == row["block"] == 4
+
+    def test_a_window_that_holds_the_tokens_has_a_speed_up_with_a_range(self, script):
+        row = script["speedups"](4, (0.5, (0.25, 0.75)), (2, 4, 8))
+        assert row["speedup_4"] == 2 and row["speedup_4_interval"] == [1, 3] and row["speedup_8"] is None
+        assert script["speedups_told"](row) == {2: "1.00x [0.50, 1.50]", 4: "2.00x [1.00, 3.00]"}
+        alone = script["speedups"](4, (0.5, (0.0, math.inf)), (2,))
+        assert script["speedups_told"](alone) == {2: "1.00x, no range"}
 
     def test_a_loop_of_steps_is_the_network_call_after_call(self, script):
         network = script["CausalNetwork"](CONFIG)

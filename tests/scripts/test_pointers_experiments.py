@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from experiment import options_of, read, script
@@ -34,7 +35,9 @@ def test_the_bundled_model_follows_one_pointer_a_recurrence(tmp_path):
     found = script("recurrent_depth/pointers_speed", RECURRENCES=(5, 12))
     static, chosen = found["static"], found["chosen"]
     found["SETTINGS"]["few"] = lambda whole: [static(12, baseline=True), chosen(4, whole)]
-    options = options_of(found, tmp_path, problems=12, timed=1, nearest=9, widths=(32,))
+    options = dataclasses.replace(
+        options_of(found, tmp_path, problems=12, timed=1, nearest=9, widths=(32,)), passes=2
+    )
     found["main"](options)
     result, table = read(options.out)
     for row in result["by_recurrence"]:
@@ -47,7 +50,19 @@ def test_the_bundled_model_follows_one_pointer_a_recurrence(tmp_path):
     assert options.figure.stat().st_size > 1000
     # Six calls: the prompt, one position, and four times the whole answer.
     (cost,) = result["costs"]
-    assert cost["wave_steps"] == pytest.approx(5, abs=0.2) and cost["speedup_without_prompts"] > 0
+    assert cost["wave_steps"] == pytest.approx(5, abs=0.2) and len(cost["wave_passes"]) == 2
+    low, high = cost["speedup_without_prompts_interval"]
+    assert 0 < low <= cost["speedup_without_prompts"] <= high
+
+
+def test_tables_of_another_split_or_model_take_no_others_place():
+    options = script("recurrent_depth/pointers_speed")["Options"]
+    assert options().place.name == "pointers.json" and options().drawn.name == "pointers.png"
+    assert options("wide-pointers").place.name == "wide-pointers.json"
+    tune = options(split="tune")
+    assert tune.place.name == "pointers-tune.json" and tune.drawn is None
+    named = options(split="tune", out=Path("a.json"), figure=Path("b.png"))
+    assert named.told()["out"] == Path("a.json") == named.place and named.drawn == Path("b.png")
 
 
 def test_unknown_settings_are_refused():

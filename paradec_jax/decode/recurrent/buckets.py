@@ -6,7 +6,7 @@ Speed alone: what a slot computes does not depend on the slots after it. A rule 
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -19,7 +19,8 @@ from paradec_jax.decode.rules.windows import pad_slots
 Predicted = TypeVar("Predicted")
 
 # Milliseconds of a step by positions in it: tiny-recurrent at r' = 4 over a cache of 256 positions, quickest of 15
-# passes of 10 steps, AMD EPYC, 2 cores, other work beside it.
+# passes of 10 steps, AMD EPYC, 2 cores, other work beside it. `python -m experiments.systems.width_cost` measures it
+# anew, and says which widths would follow.
 COST = {1: 0.44, 2: 0.70, 3: 0.90, 6: 1.5, 16: 3.2, 32: 4.6, 64: 9.7, 96: 13.5, 128: 22.0}
 SHARE = 0.42  # of what the next wider program costs: a narrower one must be worth its compilation
 
@@ -60,21 +61,27 @@ def compiled_widths(decoder: Any, batch: int) -> tuple[int, ...]:
     """
     if decoder.buckets is not None:
         return (*decoder.buckets, decoder.window)
-    widths = [decoder.window]
-    if jax.default_backend() == "cpu" and not decoder.bounded:
-        for width in (1 << power for power in reversed(range(decoder.window.bit_length()))):
-            worth = cost(batch * width) <= SHARE * cost(batch * widths[0])
-            if decoder.headway < width < decoder.window and worth:
-                widths.insert(0, width)
+    if jax.default_backend() != "cpu" or decoder.bounded:
+        return (decoder.window,)
+    return widths_by(COST, decoder.window, decoder.headway, batch)
+
+
+def widths_by(curve: Mapping[int, float], window: int, headway: int = 1, batch: int = 1) -> tuple[int, ...]:
+    """The widths that are worth their compilation by a cost curve, ascending, the window last."""
+    widths = [window]
+    for width in (1 << power for power in reversed(range(window.bit_length()))):
+        worth = cost(batch * width, curve) <= SHARE * cost(batch * widths[0], curve)
+        if headway < width < window and worth:
+            widths.insert(0, width)
     return tuple(widths)
 
 
-def cost(positions: int) -> float:
-    """Milliseconds of a step by `COST`, between its entries on a line, after the last in proportion."""
-    most = max(COST)
+def cost(positions: int, curve: Mapping[int, float] = COST) -> float:
+    """Milliseconds of a step by a curve, between its ascending entries on a line, after the last in proportion."""
+    most = max(curve)
     if positions > most:
-        return COST[most] * positions / most
-    return float(np.interp(positions, list(COST), list(COST.values())))
+        return curve[most] * positions / most
+    return float(np.interp(positions, list(curve), list(curve.values())))
 
 
 def check_buckets(buckets: tuple[int, ...] | None, window: int) -> None:
