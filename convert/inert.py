@@ -81,10 +81,11 @@ def read(data: bytes, known: Known) -> Any:
     try:
         for opcode, argument, _ in pickletools.genops(data):
             machine.follow(opcode.name, argument)
-        (value,) = machine.stack
     except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"it is no whole pickle ({type(error).__name__})") from error
-    return value
+    if len(machine.stack) != 1:
+        raise ValueError("it does not end in one value")
+    return machine.stack[0]
 
 
 class _Machine:
@@ -229,4 +230,6 @@ class _Machine:
 
 def _pairs(found: list[Any]) -> list[tuple[Any, Any]]:
     """Keys and values that follow each other."""
+    if len(found) % 2:
+        raise LookupError
     return list(zip(found[::2], found[1::2], strict=True))

@@ -10,27 +10,19 @@ import numpy as np
 import pytest
 from jax import export
 
-from paradec_jax.config import MASKED_DIFFUSION_PRESETS, MaskedDiffusionConfig
+from paradec_jax.config import MASKED_DIFFUSION_PRESETS
 from paradec_jax.decode import Prefix
 from paradec_jax.families import network_of
 from paradec_jax.models import DenoiserNetwork
 from paradec_jax.models.denoiser import Denoiser, init_params, parameter_shapes
 from paradec_jax.nn.modulated import dropout
+from paradec_jax.testing import tiny_denoiser, tiny_denoiser_params
 
 BASE = MASKED_DIFFUSION_PRESETS["test-mdlm"]
-NETWORK = DenoiserNetwork(BASE)
+NETWORK, PARAMS = tiny_denoiser(), tiny_denoiser_params()
 MASK = BASE.vocab_size - 1
 TOKENS = jnp.array([[3, 1, MASK, 1, 5, MASK, 2, 6], [2, 7, 1, MASK, MASK, 8, 1, 8]])
 ATOL = 2e-5
-
-
-@functools.cache
-def params_of(config: MaskedDiffusionConfig = BASE):
-    """Parameters none of which is zero or one, so that each of them matters."""
-    rng = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda s: jnp.asarray(rng.normal(size=s.shape) * 0.4 + 0.1, s.dtype), parameter_shapes(config)
-    )
 
 
 def positions_of(tokens):
@@ -45,7 +37,7 @@ def call(network, params, tokens, mask=None, key=None):
 
 @functools.cache
 def plain():
-    return call(NETWORK, params_of(), TOKENS)[0]
+    return call(NETWORK, PARAMS, TOKENS)[0]
 
 
 # Sizes
@@ -171,15 +163,15 @@ def reference(params, tokens) -> np.ndarray:
 
 def test_forward_is_the_formula():
     for row, tokens in zip(plain(), TOKENS, strict=True):
-        np.testing.assert_allclose(row, reference(params_of(), tokens), atol=2e-4)
+        np.testing.assert_allclose(row, reference(PARAMS, tokens), atol=2e-4)
 
 
 def test_prepared_parameters_give_the_same_logits_and_the_same_head_input():
-    prepared = NETWORK.prepare(params_of())
+    prepared = NETWORK.prepare(PARAMS)
     assert NETWORK.prepare(prepared) is prepared
     logits, hidden = call(NETWORK, prepared, TOKENS)
     np.testing.assert_allclose(logits, plain(), atol=1e-4)
-    np.testing.assert_allclose(hidden, call(NETWORK, params_of(), TOKENS)[1], atol=ATOL)
+    np.testing.assert_allclose(hidden, call(NETWORK, PARAMS, TOKENS)[1], atol=ATOL)
     assert prepared.params.keys() == {
         "embedding",
         "head",
@@ -190,15 +182,15 @@ def test_prepared_parameters_give_the_same_logits_and_the_same_head_input():
     }
     layer = prepared.params["layer_0"]
     assert layer.keys() == {"constants", "attention", "mlp"} and "qkv" in layer["attention"]
-    assert prepared.params["head"] is params_of()["head"]
-    traced = jax.eval_shape(NETWORK.prepare, params_of())  # matrices are not joined in a loop
+    assert prepared.params["head"] is PARAMS["head"]
+    traced = jax.eval_shape(NETWORK.prepare, PARAMS)  # matrices are not joined in a loop
     assert "q" in traced.params["layer_0"]["attention"]
     assert traced.params["layer_1"]["constants"].shape == (6, BASE.width)
 
 
 def test_vectors_may_take_the_place_of_tokens():
-    vectors = NETWORK.embedding(params_of())[TOKENS]
-    np.testing.assert_allclose(call(NETWORK, params_of(), vectors)[0], plain(), atol=1e-6)
+    vectors = NETWORK.embedding(PARAMS)[TOKENS]
+    np.testing.assert_allclose(call(NETWORK, PARAMS, vectors)[0], plain(), atol=1e-6)
 
 
 def test_a_longer_buffer_changes_nothing():
@@ -207,21 +199,21 @@ def test_a_longer_buffer_changes_nothing():
     inside = jnp.arange(longer.shape[1]) < TOKENS.shape[1]
     mask = jnp.broadcast_to(inside, (longer.shape[1],) * 2)
     for given in (mask, jnp.stack([mask, mask])):
-        got, _ = call(NETWORK, params_of(), longer, given)
+        got, _ = call(NETWORK, PARAMS, longer, given)
         np.testing.assert_allclose(got[:, : TOKENS.shape[1]], plain(), atol=1e-4)
-    seen, _ = call(NETWORK, params_of(), longer)
+    seen, _ = call(NETWORK, PARAMS, longer)
     assert (jnp.abs(seen[:, : TOKENS.shape[1]] - plain()).max(-1) > 1e-3).all()
 
 
 def test_a_denoiser_keeps_no_cache():
     with pytest.raises(ValueError, match="prefix must be None"):
-        NETWORK.forward(params_of(), TOKENS, positions_of(TOKENS), Prefix(None, None))
-    assert NETWORK.forward(params_of(), TOKENS, positions_of(TOKENS)).kv is None
+        NETWORK.forward(PARAMS, TOKENS, positions_of(TOKENS), Prefix(None, None))
+    assert NETWORK.forward(PARAMS, TOKENS, positions_of(TOKENS)).kv is None
 
 
 def test_bfloat16():
-    low = DenoiserNetwork(dataclasses.replace(BASE, dtype="bfloat16", param_dtype="bfloat16"))
-    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params_of())
+    low = tiny_denoiser(dtype="bfloat16", param_dtype="bfloat16")
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), PARAMS)
     logits, hidden = call(low, params, TOKENS)
     assert logits.dtype == jnp.float32 and hidden.dtype == jnp.bfloat16
     assert (logits != logits.astype(jnp.bfloat16)).any(), "logits are summed and kept in float32"
@@ -242,12 +234,12 @@ def test_dropped_numbers_are_made_up_for():
 
 def test_dropout_has_a_key_of_its_own():
     key, other = jax.random.split(jax.random.key(3))
-    dropped, _ = call(NETWORK, params_of(), TOKENS, None, key)
-    np.testing.assert_array_equal(dropped, call(NETWORK, params_of(), TOKENS, None, key)[0])
+    dropped, _ = call(NETWORK, PARAMS, TOKENS, None, key)
+    np.testing.assert_array_equal(dropped, call(NETWORK, PARAMS, TOKENS, None, key)[0])
     assert (dropped != plain()).any()
-    assert (dropped != call(NETWORK, params_of(), TOKENS, None, other)[0]).any()
-    none = DenoiserNetwork(dataclasses.replace(BASE, dropout=0.0))
-    np.testing.assert_allclose(call(none, params_of(), TOKENS, None, key)[0], plain(), atol=1e-6)
+    assert (dropped != call(NETWORK, PARAMS, TOKENS, None, other)[0]).any()
+    none = tiny_denoiser(dropout=0.0)
+    np.testing.assert_allclose(call(none, PARAMS, TOKENS, None, key)[0], plain(), atol=1e-6)
 
 
 def gradient_of(network, mask=None):
@@ -261,27 +253,26 @@ def gradient_of(network, mask=None):
 def test_remat_equals_no_remat():
     values, key = [], jax.random.key(5)
     for remat in ("none", "layer"):
-        function = gradient_of(DenoiserNetwork(dataclasses.replace(BASE, remat=remat)))
-        values.append(jax.jit(function)(params_of(), key))
-        assert ("prevent_cse" in str(jax.make_jaxpr(function)(params_of(), key))) == (remat == "layer")
+        function = gradient_of(tiny_denoiser(remat=remat))
+        values.append(jax.jit(function)(PARAMS, key))
+        assert ("prevent_cse" in str(jax.make_jaxpr(function)(PARAMS, key))) == (remat == "layer")
     assert all(jnp.any(leaf != 0) for leaf in jax.tree.leaves(values[0])), "every parameter is trained"
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *values)
 
 
 def test_it_lowers():
     """A call of a sampler and a gradient with dropout, for GPU and TPU, in bfloat16."""
-    config = dataclasses.replace(BASE, dtype="bfloat16", remat="layer")
-    network = DenoiserNetwork(config)
+    network = tiny_denoiser(dtype="bfloat16", remat="layer")
     mask = jnp.ones((*TOKENS.shape, TOKENS.shape[1]), bool)
-    prepared = jax.eval_shape(network.prepare, parameter_shapes(config))
+    prepared = jax.eval_shape(network.prepare, parameter_shapes(network.config))
     for function, arguments in (
         (jax.jit(lambda p, tokens, mask: call(network, p, tokens, mask)), (prepared, TOKENS, mask)),
-        (jax.jit(gradient_of(network)), (parameter_shapes(config), jax.random.key(0))),
+        (jax.jit(gradient_of(network)), (parameter_shapes(network.config), jax.random.key(0))),
     ):
         exported = export.export(function, platforms=("cuda", "tpu"))(*arguments)
         assert exported.platforms == ("cuda", "tpu") and len(exported.mlir_module_serialized) > 0
 
 
 def test_the_module_runs_alone():
-    logits = Denoiser(BASE).apply({"params": params_of()}, TOKENS)
+    logits = Denoiser(BASE).apply({"params": PARAMS}, TOKENS)
     np.testing.assert_allclose(logits, plain(), atol=1e-5)
