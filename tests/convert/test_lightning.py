@@ -18,6 +18,7 @@ from lightning_files import (
     Storage,
     Tensor,
     nested_fields,
+    pickled,
     settings,
     tensor,
     write_checkpoint,
@@ -152,6 +153,20 @@ def test_plain_values_of_every_protocol(protocol):
 
 
 # Damaged files
+
+
+def test_any_flipped_byte_of_a_pickle_is_read_or_refused():
+    data, _ = pickled({"state_dict": {"a": tensor(np.zeros((2, 3), np.float32))}, "rest": settings({"b": 3})})
+    refused = 0
+    for place in range(len(data)):
+        for flip in (1, 4, 16, 128):
+            changed = bytearray(data)
+            changed[place] ^= flip
+            try:
+                inert.read(bytes(changed), lightning.KNOWN)
+            except ValueError:
+                refused += 1
+    assert refused > len(data) / 4
 
 
 def changed(**changes):
