@@ -7,7 +7,7 @@ The released files agree in the network and differ in what is around it: MDLM's 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -97,7 +97,8 @@ def read_checkpoint(path: Path, weights: str = "raw", dtype: str | None = None) 
         model = read_tensors(raw, fields, dtype)
         if weights == "raw":
             return model
-        return read_tensors(lightning.averages(archive, parameter_order(model.config)), fields, dtype)
+        order = parameter_order(cast(MaskedDiffusionConfig, model.config))
+        return read_tensors(lightning.averages(archive, order), fields, dtype)
 
 
 def read_tensors(checkpoint: Source, fields: Mapping[str, Any], dtype: str | None = None) -> Model:

@@ -124,7 +124,7 @@ class Denoiser(nn.Module):
         for i, layer in enumerate(self.layer):
             key = None if dropout is None or c.dropout == 0 else jax.random.fold_in(dropout, i)
             x = layer(x, angles, mask, vector, key)
-        if self.prepared:
+        if vector is None:
             shift, scale = self.final_constants
         else:
             gains = (self.final_norm,)

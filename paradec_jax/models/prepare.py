@@ -9,7 +9,7 @@ from einops import rearrange
 from jax import lax
 from jaxtyping import Array
 
-from paradec_jax.config import ModelConfig
+from paradec_jax.config import CausalConfig, RecurrentDepthConfig
 from paradec_jax.models.denoiser import noise_map
 from paradec_jax.nn.backend import cpu_layouts
 from paradec_jax.nn.modulated import modulation
@@ -19,7 +19,7 @@ from paradec_jax.nn.modulated import modulation
 JOINED = {"attention": ("qkv", ("q", "k", "v")), "mlp": ("gate_up", ("gate", "up"))}
 
 
-def prepare_params(config: ModelConfig, params: Mapping[str, Any]) -> dict[str, Any]:
+def prepare_params(config: CausalConfig | RecurrentDepthConfig, params: Mapping[str, Any]) -> dict[str, Any]:
     """A tree for `Causal(config, prepared=True)` or `RecurrentDepth(config, prepared=True)`, never for training.
 
     On one device `attention/qkv` [D, (H + 2G) C] and `mlp/gate_up` [D, 2F] take the place of the matrices that they

@@ -196,6 +196,8 @@ class Attention(nn.Module):
         queries = turn(heads["q"], angles)
         if self.config.full:
             mixed = attend_all(queries, own, window_mask)
+        elif window_mask is None:
+            raise ValueError("a window that does not see itself whole needs a mask")
         else:
             mixed = attend(queries, own, window_mask, prefix, prefix_mask)
         mixed = rearrange(mixed, "b h w c -> b w (h c)")

@@ -126,7 +126,7 @@ class ModulatedBlock(nn.Module):
           x: the stream.
           angles: of the rotation.
           mask: which positions each of them sees; all by default.
-          conditioning: the vector, one for all rows or one a row; prepared parameters need none.
+          conditioning: the vector, one for all rows or one a row; None for prepared parameters alone.
           key: of the dropped outputs; None drops nothing.
         """
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.vectors(conditioning)
@@ -137,7 +137,7 @@ class ModulatedBlock(nn.Module):
 
     def vectors(self, conditioning: Array | None) -> tuple[Array, ...]:
         """Shift, scale and gate of each branch, [1, 1, D] or one a row."""
-        if self.prepared:
+        if conditioning is None:
             return tuple(self.constants[:, None, None])
         gains = (self.attention_norm, self.mlp_norm)
         return modulation(conditioning, self.modulation, self.modulation_bias, gains)
