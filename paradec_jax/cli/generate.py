@@ -20,6 +20,7 @@ from paradec_jax.generate import Generation, generate, prepare
 from paradec_jax.infill import infill, prepare_infill
 
 DEFAULT = "default"  # the decoder where none is named
+NEW_TOKENS = 200  # at most, where nobody says
 Flag = FlagCreatePairsOff[bool]
 
 
@@ -39,7 +40,7 @@ class Text:
       gaps: "[12]" in the prompt is a gap of 12 tokens, to be filled; nothing is added after the text.
       stream: show committed tokens as they come and, on a terminal and in another colour, the candidates that
         move in the window, or a canvas with a line in the place of each mask.
-      max_new_tokens: tokens at most.
+      max_new_tokens: tokens at most; 200 if left out.
       samples: continuations to draw.
       stop: text that ends the continuation; may be given several times.
       seed: of all draws.
@@ -51,7 +52,7 @@ class Text:
     question: Flag = False
     gaps: Flag = False
     stream: Flag = False
-    max_new_tokens: int = 200
+    max_new_tokens: int | None = None
     samples: int = 1
     stop: UseAppendAction[tuple[str, ...]] = ()
     seed: int = 0
@@ -89,30 +90,39 @@ def generate_text(name: str | None, text: Text, options: dict[str, Any]) -> int:
     prompt = text.read()
     model = store.load(_model_for(name) if text.model is None else text.model)
     decoder, knobs = _choose(model.family, name, options)
-    arguments: dict[str, Any] = {"seed": text.seed, "samples": text.samples}
-    if text.gaps and text.stop:
-        raise ValueError("--gaps fills a text to its end, so --stop must not be given")
-    if not text.gaps:
-        arguments |= {"max_new_tokens": text.max_new_tokens, "stop_strings": text.stop}
-    if text.stream:
-        pieces = with_gaps(prompt) if text.gaps else None
-        prepared = (
-            prepare(model, [prompt], decoder, **arguments)
-            if pieces is None
-            else prepare_infill(model, pieces, decoder, **arguments)
-        )
-        result = show(model, prepared, knobs, "" if text.gaps else prompt, text.delay)
-    else:
-        if text.gaps:
-            result = infill(model, with_gaps(prompt), decoder, knobs=knobs, **arguments)
-        else:
-            result = generate(model, [prompt], decoder, knobs=knobs, **arguments)
+    result = (_fill if text.gaps else _continue)(model, decoder, knobs, prompt, text)
+    if not text.stream:
         for i, found in enumerate(result.text):
             if text.samples > 1:
                 print(f"--- sample {i}", file=sys.stderr)
             print(found)
     _print_counts(result)
     return 0
+
+
+def _continue(model: store.Model, decoder: Any, knobs: Any, prompt: str, text: Text) -> Generation:
+    """What follows the prompt, shown while it is written if so wished."""
+    arguments: dict[str, Any] = {
+        "max_new_tokens": NEW_TOKENS if text.max_new_tokens is None else text.max_new_tokens,
+        "seed": text.seed,
+        "samples": text.samples,
+        "stop_strings": text.stop,
+    }
+    if text.stream:
+        return show(model, prepare(model, [prompt], decoder, **arguments), knobs, prompt, text.delay)
+    return generate(model, [prompt], decoder, knobs=knobs, **arguments)
+
+
+def _fill(model: store.Model, decoder: Any, knobs: Any, prompt: str, text: Text) -> Generation:
+    """The prompt with its gaps filled, shown while they are if so wished."""
+    if text.stop or text.max_new_tokens is not None:
+        raise ValueError(
+            "--gaps says what is to be written, so --stop and --max-new-tokens must not be given"
+        )
+    pieces, arguments = with_gaps(prompt), {"seed": text.seed, "samples": text.samples}
+    if text.stream:
+        return show(model, prepare_infill(model, pieces, decoder, **arguments), knobs, "", text.delay)
+    return infill(model, pieces, decoder, knobs=knobs, **arguments)
 
 
 def _model_for(name: str | None) -> str:

@@ -74,18 +74,16 @@ class JointDenoiser:
         """One call; head inputs are the logarithms of the posteriors."""
         del prefix, positions
         batch, width = inputs.shape
+        seen = jnp.ones((batch, width), bool)
+        if mask is not None:
+            seen = jnp.broadcast_to(mask, (batch, width, width))[:, 0]
+        inputs, shown = inputs[:, : self.length], (seen & (inputs != self.mask))[:, : self.length]
         texts, law = jnp.asarray(self.texts[:, :width]), jnp.asarray(self.law, jnp.float32)
-        seen = (
-            jnp.ones((batch, width), bool)
-            if mask is None
-            else jnp.broadcast_to(mask, (batch, width, width))[:, 0]
-        )
-        shown = seen & (inputs != self.mask)
         agrees = jnp.all((texts == inputs[:, None]) | ~shown[:, None], axis=-1)
         own = (texts[..., None] == jnp.arange(self.symbols)).astype(jnp.float32)
         posterior = jnp.einsum("bm,mwv->bwv", agrees * law, own)
         hidden = jnp.log(jnp.maximum(posterior, 1e-30))
-        hidden = jnp.pad(hidden, ((0, 0), (0, max(width - self.length, 0)), (0, 0)))[:, :width]
+        hidden = jnp.pad(hidden, ((0, 0), (0, max(width - self.length, 0)), (0, 0)))
         return Forward(hidden, None, {})
 
     def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:

@@ -38,7 +38,7 @@ def texts(decoder: Any, text: tuple[int | None, ...], knobs: Any, size: int | No
     """`DRAWS` texts around the given tokens of one, [draws, L], from a buffer of `size` positions."""
     given = [token is not HOLE for token in text]
     rows = np.tile([token or 0 for token in text], (DRAWS, 1))
-    if all(given[:1]) or any(given):
+    if any(given):
         request = decode.make_request(rows, given=np.tile(given, (DRAWS, 1)), max_new_tokens=0, keys=KEYS)
     else:
         request = decode.make_request(np.zeros((DRAWS, 0)), max_new_tokens=len(text), keys=KEYS)
