@@ -1,11 +1,10 @@
 """Networks with known answers, and tiny models, for tests of decoders."""
 
 from paradec_jax.testing.causal import StubCausal, tiny_causal, tiny_causal_params
-from paradec_jax.testing.denoiser import StubDenoiser
+from paradec_jax.testing.denoiser import StubDenoiser, tiny_denoiser, tiny_denoiser_params
 from paradec_jax.testing.posterior import JointDenoiser, SumDenoiser
 from paradec_jax.testing.recurrent import StubNetwork, tiny_network, tiny_params
 from paradec_jax.testing.requests import PROMPTS, tiny_request
-from paradec_jax.testing.tiny_denoiser import tiny_denoiser, tiny_denoiser_params
 
 __all__ = [
     "PROMPTS",

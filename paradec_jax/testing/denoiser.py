@@ -1,14 +1,19 @@
-"""A denoiser of masked canvases with known answers."""
+"""A denoiser of masked canvases with known answers, and a tiny real one."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.config import MASKED_DIFFUSION_PRESETS
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
+from paradec_jax.models import denoiser
+from paradec_jax.models.denoiser_network import DenoiserNetwork
 from paradec_jax.testing import stubs
 from paradec_jax.testing.stubs import TokenKV
 
@@ -152,3 +157,19 @@ class StubDenoiser:
         if self.block is not None:
             whole &= count <= (positions // self.block + 1) * self.block
         return ~whole
+
+
+def tiny_denoiser(**changes: Any) -> DenoiserNetwork:
+    """A denoiser of a few thousand parameters; `changes` are fields of its config."""
+    return DenoiserNetwork(dataclasses.replace(MASKED_DIFFUSION_PRESETS["test-mdlm"], **changes))
+
+
+@functools.cache
+def tiny_denoiser_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
+    """Random parameters of `tiny_denoiser`, those that training begins at zero among them, multiplied by `gain`."""
+    rng, config = np.random.default_rng(seed), tiny_denoiser(**changes).config
+    with jax.ensure_compile_time_eval():  # the first caller may be under a trace, the next one is not
+        return jax.tree.map(
+            lambda leaf: jnp.asarray(gain * (0.4 * rng.normal(size=leaf.shape) + 0.1), leaf.dtype),
+            denoiser.parameter_shapes(config),
+        )

@@ -28,7 +28,7 @@ def seen(state: Any, info: Any) -> Any:
 
 def arguments() -> dict[str, Any]:
     """What gradients are taken of: knobs, parameters, vectors of the given tokens."""
-    params = tiny_denoiser_params(1, 0.5, **WIDE)
+    params = tiny_denoiser_params(1, **WIDE)
     vectors = params["embedding"][jnp.asarray([TEXT])] + 0.1
     return {"knobs": {k: jnp.float64(v) for k, v in KNOBS.items()}, "params": params, "vectors": vectors}
 
