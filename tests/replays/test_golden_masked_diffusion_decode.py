@@ -132,10 +132,14 @@ def test_trajectories(file, name):
     (steps, batch, length), options = states.shape, PROGRAMS[name]
     np.testing.assert_array_equal(rules.linspace(1.0, rules.LAST, steps + 1), want["timesteps"])
     recorded = RecordedRaces(races=jnp.asarray(want["u"].transpose(1, 0, 2, 3)))
-    prompt = want["sdtt_prompt"] if name == "sdtt_prompted" else np.zeros(0, np.int64)
-    request = decode.make_request(
-        np.tile(prompt, (batch, 1)), max_new_tokens=length - len(prompt), recorded=recorded
-    )
+    given = states[0] != spec.mask
+    if name == "sdtt_prompted":  # which forces a last token as well
+        prompt = want["sdtt_prompt"]
+        assert given[:, : len(prompt)].all() and (states[0][:, : len(prompt)] == prompt).all()
+        request = decode.make_request(states[0], given=given, max_new_tokens=0, recorded=recorded)
+    else:
+        assert not given.any()
+        request = decode.make_request(np.zeros((batch, 0)), max_new_tokens=length, recorded=recorded)
     decoder = ReleasedMasked(network, length, spec, steps=steps, **options)
     with jax.default_matmul_precision("highest"):
         result, (canvases, infos) = decode.trace(decoder, params, request, n=steps + 1, record=state_and_info)

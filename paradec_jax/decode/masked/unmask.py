@@ -7,7 +7,7 @@ noise of few digits, and loses the rare tokens.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs, check_range, knob
 from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.masked.canvas import AnyCanvas, Canvas
+from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.rules import partition, reveal, score
 from paradec_jax.decode.rules.subs import without_mask
+
+AnyCanvas = TypeVar("AnyCanvas", bound=Canvas)
 
 # Orders by score change the law: what is revealed then depends on what the network says.
 SCORES: dict[str, Callable[[Array, Array], Array]] = {
@@ -67,7 +69,7 @@ class MaskedKnobs(SamplingKnobs):
 
 
 def _falls(times: np.ndarray) -> bool:
-    return times.ndim == 1 and times[0] == 1 and bool((np.diff(times) < 0).all()) and times[-1] > 0
+    return times.ndim == 1 and bool(times[0] == 1 and times[-1] > 0 and (np.diff(times) < 0).all())
 
 
 def check_order(order: str, chunk: int) -> None:

@@ -7,7 +7,7 @@ mask more often than they should (arXiv 2409.02908): with many steps it acts lik
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,13 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs
 from paradec_jax.decode.machine.request import RecordedDraws
 from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.masked.canvas import AnyCanvas
+from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.sampling import distribution
 from paradec_jax.decode.rules.subs import subs
 from paradec_jax.decode.rules.windows import put
+
+AnyCanvas = TypeVar("AnyCanvas", bound=Canvas)
 
 EPSILON = 1e-3  # of the log-linear schedule: mask probability (1 - EPSILON) t
 LAST = 1e-5  # time at which the steps end
@@ -45,11 +47,10 @@ class RecordedRaces(RecordedDraws):
 
 
 def linspace(start: float, end: float, count: int) -> np.ndarray:
-    """`torch.linspace` in float32: counted from the nearer end."""
-    step = np.float32((np.float32(end) - np.float32(start)) / np.float32(count - 1))
-    index = np.arange(count)
-    low = np.float32(start) + step * index.astype(np.float32)
-    high = np.float32(end) - step * (count - 1 - index).astype(np.float32)
+    """`torch.linspace` in float32: counted from the nearer end, rounded once."""
+    first, last, index = np.float32(start), np.float32(end), np.arange(count)
+    step = np.float64((last - first) / np.float32(count - 1))
+    low, high = first + step * index, last - step * (count - 1 - index)
     return np.where(index < count // 2, low, high).astype(np.float32)
 
 
