@@ -313,7 +313,7 @@ class ZipfDenoiser(JointDenoiser):
 
 
 def test_many_steps_lose_no_rare_token():
-    """A race that decides reveals too draws a token `(1/a) / (e^(1/a) - 1)` times as often, `a = 2^24 p (t - s) / s`."""
+    """A race that decides reveals too draws a token (1/a) / (e^(1/a) - 1) times as often, a = 2^24 p (t - s) / s."""
     law = zipf()
     assert entropy(law) == pytest.approx(8.26, abs=0.01)
     assert entropy(as_drawn(law, (1 / 1024) / (1 - 1 / 1024))) == pytest.approx(6.4, abs=0.1)
