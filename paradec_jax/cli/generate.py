@@ -119,7 +119,8 @@ def _fill(model: store.Model, decoder: Any, knobs: Any, prompt: str, text: Text)
         raise ValueError(
             "--gaps says what is to be written, so --stop and --max-new-tokens must not be given"
         )
-    pieces, arguments = with_gaps(prompt), {"seed": text.seed, "samples": text.samples}
+    pieces = with_gaps(prompt)
+    arguments: dict[str, Any] = {"seed": text.seed, "samples": text.samples}
     if text.stream:
         return show(model, prepare_infill(model, pieces, decoder, **arguments), knobs, "", text.delay)
     return infill(model, pieces, decoder, knobs=knobs, **arguments)

@@ -108,7 +108,7 @@ def as_arrays(knobs: Any, decoder: Any = None) -> Any:
         for field in dataclasses.fields(knobs)
         if getattr(knobs, field.name) is None and "unset" in field.metadata
     }
-    spelled = {}
+    spelled: dict[str, Any] = {}
     for field in dataclasses.fields(knobs):
         value = getattr(knobs, field.name)
         if isinstance(value, str):

@@ -108,7 +108,7 @@ class Unmasked:
     scores: Float[Array, "B W"] | None
 
 
-def groups_of(canvas: Canvas, order: str, knobs: MaskedKnobs) -> Int[Array, "B S"]:
+def groups_of(canvas: Canvas, order: str, knobs: Any) -> Int[Array, "B S"]:
     """The partition of a fresh canvas, drawn with each row's key."""
     positions = jnp.broadcast_to(jnp.arange(canvas.final.shape[1]), canvas.final.shape)
     bits, open_ = partition.words(canvas.rows.keys, positions), canvas.open

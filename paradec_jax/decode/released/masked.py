@@ -93,7 +93,9 @@ class ReleasedMasked(DecoderBase):
         canvas = Canvas.of(self.begin(request, 0), self.spec.mask)
         call = jnp.zeros_like(canvas.rows.length)
         probs = jnp.zeros((*canvas.final.shape, self.network.vocab_size), jnp.float32)
-        kept = {"probs": probs, "fresh": call > 0} if self.caches else {"probs": None, "fresh": None}
+        kept: dict[str, Any] = {"probs": None, "fresh": None}
+        if self.caches:
+            kept = {"probs": probs, "fresh": call > 0}
         return ReleasedMaskedState(**vars(canvas), call=call, **kept)
 
     def step(
@@ -118,7 +120,9 @@ class ReleasedMasked(DecoderBase):
             over |= (state.call == self.steps - 1) & complete
         new, changed = rules.write(state, drawn, at, self.spec.mask, over)
         moved = jnp.any(changed & running)
-        kept = {"probs": probs, "fresh": jnp.broadcast_to(~moved, running.shape)} if self.caches else {}
+        kept: dict[str, Any] = {}
+        if self.caches:
+            kept = {"probs": probs, "fresh": jnp.broadcast_to(~moved, running.shape)}
         return dataclasses.replace(new, call=state.call + running, **kept), ReleasedStep(needed, moved)
 
     def drafts(self, state: ReleasedMaskedState) -> Int[Array, "B S"]:
