@@ -83,6 +83,10 @@ class StubDenoiser:
         """The parameters as they are."""
         return stubs.prepared(params)
 
+    def embedding(self, params: Any) -> Float[Array, "V V"]:
+        """The vector of each token: a one at its id."""
+        return jnp.eye(self.vocab_size)
+
     def init_cache(self, keys: Array, size: int) -> TokenKV:
         """An empty cache."""
         return stubs.empty(len(keys), size)
@@ -102,13 +106,17 @@ class StubDenoiser:
     def forward(
         self,
         params: Any,
-        inputs: Int[Array, "B W"],
+        inputs: Int[Array, "B W"] | Float[Array, "B W V"],
         positions: Int[Array, "B W"],
         prefix: Prefix | None = None,
         mask: Bool[Array, "*B W W"] | None = None,
     ) -> Forward:
-        """One call; head input is the predicted token, as a number, and its logit. The caller stores the window."""
+        """One call; head input is the predicted token, as a number, and its logit. The caller stores the window.
+
+        Of a vector in the place of a token, the token with the largest share is read.
+        """
         stubs.report(self.probe, "network_calls")
+        inputs = inputs if inputs.ndim == 2 else jnp.argmax(inputs, axis=-1).astype(jnp.int32)
         if mask is None:
             block = self.block or self.max_length
             mask = positions[:, :, None] // block >= positions[:, None] // block
