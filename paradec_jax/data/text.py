@@ -31,31 +31,32 @@ if TYPE_CHECKING:
 
 Batch = dict[str, np.ndarray]
 
-SPECIAL = ("<|pad|>", "<|bos|>", "<|unknown|>")
 MASK = "<|mask|>"
 SEPARATOR = "<|endoftext|>"
 GROUP = 1000  # documents that are packed together
 
 
 def character_tokenizer(text: str) -> Tokenizer:
-    """A token for each character of a text.
+    """A token for each character of a text, in their order, and last the mask, which also stands for all others.
 
-    Padding, begin-of-text and one token for all other characters come first; the mask, which no text has, comes last.
+    A denoiser takes no mask in a prompt, and so no character that it does not know.
     """
-    tokens = [*SPECIAL, *sorted(set(text)), MASK]
-    model = models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=SPECIAL[2])
+    tokens = [*sorted(set(text)), MASK]
+    model = models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=MASK)
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), behavior="isolated")
     backend.decoder = decoders.Fuse()
-    special = [tokenizers.AddedToken(token, normalized=False, special=True) for token in (*SPECIAL, MASK)]
-    backend.add_special_tokens(special)
+    backend.add_special_tokens([tokenizers.AddedToken(MASK, normalized=False, special=True)])
     return Tokenizer(backend)
 
 
 def character_spec(tokenizer: Tokenizer, alignment: str) -> TokenSpec:
-    """Special tokens of a model on `character_tokenizer`: a denoiser's ("own"), or one that predicts the "next"."""
-    mask = tokenizer.vocab_size - 1 if alignment == "own" else None
-    return TokenSpec(bos=1, stop=(), pad=0, mask=mask, alignment=alignment)
+    """Special tokens of a model on `character_tokenizer`.
+
+    A denoiser ("own") has the last token as its mask; to a model that predicts the "next" token it is begin-of-text.
+    """
+    last = tokenizer.vocab_size - 1
+    return TokenSpec(mask=last, alignment="own") if alignment == "own" else TokenSpec(bos=last, pad=last)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -196,7 +197,7 @@ class WindowMaker:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowMaker:
-    """Makes batch i of a table of rows, shuffled anew in each epoch, whose last rows are left out if they fill none."""
+    """Makes batch i of a table of rows, shuffled anew in each epoch; its last rows are left out if they fill none."""
 
     table: Int32[np.ndarray, "N L"]
     seed: int
