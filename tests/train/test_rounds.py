@@ -5,7 +5,6 @@ import json
 import random
 import signal
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +39,7 @@ def run(folder, rounds=None, data=None, **changes) -> TrainState:
         "optimizer": adamw(1e-1, STEPS, warmup=3, weight_decay=0.0),
         "steps": STEPS,
         "key": jax.random.key(1),
-        "checkpoint_every": 3,
+        "checkpoint_every": 2,
         "log_every": 1,
         "ema_decay": 0.9,
         "progress": False,
@@ -55,15 +54,20 @@ def assert_same(a: TrainState, b: TrainState) -> None:
 
 def test_the_student_becomes_the_teacher(tmp_path):
     seen = []
-    state = run(tmp_path, evaluate=lambda s: seen.append(jax.device_get(s)) or {}, evaluate_every=UPDATES)
+
+    def look(state):
+        seen.append(jax.device_get((state.params, state.round)))
+        return {}
+
+    state = run(tmp_path, evaluate=look, evaluate_every=UPDATES)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if "loss" in line]
     assert [line["round"] for line in lines] == [0] * 4 + [1] * 4 + [2] * 4
-    students = [initial_params(), *(s.params for s in seen)]
+    students = [initial_params(), *(params for params, _ in seen)]
     want = np.repeat([s["embedding"].mean() for s in students[:3]], UPDATES)
     np.testing.assert_allclose([line["teacher"] for line in lines], want, rtol=1e-5)
-    assert [int(s.round) for s in seen] == [0, 1, 2] and state.round == 2
-    jax.tree.map(np.testing.assert_array_equal, state.teacher, seen[1].params)
+    assert [int(which) for _, which in seen] == [0, 1, 2] and state.round == 2
+    jax.tree.map(np.testing.assert_array_equal, state.teacher, seen[1][0])
     assert state.ema_count == STEPS
 
 
@@ -118,7 +122,7 @@ def test_the_first_update_after_a_reset_has_a_rate():
     np.testing.assert_allclose(np.abs(after.params["embedding"] - before).max(), 0.1 / 3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("stop", range(1, STEPS))
+@pytest.mark.parametrize("stop", [1, 3, 4, 5, 8, 9, 11])
 def test_a_run_that_was_stopped_after_any_update_goes_on(tmp_path, stop):
     """Edges of rounds among them, and one update before and after each."""
     rounds = Rounds(UPDATES, "ema", reset_ema=True, reset_optimizer=stop % 2 == 0)
@@ -128,11 +132,11 @@ def test_a_run_that_was_stopped_after_any_update_goes_on(tmp_path, stop):
 
 
 def test_a_limit_of_time_ends_a_call_and_not_the_run(tmp_path):
-    state, calls = run(tmp_path, data=Batches(delay=0.05), limit_s=0.2), 1
+    state, calls = run(tmp_path, data=Batches(delay=0.15), limit_s=1.0), 1
     assert 0 < state.step < STEPS
     while state.step < STEPS:
-        state, calls = run(tmp_path, data=Batches(delay=0.05), limit_s=0.2), calls + 1
-    assert calls > 2
+        state, calls = run(tmp_path, data=Batches(delay=0.15), limit_s=1.0), calls + 1
+    assert calls > 1
     assert_same(state, run(None))
 
 
@@ -185,7 +189,7 @@ def test_ten_kills_change_no_bit(tmp_path):
     """In the middle of saves, at edges of rounds, and at random moments."""
     folder, rng, kills = tmp_path / "run", random.Random(0), 0
     places = folder / "checkpoints"
-    code = f"t.run(t.Path({str(folder)!r}), data=t.Batches(delay=0.15), checkpoint_every=1)"
+    code = f"t.run({str(folder)!r}, data=t.Batches(delay=0.15), checkpoint_every=1)"
 
     def saving() -> bool:
         return any(places.glob("*tmp*"))
@@ -210,6 +214,3 @@ def test_ten_kills_change_no_bit(tmp_path):
         kills += process.returncode == -signal.SIGKILL
     assert kills >= 8
     assert_same(run(folder, checkpoint_every=1), run(None))
-
-
-assert Path  # for the processes that run this file as a module
