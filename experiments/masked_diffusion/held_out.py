@@ -20,7 +20,7 @@ class HeldOut:
 
     Attributes:
       length: of the windows.
-      count: windows, spread evenly over the text; as many as fit when None.
+      count: windows at most, spread evenly over the text; as many as fit when None.
       draws: of times and masks, a window.
       seed: of the draws.
     """
@@ -32,7 +32,8 @@ class HeldOut:
 
     def costs(self, model: Model, params: Any, ids: np.ndarray) -> list[Bound]:
         """Nats of each window: an upper bound for a denoiser, what it costs for a causal model."""
-        rows = windows(ids, self.length, self.count).tolist()
+        most = len(ids) // self.length
+        rows = windows(ids, self.length, None if self.count is None else min(self.count, most)).tolist()
         spec = model.token_spec
         if spec.mask is not None:
             spans = [Span(tuple(row)) for row in rows]

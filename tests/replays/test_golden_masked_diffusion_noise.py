@@ -148,10 +148,10 @@ def test_loss_of_each_token(tag):
     nll = np.asarray(nll_of(network, params, jnp.asarray(tokens), batch_of()["tokens"], spec.mask))
     got = weight[:, None] * nll * hidden * want["attention_mask"]
     known = np.isfinite(want[f"{tag}_nlls"])
-    assert known.all(axis=1).tolist() == ([False, True, True] if tag == "T16" else [True] * 3)
+    undefined = np.isclose(weight, 16, rtol=1e-6) if tag == "T16" else np.zeros(len(weight), bool)
+    np.testing.assert_array_equal(known.all(axis=1), ~undefined)
     np.testing.assert_allclose(got[known], want[f"{tag}_nlls"][known], rtol=1e-4, atol=1e-5)
-    if tag == "T16":
-        assert weight[0] == 16 and np.isfinite(got).all()
+    assert np.isfinite(got).all()
     loss = got.sum() / want["attention_mask"].sum()
     np.testing.assert_allclose(graded(tag)[0], loss, rtol=1e-5)
     if known.all():
