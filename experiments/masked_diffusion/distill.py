@@ -13,6 +13,7 @@ round by the samples of its model.
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import tyro
@@ -119,7 +120,7 @@ def run(recipe: Recipe, model: Model, source: Text, folder: Path, minutes: float
     def evaluate(state: TrainState) -> Mapping[str, float]:
         """Writes the model of the round that ends, before the checkpoint, so that no kill can lose it."""
         which = (int(state.step) - 1) // recipe.updates
-        params = state.ema if recipe.exported == "ema" else state.params
+        params: Any = state.ema if recipe.exported == "ema" else state.params
         store.save(
             folder / f"round-{which}" / "model", dataclasses.replace(model, params=params), overwrite=True
         )
