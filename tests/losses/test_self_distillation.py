@@ -188,9 +188,10 @@ def graded(kind="kld", which=0, teacher=3, chunk=None, batch=BATCH, key=0):
 
 def test_a_new_round_and_a_new_teacher_compile_nothing():
     step, first, metrics, _ = graded()
+    programs = step._cache_size()
     _, second, later, _ = graded(which=2)
     _, third, _, _ = graded(teacher=4)
-    assert step._cache_size() == 1 and len({float(first), float(second), float(third)}) == 3
+    assert step._cache_size() == programs and len({float(first), float(second), float(third)}) == 3
     assert metrics["round"] == 0 and later["round"] == 2
     np.testing.assert_allclose([metrics["teacher_steps"], later["teacher_steps"]], [8, 2], rtol=1e-5)
 

@@ -154,7 +154,7 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(ValueError, match="weights must be one of raw, ema, not 'average'"):
         Rounds(1, "average")
     run(tmp_path)
-    with pytest.raises(ValueError, match="another optimizer, ema or teacher: ") as caught:
+    with pytest.raises(ValueError, match="another teacher or another ema: ") as caught:
         train(tmp_path)
     assert "\n" not in str(caught.value)
 
