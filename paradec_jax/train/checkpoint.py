@@ -180,8 +180,8 @@ class Checkpoints:
         if saved != here:
             name = min(n for n in saved.keys() | here.keys() if saved.get(n) != here.get(n))
             raise ValueError(
-                f"{where} was written for other parameters, another optimizer, another teacher or another ema: {name} is "
-                f"{saved.get(name, 'missing')} there and {here.get(name, 'missing')} in this run"
+                f"{where} was written for other parameters, another optimizer, another teacher or another ema: "
+                f"{name} is {saved.get(name, 'missing')} there and {here.get(name, 'missing')} in this run"
             )
 
     def _reject(self, step: int, error: Exception) -> str:
