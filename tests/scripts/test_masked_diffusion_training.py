@@ -128,7 +128,6 @@ def test_a_run_that_was_stopped_goes_on(distill, recipe, whole, text, teacher, t
     assert (tmp_path / "checkpoints" / "2").exists() and not (tmp_path / "round-0").exists()
     run(minutes=0.0)
     assert (tmp_path / "checkpoints" / "3").exists() and not (tmp_path / "checkpoints" / "4").exists()
-    run(minutes=0.0)
     run()
     for which in range(recipe.rounds):
         models = [load(folder / f"round-{which}" / "model").params for folder in (whole, tmp_path)]
