@@ -4,13 +4,13 @@ SDTT (Deschenaux and Gulcehre 2024, arXiv 2410.21035), Algorithm 1.
 
 ::
 
-    noised text        _ b _ _ e _        t, the teacher's step D
-    teacher, step 1    _ b _ d e _        reveals each position with probability D / t
+    noised text        _ b _ _ e _        t, the teacher's step Δ
+    teacher, step 1    _ b _ d e _        reveals each position with probability Δ / t
     teacher, step 2    a b _ d e _        ...
-    target of          1   2 1   2        the step that reveals the position; the last one for those left over
+    target of          2   2 1   2        the step that reveals the position; the last one for those left over
 
 The student reads the noised text alone and is drawn to the target at every hidden position. One round later it is the
-teacher, and D is m times as large.
+teacher, and Δ is m times as large.
 
 Where each position is revealed its head input is kept (width D, not vocabulary V); the teacher's head reads all of
 them after the last step, beside the student's, so that no array [B, S, V] ever exists where `chunk` is set.
@@ -46,7 +46,7 @@ class DistillationRules:
     Attributes:
       first_steps: steps of the first teacher, which set its step size (1 - 1e-5) / first_steps.
       jump: m, teacher steps that the student is to make in one; the step size grows by it each round.
-      grid: the teacher's times: "paper", t - i D, or "released", the formula of the released code, which starts
+      grid: the teacher's times: "paper", t - i Δ, or "released", the formula of the released code, which starts
         elsewhere than at t and so distils a smaller jump over most of the range (`teacher_times`).
       divergence: of student p and teacher q, at a hidden position: "kld" KL(p || q), "forward_kl" KL(q || p), "tvd"
         half the L1 distance, "mse" the mean square of log p - log q over all tokens, "chi_square" sum (p - q)^2 / q.
@@ -74,7 +74,7 @@ class DistillationRules:
             raise ValueError(f"the released code has no {self.divergence}")
 
     def step_size(self, which: Int[Array, ""] | int) -> Float[Array, ""]:
-        """D of a round, counted from 0: (1 - 1e-5) / first_steps * jump^round."""
+        """Δ of a round, counted from 0: (1 - 1e-5) / first_steps * jump^round."""
         return jnp.float32((1 - SMALLEST) / self.first_steps) * jnp.float32(self.jump) ** which
 
     def teacher_times(self, t: Float[Array, "B"], step: Float[Array, ""]) -> Float[Array, "m B"]:
@@ -82,8 +82,8 @@ class DistillationRules:
 
         ::
 
-            paper      t_i = max(t - i D, 1e-5)
-            released   t_i = max(t (1 - i / (m - 1)) + (1 - t) (t - m D), 1e-5)
+            paper      t_i = max(t - i Δ, 1e-5)
+            released   t_i = max(t (1 - i / (m - 1)) + (1 - t) (t - m Δ), 1e-5)
         """
         index = jnp.arange(self.jump, dtype=jnp.float32)[:, None]
         if self.grid == "paper":
@@ -143,7 +143,7 @@ def self_distillation_loss(
       Batches are those of `masked_diffusion_loss`; tokens of weight 0 are never hidden. A batch may bring its own
       `times` [B], `mask_uniforms` [B, S] and `teacher_uniforms` [m - 1 or more, B, S, V], in place of the draws.
       Metrics: `agreement` (share of hidden positions where both prefer the same token), `hidden`, their share,
-      `teacher_steps`, 1 / D, and `round`.
+      `teacher_steps`, 1 / Δ, and `round`.
 
     Raises:
       ValueError: no mask token, or a `chunk` below 1.
@@ -211,14 +211,14 @@ def teach(
 ) -> tuple[Float[Array, "B S D"], Int[Array, "m B S"]]:
     """Algorithm 1: the teacher's m steps from a noised text.
 
-    A step goes from t to s = t - D and reveals each hidden position with the probability (t - s) / t, all of them
+    A step goes from t to s = t - Δ and reveals each hidden position with the probability (t - s) / t, all of them
     where s is not above 0. What the last step would reveal changes no target and is not drawn.
 
     Args:
       network, teacher: the denoiser and the teacher's parameters.
       noised: the text, hidden in part.
       t: time of each row.
-      step: D.
+      step: Δ.
       key: of the draws.
       rules: `jump` and `grid` matter.
       mask: the mask's id.
