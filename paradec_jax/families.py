@@ -9,8 +9,10 @@ from jaxtyping import Array
 
 from paradec_jax.config import (
     CAUSAL_PRESETS,
+    MASKED_DIFFUSION_PRESETS,
     RECURRENT_PRESETS,
     CausalConfig,
+    MaskedDiffusionConfig,
     ModelConfig,
     RecurrentDepthConfig,
 )
@@ -25,8 +27,9 @@ from paradec_jax.decode import (
     Wavefront,
 )
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.models import axes, causal, recurrent_depth
+from paradec_jax.models import axes, causal, denoiser, recurrent_depth
 from paradec_jax.models.causal_network import CausalNetwork
+from paradec_jax.models.denoiser_network import DenoiserNetwork
 from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
 
 
@@ -43,7 +46,7 @@ class Family:
       axes: logical axes of the parameters by path.
       presets: named shapes.
       decoders: by the name that commands know them by, with the defaults of their papers.
-      settings: rows of the table of `paradec compare`; they suit the bundled models.
+      settings: rows of the table of `paradec compare`; they suit the bundled models. None where nothing decodes yet.
       bundled: models that `paradec compare` puts side by side; the others are paired with the first.
       former: names that it had; they are still read.
     """
@@ -145,7 +148,20 @@ CAUSAL = Family(
     former=("jacobi",),
 )
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (RECURRENT_DEPTH, CAUSAL)}
+MASKED_DIFFUSION = Family(
+    name="masked_diffusion",
+    config=MaskedDiffusionConfig,
+    network=DenoiserNetwork,
+    init_params=denoiser.init_params,
+    parameter_shapes=denoiser.parameter_shapes,
+    axes=axes.MASKED_DIFFUSION,
+    presets=MASKED_DIFFUSION_PRESETS,
+    decoders={},
+    settings=(),
+    bundled=(),
+)
+
+FAMILIES: dict[str, Family] = {family.name: family for family in (RECURRENT_DEPTH, CAUSAL, MASKED_DIFFUSION)}
 PRESETS: dict[str, ModelConfig] = {
     name: preset for family in FAMILIES.values() for name, preset in family.presets.items()
 }
