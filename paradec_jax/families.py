@@ -34,6 +34,23 @@ from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class TextTable:
+    """How a family is compared by the texts that it draws, instead of by answers.
+
+    Attributes:
+      rival: how a model of another family, which predicts the next token, draws texts beside it.
+      judge: bundled model that judges the texts; None where there is none.
+      rivals: bundled models of another family.
+      tempered: settings of the first bundled model alone, beside `Family.settings`.
+    """
+
+    rival: Setting
+    judge: str | None = None
+    rivals: tuple[str, ...] = ()
+    tempered: tuple[Setting, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Family:
     """One family of models.
 
@@ -49,6 +66,7 @@ class Family:
       settings: rows of the table of `paradec compare`; they suit the bundled models. None where nothing decodes yet.
       bundled: models that `paradec compare` puts side by side; the others are paired with the first.
       former: names that it had; they are still read.
+      texts: how it is compared where its models draw texts and answer nothing; None for answers.
     """
 
     name: str
@@ -62,6 +80,7 @@ class Family:
     settings: tuple[Setting, ...]
     bundled: tuple[str, ...]
     former: tuple[str, ...] = ()
+    texts: TextTable | None = None
 
 
 EVERY_STEP = jnp.inf  # an exit threshold that every position meets
@@ -159,6 +178,7 @@ MASKED_DIFFUSION = Family(
     decoders={},
     settings=(),
     bundled=(),
+    texts=TextTable(Setting("autoregressive", AutoRegressive(), AutoRegressive.Knobs(temperature=1.0))),
 )
 
 FAMILIES: dict[str, Family] = {family.name: family for family in (RECURRENT_DEPTH, CAUSAL, MASKED_DIFFUSION)}

@@ -148,12 +148,17 @@ def speedup(
     return value, (float(low), float(high))
 
 
+def ends(interval: tuple[float, float]) -> list[float | None]:
+    """The ends of an interval as JSON values, None of one that is infinite."""
+    return [end if math.isfinite(end) else None for end in interval]
+
+
 def times(value: float, interval: Sequence[float | None] | None = None) -> str:
     """A ratio as text, with its range where there is one that ends."""
-    ends = [end for end in interval or () if end is not None and math.isfinite(end)]
-    if len(ends) < 2:
+    finite = [end for end in interval or () if end is not None and math.isfinite(end)]
+    if len(finite) < 2:
         return f"{value:.2f}x"
-    return f"{value:.2f}x [{ends[0]:.2f}, {ends[1]:.2f}]"
+    return f"{value:.2f}x [{finite[0]:.2f}, {finite[1]:.2f}]"
 
 
 def bootstrap(

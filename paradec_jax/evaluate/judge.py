@@ -8,8 +8,8 @@ With the judge's loss `l_ij = -log p(x_ij | x_i,<j)` of token j of sample i, by 
 
 SDTT: Deschenaux and Gulcehre 2024, arXiv 2410.21035; MDLM: Sahoo et al. 2024, arXiv 2406.07524. Both are those of the
 released programs, and they differ by several percent. SDTT hands a judge of the same vocabulary the ids as they are,
-nothing before them, so that the first token has no loss; MDLM always goes through the text, and so does whoever
-judges with another vocabulary. A judge is any model that predicts the next token.
+nothing before them, so that the first token has no loss (`begin` changes that). MDLM always goes through the text, as
+whoever judges with another vocabulary must. A judge is any model that predicts the next token.
 """
 
 import dataclasses
@@ -52,7 +52,13 @@ class Judgement:
 
 
 def judge_ids(
-    judge: Model, samples: Samples, *, definition: str = "sdtt", batch: int = 8, seed: int = 0
+    judge: Model,
+    samples: Samples,
+    *,
+    definition: str = "sdtt",
+    begin: bool = False,
+    batch: int = 8,
+    seed: int = 0,
 ) -> Judgement:
     """Judges token ids as they are; the judge must have the vocabulary that they were drawn from.
 
@@ -60,12 +66,14 @@ def judge_ids(
       judge: a model that predicts the next token.
       samples: ids, none above the judge's vocabulary and no sample longer than the judge.
       definition: "sdtt" or "mdlm".
+      begin: whether the judge's begin-of-text stands before each sample, so that the first token is judged too; for
+        judges that have not seen texts without.
       batch: samples of a call.
       seed: of the judge's initial latent states, where it has any.
 
     Raises:
-      ValueError: an unknown definition, a judge that predicts something else, samples that do not fit it, or none
-        with a token to be judged.
+      ValueError: an unknown definition, a judge that predicts something else or has no begin-of-text, samples that do
+        not fit it, or none with 4 tokens.
     """
     _check(judge, definition)
     network = judge.network
@@ -79,7 +87,10 @@ def judge_ids(
             raise ValueError(
                 f"sample {i} has {len(row)} tokens, but the judge was built for {network.max_length} positions"
             )
-    rows = [_row((), row) for row in samples]
+    bos = judge.token_spec.bos
+    if begin and bos is None:
+        raise ValueError("the judge has no begin-of-text token to put before each sample")
+    rows = [_row((bos,) if begin else (), row) for row in samples]
     return _judgement(judge, samples, rows, definition, batch, seed)
 
 
