@@ -1,0 +1,201 @@
+"""One reverse step of the released programs of masked diffusion, from time t to s, quirk for quirk.
+
+Each draws a whole vocabulary at every position, the mask among it: `argmax_v q_v / E_v` over weights q that need not
+be normalised, `E = 1e-10 - log(u + 1e-10)`. In float32 E is 2^-24 or more, so tokens of small probability lose to the
+mask more often than they should (arXiv 2409.02908): with many steps it acts like a lower temperature.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs
+from paradec_jax.decode.machine.request import RecordedDraws
+from paradec_jax.decode.machine.rows import Rows
+from paradec_jax.decode.masked.canvas import AnyCanvas
+from paradec_jax.decode.rules.randomness import Purpose, fold
+from paradec_jax.decode.rules.sampling import distribution
+from paradec_jax.decode.rules.subs import subs
+from paradec_jax.decode.rules.windows import put
+
+EPSILON = 1e-3  # of the log-linear schedule: mask probability (1 - EPSILON) t
+LAST = 1e-5  # time at which the steps end
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ReleasedMaskedKnobs(SamplingKnobs):
+    """The programs draw from the denoiser's own distribution, at temperature 1 and unfiltered, the defaults here."""
+
+    temperature: Float[Array, ""] | float = 1.0
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RecordedRaces(RecordedDraws):
+    """Recorded uniforms of every step, each row's own, [B, T, S, V]; calls beyond T see those of the last one."""
+
+    races: Float[Array, "B T S V"] | None = dataclasses.field(default=None, metadata={"per_row": True})
+
+
+def linspace(start: float, end: float, count: int) -> np.ndarray:
+    """`torch.linspace` in float32: counted from the nearer end."""
+    step = np.float32((np.float32(end) - np.float32(start)) / np.float32(count - 1))
+    index = np.arange(count)
+    low = np.float32(start) + step * index.astype(np.float32)
+    high = np.float32(end) - step * (count - 1 - index).astype(np.float32)
+    return np.where(index < count // 2, low, high).astype(np.float32)
+
+
+def race(weights: Float[Array, "B W V"], uniforms: Float[Array, "B W V"]) -> Int[Array, "B W"]:
+    """The categorical draw: `argmax_v q_v / (1e-10 - log(u_v + 1e-10))`; a negative weight never beats a positive."""
+    return jnp.argmax(weights / (1e-10 - jnp.log(uniforms + 1e-10)), axis=-1).astype(jnp.int32)
+
+
+def uniforms(
+    rows: Rows, call: Int[Array, "B"], at: Int[Array, "B"], width: int, vocab: int
+) -> Float[Array, "B W V"]:
+    """Numbers of a race at positions `at .. at + width - 1` in each row's call, recorded or of its key."""
+    recorded = getattr(rows.recorded, "races", None)
+    if recorded is not None:
+        step = jnp.minimum(call, recorded.shape[1] - 1)
+        return jax.vmap(lambda race, i: lax.dynamic_index_in_dim(race, i, keepdims=False))(recorded, step)
+    keys = fold(rows.keys, Purpose.NOISE, at[:, None] + jnp.arange(width), call)
+    return jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (vocab,), jnp.float32)))(keys)
+
+
+def noise_of(t: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """sigma(t) of the log-linear schedule."""
+    return -jnp.log1p(-(1 - EPSILON) * t)
+
+
+def mask_probability(t: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """`1 - exp(-sigma(t))`."""
+    return 1 - jnp.exp(-noise_of(t))
+
+
+def reverse_weights(
+    probs: Float[Array, "B W V"], now: Float[Array, "B"], then: Float[Array, "B"], mask: int
+) -> Float[Array, "B W V"]:
+    """`q_v = p_v (m_t - m_s)`, and `m_s` at the mask, of masked positions.
+
+    Args:
+      probs: of the tokens, 0 at the mask.
+      now, then: m_t and m_s: `mask_probability` of t and s ("ancestral"), or t and s themselves ("cached").
+      mask: id of the mask.
+    """
+    weights = probs * (now - then)[:, None, None]
+    return weights.at[:, :, mask].set(then[:, None])
+
+
+def analytic_weights(
+    probs: Float[Array, "B W V"],
+    tokens: Int[Array, "B W"],
+    t: Float[Array, "B"],
+    s: Float[Array, "B"] | None,
+    mask: int,
+) -> Float[Array, "B W V"]:
+    """Staggered score times transition (SEDD, arXiv 2310.16834), of all positions; without s the denoiser.
+
+    The score of a masked position is `k p_y`, 1 at the mask, `k = 1 / (e^sigma - 1)`; that of another one is 1 at its
+    own token and 1 / k at the mask.
+    """
+    sigma = noise_of(t)[:, None, None]
+    change = sigma if s is None else sigma - noise_of(s)[:, None, None]
+    masked, own = (tokens == mask)[..., None], jax.nn.one_hot(tokens, probs.shape[-1])
+    at_mask = jax.nn.one_hot(mask, probs.shape[-1])
+    odds = jnp.expm1(sigma)
+    score = jnp.where(masked, probs / odds * (1 - at_mask) + at_mask, own + odds * at_mask)
+    extra = (1 - jnp.exp(change)) * jnp.sum(score, axis=-1, keepdims=True)
+    staggered = score * jnp.exp(change) + extra * at_mask
+    weights = staggered * (jnp.exp(-change) * own + jnp.where(masked, 1 - jnp.exp(-change), 0.0))
+    return weights if s is not None else weights.at[:, :, mask].set(0.0)
+
+
+def predict(
+    decoder: Any, params: Any, canvas: AnyCanvas, at: Int[Array, "B"], width: int, knobs: SamplingKnobs
+) -> tuple[Float[Array, "B W V"], dict[str, Any]]:
+    """Probabilities of a window's tokens after SUBS, and what the call counted, [B] each."""
+    network = decoder.network
+    tokens, positions, _, mask = canvas.window(at, width)
+    out = network.forward(params, tokens, positions - at[:, None], None, mask)
+    log_probs = subs(network.logits(params, out.hidden), tokens, decoder.spec.mask)
+    counts = {name: jnp.broadcast_to(amount, at.shape) for name, amount in out.counts.items()}
+
+    def shaped(log_probs: Array) -> Array:
+        return distribution(log_probs, knobs, top_p_rule=decoder.top_p_rule)
+
+    if decoder.greedy:
+        best = jnp.argmax(log_probs, axis=-1)
+        return jax.nn.one_hot(best, network.vocab_size, dtype=log_probs.dtype), counts
+    unshaped = (
+        (jnp.asarray(knobs.temperature) == 1)
+        & (jnp.asarray(knobs.top_p) >= 1)
+        & (jnp.asarray(knobs.min_p) <= 0)
+        & (jnp.asarray(UNLIMITED if knobs.top_k is None else knobs.top_k) >= network.vocab_size)
+    )
+    return lax.cond(unshaped, jnp.exp, shaped, log_probs), counts
+
+
+def predict_if(
+    needed: Bool[Array, ""],
+    kept: Float[Array, "B W V"],
+    decoder: Any,
+    params: Any,
+    canvas: AnyCanvas,
+    at: Int[Array, "B"],
+    knobs: SamplingKnobs,
+) -> tuple[Float[Array, "B W V"], dict[str, Any]]:
+    """As `predict` where it is needed, else what was kept of the call before, at no cost: one call for all rows."""
+
+    def call() -> tuple[Array, dict[str, Any]]:
+        return predict(decoder, params, canvas, at, kept.shape[1], knobs)
+
+    def reuse() -> tuple[Array, dict[str, Any]]:
+        return kept, dict.fromkeys(decoder.network.counters, jnp.zeros_like(at))
+
+    return lax.cond(needed, call, reuse)
+
+
+def write(
+    canvas: AnyCanvas, tokens: Int[Array, "B W"], at: Int[Array, "B"], mask: int, over: Bool[Array, "B"]
+) -> tuple[AnyCanvas, Bool[Array, "B"]]:
+    """Puts what a step has made of a window's masked positions into it; a row ends when its program does.
+
+    The programs do not look whether the text is complete, so its last position is committed when the row is `over`.
+
+    Returns:
+      The canvas, and the rows in which anything changed.
+    """
+    _, _, open_, _ = canvas.window(at, tokens.shape[1])
+    where = open_ & (tokens != mask)
+    rows, final = canvas.rows.write(tokens, where, at), put(canvas.final, jnp.ones_like(where), at, where)
+    rest = jnp.arange(final.shape[1]) < rows.limit[:, None] - 1
+    rows = rows.settle(final & (rest | over[:, None]))
+    return dataclasses.replace(canvas, rows=rows, final=final), jnp.any(where, axis=1)
+
+
+def check_program(decoder: Any, **sizes: int | None) -> None:
+    """Refuses sizes below 1, and log-probabilities. Raises ValueError."""
+    for field, value in sizes.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{field} must be at least 1, not {value}")
+    if decoder.log_probs:
+        raise ValueError(f"{type(decoder).__name__} keeps no log-probabilities")
+
+
+def tokens_before(tokens: np.ndarray, eos: int) -> np.ndarray:
+    """Length of each text as the programs tell it: tokens after the first one and before the first `eos`, [B]."""
+    hits = tokens[:, 1:] == eos
+    return np.where(hits.any(axis=1), hits.argmax(axis=1), hits.shape[1])
+
+
+def whole_steps(steps: int) -> int:
+    """`int(1 / dt)` for `dt = 1 / steps`, which float arithmetic makes one less for some numbers, 49 for one."""
+    return math.floor(1 / (1 / steps))
