@@ -24,12 +24,13 @@ from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.compare import case_of, device_name
 from paradec_jax.evaluate.continuations import tokenizer_of
 from paradec_jax.evaluate.intervals import ends
-from paradec_jax.evaluate.judge import Judgement, judge_ids, judge_texts
+from paradec_jax.evaluate.judge import Judgement, check_judge, judge_ids, judge_texts
 from paradec_jax.evaluate.likelihood import prefix
 from paradec_jax.evaluate.ngrams import ORDER, SMOOTHING, reverse_perplexity
 from paradec_jax.evaluate.results import write_lines
 from paradec_jax.evaluate.text_measures import has_sacrebleu, self_bleu
 from paradec_jax.store import Model
+from paradec_jax.timing import Case
 from paradec_jax.tokenizer import Tokenizer
 
 Report = Callable[[str, int, int], None]
@@ -216,8 +217,10 @@ def compare_texts(
     for name, value, least in (("length", length, 4), ("samples", samples, 1), ("rows", rows, 1)):
         if value < least:
             raise ValueError(f"{name} must be at least {least}, not {value}")
+    check_judge(judge, definition)
     tokenizer = tokenizer_of(sources[0].model)
     for source in sources:
+        _program(source, 1, length)
         if not tokenizer_of(source.model).same_as(tokenizer):
             raise ValueError(
                 f"{source.name} has another tokenizer than {sources[0].name}: compare them apart"
@@ -228,6 +231,10 @@ def compare_texts(
         raise ValueError(f"the real texts hold no piece of {length} tokens")
     vocab_size = max(tokenizer.vocab_size, *(source.model.network.vocab_size for source in sources))
     bench = Bench(judge, judge_name, definition, tokenizer, vocab_size, held_out, rows)
+    if bench.reads_ids and length > judge.network.max_length:
+        raise ValueError(
+            f"texts of {length} tokens are longer than the {judge.network.max_length} positions of the judge"
+        )
     found, drawn_texts = [], []
     for i, source in enumerate(sources):
         drawn = draw(source, samples, length, rows=rows, seed=seed)
@@ -254,18 +261,12 @@ def draw(source: Source, samples: int, length: int, *, rows: int = ROWS, seed: i
     Raises:
       ValueError: what the decoder refuses, or a model that cannot start a text.
     """
-    model, setting = source.model, source.setting
-    begin = [] if model.network.visibility == "full" else [prefix(model.token_spec)]
     rows = min(rows, samples)
-    case = case_of(setting, setting.decoder, model, len(begin) + length)
-    params = case.decoder.prepare(model.params)
-
-    def request(first: int) -> Request:
-        keys = keys_of(np.int64(seed), np.arange(first, first + rows, dtype=np.int32))
-        return make_request([begin] * rows, max_new_tokens=length, keys=keys)
+    case, request = _program(source, rows, length)
+    params = case.decoder.prepare(source.model.params)
 
     def decode(first: int, max_steps: int | None = None) -> tuple[Any, float]:
-        asked, start = request(first), time.perf_counter()
+        asked, start = request(seed, first), time.perf_counter()
         decoded = run_decoder(case.decoder, params, asked, case.knobs, max_steps=max_steps)
         return jax.block_until_ready(decoded), time.perf_counter() - start
 
@@ -279,6 +280,24 @@ def draw(source: Source, samples: int, length: int, *, rows: int = ROWS, seed: i
         calls += np.asarray(decoded.network_calls).tolist()
         seconds.append(took / rows)
     return Drawn(ids[:samples], calls[:samples], statistics.median(seconds), max(compiling, 0.0), rows)
+
+
+def _program(source: Source, rows: int, length: int) -> tuple[Case, Callable[[int, int], Request]]:
+    """A source's decoder for batches of texts, and the request of the batch from (seed, number of its first text).
+
+    Raises:
+      ValueError: what the decoder refuses, or a model that cannot start a text.
+    """
+    model, setting = source.model, source.setting
+    begin = [] if model.network.visibility == "full" else [prefix(model.token_spec)]
+    case = case_of(setting, setting.decoder, model, len(begin) + length)
+
+    def request(seed: int, first: int) -> Request:
+        keys = keys_of(np.int64(seed), np.arange(first, first + rows, dtype=np.int32))
+        return make_request([begin] * rows, max_new_tokens=length, keys=keys)
+
+    case.decoder.check(request(0, 0))
+    return case, request
 
 
 def write_texts(folder: Path, compared: TextComparison) -> None:

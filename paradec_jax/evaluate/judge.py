@@ -75,7 +75,7 @@ def judge_ids(
       ValueError: an unknown definition, a judge that predicts something else or has no begin-of-text, samples that do
         not fit it, or none with 4 tokens.
     """
-    _check(judge, definition)
+    check_judge(judge, definition)
     network = judge.network
     for i, row in enumerate(samples):
         if len(row) and max(row) >= network.vocab_size:
@@ -102,7 +102,7 @@ def judge_texts(
     What is longer than the judge loses its end, as MDLM does it. Arguments and errors as for `judge_ids`, and a
     judge without a tokenizer.
     """
-    _check(judge, definition)
+    check_judge(judge, definition)
     begin = () if judge.token_spec.bos is None else (judge.token_spec.bos,)
     most = judge.network.max_length - len(begin)
     whole = tokenizer_of(judge).encode_batch(texts)
@@ -147,7 +147,8 @@ def _row(begin: Sequence[int], sample: Sequence[int]) -> Row:
     return Row(ids, len(ids) - 1) if ids else Row((0,), 0)
 
 
-def _check(judge: Model, definition: str) -> None:
+def check_judge(judge: Model, definition: str) -> None:
+    """Refuses an unknown definition, and a model that does not predict the next token. Raises ValueError."""
     if definition not in DEFINITIONS:
         raise ValueError(f"definition must be one of {', '.join(DEFINITIONS)}, not {definition!r}")
     if judge.network.visibility != "causal" or judge.token_spec.alignment != "next":
