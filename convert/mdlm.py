@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from convert import lightning
 from convert.engine import (
     Checkpoint,
     ConvertError,
@@ -20,6 +21,7 @@ from convert.engine import (
     common_dtype,
     export_tree,
     import_tree,
+    read_json,
     table_shapes,
 )
 from convert.fields import Fields, activation_dtype, check_fixed, parse_fields, token_ids
@@ -71,6 +73,31 @@ def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> M
     """
     with Checkpoint(folder, plain_name) as checkpoint:
         return read_tensors(checkpoint, fields, dtype)
+
+
+def read_checkpoint(path: Path, weights: str = "raw", dtype: str | None = None) -> Model:
+    """Reads a checkpoint of Lightning into a model on the host, without unpickling it and without a tokenizer.
+
+    The model's sizes are those of a config.json beside the file, or else of the settings that the file holds.
+
+    Args:
+      path: the file.
+      weights: "raw" for those that were trained, "ema" for their moving averages.
+      dtype: type of the parameters; the file's own by default.
+
+    Raises:
+      ConvertError: when the file is damaged, has no such weights, or is not of a complete, supported model.
+    """
+    beside = path.with_name("config.json")
+    with lightning.Archive(path) as archive:
+        fields = read_json(beside) if beside.is_file() else lightning.hyper_parameters(archive)
+        if not fields:
+            raise ConvertError(f"{path} does not tell the model's sizes; put its config.json beside it")
+        raw = lightning.state_dict(archive, plain_name)
+        model = read_tensors(raw, fields, dtype)
+        if weights == "raw":
+            return model
+        return read_tensors(lightning.averages(archive, parameter_order(model.config)), fields, dtype)
 
 
 def read_tensors(checkpoint: Source, fields: Mapping[str, Any], dtype: str | None = None) -> Model:

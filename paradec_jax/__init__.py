@@ -46,6 +46,7 @@ from paradec_jax.decode import (
 )
 from paradec_jax.families import FAMILIES, PRESETS
 from paradec_jax.generate import Generation, generate
+from paradec_jax.infill import infill
 from paradec_jax.store import Model, StoreError, load, save
 from paradec_jax.tokenizer import StreamDecoder, Tokenizer
 
@@ -89,6 +90,7 @@ __all__ = [
     "Tokenizer",
     "Wavefront",
     "generate",
+    "infill",
     "load",
     "make_request",
     "rollout",

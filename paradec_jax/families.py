@@ -21,9 +21,11 @@ from paradec_jax.decode import (
     AutoRegressive,
     Jacobi,
     Lookahead,
+    Masked,
     PromptLookup,
     SelfSpeculative,
     Static,
+    Strided,
     Wavefront,
 )
 from paradec_jax.decode.machine.setting import Setting
@@ -175,8 +177,15 @@ MASKED_DIFFUSION = Family(
     parameter_shapes=denoiser.parameter_shapes,
     axes=axes.MASKED_DIFFUSION,
     presets=MASKED_DIFFUSION_PRESETS,
-    decoders={},
-    settings=(),
+    decoders={"masked": Masked(), "strided": Strided()},
+    settings=(
+        Setting("strided", Strided()),
+        Setting("masked", Masked(order="single"), baseline=True),
+        Setting("masked", Masked(), Masked.Knobs(steps=8)),
+        Setting("masked", Masked(), Masked.Knobs(steps=16)),
+        Setting("masked", Masked(order="confidence"), Masked.Knobs(steps=16)),
+        Setting("masked", Masked(), Masked.Knobs(steps=64)),
+    ),
     bundled=(),
     texts=TextTable(Setting("autoregressive", AutoRegressive(), AutoRegressive.Knobs(temperature=1.0))),
 )

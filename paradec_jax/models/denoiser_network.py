@@ -56,11 +56,11 @@ class DenoiserNetwork:
         """There are no blocks."""
         return None
 
-    def work(self, batch: int, positions: int, context: int) -> Work:
+    def work(self, batch: int, positions: int, context: int, logits: float | None = None) -> Work:
         """The least that one call on `positions` positions of each row can cost; there is no cached context to read.
 
-        Weights are read once, and each is multiplied at every position, the output matrix too. A multiplication and
-        an addition are two operations.
+        Weights are read once, and each is multiplied at every position, the output matrix at `logits` positions of
+        each row (all when None). A multiplication and an addition are two operations.
 
         Raises:
           ValueError: a context.
@@ -68,9 +68,11 @@ class DenoiserNetwork:
         if context:
             raise ValueError(f"a denoiser keeps no cache, so there is no context of {context} positions")
         c, rows = self.config, batch * positions
-        weights = c.layers * (4 * c.width**2 + 2 * c.width * c.feed_forward) + c.vocab_size * c.width
+        weights, head = c.layers * (4 * c.width**2 + 2 * c.width * c.feed_forward), c.vocab_size * c.width
         attention = 4 * c.layers * c.width * rows * positions
-        return Work(weights * jnp.dtype(c.param_dtype).itemsize, 2 * weights * rows + attention)
+        read = rows if logits is None else round(batch * logits)
+        flops = 2 * weights * rows + 2 * head * read + attention
+        return Work((weights + head) * jnp.dtype(c.param_dtype).itemsize, flops)
 
     def prepare(self, params: Any) -> Prepared:
         """Parameters as a sampling loop wants them (`models.prepare`); prepared ones as they are."""

@@ -3,7 +3,6 @@
 import os
 
 import jax
-from jax.extend.backend import get_backend
 
 SWITCH = "PARADEC_LAYOUTS"
 ATTENTION = "PARADEC_ATTENTION"
@@ -36,5 +35,5 @@ def cudnn_attention() -> bool:
     if told not in (None, "cudnn", "plain"):
         raise ValueError(f"{ATTENTION} must be 'cudnn' or 'plain', not {told!r}")
     if told is None:
-        return jax.default_backend() == "gpu" and "cuda" in get_backend().platform_version
+        return jax.default_backend() == "gpu" and "cuda" in jax.devices()[0].client.platform_version
     return told == "cudnn"

@@ -21,6 +21,9 @@ from paradec_jax.testing import StubCausal, StubNetwork
 
 TINY = {"recurrent_depth": "test-recurrent", "causal": "test-causal"}
 STUBS = {"recurrent_depth": StubNetwork, "causal": StubCausal}
+DECODED = [
+    family for family in FAMILIES.values() if family.settings
+]  # the others have nothing to compare yet
 
 
 def infinite(setting):
@@ -30,7 +33,7 @@ def infinite(setting):
     return {name for name, value in values.items() if isinstance(value, float) and math.isinf(value)}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family.name for family in DECODED])
 def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypatch):
     config = dataclasses.replace(FAMILIES[family].presets[TINY[family]], vocab_size=384, max_length=256)
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), parameter_shapes(config))
@@ -69,7 +72,7 @@ def test_a_decoder_has_one_name_on_all_command_lines():
 def test_every_choice_of_a_decoder_is_an_option():
     shared = typing.get_type_hints(options_of(None)).keys()
     assert shared >= {"temperature", "top_p"} and "window" not in shared
-    usual = {family.settings[-1].name for family in FAMILIES.values()}
+    usual = {family.settings[-1].name for family in DECODED}
     for name in NAMES:
         options = typing.get_type_hints(options_of(name)).keys()
         choices = [row.settings().keys() - {"cache"} for row in rows_of(name).values()]
@@ -85,10 +88,12 @@ def test_models_that_commands_take_by_default_are_installed_with_the_package():
 
 def test_families_are_known_by_their_names_and_former_names():
     told = inspect.signature(compare_command).parameters["family"].annotation
-    names = {name for family in FAMILIES.values() for name in (family.name, *family.former)}
+    names = {name for family in DECODED for name in (family.name, *family.former)}
     assert set(typing.get_args(told)) == names
     assert family_named("jacobi") is FAMILIES["causal"]
-    with pytest.raises(ValueError, match="family must be one of recurrent_depth, causal, not 'x'"):
+    with pytest.raises(
+        ValueError, match="family must be one of recurrent_depth, causal, masked_diffusion, not 'x'"
+    ):
         family_named("x")
     for family in FAMILIES.values():
         assert all(family_of(preset) is family for preset in family.presets.values())

@@ -49,6 +49,8 @@ class Row:
       recurrence: recurrences each position does at its end (the most that matter), for the expected tokens.
       overruns: repeats a release that cuts no commit at a budget or a stop token, so those laws leave it out.
       only_greedy: repeats a release that does not sample.
+      batch_wide: repeats a release that calls the network for a whole batch or not at all, so that what a row costs
+        depends on the others.
       count: (stub, prompt length, new tokens) -> network calls, positions, what networks declare; None without a
         formula.
       first: calls and tokens of `init`.
@@ -62,6 +64,7 @@ class Row:
     recurrence: int | None = 4
     overruns: bool = False
     only_greedy: bool = False
+    batch_wide: bool = False
     count: Callable[[Any, int, int], Count] | None = None
     first: tuple[int, int] = (1, 1)
 
@@ -88,6 +91,11 @@ class Row:
         """Those of the stubs: none, for each of several networks."""
         names = self.kind.further_networks
         return dict.fromkeys(("network", *names)) if names else None
+
+    def own(self, result: dict[str, Any]) -> dict[str, Any]:
+        """What of a result (`results.listed`) is each row's own affair."""
+        shared = ("network_calls", "positions") if self.batch_wide else ()
+        return {name: value for name, value in result.items() if name not in shared}
 
     def values(self, **changes: Any) -> Any:
         if self.only_greedy:
@@ -129,6 +137,15 @@ def canvas_row(kind: type, count: Callable[..., Count], first: int, **options: A
     return Row(kind, options, knobs, {"sharpness": 12.0}, StubDenoiser, count=count, first=(first, 0))
 
 
+def masked_row(kind: type, count: Callable[..., Count] | None, knobs: Any = None, **options: Any) -> Row:
+    """A row on the denoiser that draws beforehand who is revealed when; so many steps that each is alone."""
+    knobs = {"temperature": 0.0, **({"steps": ALONE} if knobs is None else knobs)}
+    return Row(kind, options, knobs, {"sharpness": 12.0}, StubDenoiser, count=count, first=(0, 0))
+
+
+ALONE = 1_000_000
+
+
 def whole_canvas_count(stub: StubDenoiser, prompt: int, new: int) -> Count:
     """A call a token, on the whole canvas."""
     return new, new * (prompt + new)
@@ -139,6 +156,18 @@ def dual_cache_count(block: int, stub: StubDenoiser, prompt: int, new: int) -> C
     end = prompt + new
     blocks = (min(p // block * block + block, end) - p // block * block for p in range(prompt, end))
     return 1 + new, end + sum(blocks)
+
+
+def strided_count(width: int, stride: int, stub: StubDenoiser, prompt: int, new: int) -> Count:
+    """A call a token, on the first window that holds it, as far as the canvas goes."""
+    end = prompt + new
+    starts = (max(-(-(p - width + 1) // stride), 0) * stride for p in range(prompt, end))
+    return new, sum(min(end - start, width) for start in starts)
+
+
+def grid_count(calls: int, stub: StubDenoiser, prompt: int, new: int) -> Count:
+    """The same number of calls on the whole canvas, however many tokens there are."""
+    return calls, calls * (prompt + new)
 
 
 def drafted_count(head: StubCausal, ahead: int, stub: StubCausal, prompt: int, new: int) -> Count:
@@ -233,6 +262,14 @@ ROWS = {
     "jacobi-rejection": jacobi_row(decode.Jacobi, block=4, running=True, acceptance="rejection"),
     "jacobi-blocks": jacobi_row(decode.Jacobi, block=3, blocks=2, pool=1, spawn=0.5),
     "jacobi-blocks-candidates": jacobi_row(decode.Jacobi, block=2, blocks=3, candidates=2, spawn=0.0),
+    "masked": masked_row(decode.Masked, whole_canvas_count, chunk=4, log_probs=True),
+    "masked-groups": masked_row(decode.Masked, None, {"steps": 3, "grid": "cosine"}, chunk=2),
+    "masked-single": masked_row(decode.Masked, whole_canvas_count, {}, order="single"),
+    "masked-confidence": masked_row(decode.Masked, None, {"steps": 4}, order="confidence", chunk=5),
+    "soft-masked": masked_row(decode.SoftMasked, whole_canvas_count, chunk=4, log_probs=True),
+    "strided": masked_row(
+        decode.Strided, functools.partial(strided_count, 8, 3), width=8, stride=3, log_probs=True
+    ),
     # Released programs
     "released-adaptive": Row(ReleasedAdaptive, stub={**MIXED, "recurrence": 5}, recurrence=1_000),
     "released-wavefront": Row(
@@ -261,6 +298,19 @@ ROWS = {
     "released-jacobi": released_row(released.ReleasedJacobi, block=4),
     "released-blocks": released_row(released.ReleasedMultiBlock, block=3, in_flight=2, capacity=8),
     "released-window": released_row(released.ReleasedRunningWindow, block=4),
+    "released-masked": masked_row(
+        released.ReleasedMasked, functools.partial(grid_count, 6), {}, sampler="ancestral", steps=5
+    ),
+    "released-masked-cached": dataclasses.replace(
+        masked_row(released.ReleasedMasked, None, {}, steps=6), batch_wide=True
+    ),
+    "released-masked-sdtt": dataclasses.replace(
+        masked_row(released.ReleasedMasked, None, {}, program="sdtt", sampler="analytic", steps=4),
+        batch_wide=True,
+    ),
+    "released-strided": dataclasses.replace(
+        masked_row(released.ReleasedStrided, None, {}, steps=2, width=10, stride=5), batch_wide=True
+    ),
     # Decoders of this folder
     "any-order": canvas_row(house.AnyOrder, whole_canvas_count, 0),
     "any-order-shifted": dataclasses.replace(
@@ -291,6 +341,11 @@ VARIANTS = (
     "jacobi-running-pool",
     "jacobi-blocks-candidates",
     "dual-cache-per-query",
+    "masked-groups",
+    "masked-single",
+    "masked-confidence",
+    "released-masked-cached",
+    "released-masked-sdtt",
 )
 
 

@@ -21,6 +21,7 @@ from paradec_jax.testing import (
     StubNetwork,
     tiny_causal,
     tiny_causal_params,
+    tiny_denoiser,
     tiny_network,
     tiny_params,
     tiny_request,
@@ -51,8 +52,10 @@ def test_decoder(name):
     elif row.net is StubNetwork:
         cache = "full" if row.kind is decode.SelfSpeculative else "shared"
         network = tiny_network(cache, dtype="bfloat16", param_dtype="bfloat16")
+    elif not row.kind.needs_cache:
+        network = tiny_denoiser(dtype="bfloat16", param_dtype="bfloat16")
     decoder = row.decoder(network, SIZE)
-    params = None if row.net is StubDenoiser else parameter_shapes(network.config)
+    params = None if isinstance(network, StubDenoiser) else parameter_shapes(network.config)
     if row.params:
         params = {**row.params, "network": params}
 

@@ -1,7 +1,6 @@
 """Recorded arrays of the original denoiser: weights, forward pass, SUBS, the noise level that is always zero.
 
-The folder is `PARADEC_GOLDEN/masked_diffusion`, or `tests/golden/masked_diffusion`; sizes are read from it. Schedules,
-losses, samplers and distillation have test files of their own.
+The folder is `PARADEC_GOLDEN/masked_diffusion`, or `tests/golden/masked_diffusion`; sizes are read from it.
 """
 
 import functools

@@ -117,6 +117,8 @@ class SoftMasked(DecoderBase):
 
     def init(self, params: Any, request: Request, knobs: SoftMaskedKnobs) -> SoftMaskedState:
         """As `Masked`; the vectors of given positions are those of `SoftGiven`, or their tokens'."""
+        if getattr(request.recorded, "uniforms", None) is not None:
+            raise ValueError("SoftMasked draws by its keys, so recorded.uniforms must be None")
         hard = begin(self, self.begin(request, 0), knobs)
         table = self.network.embedding(params)
         offsets = jnp.zeros((*hard.final.shape, table.shape[1]), table.dtype)

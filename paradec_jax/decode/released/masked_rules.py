@@ -63,6 +63,10 @@ def uniforms(
 ) -> Float[Array, "B W V"]:
     """Numbers of a race at positions `at .. at + width - 1` in each row's call, recorded or of its key."""
     recorded = getattr(rows.recorded, "races", None)
+    if getattr(rows.recorded, "uniforms", None) is not None:
+        raise ValueError(
+            "a race needs a number for every token: give recorded.races and no recorded.uniforms"
+        )
     if recorded is not None:
         step = jnp.minimum(call, recorded.shape[1] - 1)
         return jax.vmap(lambda race, i: lax.dynamic_index_in_dim(race, i, keepdims=False))(recorded, step)
