@@ -77,8 +77,8 @@ def test_step_refuses_bad_input():
 def test_ema_formula():
     ema, average = {"w": jnp.zeros(2)}, 0.0
     for t, value in enumerate([1.0, 2.0, 3.0]):
-        ema = update_ema(ema, {"w": jnp.full(2, value, jnp.bfloat16)}, jnp.int32(t), 0.15)
-        d = min(0.15, (1 + t) / (10 + t))
+        ema = update_ema(ema, {"w": jnp.full(2, value, jnp.bfloat16)}, jnp.int32(t), 0.22)
+        d = min(0.22, (2 + t) / (11 + t))
         average = d * average + (1 - d) * value
     np.testing.assert_allclose(ema["w"], average, rtol=1e-6)
     assert ema["w"].dtype == jnp.float32
