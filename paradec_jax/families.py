@@ -40,16 +40,18 @@ class TextTable:
     """How a family is compared by the texts that it draws, instead of by answers.
 
     Attributes:
-      rival: how a model of another family, which predicts the next token, draws texts beside it.
+      settings: rows of each of its models, in the place of `Family.settings`.
+      tempered: further rows of the first model alone.
+      rival: how a model of another family, which predicts the next token, draws texts beside them.
       judge: bundled model that judges the texts; None where there is none.
       rivals: bundled models of another family.
-      tempered: settings of the first bundled model alone, beside `Family.settings`.
     """
 
+    settings: tuple[Setting, ...]
+    tempered: tuple[Setting, ...]
     rival: Setting
     judge: str | None = None
     rivals: tuple[str, ...] = ()
-    tempered: tuple[Setting, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -187,7 +189,17 @@ MASKED_DIFFUSION = Family(
         Setting("masked", Masked(), Masked.Knobs(steps=64)),
     ),
     bundled=(),
-    texts=TextTable(Setting("autoregressive", AutoRegressive(), AutoRegressive.Knobs(temperature=1.0))),
+    texts=TextTable(
+        settings=tuple(
+            Setting("masked", Masked(), Masked.Knobs(steps=steps)) for steps in (4, 8, 16, 32, 64, 128)
+        ),
+        tempered=tuple(
+            Setting("masked", Masked(), Masked.Knobs(steps=steps, temperature=temperature))
+            for steps in (8, 16)
+            for temperature in (0.9, 0.8)
+        ),
+        rival=Setting("autoregressive", AutoRegressive(), AutoRegressive.Knobs(temperature=1.0)),
+    ),
 )
 
 FAMILIES: dict[str, Family] = {family.name: family for family in (RECURRENT_DEPTH, CAUSAL, MASKED_DIFFUSION)}

@@ -61,7 +61,7 @@ def compare_families_texts(
 
 
 def sources_of(family: Family, models: Mapping[str, store.Model]) -> list[Source]:
-    """Each model with the settings of the family, the first with the tempered ones too, and rivals with theirs.
+    """Each model with the settings of the table, the first with the tempered ones too, and rivals with theirs.
 
     Raises:
       ValueError: no model of the family, or one that neither belongs to it nor predicts the next token.
@@ -74,7 +74,7 @@ def sources_of(family: Family, models: Mapping[str, store.Model]) -> list[Source
     short = dict(zip(models, store.names_of(list(models)), strict=True))
     found = []
     for name, model in models.items():
-        settings = (*family.settings, *(table.tempered if name == own[0] else ()))
+        settings = (*table.settings, *(table.tempered if name == own[0] else ()))
         if name not in own:
             if model.network.visibility != "causal":
                 raise ValueError(

@@ -201,9 +201,9 @@ class TestCommand:
             save(tmp_path / family, dataclasses.replace(model, params=params))
         (tmp_path / "real.txt").write_text(REAL * 10)
         monkeypatch.setattr(Model, "network", property(lambda self: STUBS[self.family]))
-        texts = dataclasses.replace(FAMILIES["masked_diffusion"].texts, tempered=SETTINGS[2:])
-        own = dataclasses.replace(FAMILIES["masked_diffusion"], settings=SETTINGS[:2], texts=texts)
-        monkeypatch.setitem(FAMILIES, "masked_diffusion", own)
+        own = FAMILIES["masked_diffusion"]
+        texts = dataclasses.replace(own.texts, settings=SETTINGS[:2], tempered=SETTINGS[2:])
+        monkeypatch.setitem(FAMILIES, "masked_diffusion", dataclasses.replace(own, texts=texts))
         return tmp_path
 
     def arguments(self, folders, *more):
@@ -243,6 +243,14 @@ class TestCommand:
     def test_refusals(self, folders, capsys, more, sentence):
         assert cli.main(self.arguments(folders, *more)) == 1
         assert sentence in capsys.readouterr().err
+
+    def test_bundled_settings_are_distinct_and_have_names_of_the_family(self):
+        own = FAMILIES["masked_diffusion"]
+        settings = (*own.texts.settings, *own.texts.tempered)
+        assert {setting.name for setting in settings} <= own.decoders.keys()
+        assert all(setting.sampled for setting in settings) and own.texts.rival.sampled
+        labels = [setting.label() for setting in settings]
+        assert len(set(labels)) == len(labels) and labels[0] == "steps 4"
 
     def test_models_that_do_not_belong(self, folders, capsys):
         assert cli.main(["compare", "--family", "causal", "--judge", "x"]) == 1
