@@ -1,6 +1,6 @@
 """An n-gram model fitted to samples, and how surprised it is by other texts.
 
-Interpolated Witten-Bell smoothing (Witten and Bell 1991; Chen and Goodman 1999, section 2.4)::
+Interpolated Witten-Bell smoothing (Witten and Bell 1991; Chen and Goodman 1999)::
 
     p(x | h) = (c(h x) + k(h) p(x | h')) / (c(h) + k(h)),     p(x |) from 1 / V for each of V tokens
 

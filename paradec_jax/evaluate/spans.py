@@ -45,7 +45,7 @@ def is_exact(model: Model) -> bool:
 
 
 def likelihood_kind(model: Model) -> str:
-    """ "exact" or "bound"."""
+    """What a model's likelihoods are, "exact" or "bound"."""
     return "exact" if is_exact(model) else "bound"
 
 

@@ -23,7 +23,7 @@ from paradec_jax.store import Model, save
 from paradec_jax.testing import StubCausal, StubDenoiser
 
 ALPHABET = " abcdefghi"  # ten characters, and the mask
-STUBS = {"masked_diffusion": StubDenoiser(max_length=16), "causal": StubCausal(max_length=16)}
+STUBS = {"masked_diffusion": StubDenoiser(max_length=16), "causal": StubCausal(max_length=16, sharpness=2.0)}
 SPECS = {"masked_diffusion": TokenSpec(mask=10, alignment="own"), "causal": TokenSpec(bos=10, pad=10)}
 PRESETS = {"masked_diffusion": "test-mdlm", "causal": "test-causal"}
 REAL = "abc def ghi " * 9
