@@ -5,6 +5,9 @@ teacher stands for 64 steps, so after five rounds the student aims at two. A run
 of minutes ended, goes on where its last checkpoint stood, to the same weights, when the same command is given again:
 
     FOLDER/recipe.json  FOLDER/checkpoints/  FOLDER/metrics.jsonl  FOLDER/round-0/model/  FOLDER/round-1/model/  ...
+
+The loss hardly falls within a round, for most of it is the variance of targets that are drawn anew each time: judge a
+round by the samples of its model.
 """
 
 import dataclasses

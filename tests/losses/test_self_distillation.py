@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from exact_denoiser import ExactDenoiser
 from scipy.special import log_softmax
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.families import PRESETS, init_params, network_of
 from paradec_jax.losses import DistillationRules, self_distillation_loss
 from paradec_jax.losses.self_distillation import divergence, teach
+from paradec_jax.testing.posterior import JointDenoiser
 
-EXACT = ExactDenoiser(tokens=3, length=5)
+EXACT = JointDenoiser(3, 5, tuple(np.exp(np.random.default_rng(0).normal(scale=1.5, size=243)).tolist()))
 SPEC = TokenSpec(mask=31, alignment="own")
 CONFIG = dataclasses.replace(PRESETS["test-mdlm"], vocab_size=32, dropout=0.0)
 NETWORK = network_of(CONFIG)
@@ -30,16 +30,20 @@ def params_of(seed):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def taught(rules, chunk, params, noised, t, step, key):
-    return teach(EXACT, params, noised, t, step, key, rules, EXACT.mask, chunk)
+def taught(rules, chunk, noised, t, step, key):
+    return teach(EXACT, None, noised, t, step, key, rules, EXACT.mask, chunk)
+
+
+def hidden_of(tokens):
+    return EXACT.forward(None, tokens, jnp.broadcast_to(jnp.arange(EXACT.length), tokens.shape)).hidden
 
 
 @pytest.mark.parametrize("jump", [2, 4, 8])
 def test_a_target_is_what_the_teacher_says_when_it_reveals_the_position(jump):
-    rows, params = 64, EXACT.joint()
+    rows = 64
     noised = jnp.full((rows, EXACT.length), EXACT.mask).at[:, 3].set(1)
     t, step = jnp.linspace(0.3, 1.0, rows), jnp.float32(0.11)
-    kept, before = taught(DistillationRules(jump=jump), None, params, noised, t, step, jax.random.key(0))
+    kept, before = taught(DistillationRules(jump=jump), None, noised, t, step, jax.random.key(0))
     hidden = np.asarray(before == EXACT.mask)
     assert before.shape == (jump, rows, EXACT.length) and np.array_equal(before[0], noised)
     assert (hidden[1:] <= hidden[:-1]).all()  # what is revealed stays
@@ -48,7 +52,7 @@ def test_a_target_is_what_the_teacher_says_when_it_reveals_the_position(jump):
     )
     last = hidden.cumprod(axis=0).sum(axis=0) - 1  # the step that reveals a position, or the last one
     assert len(np.unique(last[:, :3])) > 1 and (last[:, 3] == -1).all()
-    said = np.asarray(jax.vmap(lambda z: EXACT.forward(params, z, None).hidden)(before))
+    said = np.stack([hidden_of(z) for z in before])
     want = np.take_along_axis(said, np.maximum(last, 0)[None, ..., None], axis=0)[0]
     chex.assert_trees_all_close(np.asarray(kept)[noised == EXACT.mask], want[noised == EXACT.mask], atol=1e-6)
 
@@ -61,7 +65,6 @@ def test_a_step_reveals_its_share(time, step, share):
     _, before = taught(
         DistillationRules(),
         None,
-        EXACT.joint(),
         noised,
         jnp.full(rows, time),
         jnp.float32(step),
@@ -72,14 +75,14 @@ def test_a_step_reveals_its_share(time, step, share):
 
 
 def test_what_is_revealed_has_the_teachers_law():
-    rows, params = 20_000, EXACT.joint()
+    rows = 20_000
     noised = jnp.full((rows, EXACT.length), EXACT.mask)
     _, before = taught(
-        DistillationRules(), 2, params, noised, jnp.full(rows, 0.5), jnp.float32(0.5), jax.random.key(2)
+        DistillationRules(), 2, noised, jnp.full(rows, 0.5), jnp.float32(0.5), jax.random.key(2)
     )
-    want = np.exp(np.asarray(EXACT.forward(params, noised[:1], None).hidden)[0, :, : EXACT.tokens])
+    want = np.exp(np.asarray(hidden_of(noised[:1]))[0])
     for place in range(EXACT.length):
-        found = np.bincount(np.asarray(before[1, :, place]), minlength=EXACT.tokens) / rows
+        found = np.bincount(np.asarray(before[1, :, place]), minlength=EXACT.symbols) / rows
         assert np.abs(found - want[place]).max() < 0.02
 
 
