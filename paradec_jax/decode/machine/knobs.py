@@ -108,12 +108,14 @@ def as_arrays(knobs: Any, decoder: Any = None) -> Any:
         for field in dataclasses.fields(knobs)
         if getattr(knobs, field.name) is None and "unset" in field.metadata
     }
-    named = {
-        field.name: field.metadata["names"].index(getattr(knobs, field.name))
-        for field in dataclasses.fields(knobs)
-        if isinstance(getattr(knobs, field.name), str)
-    }
-    return jax.tree.map(_as_array, dataclasses.replace(knobs, **unset, **named))
+    spelled = {}
+    for field in dataclasses.fields(knobs):
+        value = getattr(knobs, field.name)
+        if isinstance(value, str):
+            spelled[field.name] = field.metadata["names"].index(value)
+        elif isinstance(value, list | tuple):
+            spelled[field.name] = np.asarray(value)
+    return jax.tree.map(_as_array, dataclasses.replace(knobs, **unset, **spelled))
 
 
 def _value_of(unset: Any, decoder: Any) -> Any:
