@@ -13,15 +13,16 @@ round by the samples of its model.
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import tyro
 
 from experiments.jacobi.distill import claim
 from experiments.masked_diffusion.held_out import HeldOut
-from experiments.masked_diffusion.train import in_half
+from experiments.masked_diffusion.train import finish, over
 from paradec_jax import Model, load, store
-from paradec_jax.data.text import WindowMaker, read_text, text_batches
+from paradec_jax.data.text import Text, WindowMaker, read_text, text_batches
 from paradec_jax.losses.self_distillation import DistillationRules, self_distillation_loss
 from paradec_jax.train import Rounds, TrainState, adamw, fit
 
@@ -111,48 +112,19 @@ RECIPES = {
 }
 
 
-def main(
-    recipe: tyro.conf.OmitSubcommandPrefixes[tyro.extras.subcommand_type_from_defaults(RECIPES)],
-    text: Path,
-    start: str = "runs/tiny-mdlm/model",
-    folder: Path | None = None,
-    export: Path | None = None,
-    minutes: float = 75.0,
-) -> None:
-    """Runs all rounds; the model of the last one is the result.
-
-    Args:
-      recipe: the numbers of the run.
-      text: the file that the first teacher was trained on.
-      start: model folder, or name of a bundled model, of the first teacher.
-      folder: where everything goes; `runs/NAME` by default.
-      export: where a copy of the last model with parameters in bfloat16 goes; none by default.
-      minutes: after so many this call saves and ends; the next one goes on.
-    """
-    jax.config.update("jax_default_matmul_precision", recipe.matmul_precision)
-    folder = Path("runs") / recipe.name if folder is None else folder
-    model = load(start, dtype="float32")
-    if model.family != "masked_diffusion" or model.tokenizer is None:
-        raise SystemExit(
-            f"{start} is of family {model.family}; distillation needs a denoiser with a tokenizer"
-        )
-    source, _ = read_text(text, model.tokenizer, recipe.held_out)
-    if any((ids == model.token_spec.mask).any() for ids in (*source.train, *source.held_out)):
-        raise SystemExit(
-            f"{text} has characters that {start} does not know: give the text that it was trained on"
-        )
-    claim(folder, recipe)
+def run(recipe: Recipe, model: Model, source: Text, folder: Path, minutes: float) -> TrainState:
+    """The state after all rounds, or where the minutes were over; each round's model lies in the folder."""
     length = model.network.max_length if recipe.length is None else recipe.length
-    some, held_out = HeldOut(length, 32), source.held_out[0]
-
-    def weights_of(state: TrainState) -> Model:
-        return dataclasses.replace(model, params=state.ema if recipe.exported == "ema" else state.params)
+    some = HeldOut(length, 32)
 
     def evaluate(state: TrainState) -> Mapping[str, float]:
         """Writes the model of the round that ends, before the checkpoint, so that no kill can lose it."""
-        which, found = (int(state.step) - 1) // recipe.updates, weights_of(state)
-        store.save(folder / f"round-{which}" / "model", found, overwrite=True)
-        return {"round": which, **some.per_token(found, found.params, held_out)}
+        which = (int(state.step) - 1) // recipe.updates
+        params: Any = state.ema if recipe.exported == "ema" else state.params
+        store.save(
+            folder / f"round-{which}" / "model", dataclasses.replace(model, params=params), overwrite=True
+        )
+        return {"round": which, **some.per_token(model, params, source.held_out[0])}
 
     rules = DistillationRules(
         first_steps=recipe.first_steps,
@@ -161,7 +133,7 @@ def main(
         divergence=recipe.divergence,
         released=recipe.released,
     )
-    state = fit(
+    return fit(
         self_distillation_loss(model.network, model.token_spec, rules, chunk=None),
         dict(model.params),
         text_batches(WindowMaker(source.train[0], recipe.seed, recipe.rows, length), source.digest),
@@ -178,16 +150,45 @@ def main(
         evaluate_every=recipe.updates,
         limit_s=60 * minutes,
     )
-    if int(state.step) < recipe.steps:
-        print(
-            f"{minutes:g} minutes are over after {int(state.step)} of {recipe.steps} updates: run again to go on"
+
+
+def main(
+    recipe: tyro.conf.OmitSubcommandPrefixes[tyro.extras.subcommand_type_from_defaults(RECIPES)],
+    text: Path,
+    start: str = "runs/tiny-mdlm/model",
+    folder: Path | None = None,
+    export: Path | None = None,
+    minutes: float = 75.0,
+) -> None:
+    """Runs all rounds; the model of the last one is the result, in FOLDER/model too.
+
+    Args:
+      recipe: the numbers of the run.
+      text: the file that the first teacher was trained on.
+      start: model folder, or name of a bundled model, of the first teacher.
+      folder: where everything goes; `runs/NAME` by default.
+      export: where a copy of the last model with parameters in bfloat16 goes; none by default.
+      minutes: after so many this call saves and ends; the next one goes on.
+    """
+    folder = Path("runs") / recipe.name if folder is None else folder
+    model = load(start, dtype="float32")
+    if model.family != "masked_diffusion" or model.tokenizer is None:
+        raise SystemExit(
+            f"{start} is of family {model.family}; distillation needs a denoiser with a tokenizer"
         )
-        return
-    last = load(folder / f"round-{recipe.rounds - 1}" / "model")
-    if export is not None:
-        store.save(export, in_half(last), overwrite=True)
-    found = HeldOut(length, draws=16).write(folder / "held_out.json", last, last.params, held_out)
-    print(f"held out: {found['nats']:.4f} nats a character (standard error {found['nats_error']:.4f})")
+    source, _ = read_text(text, model.tokenizer, recipe.held_out)
+    if any((ids == model.token_spec.mask).any() for ids in (*source.train, *source.held_out)):
+        raise SystemExit(
+            f"{text} has characters that {start} does not know: give the text that it was trained on"
+        )
+    claim(folder, recipe)
+    with jax.default_matmul_precision(recipe.matmul_precision):
+        state = run(recipe, model, source, folder, minutes)
+        if int(state.step) < recipe.steps:
+            over(minutes, int(state.step), recipe.steps)
+            return
+        last = load(folder / f"round-{recipe.rounds - 1}" / "model")
+        finish(last, recipe.length or model.network.max_length, source, folder, export)
 
 
 if __name__ == "__main__":

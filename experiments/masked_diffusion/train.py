@@ -21,9 +21,10 @@ from experiments.jacobi.distill import claim
 from experiments.masked_diffusion.held_out import HeldOut
 from paradec_jax import Model, store
 from paradec_jax.config import CausalConfig, MaskedDiffusionConfig
-from paradec_jax.data.text import WindowMaker, character_spec, read_text, text_batches
+from paradec_jax.data.text import Text, WindowMaker, character_spec, read_text, text_batches
 from paradec_jax.families import PRESETS, init_params, matrix_axes
 from paradec_jax.losses import masked_diffusion_loss, next_token_loss
+from paradec_jax.tokenizer import Tokenizer
 from paradec_jax.train import Loss, TrainState, fit, muon
 
 CHECKPOINT_EVERY, EVALUATE_EVERY = 200, 1000  # updates
@@ -121,6 +122,51 @@ def in_half(model: Model) -> Model:
     )
 
 
+def untrained(recipe: Recipe, tokenizer: Tokenizer) -> Model:
+    """A model of random weights on a text's characters."""
+    config = shape_of(recipe, tokenizer.vocab_size)
+    spec = character_spec(tokenizer, "own" if isinstance(config, MaskedDiffusionConfig) else "next")
+    params = init_params(config, jax.random.fold_in(jax.random.key(recipe.seed), 0))
+    return Model(config, params, spec, tokenizer)
+
+
+def train(recipe: Recipe, model: Model, source: Text, folder: Path, minutes: float) -> TrainState:
+    """The state after the training, or where its minutes were over."""
+    spec, denoises = model.token_spec, isinstance(model.config, MaskedDiffusionConfig)
+    make = WindowMaker(
+        source.train[0], recipe.seed, recipe.rows, recipe.length, None if denoises else spec.bos
+    )
+    some = HeldOut(recipe.length, 32)
+
+    def evaluate(state: TrainState) -> Mapping[str, float]:
+        return some.per_token(model, state.ema, source.held_out[0])
+
+    loss: Loss = masked_diffusion_loss(model.network, spec) if denoises else next_token_loss(model.network)
+    return fit(
+        loss,
+        dict(model.params),
+        text_batches(make, source.digest),
+        optimizer=muon(
+            recipe.learning_rate,
+            recipe.steps,
+            axes=matrix_axes(model.config),
+            warmup=recipe.warmup,
+            cooldown=recipe.cooldown,
+            weight_decay=recipe.weight_decay,
+            adam_learning_rate=recipe.adam_learning_rate,
+        ),
+        steps=recipe.steps,
+        key=jax.random.fold_in(jax.random.key(recipe.seed), 1),
+        folder=folder,
+        checkpoint_every=CHECKPOINT_EVERY,
+        log_every=20,
+        ema_decay=recipe.ema_decay,
+        evaluate=evaluate,
+        evaluate_every=EVALUATE_EVERY,
+        limit_s=60 * minutes,
+    )
+
+
 def main(
     recipe: tyro.conf.OmitSubcommandPrefixes[tyro.extras.subcommand_type_from_defaults(RECIPES)],
     text: Path,
@@ -137,59 +183,30 @@ def main(
       export: where a copy of the model with parameters in bfloat16 goes; none by default.
       minutes: after so many this call saves and ends; the next one goes on.
     """
-    jax.config.update("jax_default_matmul_precision", recipe.matmul_precision)
     folder = Path("runs") / recipe.name if folder is None else folder
     source, tokenizer = read_text(text, held_out=recipe.held_out)
-    config = shape_of(recipe, tokenizer.vocab_size)
-    denoises = isinstance(config, MaskedDiffusionConfig)
-    spec = character_spec(tokenizer, "own" if denoises else "next")
-    claim(folder, recipe)
-    key = jax.random.key(recipe.seed)
-    model = Model(config, init_params(config, jax.random.fold_in(key, 0)), spec, tokenizer)
-    make = WindowMaker(
-        source.train[0], recipe.seed, recipe.rows, recipe.length, None if denoises else spec.bos
-    )
-    some, held_out = HeldOut(recipe.length, 32), source.held_out[0]
+    with jax.default_matmul_precision(recipe.matmul_precision):
+        model = untrained(recipe, tokenizer)
+        claim(folder, recipe)
+        state = train(recipe, model, source, folder, minutes)
+        if int(state.step) < recipe.steps:
+            over(minutes, int(state.step), recipe.steps)
+            return
+        assert state.ema is not None
+        finish(dataclasses.replace(model, params=state.ema), recipe.length, source, folder, export)
 
-    def evaluate(state: TrainState) -> Mapping[str, float]:
-        return some.per_token(model, state.ema, held_out)
 
-    loss: Loss = masked_diffusion_loss(model.network, spec) if denoises else next_token_loss(model.network)
-    state = fit(
-        loss,
-        dict(model.params),
-        text_batches(make, source.digest),
-        optimizer=muon(
-            recipe.learning_rate,
-            recipe.steps,
-            axes=matrix_axes(config),
-            warmup=recipe.warmup,
-            cooldown=recipe.cooldown,
-            weight_decay=recipe.weight_decay,
-            adam_learning_rate=recipe.adam_learning_rate,
-        ),
-        steps=recipe.steps,
-        key=jax.random.fold_in(key, 1),
-        folder=folder,
-        checkpoint_every=CHECKPOINT_EVERY,
-        log_every=20,
-        ema_decay=recipe.ema_decay,
-        evaluate=evaluate,
-        evaluate_every=EVALUATE_EVERY,
-        limit_s=60 * minutes,
-    )
-    if int(state.step) < recipe.steps:
-        print(
-            f"{minutes:g} minutes are over after {int(state.step)} of {recipe.steps} updates: run again to go on"
-        )
-        return
-    assert state.ema is not None
-    trained = dataclasses.replace(model, params=state.ema)
-    store.save(folder / "model", trained, overwrite=True)
+def over(minutes: float, step: int, steps: int) -> None:
+    """Says that a call ended before its run."""
+    print(f"{minutes:g} minutes are over after {step} of {steps} updates: run again to go on")
+
+
+def finish(model: Model, length: int, source: Text, folder: Path, export: Path | None) -> None:
+    """Writes a trained model, perhaps a copy in half the size, and what held-out text costs."""
+    store.save(folder / "model", model, overwrite=True)
     if export is not None:
-        store.save(export, in_half(trained), overwrite=True)
-    whole = HeldOut(recipe.length, draws=16)
-    found = whole.write(folder / "held_out.json", trained, trained.params, held_out)
+        store.save(export, in_half(model), overwrite=True)
+    found = HeldOut(length, draws=16).write(folder / "held_out.json", model, model.params, source.held_out[0])
     print(f"held out: {found['nats']:.4f} nats a character (standard error {found['nats_error']:.4f})")
 
 

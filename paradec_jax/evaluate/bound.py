@@ -177,7 +177,7 @@ def _score(
 ) -> Float[Array, "B"]:
     """One draw of each row's bound; `whole` says that no row is padded."""
     schedule, mask, draws, floor = plan
-    (batch, size), ids = ids.shape, jnp.asarray(ids)
+    (batch, size), ids, which = ids.shape, jnp.asarray(ids), jnp.asarray(which)
     at = jnp.arange(size)
 
     def numbers(stream: Array, draw: Array) -> tuple[Array, Array]:

@@ -242,15 +242,6 @@ class Geometric:
         return jnp.log(-jnp.log1p(-probability) / self.low) / math.log(self.high / self.low)
 
 
-SCHEDULES: dict[str, Schedule] = {
-    "loglinear": LogLinear(),
-    "cosine": Cosine(),
-    "cosine_squared": CosineSquared(),
-    "linear": Linear(),
-    "geometric": Geometric(),
-}
-
-
 def _check_epsilon(epsilon: float) -> None:
     if not 0 < epsilon < 1:
         raise ValueError(f"epsilon must be in (0, 1), not {epsilon}")
@@ -259,3 +250,12 @@ def _check_epsilon(epsilon: float) -> None:
 def _check_noise(low: float, high: float) -> None:
     if not 0 < low < high:
         raise ValueError(f"low and high must be above 0 and ascend, not {low} and {high}")
+
+
+SCHEDULES: dict[str, Schedule] = {
+    "loglinear": LogLinear(),
+    "cosine": Cosine(),
+    "cosine_squared": CosineSquared(),
+    "linear": Linear(),
+    "geometric": Geometric(),
+}

@@ -180,7 +180,7 @@ class Checkpoints:
         if saved != here:
             name = min(n for n in saved.keys() | here.keys() if saved.get(n) != here.get(n))
             raise ValueError(
-                f"{where} was written for other parameters, another optimizer, ema or teacher: {name} is "
+                f"{where} was written for other parameters, another optimizer, another teacher or another ema: {name} is "
                 f"{saved.get(name, 'missing')} there and {here.get(name, 'missing')} in this run"
             )
 

@@ -89,8 +89,9 @@ def make_train_step(
         params = optax.apply_updates(state.params, updates)
         new = dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state)
         if ema_decay is not None:
-            ema = update_ema(state.ema, params, state.ema_count, ema_decay, warmup=ema_warmup)
-            new = dataclasses.replace(new, ema=ema, ema_count=state.ema_count + 1)
+            count = jnp.asarray(state.ema_count)
+            ema = update_ema(state.ema, params, count, ema_decay, warmup=ema_warmup)
+            new = dataclasses.replace(new, ema=ema, ema_count=count + 1)
         state = jax.tree.map(lambda n, o: n if n is o else jnp.where(finite, n, o), new, state)
         return state, metrics | {"grad_norm": norm, "finite": finite}
 

@@ -170,7 +170,7 @@ def test_numbers_out_of_range(path):
     text, _ = read_text(path)
     for make in (
         lambda: read_text(path, held_out=1.0),
-        lambda: read_text(path, held_out=1e-9),
+        lambda: read_text(path, held_out=0.9999),
         lambda: WindowMaker(text.train[0], 0, 0, 8),
         lambda: WindowMaker(text.train[0], 0, 1, 10**9),
         lambda: RowMaker(np.zeros((2, 3), np.int32), 0, 3),

@@ -25,10 +25,10 @@ def of_suffix(text, start) -> float:
 def test_the_exact_posterior_gives_the_likelihood(start, schedule):
     """Its bound is tight, whatever the order in which positions are revealed."""
     spans = [Span(text, start) for text in TEXTS]
-    found = bounds(EXACT, None, spans, EXACT.mask, draws=2048, batch=256, schedule=schedule, floor=1e-4)
+    found = bounds(EXACT, None, spans, EXACT.mask, draws=4096, batch=512, schedule=schedule, floor=2e-3)
     for bound, text in zip(found, TEXTS, strict=True):
-        assert bound.count == 4 - start and 0 < bound.error < 0.3
-        assert abs(bound.nats - of_suffix(text, start)) < 4 * bound.error + 0.01
+        assert bound.count == 4 - start and 0 < bound.error < 0.4
+        assert abs(bound.nats - of_suffix(text, start)) < 4 * bound.error + 0.03  # what lies below the floor
 
 
 def test_what_is_not_scored_is_seen():

@@ -1,6 +1,7 @@
 """The bound as a loss: what it counts, that it is finite where the original is not, and its options."""
 
 import dataclasses
+import functools
 
 import chex
 import jax
@@ -11,27 +12,43 @@ import pytest
 from paradec_jax.config import TokenSpec
 from paradec_jax.families import PRESETS, init_params, network_of
 from paradec_jax.losses import BoundRules, masked_diffusion_loss
+from paradec_jax.losses.masked_diffusion import read
 from paradec_jax.noise import Cosine, CosineSquared, Geometric, Times
 from paradec_jax.testing.posterior import JointDenoiser
 
 EXACT = JointDenoiser(3, 4, tuple(np.exp(np.random.default_rng(0).normal(scale=1.5, size=81)).tolist()))
 SPEC = TokenSpec(mask=31, alignment="own")
-CONFIG = dataclasses.replace(PRESETS["test-mdlm"], vocab_size=32)
+CONFIG = dataclasses.replace(PRESETS["test-mdlm"], vocab_size=32, layers=1)
 NETWORK = network_of(CONFIG)
-BATCH = {"tokens": jax.random.randint(jax.random.key(1), (3, 7), 0, 31), "weights": jnp.ones((3, 7))}
+BATCH = {
+    "tokens": jax.random.randint(jax.random.key(1), (3, 7), 0, 31),
+    "weights": jnp.ones((3, 7)),
+    "time_uniforms": jax.random.uniform(jax.random.key(2), (3,)),
+    "mask_uniforms": jax.random.uniform(jax.random.key(3), (3, 7)),
+}
 
 
+@functools.cache
 def params_of():
     """Random parameters, those that begin at zero too."""
-    shapes = init_params(CONFIG, jax.random.key(0))
-    keys = iter(jax.random.split(jax.random.key(2), len(jax.tree.leaves(shapes))))
-    return jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(keys), x.shape), shapes)
+
+    @jax.jit
+    def make():
+        params = init_params(CONFIG, jax.random.key(0))
+        keys = iter(jax.random.split(jax.random.key(2), len(jax.tree.leaves(params))))
+        return jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(keys), x.shape), params)
+
+    return make()
 
 
-def graded(batch, rules=None, key=0, **options):
-    objective = masked_diffusion_loss(NETWORK, SPEC, rules, **{"dropout": False, **options})
-    found = jax.jit(jax.value_and_grad(objective, has_aux=True))
-    (loss, metrics), grads = found(params_of(), None, batch, jax.random.key(key))
+@functools.cache
+def step_of(rules, dropout, chunk):
+    objective = masked_diffusion_loss(NETWORK, SPEC, rules, dropout=dropout, chunk=chunk)
+    return jax.jit(jax.value_and_grad(objective, has_aux=True))
+
+
+def graded(batch, rules=None, key=0, dropout=False, chunk=None):
+    (loss, metrics), grads = step_of(rules, dropout, chunk)(params_of(), None, batch, jax.random.key(key))
     return loss, metrics, grads
 
 
@@ -46,8 +63,12 @@ def test_only_hidden_positions_cost_and_all_real_ones_are_counted():
     t = (0.5 + np.arange(3)) / 3 * 0.999 + 1e-3
     noised = np.asarray(BATCH["tokens"]).copy()
     noised[0, 2] = noised[1, 3] = noised[2, 5] = 31
-    out = NETWORK.forward(params_of(), jnp.asarray(noised), jnp.broadcast_to(jnp.arange(7), (3, 7)))
-    scores = np.array(NETWORK.logits(params_of(), out.hidden), np.float64)[..., :31]
+
+    @jax.jit
+    def said(params, tokens):
+        return NETWORK.logits(params, read(NETWORK, params, tokens))
+
+    scores = np.array(said(params_of(), jnp.asarray(noised)), np.float64)[..., :31]
     nll = (
         np.log(np.exp(scores).sum(-1))
         - np.take_along_axis(scores, np.asarray(BATCH["tokens"])[..., None], -1)[..., 0]
@@ -67,12 +88,11 @@ def test_a_batch_without_a_hidden_position():
 
 def test_discrete_time_is_finite_at_its_first_step():
     """t = 1 / T, where the original divides zero by zero; and t = 1."""
-    batch = BATCH | {"time_uniforms": jnp.array([0.0, 0.999]), "mask_uniforms": jnp.zeros((2, 7))}
-    batch |= {name: BATCH[name][:2] for name in ("tokens", "weights")}
+    batch = BATCH | {"time_uniforms": jnp.array([0.0, 0.5, 0.999]), "mask_uniforms": jnp.zeros((3, 7))}
     rules = BoundRules(steps=4, times=Times("plain", 1e-5))
-    probability, weight = rules.at(rules.times.at(batch["time_uniforms"], 2))
-    np.testing.assert_allclose(probability, [0.999 / 4, 0.999], rtol=1e-6)
-    np.testing.assert_allclose(weight, [4, 1], rtol=1e-6)
+    probability, weight = rules.at(rules.times.at(batch["time_uniforms"], 3))
+    np.testing.assert_allclose(probability, [0.999 / 4, 0.999 * 3 / 4, 0.999], rtol=1e-6)
+    np.testing.assert_allclose(weight, [4, 4 / 3, 1], rtol=1e-6)
     assert np.isfinite(graded(batch, rules)[0])
     released = dataclasses.replace(rules, released=True)
     np.testing.assert_allclose(released.at(jnp.array([0.0, 0.999]))[1], [4, 1 / (1 - 1e-4)], rtol=1e-6)
@@ -115,7 +135,8 @@ def test_every_way_of_drawing_bounds_the_likelihood(rules):
 
 
 def test_chunks_change_nothing():
-    plain, cut = graded(BATCH), graded(BATCH, chunk=3)
+    drawn = {"tokens": BATCH["tokens"]}
+    plain, cut = graded(drawn), graded(drawn, chunk=3)
     chex.assert_trees_all_close(plain, cut, rtol=1e-5, atol=1e-6)
 
 

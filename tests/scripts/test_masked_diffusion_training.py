@@ -17,12 +17,6 @@ class Killed(Exception):
     """Stands for the end of the process."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _precision_as_it_was():
-    yield
-    jax.config.update("jax_default_matmul_precision", None)
-
-
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text.txt"
