@@ -180,7 +180,8 @@ class Tensors:
 
     def read(self, name: str, rows: slice = slice(None)) -> np.ndarray:
         """The tensor itself, or these rows of it."""
-        return self.archive.array(self.found[name])[rows]
+        array = self.archive.array(self.found[name])
+        return array if rows == slice(None) else array[rows]
 
 
 def state_dict(archive: Archive, rename: Callable[[str], str]) -> Tensors:

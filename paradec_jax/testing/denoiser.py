@@ -170,6 +170,6 @@ def tiny_denoiser_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> di
     rng, config = np.random.default_rng(seed), tiny_denoiser(**changes).config
     with jax.ensure_compile_time_eval():  # the first caller may be under a trace, the next one is not
         return jax.tree.map(
-            lambda leaf: jnp.asarray(gain * (0.4 * rng.normal(size=leaf.shape) + 0.1), leaf.dtype),
+            lambda leaf: jnp.asarray(gain * (0.2 * rng.normal(size=leaf.shape) + 0.05), leaf.dtype),
             denoiser.parameter_shapes(config),
         )
