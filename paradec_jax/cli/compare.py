@@ -1,6 +1,6 @@
 """`paradec compare`: every decoder on the same problems with exact answers, or on texts drawn from nothing."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import UseAppendAction, arg
 
@@ -59,7 +59,13 @@ def compare_command(
         printing the table.
     """
     chosen = family_named(family)
-    of_texts = {"judge": judge, "real": real, "samples": samples, "length": length, "texts": texts}
+    of_texts: dict[str, Any] = {
+        "judge": judge,
+        "real": real,
+        "samples": samples,
+        "length": length,
+        "texts": texts,
+    }
     if chosen.texts is not None:
         given = {"problems": problems, "steps": tuple(steps), "split": split, "timed": timed}
         _refuse([name for name, value in given.items() if value != OF_PROBLEMS[name]], family)

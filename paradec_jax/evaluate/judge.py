@@ -87,10 +87,10 @@ def judge_ids(
             raise ValueError(
                 f"sample {i} has {len(row)} tokens, but the judge was built for {network.max_length} positions"
             )
-    bos = judge.token_spec.bos
-    if begin and bos is None:
+    if begin and judge.token_spec.bos is None:
         raise ValueError("the judge has no begin-of-text token to put before each sample")
-    rows = [_row((bos,) if begin else (), row) for row in samples]
+    before = _begin(judge) if begin else ()
+    rows = [_row(before, row) for row in samples]
     return _judgement(judge, samples, rows, definition, batch, seed)
 
 
@@ -103,7 +103,7 @@ def judge_texts(
     judge without a tokenizer.
     """
     check_judge(judge, definition)
-    begin = () if judge.token_spec.bos is None else (judge.token_spec.bos,)
+    begin = _begin(judge)
     most = judge.network.max_length - len(begin)
     whole = tokenizer_of(judge).encode_batch(texts)
     samples = [row[:most] for row in whole]
@@ -139,6 +139,11 @@ def _counted(row: Sequence[int], definition: str, ends: Sequence[int]) -> np.nda
     ending = np.isin(np.asarray(row, np.int64), ends)
     first = ending & (np.cumsum(ending) == 1)
     return ~ending | first if definition == "mdlm" else np.ones(len(row), bool)
+
+
+def _begin(judge: Model) -> tuple[int, ...]:
+    """What a text begins with: begin-of-text, or nothing where the judge has none."""
+    return () if judge.token_spec.bos is None else (judge.token_spec.bos,)
 
 
 def _row(begin: Sequence[int], sample: Sequence[int]) -> Row:
