@@ -39,7 +39,7 @@ class Mauve:
 
 def mauve(
     reference: Float[np.ndarray, "N D"],
-    sampled: Float[np.ndarray, "M D"],
+    sampled: Float[np.ndarray, "M E"],
     *,
     clusters: int | None = None,
     scaling: float = SCALING,
