@@ -33,7 +33,7 @@ from paradec_jax.evaluate.judge import judge_texts
 from paradec_jax.evaluate.lambada import lambada, read_passages
 from paradec_jax.evaluate.mauve import SCALING, mauve
 from paradec_jax.evaluate.ngrams import ORDER, SMOOTHING, reverse_perplexity
-from paradec_jax.evaluate.spans import DRAWS
+from paradec_jax.evaluate.spans import DRAWS, is_exact
 from paradec_jax.evaluate.text_measures import has_sacrebleu, self_bleu
 
 ModelPath = Annotated[str, arg(metavar="DIR|NAME")]
@@ -48,7 +48,7 @@ class Lambada:
     Attributes:
       path: the passages.
       model: any model folder, or the name of a bundled model.
-      draws: of the bound, where the model fills masks.
+      draws: of the bound, where the model fills masks; 32 when left out.
       limit: passages at most, the first ones of the file.
       batch: passages of a call.
       seed: of draws and initial states.
@@ -57,7 +57,7 @@ class Lambada:
 
     path: Positional[Path]
     model: ModelPath
-    draws: int = DRAWS
+    draws: int | None = None
     limit: int | None = None
     batch: int = 8
     seed: int = 0
@@ -67,7 +67,8 @@ class Lambada:
         """The result."""
         passages = _first(read_passages(self.path), self.limit)
         model = store.load(self.model)
-        found = lambada(model, passages, draws=self.draws, seed=self.seed, batch=self.batch)
+        draws = _draws(model, self.draws, DRAWS)
+        found = lambada(model, passages, draws=draws, seed=self.seed, batch=self.batch)
         return dataclasses.asdict(found) | {"perplexity_interval": ends(found.perplexity_interval)}
 
 
@@ -78,7 +79,7 @@ class Choices:
     Attributes:
       path: the questions.
       model: any model folder, or the name of a bundled model.
-      draws: of the bound, where the model fills masks.
+      draws: of the bound, where the model fills masks; 128 when left out.
       limit: questions at most, the first ones of the file.
       batch: choices of a call.
       seed: of draws and initial states.
@@ -87,7 +88,7 @@ class Choices:
 
     path: Positional[Path]
     model: ModelPath
-    draws: int = CHOICE_DRAWS
+    draws: int | None = None
     limit: int | None = None
     batch: int = 8
     seed: int = 0
@@ -97,7 +98,8 @@ class Choices:
         """The result."""
         questions = _first(read_questions(self.path), self.limit)
         model = store.load(self.model)
-        found = multiple_choice(model, questions, draws=self.draws, seed=self.seed, batch=self.batch)
+        draws = _draws(model, self.draws, CHOICE_DRAWS)
+        found = multiple_choice(model, questions, draws=draws, seed=self.seed, batch=self.batch)
         return {"questions": len(questions)} | {
             name: getattr(found, name)
             for name in (
@@ -178,6 +180,12 @@ class Mauve:
         """The result."""
         arrays = [_features(path) for path in (self.reference, self.sampled)]
         return dataclasses.asdict(mauve(*arrays, clusters=self.clusters, scaling=self.scaling))
+
+
+def _draws(model: store.Model, draws: int | None, usual: int) -> int:
+    if draws is not None and is_exact(model):
+        raise ValueError("--draws is for models that fill masks: the likelihoods of this one are exact")
+    return usual if draws is None else draws
 
 
 def _features(path: Path) -> np.ndarray:

@@ -10,7 +10,7 @@ from rich.table import Table
 from paradec_jax.evaluate.compare import Comparison
 from paradec_jax.evaluate.compare_texts import TextComparison
 from paradec_jax.evaluate.intervals import paired, times
-from paradec_jax.evaluate.text_measures import NO_SACREBLEU
+from paradec_jax.evaluate.text_measures import NO_SACREBLEU, has_sacrebleu
 
 
 def print_table(result: Comparison, steps: tuple[int, int], seed: int, split: str) -> None:
@@ -135,7 +135,7 @@ def print_texts(compared: TextComparison, seed: int) -> None:
             f"reverse: perplexity of real text under {first['reverse_order']}-grams of a row's texts; the row of "
             f"real text has {rows[-1]['samples']} of them, and half against half."
         )
-    if first["self_bleu"] is None:
+    if not has_sacrebleu():
         console.print(f"{NO_SACREBLEU}.")
 
 

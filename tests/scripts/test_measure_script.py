@@ -55,8 +55,8 @@ def test_last_words_of_both_kinds(models, denoiser, tmp_path, capsys):
 def test_choices(models, denoiser, tmp_path, capsys):
     question = {"context": "Ana has", "choices": [" 3 apples", " 4 pears"], "answer": 1}
     path = lines(tmp_path / "questions.jsonl", [question, question | {"answer": 0}])
-    for model, kind in ((models[0], "exact"), (denoiser, "bound")):
-        found = run(capsys, "choices", path, "--model", model, "--draws", "4")
+    for kind, *more in (("exact", models[0]), ("bound", denoiser, "--draws", "4")):
+        found = run(capsys, "choices", path, "--model", *more)
         assert found["accuracy"] == 0.5 and found["questions"] == 2 and found["likelihood"] == kind
 
 
@@ -88,6 +88,7 @@ def test_refusals(models, denoiser, tmp_path, capsys):
         (["lambada", tmp_path / "none.jsonl", "--model", models[0]], "there is no file"),
         (["lambada", path, "--model", models[0], "--limit", "0"], "--limit must be at least 1"),
         (["lambada", path, "--model", denoiser, "--draws", "1"], "draws must be at least 2"),
+        (["lambada", path, "--model", models[0], "--draws", "4"], "the likelihoods of this one are exact"),
         (["texts", path, "--judge", denoiser], "a judge must be a model that predicts the next token"),
         (["texts", path, "--judge", models[0], "--definition", "mean"], "definition must be one of"),
         (["mauve", tmp_path / "none.npy", tmp_path / "none.npy"], "there is no file"),
