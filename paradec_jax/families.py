@@ -36,6 +36,25 @@ from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class TextTable:
+    """How a family is compared by the texts that it draws, instead of by answers.
+
+    Attributes:
+      settings: rows of each of its models, in the place of `Family.settings`.
+      tempered: further rows of the first model alone.
+      rival: how a model of another family, which predicts the next token, draws texts beside them.
+      judge: bundled model that judges the texts; None where there is none.
+      rivals: bundled models of another family.
+    """
+
+    settings: tuple[Setting, ...]
+    tempered: tuple[Setting, ...]
+    rival: Setting
+    judge: str | None = None
+    rivals: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Family:
     """One family of models.
 
@@ -51,6 +70,7 @@ class Family:
       settings: rows of the table of `paradec compare`; they suit the bundled models. None where nothing decodes yet.
       bundled: models that `paradec compare` puts side by side; the others are paired with the first.
       former: names that it had; they are still read.
+      texts: how it is compared where its models draw texts and answer nothing; None for answers.
     """
 
     name: str
@@ -64,6 +84,7 @@ class Family:
     settings: tuple[Setting, ...]
     bundled: tuple[str, ...]
     former: tuple[str, ...] = ()
+    texts: TextTable | None = None
 
 
 EVERY_STEP = jnp.inf  # an exit threshold that every position meets
@@ -168,6 +189,17 @@ MASKED_DIFFUSION = Family(
         Setting("masked", Masked(), Masked.Knobs(steps=64)),
     ),
     bundled=(),
+    texts=TextTable(
+        settings=tuple(
+            Setting("masked", Masked(), Masked.Knobs(steps=steps)) for steps in (4, 8, 16, 32, 64, 128)
+        ),
+        tempered=tuple(
+            Setting("masked", Masked(), Masked.Knobs(steps=steps, temperature=temperature))
+            for steps in (8, 16)
+            for temperature in (0.9, 0.8)
+        ),
+        rival=Setting("autoregressive", AutoRegressive(), AutoRegressive.Knobs(temperature=1.0)),
+    ),
 )
 
 FAMILIES: dict[str, Family] = {family.name: family for family in (RECURRENT_DEPTH, CAUSAL, MASKED_DIFFUSION)}

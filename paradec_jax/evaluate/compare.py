@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from paradec_jax.decode import Decoded, Request, make_request
 from paradec_jax.decode import run as run_decoder
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate.intervals import paired, ratio, speedup, wilson
+from paradec_jax.evaluate.intervals import ends, paired, ratio, speedup, wilson
 from paradec_jax.evaluate.tasks import exact_answers
 from paradec_jax.store import Model
 from paradec_jax.timing import Case, Speed, measure
@@ -128,7 +127,7 @@ def compare(
     advance = _counter(report, "timing one by one", len(everything) * (passes + 1))
     speeds = measure(everything, params, requests, passes=passes, advance=advance) if timed else []
     found = facts.facts() | {"dtypes": facts.dtypes(params)}
-    machine = {"dtype": model.config.dtype, "device": _device(found["device"])}
+    machine = {"dtype": model.config.dtype, "device": device_name(found["device"])}
     exact = np.stack([score(problems, [_text(model, row.ids) for row in of]) for of in decoded])
     results = []
     for i, setting in enumerate(settings):
@@ -261,7 +260,7 @@ def _row(
         "only_baseline_exact": difference.only_second,
         "network_calls_per_token": calls / tokens,
         "tokens_per_network_call": tokens / calls,
-        "tokens_per_network_call_interval": _ends(ratio(each[:, 0], each[:, 1])),
+        "tokens_per_network_call_interval": ends(ratio(each[:, 0], each[:, 1])),
         # A network without recurrences passes its layers once a call.
         "recurrences_per_token": sum(a.counts.get("recurrences", a.counts[NETWORK_CALLS]) for a in answers)
         / tokens,
@@ -289,10 +288,10 @@ def _speed(speed: Speed, baseline: Speed) -> dict[str, Any]:
         "tokens_per_second": speed.tokens_per_second,
         "baseline_tokens_per_second": baseline.tokens_per_second,
         "speedup": ratio,
-        "speedup_interval": _ends(interval),
+        "speedup_interval": ends(interval),
         "decode_tokens_per_second": speed.decode_tokens_per_second,
         "decode_speedup": decode_ratio,
-        "decode_speedup_interval": _ends(decode_interval),
+        "decode_speedup_interval": ends(decode_interval),
         "batch": speed.batch,
         "timed_problems": len(speed.decoded),
         "compile_seconds": speed.compile_seconds,
@@ -305,11 +304,6 @@ def _core_pass(speed: Speed, half: Speed) -> float:
     return 1e6 * (speed.quickest / speed.calls - half.quickest / half.calls) / (deep - shallow)
 
 
-def _device(of: Mapping[str, Any]) -> str:
+def device_name(of: Mapping[str, Any]) -> str:
     """The device in a few words; the facts say more."""
     return f"cpu, {of['threads']} cores" if of["platform"] == "cpu" else of["kind"]
-
-
-def _ends(interval: tuple[float, float]) -> list[float | None]:
-    """The ends of an interval as JSON values, None of one that is infinite."""
-    return [end if math.isfinite(end) else None for end in interval]

@@ -33,7 +33,7 @@ def infinite(setting):
     return {name for name, value in values.items() if isinstance(value, float) and math.isinf(value)}
 
 
-@pytest.mark.parametrize("family", [family.name for family in DECODED])
+@pytest.mark.parametrize("family", [family.name for family in DECODED if family.texts is None])
 def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypatch):
     config = dataclasses.replace(FAMILIES[family].presets[TINY[family]], vocab_size=384, max_length=256)
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), parameter_shapes(config))
