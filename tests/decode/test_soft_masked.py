@@ -36,7 +36,7 @@ def arguments() -> dict[str, Any]:
 @functools.cache
 def loss(relaxation: str, top_p: float = 1.0, remat: bool = True) -> Any:
     decoder = decode.SoftMasked(
-        NETWORK, len(TEXT) + NEW, SPEC, order="single", chunk=2, relaxation=relaxation
+        NETWORK, len(TEXT) + NEW, SPEC, order="single", chunk=2, relaxation=relaxation, top_p_rule="keep"
     )
     request = decode.make_request([TEXT], given=[[True, False, True]], max_new_tokens=NEW, seed=4)
 
