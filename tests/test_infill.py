@@ -159,7 +159,7 @@ def test_the_command_names_bad_input(folder, capsys):
         (["d[2]", "--gaps", "--stop", "e"], "so --stop and --max-new-tokens must not be given"),
         (["d[2]", "--gaps", "--max-new-tokens", "3"], "so --stop and --max-new-tokens must not be given"),
         (["d[2]", "--gaps", "--order", "mood"], "order must be one of random, single"),
-        (["d", "--steps", "0"], "steps must be at least 1, not 0"),
+        (["d", "--max-new-tokens", "5", "--steps", "0"], "steps must be at least 1, not 0"),
     ):
         assert command(folder, *words) == 1
         out, err = capsys.readouterr()

@@ -17,7 +17,7 @@ WIDE = {"width": 8, "layers": 1, "heads": 2, "vocab_size": 7, "dtype": "float64"
 NETWORK = tiny_denoiser(**WIDE)
 SPEC = TokenSpec(mask=6, alignment="own")
 TEXT, NEW, STEPS = [3, 0, 1], 4, 4  # a given token, a hole, a given token, and four positions after them
-KNOBS = {"temperature": 0.8, "token_temperature": 0.6}
+KNOBS = {"temperature": 2.5, "token_temperature": 0.6}
 
 
 def seen(state: Any, info: Any) -> Any:
@@ -36,7 +36,7 @@ def arguments() -> dict[str, Any]:
 @functools.cache
 def loss(relaxation: str, top_p: float = 1.0, remat: bool = True) -> Any:
     decoder = decode.SoftMasked(
-        NETWORK, len(TEXT) + NEW, SPEC, order="single", chunk=2, relaxation=relaxation
+        NETWORK, len(TEXT) + NEW, SPEC, order="single", chunk=2, relaxation=relaxation, top_p_rule="keep"
     )
     request = decode.make_request([TEXT], given=[[True, False, True]], max_new_tokens=NEW, seed=4)
 
@@ -77,7 +77,9 @@ def directions() -> list[tuple[str, Any]]:
         )
         found.append((name, zero | {"params": zero["params"] | {name: some[name]}}))
     for i in (0, 2):
-        found.append((f"given {i}", zero | {"vectors": zero["vectors"].at[0, i].set(1.0)}))
+        found.append(
+            (f"given {i}", zero | {"vectors": zero["vectors"].at[0, i].set(jnp.cos(jnp.arange(8.0)))})
+        )
     return found
 
 

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 from plain_baselines import Count, lookahead_count, prompt_lookup_count, right, text_of
+from plain_canvas import dual_cache_count, grid_count, strided_count, whole_canvas_count
 from plain_jacobi import jacobi_count
 from plain_recurrent import (
     latent_count,
@@ -144,30 +145,6 @@ def masked_row(kind: type, count: Callable[..., Count] | None, knobs: Any = None
 
 
 ALONE = 1_000_014  # by chance not all of the first row is committed at once
-
-
-def whole_canvas_count(stub: StubDenoiser, prompt: int, new: int) -> Count:
-    """A call a token, on the whole canvas."""
-    return new, new * (prompt + new)
-
-
-def dual_cache_count(block: int, stub: StubDenoiser, prompt: int, new: int) -> Count:
-    """The canvas once, and for each token its block as far as the canvas goes."""
-    end = prompt + new
-    blocks = (min(p // block * block + block, end) - p // block * block for p in range(prompt, end))
-    return 1 + new, end + sum(blocks)
-
-
-def strided_count(width: int, stride: int, stub: StubDenoiser, prompt: int, new: int) -> Count:
-    """A call a token, on the first window that holds it, as far as the canvas goes."""
-    end = prompt + new
-    starts = (max(-(-(p - width + 1) // stride), 0) * stride for p in range(prompt, end))
-    return new, sum(min(end - start, width) for start in starts)
-
-
-def grid_count(calls: int, stub: StubDenoiser, prompt: int, new: int) -> Count:
-    """The same number of calls on the whole canvas, however many tokens there are."""
-    return calls, calls * (prompt + new)
 
 
 def drafted_count(head: StubCausal, ahead: int, stub: StubCausal, prompt: int, new: int) -> Count:

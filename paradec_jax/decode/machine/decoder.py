@@ -97,6 +97,11 @@ class DecoderBase(abc.ABC):
         """Every network by its field."""
         return {name: getattr(self, name) for name in ("network", *self.further_networks)}
 
+    @property
+    def mask(self) -> int:
+        """The checkpoint's mask token. Raises ValueError where it has none."""
+        return check_mask(self.spec.mask, self.network.vocab_size)
+
     def limits(self) -> tuple[int, int]:
         """S, and the longest sequence that the networks were built for (any, where they see windows of it).
 
@@ -127,7 +132,7 @@ class DecoderBase(abc.ABC):
         if isinstance(request.lengths, jax.core.Tracer):
             return
         if self.any_order:
-            check_unmasked(request, self.spec.mask)
+            check_unmasked(request, self.mask)
         lengths, budgets = np.asarray(request.lengths), np.asarray(request.budgets)
         if request.tokens.shape[1] > size or np.any(lengths + np.minimum(budgets, 1) > size):
             raise ValueError(
@@ -273,15 +278,16 @@ class DecoderBase(abc.ABC):
         return rows.commit(token, jnp.ones_like(rows.length), self.scores(logits, token)), token
 
 
-def check_mask(mask: int | None, vocab_size: int) -> None:
-    """Refuses a canvas without a mask token, or with one that the network does not know. Raises ValueError."""
+def check_mask(mask: int | None, vocab_size: int) -> int:
+    """The mask token of a canvas; none, or one that the network does not know, raises ValueError."""
     if mask is None:
         raise ValueError("a canvas is filled with the mask token, but the checkpoint's token spec has none")
     if not 0 <= mask < vocab_size:
         raise ValueError(f"the mask token must be an id below the {vocab_size} of the vocabulary, not {mask}")
+    return mask
 
 
-def check_unmasked(request: Request, mask: int | None) -> None:
+def check_unmasked(request: Request, mask: int) -> None:
     """Refuses a mask among the given tokens, which would never be revealed. Raises ValueError."""
     given = np.arange(request.tokens.shape[1]) < np.asarray(request.lengths)[:, None]
     if request.given is not None:

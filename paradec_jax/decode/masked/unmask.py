@@ -57,7 +57,7 @@ class MaskedKnobs(SamplingKnobs):
         """Raises ValueError for values outside their range, unless they are traced."""
         super().check()
         check_range(self.steps, "steps", lambda n: n >= 1, "at least 1")
-        grid = self.grid
+        grid: Any = self.grid
         if isinstance(grid, str) and grid not in GRIDS:
             raise ValueError(f"grid must be {' or '.join(GRIDS)} or an array of times, not {grid!r}")
         if isinstance(grid, str | jax.core.Tracer) or np.ndim(grid) == 0:

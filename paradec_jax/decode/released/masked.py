@@ -90,7 +90,7 @@ class ReleasedMasked(DecoderBase):
 
     def init(self, params: Any, request: Request, knobs: ReleasedMaskedKnobs) -> ReleasedMaskedState:
         """Fills the canvas with masks; calls nothing."""
-        canvas = Canvas.of(self.begin(request, 0), self.spec.mask)
+        canvas = Canvas.of(self.begin(request, 0), self.mask)
         call = jnp.zeros_like(canvas.rows.length)
         probs = jnp.zeros((*canvas.final.shape, self.network.vocab_size), jnp.float32)
         kept: dict[str, Any] = {"probs": None, "fresh": None}
@@ -113,12 +113,12 @@ class ReleasedMasked(DecoderBase):
 
         tokens, _, open_, _ = state.window(at, self.size)
         drawn = self._drawn(probs, tokens, state, at, last)
-        left = jnp.any(open_ & (drawn == self.spec.mask), axis=1)
+        left = jnp.any(open_ & (drawn == self.mask), axis=1)
         over = last
         if self.program == "sdtt":
             complete = ~jnp.any(left & running & (state.call == self.steps - 1))
             over |= (state.call == self.steps - 1) & complete
-        new, changed = rules.write(state, drawn, at, self.spec.mask, over)
+        new, changed = rules.write(state, drawn, at, self.mask, over)
         moved = jnp.any(changed & running)
         kept: dict[str, Any] = {}
         if self.caches:
@@ -138,7 +138,7 @@ class ReleasedMasked(DecoderBase):
         last: Bool[Array, "B"],
     ) -> Int[Array, "B S"]:
         """What the sampler makes of every position, and in the last call the end of the program."""
-        mask, steps = self.spec.mask, self.steps
+        mask, steps = self.mask, self.steps
         t = jnp.asarray(rules.linspace(1.0, LAST, steps + 1))[jnp.minimum(state.call, steps)]
         s = t - np.float32((1 - LAST) / steps)
         uniforms = rules.uniforms(state.rows, state.call, at, *probs.shape[1:])

@@ -66,7 +66,7 @@ class ReleasedStrided(DecoderBase):
 
     def init(self, params: Any, request: Request, knobs: ReleasedMaskedKnobs) -> ReleasedStridedState:
         """Fills the canvas with masks; calls nothing."""
-        canvas = Canvas.of(self.begin(request, self.length), self.spec.mask)
+        canvas = Canvas.of(self.begin(request, self.length), self.mask)
         zero = jnp.zeros_like(canvas.rows.length)
         probs = jnp.zeros((len(zero), self.length, self.network.vocab_size), jnp.float32)
         return ReleasedStridedState(**vars(canvas), call=zero, probs=probs, fresh=zero > 0, number=zero + 0)
@@ -75,7 +75,7 @@ class ReleasedStrided(DecoderBase):
         self, params: Any, state: ReleasedStridedState, knobs: ReleasedMaskedKnobs
     ) -> tuple[ReleasedStridedState, ReleasedStep]:
         """One step of each row's window."""
-        count, mask, at = rules.whole_steps(self.steps), self.spec.mask, state.number * self.stride
+        count, mask, at = rules.whole_steps(self.steps), self.mask, state.number * self.stride
         running, last = ~state.rows.done, state.call > count
         assert state.probs is not None and state.fresh is not None
         needed = jnp.any(running & (last | ~state.fresh))
