@@ -205,8 +205,8 @@ def _first(items: Sequence[Any], limit: int | None) -> Sequence[Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; user errors are one sentence on standard error and exit code 1."""
-    task = tyro.cli(
-        OmitSubcommandPrefixes[Lambada | Choices | Texts | Mauve],
+    task: Lambada | Choices | Texts | Mauve = tyro.cli(
+        OmitSubcommandPrefixes[Lambada | Choices | Texts | Mauve],  # type: ignore[misc, arg-type]
         args=argv,
         prog="measure",
         description=__doc__,
