@@ -14,7 +14,7 @@ import house_decoders as house
 import jax
 import numpy as np
 import pytest
-from plain_baselines import Count, lookahead_count, prompt_lookup_count, right, text_of
+from plain_baselines import Count, drafted_count, lookahead_count, prompt_lookup_count
 from plain_canvas import dual_cache_count, grid_count, strided_count, whole_canvas_count
 from plain_jacobi import jacobi_count
 from plain_recurrent import (
@@ -145,19 +145,6 @@ def masked_row(kind: type, count: Callable[..., Count] | None, knobs: Any = None
 
 
 ALONE = 1_000_014  # by chance not all of the first row is committed at once
-
-
-def drafted_count(head: StubCausal, ahead: int, stub: StubCausal, prompt: int, new: int) -> Count:
-    """A call commits the drafts that are right and one token more; the head drafts one more than is verified.
-
-    A row whose first token is its last has stopped before the head reads it.
-    """
-    text, length, calls = text_of(stub, prompt, new), prompt + 1, 1
-    while length < prompt + new:
-        length += right(head.expected(text[:length], ahead), text[length:]) + 1
-        calls += 1
-    steps = calls - 1
-    return calls, prompt + steps * (1 + ahead), (new > 1) + steps * (1 + ahead)
 
 
 REPEATING = {"weights": (0, 0, 1, 0), "slope": 0, "constant": 0}  # the text has period 3
