@@ -22,6 +22,7 @@ import numpy as np
 import tyro
 from rich.progress import track
 
+from experiments.common.command import run
 from paradec_jax import Jacobi, Model, load, make_request, store
 from paradec_jax.data.batches import Bucket, encode_prompts, word_problem_batches
 from paradec_jax.data.collect import collect
@@ -357,8 +358,4 @@ def main(
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_compilation_cache_dir", str(Path(".cache/jax").resolve()))
-    try:
-        tyro.cli(main)
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
+    run(main)

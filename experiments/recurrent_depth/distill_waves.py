@@ -15,6 +15,7 @@ from typing import Any, Literal
 import jax
 import tyro
 
+from experiments.common.command import run
 from experiments.common.train import rounded
 from experiments.jacobi import distill
 from experiments.jacobi.distill import Together, buckets, claim, fresh_problems, gather
@@ -193,8 +194,4 @@ def main(
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_compilation_cache_dir", str(Path(".cache/jax").resolve()))
-    try:
-        tyro.cli(main)
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
+    run(main)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import tyro
 
+from experiments.common.command import run
 from experiments.common.train import rounded
 from paradec_jax import store
 from paradec_jax.config import RecurrentDepthConfig
@@ -191,8 +192,4 @@ def main(
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_compilation_cache_dir", str(Path(".cache/jax").resolve()))
-    try:
-        tyro.cli(main)
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
+    run(main)

@@ -19,6 +19,7 @@ import matplotlib
 import numpy as np
 import tyro
 
+from experiments.common.command import run
 from experiments.common.record import write_record
 from paradec_jax import Adaptive, Jacobi, Static, Wavefront, facts, load
 from paradec_jax.config import RecurrentDepthConfig
@@ -311,8 +312,4 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_compilation_cache_dir", str(Path(".cache/jax").resolve()))
-    try:
-        tyro.cli(main)
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
+    run(main)

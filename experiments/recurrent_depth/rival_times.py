@@ -10,8 +10,7 @@ import numpy as np
 from paradec_jax.decode import Request
 from paradec_jax.evaluate import intervals
 from paradec_jax.timing import Case, measure
-
-INSTANT = 1e-9  # seconds
+from paradec_jax.timing.bench import INSTANT
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,6 +98,6 @@ def in_turns(
 
 
 def _times(speeds: Sequence[Any]) -> Times:
-    generated = [int(np.asarray(decoded.generated).sum()) for decoded in speeds[-1].decoded]
+    generated = list(speeds[-1].generated)
     each = [speed.each[0] for speed in speeds]
     return Times(generated, each, [speed.init_seconds for speed in speeds], speeds[-1].calls)

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 import numpy as np
 import tyro
 
+from experiments.common.command import run
 from experiments.common.record import write_record
 from experiments.recurrent_depth import rival_settings
 from experiments.recurrent_depth.rival_settings import ONE, PARALLEL, SEQUENTIAL, SEVERAL, TASKS, Drawn, Grid
@@ -286,8 +286,4 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_compilation_cache_dir", str(Path(".cache/jax").resolve()))
-    try:
-        tyro.cli(main)
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
+    run(main)

@@ -27,6 +27,7 @@ import numpy as np
 import tyro
 
 from experiments.common import plots
+from experiments.common.command import run
 from experiments.common.record import write_record
 from experiments.recurrent_depth.rival_settings import ONE, PARALLEL, SEVERAL, TASKS, place
 from experiments.recurrent_depth.rival_times import Group, Times, in_turns
@@ -232,8 +233,4 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_compilation_cache_dir", str(Path(".cache/jax").resolve()))
-    try:
-        tyro.cli(main)
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
+    run(main)

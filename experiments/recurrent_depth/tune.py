@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 import tyro
 
+from experiments.common.command import run
 from experiments.common.record import write_record
 from experiments.recurrent_depth.rival_settings import TASKS, Drawn, place
 from experiments.recurrent_depth.rival_times import Group, in_turns, over
@@ -159,8 +159,4 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_compilation_cache_dir", str(Path(".cache/jax").resolve()))
-    try:
-        tyro.cli(main)
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
+    run(main)

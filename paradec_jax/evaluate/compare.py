@@ -16,6 +16,7 @@ from paradec_jax.data.batches import encode_prompts
 from paradec_jax.data.word_problems import WordProblem
 from paradec_jax.decode import Decoded, Request, make_request
 from paradec_jax.decode import run as run_decoder
+from paradec_jax.decode.machine.request import keys_of
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.intervals import ends, paired, ratio, speedup, wilson
@@ -186,7 +187,7 @@ def prompts_of(model: Model, problems: Sequence[WordProblem | str], seed: int, b
             f"problems need {tokens.shape[1]} positions for prompts and {wanted} for solutions, more than "
             f"the {model.network.max_length} that the model was built for"
         )
-    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), np.arange(len(problems)))
+    keys = keys_of(np.int64(seed), np.arange(len(problems), dtype=np.int32))
     if budget is None:
         budget = min(-(-wanted // BUCKET) * BUCKET, room)
     return Prompts(tokens, lengths, keys, budget, model.token_spec.stop)
