@@ -259,4 +259,5 @@ class TestCommand:
         assert cli.main([*words, "--model", str(folders / "causal")]) == 1
         assert "--model must name a model of family masked_diffusion" in capsys.readouterr().err
         assert cli.main(["compare", "--family", "masked_diffusion", "--judge", "x"]) == 1
-        assert "no bundled models yet" in capsys.readouterr().err
+        told = "no model of family masked_diffusion is bundled yet: give --model and --judge, folders"
+        assert told in capsys.readouterr().err
