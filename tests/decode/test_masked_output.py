@@ -28,9 +28,7 @@ def test_the_output_matrix_meets_what_may_be_revealed_a_few_positions_at_a_time(
     """Of the fullest row what it reveals, or what is masked where the surest are looked for."""
     network = CountedDenoiser(max_length=64)
     decoder = decode.Masked(network, 40, TokenSpec(mask=network.mask, alignment="own"), chunk=3, order=order)
-    request = decode.make_request(
-        np.zeros((4, 0)), max_new_tokens=[40, 10, 25, 1], keys=jax.random.split(jax.random.key(5), 4)
-    )
+    request = decode.make_request(np.zeros((4, 0)), max_new_tokens=[40, 10, 25, 1], seed=5)
     READ.clear()
     _, infos = decode.trace(decoder, None, request, decoder.Knobs(steps=16), n=20)
     jax.effects_barrier()
