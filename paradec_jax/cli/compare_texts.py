@@ -8,8 +8,8 @@ from paradec_jax.cli.output import check_json, progress, write_json
 from paradec_jax.cli.tables import print_texts
 from paradec_jax.data.text import read_text
 from paradec_jax.evaluate.compare_texts import SAMPLES, Source, compare_texts, write_texts
-from paradec_jax.evaluate.continuations import tokenizer_of
 from paradec_jax.families import Family
+from paradec_jax.generate import tokenizer_of
 
 
 def compare_families_texts(

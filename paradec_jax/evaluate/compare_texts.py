@@ -22,13 +22,13 @@ from paradec_jax.decode import run as run_decoder
 from paradec_jax.decode.machine.request import keys_of
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.compare import case_of, device_name
-from paradec_jax.evaluate.continuations import tokenizer_of
 from paradec_jax.evaluate.intervals import ends
 from paradec_jax.evaluate.judge import Judgement, check_judge, judge_ids, judge_texts
 from paradec_jax.evaluate.likelihood import prefix
 from paradec_jax.evaluate.ngrams import ORDER, SMOOTHING, reverse_perplexity
 from paradec_jax.evaluate.results import write_lines
 from paradec_jax.evaluate.text_measures import has_sacrebleu, self_bleu
+from paradec_jax.generate import tokenizer_of
 from paradec_jax.store import Model
 from paradec_jax.timing import Case
 from paradec_jax.tokenizer import Tokenizer

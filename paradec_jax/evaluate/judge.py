@@ -19,10 +19,10 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from paradec_jax.evaluate.continuations import tokenizer_of
 from paradec_jax.evaluate.intervals import bootstrap
 from paradec_jax.evaluate.likelihood import Row, token_log_likelihoods
 from paradec_jax.evaluate.text_measures import Samples, Variety, variety
+from paradec_jax.generate import tokenizer_of
 from paradec_jax.store import Model
 
 DEFINITIONS = ("sdtt", "mdlm")
