@@ -27,6 +27,7 @@ from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.rules.race import race, reverse_weights
+from paradec_jax.decode.rules.sampling import gumbel
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.cross_entropy import in_chunks
 from paradec_jax.losses.masked_diffusion import DenoisingNetwork, mask_of, read
@@ -282,7 +283,6 @@ def _draw(
     def of_chunk(vectors: Array, index: Array) -> Array:
         logits = without_mask(network.logits(teacher, vectors), mask)
         keys = jax.vmap(jax.vmap(lambda i: jax.random.fold_in(key, i)))(index)
-        noise = jax.vmap(jax.vmap(lambda k: jax.random.gumbel(k, logits.shape[-1:], logits.dtype)))(keys)
-        return jnp.argmax(logits + noise, axis=-1).astype(jnp.int32)
+        return jnp.argmax(logits + gumbel(keys, logits.shape[-1]), axis=-1).astype(jnp.int32)
 
     return in_chunks(of_chunk, chunk, vectors, index)
