@@ -74,6 +74,7 @@ def test_a_denoiser_of_characters(teacher):
     assert {leaf.dtype for leaf in jax.tree.leaves(half.params)} == {np.dtype("bfloat16")}
     found = json.loads((teacher / "held_out.json").read_text())
     assert found["kind"] == "bound" and 0 < found["nats"] < 2 * np.log(model.config.vocab_size)
+    assert found["matmul_precision"] == "highest"
 
 
 def test_a_rival_of_characters(train, text, tmp_path):
