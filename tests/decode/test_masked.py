@@ -327,7 +327,7 @@ def test_many_steps_lose_no_rare_token():
     surprise = -np.log(law[np.asarray(first)[first < network.mask]])
     assert len(surprise) >= 320
     error = surprise.std() / math.sqrt(len(surprise))
-    assert surprise.mean() == pytest.approx(8.26, abs=4 * error) and error < 0.15, (
+    assert surprise.mean() == pytest.approx(8.26, abs=4 * error) and error < 0.2, (
         "its mean is the entropy where tokens have the law"
     )
 
