@@ -17,9 +17,9 @@ def errors(model: Model, recorded: Mapping[str, np.ndarray]) -> Iterator[tuple[s
 
     Args:
       model: in float32.
-      recorded: `input_ids` [B, T] and, of a causal model, `logits` [B, T, V]; of a recurrent one `logits_r<n>`
-        [B, T, V] for any numbers n of recurrences, or `logits` with `num_steps`, and perhaps `init_state`
-        [B, T, D] (zeros if absent). Other arrays are passed over.
+      recorded: `input_ids` [B, T] and, of a causal model or a denoiser, `logits` [B, T, V]; of a recurrent model
+        `logits_r<n>` [B, T, V] for any numbers n of recurrences, or `logits` with `num_steps`, and perhaps
+        `init_state` [B, T, D] (zeros if absent). Other arrays are passed over.
 
     Raises:
       ConvertError: when an array is missing or has a shape that the model cannot give.

@@ -14,13 +14,14 @@ from tyro.conf import Positional, arg
 from tyro.extras import SubcommandApp
 
 from convert import check as checking
-from convert import huginn, qwen2, torch_check
+from convert import huginn, mdlm, qwen2, torch_check
 from convert.engine import PICKLES, ConvertError, read_json, refuse_pickle
 from paradec_jax import store
 from paradec_jax.chat import DEFAULT, named_templates
 from paradec_jax.tokenizer import Tokenizer
 
-ARCHITECTURES: tuple[ModuleType, ...] = (huginn, qwen2)
+ARCHITECTURES: tuple[ModuleType, ...] = (huginn, qwen2, mdlm)
+LIGHTNING = ".ckpt"
 Source = Positional[Annotated[Path, arg(metavar="SRC")]]
 Target = Positional[Annotated[Path, arg(metavar="DST")]]
 app = SubcommandApp()
@@ -32,27 +33,26 @@ def import_model(
     dst: Target,
     tokenizer: Path | None = None,
     dtype: Literal["float32", "bfloat16"] | None = None,
+    weights: Literal["raw", "ema"] | None = None,
     overwrite: bool = False,
 ) -> int:
-    """Converts a Hugging Face folder to a model folder, whole or not at all.
+    """Converts a Hugging Face folder, or a denoiser's Lightning checkpoint, to a model folder, whole or not at all.
 
     Args:
-      src: folder with config.json and safetensors.
+      src: folder with config.json and safetensors; or a .ckpt, which is read without unpickling it.
       dst: model folder to write.
       tokenizer: a tokenizer.json; the one in SRC by default, where there is one.
       dtype: type of the stored parameters; as in the file by default.
+      weights: of a .ckpt, "raw" for the weights that were trained (the default), "ema" for their moving averages.
       overwrite: replace a model folder at DST.
     """
     store.refuse_existing(dst, overwrite=overwrite)
-    if src.suffix in PICKLES and src.is_file():
-        raise refuse_pickle(src)
-    if not src.is_dir():
-        raise ConvertError(f"there is no folder {src}")
-    fields = read_json(src / "config.json")
-    kinds = {kind: module for module in ARCHITECTURES for kind in module.MODEL_TYPES}
-    module = _find("model_type", kinds, fields.get("model_type"))
-    model = module.read(src, fields, dtype)
-    model = dataclasses.replace(model, chat_template=_read_chat_template(src))
+    if src.suffix == LIGHTNING and src.is_file():
+        model = mdlm.read_checkpoint(src, weights or "raw", dtype)
+    else:
+        if weights is not None:
+            raise ConvertError(f"--weights chooses those of a {LIGHTNING} file, but {src} is none")
+        model = _read_folder(src, dtype)
     if tokenizer is None and (src / "tokenizer.json").is_file():
         tokenizer = src / "tokenizer.json"
     if tokenizer is not None:
@@ -116,8 +116,8 @@ def check_model(
 
     Args:
       src: model folder, or the name of a bundled model.
-      logits: an .npz with input_ids and logits; of a recurrent model perhaps init_state, and logits_r<n> or
-        logits and num_steps.
+      logits: an .npz with input_ids and logits (of a denoiser those of all columns, before any is ruled out); of a
+        recurrent model perhaps init_state, and logits_r<n> or logits and num_steps.
       torch: instead, a Hugging Face folder that is run in PyTorch (a separate process), with its own model code
         where transformers does not know the model.
       tolerance: largest absolute difference allowed.
@@ -144,6 +144,18 @@ def main(args: Sequence[str] | None = None) -> int:
     except (ConvertError, store.StoreError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def _read_folder(src: Path, dtype: str | None) -> store.Model:
+    """The model of a Hugging Face folder, without its tokenizer."""
+    if src.suffix in PICKLES and src.is_file():
+        raise refuse_pickle(src)
+    if not src.is_dir():
+        raise ConvertError(f"there is no folder {src}")
+    fields = mdlm.flat(read_json(src / "config.json"))
+    kinds = {kind: module for module in ARCHITECTURES for kind in module.MODEL_TYPES}
+    module = _find("model_type", kinds, fields.get("model_type"))
+    return dataclasses.replace(module.read(src, fields, dtype), chat_template=_read_chat_template(src))
 
 
 def _find(field: str, known: dict[str, ModuleType], value: object) -> ModuleType:

@@ -6,9 +6,9 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from einops import rearrange
@@ -108,21 +108,34 @@ def table_shapes(rows: Sequence[Row], axes: Mapping[str, int]) -> dict[str, tupl
     return {name: shape for row in rows for name, shape in row.shapes(axes).items()}
 
 
+@runtime_checkable
+class Source(Protocol):
+    """Where tensors of a checkpoint are read, one at a time, by their names in the table."""
+
+    folder: Path
+
+    @property
+    def names(self) -> set[str]: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+    def dtype(self, name: str) -> str: ...
+    def read(self, name: str, rows: slice = slice(None)) -> np.ndarray: ...
+
+
 class Checkpoint(TensorFiles):
     """Tensors of a Hugging Face folder (one safetensors file, or shards with an index), read one at a time.
 
     Args:
       folder: the folder.
-      prefix: optional start of names, dropped where present.
+      rename: what a stored name is known by.
 
     Raises:
       ConvertError: when there is no safetensors file.
       StoreError: when a file is missing, truncated, not safetensors, or a name occurs twice.
     """
 
-    def __init__(self, folder: Path, prefix: str = "") -> None:
+    def __init__(self, folder: Path, rename: Callable[[str], str] = lambda name: name) -> None:
         self.folder = folder
-        super().__init__(_files(folder), prefix)
+        super().__init__(_files(folder), rename)
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -162,7 +175,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def check_tensors(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_tensors(checkpoint: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Compares the names and shapes of a checkpoint with those that its config asks for.
 
     Raises:
@@ -183,7 +196,7 @@ def check_tensors(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]])
             )
 
 
-def check_tied(checkpoint: Checkpoint, head: str, embedding: str, field: str) -> None:
+def check_tied(checkpoint: Source, head: str, embedding: str, field: str) -> None:
     """A stored output matrix equals the embedding that config.json puts in its place.
 
     Raises:
@@ -198,7 +211,7 @@ def check_tied(checkpoint: Checkpoint, head: str, embedding: str, field: str) ->
         )
 
 
-def common_dtype(checkpoint: Checkpoint, names: Sequence[str], allowed: Sequence[str]) -> str:
+def common_dtype(checkpoint: Source, names: Sequence[str], allowed: Sequence[str]) -> str:
     """The type that all named tensors share.
 
     Raises:
@@ -215,7 +228,7 @@ def common_dtype(checkpoint: Checkpoint, names: Sequence[str], allowed: Sequence
 
 
 def import_tree(
-    checkpoint: Checkpoint, rows: Sequence[Row], axes: Mapping[str, int], dtype: str
+    checkpoint: Source, rows: Sequence[Row], axes: Mapping[str, int], dtype: str
 ) -> dict[str, Any]:
     """The parameter tree of a checkpoint whose names and shapes were checked.
 

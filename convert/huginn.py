@@ -88,7 +88,7 @@ def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> M
     """
     shape = parse_config(fields)
     axes, rows = table(RecurrentDepthConfig(**shape))
-    with Checkpoint(folder, PREFIX) as checkpoint:
+    with Checkpoint(folder, lambda name: name.removeprefix(PREFIX)) as checkpoint:
         shapes = table_shapes(rows, axes)
         names = list(shapes)
         if HEAD in checkpoint.names:

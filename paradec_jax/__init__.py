@@ -19,6 +19,7 @@ from paradec_jax.decode import (
     Forward,
     Jacobi,
     Lookahead,
+    Masked,
     Network,
     Prefix,
     Prepared,
@@ -30,8 +31,11 @@ from paradec_jax.decode import (
     Rows,
     SamplingKnobs,
     SelfSpeculative,
+    SoftGiven,
+    SoftMasked,
     SoftWavefront,
     Static,
+    Strided,
     Wavefront,
     make_request,
     rollout,
@@ -42,6 +46,7 @@ from paradec_jax.decode import (
 )
 from paradec_jax.families import FAMILIES, PRESETS
 from paradec_jax.generate import Generation, generate
+from paradec_jax.infill import infill
 from paradec_jax.store import Model, StoreError, load, save
 from paradec_jax.tokenizer import StreamDecoder, Tokenizer
 
@@ -60,6 +65,7 @@ __all__ = [
     "Generation",
     "Jacobi",
     "Lookahead",
+    "Masked",
     "Model",
     "Network",
     "Prefix",
@@ -73,14 +79,18 @@ __all__ = [
     "Rows",
     "SamplingKnobs",
     "SelfSpeculative",
+    "SoftGiven",
+    "SoftMasked",
     "SoftWavefront",
     "Static",
     "StoreError",
     "StreamDecoder",
+    "Strided",
     "TokenSpec",
     "Tokenizer",
     "Wavefront",
     "generate",
+    "infill",
     "load",
     "make_request",
     "rollout",

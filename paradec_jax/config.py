@@ -178,7 +178,67 @@ class CausalConfig:
         return dataclasses.asdict(self)
 
 
-ModelConfig = RecurrentDepthConfig | CausalConfig
+@dataclasses.dataclass(frozen=True)
+class MaskedDiffusionConfig:
+    """Shape of a denoiser of masked text: MDLM (Sahoo et al. 2024) and the students of SDTT, which share it.
+
+    Attributes:
+      vocab_size: V, rows of the embedding, the mask's among them.
+      width: D, width of the residual stream; the MLP is four times as wide.
+      layers: N, transformer blocks.
+      heads: H; key-value heads are as many, head channels are C = D / H.
+      conditioning: width of the vector that every block's shifts, scales and gates are made from.
+      max_length: longest canvas the model was built for.
+      dropout: share of each branch's outputs that a training step drops.
+      dtype: dtype of the products; the residual stream, norms, softmax and logits are float32 whatever it is.
+      param_dtype: dtype of parameters.
+      remat: "none" or "layer" (one rematerialised region per block).
+    """
+
+    vocab_size: int
+    width: int
+    layers: int
+    heads: int
+    conditioning: int = 128
+    max_length: int = 1024
+    dropout: float = 0.1
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+    remat: str = "none"
+
+    family = "masked_diffusion"
+
+    def __post_init__(self) -> None:
+        for name in ("width", "layers", "heads", "conditioning", "max_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.vocab_size < 2:
+            raise ValueError(f"vocab_size must be at least 2, the mask and a token, not {self.vocab_size}")
+        if self.width % self.heads or (self.width // self.heads) % 2:
+            raise ValueError(
+                f"width {self.width} must split into {self.heads} heads of an even number of channels"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout}")
+        if self.remat not in ("none", "layer"):
+            raise ValueError(f"remat must be 'none' or 'layer', not {self.remat!r}")
+
+    @property
+    def head_dim(self) -> int:
+        """C, channels of a head."""
+        return self.width // self.heads
+
+    @property
+    def feed_forward(self) -> int:
+        """F, inner width of the MLP."""
+        return 4 * self.width
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as a dictionary that JSON can hold."""
+        return dataclasses.asdict(self)
+
+
+ModelConfig = RecurrentDepthConfig | CausalConfig | MaskedDiffusionConfig
 
 RECURRENT_PRESETS: dict[str, RecurrentDepthConfig] = {
     "huginn-0125": RecurrentDepthConfig(
@@ -264,5 +324,25 @@ CAUSAL_PRESETS: dict[str, CausalConfig] = {
         feed_forward=24,
         max_length=128,
         rope_base=10_000.0,
+    ),
+}
+
+# Sizes of MDLM and SDTT, and those of SDTT's table of latencies (arXiv 2410.21035, table 2). GPT-2's vocabulary and
+# the mask, with no row more.
+_GPT2: dict[str, Any] = {"vocab_size": 50_258, "dtype": "bfloat16"}
+
+MASKED_DIFFUSION_PRESETS: dict[str, MaskedDiffusionConfig] = {
+    "mdlm-tiny": MaskedDiffusionConfig(width=512, layers=8, heads=8, **_GPT2),
+    "mdlm-small": MaskedDiffusionConfig(width=768, layers=12, heads=12, **_GPT2),
+    "mdlm-medium": MaskedDiffusionConfig(width=1024, layers=24, heads=16, **_GPT2),
+    "mdlm-large": MaskedDiffusionConfig(width=1536, layers=24, heads=16, **_GPT2),
+    "mdlm-1.3b": MaskedDiffusionConfig(width=2048, layers=24, heads=32, **_GPT2),
+    "mdlm-3b": MaskedDiffusionConfig(width=3072, layers=26, heads=32, **_GPT2),
+    "mdlm-8b": MaskedDiffusionConfig(width=4096, layers=40, heads=32, **_GPT2),
+    "tiny-mdlm": MaskedDiffusionConfig(  # the 65 characters of Tiny Shakespeare and the mask
+        vocab_size=66, width=128, layers=4, heads=4, conditioning=16, max_length=256, dropout=0.0
+    ),
+    "test-mdlm": MaskedDiffusionConfig(
+        vocab_size=32, width=16, layers=2, heads=4, conditioning=8, max_length=64
     ),
 }

@@ -9,8 +9,10 @@ from jaxtyping import Array
 
 from paradec_jax.config import (
     CAUSAL_PRESETS,
+    MASKED_DIFFUSION_PRESETS,
     RECURRENT_PRESETS,
     CausalConfig,
+    MaskedDiffusionConfig,
     ModelConfig,
     RecurrentDepthConfig,
 )
@@ -19,15 +21,37 @@ from paradec_jax.decode import (
     AutoRegressive,
     Jacobi,
     Lookahead,
+    Masked,
     PromptLookup,
     SelfSpeculative,
     Static,
+    Strided,
     Wavefront,
 )
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.models import axes, causal, recurrent_depth
+from paradec_jax.models import axes, causal, denoiser, recurrent_depth
 from paradec_jax.models.causal_network import CausalNetwork
+from paradec_jax.models.denoiser_network import DenoiserNetwork
 from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TextTable:
+    """How a family is compared by the texts that it draws, instead of by answers.
+
+    Attributes:
+      settings: rows of each of its models, in the place of `Family.settings`, which then hold defaults alone.
+      tempered: further rows of the first model alone.
+      rival: how a model of another family, which predicts the next token, draws texts beside them.
+      judge: bundled model that judges the texts; None where there is none.
+      rivals: bundled models of another family.
+    """
+
+    settings: tuple[Setting, ...]
+    tempered: tuple[Setting, ...]
+    rival: Setting
+    judge: str | None = None
+    rivals: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,9 +67,11 @@ class Family:
       axes: logical axes of the parameters by path.
       presets: named shapes.
       decoders: by the name that commands know them by, with the defaults of their papers.
-      settings: rows of the table of `paradec compare`; they suit the bundled models.
+      settings: rows of the table of `paradec compare`, which suit the bundled models; the last one of a name has that
+        decoder's defaults on command lines.
       bundled: models that `paradec compare` puts side by side; the others are paired with the first.
       former: names that it had; they are still read.
+      texts: how it is compared where its models draw texts and answer nothing; None for answers.
     """
 
     name: str
@@ -59,6 +85,7 @@ class Family:
     settings: tuple[Setting, ...]
     bundled: tuple[str, ...]
     former: tuple[str, ...] = ()
+    texts: TextTable | None = None
 
 
 EVERY_STEP = jnp.inf  # an exit threshold that every position meets
@@ -145,7 +172,34 @@ CAUSAL = Family(
     former=("jacobi",),
 )
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (RECURRENT_DEPTH, CAUSAL)}
+MASKED_DIFFUSION = Family(
+    name="masked_diffusion",
+    config=MaskedDiffusionConfig,
+    network=DenoiserNetwork,
+    init_params=denoiser.init_params,
+    parameter_shapes=denoiser.parameter_shapes,
+    axes=axes.MASKED_DIFFUSION,
+    presets=MASKED_DIFFUSION_PRESETS,
+    decoders={"masked": Masked(), "strided": Strided()},
+    settings=(
+        Setting("strided", Strided(), Strided.Knobs(steps=64)),
+        Setting("masked", Masked(), Masked.Knobs(steps=64), baseline=True),
+    ),
+    bundled=(),
+    texts=TextTable(
+        settings=tuple(
+            Setting("masked", Masked(), Masked.Knobs(steps=steps)) for steps in (4, 8, 16, 32, 64, 128)
+        ),
+        tempered=tuple(
+            Setting("masked", Masked(), Masked.Knobs(steps=steps, temperature=temperature))
+            for steps in (8, 16)
+            for temperature in (0.9, 0.8)
+        ),
+        rival=Setting("autoregressive", AutoRegressive(), AutoRegressive.Knobs(temperature=1.0)),
+    ),
+)
+
+FAMILIES: dict[str, Family] = {family.name: family for family in (RECURRENT_DEPTH, CAUSAL, MASKED_DIFFUSION)}
 PRESETS: dict[str, ModelConfig] = {
     name: preset for family in FAMILIES.values() for name, preset in family.presets.items()
 }

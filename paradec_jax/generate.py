@@ -24,6 +24,8 @@ from paradec_jax.tokenizer import StreamDecoder, Tokenizer
 class Generation:
     """What `generate` returns: B = prompts * samples rows, the samples of a prompt one after the other.
 
+    `infill` returns it too; text and tokens are then those of the whole row, given ones and all.
+
     Attributes:
       text: text of each row, without special tokens, cut before a stop string.
       tokens: tokens of each row, its stop token included; where a stop string ended the row, the shortest
@@ -32,8 +34,8 @@ class Generation:
       counts: what each row cost, [B] each: "network_calls" (prefill included), "positions", and what the networks
         declare, such as "recurrences". Where a stop string ended the row, calls up to the next look for it are in
         it too (`every` of `generate`; 1 counts none of them).
-      tokens_per_call: tokens over network calls, [B].
-      log_probs: log-probability of each token in nats, or None where not asked for.
+      tokens_per_call: generated tokens over network calls, [B].
+      log_probs: log-probability of each generated token in nats, or None where not asked for.
       samples: rows a prompt.
     """
 
@@ -74,7 +76,8 @@ def generate(
 
     Args:
       model: a model with a tokenizer.
-      prompts: texts; the model's begin-of-text token is put before each.
+      prompts: texts; the model's begin-of-text token is put before each. Empty ones where the decoder can start
+        from nothing.
       decoder: any decoder, bound or not.
       knobs: its knobs; the defaults when None.
       max_new_tokens: tokens each row may get.
@@ -122,6 +125,7 @@ class Prompted:
       request: the encoded prompts.
       watch: to be handed to `stream` as `interrupt`, or None where there are no stop strings.
       tokenizer, spec, samples: what `collect` needs.
+      whole: whether the texts that `collect` returns hold what was given.
     """
 
     decoder: Any
@@ -130,19 +134,25 @@ class Prompted:
     tokenizer: Tokenizer
     spec: TokenSpec
     samples: int = 1
+    whole: bool = False
 
     def collect(self, decoded: Decoded) -> Generation:
         """Tokens as texts."""
-        tokens = decoded.completions()
+        tokens, own = decoded.completions(), np.array(decoded.generated)
         reasons = [Reason(int(reason)) for reason in np.asarray(decoded.reasons)]
         texts = [text_of(self.tokenizer, self.spec, row) for row in tokens]
         if self.watch is not None:
             for row, (length, text) in self.watch.finish(tokens).items():
                 tokens[row], texts[row], reasons[row] = tokens[row][:length], text, Reason.CALLER
+                own[row] = length
         log_probs = None
         if decoded.log_probs is not None:
             kept = decoded.generated_log_probs()
-            log_probs = [row[: len(ids)] for row, ids in zip(kept, tokens, strict=True)]
+            log_probs = [row[:count] for row, count in zip(kept, own, strict=True)]
+        if self.whole:
+            ends = zip(np.asarray(decoded.tokens), np.asarray(decoded.lengths), strict=True)
+            tokens = [row[:length].tolist() for row, length in ends]
+            texts = [self.tokenizer.decode(row, skip_special=True) for row in tokens]
         counts = {name: np.asarray(count) for name, count in decoded.counts.items()}
         calls = counts[NETWORK_CALLS]
         return Generation(
@@ -150,7 +160,7 @@ class Prompted:
             tokens,
             reasons,
             counts,
-            np.asarray([len(row) for row in tokens], np.float32) / np.maximum(calls, 1).astype(np.float32),
+            own.astype(np.float32) / np.maximum(calls, 1).astype(np.float32),
             log_probs,
             self.samples,
         )
@@ -170,39 +180,59 @@ def prepare(
     network: Any = None,
 ) -> Prompted:
     """Encodes prompts and binds the decoder; arguments and errors are those of `generate`."""
-    if model.tokenizer is None:
-        raise ValueError("the model has no tokenizer: put a tokenizer.json into its folder")
+    tokenizer = tokenizer_of(model)
     if isinstance(prompts, str):
         raise ValueError("prompts must be a list of texts, not one text")
     if not prompts:
         raise ValueError("prompts must hold at least one text")
-    for name, value in (("max_new_tokens", max_new_tokens), ("samples", samples), ("bucket", bucket)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
+    check_positive(max_new_tokens=max_new_tokens, samples=samples, bucket=bucket)
     if isinstance(stop_strings, str) or not all(stop_strings):
         raise ValueError(f"stop_strings must be a list of texts that are not empty, not {stop_strings!r}")
     spec = model.token_spec
-    if network is None:
-        network = model.network if decoder.network is None else decoder.network
-
-    tokens, lengths = encode_prompts(model.tokenizer, prompts, spec=spec, bucket=bucket)
+    network = network_for(model, decoder, network)
+    canvas = decoder.any_order
+    tokens, lengths = encode_prompts(tokenizer, prompts, spec=spec, bucket=bucket, may_be_empty=canvas)
     longest = int(lengths.max())
-    if longest + max_new_tokens > network.max_length:
+    if not decoder.windowed and longest + max_new_tokens > network.max_length:
         raise ValueError(
             f"prompt {int(lengths.argmax())} has {longest} tokens and max_new_tokens is {max_new_tokens}: "
             f"together more than the {network.max_length} positions the model was built for"
         )
     keys = row_keys([row[:n] for row, n in zip(tokens, lengths, strict=True)], seed, samples)
     tokens, lengths = np.repeat(tokens, samples, axis=0), np.repeat(lengths, samples)
-    size = min(tokens.shape[1] + max_new_tokens, network.max_length)
+    size = tokens.shape[1] + max_new_tokens
+    if canvas:  # every call reads the whole buffer
+        size = -(-(longest + max_new_tokens) // bucket) * bucket
+    size = size if decoder.windowed else min(size, network.max_length)
     request = make_request(
         tokens[:, :size], lengths, max_new_tokens=max_new_tokens, stop=spec.stop, keys=keys
     )
     decoder = decoder.bind(network, size, spec)
     if log_probs:
         decoder = dataclasses.replace(decoder, log_probs=True)
-    watch = StopStrings(model.tokenizer, spec, stop_strings, request.batch) if stop_strings else None
-    return Prompted(decoder, request, watch, model.tokenizer, spec, samples)
+    watch = StopStrings(tokenizer, spec, stop_strings, request.batch) if stop_strings else None
+    return Prompted(decoder, request, watch, tokenizer, spec, samples)
+
+
+def tokenizer_of(model: Model) -> Tokenizer:
+    """The model's tokenizer. Raises ValueError where it has none."""
+    if model.tokenizer is None:
+        raise ValueError("the model has no tokenizer: put a tokenizer.json into its folder")
+    return model.tokenizer
+
+
+def network_for(model: Model, decoder: Any, network: Any) -> Any:
+    """The network asked for, or the decoder's own, or the model's."""
+    if network is not None:
+        return network
+    return model.network if decoder.network is None else decoder.network
+
+
+def check_positive(**values: int) -> None:
+    """Refuses numbers below 1. Raises ValueError."""
+    for name, value in values.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
 
 
 def row_keys(prompts: Sequence[Any], seed: int, samples: int = 1) -> Array:

@@ -1,5 +1,6 @@
 """Text to token ids and back, with errors that say what is wrong and a decoder safe to stream from."""
 
+import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -67,6 +68,10 @@ class Tokenizer:
     def framing(self) -> list[int]:
         """Ids that the file's own rule would put around a text (no method here does): those of an empty one."""
         return self._backend.encode("", add_special_tokens=True).ids
+
+    def digest(self) -> str:
+        """SHA-256 of the file, in hexadecimal digits."""
+        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()
 
     def same_as(self, other: "Tokenizer") -> bool:
         """Whether both give every text the same ids: whether they are the same file."""

@@ -60,15 +60,16 @@ def assert_same(a, b) -> None:
         CONFIG,
         dataclasses.replace(CONFIG, param_dtype="bfloat16", dtype="bfloat16"),
         dataclasses.replace(CONFIG, qk_bias=False, tie_embeddings=False, rope_base=1e4, remat="iteration"),
+        dataclasses.replace(PRESETS["test-mdlm"], dropout=0.3, remat="layer"),
     ],
-    ids=["plain", "bfloat16", "untied"],
+    ids=["plain", "bfloat16", "untied", "denoiser"],
 )
 def test_load_gives_back_what_save_got(config, tmp_path):
     model = make_model(config)
     store.save(tmp_path / "new" / "model", model)
     again = store.load(tmp_path / "new" / "model")
     assert (again.config, again.token_spec, again.tokenizer) == (config, TOKENS, None)
-    assert again.family == "recurrent_depth" and again.network.vocab_size == config.vocab_size
+    assert again.family == config.family and again.network.vocab_size == config.vocab_size
     assert_same(again.params, model.params)
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["model"]
 

@@ -188,7 +188,10 @@ def test_fingerprints_tell_models_apart(tmp_path):
         (lambda d: d.pop("sha256"), "no table of digests"),
         (lambda d: d["config"].update(heads=1, kv_heads=1, head_channels=8), "has shape"),
         (lambda d: d["config"].pop("width"), "width"),
-        (lambda d: d.update(family="mamba"), "family .* must be one of recurrent_depth, causal, not 'mamba'"),
+        (
+            lambda d: d.update(family="mamba"),
+            "family .* must be one of recurrent_depth, causal, masked_diffusion, not 'mamba'",
+        ),
     ],
 )
 def test_format_1_that_is_wrong(former, change, message):

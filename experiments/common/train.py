@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import tyro
 
 from paradec_jax import store
-from paradec_jax.config import RecurrentDepthConfig
+from paradec_jax.config import CausalConfig, RecurrentDepthConfig
 from paradec_jax.data import build_tokenizer, token_spec, word_problem_batches
 from paradec_jax.data.batches import Bucket, Mixture
 from paradec_jax.families import PRESETS, init_params, matrix_axes
@@ -207,8 +207,10 @@ def main(
     if isinstance(config, RecurrentDepthConfig):
         draw = DRAWS[recipe.draw](recipe.mean_recurrence)
         loss = recurrent_loss(RecurrentDepthNetwork(config), draw, recipe.backprop_depth, remat=True)
-    else:
+    elif isinstance(config, CausalConfig):
         loss = next_token_loss(CausalNetwork(config))
+    else:
+        raise SystemExit(f"{recipe.preset} is of family {config.family}, which has a recipe of its own")
     optimizer = muon(
         recipe.learning_rate,
         recipe.steps,

@@ -8,7 +8,8 @@ import jax
 from paradec_jax import facts
 from paradec_jax.cli.output import JsonPath, check_json, progress, write_json
 from paradec_jax.cli.tables import print_bench
-from paradec_jax.decode import AutoRegressive, Jacobi, Static
+from paradec_jax.config import TokenSpec
+from paradec_jax.decode import AutoRegressive, Jacobi, Masked, Static
 from paradec_jax.families import PRESETS, init_params, network_of
 from paradec_jax.timing.bench import bench, limits_of, paced_wavefront
 
@@ -18,6 +19,7 @@ def bench_command(
     recurrence: int | None = None,
     inner_recurrence: tuple[int, ...] = (1, 2, 4),
     block: tuple[int, ...] = (16, 64),
+    steps: tuple[int, ...] = (64, 16),
     batch: tuple[int, ...] = (1,),
     context: int = 64,
     tokens: int = 64,
@@ -30,13 +32,15 @@ def bench_command(
 
     For each batch size: static decoding, then, for a recurrent model, a wavefront that gives every token at least
     as many recurrences and commits one token a step whatever the weights are, and for a causal model Jacobi
-    decoding, which with random weights commits one or two tokens a step.
+    decoding, which with random weights commits one or two tokens a step. For a denoiser its sampler over so many
+    steps of a canvas that holds context and tokens. Speed-ups refer to the first row of a batch size.
 
     Args:
       preset: shape of the model.
       recurrence: recurrences a token; the preset's default if left out.
       inner_recurrence: recurrences of a wavefront's step, one row each.
       block: tokens of a Jacobi window, one row each (causal models).
+      steps: steps of the sampler, one row each (denoisers).
       batch: batch sizes.
       context: prompt tokens of each row.
       tokens: tokens to generate in each row.
@@ -52,6 +56,7 @@ def bench_command(
         ("batch", batch),
         ("inner-recurrence", inner_recurrence),
         ("block", block),
+        ("steps", steps),
         ("passes", (passes,)),
         ("context", (context,)),
         ("recurrence", (1 if recurrence is None else recurrence,)),
@@ -75,7 +80,12 @@ def bench_command(
         decoders = [("autoregressive", f"r {count}", (Static(recurrence=count, greedy=True), None))]
         decoders += [("wavefront", f"inner r {n}", paced_wavefront(count, n)) for n in inner_recurrence]
     elif recurrence is not None:
-        raise ValueError(f"--recurrence {recurrence} is for recurrent models, but {preset} is a causal one")
+        raise ValueError(
+            f"--recurrence {recurrence} is for recurrent models, and {preset} is of another kind"
+        )
+    elif network.visibility == "full":
+        mask = TokenSpec(mask=config.vocab_size - 1, alignment="own")
+        decoders = [("masked", f"{n} steps", (Masked(spec=mask), Masked.Knobs(steps=n))) for n in steps]
     else:
         decoders = [("autoregressive", "", (AutoRegressive(greedy=True), None))]
         decoders += [

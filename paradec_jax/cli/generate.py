@@ -1,10 +1,12 @@
 """`paradec generate DECODER PROMPT`: one decoder continues a text. Each has the options that are its own."""
 
 import dataclasses
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
+import numpy as np
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppendAction, arg
 from tyro.extras import SubcommandApp
 
@@ -15,8 +17,10 @@ from paradec_jax.data.word_problems import PROMPT
 from paradec_jax.evaluate.options import choose
 from paradec_jax.families import FAMILIES, family_named
 from paradec_jax.generate import Generation, generate, prepare
+from paradec_jax.infill import infill, prepare_infill
 
 DEFAULT = "default"  # the decoder where none is named
+NEW_TOKENS = 200  # at most, where nobody says
 Flag = FlagCreatePairsOff[bool]
 
 
@@ -24,27 +28,31 @@ Flag = FlagCreatePairsOff[bool]
 class Text:
     """What to continue, and how far.
 
+    Without a prompt a decoder of canvases writes from nothing. With --gaps it fills the gaps of a text.
+
     The prompt is used as it is. The bundled models have learned one form of text, "Question: ...", a line break,
     "Answer:", a line break; --question puts PROMPT into it.
 
     Attributes:
-      prompt: the text, or - to read it from standard input.
+      prompt: the text, or - to read it from standard input; none for a decoder that can start from nothing.
       model: a model folder, or the name of a bundled model; by default a bundled one that suits the decoder.
       question: put the prompt into the form of the word problems.
+      gaps: "[12]" in the prompt is a gap of 12 tokens, to be filled; nothing is added after the text.
       stream: show committed tokens as they come and, on a terminal and in another colour, the candidates that
-        move in the window.
-      max_new_tokens: tokens at most.
+        move in the window, or a canvas with a line in the place of each mask.
+      max_new_tokens: tokens at most; 200 if left out.
       samples: continuations to draw.
       stop: text that ends the continuation; may be given several times.
       seed: of all draws.
       delay: seconds between two pictures of --stream on a terminal.
     """
 
-    prompt: Positional[Annotated[str, arg(metavar="PROMPT")]]
+    prompt: Positional[Annotated[str, arg(metavar="PROMPT")]] = ""
     model: Annotated[str | None, arg(metavar="DIR|NAME")] = None
     question: Flag = False
+    gaps: Flag = False
     stream: Flag = False
-    max_new_tokens: int = 200
+    max_new_tokens: int | None = None
     samples: int = 1
     stop: UseAppendAction[tuple[str, ...]] = ()
     seed: int = 0
@@ -54,6 +62,18 @@ class Text:
         """The prompt, as the model is to see it."""
         text = sys.stdin.read() if self.prompt == "-" else self.prompt
         return PROMPT.format(question=text.strip()) if self.question else text
+
+
+def with_gaps(text: str) -> list[str | int]:
+    """The pieces of a text in which "[12]" is a gap of 12 tokens.
+
+    Raises:
+      ValueError: no gap.
+    """
+    words = re.split(r"\[(\d+)\]", text)
+    if len(words) == 1:
+        raise ValueError('--gaps needs a gap in the prompt, such as "[12]" for one of 12 tokens')
+    return [int(word) if i % 2 else word for i, word in enumerate(words) if i % 2 or word]
 
 
 def with_decoder(words: Sequence[str]) -> list[str]:
@@ -70,16 +90,8 @@ def generate_text(name: str | None, text: Text, options: dict[str, Any]) -> int:
     prompt = text.read()
     model = store.load(_model_for(name) if text.model is None else text.model)
     decoder, knobs = _choose(model.family, name, options)
-    arguments: dict[str, Any] = {
-        "max_new_tokens": text.max_new_tokens,
-        "seed": text.seed,
-        "samples": text.samples,
-        "stop_strings": text.stop,
-    }
-    if text.stream:
-        result = show(model, prepare(model, [prompt], decoder, **arguments), knobs, prompt, text.delay)
-    else:
-        result = generate(model, [prompt], decoder, knobs=knobs, **arguments)
+    result = (_fill if text.gaps else _continue)(model, decoder, knobs, prompt, text)
+    if not text.stream:
         for i, found in enumerate(result.text):
             if text.samples > 1:
                 print(f"--- sample {i}", file=sys.stderr)
@@ -88,10 +100,41 @@ def generate_text(name: str | None, text: Text, options: dict[str, Any]) -> int:
     return 0
 
 
+def _continue(model: store.Model, decoder: Any, knobs: Any, prompt: str, text: Text) -> Generation:
+    """What follows the prompt, shown while it is written if so wished."""
+    arguments: dict[str, Any] = {
+        "max_new_tokens": NEW_TOKENS if text.max_new_tokens is None else text.max_new_tokens,
+        "seed": text.seed,
+        "samples": text.samples,
+        "stop_strings": text.stop,
+    }
+    if text.stream:
+        return show(model, prepare(model, [prompt], decoder, **arguments), knobs, prompt, text.delay)
+    return generate(model, [prompt], decoder, knobs=knobs, **arguments)
+
+
+def _fill(model: store.Model, decoder: Any, knobs: Any, prompt: str, text: Text) -> Generation:
+    """The prompt with its gaps filled, shown while they are if so wished."""
+    if text.stop or text.max_new_tokens is not None:
+        raise ValueError(
+            "--gaps says what is to be written, so --stop and --max-new-tokens must not be given"
+        )
+    pieces = with_gaps(prompt)
+    arguments: dict[str, Any] = {"seed": text.seed, "samples": text.samples}
+    if text.stream:
+        return show(model, prepare_infill(model, pieces, decoder, **arguments), knobs, "", text.delay)
+    return infill(model, pieces, decoder, knobs=knobs, **arguments)
+
+
 def _model_for(name: str | None) -> str:
     """The last bundled model of the family whose default decoder it is, or else of the first that has it."""
     families = sorted(rows_of(name), key=lambda family: FAMILIES[family].settings[-1].name != name)
-    return FAMILIES[families[0]].bundled[-1]
+    bundled = [model for family in families for model in FAMILIES[family].bundled[-1:]]
+    if not bundled:
+        raise ValueError(
+            f"no model that {name} suits is bundled yet: give --model, a folder that was trained or converted"
+        )
+    return bundled[0]
 
 
 def _choose(family: str, name: str | None, options: dict[str, Any]) -> tuple[Any, Any]:
@@ -109,7 +152,8 @@ def _choose(family: str, name: str | None, options: dict[str, Any]) -> tuple[Any
 
 
 def _print_counts(result: Generation) -> None:
-    tokens, calls = sum(len(row) for row in result.tokens), int(result.network_calls.sum())
+    calls = int(result.network_calls.sum())
+    tokens = int(np.round(result.tokens_per_call * result.network_calls).sum())
     told = f"{tokens} tokens in {calls} network calls: {tokens / calls:.2f} tokens a call"
     for name, count in result.counts.items():
         if name not in ("network_calls", "positions"):

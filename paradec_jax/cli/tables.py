@@ -1,5 +1,6 @@
 """The tables that the commands print."""
 
+import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,7 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from paradec_jax.evaluate.compare import Comparison
+from paradec_jax.evaluate.compare_texts import TextComparison
 from paradec_jax.evaluate.intervals import paired, times
+from paradec_jax.evaluate.text_measures import NO_SACREBLEU, has_sacrebleu
 
 
 def print_table(result: Comparison, steps: tuple[int, int], seed: int, split: str) -> None:
@@ -82,6 +85,65 @@ def print_pairs(results: Mapping[str, Comparison]) -> None:
         )
 
 
+TEXT_COLUMNS = {
+    "model": None,
+    "decoder": None,
+    "settings": None,
+    "judge": "{judge_perplexity:.2f}",
+    "unigrams": "{unigram_entropy:.3f}",
+    "4-grams": "{fourgram_entropy:.3f}",
+    "distinct-4": "{distinct_4:.3f}",
+    "self-BLEU": "{self_bleu:.1f}",
+    "reverse": "{reverse_perplexity:.2f}",
+    "calls": "{network_calls:.1f}",
+    "ms/text": "{milliseconds:.1f}",
+}
+
+
+def print_texts(compared: TextComparison, seed: int) -> None:
+    """What a judge says of the texts of every model and sampler, how varied they are, and what they cost."""
+    first, rows = compared.rows[0], compared.rows
+    table = Table(
+        title=f"{first['samples']} texts of {first['length']} tokens, judged by {first['judge']}, seed {seed}"
+    )
+    for title in TEXT_COLUMNS:
+        table.add_column(title, justify="left" if TEXT_COLUMNS[title] is None else "right")
+        if title == "judge":
+            table.add_column("95%", justify="right")
+    for row, label in zip(rows, compared.labels, strict=True):
+        seconds = row["seconds_per_sample"]
+        values = row | {"milliseconds": None if seconds is None else 1e3 * seconds}
+        told = [
+            "" if any(values[name] is None for name in _fields(form)) else form.format(**values)
+            for form in TEXT_COLUMNS.values()
+            if form is not None
+        ]
+        interval = "-".join("" if end is None else f"{end:.2f}" for end in row["interval"])
+        table.add_row(row["model"], row["decoder"] or "", label, told[0], interval, *told[1:])
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=160)
+    console.print(table)
+    begin = ", after begin-of-text" if first["judge_begin_of_text"] else ""
+    console.print(
+        f"judge: generative perplexity as {first['judge_definition'].upper()} defines it, of {first['judge_reads']}"
+        f"{begin}. Entropies in nats, of all texts of a row together. ms/text: in batches of {first['batch']}, "
+        f"{first['dtype']}, {first['device']}."
+    )
+    if first["reverse_perplexity"] is not None:
+        console.print(
+            f"reverse: perplexity of real text under {first['reverse_order']}-grams of a row's texts; the row of "
+            f"real text has {rows[-1]['samples']} of them, and half against half."
+        )
+    if not has_sacrebleu():
+        console.print(f"{NO_SACREBLEU}.")
+
+
+def _fields(form: str) -> list[str]:
+    """Names in a format."""
+    return [name for _, name, _, _ in string.Formatter().parse(form) if name]
+
+
 def print_bench(rows: Sequence[dict[str, Any]]) -> None:
     """Speed and cost of a step of every decoder with random weights."""
     first = rows[0]
@@ -101,11 +163,7 @@ def print_bench(rows: Sequence[dict[str, Any]]) -> None:
     ):
         table.add_column(title, justify="left" if title in ("decoder", "settings") else "right")
     for row in rows:
-        static_rate = next(
-            x["decode_tokens_per_second"]
-            for x in rows
-            if x["batch"] == row["batch"] and x["decoder"] == "autoregressive"
-        )
+        static_rate = next(x["decode_tokens_per_second"] for x in rows if x["batch"] == row["batch"])
         table.add_row(
             row["decoder"],
             row["settings"],

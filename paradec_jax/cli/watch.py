@@ -1,6 +1,7 @@
 """A continuation while it is written: pictures on a terminal, plain text elsewhere."""
 
 import contextlib
+import itertools
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.text import Text
 from paradec_jax import store
 from paradec_jax.decode import stream
 from paradec_jax.decode.machine.drive import finish
+from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.generate import Generation, Prompted, StopStrings
 
 
@@ -35,10 +37,13 @@ def show(model: store.Model, prepared: Prompted, knobs: Any, prompt: str, delay:
             done = bool(np.asarray(decoder.done(state))[0])
             text = watch.visible(0, done=done)
             if live is None:
-                print(text[shown:], end="", flush=True)
-                shown = len(text)
+                if not prepared.whole:
+                    print(text[shown:], end="", flush=True)
+                    shown = len(text)
             else:
-                moving = "" if done else _drafts(prepared, state)
+                if prepared.whole:
+                    text = ""
+                moving = "" if done and not prepared.whole else _moving(prepared, state)
                 live.update(Text.assemble((prompt, "dim"), text, (moving, "cyan")), refresh=True)
                 time.sleep(0 if done else delay)
         result = prepared.collect(finish(decoder, state))
@@ -47,6 +52,29 @@ def show(model: store.Model, prepared: Prompted, knobs: Any, prompt: str, delay:
     if live is None:
         print(result.text[0][shown:])
     return result
+
+
+HIDDEN = "_"  # in the place of a mask
+
+
+def _moving(prepared: Prompted, state: Any) -> str:
+    """Text of the first row that may still change: guesses after the committed tokens, or the rest of a canvas."""
+    if isinstance(state, Canvas):
+        return _canvas(prepared, state)
+    return _drafts(prepared, state)
+
+
+def _canvas(prepared: Prompted, state: Canvas) -> str:
+    """The canvas after the first row's committed tokens, or all of it where that is the result: masks as lines."""
+    rows = state.rows
+    ids, final = np.asarray(rows.tokens)[0], np.asarray(state.final)[0]
+    start = 0 if prepared.whole else int(rows.length[0])
+    told = ""
+    for known, group in itertools.groupby(range(start, int(rows.limit[0])), key=lambda p: bool(final[p])):
+        places = list(group)
+        shown = prepared.tokenizer.decode(ids[places].tolist(), skip_special=True) if known else ""
+        told += shown if known else HIDDEN * len(places)
+    return told
 
 
 def _drafts(prepared: Prompted, state: Any) -> str:

@@ -204,6 +204,7 @@ def encode_prompts(
     *,
     spec: TokenSpec | None = None,
     bucket: int = 32,
+    may_be_empty: bool = False,
 ) -> tuple[Int32[np.ndarray, "B P"], Int32[np.ndarray, " B"]]:
     """Prompts as bos + ids, padded on the right to P: the longest, rounded up to a multiple of `bucket`.
 
@@ -212,12 +213,13 @@ def encode_prompts(
       prompts: texts, or problems whose `prompt` is meant; at least one.
       spec: special tokens of the model; those of `build_tokenizer` when None.
       bucket: lengths that share one compiled program.
+      may_be_empty: prompts without any token are meant, where the model has no bos either.
 
     Returns:
       (tokens [B, P], lengths [B]), the lengths counting bos.
 
     Raises:
-      ValueError: when there is no prompt, or a prompt without any token.
+      ValueError: when there is no prompt, or a prompt without any token that is not meant.
     """
     if not prompts or bucket < 1:
         raise ValueError(f"need at least one prompt and bucket >= 1, got {len(prompts)} and {bucket}")
@@ -226,9 +228,10 @@ def encode_prompts(
     texts = [item.prompt if isinstance(item, WordProblem) else item for item in prompts]
     rows = [begin + ids for ids in tokenizer.encode_batch(texts)]
     lengths = np.asarray([len(row) for row in rows], np.int32)
-    if lengths.min() == 0:
+    if lengths.min() == 0 and not may_be_empty:
         raise ValueError(f"prompt {int(lengths.argmin())} has no token and the model no bos to start from")
-    tokens = np.full((len(rows), -(-int(lengths.max()) // bucket) * bucket), spec.pad, np.int32)
+    longest = max(int(lengths.max()), 1)
+    tokens = np.full((len(rows), -(-longest // bucket) * bucket), spec.pad, np.int32)
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = row
     return tokens, lengths

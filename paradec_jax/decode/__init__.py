@@ -7,11 +7,14 @@ from paradec_jax.decode.causal.prompt_lookup import PromptLookup
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.drive import rollout, run, stream, trace
 from paradec_jax.decode.machine.knobs import SamplingKnobs
-from paradec_jax.decode.machine.network import Forward, Network, Prefix, Prepared
+from paradec_jax.decode.machine.network import CachedNetwork, Forward, Network, Prefix, Prepared
 from paradec_jax.decode.machine.protocol import Decoder
 from paradec_jax.decode.machine.queue import QueueResult, serve
 from paradec_jax.decode.machine.request import RecordedDraws, Request, make_request
 from paradec_jax.decode.machine.rows import Decoded, Reason, Rows
+from paradec_jax.decode.masked.masked import Masked
+from paradec_jax.decode.masked.soft_masked import SoftGiven, SoftMasked
+from paradec_jax.decode.masked.strided import Strided
 from paradec_jax.decode.recurrent.adaptive import Adaptive
 from paradec_jax.decode.recurrent.soft_wavefront import SoftWavefront
 from paradec_jax.decode.recurrent.speculative import SelfSpeculative
@@ -21,12 +24,14 @@ from paradec_jax.decode.recurrent.wavefront import Wavefront
 __all__ = [
     "Adaptive",
     "AutoRegressive",
+    "CachedNetwork",
     "Decoded",
     "Decoder",
     "DecoderBase",
     "Forward",
     "Jacobi",
     "Lookahead",
+    "Masked",
     "Network",
     "Prefix",
     "Prepared",
@@ -38,8 +43,11 @@ __all__ = [
     "Rows",
     "SamplingKnobs",
     "SelfSpeculative",
+    "SoftGiven",
+    "SoftMasked",
     "SoftWavefront",
     "Static",
+    "Strided",
     "Wavefront",
     "make_request",
     "rollout",

@@ -78,26 +78,28 @@ class TensorFiles:
 
     Args:
       listed: the files, each with the names that an index promises.
-      prefix: optional start of names, dropped where present.
+      rename: what a stored name is known by.
 
     Raises:
       StoreError: when a file is missing, truncated, not safetensors, or a name occurs twice.
     """
 
-    def __init__(self, listed: Mapping[Path, Sequence[str]], prefix: str = "") -> None:
+    def __init__(
+        self, listed: Mapping[Path, Sequence[str]], rename: Callable[[str], str] = lambda name: name
+    ) -> None:
         self._tensors: dict[str, tuple[Any, str]] = {}
         self._files: list[Any] = []
         for path in listed:
             file = _open(path)
             self._files.append(file)
             for stored in file.keys():  # noqa: SIM118  (not a mapping)
-                name = stored.removeprefix(prefix)
+                name = rename(stored)
                 if name in self._tensors:
                     raise StoreError(f"tensor {name} occurs twice in {path.parent}")
                 self._tensors[name] = file, stored
         for path, names in listed.items():
             for name in names:
-                if name.removeprefix(prefix) not in self._tensors:
+                if rename(name) not in self._tensors:
                     raise StoreError(f"tensor {name} is listed in an index, but {path} does not hold it")
 
     def __enter__(self) -> "TensorFiles":
@@ -111,7 +113,7 @@ class TensorFiles:
 
     @property
     def names(self) -> set[str]:
-        """Names of all tensors, without the prefix."""
+        """Names of all tensors, renamed."""
         return set(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:

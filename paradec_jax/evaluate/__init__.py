@@ -1,7 +1,10 @@
-"""Judging: exact answers with their uncertainty, and decoders side by side on the same problems."""
+"""Judging: exact answers with their uncertainty, drawn texts, and decoders side by side on the same problems."""
 
+from paradec_jax.evaluate.choices import multiple_choice
 from paradec_jax.evaluate.compare import Comparison, compare
 from paradec_jax.evaluate.intervals import Paired, paired, ratio, wilson
+from paradec_jax.evaluate.judge import Judgement, judge_ids, judge_texts
+from paradec_jax.evaluate.ngrams import reverse_perplexity
 from paradec_jax.evaluate.tasks import (
     exact_answers,
     exact_lists,
@@ -9,17 +12,26 @@ from paradec_jax.evaluate.tasks import (
     read_jsonl,
     word_problems,
 )
+from paradec_jax.evaluate.text_measures import Variety, self_bleu, variety
 
 __all__ = [
     "Comparison",
+    "Judgement",
     "Paired",
+    "Variety",
     "compare",
     "exact_answers",
     "exact_lists",
+    "judge_ids",
+    "judge_texts",
+    "multiple_choice",
     "paired",
     "pointer_problems",
     "ratio",
     "read_jsonl",
+    "reverse_perplexity",
+    "self_bleu",
+    "variety",
     "wilson",
     "word_problems",
 ]

@@ -128,7 +128,7 @@ def compare(
     advance = _counter(report, "timing one by one", len(everything) * (passes + 1))
     speeds = measure(everything, params, requests, passes=passes, advance=advance) if timed else []
     found = facts.facts() | {"dtypes": facts.dtypes(params)}
-    machine = {"dtype": model.config.dtype, "device": _device(found["device"])}
+    machine = {"dtype": model.config.dtype, "device": device_name(found["device"])}
     exact = np.stack([score(problems, [_text(model, row.ids) for row in of]) for of in decoded])
     results = []
     for i, setting in enumerate(settings):
@@ -305,6 +305,6 @@ def _core_pass(speed: Speed, half: Speed) -> float:
     return 1e6 * (speed.quickest / speed.calls - half.quickest / half.calls) / (deep - shallow)
 
 
-def _device(of: Mapping[str, Any]) -> str:
+def device_name(of: Mapping[str, Any]) -> str:
     """The device in a few words; the facts say more."""
     return f"cpu, {of['threads']} cores" if of["platform"] == "cpu" else of["kind"]

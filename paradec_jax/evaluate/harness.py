@@ -10,15 +10,22 @@
     lm_eval.simple_evaluate(model=lm, tasks=[...])
 
 Likelihoods come from the network at its default recurrence and are the same for every decoder; only generated
-text depends on the decoder. They are exact, not bounds. What each method does stands in `likelihood` and `until`.
+text depends on the decoder. They are exact where the model predicts the next token. One that fills masks has none; it
+answers with a lower bound (`evaluate.bound`) and says so: it warns, and `DecoderLM.likelihood` is "bound". Equal
+contexts share their draws, so that all choices are hidden alike. What each method does stands in `likelihood`,
+`spans` and `until`.
 """
 
+import hashlib
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from paradec_jax.evaluate.continuations import tokenizer_of
-from paradec_jax.evaluate.likelihood import continuation_row, log_likelihoods, rolling_rows
+from paradec_jax.evaluate.bound import Span
+from paradec_jax.evaluate.likelihood import Row, continuation_row, rolling_rows
+from paradec_jax.evaluate.spans import DRAWS, check_likelihood, is_exact, likelihood_kind, room, score_spans
 from paradec_jax.evaluate.until import generate_until, parse
+from paradec_jax.generate import tokenizer_of
 from paradec_jax.store import Model
 
 try:
@@ -31,25 +38,39 @@ class DecoderLM(LM):
     """The three questions of lm-eval, answered by one model; text is written by one decoder."""
 
     def __init__(
-        self, model: Model, decoder: Any, knobs: Any = None, *, rows: int = 8, seed: int = 0
+        self,
+        model: Model,
+        decoder: Any,
+        knobs: Any = None,
+        *,
+        rows: int = 8,
+        seed: int = 0,
+        draws: int | None = None,
     ) -> None:
         """Takes a model and a decoder.
 
         Args:
-          model: with a tokenizer; its logits must predict the next token.
+          model: with a tokenizer.
           decoder: unbound.
           knobs: its knobs; a request's sampling arguments take the place of theirs.
           rows: requests answered together.
           seed: of initial states and of all draws.
+          draws: of the bound on each likelihood, 32 when None; left out where likelihoods are exact.
 
         Raises:
-          ValueError: no tokenizer, or logits that predict their own position.
+          ValueError: no tokenizer, a model that has no likelihoods and no bounds, or draws where there are none.
         """
         super().__init__()
         tokenizer_of(model)
-        if model.token_spec.alignment != "next":
-            raise ValueError("this needs a model whose logits predict the next token")
+        check_likelihood(model)
+        if is_exact(model) and draws is not None:
+            raise ValueError("this model's likelihoods are exact, so draws must be left out")
         self.model, self.decoder, self.knobs, self.rows, self.seed = model, decoder, knobs, rows, seed
+        self.draws = DRAWS if draws is None else draws
+        self.likelihood = likelihood_kind(model)
+        if self.likelihood == "bound":
+            told = f"log-likelihoods of this model are lower bounds, each the mean of {self.draws} draws"
+            warnings.warn(told, stacklevel=2)
 
     @property
     def tokenizer_name(self) -> str:
@@ -57,18 +78,17 @@ class DecoderLM(LM):
         return ""
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """(Log-likelihood in nats, whether greedy decoding would write it) of (context, continuation) pairs."""
+        """(Log-likelihood in nats or a lower bound, whether the model would write it) of (context, continuation)."""
         tokenizer, spec = tokenizer_of(self.model), self.model.token_spec
-        length = self.model.network.max_length
         pairs = [request.args for request in requests]
-        return self._score([continuation_row(tokenizer, spec, a, b, length) for a, b in pairs])
+        rows = [continuation_row(tokenizer, spec, a, b, room(self.model)) for a, b in pairs]
+        return self._score(rows, [_mark(context) for context, _ in pairs])
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
-        """Log-likelihood in nats of whole texts, each token scored once."""
-        tokenizer, spec = tokenizer_of(self.model), self.model.token_spec
-        length = self.model.network.max_length
+        """Log-likelihood in nats of whole texts, or a lower bound, each token scored once."""
+        tokenizer, spec, length = tokenizer_of(self.model), self.model.token_spec, room(self.model)
         texts = [rolling_rows(tokenizer, spec, request.args[0], length) for request in requests]
-        scores = iter(self._score([row for rows in texts for row in rows]))
+        scores = iter(self._score([row for rows in texts for row in rows], None))
         return [sum((next(scores)[0] for _ in rows), 0.0) for rows in texts]
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
@@ -79,6 +99,12 @@ class DecoderLM(LM):
             self.model, pairs, self.decoder, self.knobs, name=name, rows=self.rows, seed=self.seed
         )
 
-    def _score(self, rows: Sequence[Any]) -> list[tuple[float, bool]]:
-        model = self.model
-        return log_likelihoods(model.network, model.params, rows, batch=self.rows, seed=self.seed)
+    def _score(self, rows: Sequence[Row], streams: Sequence[int] | None) -> list[tuple[float, bool]]:
+        spans = [Span(row.ids, len(row.ids) - row.count) for row in rows]
+        options = {"draws": self.draws, "seed": self.seed, "batch": self.rows}
+        return [(-of.nats, of.greedy) for of in score_spans(self.model, spans, streams=streams, **options)]
+
+
+def _mark(context: str) -> int:
+    """A number of 31 bits that equal contexts share."""
+    return int.from_bytes(hashlib.blake2b(context.encode(), digest_size=4).digest(), "little") >> 1

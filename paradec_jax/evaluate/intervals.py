@@ -1,7 +1,7 @@
-"""Uncertainty of shares (Wilson), of paired differences on the same problems, and of ratios of sums."""
+"""Uncertainty of shares (Wilson), of paired differences on the same problems, of ratios of sums, and of measures."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -176,6 +176,65 @@ def times(value: float, interval: Sequence[float | None] | None = None) -> str:
     return (
         f"{value:.2f}x [{finite[0]:.2f}, {finite[1]:.2f}]" if len(finite) == 2 else f"{value:.2f}x, no range"
     )
+
+
+def bootstrap(
+    above: Numbers, below: Numbers | None = None, *, resamples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """95% range of `sum a / sum b` over N independent samples, by bootstrap over them.
+
+    A resample draws N samples with replacement; the ends are percentiles of the ratio. A resample without anything
+    below leaves no end: the range is then the whole line, as it is for a single sample.
+
+    Args:
+      above: a, [N].
+      below: b, [N]; all 1 when None, so that the ratio is a mean.
+      resamples: how many.
+      seed: of the draws.
+
+    Raises:
+      ValueError: vectors of different length, or empty ones.
+    """
+    a = np.asarray(above, np.float64)
+    b = np.ones_like(a) if below is None else np.asarray(below, np.float64)
+    if a.shape != b.shape or a.ndim != 1 or not a.size:
+        raise ValueError(f"need two vectors of one length, at least 1, not {a.shape} and {b.shape}")
+    # How often each sample is drawn, instead of which ones: two products give all resamples.
+    times = np.random.default_rng(seed).multinomial(a.size, np.full(a.size, 1 / a.size), resamples)
+    drawn = times @ b
+    if a.size == 1 or drawn.min() <= 0:
+        return -math.inf, math.inf
+    low, high = np.percentile(times @ a / drawn, (2.5, 97.5))
+    return float(low), float(high)
+
+
+def jackknife(
+    measure: Callable[[np.ndarray], float], samples: int, *, groups: int = 20
+) -> tuple[float, float]:
+    """95% interval of a measure of N independent samples, from its values with each group of them left out::
+
+        v -+ z sqrt((G - 1) / G sum_g (v_g - mean v)^2)
+
+    For measures that a bootstrap would bias because it draws samples twice: copies lower an entropy, whatever the
+    law. Sample i belongs to group i mod G.
+
+    Args:
+      measure: from which samples to take, bool [N], to a number.
+      samples: N.
+      groups: G, at most N.
+
+    Raises:
+      ValueError: no sample, or fewer than two groups.
+    """
+    if samples < 1 or groups < 2:
+        raise ValueError(f"need a sample and at least 2 groups, not {samples} and {groups}")
+    everything = np.ones(samples, bool)
+    value, groups = measure(everything), min(groups, samples)
+    if groups == 1:
+        return -math.inf, math.inf
+    left = np.asarray([measure(np.arange(samples) % groups != group) for group in range(groups)])
+    spread = Z95 * math.sqrt((groups - 1) / groups * float(np.sum((left - left.mean()) ** 2)))
+    return value - spread, value + spread
 
 
 def _binomial_test(successes: int, trials: int) -> Any:

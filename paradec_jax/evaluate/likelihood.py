@@ -102,6 +102,17 @@ def log_likelihoods(
 ) -> list[tuple[float, bool]]:
     """Log-likelihood in nats of each row's scored ids, and whether each of them is the most probable one.
 
+    Arguments and errors are those of `token_log_likelihoods`.
+    """
+    found = token_log_likelihoods(network, params, rows, batch=batch, seed=seed)
+    return [(float(scores.sum(dtype=np.float64)), bool(best.all())) for scores, best in found]
+
+
+def token_log_likelihoods(
+    network: Any, params: Any, rows: Sequence[Row], *, batch: int = 8, seed: int = 0
+) -> list[tuple[Float[np.ndarray, "_"], Bool[np.ndarray, "_"]]]:
+    """Log-probability in nats of each scored id of each row, and whether it is the most probable one.
+
     Args:
       network: a causal network whose logits predict the next token.
       params: its parameters.
@@ -121,8 +132,8 @@ def log_likelihoods(
                 f"those scored and at most {network.max_length + 1} in all"
             )
     params = network.prepare(params)
-    sizes = [_bucket(len(row.ids) - 1, network.max_length) for row in rows]
-    results: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
+    sizes = [bucket(len(row.ids) - 1, network.max_length) for row in rows]
+    results = [(np.zeros(0, np.float32), np.zeros(0, bool))] * len(rows)
     for size in sorted({size for size, row in zip(sizes, rows, strict=True) if row.count}):
         members = [i for i, row in enumerate(rows) if sizes[i] == size and row.count]
         for start in range(0, len(members), batch):
@@ -134,11 +145,12 @@ def log_likelihoods(
             for place, i in enumerate(some):
                 end = len(rows[i].ids) - 1
                 at = slice(end - rows[i].count, end)
-                results[i] = (float(scores[place, at].sum(dtype=np.float64)), bool(best[place, at].all()))
+                results[i] = (scores[place, at], best[place, at])
     return results
 
 
-def _bucket(count: int, most: int) -> int:
+def bucket(count: int, most: int) -> int:
+    """Positions of the batch that a row of `count` belongs in: a power of two, or `most`."""
     size = SHORTEST
     while size < count:
         size *= 2

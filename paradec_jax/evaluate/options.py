@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from paradec_jax.decode.machine.knobs import unneeded
+
 
 def choose(
     name: str, decoder: Any, knobs: Any = None, options: Mapping[str, Any] | None = None
 ) -> tuple[Any, Any]:
     """A decoder and its knobs, with the values of some of their fields changed.
 
-    The decoder becomes greedy where the temperature is 0.
+    The decoder becomes greedy where the temperature is 0, and loses the knobs that its new fields have no use for.
 
     Args:
       name: of the decoder, for the error.
@@ -35,4 +37,6 @@ def choose(
         values["buckets"] = tuple(b for b in decoder.buckets if b < values["window"])
     values["greedy"] = not np.any(np.asarray(values.get("temperature", knobs.temperature)) > 0)
     decoder = dataclasses.replace(decoder, **{k: v for k, v in values.items() if k in static})
+    meaningless = unneeded(knobs, decoder).keys() - values.keys()  # to the decoder as it is now
+    knobs = dataclasses.replace(knobs, **dict.fromkeys(meaningless))
     return decoder, dataclasses.replace(knobs, **{k: v for k, v in values.items() if k in traced})

@@ -9,9 +9,11 @@ from paradec_jax.losses.consistency import (
     ConsistencyRules,
     consistency_loss,
 )
+from paradec_jax.losses.masked_diffusion import BoundRules, masked_diffusion_loss
 from paradec_jax.losses.next_token import next_token_loss
 from paradec_jax.losses.recurrent import exponential, poisson_lognormal, recurrent_loss
 from paradec_jax.losses.recurrent_consistency import recurrent_consistency_loss
+from paradec_jax.losses.self_distillation import DistillationRules, self_distillation_loss
 from paradec_jax.losses.stepwise import stepwise_loss
 
 __all__ = [
@@ -19,13 +21,17 @@ __all__ = [
     "MULTIBLOCK",
     "PAPER",
     "WINDOWED",
+    "BoundRules",
     "ConsistencyRules",
+    "DistillationRules",
     "cllm_loss",
     "consistency_loss",
     "exponential",
+    "masked_diffusion_loss",
     "next_token_loss",
     "poisson_lognormal",
     "recurrent_consistency_loss",
     "recurrent_loss",
+    "self_distillation_loss",
     "stepwise_loss",
 ]

@@ -2,14 +2,19 @@
 
 from paradec_jax.models.causal import Causal
 from paradec_jax.models.causal_network import CausalNetwork
-from paradec_jax.models.prepare import prepare_params
+from paradec_jax.models.denoiser import Denoiser
+from paradec_jax.models.denoiser_network import DenoiserNetwork
+from paradec_jax.models.prepare import prepare_denoiser, prepare_params
 from paradec_jax.models.recurrent_depth import RecurrentDepth
 from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
 
 __all__ = [
     "Causal",
     "CausalNetwork",
+    "Denoiser",
+    "DenoiserNetwork",
     "RecurrentDepth",
     "RecurrentDepthNetwork",
+    "prepare_denoiser",
     "prepare_params",
 ]

@@ -3,6 +3,7 @@
 vocab      V, tokens          heads      H, query heads          mlp         F, inner width of the MLP
 embed      D, model width     kv_heads   G, key-value heads      head_dim    C, channels of a head
 embed_pair 2D, latent state and prelude output side by side
+conditioning K, a denoiser's modulating vector, made from noise_features; six_vectors and two_vectors come of it
 """
 
 import dataclasses
@@ -39,24 +40,48 @@ SHARED: dict[str, Axes] = {
     r"^embedding$": Axes(("vocab", "embed")),
     r"^head$": Axes(("embed", "vocab")),
     r"attention/out$": _matrix(("heads", "head_dim"), ("embed",)),
-    r"attention/q_bias$": Axes(("heads", "head_dim")),
-    r"attention/[kv]_bias$": Axes(("kv_heads", "head_dim")),
     r"mlp/(gate|up)$": _matrix(("embed",), ("mlp",)),
     r"mlp/down$": _matrix(("mlp",), ("embed",)),
     r"(^|/)((attention|mlp|final)_norm|norm_[1-4])$": Axes(("embed",)),
 }
+BIASES: dict[str, Axes] = {
+    r"attention/q_bias$": Axes(("heads", "head_dim")),
+    r"attention/[kv]_bias$": Axes(("kv_heads", "head_dim")),
+}
 # All query heads of a layer are one matrix to the optimizer of the recurrent models, and so are its keys and values;
 # in causal models each head is a matrix of its own. So the bundled models were trained.
-RECURRENT: dict[str, Axes] = SHARED | {
-    r"attention/q$": _matrix(("embed",), ("heads", "head_dim")),
-    r"attention/[kv]$": _matrix(("embed",), ("kv_heads", "head_dim")),
-    r"^adapter$": _matrix(("embed_pair",), ("embed",)),
-}
-CAUSAL: dict[str, Axes] = SHARED | {
+RECURRENT: dict[str, Axes] = (
+    SHARED
+    | BIASES
+    | {
+        r"attention/q$": _matrix(("embed",), ("heads", "head_dim")),
+        r"attention/[kv]$": _matrix(("embed",), ("kv_heads", "head_dim")),
+        r"^adapter$": _matrix(("embed_pair",), ("embed",)),
+    }
+)
+_BY_HEAD: dict[str, Axes] = {
     r"attention/q$": Axes(("embed", "heads", "head_dim"), ("embed",), ("head_dim",)),
     r"attention/[kv]$": Axes(("embed", "kv_heads", "head_dim"), ("embed",), ("head_dim",)),
-    r"attention/[qk]_norm$": Axes(("head_dim",)),
 }
+CAUSAL: dict[str, Axes] = SHARED | BIASES | _BY_HEAD | {r"attention/[qk]_norm$": Axes(("head_dim",))}
+# The layers that modulate are no matrices to that optimizer: they read one constant vector, so their gradients have
+# rank one.
+MASKED_DIFFUSION: dict[str, Axes] = (
+    SHARED
+    | _BY_HEAD
+    | {
+        r"^head_bias$": Axes(("vocab",)),
+        r"mlp/up_bias$": Axes(("mlp",)),
+        r"mlp/down_bias$": Axes(("embed",)),
+        r"^noise_in$": Axes(("noise_features", "conditioning")),
+        r"^noise_out$": Axes(("conditioning", "conditioning")),
+        r"^noise_(in|out)_bias$": Axes(("conditioning",)),
+        r"/modulation$": Axes(("conditioning", "six_vectors", "embed")),
+        r"/modulation_bias$": Axes(("six_vectors", "embed")),
+        r"^final_modulation$": Axes(("conditioning", "two_vectors", "embed")),
+        r"^final_modulation_bias$": Axes(("two_vectors", "embed")),
+    }
+)
 
 
 def axes_of(rules: Mapping[str, Axes], path: str) -> Axes:

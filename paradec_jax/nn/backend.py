@@ -1,10 +1,11 @@
-"""The one switch for layouts that suit a backend and are nobody's definition."""
+"""The switches for what suits a backend and is nobody's definition: layouts, and who computes attention."""
 
 import os
 
 import jax
 
 SWITCH = "PARADEC_LAYOUTS"
+ATTENTION = "PARADEC_ATTENTION"
 
 
 def cpu_layouts() -> bool:
@@ -20,3 +21,19 @@ def cpu_layouts() -> bool:
     if told not in (None, "cpu", "plain"):
         raise ValueError(f"{SWITCH} must be 'cpu' or 'plain', not {told!r}")
     return jax.default_backend() == "cpu" if told is None else told == "cpu"
+
+
+def cudnn_attention() -> bool:
+    """Whether cuDNN computes attention that is not causal: where the default backend is CUDA, unless told otherwise.
+
+    The environment variable `PARADEC_ATTENTION` ("cudnn" or "plain") decides for a whole process, as above.
+
+    Raises:
+      ValueError: another value of the variable.
+    """
+    told = os.environ.get(ATTENTION)
+    if told not in (None, "cudnn", "plain"):
+        raise ValueError(f"{ATTENTION} must be 'cudnn' or 'plain', not {told!r}")
+    if told is None:
+        return jax.default_backend() == "gpu" and "cuda" in jax.devices()[0].client.platform_version
+    return told == "cudnn"

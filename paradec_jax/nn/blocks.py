@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from einops import rearrange
 from jaxtyping import Array, Bool, Float
 
-from paradec_jax.nn.attention import attend
+from paradec_jax.nn.attention import attend, attend_all
 from paradec_jax.nn.backend import cpu_layouts
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.norms import rms_norm
@@ -32,9 +32,11 @@ class BlockConfig:
       feed_forward: F.
       norm_eps: epsilon of every RMSNorm.
       rotation: which channels of a head turn together, "interleaved" (2i, 2i+1) or "halves" (i, i + C/2).
-      std, std_out: spread of random input and output matrices.
+      std, std_out: spread of random input and output matrices: standard deviation, or bound where `uniform`.
       biases: which of queries, keys and values carry a bias: "", "qk" or "qkv".
       qk_norm: whether queries and keys of each head pass an RMSNorm.
+      uniform: whether random matrices are drawn uniformly between their bounds.
+      full: whether a position sees the later ones too; there is no prefix then, and no mask means all.
       param_dtype: dtype of parameters.
     """
 
@@ -49,7 +51,13 @@ class BlockConfig:
     std_out: float
     biases: str = ""
     qk_norm: bool = False
+    uniform: bool = False
+    full: bool = False
     param_dtype: str = "float32"
+
+    def random(self, spread: float) -> Callable[..., Array]:
+        """Draws a matrix."""
+        return uniform(spread) if self.uniform else truncated_normal(spread)
 
 
 def truncated_normal(std: float) -> Callable[..., Array]:
@@ -57,6 +65,15 @@ def truncated_normal(std: float) -> Callable[..., Array]:
 
     def init(key: Array, shape: tuple[int, ...], dtype: str = "float32") -> Array:
         return std * jax.random.truncated_normal(key, -3.0, 3.0, shape, dtype)
+
+    return init
+
+
+def uniform(bound: float) -> Callable[..., Array]:
+    """Uniform draws between -bound and bound."""
+
+    def init(key: Array, shape: tuple[int, ...], dtype: str = "float32") -> Array:
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
 
     return init
 
@@ -73,8 +90,10 @@ def parameter(
     return found if getattr(found, "shape", None) == shape else module.param(name, init, shape, dtype)
 
 
-def dense(x: Float[Array, "*shape D"], weight: Float[Array, "D F"]) -> Float[Array, "*shape F"]:
-    """`x W`; on the CPU (`nn.backend`) computed on a matrix of all positions.
+def dense(
+    x: Float[Array, "*shape D"], weight: Float[Array, "D F"], wide: Any = None
+) -> Float[Array, "*shape F"]:
+    """`x W`, in the dtype of `x` or in `wide`; on the CPU (`nn.backend`) computed on a matrix of all positions.
 
     With two leading axes the weight's gradient contracts both, which XLA's CPU backend does through transposed
     copies; a matrix halved the time of an MLP's backward pass there.
@@ -84,11 +103,14 @@ def dense(x: Float[Array, "*shape D"], weight: Float[Array, "D F"]) -> Float[Arr
     are five times as fast as its float32 ones where the processor has matrix units.
     """
     if not cpu_layouts():
-        return jnp.einsum("...d,df->...f", x, weight.astype(x.dtype))
+        return jnp.einsum("...d,df->...f", x, weight.astype(x.dtype), preferred_element_type=wide)
     precision = getattr(jax.config, "jax_default_matmul_precision", None)
     rounded = precision == "BF16_BF16_F32" and x.dtype == jnp.float32
     flat = x.reshape(-1, x.shape[-1])  # of any rank, a vector too
-    product = _rounded_product(flat, weight) if rounded else flat @ weight.astype(x.dtype)
+    if rounded:
+        product = _rounded_product(flat, weight)
+    else:
+        product = jnp.matmul(flat, weight.astype(x.dtype), preferred_element_type=wide)
     return product.reshape(*x.shape[:-1], weight.shape[-1])
 
 
@@ -131,7 +153,7 @@ class Attention(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.rows = {"q": c.heads, "k": c.kv_heads, "v": c.kv_heads}
-        into, ones = truncated_normal(c.std), nn.initializers.ones
+        into, ones = c.random(c.std), nn.initializers.ones
         self.joined = self.prepared and self.has_variable("params", "qkv")
         if self.joined:
             self.qkv = parameter(
@@ -153,15 +175,15 @@ class Attention(nn.Module):
             for name in "qk" * c.qk_norm
         }
         out_shape = (c.heads, c.head_dim, c.width)
-        self.out = parameter(self, "out", truncated_normal(c.std_out), out_shape, c.param_dtype)
+        self.out = parameter(self, "out", c.random(c.std_out), out_shape, c.param_dtype)
 
     def __call__(
         self,
         x: Float[Array, "B W D"],
         angles: Rotation,
-        window_mask: Bool[Array, "*B W W"],
-        prefix: KV | None,
-        prefix_mask: PrefixMask | None,
+        window_mask: Bool[Array, "*B W W"] | None,
+        prefix: KV | None = None,
+        prefix_mask: PrefixMask | None = None,
     ) -> tuple[Float[Array, "B W D"], KV]:
         """The attended window and its own keys and values."""
         turn = ROTATIONS[self.config.rotation]
@@ -171,7 +193,13 @@ class Attention(nn.Module):
         for name, gain in self.gains.items():
             heads[name] = rms_norm(heads[name], gain, self.config.norm_eps)
         own = KV(rearrange(turn(heads["k"], angles), "b g w c -> b g c w"), heads["v"])
-        mixed = attend(turn(heads["q"], angles), own, window_mask, prefix, prefix_mask)
+        queries = turn(heads["q"], angles)
+        if self.config.full:
+            mixed = attend_all(queries, own, window_mask)
+        elif window_mask is None:
+            raise ValueError("a window that does not see itself whole needs a mask")
+        else:
+            mixed = attend(queries, own, window_mask, prefix, prefix_mask)
         mixed = rearrange(mixed, "b h w c -> b w (h c)")
         return dense(mixed, rearrange(self.out, "h c d -> (h c) d")), own
 
@@ -202,14 +230,14 @@ class GatedMLP(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        into, shape = truncated_normal(c.std), (c.width, c.feed_forward)
+        into, shape = c.random(c.std), (c.width, c.feed_forward)
         self.joined = self.prepared and self.has_variable("params", "gate_up")
         if self.joined:
             self.gate_up = parameter(self, "gate_up", into, (c.width, 2 * c.feed_forward), c.param_dtype)
         else:
             self.gate = parameter(self, "gate", into, shape, c.param_dtype)
             self.up = parameter(self, "up", into, shape, c.param_dtype)
-        self.down = parameter(self, "down", truncated_normal(c.std_out), shape[::-1], c.param_dtype)
+        self.down = parameter(self, "down", c.random(c.std_out), shape[::-1], c.param_dtype)
 
     def __call__(self, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
         """The branch's output, without the residual sum."""

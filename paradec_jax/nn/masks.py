@@ -21,6 +21,19 @@ def causal(width: int) -> Bool[Array, "W W"]:
     return jnp.tril(jnp.ones((width, width), dtype=bool))
 
 
+def full(width: int) -> Bool[Array, "W W"]:
+    """A position of the window sees all of them.
+
+    ::
+
+        x x x x
+        x x x x
+        x x x x
+        x x x x
+    """
+    return jnp.ones((width, width), dtype=bool)
+
+
 def side_by_side(rows: int, width: int) -> Bool[Array, "W W"]:
     """Rows of equal width in one window: causal within a row, and no row sees another (2 rows of 2 drawn).
 

@@ -15,3 +15,12 @@ def rms_norm(x: Float[Array, "*shape D"], gain: Float[Array, "D"], eps: float) -
     wide = at_least_float32(x)
     scale = lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     return (wide * scale).astype(x.dtype) * gain.astype(x.dtype)
+
+
+def layer_norm(
+    x: Float[Array, "*shape D"], gain: Float[Array, "... D"], eps: float
+) -> Float[Array, "*shape D"]:
+    """Layer norm without a bias, `(x - mean(x)) / sqrt(var(x) + eps) * gain`, in at least float32."""
+    wide = at_least_float32(x)
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    return centred * lax.rsqrt(jnp.mean(jnp.square(centred), axis=-1, keepdims=True) + eps) * gain

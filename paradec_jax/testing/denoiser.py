@@ -1,14 +1,19 @@
-"""A denoiser of masked canvases with known answers."""
+"""A denoiser of masked canvases with known answers, and a tiny real one."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.config import MASKED_DIFFUSION_PRESETS
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
+from paradec_jax.models import denoiser
+from paradec_jax.models.denoiser_network import DenoiserNetwork
 from paradec_jax.testing import stubs
 from paradec_jax.testing.stubs import TokenKV
 
@@ -78,6 +83,10 @@ class StubDenoiser:
         """The parameters as they are."""
         return stubs.prepared(params)
 
+    def embedding(self, params: Any) -> Float[Array, "V V"]:
+        """The vector of each token: a one at its id."""
+        return jnp.eye(self.vocab_size)
+
     def init_cache(self, keys: Array, size: int) -> TokenKV:
         """An empty cache."""
         return stubs.empty(len(keys), size)
@@ -97,13 +106,17 @@ class StubDenoiser:
     def forward(
         self,
         params: Any,
-        inputs: Int[Array, "B W"],
+        inputs: Int[Array, "B W"] | Float[Array, "B W V"],
         positions: Int[Array, "B W"],
         prefix: Prefix | None = None,
         mask: Bool[Array, "*B W W"] | None = None,
     ) -> Forward:
-        """One call; head input is the predicted token, as a number, and its logit. The caller stores the window."""
+        """One call; head input is the predicted token, as a number, and its logit. The caller stores the window.
+
+        Of a vector in the place of a token, the token with the largest share is read.
+        """
         stubs.report(self.probe, "network_calls")
+        inputs = inputs if inputs.ndim == 2 else jnp.argmax(inputs, axis=-1).astype(jnp.int32)
         if mask is None:
             block = self.block or self.max_length
             mask = positions[:, :, None] // block >= positions[:, None] // block
@@ -144,3 +157,19 @@ class StubDenoiser:
         if self.block is not None:
             whole &= count <= (positions // self.block + 1) * self.block
         return ~whole
+
+
+def tiny_denoiser(**changes: Any) -> DenoiserNetwork:
+    """A denoiser of a few thousand parameters; `changes` are fields of its config."""
+    return DenoiserNetwork(dataclasses.replace(MASKED_DIFFUSION_PRESETS["test-mdlm"], **changes))
+
+
+@functools.cache
+def tiny_denoiser_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
+    """Random parameters of `tiny_denoiser`, those that training begins at zero among them, multiplied by `gain`."""
+    rng, config = np.random.default_rng(seed), tiny_denoiser(**changes).config
+    with jax.ensure_compile_time_eval():  # the first caller may be under a trace, the next one is not
+        return jax.tree.map(
+            lambda leaf: jnp.asarray(gain * (0.2 * rng.normal(size=leaf.shape) + 0.05), leaf.dtype),
+            denoiser.parameter_shapes(config),
+        )

@@ -156,7 +156,7 @@ def bench(
       knobs: its knobs, or None for the defaults.
       batch: rows.
       context: prompt tokens of each row.
-      tokens: tokens to generate in each row; the first comes with the prompt.
+      tokens: tokens to generate in each row; the first comes with the prompt, where there is a cache.
       passes: timings, of which the median counts.
       seed: of the prompts.
       device: measured limits, where they are known already.
@@ -173,7 +173,8 @@ def bench(
     if tokens < 2 or passes < 1:
         raise ValueError(f"tokens must be at least 2 and passes at least 1, not {tokens} and {passes}")
     device = limits_of(network, params) if device is None else device
-    prompts = np.random.default_rng(seed).integers(0, network.vocab_size, (batch, context))
+    vocab = network.vocab_size - (decoder.spec.mask is not None)  # whose last token the mask is
+    prompts = np.random.default_rng(seed).integers(0, vocab, (batch, context))
     request = make_request(prompts, max_new_tokens=tokens, seed=seed)
     bound = decoder.bind(network, context + tokens)
     bound.check(request)
@@ -199,9 +200,12 @@ def figures(
     a_step = loop / steps
     spent = timings[-1].counts
     width = -(-spent[POSITIONS] // spent[NETWORK_CALLS])
+    # A canvas is read anew in every call, and its output matrix meets the positions that the call reveals.
+    held, first = (context + tokens // 2, batch) if decoder.needs_cache else (0, 0)
+    revealed = {} if decoder.needs_cache else {"logits": generated / steps / batch}
     depth = round(spent.get("recurrences", 0) / spent[NETWORK_CALLS])
-    step = _at(network, depth).work(batch, width, context + tokens // 2)
-    read = read_seconds(_at(network, depth), batch, width, context + tokens // 2, device)
+    step = _at(network, depth).work(batch, width, held, **revealed)
+    read = read_seconds(_at(network, depth), batch, width, held, device)
     flops = step.flops / a_step / device.flops_per_second
     return {
         "decoder": type(decoder).__name__,
@@ -213,7 +217,7 @@ def figures(
         "seconds": statistics.median(seconds),
         "prompt_seconds": statistics.median(t.prompt for t in timings),
         "tokens_per_second": generated / statistics.median(seconds),
-        "decode_tokens_per_second": (generated - batch) / loop,
+        "decode_tokens_per_second": (generated - first) / loop,
         "network_calls": calls,
         "network_calls_per_token": calls / generated,
         "microseconds_per_step": 1e6 * a_step,

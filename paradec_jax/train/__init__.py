@@ -3,6 +3,7 @@
 from paradec_jax.train.checkpoint import Checkpoints
 from paradec_jax.train.loop import DataIterator, NonFiniteLoss, fit
 from paradec_jax.train.optimizers import adamw, decay_mask, muon, warmup_stable_decay
+from paradec_jax.train.rounds import Rounds
 from paradec_jax.train.state import TrainState, update_ema
 from paradec_jax.train.step import Loss, Metrics, make_train_step
 
@@ -12,6 +13,7 @@ __all__ = [
     "Loss",
     "Metrics",
     "NonFiniteLoss",
+    "Rounds",
     "TrainState",
     "adamw",
     "decay_mask",

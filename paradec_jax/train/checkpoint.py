@@ -21,6 +21,7 @@ PyTree = Any
 
 FORMAT = 1
 FORMER = ("qkv", "qk_bias", "gate_up")  # parameters that joined several matrices
+_COUNT = "ema_count"
 
 
 class Checkpoints:
@@ -109,7 +110,7 @@ class Checkpoints:
         """The newest checkpoint that can be read, and the data state saved with it.
 
         Warns once for every newer folder that cannot be read. Arrays take the shardings of `state`, so a run
-        may resume on another mesh.
+        may resume on another mesh. In checkpoints from before the average had a count of its own, it is the step.
 
         Args:
           state: a state of the same structure, shapes and dtypes, as `TrainState.create` makes; unchanged.
@@ -129,13 +130,17 @@ class Checkpoints:
             except Exception as error:
                 reasons.append(self._reject(step, error))
                 continue
-            self._check_layout(step, body, target, state)
+            counted = _COUNT in body["arrays"] or _COUNT not in target
+            wanted = target if counted else {name: x for name, x in target.items() if name != _COUNT}
+            self._check_layout(step, body, wanted, state)
             try:
-                tree = self._read_arrays(step, body, target)
+                tree = self._read_arrays(step, body, wanted)
             except Exception as error:
                 reasons.append(self._reject(step, error))
                 continue
             key = jax.random.wrap_key_data(tree.pop("key"), impl=jax.random.key_impl(state.key))
+            if not counted:
+                tree[_COUNT] = jnp.array(tree["step"], copy=True)
             return TrainState(**({"ema": None} | tree), key=key), _decode(body["data"])
         raise RuntimeError(f"none of the checkpoints in {self.folder} can be read:\n" + "\n".join(reasons))
 
@@ -175,8 +180,8 @@ class Checkpoints:
         if saved != here:
             name = min(n for n in saved.keys() | here.keys() if saved.get(n) != here.get(n))
             raise ValueError(
-                f"{where} was written for other parameters, another optimizer or another ema: {name} is "
-                f"{saved.get(name, 'missing')} there and {here.get(name, 'missing')} in this run"
+                f"{where} was written for other parameters, another optimizer, another teacher or another ema: "
+                f"{name} is {saved.get(name, 'missing')} there and {here.get(name, 'missing')} in this run"
             )
 
     def _reject(self, step: int, error: Exception) -> str:
@@ -201,8 +206,9 @@ class Checkpoints:
 
 def _to_arrays(state: TrainState) -> dict[str, PyTree]:
     tree = {"step": state.step, "params": state.params, "opt_state": state.opt_state}
-    ema = {} if state.ema is None else {"ema": state.ema}
-    return tree | ema | {"key": jax.random.key_data(state.key)}
+    optional = {name: getattr(state, name) for name in ("ema", _COUNT, "teacher", "round")}
+    tree |= {name: x for name, x in optional.items() if x is not None}
+    return tree | {"key": jax.random.key_data(state.key)}
 
 
 def _describe(tree: PyTree, *, checksums: bool) -> dict[str, list[Any]]:

@@ -1,6 +1,7 @@
 """The training loop: steps, logs, checkpoints, resumption."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import optax
 
 from paradec_jax.train.checkpoint import Checkpoints
 from paradec_jax.train.log import Log
+from paradec_jax.train.rounds import Rounds, next_round
 from paradec_jax.train.state import TrainState
 from paradec_jax.train.step import Loss, Metrics, make_train_step
 
@@ -52,6 +54,8 @@ def fit(
     data: DataIterator,
     *,
     frozen: PyTree = None,
+    teacher: PyTree = None,
+    rounds: Rounds | None = None,
     optimizer: optax.GradientTransformation,
     steps: int,
     key: jax.Array,
@@ -60,9 +64,11 @@ def fit(
     keep: int = 2,
     log_every: int = 100,
     ema_decay: float | None = None,
+    ema_warmup: bool = True,
     accumulate: int = 1,
     evaluate: Callable[[TrainState], Mapping[str, float]] | None = None,
     evaluate_every: int = 1000,
+    limit_s: float | None = None,
     resume: bool = True,
     progress: bool = True,
 ) -> TrainState:
@@ -76,7 +82,11 @@ def fit(
       loss: `(params, frozen, batch, key) -> (scalar, metrics)`, see `make_train_step`.
       params: initial parameters; copied, never donated.
       data: batches, dicts of arrays.
-      frozen: second argument of the loss (a teacher, a backbone); not trained, not saved.
+      frozen: second argument of the loss (a backbone); not trained, not saved.
+      teacher: parameters of a teacher, copied and saved with the state; the loss finds them and the round in its
+        second argument, as {"teacher": ..., "round": ...}, in place of `frozen`.
+      rounds: after how many updates the student becomes the teacher, and how; one round for ever when None. What ends
+        a round is its last update, its log, evaluation and checkpoint; the first update after it begins the next.
       optimizer: an optax chain, such as `adamw`.
       steps: updates of the whole run, those before a resumption included.
       key: typed PRNG key of the run; ignored on resumption.
@@ -87,20 +97,24 @@ def fit(
         (seconds an update), `tokens_per_s` (size of `batch["tokens"]`, else `batch["weights"]`, padding
         included) and, on the first line of a process, `compile_s`, whose update is left out of the rates.
       ema_decay: decay of the moving average of parameters, or None for none.
+      ema_warmup: whether that decay is warmed up (`update_ema`).
       accumulate: micro-batches an update.
       evaluate: called with the state every `evaluate_every` updates and at the end, logged as `eval/NAME`;
         must not keep the state, whose arrays are donated to the next update.
       evaluate_every: updates between evaluations.
+      limit_s: seconds after which this call saves and returns, before `steps`; needs a folder to go on from. None for
+        no limit.
       resume: whether to go on from a checkpoint in `folder`.
       progress: whether to show progress on the terminal.
 
     Returns:
-      The state after `steps` updates.
+      The state after `steps` updates, or after fewer where `limit_s` ended the call.
 
     Raises:
       NonFiniteLoss: at the first line of the log after such an update; the checkpoints stay as they were.
-      ValueError: if a count is not positive, if `folder` has checkpoints and `resume` is false, if its newest
-        is beyond `steps`, if the data ends early, or from `make_train_step` and `Checkpoints.restore`.
+      ValueError: if a count is not positive, if `rounds` come without a teacher or `limit_s` without a folder, if
+        `folder` has checkpoints and `resume` is false, if its newest is beyond `steps`, if the data ends early, or
+        from `make_train_step`, `next_round` and `Checkpoints.restore`.
       RuntimeError: if `folder` has checkpoints and none can be read.
     """
     counts = {
@@ -112,16 +126,23 @@ def fit(
     for name, count in counts.items():
         if count < 1:
             raise ValueError(f"{name} must be at least 1, not {count}")
+    if rounds is not None and teacher is None:
+        raise ValueError("rounds need a teacher to begin with")
+    if limit_s is not None and folder is None:
+        raise ValueError("limit_s ends a run that a later call goes on with: give a folder")
+    deadline = math.inf if limit_s is None else time.monotonic() + limit_s
     folder = None if folder is None else Path(folder)
-    train_step = make_train_step(loss, optimizer, ema_decay=ema_decay, accumulate=accumulate)
-    state = TrainState.create(params, optimizer, key, ema=ema_decay is not None)
+    train_step = make_train_step(
+        loss, optimizer, ema_decay=ema_decay, ema_warmup=ema_warmup, accumulate=accumulate
+    )
+    state = TrainState.create(params, optimizer, key, ema=ema_decay is not None, teacher=teacher)
 
     with contextlib.ExitStack() as stack:
         checkpoints = None
         if folder is not None:
             checkpoints = stack.enter_context(Checkpoints(folder / "checkpoints", keep))
             state = _resume(state, data, checkpoints, resume, steps)
-        start = int(state.step)
+        start, which = int(state.step), 0 if state.round is None else int(state.round)
         path = None if folder is None else folder / "metrics.jsonl"
         primary = jax.process_index() == 0
         log = stack.enter_context(Log(path, step=start, steps=steps, progress=progress, primary=primary))
@@ -131,11 +152,15 @@ def fit(
                 batch = next(data)
             except StopIteration:
                 raise ValueError(f"the data ended after {step - 1} batches; steps is {steps}") from None
+            if rounds is not None and (step - 1) // rounds.updates > which:
+                which = (step - 1) // rounds.updates
+                state = next_round(state, rounds, which, optimizer)
             state, metrics = train_step(state, frozen, batch)
             window.add(step, metrics, batch)
 
+            late = time.monotonic() > deadline
             test = evaluate if _due(step, evaluate_every, steps) else None
-            save = checkpoints if _due(step, checkpoint_every, steps) else None
+            save = checkpoints if late or _due(step, checkpoint_every, steps) else None
             if not (test or save or _due(step, log_every, steps)):
                 continue
             log.write(step, window.flush(checkpoints))
@@ -143,6 +168,8 @@ def fit(
                 log.write(step, {f"eval/{name}": float(value) for name, value in test(state).items()})
             if save:
                 save.save(state, data.get_state())
+            if late:
+                break
             window.restart_clock()
     return state
 

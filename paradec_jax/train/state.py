@@ -19,8 +19,11 @@ class TrainState:
       step: int32 scalar, updates applied so far.
       params: parameters, a nested dict.
       ema: moving average of `params` in float32, or None.
+      ema_count: int32 scalar, updates of that average since it began, or None.
       opt_state: state of the optax optimizer.
       key: typed PRNG key of the run. It never changes: step t uses fold_in(key, t).
+      teacher: parameters of the teacher of a run in rounds, or None.
+      round: int32 scalar, the round, counted from 0, or None.
     """
 
     step: jax.Array
@@ -28,12 +31,21 @@ class TrainState:
     ema: PyTree | None
     opt_state: PyTree
     key: jax.Array
+    ema_count: jax.Array | None = None
+    teacher: PyTree | None = None
+    round: jax.Array | None = None
 
     @classmethod
     def create(
-        cls, params: PyTree, optimizer: optax.GradientTransformation, key: jax.Array, *, ema: bool = False
+        cls,
+        params: PyTree,
+        optimizer: optax.GradientTransformation,
+        key: jax.Array,
+        *,
+        ema: bool = False,
+        teacher: PyTree | None = None,
     ) -> "TrainState":
-        """The state before the first step. Copies `params` and `key`, since the train step donates its state.
+        """The state before the first step. Copies what it is given, since the train step donates its state.
 
         Raises:
           TypeError: if `key` is not one typed PRNG key (`jax.random.key(seed)`).
@@ -41,31 +53,46 @@ class TrainState:
         if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.ndim:
             given = f"{key.dtype}{list(key.shape)}"
             raise TypeError(f"key must be one typed PRNG key, as jax.random.key(seed) makes, not {given}")
-        params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
+        params, teacher = (
+            jax.tree.map(lambda x: jnp.array(x, copy=True), tree) for tree in (params, teacher)
+        )
         return cls(
             step=jnp.zeros((), jnp.int32),
             params=params,
-            ema=jax.tree.map(_float32_copy, params) if ema else None,
+            ema=jax.tree.map(float32_copy, params) if ema else None,
             opt_state=optimizer.init(params),
             key=jax.random.clone(key),
+            ema_count=jnp.zeros((), jnp.int32) if ema else None,
+            teacher=teacher,
+            round=None if teacher is None else jnp.zeros((), jnp.int32),
         )
 
 
-def update_ema(ema: PyTree, params: PyTree, step: jax.Array, decay: float) -> PyTree:
+def update_ema(
+    ema: PyTree, params: PyTree, count: jax.Array | int, decay: float, *, warmup: bool = True
+) -> PyTree:
     """One update of the moving average, its decay warmed up so that the initial values are soon forgotten.
 
-        d_t = min(decay, (1 + t) / (10 + t)),    ema <- d_t ema + (1 - d_t) params
+        d_n = min(decay, (1 + n) / (10 + n)),    ema <- d_n ema + (1 - d_n) params
+
+    so that the first update, n = 1, keeps 2/11 of the initial values, and a decay of 0.9999 is reached after 90,000
+    updates: in shorter runs the warm-up alone rules.
 
     Args:
-      ema: average after t updates, float32.
-      params: parameters after update t + 1.
-      step: t, an int32 scalar.
-      decay: limit of d_t, in [0, 1).
+      ema: average after n - 1 updates, float32.
+      params: parameters after the update.
+      count: n - 1, updates of the average so far.
+      decay: limit of d_n, in [0, 1).
+      warmup: whether d_n grows; it is `decay` from the first update on otherwise.
     """
-    d = jnp.minimum(decay, (1 + step) / (10 + step)).astype(jnp.float32)
+    n = jnp.asarray(count) + 1
+    d = jnp.float32(decay)
+    if warmup:
+        d = jnp.minimum(d, (1 + n) / (10 + n)).astype(jnp.float32)
     return jax.tree.map(lambda e, p: d * e + (1 - d) * p.astype(e.dtype), ema, params)
 
 
-def _float32_copy(x: jax.Array) -> jax.Array:
+def float32_copy(x: jax.Array) -> jax.Array:
+    """A copy of its own, floating point numbers in float32."""
     dtype = jnp.float32 if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype
     return jnp.array(x, dtype, copy=True)

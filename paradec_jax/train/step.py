@@ -21,6 +21,7 @@ def make_train_step(
     optimizer: optax.GradientTransformation,
     *,
     ema_decay: float | None = None,
+    ema_warmup: bool = True,
     accumulate: int = 1,
 ) -> Step:
     """Builds the jitted update `step(state, frozen, batch) -> (state, metrics)`, which donates `state`.
@@ -29,14 +30,16 @@ def make_train_step(
 
         g = mean_i grad loss(params, frozen, batch_i | {"step": t}, fold_in(fold_in(key, t), i))
 
-    summed in float32. An update whose loss or gradient norm is not finite is not applied: the state comes
-    back as it went in, its step number included, with `finite` false in the metrics.
+    summed in float32. Where the state has a teacher, `frozen` is {"teacher": ..., "round": ...} of the state. An
+    update whose loss or gradient norm is not finite is not applied: the state comes back as it went in, its step
+    number included, with `finite` false in the metrics.
 
     Args:
       loss: `(params, frozen, batch, key) -> (scalar, metrics)`; differentiated in `params` only. `batch` is a
         dict and gains `batch["step"]`, the int32 step number, for curricula that must not recompile.
       optimizer: an optax chain; clipping belongs to it.
       ema_decay: decay of the moving average (`update_ema`), needed iff the state has one.
+      ema_warmup: whether that decay is warmed up.
       accumulate: micro-batches an update; every array of the batch is split along its leading axis. Equals
         the full batch for a loss that is a mean over rows (a mean over a varying number of tokens is not).
 
@@ -46,7 +49,8 @@ def make_train_step(
 
     Raises:
       ValueError: if `accumulate` or `ema_decay` is out of range or, while tracing, if the batch does not
-        divide, a metric is not a scalar, or only one of `ema_decay` and `state.ema` is given.
+        divide, a metric is not a scalar, only one of `ema_decay` and `state.ema` is given, or both `frozen` and a
+        teacher of the state are.
     """
     if accumulate < 1:
         raise ValueError(f"accumulate must be at least 1, not {accumulate}")
@@ -57,6 +61,10 @@ def make_train_step(
         if (ema_decay is None) != (state.ema is None):
             has = "no ema" if state.ema is None else "an ema"
             raise ValueError(f"ema_decay is {ema_decay} but the state has {has}")
+        if state.teacher is not None:
+            if frozen is not None:
+                raise ValueError("the state has a teacher, which takes the place of frozen: give one of them")
+            frozen = {"teacher": state.teacher, "round": state.round}
         key = jax.random.fold_in(state.key, state.step)
 
         def gradient(i: int | jax.Array, rows: PyTree) -> tuple[Metrics, PyTree]:
@@ -79,8 +87,11 @@ def make_train_step(
         finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(norm)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        ema = None if ema_decay is None else update_ema(state.ema, params, state.step, ema_decay)
-        new = dataclasses.replace(state, step=state.step + 1, params=params, ema=ema, opt_state=opt_state)
+        new = dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state)
+        if ema_decay is not None:
+            count = jnp.asarray(state.ema_count)
+            ema = update_ema(state.ema, params, count, ema_decay, warmup=ema_warmup)
+            new = dataclasses.replace(new, ema=ema, ema_count=count + 1)
         state = jax.tree.map(lambda n, o: n if n is o else jnp.where(finite, n, o), new, state)
         return state, metrics | {"grad_norm": norm, "finite": finite}
 

@@ -261,6 +261,20 @@ def test_bench_prints_rows_and_json(capsys, tmp_path, monkeypatch):
     assert "test-recurrent" in out and "GB/s" in out
 
 
+def test_bench_knows_denoisers(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "COPY_BYTES", 2**20)
+    monkeypatch.setattr(bench, "_CPU_SIDE", 64)
+    arguments = ["bench", "--preset", "test-mdlm", "--context", "6", "--tokens", "10", "--passes", "1"]
+    path = tmp_path / "bench.json"
+    assert cli.main([*arguments, "--steps", "4", "1", "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())
+    assert [row["settings"] for row in rows] == ["4 steps", "1 steps"]
+    assert [row["tokens"] for row in rows] == [10, 10] and rows[1]["network_calls"] == 1
+    assert 1 < rows[0]["network_calls"] <= 4
+    assert rows[0]["step_flops"] < rows[1]["step_flops"], "the output matrix meets what is revealed"
+    assert "masked" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

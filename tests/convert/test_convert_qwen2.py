@@ -233,7 +233,10 @@ class TestRefusals:
             ({"tie_word_embeddings": False}, r"lm_head\.weight is missing .*tie_word_embeddings"),
             ({"model_type": "llama"}, r"self_attn\.k_proj\.bias .*is unknown"),
             ({"model_type": "qwen3"}, r"self_attn\.k_norm\.weight is missing"),
-            ({"model_type": "qwen2_moe"}, "model_type must be one of .*qwen2, qwen3, llama, not 'qwen2_moe'"),
+            (
+                {"model_type": "qwen2_moe"},
+                "model_type must be one of .*qwen2, qwen3, llama, mdlm, not 'qwen2_moe'",
+            ),
         ],
     )
     def test_config_that_is_wrong(self, capsys, source, fields, message):

@@ -37,11 +37,12 @@ ELSEWHERE = {"Lookahead", "ReleasedLookahead"}
 
 
 def defined() -> dict[str, type]:
-    """Every decoder of the package by its name."""
+    """Every decoder of the package by its name; those of canvases, whose guesses have gaps, are elsewhere."""
     for module in pkgutil.walk_packages(decode.__path__, "paradec_jax.decode."):
         importlib.import_module(module.name)
     kinds = DecoderBase.__subclasses__()
-    return {kind.__name__: kind for kind in kinds if kind.__module__.startswith("paradec_jax.")}
+    kinds = [kind for kind in kinds if kind.__module__.startswith("paradec_jax.") and not kind.any_order]
+    return {kind.__name__: kind for kind in kinds}
 
 
 KINDS = defined()

@@ -214,7 +214,7 @@ class TestDecoderLM:
 
     def test_models_that_cannot_answer(self, harness, tokenizer):
         own = dataclasses.replace(SPEC, alignment="own")
-        with pytest.raises(ValueError, match="logits predict the next token"):
+        with pytest.raises(ValueError, match="a likelihood needs a model that predicts the next token"):
             harness.DecoderLM(model_of(tokenizer, Recital((5,)), own), GREEDY)
         with pytest.raises(ValueError, match="no tokenizer"):
             harness.DecoderLM(model_of(None, Recital((5,))), GREEDY)

@@ -14,7 +14,8 @@ import house_decoders as house
 import jax
 import numpy as np
 import pytest
-from plain_baselines import Count, lookahead_count, prompt_lookup_count, right, text_of
+from plain_baselines import Count, drafted_count, lookahead_count, prompt_lookup_count
+from plain_canvas import dual_cache_count, grid_count, strided_count, whole_canvas_count
 from plain_jacobi import jacobi_count
 from plain_recurrent import (
     latent_count,
@@ -49,6 +50,8 @@ class Row:
       recurrence: recurrences each position does at its end (the most that matter), for the expected tokens.
       overruns: repeats a release that cuts no commit at a budget or a stop token, so those laws leave it out.
       only_greedy: repeats a release that does not sample.
+      batch_wide: repeats a release that calls the network for a whole batch or not at all, so that what a row costs
+        depends on the others.
       count: (stub, prompt length, new tokens) -> network calls, positions, what networks declare; None without a
         formula.
       first: calls and tokens of `init`.
@@ -62,6 +65,7 @@ class Row:
     recurrence: int | None = 4
     overruns: bool = False
     only_greedy: bool = False
+    batch_wide: bool = False
     count: Callable[[Any, int, int], Count] | None = None
     first: tuple[int, int] = (1, 1)
 
@@ -88,6 +92,11 @@ class Row:
         """Those of the stubs: none, for each of several networks."""
         names = self.kind.further_networks
         return dict.fromkeys(("network", *names)) if names else None
+
+    def own(self, result: dict[str, Any]) -> dict[str, Any]:
+        """What of a result (`results.listed`) is each row's own affair."""
+        shared = ("network_calls", "positions") if self.batch_wide else ()
+        return {name: value for name, value in result.items() if name not in shared}
 
     def values(self, **changes: Any) -> Any:
         if self.only_greedy:
@@ -129,29 +138,13 @@ def canvas_row(kind: type, count: Callable[..., Count], first: int, **options: A
     return Row(kind, options, knobs, {"sharpness": 12.0}, StubDenoiser, count=count, first=(first, 0))
 
 
-def whole_canvas_count(stub: StubDenoiser, prompt: int, new: int) -> Count:
-    """A call a token, on the whole canvas."""
-    return new, new * (prompt + new)
+def masked_row(kind: type, count: Callable[..., Count] | None, knobs: Any = None, **options: Any) -> Row:
+    """A row on the denoiser that draws beforehand who is revealed when; so many steps that each is alone."""
+    knobs = {"temperature": 0.0, **({"steps": ALONE} if knobs is None else knobs)}
+    return Row(kind, options, knobs, {"sharpness": 12.0}, StubDenoiser, count=count, first=(0, 0))
 
 
-def dual_cache_count(block: int, stub: StubDenoiser, prompt: int, new: int) -> Count:
-    """The canvas once, and for each token its block as far as the canvas goes."""
-    end = prompt + new
-    blocks = (min(p // block * block + block, end) - p // block * block for p in range(prompt, end))
-    return 1 + new, end + sum(blocks)
-
-
-def drafted_count(head: StubCausal, ahead: int, stub: StubCausal, prompt: int, new: int) -> Count:
-    """A call commits the drafts that are right and one token more; the head drafts one more than is verified.
-
-    A row whose first token is its last has stopped before the head reads it.
-    """
-    text, length, calls = text_of(stub, prompt, new), prompt + 1, 1
-    while length < prompt + new:
-        length += right(head.expected(text[:length], ahead), text[length:]) + 1
-        calls += 1
-    steps = calls - 1
-    return calls, prompt + steps * (1 + ahead), (new > 1) + steps * (1 + ahead)
+ALONE = 1_000_014  # by chance not all of the first row is committed at once
 
 
 REPEATING = {"weights": (0, 0, 1, 0), "slope": 0, "constant": 0}  # the text has period 3
@@ -233,6 +226,14 @@ ROWS = {
     "jacobi-rejection": jacobi_row(decode.Jacobi, block=4, running=True, acceptance="rejection"),
     "jacobi-blocks": jacobi_row(decode.Jacobi, block=3, blocks=2, pool=1, spawn=0.5),
     "jacobi-blocks-candidates": jacobi_row(decode.Jacobi, block=2, blocks=3, candidates=2, spawn=0.0),
+    "masked": masked_row(decode.Masked, whole_canvas_count, chunk=4, log_probs=True),
+    "masked-groups": masked_row(decode.Masked, None, {"steps": 3, "grid": "cosine"}, chunk=2),
+    "masked-single": masked_row(decode.Masked, whole_canvas_count, {}, order="single"),
+    "masked-confidence": masked_row(decode.Masked, None, {"steps": 4}, order="confidence", chunk=5),
+    "soft-masked": masked_row(decode.SoftMasked, whole_canvas_count, chunk=4, log_probs=True),
+    "strided": masked_row(
+        decode.Strided, functools.partial(strided_count, 8, 3), width=8, stride=3, log_probs=True
+    ),
     # Released programs
     "released-adaptive": Row(ReleasedAdaptive, stub={**MIXED, "recurrence": 5}, recurrence=1_000),
     "released-wavefront": Row(
@@ -261,6 +262,19 @@ ROWS = {
     "released-jacobi": released_row(released.ReleasedJacobi, block=4),
     "released-blocks": released_row(released.ReleasedMultiBlock, block=3, in_flight=2, capacity=8),
     "released-window": released_row(released.ReleasedRunningWindow, block=4),
+    "released-masked": masked_row(
+        released.ReleasedMasked, functools.partial(grid_count, 6), {}, sampler="ancestral", steps=5
+    ),
+    "released-masked-cached": dataclasses.replace(
+        masked_row(released.ReleasedMasked, None, {}, steps=6), batch_wide=True
+    ),
+    "released-masked-sdtt": dataclasses.replace(
+        masked_row(released.ReleasedMasked, None, {}, program="sdtt", sampler="analytic", steps=4),
+        batch_wide=True,
+    ),
+    "released-strided": dataclasses.replace(
+        masked_row(released.ReleasedStrided, None, {}, steps=2, width=10, stride=5), batch_wide=True
+    ),
     # Decoders of this folder
     "any-order": canvas_row(house.AnyOrder, whole_canvas_count, 0),
     "any-order-shifted": dataclasses.replace(
@@ -279,7 +293,7 @@ ROWS = {
     ),
 }
 # One row of each class is quick in the laws of `EVERY` and `COUNTED`. In the others only rows that go a way of their
-# own through the machine are quick, and none of the replicas, which studies alone run.
+# own through the machine are quick, and none of the replicas that append, which studies alone run.
 CLASSES = tuple({row.kind: name for name, row in reversed(ROWS.items())}.values())
 VARIANTS = (
     "static-hasty",
@@ -291,6 +305,11 @@ VARIANTS = (
     "jacobi-running-pool",
     "jacobi-blocks-candidates",
     "dual-cache-per-query",
+    "masked-groups",
+    "masked-single",
+    "masked-confidence",
+    "released-masked-cached",
+    "released-masked-sdtt",
 )
 
 
@@ -300,7 +319,9 @@ def over(rows: Any, slow: tuple[str, ...]) -> Any:
     return pytest.mark.parametrize("name", names)
 
 
-REPLICAS = tuple(name for name, row in ROWS.items() if ".released." in row.kind.__module__)
+REPLICAS = tuple(
+    name for name, row in ROWS.items() if ".released." in row.kind.__module__ and not row.kind.any_order
+)
 SELDOM = (
     *VARIANTS,
     *REPLICAS,
@@ -356,9 +377,9 @@ def causal(kind: type, size: int = SIZE, **options: Any) -> Any:
 # What tests of the laws share
 
 
-def record_trusted(state: Any, info: Any) -> Any:
-    """Records a state and how many cache entries it trusts."""
-    return state, getattr(state, "cached", ())
+def record_all(state: Any, info: Any) -> Any:
+    """Records a state, how many cache entries it trusts, and the info; one record, so that laws share a program."""
+    return state, getattr(state, "cached", ()), info
 
 
 def record_length(state: Any, info: Any) -> Any:

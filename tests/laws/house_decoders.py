@@ -58,6 +58,7 @@ class AnyOrder(DecoderBase):
     visibilities: ClassVar[tuple[str, ...]] = ("full",)
     alignments: ClassVar[tuple[str, ...]] = ("own", "next")
     any_order: ClassVar[bool] = True
+    needs_cache: ClassVar[bool] = False
 
     def init(self, params: Any, request: Request, knobs: RevealKnobs) -> Canvas:
         """Fills the canvas with masks; calls nothing."""

@@ -21,6 +21,7 @@ from paradec_jax.testing import (
     StubDenoiser,
     tiny_causal,
     tiny_causal_params,
+    tiny_denoiser,
     tiny_request,
 )
 from paradec_jax.tokenizer import Tokenizer
@@ -91,6 +92,10 @@ def test_wrong_eyes_are_noticed():
 def test_what_a_canvas_cannot_do_is_refused():
     with pytest.raises(ValueError, match="decodes networks of visibility 'full', but this one's is 'causal'"):
         AnyOrder().bind(StubCausal(), SIZE, SPEC)
+    with pytest.raises(
+        ValueError, match="DualCache needs a network with a cache, which DenoiserNetwork has not"
+    ):
+        DualCache().bind(tiny_denoiser(), SIZE, SPEC)
     with pytest.raises(ValueError, match="decodes networks of alignment 'own', but this one's is 'next'"):
         DualCache().bind(STUB, SIZE, dataclasses.replace(SPEC, alignment="next"))
     with pytest.raises(ValueError, match="mask token, but the checkpoint's token spec has none"):

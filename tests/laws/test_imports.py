@@ -56,6 +56,7 @@ TOP = {
     "cli",
     "families",
     "generate",
+    "infill",
     "report",
     "store",
     "testing",

@@ -54,6 +54,10 @@ def lengths(config) -> dict[str, int]:
         "kv_heads": getattr(config, "kv_heads", config.heads),
         "head_dim": config.head_dim,
         "mlp": config.feed_forward,
+        "conditioning": getattr(config, "conditioning", None),
+        "noise_features": 256,
+        "six_vectors": 6,
+        "two_vectors": 2,
     }
 
 
@@ -136,7 +140,8 @@ def test_sizes_count_each_parameter_that_a_call_reads(name):
     config = CONFIGS[name]
     shapes = parameter_shapes(config)
     every = sum(leaf.size for leaf in jax.tree.leaves(shapes))
-    tables = config.vocab_size * config.width * (1 if config.tie_embeddings else 2)
+    tables = config.vocab_size * config.width * (1 if getattr(config, "tie_embeddings", False) else 2)
+    tables += config.vocab_size * (config.family == "masked_diffusion")  # the head's bias
     assert sum(sizes(family_of(config).axes, shapes).values()) == every - tables
 
 

@@ -77,8 +77,19 @@ def test_step_refuses_bad_input():
 def test_ema_formula():
     ema, average = {"w": jnp.zeros(2)}, 0.0
     for t, value in enumerate([1.0, 2.0, 3.0]):
-        ema = update_ema(ema, {"w": jnp.full(2, value, jnp.bfloat16)}, jnp.int32(t), 0.15)
-        d = min(0.15, (1 + t) / (10 + t))
+        ema = update_ema(ema, {"w": jnp.full(2, value, jnp.bfloat16)}, jnp.int32(t), 0.22)
+        d = min(0.22, (2 + t) / (11 + t))
         average = d * average + (1 - d) * value
     np.testing.assert_allclose(ema["w"], average, rtol=1e-6)
     assert ema["w"].dtype == jnp.float32
+
+
+def test_the_warm_up_of_the_average_rules_short_runs():
+    """Below 90,000 updates a limit of 0.9999 and one of 0.99999 are the same; without the warm-up they are not."""
+
+    def after(count, decay, warmup=True):
+        return float(update_ema({"w": jnp.ones(1)}, {"w": jnp.zeros(1)}, count, decay, warmup=warmup)["w"][0])
+
+    assert after(9_999, 0.9999) == after(9_999, 0.99999) == pytest.approx(10_001 / 10_010)
+    assert after(99_999, 0.9999) < after(99_999, 0.99999)
+    assert after(9_999, 0.9999, False) < after(9_999, 0.99999, False)

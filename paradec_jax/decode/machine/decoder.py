@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine import rows as row_state
-from paradec_jax.decode.machine.knobs import SamplingKnobs, as_arrays, unneeded
-from paradec_jax.decode.machine.network import Forward, Prefix
+from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs, as_arrays, told_need, unneeded
+from paradec_jax.decode.machine.network import CachedNetwork, Forward, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Decoded, Rows
 from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
@@ -28,8 +28,9 @@ class DecoderBase(abc.ABC):
     """Static fields and the methods that no decoder changes.
 
     A subclass says in class variables what it can decode: `visibilities` of networks, `alignments` of logits,
-    `any_order` where it fills holes and starts from nothing, and `further_networks`, the names of fields that hold
-    networks beside `network`.
+    `any_order` where it fills holes and starts from nothing, `needs_cache` where it calls a network on a window whose
+    past it keeps, `windowed` where a sequence may be longer than the networks were built for, and `further_networks`,
+    the names of fields that hold networks beside `network`.
 
     Attributes:
       network: the network; may be bound later.
@@ -54,6 +55,8 @@ class DecoderBase(abc.ABC):
     visibilities: ClassVar[tuple[str, ...]] = ("causal",)
     alignments: ClassVar[tuple[str, ...]] = ("next",)
     any_order: ClassVar[bool] = False
+    needs_cache: ClassVar[bool] = True
+    windowed: ClassVar[bool] = False
     further_networks: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
@@ -72,7 +75,8 @@ class DecoderBase(abc.ABC):
         """The same decoder for a network, a buffer of `size` positions and a checkpoint's special tokens.
 
         Raises:
-          ValueError: a checkpoint whose visibility or alignment this decoder cannot serve.
+          ValueError: a checkpoint whose visibility or alignment this decoder cannot serve, or a network without a
+            cache where it needs one.
         """
         name, spec = type(self).__name__, self.spec if spec is None else spec
         for fact, value, accepted in (
@@ -84,6 +88,8 @@ class DecoderBase(abc.ABC):
                     f"{name} decodes networks of {fact} {' or '.join(map(repr, accepted))}, "
                     f"but this one's is {value!r}"
                 )
+        if self.needs_cache and not isinstance(network, CachedNetwork):
+            raise ValueError(f"{name} needs a network with a cache, which {type(network).__name__} has not")
         return dataclasses.replace(self, network=network, size=size, spec=spec)
 
     @property
@@ -91,8 +97,13 @@ class DecoderBase(abc.ABC):
         """Every network by its field."""
         return {name: getattr(self, name) for name in ("network", *self.further_networks)}
 
+    @property
+    def mask(self) -> int:
+        """The checkpoint's mask token. Raises ValueError where it has none."""
+        return check_mask(self.spec.mask, self.network.vocab_size)
+
     def limits(self) -> tuple[int, int]:
-        """S, and the longest sequence that the networks were built for.
+        """S, and the longest sequence that the networks were built for (any, where they see windows of it).
 
         Raises:
           ValueError: an unbound decoder.
@@ -101,22 +112,27 @@ class DecoderBase(abc.ABC):
             raise ValueError(
                 f"{type(self).__name__} has no network or no size: call bind(network, size) first"
             )
-        return self.size, min(network.max_length for network in self.networks.values())
+        longest = min(network.max_length for network in self.networks.values())
+        return self.size, UNLIMITED if self.windowed else longest
 
     def check(self, request: Request) -> None:
         """Refuses a request that the rule or the buffers cannot hold.
 
         Raises:
           ValueError: a prompt longer than the buffer, a buffer beyond the model's length, a hole or an empty prompt
-            where the decoder appends.
+            where the decoder appends, or a canvas without a mask token that is its own.
         """
         name, (size, longest) = type(self).__name__, self.limits()
         if size > longest:
             raise ValueError(f"size {size} is more than the {longest} positions the model was built for")
         if not self.any_order and request.given is not None:
             raise ValueError(f"{name} appends tokens, so it cannot fill the holes that given leaves")
+        if self.any_order:
+            check_mask(self.spec.mask, self.network.vocab_size)
         if isinstance(request.lengths, jax.core.Tracer):
             return
+        if self.any_order:
+            check_unmasked(request, self.mask)
         lengths, budgets = np.asarray(request.lengths), np.asarray(request.budgets)
         if request.tokens.shape[1] > size or np.any(lengths + np.minimum(budgets, 1) > size):
             raise ValueError(
@@ -145,8 +161,9 @@ class DecoderBase(abc.ABC):
         without = unneeded(knobs, self)
         for field in without:
             if getattr(knobs, field) is not None:
-                needs, least = without[field]
-                raise ValueError(f"{field} needs {needs} of at least {least}, not {getattr(self, needs)}")
+                raise ValueError(
+                    f"{field} needs {told_need(without[field])}, not {getattr(self, without[field][0])}"
+                )
         return dataclasses.replace(as_arrays(knobs, self), **dict.fromkeys(without))
 
     def prepare(self, params: Any) -> Any:
@@ -259,3 +276,24 @@ class DecoderBase(abc.ABC):
         logits = self.network.logits(params, hidden)
         token = self.sample(logits, rows.length[:, None], rows, knobs)
         return rows.commit(token, jnp.ones_like(rows.length), self.scores(logits, token)), token
+
+
+def check_mask(mask: int | None, vocab_size: int) -> int:
+    """The mask token of a canvas; none, or one that the network does not know, raises ValueError."""
+    if mask is None:
+        raise ValueError("a canvas is filled with the mask token, but the checkpoint's token spec has none")
+    if not 0 <= mask < vocab_size:
+        raise ValueError(f"the mask token must be an id below the {vocab_size} of the vocabulary, not {mask}")
+    return mask
+
+
+def check_unmasked(request: Request, mask: int) -> None:
+    """Refuses a mask among the given tokens, which would never be revealed. Raises ValueError."""
+    given = np.arange(request.tokens.shape[1]) < np.asarray(request.lengths)[:, None]
+    if request.given is not None:
+        given &= np.asarray(request.given)
+    rows, places = np.nonzero((np.asarray(request.tokens) == mask) & given)
+    if len(rows):
+        raise ValueError(
+            f"row {rows[0]} gives the mask token {mask} at position {places[0]}: leave a hole there instead"
+        )

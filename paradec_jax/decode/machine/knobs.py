@@ -19,8 +19,9 @@ def knob(default: Any, **metadata: Any) -> Any:
     Args:
       default: its value where the caller says nothing.
       metadata: `unset`, what stands for None in the compiled program, a number or a function of the decoder;
-        `schedule=True` allows one value for each age, an array [K]; `needs`, a field of the decoder and the value
-        below which the knob must be None.
+        `schedule=True` allows one value for each age, an array [K]; `names`, words that may stand for the numbers
+        0, 1, ..; `needs`, a field of the decoder and the value below which, or the values without which, the knob
+        must be None.
     """
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -58,14 +59,27 @@ def check_range(value: Any, name: str, allowed: Any, text: str) -> None:
         raise ValueError(f"{name} must be {text}, not {value}")
 
 
-def unneeded(knobs: Any, decoder: Any) -> dict[str, tuple[str, int]]:
-    """Knobs that mean nothing to a decoder, each with what it `needs`: the field's name and its least value."""
+Need = tuple[str, int | tuple[str, ...]]
+
+
+def unneeded(knobs: Any, decoder: Any) -> dict[str, Need]:
+    """Knobs that mean nothing to a decoder, each with what it `needs`: a field, and its least value or its values."""
     needs = {f.name: f.metadata["needs"] for f in dataclasses.fields(knobs) if "needs" in f.metadata}
     return {
-        knob: (name, least)
-        for knob, (name, least) in needs.items()
-        if hasattr(decoder, name) and getattr(decoder, name) < least
+        knob: (name, wanted)
+        for knob, (name, wanted) in needs.items()
+        if hasattr(decoder, name) and not _meets(getattr(decoder, name), wanted)
     }
+
+
+def _meets(value: Any, wanted: int | tuple[str, ...]) -> bool:
+    return value in wanted if isinstance(wanted, tuple) else value >= wanted
+
+
+def told_need(need: Need) -> str:
+    """What a knob needs, in words."""
+    name, wanted = need
+    return f"{name} {' or '.join(wanted)}" if isinstance(wanted, tuple) else f"{name} of at least {wanted}"
 
 
 def as_arrays(knobs: Any, decoder: Any = None) -> Any:
@@ -94,7 +108,14 @@ def as_arrays(knobs: Any, decoder: Any = None) -> Any:
         for field in dataclasses.fields(knobs)
         if getattr(knobs, field.name) is None and "unset" in field.metadata
     }
-    return jax.tree.map(_as_array, dataclasses.replace(knobs, **unset))
+    spelled: dict[str, Any] = {}
+    for field in dataclasses.fields(knobs):
+        value = getattr(knobs, field.name)
+        if isinstance(value, str):
+            spelled[field.name] = field.metadata["names"].index(value)
+        elif isinstance(value, list | tuple):
+            spelled[field.name] = np.asarray(value)
+    return jax.tree.map(_as_array, dataclasses.replace(knobs, **unset, **spelled))
 
 
 def _value_of(unset: Any, decoder: Any) -> Any:

@@ -1,8 +1,8 @@
 """What a decoder asks of a network, and what a call hands over and gives back.
 
-A network is a small frozen dataclass, equal by its config; parameters are always an argument. Its cache is addressed
-by absolute position: `forward` reads what the prefix makes visible and returns the window's keys and values; the
-decoder stores them with `write`, or does not.
+A network is a small frozen dataclass, equal by its config; parameters are always an argument. Its cache, if it has
+one, is addressed by absolute position: `forward` reads what the prefix makes visible and returns the window's keys
+and values; the decoder stores them with `write`, or does not.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ class Forward:
 
     Attributes:
       hidden: input of the output matrix, [B, W, D].
-      kv: the window's keys and values, for `write`.
+      kv: the window's keys and values, for `write`; None of a network without a cache.
       counts: amount of each declared counter that the call took, a number or one a row.
     """
 
@@ -58,7 +58,7 @@ class Forward:
 
 @runtime_checkable
 class Network(Protocol):
-    """A network as the machine drives it; frozen and hashable.
+    """A network as the machine drives it; frozen and hashable. A denoiser, which reads its canvas anew, is no more.
 
     `counters` names what a call costs beside the call itself and the positions it computes. `visibility` ("causal",
     "full" or "block") and `block`, the block length where it is "block", are facts of the checkpoint.
@@ -75,10 +75,6 @@ class Network(Protocol):
     @property
     def block(self) -> int | None: ...
     def prepare(self, params: Params) -> Prepared: ...
-    def init_cache(self, keys: Array, size: int) -> Cache: ...
-    def write(self, cache: Cache, window: Window, at: Int[Array, "B"]) -> Cache: ...
-    def pick(self, window: Window, start: Int[Array, "B"], width: int) -> Window: ...
-    def widen(self, window: Window, width: int) -> Window: ...
     def forward(
         self,
         params: Params,
@@ -91,7 +87,17 @@ class Network(Protocol):
 
 
 @runtime_checkable
-class RecurrentNetwork(Network, Protocol):
+class CachedNetwork(Network, Protocol):
+    """A network that need not compute a position again: it keeps what later calls read of it."""
+
+    def init_cache(self, keys: Array, size: int) -> Cache: ...
+    def write(self, cache: Cache, window: Window, at: Int[Array, "B"]) -> Cache: ...
+    def pick(self, window: Window, start: Int[Array, "B"], width: int) -> Window: ...
+    def widen(self, window: Window, width: int) -> Window: ...
+
+
+@runtime_checkable
+class RecurrentNetwork(CachedNetwork, Protocol):
     """A network whose forward can be taken apart: prelude, one recurrence at a time, coda.
 
     The initial latent of each position lies in the cache: `init_cache` draws it, once, `forward` reads it.

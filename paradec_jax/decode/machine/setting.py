@@ -46,7 +46,8 @@ class Setting:
     @property
     def sampled(self) -> bool:
         """Whether any row has a temperature above 0."""
-        return self.knobs is not None and bool(np.any(np.asarray(self.knobs.temperature) > 0))
+        knobs = self.decoder.Knobs() if self.knobs is None else self.knobs
+        return bool(np.any(np.asarray(knobs.temperature) > 0))
 
     def label(self) -> str:
         """The size of a block and the choices that are not the defaults, in short."""

@@ -37,16 +37,8 @@ class Canvas:
     final: Bool[Array, "B S"]
 
     @classmethod
-    def of(cls, rows: Rows, mask: int | None) -> "Canvas":
-        """The canvas of fresh rows: given tokens are final, `mask` stands everywhere else.
-
-        Raises:
-          ValueError: no mask token.
-        """
-        if mask is None:
-            raise ValueError(
-                "a canvas is filled with the mask token, but the checkpoint's token spec has none"
-            )
+    def of(cls, rows: Rows, mask: int) -> "Canvas":
+        """The canvas of fresh rows: given tokens are final, `mask` stands everywhere else."""
         final = jnp.arange(rows.tokens.shape[1]) < rows.length[:, None]
         if rows.fixed is not None:
             final |= rows.fixed

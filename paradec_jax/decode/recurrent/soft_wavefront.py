@@ -32,7 +32,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.decode.machine.decoder import DecoderBase
@@ -45,10 +44,9 @@ from paradec_jax.decode.recurrent.latents import initial_latents
 from paradec_jax.decode.recurrent.wave import Prediction, WavefrontKnobs, WavefrontState
 from paradec_jax.decode.recurrent.wavefront import WaveInfo
 from paradec_jax.decode.rules import score, select
+from paradec_jax.decode.rules.relaxation import RELAXATIONS, relaxed
 from paradec_jax.decode.rules.windows import shift, write_after_read
 from paradec_jax.nn.precision import at_least_float32
-
-RELAXATIONS = ("straight_through", "soft")
 
 
 @jax.tree_util.register_dataclass
@@ -234,24 +232,3 @@ def _gate(distance: Float[Array, "B W"], threshold: Array, temperature: Any) -> 
     """g, the degree to which each slot is past its threshold; 1/2 at the threshold."""
     distance, threshold = jnp.maximum(distance, score.EPSILON), jnp.maximum(threshold, score.EPSILON)
     return jax.nn.sigmoid((jnp.log(threshold) - jnp.log(distance)) / temperature)
-
-
-def relaxed(
-    table: Float[Array, "V D"],
-    logits: Float[Array, "B W V"],
-    tokens: Int[Array, "B W"],
-    temperature: Float[Array, ""] | float,
-    relaxation: str,
-) -> Float[Array, "B W D"]:
-    """What is added to the vector `E[y]` of each token: `x = p E - E[y]`, or `x - sg(x)` for "straight_through".
-
-    Args:
-      table: E, the vector of each token.
-      logits: l, of which p = softmax(l / temperature).
-      tokens: y.
-      temperature: tau.
-      relaxation: one of `RELAXATIONS`.
-    """
-    mixed = (jax.nn.softmax(at_least_float32(logits) / temperature, axis=-1) @ table).astype(table.dtype)
-    difference = mixed - table[tokens]
-    return difference if relaxation == "soft" else difference - lax.stop_gradient(difference)

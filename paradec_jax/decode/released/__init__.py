@@ -8,20 +8,26 @@ from paradec_jax.decode.released.adaptive import ReleasedAdaptive
 from paradec_jax.decode.released.blocks import RecordedBlocks
 from paradec_jax.decode.released.jacobi import ReleasedJacobi
 from paradec_jax.decode.released.lookahead import ReleasedLookahead
+from paradec_jax.decode.released.masked import ReleasedMasked
+from paradec_jax.decode.released.masked_rules import RecordedRaces
 from paradec_jax.decode.released.multiblock import ReleasedMultiBlock
 from paradec_jax.decode.released.prompt_lookup import ReleasedPromptLookup
 from paradec_jax.decode.released.running_window import ReleasedRunningWindow
+from paradec_jax.decode.released.strided import ReleasedStrided
 from paradec_jax.decode.released.wave import RecordedWave
 from paradec_jax.decode.released.wavefront import ReleasedWavefront
 
 __all__ = [
     "RecordedBlocks",
+    "RecordedRaces",
     "RecordedWave",
     "ReleasedAdaptive",
     "ReleasedJacobi",
     "ReleasedLookahead",
+    "ReleasedMasked",
     "ReleasedMultiBlock",
     "ReleasedPromptLookup",
     "ReleasedRunningWindow",
+    "ReleasedStrided",
     "ReleasedWavefront",
 ]

@@ -19,6 +19,7 @@ class Purpose(enum.IntEnum):
     FILLER = 3
     DRAFT = 4
     ACCEPT = 5
+    REVEAL = 6
 
 
 def purpose_keys(keys: Array, purpose: int, step: Int[Array, "B"] | None = None) -> Array:

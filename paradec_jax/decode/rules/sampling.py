@@ -47,21 +47,29 @@ def filtered_probabilities(
     probs = jax.nn.softmax(at_least_float32(logits) / temperature, axis=-1)
 
     top_k = vocab if knobs.top_k is None else jnp.minimum(knobs.top_k, vocab)
-    ordered = jnp.flip(jnp.sort(probs, axis=-1), axis=-1)
-    kth = jnp.take_along_axis(ordered, jnp.broadcast_to(top_k - 1, (*probs.shape[:-1], 1)), axis=-1)
-    probs = jnp.where(probs < kth, 0.0, probs)
-    if top_p_rule == "drop-renormalised":
-        probs = probs / jnp.sum(probs, axis=-1, keepdims=True)
 
-    order = jnp.argsort(-probs, axis=-1, stable=True)
-    ordered = jnp.take_along_axis(probs, order, axis=-1)
-    mass = jnp.cumsum(ordered, axis=-1)
-    reached = mass - ordered if top_p_rule == "keep" else mass
-    # Rounding may lift the whole mass above 1; a threshold of 1 must still keep everything.
-    outside = (reached > knobs.top_p) & (jnp.arange(vocab) > 0) & (jnp.asarray(knobs.top_p) < 1)
-    rank = jnp.argsort(order, axis=-1)
-    probs = jnp.where(jnp.take_along_axis(outside, rank, axis=-1), 0.0, probs)
+    def most_probable(probs: Array) -> Array:
+        ordered = jnp.flip(jnp.sort(probs, axis=-1), axis=-1)
+        kth = jnp.take_along_axis(ordered, jnp.broadcast_to(top_k - 1, (*probs.shape[:-1], 1)), axis=-1)
+        probs = renormalised(jnp.where(probs < kth, 0.0, probs))
+        order = jnp.argsort(-probs, axis=-1, stable=True)
+        ordered = jnp.take_along_axis(probs, order, axis=-1)
+        mass = jnp.cumsum(ordered, axis=-1)
+        reached = mass - ordered if top_p_rule == "keep" else mass
+        # Rounding may lift the whole mass above 1; a threshold of 1 must still keep everything.
+        outside = (reached > knobs.top_p) & (jnp.arange(vocab) > 0) & (jnp.asarray(knobs.top_p) < 1)
+        rank = jnp.argsort(order, axis=-1)
+        return jnp.where(jnp.take_along_axis(outside, rank, axis=-1), 0.0, probs)
 
+    def renormalised(probs: Array) -> Array:
+        if top_p_rule != "drop-renormalised":
+            return probs
+        return probs / jnp.sum(probs, axis=-1, keepdims=True)
+
+    # Three sorts of the vocabulary, at every position drawn: only where one of the two filters is set.
+    probs = lax.cond(
+        (jnp.asarray(top_k) < vocab) | (jnp.asarray(knobs.top_p) < 1), most_probable, renormalised, probs
+    )
     probs = jnp.where(probs < knobs.min_p * jnp.max(probs, axis=-1, keepdims=True), 0.0, probs)
     return probs / jnp.maximum(jnp.sum(probs, axis=-1, keepdims=True), 1e-10)
 
@@ -89,8 +97,12 @@ def inverse_cdf(probs: Float[Array, "*shape V"], uniform: Float[Array, "*shape"]
 
 def draw(probs: Float[Array, "B W V"], keys: Array) -> Int[Array, "B W"]:
     """One token of each distribution, with one key each: `argmax(log p + g)`, g Gumbel noise in float32."""
-    noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, probs.shape[-1:], jnp.float32)))(keys)
-    return jnp.argmax(jnp.log(probs) + noise, axis=-1).astype(jnp.int32)
+    return jnp.argmax(jnp.log(probs) + gumbel(keys, probs.shape[-1]), axis=-1).astype(jnp.int32)
+
+
+def gumbel(keys: Array, vocab: int) -> Float[Array, "B W V"]:
+    """Gumbel noise of a vocabulary for each key, in float32."""
+    return jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (vocab,), jnp.float32)))(keys)
 
 
 def sample(

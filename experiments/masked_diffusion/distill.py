@@ -1,0 +1,195 @@
+"""Self-distillation through time, all rounds: `python -m experiments.masked_diffusion.distill --text FILE halves`.
+
+Each round trains a student to do in one step what its teacher does in two, and makes it the next teacher. The first
+teacher stands for 64 steps, so after five rounds the student aims at two. A run that was stopped, or that its limit
+of minutes ended, goes on where its last checkpoint stood, to the same weights, when the same command is given again:
+
+    FOLDER/recipe.json  FOLDER/checkpoints/  FOLDER/metrics.jsonl  FOLDER/round-0/model/  FOLDER/round-1/model/  ...
+
+The loss hardly falls within a round, for most of it is the variance of targets that are drawn anew each time: judge a
+round by the samples of its model.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import tyro
+
+from experiments.common.command import claim, run
+from experiments.masked_diffusion.held_out import HeldOut
+from experiments.masked_diffusion.train import finish, one_text, over
+from paradec_jax import Model, load, store
+from paradec_jax.data.text import Text, WindowMaker, text_batches
+from paradec_jax.losses.self_distillation import DistillationRules, self_distillation_loss
+from paradec_jax.train import Rounds, TrainState, adamw, fit
+
+CHECKPOINT_EVERY = 200  # updates
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Numbers of one run.
+
+    Attributes:
+      name: of the run and its folder.
+      rounds: how many; the student of the last one aims at `first_steps / jump^rounds` steps.
+      first_steps, jump, grid, divergence, released: of the objective, see `DistillationRules`.
+      updates, weights, reset_optimizer, reset_ema: of a round, see `Rounds`.
+      exported: which weights are a round's model: the average ("ema") or the student's ("raw").
+      length: characters of a window; as long as the model when None.
+      rows: windows of a batch.
+      warmup: updates over which the learning rate rises, at the beginning and after each reset of the optimizer.
+      learning_rate: of Adam.
+      ema_decay: decay of the averaged weights.
+      held_out: share of the text that is held out, as it was when the teacher was trained.
+      matmul_precision: `jax.default_matmul_precision` of the run.
+      seed: of windows, noise and the teacher's draws.
+    """
+
+    name: str = "halves"
+    rounds: int = 5
+    first_steps: int = 64
+    jump: int = 2
+    grid: str = "paper"
+    divergence: str = "kld"
+    released: bool = False
+    updates: int = 1000
+    weights: str = "raw"
+    reset_optimizer: bool = False
+    reset_ema: bool = False
+    exported: str = "ema"
+    length: int | None = None
+    rows: int = 16
+    warmup: int = 100
+    learning_rate: float = 3e-4
+    ema_decay: float = 0.999
+    held_out: float = 0.1
+    matmul_precision: str = "BF16_BF16_F32"
+    seed: int = 10
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.first_steps < self.jump**self.rounds:
+            raise ValueError(
+                f"rounds must be at least 1 and first_steps at least jump^rounds, not {self.rounds} rounds of jump "
+                f"{self.jump} from {self.first_steps}"
+            )
+        if self.exported not in ("ema", "raw"):
+            raise ValueError(f"exported must be ema or raw, not {self.exported!r}")
+
+    @property
+    def steps(self) -> int:
+        """Updates of all rounds."""
+        return self.rounds * self.updates
+
+
+def changed(name: str, **changes: object) -> Recipe:
+    """The default recipe with changes."""
+    return dataclasses.replace(Recipe(), name=name, **changes)  # type: ignore[arg-type]
+
+
+# What the studies put side by side: divergences, grids, jumps, lengths of rounds, and what a round resets.
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(),
+        changed("forward-kl", divergence="forward_kl"),
+        changed("tvd", divergence="tvd"),
+        changed("tvd-released", divergence="tvd", released=True),
+        changed("mse", divergence="mse"),
+        changed("chi-square", divergence="chi_square"),
+        changed("grid-released", grid="released"),
+        changed("fourths", jump=4, rounds=3, updates=1667),
+        changed("eighths", jump=8, rounds=2, updates=2500),
+        changed("short-rounds", updates=250),
+        changed("half-rounds", updates=500),
+        changed("ema-teacher", weights="ema", reset_ema=True),
+        changed("ema-teacher-reset", weights="ema", reset_ema=True, reset_optimizer=True),
+        changed("optimizer-reset", reset_optimizer=True),
+    )
+}
+
+
+def all_rounds(recipe: Recipe, model: Model, source: Text, folder: Path, minutes: float) -> TrainState:
+    """The state after all rounds, or where the minutes were over; each round's model lies in the folder."""
+    length = model.network.max_length if recipe.length is None else recipe.length
+    some = HeldOut(length, 32)
+
+    def evaluate(state: TrainState) -> Mapping[str, float]:
+        """Writes the model of the round that ends, before the checkpoint, so that no kill can lose it."""
+        which = (int(state.step) - 1) // recipe.updates
+        params: Any = state.ema if recipe.exported == "ema" else state.params
+        store.save(
+            folder / f"round-{which}" / "model", dataclasses.replace(model, params=params), overwrite=True
+        )
+        return {"round": which, **some.per_token(model, params, source.held_out[0])}
+
+    rules = DistillationRules(
+        first_steps=recipe.first_steps,
+        jump=recipe.jump,
+        grid=recipe.grid,
+        divergence=recipe.divergence,
+        released=recipe.released,
+    )
+    return fit(
+        self_distillation_loss(model.network, model.token_spec, rules, chunk=None),
+        dict(model.params),
+        text_batches(WindowMaker(source.train[0], recipe.seed, recipe.rows, length), source.digest),
+        teacher=dict(model.params),
+        rounds=Rounds(recipe.updates, recipe.weights, recipe.reset_optimizer, recipe.reset_ema),
+        optimizer=adamw(recipe.learning_rate, recipe.steps, warmup=recipe.warmup, b2=0.999, weight_decay=0.0),
+        steps=recipe.steps,
+        key=jax.random.key(recipe.seed),
+        folder=folder,
+        checkpoint_every=CHECKPOINT_EVERY,
+        log_every=20,
+        ema_decay=recipe.ema_decay,
+        evaluate=evaluate,
+        evaluate_every=recipe.updates,
+        limit_s=60 * minutes,
+    )
+
+
+def main(
+    recipe: tyro.conf.OmitSubcommandPrefixes[tyro.extras.subcommand_type_from_defaults(RECIPES)],
+    text: Path,
+    start: str = "runs/tiny-mdlm/model",
+    folder: Path | None = None,
+    export: Path | None = None,
+    minutes: float = 75.0,
+) -> None:
+    """Runs all rounds; the model of the last one is the result, in FOLDER/model too.
+
+    Args:
+      recipe: the numbers of the run.
+      text: the file that the first teacher was trained on.
+      start: model folder, or name of a bundled model, of the first teacher.
+      folder: where everything goes; `runs/NAME` by default.
+      export: where a copy of the last model with parameters in bfloat16 goes; none by default.
+      minutes: after so many this call saves and ends; the next one goes on.
+    """
+    folder = Path("runs") / recipe.name if folder is None else folder
+    model = load(start, dtype="float32")
+    if model.family != "masked_diffusion" or model.tokenizer is None:
+        raise SystemExit(
+            f"{start} is of family {model.family}; distillation needs a denoiser with a tokenizer"
+        )
+    source, _ = one_text(text, model.tokenizer, recipe.held_out)
+    if any((ids == model.token_spec.mask).any() for ids in (*source.train, *source.held_out)):
+        raise SystemExit(
+            f"{text} has characters that {start} does not know: give the text that it was trained on"
+        )
+    claim(folder, recipe)
+    with jax.default_matmul_precision(recipe.matmul_precision):
+        state = all_rounds(recipe, model, source, folder, minutes)
+        if int(state.step) < recipe.steps:
+            over(minutes, int(state.step), recipe.steps)
+            return
+        last = load(folder / f"round-{recipe.rounds - 1}" / "model")
+        finish(last, recipe.length or model.network.max_length, source, folder, export)
+
+
+if __name__ == "__main__":
+    run(main)

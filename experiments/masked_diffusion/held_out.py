@@ -1,0 +1,59 @@
+"""What held-out text costs under a model of characters: a bound for a denoiser, the likelihood for a causal model."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from paradec_jax import Model
+from paradec_jax.data.text import windows
+from paradec_jax.evaluate.bound import Bound, Span, bounds, per_token
+from paradec_jax.evaluate.likelihood import Row, log_likelihoods
+from paradec_jax.io import atomic_write_text
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+    """How held-out text is judged.
+
+    Attributes:
+      length: of the windows.
+      count: windows at most, spread evenly over the text; as many as fit when None.
+      draws: of times and masks, a window.
+      seed: of the draws.
+    """
+
+    length: int
+    count: int | None = None
+    draws: int = 8
+    seed: int = 0
+
+    def costs(self, model: Model, params: Any, ids: np.ndarray) -> list[Bound]:
+        """Nats of each window: an upper bound for a denoiser, what it costs for a causal model."""
+        most = len(ids) // self.length
+        rows = windows(ids, self.length, None if self.count is None else min(self.count, most)).tolist()
+        spec = model.token_spec
+        if spec.mask is not None:
+            spans = [Span(tuple(row)) for row in rows]
+            return bounds(model.network, params, spans, spec.mask, draws=self.draws, batch=32, seed=self.seed)
+        assert spec.bos is not None
+        wanted = [Row((spec.bos, *row), len(row)) for row in rows]
+        found = log_likelihoods(model.network, params, wanted, batch=32)
+        return [Bound(-value, 0.0, len(row)) for (value, _), row in zip(found, rows, strict=True)]
+
+    def per_token(self, model: Model, params: Any, ids: np.ndarray) -> dict[str, float]:
+        """Nats a token, and their standard error over windows."""
+        nats, error = per_token(self.costs(model, params, ids))
+        return {"nats": nats, "nats_error": error}
+
+    def write(self, path: Path, model: Model, params: Any, ids: np.ndarray) -> dict[str, float]:
+        """Writes `per_token` and how it was found to a JSON file, and returns it."""
+        found = self.per_token(model, params, ids)
+        kind = "bound" if model.token_spec.mask is not None else "likelihood"
+        precision = getattr(jax.config, "jax_default_matmul_precision", None)
+        told = {"kind": kind, **found, **dataclasses.asdict(self), "matmul_precision": precision}
+        atomic_write_text(path, json.dumps(told, indent=2) + "\n")
+        return found

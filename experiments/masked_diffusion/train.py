@@ -1,0 +1,227 @@
+"""Trains models of a text's characters: a denoiser, its autoregressive rival, and a judge of both.
+
+    python -m experiments.masked_diffusion.train --text FILE tiny-mdlm
+    python -m experiments.masked_diffusion.train --text FILE tiny-rival
+    python -m experiments.masked_diffusion.train --text FILE tiny-judge
+
+The text is any file of plain text, such as Tiny Shakespeare; its last tenth is held out. A run that was stopped, or
+that its limit of minutes ended, goes on where its last checkpoint stood when the same command is given again.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import tyro
+
+from experiments.common.command import claim, run
+from experiments.masked_diffusion.held_out import HeldOut
+from paradec_jax import Model, store
+from paradec_jax.config import CausalConfig, MaskedDiffusionConfig
+from paradec_jax.data.text import Text, WindowMaker, character_spec, read_text, text_batches
+from paradec_jax.families import PRESETS, init_params, matrix_axes
+from paradec_jax.losses import masked_diffusion_loss, next_token_loss
+from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.train import Loss, TrainState, fit, muon
+
+CHECKPOINT_EVERY, EVALUATE_EVERY = 200, 1000  # updates
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Numbers of one run.
+
+    Attributes:
+      name: of the run and its folder.
+      preset: model shape, a name of `paradec_jax.PRESETS`, with the text's vocabulary.
+      width, layers, heads, feed_forward: in place of the preset's where they are set; a denoiser's last one follows
+        from its width.
+      length: characters of a window.
+      rows: windows of a batch.
+      steps: updates.
+      warmup, cooldown: first and last updates, over which the learning rates rise and fall.
+      learning_rate: peak of Muon, for matrices.
+      adam_learning_rate: peak of NAdam, for the other parameters.
+      weight_decay: decoupled decay of matrices.
+      ema_decay: decay of the averaged weights, which are the ones exported.
+      held_out: share of the text that is held out.
+      matmul_precision: `jax.default_matmul_precision` of the run.
+      seed: of parameters, windows and noise.
+    """
+
+    name: str = "tiny-mdlm"
+    preset: str = "tiny-mdlm"
+    width: int | None = None
+    layers: int | None = None
+    heads: int | None = None
+    feed_forward: int | None = None
+    length: int = 256
+    rows: int = 16
+    steps: int = 10_000
+    warmup: int = 100
+    cooldown: int = 4000
+    learning_rate: float = 8e-3
+    adam_learning_rate: float = 3e-3
+    weight_decay: float = 0.05
+    ema_decay: float = 0.999
+    held_out: float = 0.1
+    matmul_precision: str = "BF16_BF16_F32"
+    seed: int = 0
+
+
+RECIPES = {
+    "tiny-mdlm": Recipe(),
+    # As many parameters as the denoiser, up to a twentieth.
+    "tiny-rival": Recipe(
+        name="tiny-rival", preset="tiny-causal", layers=5, steps=4000, cooldown=2000, seed=1
+    ),
+    "tiny-judge": Recipe(
+        name="tiny-judge",
+        preset="tiny-causal",
+        width=160,
+        layers=4,
+        feed_forward=400,
+        steps=4000,
+        cooldown=2000,
+        seed=2,
+    ),
+}
+
+
+def one_text(path: Path, tokenizer: Tokenizer | None, held_out: float) -> tuple[Text, Tokenizer]:
+    """As `read_text`, of a file that is one text: windows of these recipes begin anywhere in it.
+
+    Raises:
+      SystemExit: a file of several documents.
+    """
+    source, tokenizer = read_text(path, tokenizer, held_out)
+    count = len(source.train) + len(source.held_out)
+    if count > 2:
+        raise SystemExit(f"{path} holds {count} documents, but these recipes read one text: join them")
+    return source, tokenizer
+
+
+def shape_of(recipe: Recipe, vocabulary: int) -> MaskedDiffusionConfig | CausalConfig:
+    """The preset with the recipe's sizes.
+
+    Raises:
+      SystemExit: a preset of another family, or an inner width that a denoiser has not.
+    """
+    config = PRESETS.get(recipe.preset)
+    if not isinstance(config, MaskedDiffusionConfig | CausalConfig):
+        raise SystemExit(f"preset must be a denoiser or a causal model, not {recipe.preset!r}")
+    changes: dict[str, Any] = {
+        name: value for name in ("width", "layers", "heads") if (value := getattr(recipe, name)) is not None
+    }
+    if isinstance(config, MaskedDiffusionConfig):
+        if recipe.feed_forward is not None:
+            raise SystemExit("feed_forward is four times a denoiser's width: leave it out")
+        return dataclasses.replace(config, vocab_size=vocabulary, max_length=recipe.length, **changes)
+    if recipe.feed_forward is not None:
+        changes["feed_forward"] = recipe.feed_forward
+    if recipe.heads is not None:
+        changes["kv_heads"] = recipe.heads
+    return dataclasses.replace(config, vocab_size=vocabulary, **changes)
+
+
+def in_half(model: Model) -> Model:
+    """The model with parameters in bfloat16, whose files are half as large."""
+    config = dataclasses.replace(model.config, param_dtype="bfloat16")
+    return dataclasses.replace(
+        model, config=config, params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), dict(model.params))
+    )
+
+
+def untrained(recipe: Recipe, tokenizer: Tokenizer) -> Model:
+    """A model of random weights on a text's characters."""
+    config = shape_of(recipe, tokenizer.vocab_size)
+    spec = character_spec(tokenizer, "own" if isinstance(config, MaskedDiffusionConfig) else "next")
+    params = init_params(config, jax.random.fold_in(jax.random.key(recipe.seed), 0))
+    return Model(config, params, spec, tokenizer)
+
+
+def train(recipe: Recipe, model: Model, source: Text, folder: Path, minutes: float) -> TrainState:
+    """The state after the training, or where its minutes were over."""
+    spec, denoises = model.token_spec, isinstance(model.config, MaskedDiffusionConfig)
+    make = WindowMaker(
+        source.train[0], recipe.seed, recipe.rows, recipe.length, None if denoises else spec.bos
+    )
+    some = HeldOut(recipe.length, 32)
+
+    def evaluate(state: TrainState) -> Mapping[str, float]:
+        return some.per_token(model, state.ema, source.held_out[0])
+
+    loss: Loss = masked_diffusion_loss(model.network, spec) if denoises else next_token_loss(model.network)
+    return fit(
+        loss,
+        dict(model.params),
+        text_batches(make, source.digest),
+        optimizer=muon(
+            recipe.learning_rate,
+            recipe.steps,
+            axes=matrix_axes(model.config),
+            warmup=recipe.warmup,
+            cooldown=recipe.cooldown,
+            weight_decay=recipe.weight_decay,
+            adam_learning_rate=recipe.adam_learning_rate,
+        ),
+        steps=recipe.steps,
+        key=jax.random.fold_in(jax.random.key(recipe.seed), 1),
+        folder=folder,
+        checkpoint_every=CHECKPOINT_EVERY,
+        log_every=20,
+        ema_decay=recipe.ema_decay,
+        evaluate=evaluate,
+        evaluate_every=EVALUATE_EVERY,
+        limit_s=60 * minutes,
+    )
+
+
+def main(
+    recipe: tyro.conf.OmitSubcommandPrefixes[tyro.extras.subcommand_type_from_defaults(RECIPES)],
+    text: Path,
+    folder: Path | None = None,
+    export: Path | None = None,
+    minutes: float = 75.0,
+) -> None:
+    """Trains a model and, when done, writes the averaged weights as a model folder and what held-out text costs.
+
+    Args:
+      recipe: the numbers of the run.
+      text: a file of plain text.
+      folder: where checkpoints, metrics, `held_out.json` and `model` go; `runs/NAME` by default.
+      export: where a copy of the model with parameters in bfloat16 goes; none by default.
+      minutes: after so many this call saves and ends; the next one goes on.
+    """
+    folder = Path("runs") / recipe.name if folder is None else folder
+    source, tokenizer = one_text(text, None, recipe.held_out)
+    with jax.default_matmul_precision(recipe.matmul_precision):
+        model = untrained(recipe, tokenizer)
+        claim(folder, recipe)
+        state = train(recipe, model, source, folder, minutes)
+        if int(state.step) < recipe.steps:
+            over(minutes, int(state.step), recipe.steps)
+            return
+        assert state.ema is not None
+        finish(dataclasses.replace(model, params=state.ema), recipe.length, source, folder, export)
+
+
+def over(minutes: float, step: int, steps: int) -> None:
+    """Says that a call ended before its run."""
+    print(f"{minutes:g} minutes are over after {step} of {steps} updates: run again to go on")
+
+
+def finish(model: Model, length: int, source: Text, folder: Path, export: Path | None) -> None:
+    """Writes a trained model, perhaps a copy in half the size, and what held-out text costs."""
+    store.save(folder / "model", model, overwrite=True)
+    if export is not None:
+        store.save(export, in_half(model), overwrite=True)
+    found = HeldOut(length, draws=16).write(folder / "held_out.json", model, model.params, source.held_out[0])
+    print(f"held out: {found['nats']:.4f} nats a character (standard error {found['nats_error']:.4f})")
+
+
+if __name__ == "__main__":
+    run(main)

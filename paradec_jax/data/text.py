@@ -1,0 +1,286 @@
+"""Plain text as training batches: characters or any tokenizer.json, a held-out end, windows and packed documents.
+
+::
+
+    file    [ ............ train ............ | held out ]        cut between characters, or between documents
+    window  a stretch of `length` ids, from anywhere in the text
+    packed  [BOS] length - 2 ids of documents, each of which ends in EOS [EOS]        (MDLM; arXiv 2406.07524)
+
+Batches are functions of a seed and their number. The state of an iterator names the digest of its text, so that a run
+does not go on with another one.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tokenizers
+from jaxtyping import Int32
+from tokenizers import decoders, models, pre_tokenizers
+
+from paradec_jax.config import TokenSpec
+from paradec_jax.data.endless import endless
+from paradec_jax.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import grain
+
+Batch = dict[str, np.ndarray]
+
+MASK = "<|mask|>"
+SEPARATOR = "<|endoftext|>"
+GROUP = 1000  # documents that are packed together
+
+
+def character_tokenizer(text: str) -> Tokenizer:
+    """A token for each character of a text, in their order, and last the mask, which also stands for all others.
+
+    A denoiser takes no mask in a prompt, and so no character that it does not know.
+    """
+    tokens = [*sorted(set(text)), MASK]
+    model = models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=MASK)
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), behavior="isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([tokenizers.AddedToken(MASK, normalized=False, special=True)])
+    return Tokenizer(backend)
+
+
+def character_spec(tokenizer: Tokenizer, alignment: str) -> TokenSpec:
+    """Special tokens of a model on `character_tokenizer`.
+
+    A denoiser ("own") has the last token as its mask; to a model that predicts the "next" token it is begin-of-text.
+    """
+    last = tokenizer.vocab_size - 1
+    return TokenSpec(mask=last, alignment="own") if alignment == "own" else TokenSpec(bos=last, pad=last)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Text:
+    """A text as ids.
+
+    Attributes:
+      train, held_out: its documents, in order; one where the file has no marks between documents.
+      digest: of the file, the tokenizer and where it was cut.
+    """
+
+    train: tuple[Int32[np.ndarray, " N"], ...]
+    held_out: tuple[Int32[np.ndarray, " N"], ...]
+    digest: str
+
+
+def documents(path: str | Path) -> list[str]:
+    """The documents of a file: the `text` of each line of a .jsonl file, else what `<|endoftext|>` parts.
+
+    Raises:
+      FileNotFoundError: no such file.
+      ValueError: a line without a text, or a file without any.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no text at {path}")
+    whole = path.read_text(encoding="utf-8")
+    if path.suffix == ".jsonl":
+        found = [
+            _text_of(line, path, number) for number, line in enumerate(whole.splitlines(), 1) if line.strip()
+        ]
+    else:
+        found = whole.split(SEPARATOR)
+    found = [text for text in found if text.strip()]
+    if not found:
+        raise ValueError(f"{path} holds no text")
+    return found
+
+
+def read_text(
+    path: str | Path, tokenizer: Tokenizer | None = None, held_out: float = 0.1
+) -> tuple[Text, Tokenizer]:
+    """A file as ids, and the tokenizer that made them.
+
+    Args:
+      path: of the file (`documents`).
+      tokenizer: what makes the ids; characters when None.
+      held_out: share of the text's characters, or of its documents where there are several, that is held out: the
+        last ones.
+
+    Raises:
+      FileNotFoundError: no such file.
+      ValueError: a share that leaves nothing on one side, or from `documents`.
+    """
+    if not 0 < held_out < 1:
+        raise ValueError(f"held_out must be in (0, 1), not {held_out}")
+    parts = documents(path)
+    if tokenizer is None:
+        tokenizer = character_tokenizer("".join(parts))
+    pieces: Sequence[str] = parts if len(parts) > 1 else parts[0]
+    cut = int(len(pieces) * (1 - held_out))
+    if not 0 < cut < len(pieces):
+        raise ValueError(f"held_out {held_out} leaves no text on one side of {path}")
+    sides = [[side] if isinstance(side, str) else list(side) for side in (pieces[:cut], pieces[cut:])]
+    train, rest = (tuple(np.asarray(ids, np.int32) for ids in tokenizer.encode_batch(side)) for side in sides)
+    digest = hashlib.sha256(Path(path).read_bytes())
+    digest.update(tokenizer.digest().encode() + str(cut).encode())
+    return Text(train, rest, digest.hexdigest()), tokenizer
+
+
+def pack(
+    texts: Iterable[Sequence[int] | np.ndarray], length: int, *, bos: int, eos: int, wrap: bool = True
+) -> Int32[np.ndarray, "N L"]:
+    """Documents as rows of one length: each ends in EOS, all follow one another, and the row breaks fall anywhere.
+
+    As in MDLM every thousand documents are packed by themselves, and what does not fill a row there is dropped.
+
+    Args:
+      texts: ids of documents, without special tokens.
+      length: L.
+      bos, eos: begin and end of a text; one id in GPT-2's vocabulary.
+      wrap: whether each row begins with BOS and ends with EOS, around L - 2 ids.
+
+    Raises:
+      ValueError: a length without room, or documents too short to fill a row.
+    """
+    room = length - 2 if wrap else length
+    if room < 1:
+        raise ValueError(f"length must be at least {3 if wrap else 1}, not {length}")
+    rows = []
+    for group in _groups(texts, GROUP):
+        flat = np.concatenate([np.append(np.asarray(ids, np.int32), np.int32(eos)) for ids in group])
+        whole = flat[: len(flat) // room * room].reshape(-1, room)
+        ends = np.full((len(whole), 1), bos, np.int32), np.full((len(whole), 1), eos, np.int32)
+        rows.append(np.concatenate([ends[0], whole, ends[1]], axis=1) if wrap else whole)
+    if not sum(map(len, rows)):
+        raise ValueError(f"the documents do not fill a row of {length} ids")
+    return np.concatenate(rows)
+
+
+def windows(ids: Int32[np.ndarray, " N"], length: int, count: int | None = None) -> Int32[np.ndarray, "N L"]:
+    """Stretches of a text that do not overlap, spread evenly over it: `count` of them, as many as fit when None.
+
+    Raises:
+      ValueError: a text shorter than one, or more than fit.
+    """
+    most = len(ids) // length if length > 0 else 0
+    wanted = most if count is None else count
+    if not 0 < wanted <= most:
+        raise ValueError(f"{len(ids)} ids hold {most} windows of {length}, not {wanted}")
+    starts = (np.arange(wanted) * most // wanted) * length
+    return np.stack([ids[start : start + length] for start in starts])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WindowMaker:
+    """Makes batch i of windows that begin anywhere in a text, a pure function of the fields and i."""
+
+    ids: Int32[np.ndarray, " N"]
+    seed: int
+    rows: int
+    length: int
+    bos: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or not 0 < self.length <= len(self.ids):
+            raise ValueError(
+                f"need at least one row and a length from 1 to the text's {len(self.ids)} ids, "
+                f"not {self.rows} and {self.length}"
+            )
+
+    def __call__(self, index: int) -> Batch:
+        """Batch `index`; see `text_batches`."""
+        rng = np.random.Generator(np.random.Philox([self.seed, index]))
+        starts = rng.integers(0, len(self.ids) - self.length + 1, self.rows)
+        return batch_of(self.ids[starts[:, None] + np.arange(self.length)], self.bos)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowMaker:
+    """Makes batch i of a table of rows, shuffled anew in each epoch; its last rows are left out if they fill none."""
+
+    table: Int32[np.ndarray, "N L"]
+    seed: int
+    rows: int
+    bos: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rows <= len(self.table):
+            raise ValueError(f"need 1 to {len(self.table)} rows, as many as the table has, not {self.rows}")
+
+    def __call__(self, index: int) -> Batch:
+        """Batch `index`; see `text_batches`."""
+        epoch, place = divmod(index, len(self.table) // self.rows)
+        order = np.random.Generator(np.random.Philox([self.seed, epoch])).permutation(len(self.table))
+        return batch_of(self.table[order[place * self.rows : (place + 1) * self.rows]], self.bos)
+
+
+def batch_of(rows: Int32[np.ndarray, "B L"], bos: int | None) -> Batch:
+    """Rows for a denoiser, {"tokens", "weights"}, or after `bos` for a model of the next token, with "targets"."""
+    weights = np.ones(rows.shape, np.float32)
+    if bos is None:
+        return {"tokens": rows, "weights": weights}
+    before = np.concatenate([np.full((len(rows), 1), bos, np.int32), rows[:, :-1]], axis=1)
+    return {"tokens": before, "targets": rows, "weights": weights}
+
+
+class TextBatches:
+    """An endless iterator over batches whose state names the text that they come from."""
+
+    def __init__(self, iterator: "grain.DatasetIterator[Batch]", digest: str) -> None:
+        self._iterator, self._digest = iterator, digest
+
+    def __next__(self) -> Batch:
+        return next(self._iterator)
+
+    def get_state(self) -> dict[str, Any]:
+        """Where it stands, as JSON values."""
+        return {"digest": self._digest, "place": self._iterator.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on from a state.
+
+        Raises:
+          ValueError: a state of another text, tokenizer or split.
+        """
+        if state["digest"] != self._digest:
+            raise ValueError(
+                f"the run was begun with another text, tokenizer or split (digest {state['digest'][:12]}, here "
+                f"{self._digest[:12]}): give the one that it began with, or choose another folder"
+            )
+        self._iterator.set_state(state["place"])
+
+
+def text_batches(make: Callable[[int], Batch], digest: str, prefetch: int = 2) -> TextBatches:
+    """An endless iterator over the batches of a maker; `get_state` and `set_state` resume it exactly.
+
+    A batch has `tokens` int32 [B, L] and `weights` float32 [B, L], and with `bos` set `targets`, the tokens one
+    position later.
+
+    Args:
+      make: a `WindowMaker` or `RowMaker`.
+      digest: of the text (`Text.digest`).
+      prefetch: batches made ahead in a thread; 0 makes each one when it is asked for.
+    """
+    return TextBatches(endless(make, prefetch), digest)
+
+
+def _text_of(line: str, path: Path, number: int) -> str:
+    try:
+        text = json.loads(line)["text"]
+    except (json.JSONDecodeError, KeyError, TypeError):
+        text = None
+    if not isinstance(text, str):
+        raise ValueError(f'line {number} of {path} must be a JSON object with a "text"')
+    return text
+
+
+def _groups(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    group: list[Any] = []
+    for item in items:
+        group.append(item)
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group

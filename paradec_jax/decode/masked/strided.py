@@ -1,0 +1,98 @@
+"""Texts longer than the denoiser: windows that slide over the canvas, each with the end of the text so far in it."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.masked.unmask import (
+    MaskedKnobs,
+    MaskedState,
+    Unmasked,
+    begin,
+    check_order,
+    plain_draw,
+    unmask,
+)
+from paradec_jax.decode.rules import partition
+from paradec_jax.decode.rules.windows import window
+
+
+@dataclasses.dataclass(frozen=True)
+class Strided(DecoderBase):
+    """`Masked` in one window after another (MDLM's semi-autoregressive sampler, arXiv 2406.07524, section 5.3).
+
+    ::
+
+        position   0 1 2 3 4 5 6 7 8 9        W = 6, stride 2
+        window 0  [_ _ _ _ _ _]
+        window 1      [c d e f _ _]           W - stride tokens of the text so far, and what is masked
+        window 2          [e f g h _ _]
+
+    A window's positions count from its own start, so the text may be longer than the network was built for. The next
+    window opens once every position of this one is revealed; each window has N steps.
+
+    Attributes:
+      order: as of `Masked`.
+      chunk: C, positions of a row whose logits exist at once.
+      width: W, positions of a window; the network's longest sequence when None.
+      stride: positions by which it moves; half of it when None.
+    """
+
+    _: dataclasses.KW_ONLY
+    order: str = "random"
+    chunk: int = 64
+    width: int | None = None
+    stride: int | None = None
+    Knobs: ClassVar[type] = MaskedKnobs
+    visibilities: ClassVar[tuple[str, ...]] = ("full",)
+    alignments: ClassVar[tuple[str, ...]] = ("own",)
+    any_order: ClassVar[bool] = True
+    needs_cache: ClassVar[bool] = False
+    windowed: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_order(self.order, self.chunk)
+        longest = None if self.network is None else self.network.max_length
+        if self.width is not None and not 1 <= self.width <= (longest or self.width):
+            told = "" if longest is None else f" and at most the {longest} positions the model was built for"
+            raise ValueError(f"width must be at least 1{told}, not {self.width}")
+        width = self.width or longest
+        if self.stride is not None and not 1 <= self.stride <= (width or self.stride):
+            raise ValueError(f"stride must be from 1 to the width {width}, not {self.stride}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """W and the stride."""
+        width = min(self.width or self.network.max_length, self.size)
+        return width, min(self.stride or max(width // 2, 1), width)
+
+    def init(self, params: Any, request: Request, knobs: MaskedKnobs) -> MaskedState:
+        """Fills the canvas with masks and draws a partition of each window's; calls nothing."""
+        return begin(self, self.begin(request, self.shape[0]), knobs)
+
+    def step(self, params: Any, state: MaskedState, knobs: MaskedKnobs) -> tuple[MaskedState, Unmasked]:
+        """One call on the window that holds each row's first masked position, for the window's next group."""
+        width, stride = self.shape
+
+        def window_of(position: Array) -> Array:
+            """Number of the first window that holds a position."""
+            return jnp.maximum(-(-(position - width + 1) // stride), 0)
+
+        current = window_of(state.rows.length)
+        at = current * stride
+        tokens, positions, open_, mask = state.window(at, width)
+        out = self.network.forward(params, tokens, positions - at[:, None], None, mask)
+        state = state.spend(out.counts, jnp.sum(window(state.inside, at, width), axis=1))
+        groups = jnp.where(
+            window_of(positions) == current[:, None], window(state.groups, at, width), partition.NEVER
+        )
+        draw = plain_draw(self, state.rows, knobs)
+        return unmask(self, params, state, out.hidden, at, groups, open_, draw)[:2]
+
+    def drafts(self, state: MaskedState) -> Int[Array, "B S"]:
+        """What is revealed after a gap."""
+        return state.ahead

@@ -1,0 +1,239 @@
+"""What samplers of masked canvases share: their knobs, who is revealed next, and the draw of the revealed tokens.
+
+Which positions a call reveals is settled before the network is asked about them, and only then is a token drawn for
+each. A draw that decides both at once, over the vocabulary and the mask together, compares small probabilities with
+noise of few digits, and loses the rare tokens.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs, check_range, knob
+from paradec_jax.decode.machine.rows import Rows
+from paradec_jax.decode.masked.canvas import Canvas
+from paradec_jax.decode.rules import partition, reveal, score
+from paradec_jax.decode.rules.subs import without_mask
+
+AnyCanvas = TypeVar("AnyCanvas", bound=Canvas)
+
+# Orders by score change the law: what is revealed then depends on what the network says.
+SCORES: dict[str, Callable[[Array, Array], Array]] = {
+    "confidence": score.probability,
+    "margin": lambda logits, tokens: score.margin(logits),
+    "entropy": lambda logits, tokens: score.negative_entropy(logits),
+}
+GROUPED = ("random", *SCORES)
+ORDERS = ("random", "single", *SCORES)
+GRIDS = ("linear", "cosine")
+STEPS = 128  # where the knob is not set
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MaskedKnobs(SamplingKnobs):
+    """Sampling from the denoiser's own distribution unless told otherwise, and the grid of times.
+
+    Attributes:
+      steps: N, steps of the grid; None is 128, or the length of a grid of one's own. Steps that reveal nothing
+        call nothing.
+      grid: "linear" (None) or "cosine", or times [K] that fall from 1, at which the K calls are made. How many they
+        are is compiled.
+    """
+
+    temperature: Float[Array, ""] | float = 1.0
+    steps: Int[Array, ""] | int | None = knob(None, unset=UNLIMITED, needs=("order", GROUPED))
+    grid: Float[Array, "*K"] | Int[Array, ""] | Literal["linear", "cosine"] | None = knob(
+        None, unset=0, names=GRIDS, schedule=True, needs=("order", GROUPED)
+    )
+
+    def check(self) -> None:
+        """Raises ValueError for values outside their range, unless they are traced."""
+        super().check()
+        check_range(self.steps, "steps", lambda n: n >= 1, "at least 1")
+        grid: Any = self.grid
+        if isinstance(grid, str) and grid not in GRIDS:
+            raise ValueError(f"grid must be {' or '.join(GRIDS)} or an array of times, not {grid!r}")
+        if isinstance(grid, str | jax.core.Tracer) or np.ndim(grid) == 0:
+            return
+        check_range(grid, "grid", _falls, "times that fall from 1 to above 0")
+        if not isinstance(self.steps, jax.core.Tracer) and self.steps not in (None, UNLIMITED):
+            told = f"a grid of {len(grid)} times has as many steps"
+            raise ValueError(f"{told}, so steps must be None, not {self.steps}")
+
+
+def _falls(times: np.ndarray) -> bool:
+    return times.ndim == 1 and bool(times[0] == 1 and times[-1] > 0 and (np.diff(times) < 0).all())
+
+
+def check_order(order: str, chunk: int) -> None:
+    """Refuses an unknown order, or a chunk below 1. Raises ValueError."""
+    if order not in ORDERS:
+        raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
+    if chunk < 1:
+        raise ValueError(f"chunk must be at least 1, not {chunk}")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MaskedState(Canvas):
+    """A canvas and its partition.
+
+    Attributes:
+      groups: group of each position that was masked at first, `partition.NEVER` elsewhere, [B, S].
+    """
+
+    groups: Int[Array, "B S"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Unmasked:
+    """What a call did to a window of each row's canvas.
+
+    Attributes:
+      at: the window's first position, [B].
+      where: positions that it revealed, [B, W].
+      scores: by which it chose them, [B, W]; None where they were drawn at random.
+    """
+
+    at: Int[Array, "B"]
+    where: Bool[Array, "B W"]
+    scores: Float[Array, "B W"] | None
+
+
+def groups_of(canvas: Canvas, order: str, knobs: Any) -> Int[Array, "B S"]:
+    """The partition of a fresh canvas, drawn with each row's key."""
+    positions = jnp.broadcast_to(jnp.arange(canvas.final.shape[1]), canvas.final.shape)
+    bits, open_ = partition.words(canvas.rows.keys, positions), canvas.open
+    if order == "single":
+        groups = partition.single(bits, open_)
+    elif jnp.ndim(knobs.grid) == 1:
+        groups = partition.at_times(bits, knobs.grid)
+    else:
+        steps = jnp.where(knobs.steps == UNLIMITED, STEPS, knobs.steps)
+        groups = jnp.where(knobs.grid == 0, partition.linear(bits, steps), partition.cosine(bits, steps))
+    return jnp.where(open_, groups, partition.NEVER)
+
+
+def by_chunks(
+    function: Callable[[Array, Array], Any],
+    hidden: Float[Array, "B W D"],
+    where: Bool[Array, "B W"],
+    chunk: int,
+    bounded: bool,
+) -> Any:
+    """A function of head inputs, at some positions of each row: so many at a time that the chunk is compiled.
+
+    How many positions a call reveals is drawn, and the knobs move it, so no shape may depend on it: chunks of a fixed
+    width go as far as the fullest row needs. The largest array is [B, C, V], whatever the canvas.
+
+    Args:
+      function: (hidden [B, C, D], slots [B, C]) -> a tree of [B, C, ...].
+      hidden: head inputs of a window.
+      where: the positions, in whose place the results are put.
+      chunk: C, positions of a row at a time.
+      bounded: go through all W positions, which reverse mode can cross.
+
+    Returns:
+      A tree of [B, W, ...], zero at the other positions.
+    """
+    batch, width = where.shape
+    chunk = min(chunk, width)
+    most = -(-width // chunk)
+    order = jnp.argsort(~where, axis=1, stable=True).astype(jnp.int32)
+    order = jnp.pad(order, ((0, 0), (0, most * chunk - width)), constant_values=width - 1)
+    count = jnp.sum(where, axis=1, dtype=jnp.int32)
+
+    def some(i: Array) -> tuple[Any, Array]:
+        slots = lax.dynamic_slice_in_dim(order, i * chunk, chunk, axis=1)
+        return function(jnp.take_along_axis(hidden, slots[..., None], axis=1), slots), slots
+
+    def body(i: Array, found: Any) -> Any:
+        new, slots = some(i)
+        used = i * chunk + jnp.arange(chunk) < count[:, None]
+        slots, rows = jnp.where(used, slots, width), jnp.arange(batch)[:, None]
+        return jax.tree.map(lambda old, x: old.at[rows, slots].set(x, mode="drop"), found, new)
+
+    shapes = jax.eval_shape(lambda: some(jnp.int32(0))[0])
+    empty = jax.tree.map(lambda x: jnp.zeros((batch, width, *x.shape[2:]), x.dtype), shapes)
+    return lax.fori_loop(0, most if bounded else (jnp.max(count) + chunk - 1) // chunk, body, empty)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """Tokens of a window, their log-probabilities and the scores of their positions, where they are asked for.
+
+    `extra` is what else the decoder's draw returns of them.
+    """
+
+    tokens: Int[Array, "B W"]
+    log_probs: Float[Array, "B W"] | None
+    scores: Float[Array, "B W"] | None
+    extra: Any
+
+
+Draw = Callable[[Array, Array], tuple[Array, Any]]
+
+
+def unmask(
+    decoder: Any,
+    params: Any,
+    canvas: AnyCanvas,
+    hidden: Float[Array, "B W D"],
+    at: Int[Array, "B"],
+    groups: Int[Array, "B W"],
+    open_: Bool[Array, "B W"],
+    draw: Draw,
+) -> tuple[AnyCanvas, Unmasked, Any]:
+    """Reveals each row's next group in a window whose head inputs the network has given.
+
+    Args:
+      decoder: with fields `order` and `chunk`.
+      params: of its network.
+      canvas: of which `at` begins the window.
+      hidden: the window's head inputs.
+      groups: of the positions that the window is to reveal, `partition.NEVER` elsewhere.
+      open_: those of them that are still masked.
+      draw: (logits [B, C, V], positions [B, C]) -> tokens [B, C] and whatever else is wanted of them.
+
+    Returns:
+      The canvas, what was revealed, and what else `draw` returned, zero where it was not called.
+    """
+    score_of = SCORES.get(decoder.order)
+
+    def read(hidden: Array, slots: Array) -> Drawn:
+        logits = without_mask(decoder.network.logits(params, hidden), decoder.spec.mask)
+        tokens, extra = draw(logits, at[:, None] + slots)
+        scores = None if score_of is None else score_of(logits, tokens)
+        return Drawn(tokens, decoder.scores(logits, tokens), scores, extra)
+
+    where = partition.next_group(groups, open_) if score_of is None else open_
+    drawn = by_chunks(read, hidden, where, decoder.chunk, decoder.bounded)
+    if score_of is not None:
+        count = partition.next_count(groups, groups != partition.NEVER, open_)
+        where = reveal.quota(drawn.scores, open_, count)
+    canvas = canvas.reveal(drawn.tokens, where, at, drawn.log_probs)
+    return canvas, Unmasked(at, where, drawn.scores), drawn.extra
+
+
+def begin(decoder: Any, rows: Rows, knobs: MaskedKnobs) -> MaskedState:
+    """The canvas of fresh rows with its partition."""
+    canvas = Canvas.of(rows, decoder.spec.mask)
+    return MaskedState(**vars(canvas), groups=groups_of(canvas, decoder.order, knobs))
+
+
+def plain_draw(decoder: Any, rows: Rows, knobs: MaskedKnobs) -> Draw:
+    """Tokens by each row's key and nothing else."""
+
+    def draw(logits: Array, positions: Array) -> tuple[Array, None]:
+        return decoder.sample(logits, positions, rows, knobs), None
+
+    return draw

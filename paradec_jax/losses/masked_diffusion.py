@@ -1,0 +1,175 @@
+"""Training of masked denoisers: the bound of MDLM (Sahoo et al. 2024, arXiv 2406.07524) on the log-likelihood.
+
+::
+
+    L = mean over tokens of  w(t) * -log p(x_i | x_t)   at hidden positions, 0 elsewhere
+
+A time t is drawn for each row, each token is hidden with the probability m(t) of the schedule, w(t) = m'(t) / m(t).
+What a row's tokens cost together is an upper bound of its negative log-likelihood in nats, in the mean over draws.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from paradec_jax.config import TokenSpec
+from paradec_jax.decode.rules.subs import without_mask
+from paradec_jax.losses.cross_entropy import in_chunks, token_losses
+from paradec_jax.noise import (
+    MDLM_TIMES,
+    LogLinear,
+    Schedule,
+    Times,
+    hide,
+    importance,
+    log_probability_range,
+    rounded_up,
+)
+
+MEASURES = ("time", "importance", "change_of_variables")
+
+
+class DenoisingNetwork(Protocol):
+    """What the objectives need of a network; see `paradec_jax.models.DenoiserNetwork`."""
+
+    def forward(
+        self, params: Any, inputs: Array, positions: Array, *, dropout: Array | None = None
+    ) -> Any: ...
+    def logits(self, params: Any, hidden: Array) -> Array: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundRules:
+    """The choices of the objective; the defaults are MDLM's.
+
+    Attributes:
+      schedule: of the noise.
+      times: how the times of a batch are drawn.
+      steps: T of the discrete-time bound, whose times are multiples of 1 / T; continuous time when None. It is finite
+        where the original divides zero by zero (t = 1 / T).
+      measure: what is drawn evenly: the "time", or the log mask probability, whose weight is constant, either by way
+        of the time ("importance") or directly ("change_of_variables").
+      released: the weights of the released code: `-f_0` for `f_T - f_0` where the log mask probability is drawn, and
+        in discrete time `1 / min(t, 1 - 1e-4)` for 1 / t.
+    """
+
+    schedule: Schedule = LogLinear()  # noqa: RUF009
+    times: Times = MDLM_TIMES
+    steps: int | None = None
+    measure: str = "time"
+    released: bool = False
+
+    def __post_init__(self) -> None:
+        if self.measure not in MEASURES:
+            raise ValueError(f"measure must be one of {', '.join(MEASURES)}, not {self.measure!r}")
+        if self.steps is None:
+            return
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, not {self.steps}")
+        if self.measure != "time" or not isinstance(self.schedule, LogLinear):
+            raise ValueError(
+                "discrete time (steps) is known for the log-linear schedule and measure 'time' alone"
+            )
+
+    def at(self, t: Float[Array, "B"]) -> tuple[Float[Array, "B"], Float[Array, "B"]]:
+        """Mask probability and weight of the loss of rows whose drawn times are t."""
+        if self.steps is not None:
+            t = rounded_up(t, self.steps)
+            weight = 1 / (jnp.minimum(t, 1 - 1e-4) if self.released else t)
+            return self.schedule.mask_probability(t), weight
+        if self.measure == "time":
+            return self.schedule.mask_probability(t), self.schedule.weight(t)
+        low, high = log_probability_range(self.schedule)
+        weight = jnp.full_like(t, -low if self.released else high - low)
+        if self.measure == "importance":
+            return self.schedule.mask_probability(importance(self.schedule, t)), weight
+        return jnp.exp(low + t * (high - low)), weight
+
+
+def mask_of(spec: TokenSpec) -> int:
+    """The id of the mask.
+
+    Raises:
+      ValueError: a checkpoint without one.
+    """
+    if spec.mask is None:
+        raise ValueError("a denoiser is trained with a mask token, but the checkpoint's token spec has none")
+    return spec.mask
+
+
+def read(network: DenoisingNetwork, params: Any, tokens: Array, dropout: Array | None = None) -> Array:
+    """Head inputs [B, S, D] of whole canvases; drops activations where a key is given."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    options = {} if dropout is None else {"dropout": dropout}
+    return network.forward(params, tokens, positions, **options).hidden
+
+
+def masked_diffusion_loss(
+    network: DenoisingNetwork,
+    spec: TokenSpec,
+    rules: BoundRules | None = None,
+    *,
+    dropout: bool = True,
+    chunk: int | None = None,
+) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
+    """MDLM's negative bound, `sum w(t) nll / sum weights`: over all real tokens, not over the hidden ones.
+
+    Args:
+      network: the denoiser.
+      spec: its special tokens; `mask` matters.
+      rules: the choices; MDLM's when None.
+      dropout: whether activations are dropped, at the rate of the network's config.
+      chunk: positions whose logits are made at a time, and again in the backward pass; all at once when None.
+
+    Returns:
+      A loss over batches of `tokens` [B, S] and perhaps `weights` [B, S], 0 at padding. A batch may bring its own
+      numbers in [0, 1), `time_uniforms` [B] (or [1] for systematic times) and `mask_uniforms` [B, S], which take the
+      place of the draws. Metrics: `accuracy` at hidden positions and `hidden`, their share.
+
+    Raises:
+      ValueError: no mask token, or a `chunk` below 1.
+    """
+    mask, chosen = mask_of(spec), BoundRules() if rules is None else rules
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk must be at least 1, not {chunk}")
+
+    def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
+        del frozen
+        tokens, (of_times, of_masks, of_dropout) = batch["tokens"], jax.random.split(key, 3)
+        weights = batch.get("weights")
+        weights = jnp.ones(tokens.shape) if weights is None else weights.astype(jnp.float32)
+        noised, hidden, weight = noise(batch, chosen, mask, of_times, of_masks)
+
+        def score(vectors: Array, targets: Array) -> tuple[Array, Array]:
+            return token_losses(without_mask(network.logits(params, vectors), mask), targets)
+
+        vectors = read(network, params, noised, of_dropout if dropout else None)
+        nll, hits = in_chunks(score, chunk, vectors, tokens)
+        counted, total = hidden * weights, jnp.maximum(jnp.sum(weights), 1e-9)
+        value = jnp.sum(weight[:, None] * counted * nll) / total
+        share = jnp.sum(counted)
+        return value, {
+            "accuracy": jnp.sum(counted * hits) / jnp.maximum(share, 1e-9),
+            "hidden": share / total,
+        }
+
+    return loss
+
+
+def noise(
+    batch: dict[str, Array], rules: BoundRules, mask: int, of_times: Array, of_masks: Array
+) -> tuple[Array, Array, Array]:
+    """Noised tokens [B, S], which of them are hidden [B, S], and the weight of each row [B]."""
+    tokens, uniforms = batch["tokens"], batch.get("time_uniforms")
+    rows = len(tokens)
+    t = rules.times.draw(of_times, rows) if uniforms is None else rules.times.at(uniforms, rows)
+    probability, weight = rules.at(t)
+    uniforms = batch.get("mask_uniforms")
+    if uniforms is None:
+        uniforms = jax.random.uniform(of_masks, tokens.shape)
+    noised, hidden = hide(tokens, uniforms, probability, mask)
+    return noised, hidden, weight

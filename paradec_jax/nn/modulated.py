@@ -1,0 +1,152 @@
+"""The transformer block of diffusion models: shifts, scales and gates of its branches are made from a vector."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from paradec_jax.nn.blocks import Attention, BlockConfig, dense, parameter, uniform
+from paradec_jax.nn.norms import layer_norm
+from paradec_jax.nn.precision import at_least_float32
+from paradec_jax.nn.rope import Rotation
+
+
+@dataclasses.dataclass(frozen=True)
+class ModulatedConfig:
+    """Shape of a modulated block.
+
+    Attributes:
+      block: the shape of its attention and its MLP.
+      conditioning: width K of the vector.
+      dropout: share of each branch's outputs that is dropped in training.
+      dtype: dtype of the products.
+    """
+
+    block: BlockConfig
+    conditioning: int
+    dropout: float
+    dtype: str
+
+
+def modulation(
+    conditioning: Float[Array, "R K"],
+    weight: Float[Array, "K M D"],
+    bias: Float[Array, "M D"],
+    gains: Sequence[Float[Array, "D"]],
+) -> tuple[Float[Array, "R 1 D"], ...]:
+    """M vectors `c W + b`, M / len(gains) for each norm: its shift, its scale, and perhaps its branch's gate.
+
+    A norm's gain w is multiplied into its scale s: `norm(x) w (1 + s) + shift` needs `w (1 + s)` alone.
+
+    Args:
+      conditioning: c, one for all rows (R = 1) or one a row.
+      weight, bias: W and b.
+      gains: of the norms whose outputs are shifted and scaled.
+    """
+    conditioning, weight = at_least_float32(conditioning), at_least_float32(weight)
+    vectors = jnp.einsum("rk,kmd->mrd", conditioning, weight) + at_least_float32(bias)[:, None]
+    found = [vector[:, None] for vector in vectors]
+    for i, gain in enumerate(gains):
+        scale = i * (len(found) // len(gains)) + 1
+        found[scale] = (1 + found[scale]) * gain
+    return tuple(found)
+
+
+def dropout(x: Float[Array, "*shape"], key: Array, rate: float) -> Float[Array, "*shape"]:
+    """`x / (1 - rate)` with each number zero at that rate."""
+    return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
+
+
+class PlainMLP(nn.Module):
+    """MLP `gelu(x W_up + b_up) W_down + b_down`, with the approximation of gelu by tanh.
+
+    Parameters: `up` [D, F], `up_bias` [F], `down` [F, D], `down_bias` [D].
+    """
+
+    config: BlockConfig
+
+    def setup(self) -> None:
+        c, shape = self.config, (self.config.width, self.config.feed_forward)
+        self.up = parameter(self, "up", c.random(c.std), shape, c.param_dtype)
+        self.up_bias = parameter(self, "up_bias", uniform(shape[0] ** -0.5), shape[1:], c.param_dtype)
+        bound = shape[1] ** -0.5
+        self.down = parameter(self, "down", c.random(bound), shape[::-1], c.param_dtype)
+        self.down_bias = parameter(self, "down_bias", uniform(bound), shape[:1], c.param_dtype)
+
+    def __call__(self, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+        """The branch's output, without the residual sum."""
+        inner = dense(x, self.up) + self.up_bias.astype(x.dtype)
+        return dense(jax.nn.gelu(inner, approximate=True), self.down) + self.down_bias.astype(x.dtype)
+
+
+class ModulatedBlock(nn.Module):
+    """A block whose norms are shifted and scaled, and whose branches are gated, by six vectors (DiT's adaLN).
+
+    ::
+
+        x <- x + gate_1 dropout(Attention(norm(x) w_1 (1 + scale_1) + shift_1))
+        x <- x + gate_2 dropout(MLP(norm(x) w_2 (1 + scale_2) + shift_2))
+
+    The stream x is at least float32, the branches compute in the config's dtype. Parameters: `attention_norm` and
+    `mlp_norm` [D], `modulation` [K, 6, D] and `modulation_bias` [6, D] (shift, scale and gate of the first branch,
+    then of the second), `attention`, `mlp`. Prepared parameters hold the six vectors themselves in the place of the
+    first four: `constants` [6, D], the scales as `w (1 + scale)`.
+    """
+
+    config: ModulatedConfig
+    prepared: bool = False
+
+    def setup(self) -> None:
+        c, zeros, ones = self.config.block, nn.initializers.zeros, nn.initializers.ones
+        if self.prepared:
+            self.constants = parameter(self, "constants", zeros, (6, c.width), "float32")
+        else:
+            self.attention_norm = parameter(self, "attention_norm", ones, (c.width,), c.param_dtype)
+            self.mlp_norm = parameter(self, "mlp_norm", ones, (c.width,), c.param_dtype)
+            shape = (self.config.conditioning, 6, c.width)
+            self.modulation = parameter(self, "modulation", zeros, shape, c.param_dtype)
+            self.modulation_bias = parameter(self, "modulation_bias", zeros, shape[1:], c.param_dtype)
+        self.attention = Attention(c, self.prepared)
+        self.mlp = PlainMLP(c)
+
+    def __call__(
+        self,
+        x: Float[Array, "B W D"],
+        angles: Rotation,
+        mask: Bool[Array, "*B W W"] | None,
+        conditioning: Float[Array, "_ K"] | None = None,
+        key: Array | None = None,
+    ) -> Float[Array, "B W D"]:
+        """The block's output.
+
+        Args:
+          x: the stream.
+          angles: of the rotation.
+          mask: which positions each of them sees; all by default.
+          conditioning: the vector, one for all rows or one a row; None for prepared parameters alone.
+          key: of the dropped outputs; None drops nothing.
+        """
+        shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.vectors(conditioning)
+        keys = (None, None) if key is None else jax.random.split(key)
+        mixed, _ = self.attention(self.normed(x, scale_1, shift_1), angles, mask)
+        x = x + gate_1 * self.kept(mixed, keys[0])
+        return x + gate_2 * self.kept(self.mlp(self.normed(x, scale_2, shift_2)), keys[1])
+
+    def vectors(self, conditioning: Array | None) -> tuple[Array, ...]:
+        """Shift, scale and gate of each branch, [1, 1, D] or one a row."""
+        if conditioning is None:
+            return tuple(self.constants[:, None, None])
+        gains = (self.attention_norm, self.mlp_norm)
+        return modulation(conditioning, self.modulation, self.modulation_bias, gains)
+
+    def normed(self, x: Array, scale: Array, shift: Array) -> Array:
+        """A branch's input."""
+        return (layer_norm(x, scale, self.config.block.norm_eps) + shift).astype(self.config.dtype)
+
+    def kept(self, branch: Array, key: Array | None) -> Array:
+        """A branch's output after dropout, in the dtype of the stream."""
+        branch = at_least_float32(branch)
+        return branch if key is None else dropout(branch, key, self.config.dropout)

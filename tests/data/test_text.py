@@ -1,0 +1,179 @@
+"""Text as batches: characters, splits, windows, packing, and a state that knows its text."""
+
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+
+from paradec_jax.data.text import (
+    RowMaker,
+    WindowMaker,
+    character_spec,
+    character_tokenizer,
+    documents,
+    pack,
+    read_text,
+    text_batches,
+    windows,
+)
+from paradec_jax.tokenizer import Tokenizer
+
+TEXT = "To be, or not to be:\nthat is the question.\n" * 30
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT, encoding="utf-8")
+    return file
+
+
+def test_characters_come_back_and_others_are_the_mask():
+    tokenizer = character_tokenizer(TEXT)
+    count = len(set(TEXT))
+    assert tokenizer.vocab_size == count + 1
+    ids = tokenizer.encode(TEXT)
+    assert tokenizer.decode(ids) == TEXT and len(ids) == len(TEXT) and max(ids) == count - 1
+    assert sorted(set(TEXT)) == [tokenizer.decode([i]) for i in range(count)]
+    assert tokenizer.encode("be Z\u00e9") == [*tokenizer.encode("be "), count, count]
+    own, following = character_spec(tokenizer, "own"), character_spec(tokenizer, "next")
+    assert (own.mask, own.alignment, own.stop) == (count, "own", ())
+    assert (following.bos, following.mask, following.alignment) == (count, None, "next")
+
+
+def test_the_tokenizer_is_that_of_its_file(tmp_path):
+    tokenizer = character_tokenizer(TEXT)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    again = Tokenizer.from_file(tmp_path / "tokenizer.json")
+    assert again.encode(TEXT) == tokenizer.encode(TEXT) and again.digest() == tokenizer.digest()
+
+
+def test_the_end_is_held_out(path):
+    text, tokenizer = read_text(path, held_out=0.25)
+    assert [len(side) for side in (text.train, text.held_out)] == [1, 1]
+    cut = int(len(TEXT) * 0.75)
+    assert tokenizer.decode(text.train[0]) == TEXT[:cut] and tokenizer.decode(text.held_out[0]) == TEXT[cut:]
+    assert read_text(path, held_out=0.2)[0].digest != text.digest
+    assert read_text(path, tokenizer, 0.25)[0].digest == text.digest
+    other = character_tokenizer(TEXT + "Z")
+    assert read_text(path, other, 0.25)[0].digest != text.digest
+
+
+def test_documents(tmp_path):
+    parts = ["one", "two three", "four"]
+    plain, lines = tmp_path / "a.txt", tmp_path / "a.jsonl"
+    plain.write_text("<|endoftext|>".join([*parts, " \n"]))
+    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in parts) + "\n")
+    assert documents(plain) == documents(lines) == parts
+    text, tokenizer = read_text(lines, held_out=0.4)
+    assert [tokenizer.decode(ids) for ids in text.train] == ["one"]
+    assert [tokenizer.decode(ids) for ids in text.held_out] == ["two three", "four"]
+
+
+def test_any_tokenizer(path):
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"be": 0, "to": 1, "?": 2}, unk_token="?"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    text, tokenizer = read_text(path, Tokenizer(backend))
+    assert set(text.train[0]) == {0, 1, 2} and tokenizer.vocab_size == 3
+
+
+def test_windows_are_batches_by_number(path):
+    text, tokenizer = read_text(path)
+    make = WindowMaker(text.train[0], 5, 4, 16)
+    batch = make(3)
+    assert batch["tokens"].shape == (4, 16) and (batch["weights"] == 1).all()
+    assert all(tokenizer.decode(row) in TEXT for row in batch["tokens"])
+    np.testing.assert_array_equal(make(3)["tokens"], batch["tokens"])
+    assert not np.array_equal(make(4)["tokens"], batch["tokens"])
+    assert not np.array_equal(WindowMaker(text.train[0], 6, 4, 16)(3)["tokens"], batch["tokens"])
+    after = WindowMaker(text.train[0], 5, 4, 16, bos=99)(3)
+    np.testing.assert_array_equal(after["targets"], batch["tokens"])
+    assert (after["tokens"][:, 0] == 99).all()
+    np.testing.assert_array_equal(after["tokens"][:, 1:], batch["tokens"][:, :-1])
+    whole = WindowMaker(text.train[0], 0, 3, len(text.train[0]))(0)["tokens"]
+    np.testing.assert_array_equal(whole, np.stack([text.train[0]] * 3))
+
+
+def test_rows_are_shuffled_in_epochs():
+    table = np.arange(14, dtype=np.int32).reshape(7, 2)
+    make = RowMaker(table, 0, 3)
+    epochs = [np.concatenate([make(2 * epoch + i)["tokens"] for i in range(2)]) for epoch in range(6)]
+    for rows in epochs:
+        assert len(np.unique(rows[:, 0])) == 6  # each at most once, the seventh left out
+    assert len({rows.tobytes() for rows in epochs}) == 6
+
+
+def test_held_out_windows():
+    ids = np.arange(23, dtype=np.int32)
+    np.testing.assert_array_equal(windows(ids, 5), np.arange(20).reshape(4, 5))
+    np.testing.assert_array_equal(windows(ids, 5, 2)[:, 0], [0, 10])
+    for length, count in ((24, None), (5, 5), (0, None)):
+        with pytest.raises(ValueError, match="windows of"):
+            windows(ids, length, count)
+
+
+def test_packing_as_mdlm_does_it():
+    bos, eos = 90, 91
+    texts = [[1, 2, 3], [4], [5, 6]]  # 1 2 3 e 4 e 5 6 e
+    assert pack(texts, 4, bos=bos, eos=eos).tolist() == [
+        [bos, 1, 2, eos],
+        [bos, 3, eos, eos],
+        [bos, 4, eos, eos],
+        [bos, 5, 6, eos],
+    ]
+    assert pack(texts, 4, bos=bos, eos=eos, wrap=False).tolist() == [[1, 2, 3, eos], [4, eos, 5, 6]]
+    many = pack([[7]] * 1500, 102, bos=bos, eos=eos)  # 2000 ids in 20 rows, 1000 in 10
+    assert many.shape == (30, 102) and many.dtype == np.int32
+    uneven = pack(
+        [[7, 8]] * 1500, 902, bos=bos, eos=eos
+    )  # 3000 ids in 3 rows of 900, 1500 in 1: the rest is dropped
+    assert len(uneven) == 4 and uneven[3, 1] == 7
+    with pytest.raises(ValueError, match="do not fill a row of 50 ids"):
+        pack(texts, 50, bos=bos, eos=eos)
+    with pytest.raises(ValueError, match="length must be at least 3, not 2"):
+        pack(texts, 2, bos=bos, eos=eos)
+
+
+def test_a_state_goes_on_with_its_own_text_alone(path):
+    text, _ = read_text(path)
+    make = WindowMaker(text.train[0], 0, 2, 8)
+
+    def fresh(digest=text.digest):
+        return text_batches(make, digest, prefetch=0)
+
+    data = fresh()
+    first = [next(data) for _ in range(3)]
+    state = json.loads(json.dumps(data.get_state()))
+    second, again = next(data), fresh()
+    again.set_state(state)
+    np.testing.assert_array_equal(next(again)["tokens"], second["tokens"])
+    np.testing.assert_array_equal(first[1]["tokens"], make(1)["tokens"])
+    with pytest.raises(ValueError, match="begun with another text, tokenizer or split"):
+        fresh("0" * 64).set_state(state)
+
+
+@pytest.mark.parametrize("name", ["none.txt", "empty.txt", "bad.jsonl"])
+def test_files_that_hold_no_text(tmp_path, name):
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"words": 3}\n')
+    wanted = {
+        "none.txt": "no text at",
+        "empty.txt": "holds no text",
+        "bad.jsonl": "line 2 of .* a JSON object",
+    }
+    with pytest.raises((ValueError, FileNotFoundError), match=wanted[name]):
+        documents(tmp_path / name)
+
+
+def test_numbers_out_of_range(path):
+    text, _ = read_text(path)
+    for make in (
+        lambda: read_text(path, held_out=1.0),
+        lambda: read_text(path, held_out=0.9999),
+        lambda: WindowMaker(text.train[0], 0, 0, 8),
+        lambda: WindowMaker(text.train[0], 0, 1, 10**9),
+        lambda: RowMaker(np.zeros((2, 3), np.int32), 0, 3),
+    ):
+        with pytest.raises(ValueError):
+            make()

@@ -1,0 +1,372 @@
+"""The masked samplers: the law of what they write, who is revealed in which call, how many calls that takes.
+
+Laws are counted by enumeration: of an N-step sampler over all partitions of a small canvas, with the exact posterior
+of a joint law in the network's place.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from results import listed
+
+from paradec_jax import decode
+from paradec_jax.config import TokenSpec
+from paradec_jax.decode import released
+from paradec_jax.decode.masked import unmask
+from paradec_jax.decode.rules import partition, randomness
+from paradec_jax.testing import JointDenoiser, StubDenoiser, SumDenoiser
+
+DRAWS = 100_000
+WEIGHTS = tuple(np.random.default_rng(3).gamma(0.5, size=27).tolist())
+JOINT = JointDenoiser(3, 3, WEIGHTS)
+HOLE = None
+KEYS = jax.random.split(jax.random.key(5), DRAWS)
+
+
+def spec(network: Any) -> TokenSpec:
+    return TokenSpec(mask=network.mask, alignment="own")
+
+
+def texts(decoder: Any, text: tuple[int | None, ...], knobs: Any, size: int | None = None) -> np.ndarray:
+    """`DRAWS` texts around the given tokens of one, [draws, L], from a buffer of `size` positions."""
+    given = [token is not HOLE for token in text]
+    rows = np.tile([token or 0 for token in text], (DRAWS, 1))
+    if any(given):
+        request = decode.make_request(rows, given=np.tile(given, (DRAWS, 1)), max_new_tokens=0, keys=KEYS)
+    else:
+        request = decode.make_request(np.zeros((DRAWS, 0)), max_new_tokens=len(text), keys=KEYS)
+    decoder = decoder.bind(decoder.network, size or len(text), spec(decoder.network))
+    return np.asarray(decode.run(decoder, None, request, knobs).tokens)[:, : len(text)]
+
+
+def masses(times: np.ndarray) -> np.ndarray:
+    """How likely each call of a grid is to reveal a position, `t_k - t_{k+1}`."""
+    return -np.diff([*times, 0.0])
+
+
+def linear(steps: int) -> np.ndarray:
+    return masses(1 - np.arange(steps) / steps)
+
+
+def cosine(steps: int) -> np.ndarray:
+    return masses(np.cos(np.pi * np.arange(steps) / (2 * steps)))
+
+
+def enumerated(joint: JointDenoiser, text: tuple[int | None, ...], mass: np.ndarray) -> np.ndarray:
+    """The exact law of an N-step sampler over the texts of `len(text)` positions, by all of its partitions."""
+    length = len(text)
+    every, law = joint.texts, joint.law
+    outcomes = np.asarray(list(itertools.product(range(joint.symbols), repeat=length)))
+    marginal = np.asarray([law[(every[:, :length] == x).all(1)].sum() for x in outcomes])
+    open_ = [p for p in range(length) if text[p] is HOLE]
+    shown = [p for p in range(length) if text[p] is not HOLE]
+    possible = (outcomes[:, shown] == [text[p] for p in shown]).all(1)
+    found = np.zeros(len(outcomes))
+    for groups in itertools.product(range(len(mass)), repeat=len(open_)):
+        weight = math.prod(mass[g] for g in groups)
+        for i in np.flatnonzero(possible):
+            likely, known = 1.0, list(shown)
+            for group in sorted(set(groups)):
+                same = (outcomes[:, known] == outcomes[i, known]).all(1)
+                members = [p for p, g in zip(open_, groups, strict=True) if g == group]
+                for p in members:
+                    hits = marginal[same & (outcomes[:, p] == outcomes[i, p])].sum()
+                    likely *= hits / max(marginal[same].sum(), 1e-300)
+                known += members
+            found[i] += weight * likely
+    return found
+
+
+def excess(samples: np.ndarray, law: np.ndarray, symbols: int) -> float:
+    """Pearson's chi-square over texts, in standard deviations beyond its mean."""
+    index = samples @ symbols ** np.arange(samples.shape[1])[::-1]
+    counts, expected = np.bincount(index, minlength=len(law)), law * len(samples)
+    if (counts[expected == 0] > 0).any():
+        return math.inf
+    few = expected < 5
+    counts = np.append(counts[~few], counts[few].sum())
+    expected = np.append(expected[~few], expected[few].sum())
+    counts, expected = counts[expected > 0], expected[expected > 0]
+    freedom = len(expected) - 1
+    return (np.sum((counts - expected) ** 2 / expected) - freedom) / math.sqrt(2 * freedom)
+
+
+FREE, AROUND = (HOLE,) * 3, (HOLE, 1, HOLE)
+GRID = np.asarray([1.0, 0.8, 0.3], np.float32)
+LAWS = {  # decoder, knobs, given tokens, probabilities of the calls
+    "linear": (decode.Masked(JOINT), {"steps": 3}, FREE, linear(3)),
+    "cosine": (decode.Masked(JOINT), {"steps": 3, "grid": "cosine"}, FREE, cosine(3)),
+    "own-grid": (decode.Masked(JOINT), {"grid": GRID}, FREE, masses(GRID)),
+    "one-call": (decode.Masked(JOINT), {"steps": 1}, FREE, linear(1)),
+    "infilled": (decode.Masked(JOINT), {"steps": 2}, AROUND, linear(2)),
+    "released": (released.ReleasedMasked(JOINT, steps=3, sampler="ancestral"), {}, FREE, linear(3)),
+    "released-cached": (released.ReleasedMasked(JOINT, steps=2), {}, AROUND, linear(2)),
+    "released-analytic": (released.ReleasedMasked(JOINT, steps=2, sampler="analytic"), {}, FREE, linear(2)),
+}
+
+
+@functools.cache
+def law_of(name: str) -> np.ndarray:
+    _, _, text, mass = LAWS[name]
+    return enumerated(JOINT, text, mass)
+
+
+def drawn(name: str, network: Any = JOINT) -> np.ndarray:
+    decoder, knobs, text, _ = LAWS[name]
+    decoder = dataclasses.replace(decoder, network=network)
+    return texts(decoder, text, decoder.Knobs(**knobs))
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_texts_have_the_law_of_the_steps(name):
+    assert excess(drawn(name), law_of(name), 3) < 4
+
+
+def test_the_laws_of_these_samplers_are_apart():
+    """What is told apart is not the same: three steps, cosine steps, one call and the joint law itself."""
+    laws = [law_of("linear"), law_of("cosine"), law_of("one-call"), JOINT.law]
+    for one, other in itertools.combinations(laws, 2):
+        assert DRAWS * np.sum((one - other) ** 2 / np.maximum(one, 1e-9)) > 200
+
+
+def test_a_position_a_call_has_the_joint_law():
+    for decoder, knobs in (
+        (decode.Masked(JOINT, order="single"), {}),
+        (decode.Strided(JOINT, order="single", width=3, stride=2), {}),
+    ):
+        assert excess(texts(decoder, FREE, decoder.Knobs(**knobs)), JOINT.law, 3) < 4
+
+
+def test_rows_of_unequal_lengths_have_the_laws_of_their_own():
+    """In one batch and one buffer, two positions longer than the longest."""
+    lengths = np.arange(DRAWS) % 2 + 2
+    request = decode.make_request(np.zeros((DRAWS, 0)), max_new_tokens=lengths, keys=KEYS)
+    decoder = decode.Masked(JOINT, 5, spec(JOINT))
+    tokens = np.asarray(decode.run(decoder, None, request, decoder.Knobs(steps=2)).tokens)
+    for length in (2, 3):
+        some = tokens[lengths == length, :length]
+        assert excess(some, enumerated(JOINT, (HOLE,) * length, linear(2)), 3) < 4
+
+
+# Mutants of the law
+
+
+def test_a_reveal_by_the_step_and_not_by_what_is_left_is_noticed(monkeypatch):
+    """Probability 1 / N in each step in place of (t - s) / t, the rest in the last one."""
+
+    def wrong(bits, steps):
+        passed = jnp.log1p(-partition.fraction(bits)) / jnp.log1p(-1 / steps)
+        return jnp.minimum(passed.astype(jnp.int32), steps - 1)
+
+    monkeypatch.setattr(partition, "linear", wrong)
+    assert excess(drawn("linear", dataclasses.replace(JOINT, max_length=61)), law_of("linear"), 3) > 12
+
+
+def test_the_key_of_another_position_is_noticed(monkeypatch):
+    def wrong(keys, purpose, positions, step=None):
+        return right(keys, purpose, positions * 0, step)
+
+    right = randomness.fold
+    monkeypatch.setattr("paradec_jax.decode.rules.sampling.fold", wrong)
+    assert excess(drawn("linear", dataclasses.replace(JOINT, max_length=62)), law_of("linear"), 3) > 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Blind(JointDenoiser):
+    """Takes the token 1 for a mask."""
+
+    def forward(self, params, inputs, positions, prefix=None, mask=None):
+        return super().forward(params, jnp.where(inputs == 1, self.mask, inputs), positions, prefix, mask)
+
+
+def test_a_given_token_that_is_ignored_is_noticed():
+    assert excess(drawn("infilled", Blind(3, 3, WEIGHTS)), law_of("infilled"), 3) > 20
+
+
+# The price of parallel steps
+
+SUMS = 8_000
+VALID = {1: 0.6, 2: 16, 4: 43, 8: 66, 16: 82, 64: 95}  # percent
+
+
+@functools.cache
+def sums(order: str) -> Any:
+    network = SumDenoiser()
+    decoder = decode.Masked(network, 9, spec(network), order=order)
+    rows = SUMS if order in ("random", "single") else SUMS // 8
+    request = decode.make_request(np.zeros((rows, 0)), max_new_tokens=9, keys=KEYS[:rows])
+    return lambda **knobs: np.asarray(decode.run(decoder, None, request, decoder.Knobs(**knobs)).tokens)
+
+
+def test_sums_are_right_the_more_often_the_more_steps_there_are():
+    found = {steps: 100 * SumDenoiser().valid(sums("random")(steps=steps)).mean() for steps in VALID}
+    assert found == pytest.approx(VALID, abs=1.5)
+
+
+def test_sums_are_right_where_a_call_reveals_one_position():
+    tokens = sums("single")()
+    assert SumDenoiser().valid(tokens).all() and len(np.unique(tokens, axis=0)) > 5_000
+
+
+def test_orders_by_score_change_the_law():
+    """Here for the worse: the surest digits of a sum hang together."""
+    for order in unmask.SCORES:
+        valid = 100 * SumDenoiser().valid(sums(order)(steps=8)).mean()
+        assert abs(valid - VALID[8]) > 10, (order, valid)
+
+
+# How many calls
+
+
+def groups(steps: int, length: int, rows: int, seed: int = 0) -> np.ndarray:
+    keys = jax.random.split(jax.random.key(seed), rows)
+    positions = jnp.broadcast_to(jnp.arange(length), (rows, length))
+    return np.asarray(jax.jit(partition.linear)(partition.words(keys, positions), steps))
+
+
+@pytest.mark.parametrize(("steps", "longest", "union"), [(1_024, 662, 1_023), (5_000, 938, 4_037)])
+def test_rows_with_clocks_of_their_own_need_far_fewer_calls(steps, longest, union):
+    """Batches of 8 rows of 1,024 positions: the longest row's groups, and what a common clock would take."""
+    found = groups(steps, 1_024, 64 * 8).reshape(64, 8, -1)
+    own = [max(len(np.unique(row)) for row in batch) for batch in found]
+    common = [len(np.unique(batch)) for batch in found]
+    assert np.mean(own) == pytest.approx(longest, rel=0.01)
+    assert np.mean(common) == pytest.approx(union, rel=0.01)
+
+
+def test_a_batch_takes_its_longest_rows_groups():
+    network = StubDenoiser(max_length=64)
+    decoder = decode.Masked(network, 40, spec(network), chunk=3)
+    keys = KEYS[:4]
+    request = decode.make_request(np.zeros((4, 0)), max_new_tokens=[40, 10, 25, 1], keys=keys)
+    result, infos = decode.trace(decoder, None, request, decoder.Knobs(steps=16), n=20)
+    words = partition.words(keys, jnp.broadcast_to(jnp.arange(40), (4, 40)))
+    drawn = np.asarray(partition.linear(words, 16))
+    want = [len(np.unique(row[:n])) for row, n in zip(drawn, (40, 10, 25, 1), strict=True)]
+    assert result.network_calls.tolist() == want
+    assert result.positions.tolist() == [calls * n for calls, n in zip(want, (40, 10, 25, 1), strict=True)]
+    where = np.asarray(infos.where)
+    assert (where.any(axis=2).sum(axis=0) == want).all() and (where.sum(axis=0) <= 1).all()
+    for row, length in enumerate((40, 10, 25, 1)):
+        shown = where[:, row, :length].argmax(axis=0)
+        ranks = np.unique(drawn[row, :length], return_inverse=True)[1]
+        assert shown.tolist() == ranks.tolist()
+
+
+@pytest.mark.parametrize("grid", ["linear", "cosine"])
+@pytest.mark.parametrize("steps", [1, 3, 128])
+def test_groups_have_the_probabilities_of_the_grid(grid, steps):
+    positions = jnp.broadcast_to(jnp.arange(100), (1_000, 100))
+    drawn = getattr(partition, grid)(partition.words(KEYS[:1_000], positions), steps)
+    counts = np.bincount(np.asarray(drawn).ravel(), minlength=steps)
+    expected = {"linear": linear, "cosine": cosine}[grid](steps) * 100_000
+    enough = expected >= 5
+    chi_squared = np.sum((counts[enough] - expected[enough]) ** 2 / expected[enough])
+    assert chi_squared < enough.sum() + 4.5 * math.sqrt(2 * enough.sum())
+    assert len(counts) == steps
+
+
+def test_rare_groups_of_a_cosine_grid_are_not_lost():
+    """The first of 10,000 has probability 1.2e-8, less than a float32 near 1 can tell."""
+    bits = jnp.asarray([[[0, 0], [49, 0], [60, 0], [2**32 - 1, 2**32 - 1]]], jnp.uint32)
+    assert partition.cosine(bits, 10_000).tolist() == [[0, 0, 1, 9_999]]
+    assert partition.linear(bits, 10_000)[0, :3].tolist() == [0, 49, 60]
+
+
+# Draws that lose no rare token
+
+
+def zipf(count: int = 50_000) -> np.ndarray:
+    """Zipf's law with an offset, of entropy 8.26 nats."""
+    law = 1 / (np.arange(1, count + 1) + 2.7)
+    return law / law.sum()
+
+
+def entropy(law: np.ndarray) -> float:
+    return -(law[law > 0] * np.log(law[law > 0])).sum()
+
+
+def as_drawn(law: np.ndarray, odds: float) -> np.ndarray:
+    """What a race with float32's uniforms makes of a law, whose noise ends at 2^-24, against a mask of these odds."""
+    rare = np.minimum(1 / (2.0**24 * law * odds), 500)
+    drawn = law * rare / np.expm1(rare)
+    return drawn / drawn.sum()
+
+
+@dataclasses.dataclass(frozen=True)
+class ZipfDenoiser(JointDenoiser):
+    """The same law at every position, whatever is revealed."""
+
+    def forward(self, params, inputs, positions, prefix=None, mask=None):
+        return decode.Forward(jnp.zeros((*inputs.shape, 1)), None, {})
+
+    def logits(self, params, hidden):
+        law = jnp.append(jnp.log(jnp.asarray(zipf(self.symbols), jnp.float32)), 5.0)
+        return jnp.broadcast_to(law, (*hidden.shape[:-1], len(law)))
+
+
+def test_many_steps_lose_no_rare_token():
+    """A race that decides reveals too draws a token (1/a) / (e^(1/a) - 1) times as often, a = 2^24 p (t - s) / s."""
+    law = zipf()
+    assert entropy(law) == pytest.approx(8.26, abs=0.01)
+    assert entropy(as_drawn(law, (1 / 1024) / (1 - 1 / 1024))) == pytest.approx(6.4, abs=0.1)
+    assert entropy(as_drawn(law, 1.0)) > 8.2, "a token drawn after the reveal"
+
+    network = ZipfDenoiser(50_000, 1, (), max_length=1_024)
+    decoder = decode.Masked(network, 2, spec(network), chunk=1)
+    # The first of 1,024 steps that reveals anything, in many texts.
+    request = decode.make_request(np.zeros((320, 0)), max_new_tokens=2, keys=KEYS[:320])
+    _, first = decode.trace(decoder, None, request, decoder.Knobs(steps=1_024), n=1, record=canvas_of)
+    surprise = -np.log(law[np.asarray(first)[first < network.mask]])
+    assert len(surprise) >= 320
+    error = surprise.std() / math.sqrt(len(surprise))
+    assert surprise.mean() == pytest.approx(8.26, abs=4 * error) and error < 0.2, (
+        "its mean is the entropy where tokens have the law"
+    )
+
+
+def canvas_of(state, info):
+    """Records the tokens of the canvas."""
+    return state.rows.tokens
+
+
+# What the samplers share
+
+
+def test_one_window_is_the_masked_sampler_and_a_soft_token_a_hard_one():
+    network = StubDenoiser(sharpness=1.0)
+    request = decode.make_request([[3], [], [1, 2]], max_new_tokens=[9, 5, 7])
+    for kind, options in ((decode.Strided, {"order": "confidence"}), (decode.SoftMasked, {})):
+        plain = decode.Masked(network, 12, spec(network), log_probs=True, **options)
+        other = kind(network, 12, spec(network), log_probs=True, **options)
+        want = listed(decode.run(plain, None, request, plain.Knobs(steps=4)))
+        assert listed(decode.run(other, None, request, other.Knobs(steps=4))) == want
+
+
+def test_windows_go_on_where_the_network_ends():
+    network = StubDenoiser(sharpness=30.0, max_length=8)
+    decoder = decode.Strided(network, spec=spec(network), width=8, stride=3)
+    decoder = decoder.bind(network, 30, spec(network))
+    request = decode.make_request([[3], [4, 1]], max_new_tokens=[29, 20])
+    result = decode.run(decoder, None, request, decoder.Knobs(steps=4, temperature=0.0))
+    chain = lambda start, count: [(start + 2 * (i + 1)) % 10 for i in range(count)]  # noqa: E731
+    assert result.completions() == [chain(3, 29), chain(1, 20)]
+
+
+def test_what_is_drawn_at_a_position_does_not_depend_on_the_chunk():
+    network = StubDenoiser(sharpness=1.0)
+    request = decode.make_request([[3], []], max_new_tokens=[11, 12])
+    results = [
+        listed(
+            decode.run(decode.Masked(network, 12, spec(network), chunk=chunk, bounded=bounded), None, request)
+        )
+        for chunk, bounded in ((1, False), (64, False), (5, True))
+    ]
+    assert all(result == results[0] for result in results[1:])

@@ -1,0 +1,95 @@
+"""Bounds of texts under a denoiser: against the exact likelihood of a small joint, with their errors."""
+
+import math
+
+import numpy as np
+import pytest
+
+from paradec_jax.evaluate.bound import Bound, Span, bounds, per_token
+from paradec_jax.noise import CosineSquared
+from paradec_jax.testing.posterior import JointDenoiser
+
+WEIGHTS = tuple(np.exp(np.random.default_rng(0).normal(scale=1.5, size=81)).tolist())
+EXACT = JointDenoiser(symbols=3, length=4, weights=WEIGHTS, max_length=4)
+JOINT = EXACT.law.reshape([3] * 4)
+TEXTS = [tuple(map(int, EXACT.texts[i])) for i in (3, 17, 40, 76)]
+
+
+def of_suffix(text, start) -> float:
+    """-log p(text[start:] | text[:start])."""
+    return -math.log(JOINT[text] / JOINT[text[:start]].sum())
+
+
+@pytest.mark.parametrize("start", [0, 1, 3])
+@pytest.mark.parametrize("schedule", [None, CosineSquared()])
+def test_the_exact_posterior_gives_the_likelihood(start, schedule):
+    """Its bound is tight, whatever the order in which positions are revealed."""
+    spans = [Span(text, start) for text in TEXTS]
+    found = bounds(EXACT, None, spans, EXACT.mask, draws=4096, batch=512, schedule=schedule, floor=2e-3)
+    for bound, text in zip(found, TEXTS, strict=True):
+        assert bound.count == 4 - start and 0 < bound.error < 0.4
+        assert abs(bound.nats - of_suffix(text, start)) < 4 * bound.error + 0.03  # what lies below the floor
+
+
+def test_what_is_not_scored_is_seen():
+    """The middle given both ends."""
+    found = bounds(EXACT, None, [Span(TEXTS[2], 1, 3)], EXACT.mask, draws=2048, batch=256, floor=1e-4)[0]
+    a, _, _, d = TEXTS[2]
+    want = -math.log(JOINT[TEXTS[2]] / JOINT[a, :, :, d].sum())
+    assert found.count == 2 and abs(found.nats - want) < 4 * found.error + 0.01
+
+
+def test_rows_do_not_know_of_each_other():
+    spans = [Span(text) for text in TEXTS]
+    together = bounds(EXACT, None, spans, EXACT.mask, draws=6, batch=4)
+    for i, span in enumerate(spans):
+        alone = bounds(EXACT, None, [span], EXACT.mask, draws=6, batch=5, streams=[i])[0]
+        np.testing.assert_allclose(
+            (alone.nats, alone.error), (together[i].nats, together[i].error), rtol=1e-5
+        )
+
+
+def test_a_longer_buffer_changes_nothing():
+    """Rows are padded to the smallest batch where the network allows it, and the padding is not seen."""
+    padded = JointDenoiser(symbols=3, length=4, weights=WEIGHTS, max_length=64)
+    spans = [Span(TEXTS[0], 1), Span(TEXTS[1])]
+    plain, longer = (bounds(network, None, spans, EXACT.mask, draws=6) for network in (EXACT, padded))
+    for one, other in zip(plain, longer, strict=True):
+        np.testing.assert_allclose((one.nats, one.error), (other.nats, other.error), rtol=1e-5)
+
+
+def test_rows_of_one_stream_share_times_and_masks():
+    twice = [Span(TEXTS[0]), Span(TEXTS[0])]
+    first, second = bounds(EXACT, None, twice, EXACT.mask, draws=4, streams=[7, 7])
+    assert first == second
+    first, second = bounds(EXACT, None, twice, EXACT.mask, draws=4)
+    assert first.nats != second.nats
+    again = bounds(EXACT, None, twice, EXACT.mask, draws=4, seed=1)[0]
+    assert again.nats != first.nats
+
+
+def test_the_mean_over_tokens():
+    found = [Bound(6.0, 0.1, 3), Bound(2.0, 0.1, 2), Bound(4.0, 0.1, 1)]
+    mean, error = per_token(found)
+    assert mean == 2.0
+    assert error == pytest.approx(math.sqrt(1.5 * (0 + 4 + 4)) / 6)
+    assert per_token(found[:1]) == (2.0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"spans": [Span((0,) * 5)]}, "a row of 5 ids that scores 0 to 5 does not fit"),
+        ({"spans": [Span((0, 1), 2)]}, "scores 2 to 2 does not fit"),
+        ({"spans": [Span((0, 1), 0, 3)]}, "scores 0 to 3 does not fit"),
+        ({"draws": 1}, "draws must be at least 2"),
+        ({"floor": 0.0}, r"floor in \(0, 1\)"),
+        ({"streams": [1, 2]}, "streams must be one number a row, not 2 for 1 rows"),
+    ],
+)
+def test_what_is_refused(change, message):
+    options = {"spans": [Span(TEXTS[0])]} | change
+    with pytest.raises(ValueError, match=message):
+        bounds(EXACT, None, mask=EXACT.mask, **options)
+    with pytest.raises(ValueError, match="at least one"):
+        per_token([])

@@ -1,0 +1,268 @@
+"""The table of drawn texts: its rows from stubs with known answers, its files, its command, what it refuses."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from stub_table import strict
+
+import paradec_jax as pd
+from paradec_jax import cli
+from paradec_jax.config import TokenSpec
+from paradec_jax.data.text import character_tokenizer
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate import compare_texts as table
+from paradec_jax.evaluate.compare_texts import Source, compare_texts, draw, write_texts
+from paradec_jax.evaluate.judge import judge_ids, judge_texts
+from paradec_jax.evaluate.ngrams import reverse_perplexity
+from paradec_jax.evaluate.text_measures import variety
+from paradec_jax.families import FAMILIES, parameter_shapes
+from paradec_jax.store import Model, save
+from paradec_jax.testing import StubCausal, StubDenoiser
+
+ALPHABET = " abcdefghi"  # ten characters, and the mask
+STUBS = {"masked_diffusion": StubDenoiser(max_length=16), "causal": StubCausal(max_length=16, sharpness=2.0)}
+SPECS = {  # stop tokens, which end no text here
+    "masked_diffusion": TokenSpec(mask=10, alignment="own", stop=(2, 4)),
+    "causal": TokenSpec(bos=10, pad=10, stop=(2, 4)),
+}
+PRESETS = {"masked_diffusion": "test-mdlm", "causal": "test-causal"}
+REAL = "abc def ghi " * 9
+LENGTH, SAMPLES = 8, 6
+SETTINGS = tuple(
+    Setting("masked", pd.Masked(), pd.Masked.Knobs(steps=steps, temperature=temperature))
+    for steps, temperature in ((1, 1.0), (64, 1.0), (64, 0.0))
+)
+RIVAL = FAMILIES["masked_diffusion"].texts.rival
+KEYS = {
+    "family",
+    "model",
+    "decoder",
+    "settings",
+    "steps",
+    "temperature",
+    "samples",
+    "length",
+    "judge_perplexity",
+    "interval",
+    "unigram_entropy",
+    "fourgram_entropy",
+    "sample_entropy",
+    "distinct_1",
+    "distinct_4",
+    "self_bleu",
+    "reverse_perplexity",
+    "network_calls",
+    "seconds_per_sample",
+    "dtype",
+    "device",
+}
+
+
+def model_of(family, characters=ALPHABET):
+    config = dataclasses.replace(FAMILIES[family].presets[PRESETS[family]], vocab_size=11, max_length=16)
+    model = Model(config, {}, SPECS[family], character_tokenizer(characters))
+    model.__dict__["network"] = STUBS[family]
+    return model
+
+
+@pytest.fixture(scope="module")
+def sources():
+    denoiser = model_of("masked_diffusion")
+    drawn = [Source("teacher", denoiser, setting) for setting in SETTINGS]
+    return [*drawn, Source("rival", model_of("causal"), RIVAL)]
+
+
+@pytest.fixture(scope="module")
+def compared(sources):
+    seen = []
+    result = compare_texts(
+        sources,
+        model_of("causal"),
+        [REAL, "ab"],
+        length=LENGTH,
+        samples=SAMPLES,
+        judge_name="judge",
+        rows=4,
+        report=lambda *told: seen.append(told),
+    )
+    assert seen == [("drawing texts", i + 1, 4) for i in range(4)]
+    return result
+
+
+class TestDrawing:
+    def test_calls_and_lengths(self, sources):
+        once, many, greedy, rival = (draw(source, SAMPLES, LENGTH, rows=4) for source in sources)
+        for drawn in (once, many, greedy, rival):
+            assert [len(row) for row in drawn.ids] == [LENGTH] * SAMPLES and drawn.batch == 4
+            assert drawn.seconds > 0 and drawn.compile_seconds >= 0
+        assert once.network_calls == [1] * SAMPLES and rival.network_calls == [LENGTH] * SAMPLES
+        assert max(many.network_calls) <= LENGTH and min(many.network_calls) > 1
+        assert greedy.ids == [STUBS["masked_diffusion"].expected([None] * LENGTH)] * SAMPLES
+        assert len(set(map(tuple, many.ids))) > 1
+
+    @pytest.mark.parametrize("place", [1, 3])
+    def test_a_sample_depends_on_its_number_alone(self, sources, place):
+        several = draw(sources[place], SAMPLES, LENGTH, rows=4)
+        assert draw(sources[place], SAMPLES, LENGTH, rows=8).ids == several.ids
+        assert draw(sources[place], 2, LENGTH, rows=4).ids == several.ids[:2]
+        assert draw(sources[place], SAMPLES, LENGTH, rows=4, seed=1).ids != several.ids
+
+    def test_a_setting_without_knobs_keeps_the_temperature_of_its_decoder(self, sources):
+        plain = Source("teacher", sources[0].model, Setting("masked", pd.Masked()))
+        assert plain.setting.sampled and not Setting("autoregressive", pd.AutoRegressive()).sampled
+        assert len(set(map(tuple, draw(plain, SAMPLES, LENGTH).ids))) > 1
+
+
+class TestRows:
+    def test_what_they_hold(self, compared):
+        assert all(row.keys() >= KEYS for row in compared.rows) and len(compared.rows) == 5
+        assert [row["model"] for row in compared.rows] == ["teacher"] * 3 + ["rival", "real text"]
+        assert [row["steps"] for row in compared.rows] == [1, 64, 64, None, None]
+        assert [row["temperature"] for row in compared.rows] == [1, 1, 0, 1, None]
+        assert [row["samples"] for row in compared.rows] == [SAMPLES] * 5
+        assert compared.rows[0]["network_calls"] == 1 and compared.rows[3]["network_calls"] == LENGTH
+        json.dumps(compared.rows, allow_nan=False)
+
+    def test_measures_are_those_of_the_texts(self, sources, compared):
+        drawn = draw(sources[1], SAMPLES, LENGTH, rows=4)
+        row, tokenizer = compared.rows[1], sources[0].model.tokenizer
+        judged = judge_ids(model_of("causal"), drawn.ids, begin=True, batch=4)
+        assert row["judge_perplexity"] == judged.perplexity and row["interval"] == list(judged.interval)
+        varied = variety(drawn.ids)
+        assert row["fourgram_entropy"] == varied.fourgram_entropy and row["distinct_2"] == varied.distinct[1]
+        real = [tokenizer.encode(REAL), tokenizer.encode("ab")]
+        assert row["reverse_perplexity"] == reverse_perplexity(drawn.ids, real, 11)
+        assert (row["judge_reads"], row["judge_begin_of_text"], row["judge_cut"]) == ("ids", True, 0)
+        assert compared.texts[1] == [tokenizer.decode(ids, skip_special=True) for ids in drawn.ids]
+        assert row["tokens"] == row["reverse_fitted_tokens"] == SAMPLES * LENGTH
+
+    def test_real_text(self, compared):
+        row, texts = compared.rows[-1], compared.texts[-1]
+        assert len(texts) == SAMPLES and all(len(text) == LENGTH and text in REAL for text in texts)
+        for name in ("decoder", "steps", "network_calls", "seconds_per_sample", "device"):
+            assert row[name] is None
+        assert row["reverse_fitted_tokens"] == SAMPLES * LENGTH // 2
+        halves = [[list(map(ALPHABET.index, text)) for text in texts[i::2]] for i in (0, 1)]
+        both = [reverse_perplexity(*pair, 11) for pair in (halves, halves[::-1])]
+        assert row["reverse_perplexity"] == pytest.approx(np.sqrt(np.prod(both)))
+
+    @pytest.mark.parametrize("definition", ["sdtt", "mdlm"])
+    def test_a_judge_with_another_tokenizer_reads_the_texts(self, sources, definition):
+        judge = model_of("causal", "abcdefghi ."[::-1])
+        judge.__dict__["network"] = StubCausal(vocab_size=12, max_length=16)
+        options = {"length": LENGTH, "samples": SAMPLES, "definition": definition}
+        row = compare_texts(sources[1:2], judge, **options).rows[0]
+        tokenizer = sources[0].model.tokenizer
+        ids = draw(sources[1], SAMPLES, LENGTH).ids
+        texts = [tokenizer.decode(one) for one in ids]
+        texts = texts if definition == "mdlm" else [text.strip() for text in texts]
+        wanted = judge_texts(judge, texts, definition=definition, batch=table.ROWS)
+        assert row["judge_perplexity"] == wanted.perplexity and row["judge_reads"] == "texts"
+        assert row["reverse_perplexity"] is None and row["reverse_order"] is None
+
+    def test_without_sacrebleu(self, sources, monkeypatch):
+        monkeypatch.setattr(table, "has_sacrebleu", lambda: False)
+        row = compare_texts(sources[:1], model_of("causal"), length=LENGTH, samples=SAMPLES).rows[0]
+        assert row["self_bleu"] is None and row["self_bleu_texts"] is None
+
+    def test_texts_are_written(self, compared, tmp_path):
+        copy = dataclasses.replace(compared, rows=[dict(row) for row in compared.rows])
+        write_texts(tmp_path / "texts", copy)
+        names = [row["texts"] for row in copy.rows]
+        assert names[0] == "00-teacher-masked-1-steps.jsonl" and names[-1] == "04-real-text.jsonl"
+        for name, texts in zip(names, copy.texts, strict=True):
+            lines = (tmp_path / "texts" / name).read_text().splitlines()
+            assert [json.loads(line)["text"] for line in lines] == texts
+
+    def test_refusals(self, sources):
+        judge, options = model_of("causal"), {"length": LENGTH, "samples": SAMPLES}
+        with pytest.raises(ValueError, match="at least one model and sampler"):
+            compare_texts([], judge, **options)
+        with pytest.raises(ValueError, match="samples must be at least 1, not 0"):
+            compare_texts(sources, judge, length=LENGTH, samples=0)
+        with pytest.raises(ValueError, match="length must be at least 4, not 3"):
+            compare_texts(sources, judge, length=3)
+        with pytest.raises(ValueError, match="hold no piece of 8 tokens"):
+            compare_texts(sources, judge, ["abc"], **options)
+        with pytest.raises(ValueError, match="the real texts hold characters that the models do not know"):
+            compare_texts(sources, judge, [REAL, REAL + "z"], **options)
+        other = Source("other", model_of("masked_diffusion", "0123456789"), SETTINGS[0])
+        with pytest.raises(ValueError, match="other has another tokenizer than teacher"):
+            compare_texts([sources[0], other], judge, **options)
+        with pytest.raises(ValueError, match="more than the 16 positions"):
+            compare_texts(sources[3:], judge, length=16, samples=2)
+
+
+class TestCommand:
+    @pytest.fixture
+    def folders(self, tmp_path, monkeypatch):
+        for family in STUBS:
+            model = model_of(family)
+            shapes = parameter_shapes(model.config)
+            params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+            save(tmp_path / family, dataclasses.replace(model, params=params))
+        (tmp_path / "real.txt").write_text(REAL * 10)
+        monkeypatch.setattr(Model, "network", property(lambda self: STUBS[self.family]))
+        own = FAMILIES["masked_diffusion"]
+        texts = dataclasses.replace(own.texts, settings=SETTINGS[:2], tempered=SETTINGS[2:])
+        monkeypatch.setitem(FAMILIES, "masked_diffusion", dataclasses.replace(own, texts=texts))
+        return tmp_path
+
+    def arguments(self, folders, *more):
+        models = [word for family in STUBS for word in ("--model", str(folders / family))]
+        judge = ["--judge", str(folders / "causal"), "--real", str(folders / "real.txt"), "--samples", "3"]
+        return ["compare", "--family", "masked_diffusion", *models, *judge, *more]
+
+    def test_json_and_texts(self, folders, capsys):
+        assert cli.main(self.arguments(folders, "--texts", str(folders / "texts"), "--json")) == 0
+        rows = strict(capsys.readouterr().out)
+        names = ["masked_diffusion"] * 3 + ["causal", "real text"]
+        assert [row["model"] for row in rows] == names and all(row.keys() >= KEYS for row in rows)
+        assert [row["temperature"] for row in rows] == [1, 1, 0, 1, None]
+        assert {row["length"] for row in rows} == {15}, "begin-of-text takes a position of the rival"
+        assert {row["judge"] for row in rows} == {"causal"} and {row["seed"] for row in rows} == {1}
+        files = sorted(path.name for path in (folders / "texts").iterdir())
+        assert files == [row["texts"] for row in rows]
+
+    def test_the_table(self, folders, capsys):
+        assert cli.main(self.arguments(folders, "--length", "8")) == 0
+        out = capsys.readouterr().out
+        assert "3 texts of 8 tokens, judged by causal, seed 1" in out
+        for word in ("real text", "4-grams", "reverse", "ms/text", "after begin-of-text"):
+            assert word in out
+
+    @pytest.mark.parametrize(
+        ("more", "sentence"),
+        [
+            (["--problems", "3"], "--problems is no option of family masked_diffusion"),
+            (["--split", "tune"], "--split is no option of family masked_diffusion"),
+            (["--texts", "/nowhere/at/all"], "--texts cannot write /nowhere/at/all"),
+            (["--json", "/nowhere/at/all"], "--json cannot write /nowhere/at/all"),
+            (["--length", "16"], "more than the 16 positions"),
+            (["--samples", "0"], "samples must be at least 1"),
+        ],
+    )
+    def test_refusals(self, folders, capsys, more, sentence):
+        assert cli.main(self.arguments(folders, *more)) == 1
+        assert sentence in capsys.readouterr().err
+
+    def test_bundled_settings_are_distinct_and_have_names_of_the_family(self):
+        own = FAMILIES["masked_diffusion"]
+        settings = (*own.texts.settings, *own.texts.tempered)
+        assert {setting.name for setting in settings} <= own.decoders.keys()
+        assert all(setting.sampled for setting in settings) and own.texts.rival.sampled
+        labels = [setting.label() for setting in settings]
+        assert len(set(labels)) == len(labels) and labels[0] == "steps 4"
+
+    def test_models_that_do_not_belong(self, folders, capsys):
+        assert cli.main(["compare", "--family", "causal", "--judge", "x"]) == 1
+        assert "--judge is no option of family causal" in capsys.readouterr().err
+        words = ["compare", "--family", "masked_diffusion", "--judge", str(folders / "causal")]
+        assert cli.main([*words, "--model", str(folders / "causal")]) == 1
+        assert "--model must name a model of family masked_diffusion" in capsys.readouterr().err
+        assert cli.main(["compare", "--family", "masked_diffusion", "--judge", "x"]) == 1
+        told = "no model of family masked_diffusion is bundled yet: give --model and --judge, folders"
+        assert told in capsys.readouterr().err

@@ -1,0 +1,201 @@
+"""Entropies, distinct n-grams, self-BLEU, n-gram models, MAUVE and intervals against cases computed by hand."""
+
+import itertools
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from paradec_jax.evaluate import ngrams, text_measures
+from paradec_jax.evaluate.intervals import Z95, bootstrap, jackknife
+from paradec_jax.evaluate.mauve import clustered, frontier_area, mauve, projected
+from paradec_jax.evaluate.text_measures import distinct, entropy, sample_entropy, self_bleu, variety
+
+ROWS = [[0, 0, 1, 1], [0, 1], [2]]
+
+
+class TestEntropies:
+    def test_of_all_samples_together(self):
+        shares = np.array([3, 3, 1]) / 7
+        assert entropy(ROWS) == pytest.approx(-np.sum(shares * np.log(shares)))
+        # 00, 01, 11 in the first row, 01 in the second, none in the third; none over the edge of a row.
+        shares = np.array([1, 2, 1]) / 4
+        assert entropy(ROWS, 2) == pytest.approx(-np.sum(shares * np.log(shares)))
+        assert entropy([[7, 7, 7]]) == 0 and math.copysign(1, entropy([[7, 7, 7]])) == 1
+
+    def test_within_samples(self):
+        assert sample_entropy([*ROWS, []]) == pytest.approx((math.log(2) + math.log(2) + 0) / 3)
+
+    def test_distinct(self):
+        assert distinct(ROWS, 1) == 3 / 7 and distinct(ROWS, 2) == 3 / 4 and distinct(ROWS, 4) == 1
+
+    def test_all_at_once(self):
+        rng = np.random.default_rng(0)
+        rows = rng.integers(0, 5, (40, 30)).tolist()
+        found = variety(rows)
+        assert found.unigram_entropy == entropy(rows) and found.fourgram_entropy == entropy(rows, 4)
+        assert found.sample_entropy == sample_entropy(rows)
+        assert found.distinct == tuple(distinct(rows, n) for n in (1, 2, 3, 4))
+        low, high = found.fourgram_interval
+        assert low < found.fourgram_entropy < high < math.log(5**4)
+
+    def test_an_interval_has_the_width_of_the_law(self):
+        """Over samples of one law the entropies of whole collections spread as the interval of each says."""
+        rng = np.random.default_rng(1)
+        law = np.array([0.7, 0.2, 0.1])
+        found = [variety(rng.choice(3, (60, 20), p=law).tolist()) for _ in range(40)]
+        spread = np.std([of.unigram_entropy for of in found])
+        told = np.mean([(of.unigram_interval[1] - of.unigram_interval[0]) / (2 * Z95) for of in found])
+        assert told == pytest.approx(spread, rel=0.35)
+
+    def test_too_short(self):
+        with pytest.raises(ValueError, match="no sample has 4 tokens"):
+            variety([[1, 2, 3]])
+        with pytest.raises(ValueError, match="no sample has a token"):
+            sample_entropy([[]])
+        with pytest.raises(ValueError, match="n must be at least 1"):
+            entropy(ROWS, 0)
+
+
+class TestIntervals:
+    def test_a_bootstrap_holds_the_ratio(self):
+        rng = np.random.default_rng(0)
+        a, b = rng.normal(3, 1, 200), rng.uniform(1, 2, 200)
+        low, high = bootstrap(a, b)
+        assert low < a.sum() / b.sum() < high and bootstrap(a, b) == (low, high)
+        mean, error = a.mean(), a.std(ddof=1) / math.sqrt(200)
+        assert bootstrap(a) == pytest.approx((mean - Z95 * error, mean + Z95 * error), abs=0.15 * error)
+        assert bootstrap(2 * b, b) == pytest.approx((2, 2))
+
+    def test_too_little_for_a_bootstrap(self):
+        assert bootstrap([3.0]) == (-math.inf, math.inf)
+        assert bootstrap([1.0, 0.0], [1.0, 0.0]) == (-math.inf, math.inf)  # some resample has nothing below
+        for wrong in ([], [[1.0]]):
+            with pytest.raises(ValueError, match="two vectors of one length"):
+                bootstrap(wrong)
+        with pytest.raises(ValueError, match="two vectors of one length"):
+            bootstrap([1.0, 2.0], [1.0])
+
+    def test_a_jackknife_of_a_mean_is_its_standard_error(self):
+        x = np.random.default_rng(0).normal(size=20)
+        error = x.std(ddof=1) / math.sqrt(20)
+        wanted = (x.mean() - Z95 * error, x.mean() + Z95 * error)
+        assert jackknife(lambda kept: float(x[kept].mean()), 20) == pytest.approx(wanted)
+        assert jackknife(lambda kept: 1.0, 1) == (-math.inf, math.inf)
+        with pytest.raises(ValueError, match="at least 2 groups"):
+            jackknife(lambda kept: 1.0, 5, groups=1)
+
+
+class TestSelfBleu:
+    def test_by_hand(self):
+        pytest.importorskip("sacrebleu")
+        # 2 of 3 words, 1 of 2 pairs, no triple of 1, which smoothing counts as half of one; no text has four words.
+        by_hand = 100 * (2 / 3 * 1 / 2 * 1 / 2) ** (1 / 3)
+        assert self_bleu([["the cat sat", "the cat ran"]]) == pytest.approx(by_hand)
+        copies = ["a man, a plan"] * 3
+        assert self_bleu([copies]) == pytest.approx(100)
+        assert self_bleu([copies, ["one two", "three four"]]) == pytest.approx(50)
+
+    def test_refusals(self, monkeypatch):
+        for groups in ([], [["alone"]], [["a", "b"], ["alone"]]):
+            with pytest.raises(ValueError, match="at least two texts"):
+                self_bleu(groups)
+        monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
+        with pytest.raises(ImportError, match=r"missing: install paradec-jax\[eval\]"):
+            self_bleu([["a", "b"]])
+
+    def test_whether_there_is_any(self, monkeypatch):
+        monkeypatch.setattr(text_measures.importlib.util, "find_spec", lambda name: None)
+        assert not text_measures.has_sacrebleu()
+
+
+class TestNgrams:
+    def test_by_hand(self):
+        model = ngrams.fit([[0, 1, 0, 1]], 2, order=2)
+        assert model.probability(0, []) == pytest.approx((2 + 2 / 2) / (4 + 2))
+        assert model.probability(1, [0]) == pytest.approx((2 + 1 * 0.5) / (2 + 1))
+        assert model.probability(0, [1]) == pytest.approx((1 + 1 * 0.5) / (1 + 1))
+        assert model.probability(0, [0, 1]) == model.probability(0, [1])  # older tokens do not count
+        logs = [math.log(0.5), math.log(2.5 / 3), math.log(0.75), math.log(0.5)]
+        assert model.perplexity([[0, 1, 0], [1]]) == pytest.approx(math.exp(-sum(logs) / 4))
+
+    def test_every_history_has_a_law(self):
+        rng = np.random.default_rng(0)
+        model = ngrams.fit(rng.integers(0, 3, (4, 12)).tolist(), 5, order=3)
+        for history in [[], *map(list, itertools.product(range(5), repeat=2))]:
+            law = [model.probability(token, history) for token in range(5)]
+            assert sum(law) == pytest.approx(1) and min(law) > 0
+        unseen, seen = model.probability(1, [4, 4]), model.probability(1, [])
+        assert unseen == seen
+
+    def test_samples_that_miss_a_part_of_the_language_are_found_out(self):
+        rng = np.random.default_rng(0)
+        real, whole = (rng.integers(0, 4, (50, 20)).tolist() for _ in range(2))
+        part = [[token % 2 for token in row] for row in whole]
+        assert 3.5 < ngrams.reverse_perplexity(whole, real, 4, order=2) < 4.5
+        assert ngrams.reverse_perplexity(part, real, 4, order=2) > 20
+
+    def test_refusals(self):
+        with pytest.raises(ValueError, match="token 5 lies outside a vocabulary of 5"):
+            ngrams.fit([[1, 5]], 5)
+        with pytest.raises(ValueError, match="order must be at least 1"):
+            ngrams.fit([[1]], 5, order=0)
+        with pytest.raises(ValueError, match="no token"):
+            ngrams.reverse_perplexity([[1]], [[]], 5)
+
+
+class TestMauve:
+    def test_area_of_known_frontiers(self):
+        p, q = np.array([0.5, 0.5, 0.0]), np.array([0.25, 0.5, 0.25])
+        assert frontier_area(p, p) == pytest.approx(1)
+        assert frontier_area(p, q) == pytest.approx(frontier_area(q, p)) and 0 < frontier_area(p, q) < 1
+        # Disjoint: x = (1 - w)^c, y = w^c, so the area is c B(c + 1, c).
+        apart = np.array([1.0, 0.0]), np.array([0.0, 1.0])
+        wanted = 5 * math.gamma(6) * math.gamma(5) / math.gamma(11)
+        assert frontier_area(*apart, points=4001) == pytest.approx(wanted, rel=1e-3)
+        assert frontier_area(p, q, 1.0) > frontier_area(p, q, 5.0)
+
+    def test_one_mixture_by_hand(self):
+        p, q = np.array([0.75, 0.25]), np.array([0.25, 0.75])
+        # Mixtures at both ends and in the middle, where both divergences are KL(p | 1/2).
+        middle = math.exp(-5 * (0.75 * math.log(1.5) + 0.25 * math.log(0.5)))
+        far = math.exp(-5 * (0.75 * math.log(3) + 0.25 * math.log(1 / 3)))
+        points = [(0, 1), (far, 1), (middle, middle), (1, far), (1, 0)]
+        wanted = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(points))
+        assert frontier_area(p, q, points=3) == pytest.approx(wanted, rel=1e-4)
+
+    def test_features(self):
+        rng = np.random.default_rng(0)
+        reference = rng.normal(size=(100, 6)) + 4
+        alike, other = rng.normal(size=(100, 6)) + 4, rng.normal(size=(100, 6)) - 4
+        same, far = mauve(reference, alike), mauve(reference, other)
+        assert same.clusters == 10 and len(same.scores) == 5
+        assert same.mean > 0.8 and far.mean < 0.02
+        assert same.mean == pytest.approx(np.mean(same.scores)) and same.spread == np.std(same.scores)
+        assert mauve(reference, alike, seeds=(3,)).scores == same.scores[2:3]
+
+    def test_projection_keeps_most_of_the_variance(self):
+        rng = np.random.default_rng(0)
+        wide = np.concatenate([rng.normal(size=(200, 2)), 1e-3 * rng.normal(size=(200, 8))], axis=1)
+        found = projected(wide)
+        unit = wide / np.linalg.norm(wide, axis=1, keepdims=True)
+        assert found.shape == (200, 2)
+        assert found.var(axis=0).sum() > 0.9 * unit.var(axis=0).sum()
+        assert projected(np.zeros((3, 4))).shape == (3, 1)
+
+    def test_clusters_of_what_is_apart(self):
+        points = np.repeat(np.array([[0.0], [5.0], [9.0]]), 7, axis=0)
+        labels = clustered(points, 3, 1)
+        assert len(set(labels[:7])) == 1 and len(set(labels.tolist())) == 3
+
+    def test_refusals(self):
+        x = np.ones((10, 3))
+        with pytest.raises(ValueError, match=r"features must be \[texts, D\]"):
+            mauve(x, np.ones((10, 2)))
+        with pytest.raises(ValueError, match="clusters must be 2 to 10"):
+            mauve(x, x, clusters=11)
+        with pytest.raises(ValueError, match="finite"):
+            mauve(x, x * np.nan)
+        with pytest.raises(ValueError, match="need a seed"):
+            mauve(x, x, seeds=())

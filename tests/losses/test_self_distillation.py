@@ -1,0 +1,303 @@
+"""Self-distillation through time: targets by their definition, the reveals' law, divergences, and what is traced."""
+
+import dataclasses
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import log_softmax
+
+from paradec_jax.config import TokenSpec
+from paradec_jax.families import PRESETS, init_params, network_of
+from paradec_jax.losses import DistillationRules, self_distillation_loss
+from paradec_jax.losses.self_distillation import divergence, teach
+from paradec_jax.testing.posterior import JointDenoiser
+
+EXACT = JointDenoiser(3, 5, tuple(np.exp(np.random.default_rng(0).normal(scale=1.5, size=243)).tolist()))
+SPEC = TokenSpec(mask=31, alignment="own")
+CONFIG = dataclasses.replace(PRESETS["test-mdlm"], vocab_size=32, layers=1)
+NETWORK = network_of(CONFIG)
+BATCH = {
+    "tokens": jax.random.randint(jax.random.key(1), (3, 7), 0, 31),
+    "weights": jnp.ones((3, 7)),
+    "times": jnp.array([0.3, 0.6, 0.9]),
+    "mask_uniforms": jax.random.uniform(jax.random.key(2), (3, 7)),
+}
+
+
+@jax.jit
+def made(key):
+    """Random parameters, those that begin at zero too."""
+    params = init_params(CONFIG, jax.random.key(0))
+    keys = iter(jax.random.split(key, len(jax.tree.leaves(params))))
+    return jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(keys), x.shape), params)
+
+
+@functools.cache
+def params_of(seed):
+    return made(jax.random.key(seed))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def taught(rules, chunk, noised, t, step, key):
+    return teach(EXACT, None, noised, t, step, key, rules, EXACT.mask, chunk)
+
+
+def hidden_of(tokens):
+    return EXACT.forward(None, tokens, jnp.broadcast_to(jnp.arange(EXACT.length), tokens.shape)).hidden
+
+
+@pytest.mark.parametrize("jump", [2, 4, 8])
+def test_a_target_is_what_the_teacher_says_when_it_reveals_the_position(jump):
+    rows = 64
+    noised = jnp.full((rows, EXACT.length), EXACT.mask).at[:, 3].set(1)
+    t, step = jnp.linspace(0.3, 1.0, rows), jnp.float32(0.11)
+    kept, before = taught(DistillationRules(jump=jump), None, noised, t, step, jax.random.key(0))
+    hidden = np.asarray(before == EXACT.mask)
+    assert before.shape == (jump, rows, EXACT.length) and np.array_equal(before[0], noised)
+    assert (hidden[1:] <= hidden[:-1]).all()  # what is revealed stays
+    np.testing.assert_array_equal(
+        np.where(hidden[:-1], -1, before[1:])[~hidden[:-1]], before[:-1][~hidden[:-1]]
+    )
+    last = hidden.cumprod(axis=0).sum(axis=0) - 1  # the step that reveals a position, or the last one
+    assert len(np.unique(last[:, :3])) > 1 and (last[:, 3] == -1).all()
+    said = np.stack([hidden_of(z) for z in before])
+    want = np.take_along_axis(said, np.maximum(last, 0)[None, ..., None], axis=0)[0]
+    chex.assert_trees_all_close(np.asarray(kept)[noised == EXACT.mask], want[noised == EXACT.mask], atol=1e-6)
+
+
+@pytest.mark.parametrize(("time", "step", "share"), [(0.8, 0.2, 0.25), (0.05, 0.2, 1.0), (1.0, 0.9, 0.9)])
+def test_a_step_reveals_its_share(time, step, share):
+    """(t - s) / t, not t - s: that would be 0.2 in the first case."""
+    rows = 4000
+    noised = jnp.full((rows, EXACT.length), EXACT.mask)
+    _, before = taught(
+        DistillationRules(),
+        None,
+        noised,
+        jnp.full(rows, time),
+        jnp.float32(step),
+        jax.random.key(1),
+    )
+    found, count = np.mean(before[1] != EXACT.mask), noised.size
+    assert abs(found - share) < 4 * np.sqrt(share * (1 - share) / count) + 1e-9
+
+
+def test_what_is_revealed_has_the_teachers_law():
+    rows = 20_000
+    noised = jnp.full((rows, EXACT.length), EXACT.mask)
+    _, before = taught(
+        DistillationRules(), 2, noised, jnp.full(rows, 0.5), jnp.float32(0.5), jax.random.key(2)
+    )
+    want = np.exp(np.asarray(hidden_of(noised[:1]))[0])
+    for place in range(EXACT.length):
+        found = np.bincount(np.asarray(before[1, :, place]), minlength=EXACT.symbols) / rows
+        assert np.abs(found - want[place]).max() < 0.02
+
+
+def test_chunks_change_nothing():
+    drawn = {"tokens": BATCH["tokens"]}
+    whole, cut = (graded(chunk=chunk, batch=drawn)[1:] for chunk in (None, 3))
+    chex.assert_trees_all_close(whole, cut, rtol=1e-5, atol=1e-6)
+
+
+def test_grids():
+    t, step = jnp.array([0.9, 0.1]), jnp.float32(0.06)
+    paper = DistillationRules(jump=4).teacher_times(t, step)
+    np.testing.assert_allclose(paper, [[0.9, 0.1], [0.84, 0.04], [0.78, 1e-5], [0.72, 1e-5]], atol=1e-6)
+    released = DistillationRules(jump=2, grid="released").teacher_times(t, step)
+    np.testing.assert_allclose(released, [[0.9 + 0.1 * 0.78, 0.1 - 0.9 * 0.02], [0.078, 1e-5]], atol=1e-6)
+
+
+@pytest.mark.parametrize(("jump", "which"), [(2, 0), (2, 6), (4, 3), (8, 2)])
+def test_step_size(jump, which):
+    want = (1 - 1e-5) / 1024 * jump**which
+    np.testing.assert_allclose(DistillationRules(jump=jump).step_size(jnp.int32(which)), want, rtol=1e-6)
+
+
+# Divergences
+
+RNG = np.random.default_rng(0)
+STUDENT, TEACHER = RNG.normal(scale=2, size=(2, 4, 3, 9)).astype(np.float32)
+MASK = 5
+
+
+def defined(kind, released=False):
+    """Each divergence in float64 NumPy, over the tokens alone; the released ones over all columns."""
+    low = np.zeros(9)
+    low[MASK] = -1e6
+    p, q = (log_softmax(x.astype(np.float64) + low, -1) for x in (STUDENT, TEACHER))
+    if released:
+        return np.abs(p - q).sum(-1) if kind == "tvd" else ((p - q) ** 2).mean(-1)
+    p, q = (np.delete(x, MASK, axis=-1) for x in (p, q))
+    return {
+        "kld": (np.exp(p) * (p - q)).sum(-1),
+        "forward_kl": (np.exp(q) * (q - p)).sum(-1),
+        "tvd": np.abs(np.exp(p) - np.exp(q)).sum(-1) / 2,
+        "mse": ((p - q) ** 2).mean(-1),
+        "chi_square": ((np.exp(p) - np.exp(q)) ** 2 / np.exp(q)).sum(-1),
+    }[kind]
+
+
+KINDS = ("kld", "forward_kl", "tvd", "mse", "chi_square")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_divergence(kind):
+    rules = DistillationRules(divergence=kind)
+    got = divergence(jnp.asarray(STUDENT), jnp.asarray(TEACHER), MASK, rules)
+    np.testing.assert_allclose(got, defined(kind), rtol=1e-4, atol=1e-5)
+    same = divergence(jnp.asarray(TEACHER), jnp.asarray(TEACHER), MASK, rules)
+    np.testing.assert_allclose(same, 0, atol=1e-5)
+
+    def total(student, teacher):
+        return divergence(student, teacher, MASK, rules).sum()
+
+    of_student, of_teacher = jax.grad(total, (0, 1))(jnp.asarray(STUDENT), jnp.asarray(TEACHER))
+    assert np.isfinite(of_student).all() and np.abs(of_student).max() > 1e-3
+    assert not np.any(of_teacher) and not np.any(of_student[..., MASK])
+
+
+def test_a_token_that_the_teacher_rules_out_costs_much_and_not_infinitely_much():
+    """exp(60), whose square is beyond float32."""
+    apart = jnp.zeros((2, 9)).at[0, 1].set(60).at[1, 2].set(60)
+    value, slope = jax.value_and_grad(divergence)(*apart, MASK, DistillationRules(divergence="chi_square"))
+    np.testing.assert_allclose(value, np.exp(60), rtol=1e-3)
+    assert np.isfinite(slope).all()
+
+
+@pytest.mark.parametrize("kind", ["tvd", "mse"])
+def test_released_divergences_read_the_masks_column(kind):
+    rules = DistillationRules(divergence=kind, released=True)
+    got = divergence(jnp.asarray(STUDENT), jnp.asarray(TEACHER), MASK, rules)
+    np.testing.assert_allclose(got, defined(kind, released=True), rtol=0.1)  # the column is known to 1/16
+    slope = jax.grad(lambda x: divergence(x, jnp.asarray(TEACHER), MASK, rules).sum())(jnp.asarray(STUDENT))
+    assert np.abs(slope[..., MASK]).max() > 1e-3
+
+
+# The loss
+
+
+@functools.cache
+def step_of(kind, chunk):
+    rules = DistillationRules(first_steps=8, divergence=kind)
+    loss = self_distillation_loss(NETWORK, SPEC, rules, dropout=False, chunk=chunk)
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+def graded(kind="kld", which=0, teacher=3, chunk=None, batch=BATCH, key=0):
+    step, frozen = step_of(kind, chunk), {"teacher": params_of(teacher), "round": jnp.int32(which)}
+    (loss, metrics), grads = step(params_of(2), frozen, batch, jax.random.key(key))
+    return step, loss, metrics, grads
+
+
+def test_a_new_round_and_a_new_teacher_compile_nothing():
+    step, first, metrics, _ = graded()
+    programs = step._cache_size()
+    _, second, later, _ = graded(which=2)
+    _, third, _, _ = graded(teacher=4)
+    assert step._cache_size() == programs and len({float(first), float(second), float(third)}) == 3
+    assert metrics["round"] == 0 and later["round"] == 2
+    np.testing.assert_allclose([metrics["teacher_steps"], later["teacher_steps"]], [8, 2], rtol=1e-5)
+
+
+def test_a_batch_without_a_hidden_position():
+    for kind in KINDS:
+        _, loss, metrics, grads = graded(kind, batch=BATCH | {"mask_uniforms": jnp.ones((3, 7))})
+        assert loss == 0 and metrics["hidden"] == 0
+        assert all(np.isfinite(leaf).all() and not np.any(leaf) for leaf in jax.tree.leaves(grads))
+
+
+def test_padding_is_never_hidden():
+    weights = jnp.ones((3, 7)).at[:, 4:].set(0)
+    batch = BATCH | {"mask_uniforms": jnp.zeros((3, 7))}
+    shares = [graded(batch=batch | more)[2]["hidden"] for more in ({}, {"weights": weights})]
+    np.testing.assert_allclose(shares, [1, 4 / 7], rtol=1e-6)
+
+
+def test_the_mean_is_over_hidden_positions_without_a_weight():
+    """A fully hidden row counts seven times as much as one with a single hidden position, whatever their times.
+
+    Times below the teacher's step: its first step reveals all, so that nothing depends on a draw.
+    """
+    whole, one = jnp.ones((3, 7)).at[0].set(0), jnp.ones((3, 7)).at[1, 3].set(0)
+    times = {"times": jnp.array([0.06, 0.12, 0.5])}
+    batches = (BATCH | times | {"mask_uniforms": uniforms} for uniforms in (whole, one, whole * one))
+    first, second, both = (float(graded(batch=batch)[1]) for batch in batches)
+    assert abs(first - second) > 1e-3
+    np.testing.assert_allclose(both, (7 * first + second) / 8, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: self_distillation_loss(NETWORK, TokenSpec()), "trained with a mask token"),
+        (lambda: self_distillation_loss(NETWORK, SPEC, chunk=0), "chunk must be at least 1, not 0"),
+        (lambda: DistillationRules(jump=1), "jump must be at least 2"),
+        (lambda: DistillationRules(first_steps=2, jump=4), "first_steps at least jump, not 4 and 2"),
+        (lambda: DistillationRules(grid="official"), "grid must be one of paper, released, not 'official'"),
+        (lambda: DistillationRules(divergence="kl"), "divergence must be one of kld, forward_kl, tvd, mse"),
+        (
+            lambda: DistillationRules(divergence="chi_square", released=True),
+            "released code has no chi_square",
+        ),
+    ],
+)
+def test_what_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# Memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Thin:
+    """A network of one matrix before its head, so that what a program holds is its logits."""
+
+    width: int = 8
+
+    def forward(self, params, inputs, positions, prefix=None, mask=None, *, dropout=None):
+        return Thin.Out(jnp.tanh(params["embedding"][inputs] @ params["matrix"]))
+
+    def logits(self, params, hidden):
+        return hidden @ params["head"]
+
+    @dataclasses.dataclass
+    class Out:
+        hidden: jax.Array
+
+
+@pytest.mark.slow
+def test_logits_never_lie_in_memory_whole():
+    """At [8, 1024, 50258]: the peak by XLA's analysis less that of the same passes without a head is at most a tenth
+
+    of what the plain form takes.
+    """
+    batch, length, vocabulary = 8, 1024, 50_258
+    network, spec = Thin(), TokenSpec(mask=vocabulary - 1, alignment="own")
+    shapes = {"embedding": (vocabulary, 8), "matrix": (8, 8), "head": (8, vocabulary)}
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    tokens = {"tokens": jax.ShapeDtypeStruct((batch, length), jnp.int32)}
+    frozen = {"teacher": params, "round": jax.ShapeDtypeStruct((), jnp.int32)}
+
+    class Headless(Thin):
+        def logits(self, params, hidden):
+            return hidden
+
+    def peak(network, chunk) -> int:
+        mask = (
+            spec if not isinstance(network, Headless) else TokenSpec(mask=network.width - 1, alignment="own")
+        )
+        loss = self_distillation_loss(network, mask, dropout=False, chunk=chunk)
+        step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+        analysis = step.lower(params, frozen, tokens, jax.random.key(0)).compile().memory_analysis()
+        return analysis.temp_size_in_bytes
+
+    without = peak(Headless(), None)
+    whole, cut = (peak(network, chunk) - without for chunk in (None, 32))
+    assert whole > 2 * 4 * batch * length * vocabulary
+    assert 0 < cut <= whole / 10

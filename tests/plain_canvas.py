@@ -1,0 +1,29 @@
+"""What decoders of canvases cost: calls and positions of a row, counted in plain Python."""
+
+from plain_baselines import Count
+
+from paradec_jax.testing import StubDenoiser
+
+
+def whole_canvas_count(stub: StubDenoiser, prompt: int, new: int) -> Count:
+    """A call a token, on the whole canvas."""
+    return new, new * (prompt + new)
+
+
+def dual_cache_count(block: int, stub: StubDenoiser, prompt: int, new: int) -> Count:
+    """The canvas once, and for each token its block as far as the canvas goes."""
+    end = prompt + new
+    blocks = (min(p // block * block + block, end) - p // block * block for p in range(prompt, end))
+    return 1 + new, end + sum(blocks)
+
+
+def strided_count(width: int, stride: int, stub: StubDenoiser, prompt: int, new: int) -> Count:
+    """A call a token, on the first window that holds it, as far as the canvas goes."""
+    end = prompt + new
+    starts = (max(-(-(p - width + 1) // stride), 0) * stride for p in range(prompt, end))
+    return new, sum(min(end - start, width) for start in starts)
+
+
+def grid_count(calls: int, stub: StubDenoiser, prompt: int, new: int) -> Count:
+    """The same number of calls on the whole canvas, however many tokens there are."""
+    return calls, calls * (prompt + new)

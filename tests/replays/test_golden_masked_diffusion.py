@@ -1,0 +1,158 @@
+"""Recorded arrays of the original denoiser: weights, forward pass, SUBS, the noise level that is always zero.
+
+The folder is `PARADEC_GOLDEN/masked_diffusion`, or `tests/golden/masked_diffusion`; sizes are read from it.
+"""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from recorded_masked_diffusion import FOLDER, arrays, assert_close, model
+
+from convert import mdlm
+from convert.engine import read_json, table_shapes
+from paradec_jax.decode.rules.subs import subs, without_mask
+from paradec_jax.models.denoiser import Denoiser
+from paradec_jax.nn import blocks
+
+pytestmark = pytest.mark.golden
+
+TOLERANCE = 1e-4
+MASKS_COLUMN = 0.13  # log-probabilities near -1e6, which float32 knows to 1/16
+READ = {  # arrays of forward.npz, each by the test that compares it
+    "x0",
+    "xt",
+    "sigma_passed",
+    "raw_logits",
+    "log_probs",
+    "raw_logits_if_time_conditioned_row0",
+    "sigma_map_out",
+    "block0_attn_heads_out",
+}
+
+
+def hidden_after() -> list[str]:
+    return [f"hidden_after_block_{i}" for i in range(model()[0].config.layers)]
+
+
+def positions_of(tokens):
+    return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def call(network, params, tokens, level=None):
+    """Head inputs and logits, what each block puts out, and the attended heads of the first; of a noise level."""
+    heads = []
+
+    def spied(*arguments):
+        heads.append(attend_all(*arguments))
+        return heads[-1]
+
+    attend_all = blocks.attend_all
+    blocks.attend_all = spied
+    try:
+        hidden, captured = network.module.apply(
+            {"params": params},
+            tokens,
+            positions_of(tokens),
+            None,
+            None,
+            level,
+            method=Denoiser.hidden,
+            capture_intermediates=lambda module, method: method == "__call__",
+            mutable=["intermediates"],
+        )
+    finally:
+        blocks.attend_all = attend_all
+    kept = captured["intermediates"]
+    outputs = [kept[f"layer_{i}"]["__call__"][0] for i in range(network.config.layers)]
+    joined = jnp.reshape(jnp.swapaxes(heads[0], 1, 2), hidden.shape)
+    return network.logits(params, hidden), outputs, joined
+
+
+@functools.cache
+def plain():
+    network, params, _ = model()
+    return call(network, params, jnp.asarray(arrays("forward")["xt"]))
+
+
+def test_every_recorded_array_is_compared():
+    assert arrays("forward").keys() == READ | set(hidden_after())
+
+
+def test_names_and_their_order():
+    layout = json.loads((FOLDER / "key_layout.json").read_text())
+    config = model()[0].config
+    assert mdlm.parameter_order(config) == layout["parameter_order_for_ema"]
+    axes, rows = mdlm.table(config)
+    shapes = {mdlm.plain_name(name): tuple(shape) for name, shape in layout["state_dict"].items()}
+    assert shapes == table_shapes(rows, axes) | {mdlm.ROPE: (config.head_dim // 2,)}
+    assert all(mdlm.plain_name(name) in shapes for name in layout["sdtt_lightning_state_dict_keys"])
+
+
+def test_both_configs_describe_the_model():
+    network, params, spec = model()
+    nested = mdlm.read(FOLDER, read_json(FOLDER / "sdtt_config.json"), "float32")
+    assert (nested.config, nested.token_spec) == (network.config, spec)
+    assert spec.mask == network.vocab_size - 1 and spec.alignment == "own"
+    jax.tree.map(np.testing.assert_array_equal, nested.params, params)
+
+
+def test_raw_logits():
+    assert_close(plain()[0], arrays("forward")["raw_logits"], TOLERANCE)
+
+
+def test_logits_of_prepared_parameters():
+    network, params, _ = model()
+    tokens = jnp.asarray(arrays("forward")["xt"])
+
+    @jax.jit
+    def logits(prepared):
+        return network.logits(prepared, network.forward(prepared, tokens, positions_of(tokens)).hidden)
+
+    assert_close(logits(network.prepare(params)), arrays("forward")["raw_logits"], TOLERANCE)
+
+
+def test_log_probabilities():
+    want, mask = arrays("forward"), model()[2].mask
+    tokens = want["xt"]
+    got = np.asarray(subs(plain()[0], jnp.asarray(tokens), mask))
+    others = np.arange(got.shape[-1]) != mask
+    assert_close(got[..., others], want["log_probs"][..., others], TOLERANCE)
+    assert_close(got[..., mask], want["log_probs"][..., mask], MASKS_COLUMN)
+    masked = tokens == mask
+    assert masked.any() and not masked[0].any()
+    np.testing.assert_array_equal(got[~masked], want["log_probs"][~masked])  # carried over, to the bit
+    np.testing.assert_array_equal(tokens[~masked], want["x0"][~masked])
+    assert np.exp(got[masked][:, mask]).max() == 0
+    lowered = np.asarray(without_mask(plain()[0], mask))
+    np.testing.assert_array_equal(lowered[..., others], np.asarray(plain()[0])[..., others])
+
+
+def test_noise_map():
+    network, params, _ = model()
+    level = jnp.zeros(len(arrays("forward")["sigma_passed"]))
+    got = network.module.apply({"params": params}, level, method=Denoiser.noise_map)
+    assert_close(got, arrays("forward")["sigma_map_out"], TOLERANCE)
+
+
+def test_attended_heads_of_the_first_block():
+    assert_close(plain()[2], arrays("forward")["block0_attn_heads_out"], TOLERANCE)
+
+
+@pytest.mark.parametrize("name", hidden_after())
+def test_hidden_states(name):
+    got = plain()[1][int(name.rpartition("_")[2])]
+    assert_close(got, arrays("forward")[name], TOLERANCE)
+
+
+def test_a_noise_level_would_matter():
+    """The recorded level is passed on in place of zero: other logits, which are those recorded for its first row."""
+    network, params, _ = model()
+    want = arrays("forward")
+    got, *_ = call(network, params, jnp.asarray(want["xt"]), jnp.asarray(want["sigma_passed"]))
+    assert_close(got[:1], want["raw_logits_if_time_conditioned_row0"], TOLERANCE)
+    assert np.abs(got[0] - want["raw_logits"][0]).max() > 100 * TOLERANCE

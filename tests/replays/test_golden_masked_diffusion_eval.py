@@ -1,0 +1,116 @@
+"""Recorded arrays of the original programs' judgements: generative perplexity by both, a last word's bound and fill.
+
+The folder is `PARADEC_GOLDEN/masked_diffusion`, or `tests/golden/masked_diffusion`; sizes are read from it.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from recorded_masked_diffusion import arrays, assert_close, model
+
+from paradec_jax.decode.rules.subs import subs
+from paradec_jax.evaluate.bound import Span, bounds
+from paradec_jax.evaluate.judge import summed
+from paradec_jax.evaluate.spans import best_token, fill
+from paradec_jax.noise import SDTT_TIMES, LogLinear, hide
+from paradec_jax.store import Model
+
+pytestmark = pytest.mark.golden
+
+READ = {  # arrays of eval.npz, each by the test that compares it or as its input
+    "mdlm_gen_ppl",
+    "mdlm_gen_ppl_weight",
+    "sdtt_gen_ppl",
+    "gen_tokens",
+    "gen_logits",
+    "eos_id",
+    "lambada_prefix",
+    "lambada_suffix",
+    "lambada_u_t",
+    "lambada_u_mask",
+    "lambada_nll",
+    "lambada_greedy",
+    "lambada_log_probs",
+}
+
+
+def recorded():
+    return arrays("eval")
+
+
+def test_every_recorded_array_is_compared():
+    assert recorded().keys() == READ
+
+
+def generative(definition):
+    """Perplexity, and the tokens that count."""
+    tokens, logits = recorded()["gen_tokens"], recorded()["gen_logits"].astype(np.float32)
+    log_probs = jax.nn.log_softmax(jnp.asarray(logits[:, :-1]))
+    nats = -np.take_along_axis(np.asarray(log_probs), tokens[:, 1:, None], axis=-1)[..., 0]
+    above, below, counted = summed(list(nats), tokens.tolist(), definition, (int(recorded()["eos_id"]),))
+    return math.exp(above.sum() / below.sum()), counted
+
+
+def test_generative_perplexity_of_sdtt():
+    value, counted = generative("sdtt")
+    assert value == pytest.approx(float(recorded()["sdtt_gen_ppl"]), rel=1e-4)
+    assert counted.sum() == recorded()["gen_tokens"][:, 1:].size
+
+
+def test_generative_perplexity_of_mdlm():
+    value, counted = generative("mdlm")
+    assert value == pytest.approx(float(recorded()["mdlm_gen_ppl"]), rel=1e-4)
+    assert counted.sum() == recorded()["mdlm_gen_ppl_weight"] < recorded()["gen_tokens"][:, 1:].size
+
+
+def span():
+    """The suffix without its end-of-text is scored."""
+    prefix, suffix = recorded()["lambada_prefix"].tolist(), recorded()["lambada_suffix"].tolist()
+    return Span((*prefix, *suffix), len(prefix), len(prefix) + len(suffix) - 1)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def log_probs(network, params, tokens, mask):
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    return subs(network.logits(params, network.forward(params, tokens, positions).hidden), tokens, mask)
+
+
+def test_the_last_word_is_filled_in_one_call():
+    network, params, spec = model()
+    ids, scored = np.asarray(span().ids), slice(span().start, span().stop)
+    hidden = ids.copy()
+    hidden[scored] = spec.mask
+    got = np.asarray(log_probs(network, params, jnp.asarray(hidden)[None], spec.mask)[0])
+    others = np.arange(got.shape[1]) != spec.mask
+    assert_close(got[:, others], recorded()["lambada_log_probs"][:, others], 1e-4)
+    assert_close(got[:, spec.mask], recorded()["lambada_log_probs"][:, spec.mask], 0.13)
+    want = recorded()["lambada_greedy"]
+    assert best_token(jnp.asarray(got), spec.mask).tolist() == want.tolist()
+    assert fill(Model(network.config, params, spec), [span()]) == [tuple(want[scored].tolist())]
+
+
+def test_the_last_words_bound():
+    """The recorded draws through the parts that `bounds` is made of, which draws its own."""
+    network, params, spec = model()
+    uniforms = jnp.asarray(recorded()["lambada_u_mask"]).reshape(-1, len(span().ids))
+    t, schedule = SDTT_TIMES.at(jnp.asarray(recorded()["lambada_u_t"]), len(uniforms)), LogLinear()
+    ids = jnp.broadcast_to(jnp.asarray(span().ids), uniforms.shape)
+    at = jnp.arange(ids.shape[1])
+    where = jnp.broadcast_to((at >= span().start) & (at < span().stop), ids.shape)
+    noised, hidden = hide(ids, uniforms, schedule.mask_probability(t), spec.mask, where)
+    found = log_probs(network, params, noised, spec.mask)
+    nats = -jnp.take_along_axis(found, ids[..., None], axis=-1)[..., 0]
+    each = schedule.weight(t) * jnp.sum(jnp.where(hidden, nats, 0), axis=1)
+    assert float(jnp.mean(each)) == pytest.approx(float(recorded()["lambada_nll"]), rel=1e-4)
+
+
+def test_own_draws_agree_with_the_recorded_ones():
+    """Within what eight draws leave open."""
+    network, params, spec = model()
+    (own,) = bounds(network, params, [span()], spec.mask, draws=256, batch=64)
+    (few,) = bounds(network, params, [span()], spec.mask, draws=8, batch=8)
+    assert abs(own.nats - float(recorded()["lambada_nll"])) < 4 * few.error

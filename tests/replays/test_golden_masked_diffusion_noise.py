@@ -1,0 +1,189 @@
+"""Recorded arrays of the original denoiser's noise: schedules, drawn times, its loss and gradients, the average."""
+
+import functools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from recorded_masked_diffusion import FOLDER, arrays, assert_close, model
+
+from convert import mdlm
+from convert.engine import export_tree
+from paradec_jax.decode.rules.subs import without_mask
+from paradec_jax.losses.cross_entropy import token_losses
+from paradec_jax.losses.masked_diffusion import BoundRules, masked_diffusion_loss, noise, read
+from paradec_jax.noise import MDLM_TIMES, SCHEDULES, SDTT_TIMES, Times, importance, log_probability_range
+from paradec_jax.train import update_ema
+
+pytestmark = pytest.mark.golden
+
+SCHEDULE_NAMES = {"cosinesqr": "cosine_squared"}
+RULES = {
+    "cont": BoundRules(),
+    "T1000": BoundRules(steps=1000, released=True),
+    "T16": BoundRules(steps=16, released=True),
+    "importance": BoundRules(measure="importance", released=True),
+    "changeofvar": BoundRules(measure="change_of_variables", released=True),
+}
+
+
+def recorded(kind: str, pattern: str) -> list[str]:
+    return [name for name in arrays(kind) if re.fullmatch(pattern, name)]
+
+
+def test_every_recorded_array_is_compared():
+    parts = "|".join(RULES)
+    read = [
+        *recorded("schedule", r"\w+_(sigma|rate|importance_transform|sigma_min|sigma_max)|[ut]_\w+|t"),
+        *recorded("nelbo", rf"({parts})_(loss|nlls|xt|move_chance)|cont_(t|sigma|dsigma|weight)"),
+        *recorded("nelbo", r"x0|attention_mask|u_\w+|grad.*"),
+        *recorded("ema", r"p\d_\w+|decay\w+_shadow\d"),
+    ]
+    assert sorted(read) == sorted([*arrays("schedule"), *arrays("nelbo"), *arrays("ema")])
+
+
+# Schedules and times
+
+
+@pytest.mark.parametrize("name", recorded("schedule", r"\w+_(sigma|rate|importance_transform)"))
+def test_schedule(name):
+    kind, what = name.split("_", 1)
+    schedule, t = SCHEDULES[SCHEDULE_NAMES.get(kind, kind)], jnp.asarray(arrays("schedule")["t"])
+    if what == "importance_transform":
+        got, tolerance = importance(schedule, t), {"atol": 1e-5, "rtol": 1e-4}
+    elif what == "sigma":
+        got, tolerance = schedule.sigma(t), {"atol": 1e-5, "rtol": 1e-4}
+    else:
+        got, tolerance = schedule.rate(t), {"atol": 3e-4, "rtol": 1e-3}
+    np.testing.assert_allclose(got, arrays("schedule")[name], **tolerance)
+
+
+def test_noise_at_both_ends():
+    want = arrays("schedule")
+    found = SCHEDULES["loglinear"].sigmas
+    np.testing.assert_allclose(
+        found, (want["loglinear_sigma_min"], want["loglinear_sigma_max"]), atol=1e-5, rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        log_probability_range(SCHEDULES["loglinear"]), (-6.90825, np.log(0.999)), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "times"),
+    [
+        ("mdlm_antithetic", MDLM_TIMES),
+        ("mdlm_plain", Times("plain", 1e-3)),
+        ("mdlm_importance", MDLM_TIMES),
+        ("sdtt_antithetic", SDTT_TIMES),
+    ],
+)
+def test_times(name, times):
+    uniforms, want = (arrays("schedule")[f"{part}_{name}"] for part in "ut")
+    got = times.at(jnp.asarray(uniforms), len(want))
+    if name.endswith("importance"):
+        got = importance(SCHEDULES["loglinear"], got)
+    np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-4)
+
+
+# The loss
+
+
+def batch_of() -> dict:
+    want = arrays("nelbo")
+    return {
+        "tokens": jnp.asarray(want["x0"], jnp.int32),
+        "weights": jnp.asarray(want["attention_mask"]),
+        "time_uniforms": jnp.asarray(want["u_t"]),
+        "mask_uniforms": jnp.asarray(want["u_mask"]),
+    }
+
+
+@functools.cache
+def noised(tag: str):
+    """Noised tokens, which are hidden, and the weight of each row."""
+    key = jax.random.key(0)
+    return jax.tree.map(np.asarray, noise(batch_of(), RULES[tag], model()[2].mask, key, key))
+
+
+@functools.cache
+def graded(tag: str):
+    network, params, spec = model()
+    objective = masked_diffusion_loss(network, spec, RULES[tag], dropout=False, chunk=10)
+    graded = jax.jit(jax.value_and_grad(objective, has_aux=True))
+    (loss, metrics), grads = graded(params, None, batch_of(), jax.random.key(0))
+    return float(loss), metrics, jax.tree.map(np.asarray, grads)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def nll_of(network, params, tokens, targets, mask):
+    return token_losses(without_mask(network.logits(params, read(network, params, tokens)), mask), targets)[0]
+
+
+@pytest.mark.parametrize("tag", RULES)
+def test_what_is_hidden(tag):
+    want = arrays("nelbo")
+    np.testing.assert_array_equal(noised(tag)[0], want[f"{tag}_xt"])
+    t = RULES[tag].times.at(jnp.asarray(want["u_t"]), len(want["u_t"]))
+    np.testing.assert_allclose(RULES[tag].at(t)[0], want[f"{tag}_move_chance"][:, 0], rtol=1e-4, atol=1e-6)
+
+
+def test_weights_of_continuous_time():
+    want, schedule = arrays("nelbo"), RULES["cont"].schedule
+    t = MDLM_TIMES.at(jnp.asarray(want["u_t"]), len(want["u_t"]))
+    np.testing.assert_allclose(t, want["cont_t"], atol=1e-6)
+    np.testing.assert_allclose(schedule.sigma(t), want["cont_sigma"], atol=1e-5, rtol=1e-4)
+    np.testing.assert_allclose(schedule.rate(t), want["cont_dsigma"], atol=3e-4, rtol=1e-3)
+    np.testing.assert_allclose(schedule.weight(t), want["cont_weight"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("tag", RULES)
+def test_loss_of_each_token(tag):
+    """Where the original is not a number, at t = 1 / T, ours is the weight T times the loss."""
+    want, (network, params, spec) = arrays("nelbo"), model()
+    tokens, hidden, weight = noised(tag)
+    nll = np.asarray(nll_of(network, params, jnp.asarray(tokens), batch_of()["tokens"], spec.mask))
+    got = weight[:, None] * nll * hidden * want["attention_mask"]
+    known = np.isfinite(want[f"{tag}_nlls"])
+    undefined = np.isclose(weight, 16, rtol=1e-6) if tag == "T16" else np.zeros(len(weight), bool)
+    np.testing.assert_array_equal(known.all(axis=1), ~undefined)
+    np.testing.assert_allclose(got[known], want[f"{tag}_nlls"][known], rtol=1e-4, atol=1e-5)
+    assert np.isfinite(got).all()
+    loss = got.sum() / want["attention_mask"].sum()
+    np.testing.assert_allclose(graded(tag)[0], loss, rtol=1e-5)
+    if known.all():
+        np.testing.assert_allclose(graded(tag)[0], want[f"{tag}_loss"], rtol=1e-4)
+    else:
+        assert np.isnan(want[f"{tag}_loss"])
+
+
+def test_gradients():
+    want, config = arrays("nelbo"), model()[0].config
+    axes, rows = mdlm.table(config)
+    tensors = {name: tensor.make() for name, tensor in export_tree(graded("cont")[2], rows, axes).items()}
+    norms = [np.linalg.norm(tensors[name].astype(np.float64)) for name in mdlm.parameter_order(config)]
+    order = json.loads((FOLDER / "key_layout.json").read_text())["parameter_order_for_ema"]
+    assert order == mdlm.parameter_order(config)
+    np.testing.assert_allclose(norms, want["grad_norm_per_param"], rtol=1e-4)
+    np.testing.assert_allclose(np.linalg.norm(norms), want["grad_global_norm"], rtol=1e-4)
+    for name in recorded("nelbo", "grad/.*"):
+        assert_close(tensors[name.removeprefix("grad/")], want[name], 1e-4 * np.abs(want[name]).max())
+
+
+# The average
+
+
+@pytest.mark.parametrize(
+    ("name", "decay", "warmup"), [("09999", 0.9999, True), ("02", 0.2, True), ("0999_noupd", 0.999, False)]
+)
+def test_average(name, decay, warmup):
+    want = arrays("ema")
+    ema = {place: jnp.asarray(want[f"p{place}_init"]) for place in (0, 1)}
+    for n in range(len(want["p0_sequence"])):
+        params = {place: jnp.asarray(want[f"p{place}_sequence"][n]) for place in (0, 1)}
+        ema = update_ema(ema, params, jnp.int32(n), decay, warmup=warmup)
+        for place in (0, 1):
+            assert_close(ema[place], want[f"decay{name}_shadow{place}"][n], 1e-6)
