@@ -1,7 +1,8 @@
 """All trainings, one after the other: `python -m experiments.masked_diffusion.all_runs FILE`.
 
-A denoiser, its autoregressive rival, the judge of both, and all rounds of the denoiser's self-distillation. Each has its minutes. The same command goes on where a run stood, and passes over those that are done; a run that its
-minutes ended ends the command, for the next one may need its model.
+A denoiser, its autoregressive rival, the judge of both, and all rounds of the denoiser's self-distillation. Each has
+its minutes. The same command goes on where a run stood, and passes over those that are done; a run that its minutes
+ended ends the command, for the next one may need its model.
 
     RUNS/tiny-mdlm  RUNS/tiny-rival  RUNS/tiny-judge  RUNS/halves          checkpoints, metrics, model, held_out.json
     EXPORT/tiny-mdlm  EXPORT/tiny-mdlm-distilled  EXPORT/tiny-judge        models in bfloat16
@@ -31,8 +32,8 @@ class Options:
       runs: folder of the runs.
       export: folder of copies in half the size; none by default.
       minutes: of each run; the next call goes on.
-      steps: updates of the teacher, the rival and the judge; those of the recipes when None. `step_cost` tells how many
-        a machine does in the minutes.
+      steps: updates of the teacher, the rival and the judge; those of the recipes when None. `step_cost` tells how
+        many a machine does in the minutes.
       updates: of a round of the distillation, likewise.
       matmul_precision: of all runs; what suits the device when None.
     """
