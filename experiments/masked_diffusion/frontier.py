@@ -94,7 +94,7 @@ def compared(row: Row, curve: Sequence[Row]) -> dict[str, Any]:
 
 
 def bars(teacher: Mapping[int, Row], student: Mapping[int, Row]) -> list[dict[str, Any]]:
-    """What a last student should reach, from rows by steps at temperature 1; bars whose rows are missing are left out.
+    """What a last student should reach, from rows by steps at temperature 1; a bar without its rows is left out.
 
     ::
 

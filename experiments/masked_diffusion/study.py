@@ -44,8 +44,8 @@ class Options:
       teacher: model folder, or name of a bundled model; RUNS/tiny-mdlm/model when None.
       students: models of the rounds, in their order; those of RUNS/halves when empty.
       judge: a model that predicts the next token; RUNS/tiny-judge/model when None.
-      rival: a model that predicts the next token, drawn beside the others; RUNS/tiny-rival/model when None, where it is
-        there.
+      rival: a model that predicts the next token, drawn beside the others; RUNS/tiny-rival/model, where it exists,
+        when None.
       runs: folder of the runs.
       text: the file that the models were trained on, whose held-out part is the real text.
       steps: of the samplers.
