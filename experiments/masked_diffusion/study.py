@@ -103,6 +103,11 @@ class Options:
         return found
 
     @property
+    def judging(self) -> str:
+        """The judge."""
+        return self.judge or str(self.runs / "tiny-judge" / "model")
+
+    @property
     def other(self) -> str | None:
         """The rival."""
         place = self.runs / "tiny-rival" / "model"
@@ -114,7 +119,7 @@ class Options:
         return Drawing(
             file=self.drawn or self.runs / "drawn.json",
             model=self.first,
-            judge=self.judge or str(self.runs / "tiny-judge" / "model"),
+            judge=self.judging,
             text=self.text,
             samples=self.samples,
             length=length,
@@ -142,11 +147,16 @@ def over_steps(
     return [Line(name, place, masked(steps, **choices), dtype) for steps in options.steps]
 
 
+def rounds_of(options: Options) -> list[tuple[str, str]]:
+    """Name and place of the student of every round."""
+    return [(f"{i} round{'s' * (i > 1)}", place) for i, place in enumerate(options.rounds, 1)]
+
+
 def of_rounds(options: Options) -> list[Line]:
     """The teacher and the student of every round."""
     lines = over_steps("teacher", options.first, options)
-    for i, place in enumerate(options.rounds, 1):
-        lines += over_steps(f"{i} round{'s' * (i > 1)}", place, options)
+    for name, place in rounds_of(options):
+        lines += over_steps(name, place, options)
     return lines
 
 
@@ -200,8 +210,7 @@ def of_frontier(options: Options) -> list[Line]:
         for steps in options.frontier
         for temperature in options.temperatures
     ]
-    for i, place in enumerate(options.rounds, 1):
-        name = f"{i} round{'s' * (i > 1)}"
+    for name, place in rounds_of(options):
         lines += [Line(name, place, masked(steps)) for steps in options.frontier]
     if (place := options.other) is not None:
         for temperature in options.temperatures:

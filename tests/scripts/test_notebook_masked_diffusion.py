@@ -6,7 +6,6 @@ from pathlib import Path
 
 import jax
 import matplotlib.pyplot as pyplot
-import numpy as np
 import pytest
 
 from paradec_jax.config import MASKED_DIFFUSION_PRESETS
