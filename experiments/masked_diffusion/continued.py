@@ -9,6 +9,7 @@ The real continuations stand beside them.
 """
 
 import dataclasses
+import hashlib
 import json
 import math
 import sys
@@ -151,7 +152,7 @@ def measured(model: Model, pieces: Pieces, texts: np.ndarray, copies: int) -> di
 
 
 def rows_of(options: Options, pieces: Pieces) -> list[dict[str, Any]]:
-    """A row a model and number of steps, and one of the real continuations; those that are written already are kept."""
+    """A row a model and number of steps, and one of the real continuations; what is written already is kept."""
     kept = json.loads(json.dumps(kept_of(options)))
     rows = _read(options.out, kept)
     lines: list[tuple[str, str]] = [("teacher", options.models.first), *rounds_of(options.models)]
@@ -179,11 +180,9 @@ def rows_of(options: Options, pieces: Pieces) -> list[dict[str, Any]]:
 def kept_of(options: Options) -> dict[str, Any]:
     """What must be the same for two rows to stand in one file."""
     names = ("prompts", "prompt", "copies", "length", "seed")
-    judge = store.fingerprint(options.models.judging)
-    return {name: getattr(options, name) for name in names} | {
-        "text": options.text.name,
-        "judge_sha256": judge,
-    }
+    text, judge = hashlib.sha256(options.text.read_bytes()), store.fingerprint(options.models.judging)
+    own = {name: getattr(options, name) for name in names}
+    return own | {"text_sha256": text.hexdigest(), "judge_sha256": judge}
 
 
 def told(row: dict[str, Any]) -> str:

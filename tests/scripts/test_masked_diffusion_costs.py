@@ -131,7 +131,7 @@ def test_latency_of_both_sides(latency, tmp_path):
 
 
 def test_latency_by_formula(latency):
-    """Of the 1.3B shape at the rates of an H200: 7 and 3.5 times at batch 1, 1.1 and 0.6 times at batch 8."""
+    """Of the 1.3B shape at the rates of an H200: about 7 and 3.5 times at batch 1, 1.1 and 0.6 times at batch 8."""
     options = latency["Options"](
         preset="mdlm-1.3b", dtype="bfloat16", rates=(4.8e12, 9.9e14), steps=(16, 32), batches=(1, 8)
     )
@@ -140,8 +140,7 @@ def test_latency_by_formula(latency):
     wanted = {(16, 1): 7, (32, 1): 3.5, (16, 8): 1.1, (32, 8): 0.6}
     assert found == {key: pytest.approx(value, rel=0.2) for key, value in wanted.items()}
     crossed = latency["crossovers"](rows)
-    assert crossed[16] > 8 if found[16, 8] > 1 else 1 < crossed[16] < 8
-    assert 1 < crossed[32] < 8
+    assert crossed[16] is None and 1 < crossed[32] < 8
 
 
 def test_crossovers(latency):
