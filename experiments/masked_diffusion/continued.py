@@ -107,7 +107,7 @@ def pieces_of(options: Options) -> Pieces:
     Raises:
       ValueError: no room after the prompt, too little text, a judge that is none or that has another tokenizer.
     """
-    model, judge = load(options.models.first), load(options.models.judging)
+    model, judge = load(options.models.first), load(options.models.judging, dtype="float32")
     check_judge(judge, "sdtt")
     tokenizer = tokenizer_of(model)
     if not tokenizer.same_as(tokenizer_of(judge)):

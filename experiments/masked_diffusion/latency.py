@@ -88,7 +88,9 @@ def denoiser_of(options: Options) -> MaskedDiffusionConfig:
         )
     if min(*(options.rates or (1.0,)), *options.shares) <= 0:
         raise ValueError(f"rates and shares must be above 0, not {options.rates} and {options.shares}")
-    kinds = {} if options.dtype == "preset" else {"dtype": options.dtype, "param_dtype": options.dtype}
+    kinds: dict[str, Any] = (
+        {} if options.dtype == "preset" else {"dtype": options.dtype, "param_dtype": options.dtype}
+    )
     return dataclasses.replace(config, max_length=length, **kinds)
 
 

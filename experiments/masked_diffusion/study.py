@@ -199,7 +199,8 @@ def of_orders(options: Options) -> list[Line]:
     lines = [Line("single", options.first, Setting("masked", Masked(order="single")))]
     for order in ("random", *SCORES):
         for grid in GRIDS:
-            lines += over_steps(f"{order}, {grid}", options.first, options, order=order, grid=grid)
+            choices = {} if grid == "linear" else {"grid": grid}  # so that rows of the default are shared
+            lines += over_steps(f"{order}, {grid}", options.first, options, order=order, **choices)
     return lines
 
 
@@ -295,8 +296,8 @@ def run(name: str, texts: Texts, options: Options) -> list[Row]:
     shown = dataclasses.asdict(options) | texts.kept | {"study": name, "teacher": options.first}
     write_record(options.folder / f"{name}.json", shown, result, dtypes=dtypes, lines=told)
     try:
-        path = options.folder.parent / "figures" / f"{name}.png"
-        frontier.draw(rows, path) if name == "frontier" else draw_steps(rows, path)
+        draw = frontier.draw if name == "frontier" else draw_steps
+        draw(rows, options.folder.parent / "figures" / f"{name}.png")
     except ImportError:
         print("no picture: matplotlib is missing (pip install -e '.[eval]')", file=sys.stderr)
     print(f"{study.title}: {len(rows)} rows of {options.samples} texts")
@@ -321,6 +322,8 @@ def run(name: str, texts: Texts, options: Options) -> list[Row]:
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Runs studies, writes their tables and draws them."""
+    if not options.study:
+        raise ValueError(f"name a study: {', '.join(STUDIES)} or all")
     if unknown := [name for name in options.study if name not in (*STUDIES, "all")]:
         raise ValueError(f"no study {', '.join(unknown)}: choose of {', '.join(STUDIES)} or all")
     texts = Texts(options.drawing())

@@ -105,7 +105,7 @@ class Texts:
         """
         self.drawing, self.kept = drawing, drawing.kept()
         self.rows = _read(drawing.file, self.kept)
-        judge, tokenizer = load(drawing.judge), tokenizer_of(load(drawing.model))
+        judge, tokenizer = load(drawing.judge, dtype="float32"), tokenizer_of(load(drawing.model))
         check_judge(judge, drawing.definition)
         held_out: Ids = []
         if drawing.text is not None:
