@@ -16,8 +16,7 @@ from typing import Any
 
 import tyro
 
-from experiments.common.command import run
-from experiments.jacobi.distill import claim
+from experiments.common.command import claim, run
 from experiments.masked_diffusion import distill, train
 
 EXPORTED = {"tiny-mdlm": "tiny-mdlm", "tiny-judge": "tiny-judge", "halves": "tiny-mdlm-distilled"}

@@ -28,11 +28,11 @@ from experiments.masked_diffusion.study import masked, rounds_of
 from paradec_jax import Model, facts, load, make_request, run, store
 from paradec_jax.data.text import read_text, windows
 from paradec_jax.decode.machine.request import keys_of
-from paradec_jax.evaluate.continuations import tokenizer_of
 from paradec_jax.evaluate.intervals import bootstrap
 from paradec_jax.evaluate.judge import check_judge
 from paradec_jax.evaluate.likelihood import Row, token_log_likelihoods
 from paradec_jax.evaluate.text_measures import has_sacrebleu, self_bleu
+from paradec_jax.generate import tokenizer_of
 
 PERPLEXITY = "perplexity of continuations"
 
@@ -115,7 +115,9 @@ def pieces_of(options: Options) -> Pieces:
     length = model.network.max_length if options.length is None else options.length
     if not options.prompt < length:
         raise ValueError(f"a prompt of {options.prompt} tokens leaves no room in texts of {length}")
-    held_out = read_text(options.text, tokenizer)[0].held_out[0]
+    held_out = np.concatenate(read_text(options.text, tokenizer)[0].held_out)
+    if (held_out == model.token_spec.mask).any():
+        raise ValueError(f"{options.text} holds characters that {options.models.first} does not know")
     return Pieces(windows(held_out, length, options.prompts), options.prompt, judge)
 
 
