@@ -117,13 +117,16 @@ def test_the_frontier_compares_at_equal_entropy(done):
     assert table["bars"] == []  # they are of 8, 16 and 64 steps
 
 
-def test_rows_of_other_options_are_refused(done, runs):
+def test_rows_of_other_options_are_refused(done, runs, tmp_path):
     folder, _ = done
     with pytest.raises(ValueError, match="was drawn with other samples: name another file"):
         Texts(options_of(runs, folder, "rounds", samples=6).drawing())
     (folder / "other.json").write_text("[]")
     with pytest.raises(ValueError, match="is no file of rows"):
         Texts(options_of(runs, folder, "rounds", drawn=folder / "other.json").drawing())
+    (tmp_path / "text.txt").write_text(TEXT + "Zebra" * 30)
+    with pytest.raises(ValueError, match=r"holds characters that .* does not know"):
+        Texts(options_of(runs, tmp_path, "rounds", text=tmp_path / "text.txt").drawing())
     with pytest.raises(ValueError, match="samples must be at least 2"):
         options_of(runs, folder, "rounds", samples=1).drawing()
 
