@@ -101,8 +101,8 @@ class Texts:
         """Reads the rows that are there.
 
         Raises:
-          ValueError: a file of other options or of something else, a judge that is none, a text with characters that the
-            model does not know or without a piece of the length.
+          ValueError: a file of other options or of something else, a judge that is none, a text that has characters
+            which the model does not know or no piece of the length.
         """
         self.drawing, self.kept = drawing, drawing.kept()
         self.rows = _read(drawing.file, self.kept)
