@@ -16,7 +16,7 @@ from paradec_jax.config import CAUSAL_PRESETS, MASKED_DIFFUSION_PRESETS
 from paradec_jax.data.text import character_spec, character_tokenizer
 from paradec_jax.evaluate.judge import judge_ids
 from paradec_jax.evaluate.text_measures import entropy
-from paradec_jax.families import init_params
+from paradec_jax.families import parameter_shapes
 from paradec_jax.store import Model, load, save
 
 TEXT = "To be, or not to be:\nthat is the question.\n" * 12
@@ -26,11 +26,9 @@ CHANGED = ("forward-kl", "tvd", "half-rounds", "fourths", "ema-teacher", "grid-r
 
 def model_of(preset, seed, tokenizer):
     config = {**MASKED_DIFFUSION_PRESETS, **CAUSAL_PRESETS}[preset]
-    config = dataclasses.replace(config, vocab_size=tokenizer.vocab_size, max_length=16)
-    keys = iter(jax.random.split(jax.random.key(seed), 200))
-    params = jax.tree.map(
-        lambda x: x + 0.2 * jax.random.normal(next(keys), x.shape), init_params(config, jax.random.key(seed))
-    )
+    config = dataclasses.replace(config, vocab_size=tokenizer.vocab_size, max_length=16, layers=1)
+    draw = np.random.default_rng(seed)
+    params = jax.tree.map(lambda x: draw.normal(0, 0.3, x.shape).astype(np.float32), parameter_shapes(config))
     return Model(config, params, character_spec(tokenizer, "own" if "mdlm" in preset else "next"), tokenizer)
 
 
