@@ -9,7 +9,8 @@ import pytest
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine import drive
-from paradec_jax.testing import StubDenoiser, tiny_denoiser, tiny_denoiser_params
+from paradec_jax.families import parameter_shapes
+from paradec_jax.testing import StubDenoiser, tiny_denoiser
 
 READ: list[int] = []
 
@@ -42,6 +43,6 @@ def test_logits_never_lie_in_memory_whole():
     network = tiny_denoiser(vocab_size=97)
     decoder = decode.Masked(network, 40, TokenSpec(mask=96, alignment="own"), chunk=3)
     request, knobs = decode.make_request(np.zeros((2, 0)), max_new_tokens=40), decoder.knobs(None)
-    params = tiny_denoiser_params(vocab_size=97)
+    params = parameter_shapes(network.config)
     text = drive.compiled_run.lower(decoder, params, request, knobs, np.int32(40)).as_text()
     assert "x3x97xf32" in text and "x40x97x" not in text
