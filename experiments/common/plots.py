@@ -7,6 +7,8 @@ from typing import Any
 from experiments.common.study import Study
 
 Row = dict[str, Any]
+Lines = Mapping[str, Sequence[tuple[float, float, Sequence[float | None]]]]
+"""By name: points (x, y, ends of the range of y, None of none)."""
 # Rows are timed in groups, and a machine drifts: only the ratio to the own group's baseline compares rows.
 SPEED = "speed over the baseline, batch 1"
 
@@ -30,30 +32,38 @@ def draw(study: Study, rows: Sequence[Row], path: Path) -> None:
     plt.close(figure)
 
 
-def draw_lines(
-    lines: Mapping[str, Sequence[tuple[float, float, Sequence[float | None]]]], path: Path, *, x: str, y: str
+def draw_lines(lines: Lines, path: Path, *, x: str, y: str, log_x: bool = True) -> None:
+    """Draws named lines to a PNG, y on a scale of powers of two, and x too unless told otherwise."""
+    draw_panels({y: lines}, path, x=x, logarithmic=(y,), log_x=log_x)
+
+
+def draw_panels(
+    panels: Mapping[str, Lines], path: Path, *, x: str, logarithmic: Sequence[str] = (), log_x: bool = True
 ) -> None:
-    """Draws named lines of (x, y, ends of the range of y, None of none) to a PNG, on scales of powers of two."""
+    """Draws panels of named lines to a PNG, side by side over one x; those named `logarithmic` in powers of two."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panel = plt.subplots(figsize=(6.5, 3.8), layout="constrained")
-    for color, (name, points) in enumerate(lines.items()):
-        at, middle = [point[0] for point in points], [point[1] for point in points]
-        errors = list(zip(*(_distances(value, *ends) for _, value, ends in points), strict=True))
-        panel.errorbar(
-            at, middle, yerr=errors, marker="o", markersize=4, capsize=2, color=f"C{color}", label=name
-        )
-    ticks = sorted({point[0] for points in lines.values() for point in points})
-    panel.set_xscale("log", base=2)
-    panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    panel.set_yscale("log", base=2)
-    panel.yaxis.set_major_formatter("{x:g}")
-    panel.set_xlabel(x)
-    panel.set_ylabel(y)
-    panel.legend(fontsize=8)
+    size = (2 + 4.5 * len(panels), 3.8)
+    figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
+    for panel, (y, lines) in zip(axes[0], panels.items(), strict=True):
+        for color, (name, points) in enumerate(lines.items()):
+            at, middle = [point[0] for point in points], [point[1] for point in points]
+            errors = list(zip(*(_distances(value, *ends) for _, value, ends in points), strict=True))
+            style = {"marker": "o", "markersize": 4, "capsize": 2, "color": f"C{color % 10}"}
+            panel.errorbar(at, middle, yerr=errors, label=name, **style)
+        if log_x:
+            ticks = sorted({point[0] for points in lines.values() for point in points})
+            panel.set_xscale("log", base=2)
+            panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        if y in logarithmic:
+            panel.set_yscale("log", base=2)
+            panel.yaxis.set_major_formatter("{x:g}")
+        panel.set_xlabel(x)
+        panel.set_ylabel(y)
+    axes[0, 0].legend(fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)

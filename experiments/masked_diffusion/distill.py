@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import optax
 import tyro
 
+from experiments.common import precision
 from experiments.common.command import claim, run
 from experiments.masked_diffusion.held_out import HeldOut
 from experiments.masked_diffusion.train import finish, one_text, over
-from paradec_jax import Model, load, store
+from paradec_jax import Model, TokenSpec, load, store
 from paradec_jax.data.text import Text, WindowMaker, text_batches
 from paradec_jax.losses.self_distillation import DistillationRules, self_distillation_loss
-from paradec_jax.train import Rounds, TrainState, adamw, fit
+from paradec_jax.train import Loss, Rounds, TrainState, adamw, fit
 
 CHECKPOINT_EVERY = 200  # updates
 
@@ -43,9 +45,9 @@ class Recipe:
       rows: windows of a batch.
       warmup: updates over which the learning rate rises, at the beginning and after each reset of the optimizer.
       learning_rate: of Adam.
-      ema_decay: decay of the averaged weights.
+      ema_decay: decay of the averaged weights; where it remembers a whole round, models lag a round behind.
       held_out: share of the text that is held out, as it was when the teacher was trained.
-      matmul_precision: `jax.default_matmul_precision` of the run.
+      matmul_precision: `jax.default_matmul_precision` of the run; what suits the device when None.
       seed: of windows, noise and the teacher's draws.
     """
 
@@ -65,9 +67,9 @@ class Recipe:
     rows: int = 16
     warmup: int = 100
     learning_rate: float = 3e-4
-    ema_decay: float = 0.999
+    ema_decay: float = 0.99
     held_out: float = 0.1
-    matmul_precision: str = "BF16_BF16_F32"
+    matmul_precision: str | None = None
     seed: int = 10
 
     def __post_init__(self) -> None:
@@ -78,6 +80,10 @@ class Recipe:
             )
         if self.exported not in ("ema", "raw"):
             raise ValueError(f"exported must be ema or raw, not {self.exported!r}")
+
+    def settled(self) -> "Recipe":
+        """The recipe with the precision of this device where none is set, so that a run keeps its own."""
+        return dataclasses.replace(self, matmul_precision=self.matmul_precision or precision.natural())
 
     @property
     def steps(self) -> int:
@@ -112,6 +118,23 @@ RECIPES = {
 }
 
 
+def objective(recipe: Recipe, network: Any, spec: TokenSpec) -> Loss:
+    """The loss of all rounds."""
+    rules = DistillationRules(
+        first_steps=recipe.first_steps,
+        jump=recipe.jump,
+        grid=recipe.grid,
+        divergence=recipe.divergence,
+        released=recipe.released,
+    )
+    return self_distillation_loss(network, spec, rules, chunk=None)
+
+
+def optimizer_of(recipe: Recipe) -> optax.GradientTransformation:
+    """Adam as the paper has it, of a constant rate after the warm-up."""
+    return adamw(recipe.learning_rate, recipe.steps, warmup=recipe.warmup, b2=0.999, weight_decay=0.0)
+
+
 def all_rounds(recipe: Recipe, model: Model, source: Text, folder: Path, minutes: float) -> TrainState:
     """The state after all rounds, or where the minutes were over; each round's model lies in the folder."""
     length = model.network.max_length if recipe.length is None else recipe.length
@@ -126,20 +149,13 @@ def all_rounds(recipe: Recipe, model: Model, source: Text, folder: Path, minutes
         )
         return {"round": which, **some.per_token(model, params, source.held_out[0])}
 
-    rules = DistillationRules(
-        first_steps=recipe.first_steps,
-        jump=recipe.jump,
-        grid=recipe.grid,
-        divergence=recipe.divergence,
-        released=recipe.released,
-    )
     return fit(
-        self_distillation_loss(model.network, model.token_spec, rules, chunk=None),
+        objective(recipe, model.network, model.token_spec),
         dict(model.params),
         text_batches(WindowMaker(source.train[0], recipe.seed, recipe.rows, length), source.digest),
         teacher=dict(model.params),
         rounds=Rounds(recipe.updates, recipe.weights, recipe.reset_optimizer, recipe.reset_ema),
-        optimizer=adamw(recipe.learning_rate, recipe.steps, warmup=recipe.warmup, b2=0.999, weight_decay=0.0),
+        optimizer=optimizer_of(recipe),
         steps=recipe.steps,
         key=jax.random.key(recipe.seed),
         folder=folder,
@@ -170,7 +186,7 @@ def main(
       export: where a copy of the last model with parameters in bfloat16 goes; none by default.
       minutes: after so many this call saves and ends; the next one goes on.
     """
-    folder = Path("runs") / recipe.name if folder is None else folder
+    folder, recipe = Path("runs") / recipe.name if folder is None else folder, recipe.settled()
     model = load(start, dtype="float32")
     if model.family != "masked_diffusion" or model.tokenizer is None:
         raise SystemExit(

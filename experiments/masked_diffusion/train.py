@@ -15,15 +15,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 import tyro
 
+from experiments.common import precision
 from experiments.common.command import claim, run
 from experiments.masked_diffusion.held_out import HeldOut
 from paradec_jax import Model, store
-from paradec_jax.config import CausalConfig, MaskedDiffusionConfig
+from paradec_jax.config import CausalConfig, MaskedDiffusionConfig, TokenSpec
 from paradec_jax.data.text import Text, WindowMaker, character_spec, read_text, text_batches
 from paradec_jax.families import PRESETS, init_params, matrix_axes
 from paradec_jax.losses import masked_diffusion_loss, next_token_loss
+from paradec_jax.losses.masked_diffusion import BoundRules
+from paradec_jax.noise import Times
 from paradec_jax.tokenizer import Tokenizer
 from paradec_jax.train import Loss, TrainState, fit, muon
 
@@ -42,13 +46,16 @@ class Recipe:
       length: characters of a window.
       rows: windows of a batch.
       steps: updates.
-      warmup, cooldown: first and last updates, over which the learning rates rise and fall.
+      warmup: first updates, over which the learning rates rise.
+      cooldown: share of the updates, the last ones, over which they fall.
       learning_rate: peak of Muon, for matrices.
       adam_learning_rate: peak of NAdam, for the other parameters.
       weight_decay: decoupled decay of matrices.
       ema_decay: decay of the averaged weights, which are the ones exported.
+      floor: smallest time of a denoiser's noise. The variance of the gradient grows as `log(1 / floor)`, for a row at
+        time t has few hidden characters, each with the weight 1 / t; MDLM's floor is 1e-3.
       held_out: share of the text that is held out.
-      matmul_precision: `jax.default_matmul_precision` of the run.
+      matmul_precision: `jax.default_matmul_precision` of the run; what suits the device when None.
       seed: of parameters, windows and noise.
     """
 
@@ -62,22 +69,29 @@ class Recipe:
     rows: int = 16
     steps: int = 10_000
     warmup: int = 100
-    cooldown: int = 4000
+    cooldown: float = 0.4
     learning_rate: float = 8e-3
     adam_learning_rate: float = 3e-3
     weight_decay: float = 0.05
-    ema_decay: float = 0.999
+    ema_decay: float = 0.998
+    floor: float = 0.02
     held_out: float = 0.1
-    matmul_precision: str = "BF16_BF16_F32"
+    matmul_precision: str | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.cooldown <= 1:
+            raise ValueError(f"cooldown must be a share of the updates, from 0 to 1, not {self.cooldown}")
+
+    def settled(self) -> "Recipe":
+        """The recipe with the precision of this device where none is set, so that a run keeps its own."""
+        return dataclasses.replace(self, matmul_precision=self.matmul_precision or precision.natural())
 
 
 RECIPES = {
     "tiny-mdlm": Recipe(),
     # As many parameters as the denoiser, up to a twentieth.
-    "tiny-rival": Recipe(
-        name="tiny-rival", preset="tiny-causal", layers=5, steps=4000, cooldown=2000, seed=1
-    ),
+    "tiny-rival": Recipe(name="tiny-rival", preset="tiny-causal", layers=5, steps=4000, cooldown=0.5, seed=1),
     "tiny-judge": Recipe(
         name="tiny-judge",
         preset="tiny-causal",
@@ -85,7 +99,7 @@ RECIPES = {
         layers=4,
         feed_forward=400,
         steps=4000,
-        cooldown=2000,
+        cooldown=0.5,
         seed=2,
     ),
 }
@@ -143,31 +157,41 @@ def untrained(recipe: Recipe, tokenizer: Tokenizer) -> Model:
     return Model(config, params, spec, tokenizer)
 
 
+def objective(recipe: Recipe, network: Any, spec: TokenSpec) -> Loss:
+    """The loss: the bound of a denoiser, the next token's cross-entropy of a causal model."""
+    if spec.mask is None:
+        return next_token_loss(network)
+    return masked_diffusion_loss(network, spec, BoundRules(times=Times(floor=recipe.floor)))
+
+
+def optimizer_of(recipe: Recipe, config: Any) -> optax.GradientTransformation:
+    """Muon on the recipe's schedule."""
+    return muon(
+        recipe.learning_rate,
+        recipe.steps,
+        axes=matrix_axes(config),
+        warmup=recipe.warmup,
+        cooldown=min(round(recipe.cooldown * recipe.steps), recipe.steps - recipe.warmup),
+        weight_decay=recipe.weight_decay,
+        adam_learning_rate=recipe.adam_learning_rate,
+    )
+
+
 def train(recipe: Recipe, model: Model, source: Text, folder: Path, minutes: float) -> TrainState:
     """The state after the training, or where its minutes were over."""
-    spec, denoises = model.token_spec, isinstance(model.config, MaskedDiffusionConfig)
-    make = WindowMaker(
-        source.train[0], recipe.seed, recipe.rows, recipe.length, None if denoises else spec.bos
-    )
+    spec = model.token_spec
+    bos = None if spec.mask is not None else spec.bos
+    make = WindowMaker(source.train[0], recipe.seed, recipe.rows, recipe.length, bos)
     some = HeldOut(recipe.length, 32)
 
     def evaluate(state: TrainState) -> Mapping[str, float]:
         return some.per_token(model, state.ema, source.held_out[0])
 
-    loss: Loss = masked_diffusion_loss(model.network, spec) if denoises else next_token_loss(model.network)
     return fit(
-        loss,
+        objective(recipe, model.network, spec),
         dict(model.params),
         text_batches(make, source.digest),
-        optimizer=muon(
-            recipe.learning_rate,
-            recipe.steps,
-            axes=matrix_axes(model.config),
-            warmup=recipe.warmup,
-            cooldown=recipe.cooldown,
-            weight_decay=recipe.weight_decay,
-            adam_learning_rate=recipe.adam_learning_rate,
-        ),
+        optimizer=optimizer_of(recipe, model.config),
         steps=recipe.steps,
         key=jax.random.fold_in(jax.random.key(recipe.seed), 1),
         folder=folder,
@@ -196,7 +220,7 @@ def main(
       export: where a copy of the model with parameters in bfloat16 goes; none by default.
       minutes: after so many this call saves and ends; the next one goes on.
     """
-    folder = Path("runs") / recipe.name if folder is None else folder
+    folder, recipe = Path("runs") / recipe.name if folder is None else folder, recipe.settled()
     source, tokenizer = one_text(text, None, recipe.held_out)
     with jax.default_matmul_precision(recipe.matmul_precision):
         model = untrained(recipe, tokenizer)

@@ -131,9 +131,9 @@ class Bench:
             return judge_texts(self.judge, [self.tokenizer.decode(row) for row in ids], **options)
         return judge_texts(self.judge, [text.strip() for text in self.texts(ids)], **options)
 
-    def measures(self, ids: Ids) -> dict[str, Any]:
-        """All measures of a row's texts that do not need real ones."""
-        judged = self.judgement(ids)
+    def measures(self, ids: Ids, judged: Judgement | None = None) -> dict[str, Any]:
+        """All measures of a row's texts that do not need real ones; `judged` is what `judgement` has said of them."""
+        judged = self.judgement(ids) if judged is None else judged
         variety, group = judged.variety, self.texts(ids)[:BLEU_TEXTS]
         bleu = self_bleu([group]) if has_sacrebleu() and len(group) > 1 else None
         return {
@@ -233,11 +233,11 @@ def compare_texts(
     found, drawn_texts = [], []
     for i, source in enumerate(sources):
         drawn = draw(source, samples, length, rows=rows, seed=seed)
-        found.append(_told(source, drawn, length) | bench.measures(drawn.ids) | bench.reverse(drawn.ids))
+        found.append(told(source, drawn, length) | bench.measures(drawn.ids) | bench.reverse(drawn.ids))
         drawn_texts.append(bench.texts(drawn.ids))
         report("drawing texts", i + 1, len(sources))
     if real:
-        found.append(_told(None, None, length) | bench.measures(real) | bench.reverse_of_real(real))
+        found.append(told(None, None, length) | bench.measures(real) | bench.reverse_of_real(real))
         drawn_texts.append(bench.texts(real))
     labels = [source.setting.label() for source in sources] + [""] * bool(real)
     return TextComparison(found, labels, drawn_texts, facts.facts())
@@ -327,7 +327,7 @@ def write_texts(folder: Path, compared: TextComparison) -> None:
         row["texts"] = f"{name}.jsonl"
 
 
-def _told(source: Source | None, drawn: Drawn | None, length: int) -> dict[str, Any]:
+def told(source: Source | None, drawn: Drawn | None, length: int) -> dict[str, Any]:
     """What a row says of its source; None for what real text has none of."""
     if source is None or drawn is None:
         names = ("settings", "steps", "temperature", "network_calls", "seconds_per_sample", "compile_seconds")

@@ -30,7 +30,7 @@ def text(tmp_path_factory):
 def train():
     found = script("masked_diffusion/train")
     names = found["main"].__globals__
-    small = {"length": 32, "rows": 2, "steps": 3, "warmup": 1, "cooldown": 1, "matmul_precision": "highest"}
+    small = {"length": 32, "rows": 2, "steps": 3, "warmup": 1, "cooldown": 0.4, "matmul_precision": "highest"}
     names["small"] = small
     return found
 
