@@ -213,7 +213,7 @@ def measure(writer: Writer, chain: Chain, steps: int, temperature: float, option
 def interval(values: np.ndarray, opened: float = 0.0) -> tuple[float, list[float]]:
     """Mean and its 95% interval, wider by half of `opened` on both sides."""
     middle = float(np.mean(values))
-    spread = Z95 * float(np.std(values, ddof=1)) / len(values) ** 0.5 + opened / 2
+    spread = Z95 * float(np.std(values, ddof=1)) / len(values) ** 0.5 + max(opened, 0.0) / 2
     return middle, [middle - spread, middle + spread]
 
 
