@@ -54,10 +54,10 @@ class Drawing:
 
     Attributes:
       file: where the rows lie.
-      tokenizer_of: the model whose tokenizer the texts come from.
+      model: whose tokenizer the texts come from.
       judge: a model that predicts the next token.
-      text: real text, whose last part no model was trained on; None for no row of real text, no reverse perplexity and
-        no bounds.
+      text: real text, whose last part no model was trained on; without it there is no row of real text, no reverse
+        perplexity and no bound.
       held_out: its share.
       samples: texts of a row.
       length: tokens of a text.
@@ -67,7 +67,7 @@ class Drawing:
     """
 
     file: Path
-    tokenizer_of: str
+    model: str
     judge: str
     text: Path | None = None
     held_out: float = 0.1
@@ -91,7 +91,7 @@ class Drawing:
             "judge": store.names_of([self.judge])[0],
             "judge_sha256": store.fingerprint(self.judge),
         }
-        return {k: v for k, v in fields.items() if k not in ("file", "tokenizer_of", "text", "rows")}
+        return {k: v for k, v in fields.items() if k not in ("file", "model", "text", "rows")}
 
 
 class Texts:
@@ -105,7 +105,7 @@ class Texts:
         """
         self.drawing, self.kept = drawing, drawing.kept()
         self.rows = _read(drawing.file, self.kept)
-        judge, tokenizer = load(drawing.judge), tokenizer_of(load(drawing.tokenizer_of))
+        judge, tokenizer = load(drawing.judge), tokenizer_of(load(drawing.model))
         check_judge(judge, drawing.definition)
         held_out: Ids = []
         if drawing.text is not None:
@@ -113,7 +113,9 @@ class Texts:
             held_out = [ids.tolist() for ids in parts]
         name, size = self.kept["judge"], tokenizer.vocab_size
         self.bench = Bench(judge, name, drawing.definition, tokenizer, size, held_out, drawing.rows)
-        self._models: dict[tuple[str, str], tuple[Model, str, dict[str, float]]] = {}
+        self._fingerprints: dict[str, str] = {}
+        self._loaded: tuple[tuple[str, str], Model] | None = None
+        self._costs: dict[tuple[str, str], dict[str, float]] = {}
 
     def of(self, lines: Sequence[Line], title: str) -> list[Row]:
         """The rows of lines, in their order; last one of real text, where there is any.
@@ -142,42 +144,55 @@ class Texts:
     def _key(self, line: Line) -> str:
         """What tells rows of a file apart."""
         settings = json.dumps(line.setting.settings(), sort_keys=True)
-        return f"{self._model(line)[1]} {line.dtype} {type(line.setting.decoder).__name__} {settings}"
+        return f"{self._sha256(line.place)} {line.dtype} {type(line.setting.decoder).__name__} {settings}"
+
+    def _sha256(self, place: str) -> str:
+        if place not in self._fingerprints:
+            self._fingerprints[place] = store.fingerprint(place)
+        return self._fingerprints[place]
 
     def _add(self, key: str, row: Row) -> None:
         self.rows[key] = row | {"facts": facts.facts()}
-        write_record(self.drawing.file, self.kept, {"rows": self.rows}, dtypes=["float32"])
+        dtypes = [dtype for row in self.rows.values() for dtype in row["dtypes"]]
+        write_record(self.drawing.file, self.kept, {"rows": self.rows}, dtypes=dtypes)
 
-    def _model(self, line: Line) -> tuple[Model, str, dict[str, float]]:
-        """The model of a line, its fingerprint and what held-out text costs under it."""
+    def _model(self, line: Line) -> Model:
+        """The model of a line; the last one is kept, for they may be large."""
         key = line.place, line.dtype
-        if key not in self._models:
-            model, cost = load(line.place, dtype=line.dtype), {}
+        if self._loaded is None or self._loaded[0] != key:
+            self._loaded = None
+            model = load(line.place, dtype=line.dtype)
             if not tokenizer_of(model).same_as(self.bench.tokenizer):
-                raise ValueError(f"{line.place} has another tokenizer than {self.drawing.tokenizer_of}")
-            self._models[key] = model, store.fingerprint(line.place), cost
-        return self._models[key]
+                raise ValueError(f"{line.place} has another tokenizer than {self.drawing.model}")
+            self._loaded = key, model
+        return self._loaded[1]
 
     def _cost(self, line: Line) -> dict[str, float]:
-        """Nats a token of held-out text, once a model."""
-        model, _, cost = self._model(line)
-        if not cost and self.bench.held_out:
-            ids = np.asarray(self.bench.held_out[0], np.int32)
-            cost |= HeldOut(self.drawing.length, 64).per_token(model, model.params, ids)
-        return cost
+        """Nats a token of held-out text, once a model; nothing without text."""
+        key, held_out = (line.place, line.dtype), self.bench.held_out
+        if held_out and key not in self._costs:
+            model, ids = self._model(line), np.asarray(held_out[0], np.int32)
+            self._costs[key] = HeldOut(self.drawing.length, 64).per_token(model, model.params, ids)
+        return self._costs.get(key, {})
 
     def _drawn(self, line: Line) -> Row:
-        model, sha256, _ = self._model(line)
-        drawing, source = self.drawing, Source(store.names_of([line.place])[0], model, line.setting)
+        model, drawing = self._model(line), self.drawing
+        source = Source(store.names_of([line.place])[0], model, line.setting)
         drawn = draw(source, drawing.samples, drawing.length, rows=drawing.rows, seed=drawing.seed)
-        row = told(source, drawn, drawing.length) | {"model_sha256": sha256} | self._cost(line)
+        facts_of = {"model_sha256": self._sha256(line.place), "dtypes": facts.dtypes(model.params)}
+        row = told(source, drawn, drawing.length) | facts_of | self._cost(line)
         return row | self._measured(drawn.ids) | self.bench.reverse(drawn.ids)
 
     def _real(self) -> Row:
         """Real text in pieces, evenly spread: as many as samples, or as there are."""
         ids, length = np.asarray(self.bench.held_out[0], np.int32), self.drawing.length
         pieces = windows(ids, length, min(self.drawing.samples, len(ids) // length)).tolist()
-        return told(None, None, length) | self._measured(pieces) | self.bench.reverse_of_real(pieces)
+        return (
+            told(None, None, length)
+            | {"dtypes": []}
+            | self._measured(pieces)
+            | self.bench.reverse_of_real(pieces)
+        )
 
     def _measured(self, ids: Ids) -> Row:
         judged = self.bench.judgement(ids)
