@@ -75,9 +75,9 @@ class Recipe:
 def source_of(recipe: Recipe) -> tuple[Text, Tokenizer]:
     """The text, with letters for the symbols and held-out texts of the law's length one after the other."""
     chain = recipe.chain
-    run, held_out = chain.walk(recipe.symbols, seed=[chain.seed, 1]), chain.draw(HELD_OUT, [chain.seed, 2])
+    walked, held_out = chain.walk(recipe.symbols, [chain.seed, 1]), chain.draw(HELD_OUT, [chain.seed, 2])
     tokenizer = character_tokenizer(string.ascii_lowercase[: chain.symbols])
-    return Text((run,), (held_out.reshape(-1),), f"{chain.digest} {recipe.symbols}"), tokenizer
+    return Text((walked,), (held_out.reshape(-1),), f"{chain.digest} {recipe.symbols}"), tokenizer
 
 
 def law_of(folder: Path) -> Chain:
