@@ -32,13 +32,13 @@ TEACHER = train.Recipe(
     layers=3,
     length=32,
     rows=128,
-    steps=2000,
+    steps=1200,
     warmup=50,
     cooldown=0.5,
     weight_decay=0.01,
 )
 STUDENTS = distill.Recipe(
-    name="students", rounds=4, first_steps=32, updates=400, rows=128, warmup=50, learning_rate=1e-3
+    name="students", rounds=4, first_steps=32, updates=400, rows=64, warmup=50, learning_rate=1e-3
 )
 
 

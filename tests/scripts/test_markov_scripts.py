@@ -16,7 +16,14 @@ RECIPE = markov_train.Recipe(
     CHAIN,
     500,
     train.Recipe(
-        name="teacher", preset="test-mdlm", length=8, rows=2, steps=2, warmup=1, matmul_precision="highest"
+        name="teacher",
+        preset="test-mdlm",
+        layers=1,
+        length=8,
+        rows=2,
+        steps=1,
+        warmup=1,
+        matmul_precision="highest",
     ),
     distill.Recipe(
         name="students", rounds=2, first_steps=8, updates=2, rows=2, warmup=1, matmul_precision="highest"
@@ -26,12 +33,12 @@ RECIPE = markov_train.Recipe(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Of a run that its limit of minutes has ended once, after its first update."""
+    """Of a run that its limit of minutes has ended once, after the first update of its students."""
     place = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(markov_train, "HELD_OUT", 4)
-        markov_train.main(RECIPE, place, minutes=0)
-        assert not (place / "teacher" / "model").exists()
+        markov_train.main(RECIPE, place, minutes=0.0)
+        assert (place / "teacher" / "model").exists() and not (place / "students" / "round-0").exists()
         markov_train.main(RECIPE, place)
         written = {path: path.stat().st_mtime_ns for path in place.rglob("*.safetensors")}
         markov_train.main(RECIPE, place)  # nothing is left to do
