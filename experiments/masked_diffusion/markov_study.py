@@ -68,7 +68,7 @@ class Options:
 
     folder: Path = Path("runs/markov")
     samples: int = 2000
-    draws: int = 8
+    draws: int = 4
     steps: tuple[int, ...] = (2, 4, 8, 16)
     swept: tuple[int, ...] = (2, 4)
     temperatures: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5)
