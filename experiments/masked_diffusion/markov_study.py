@@ -67,7 +67,7 @@ class Options:
     """
 
     folder: Path = Path("runs/markov")
-    samples: int = 2000
+    samples: int = 1000
     draws: int = 4
     steps: tuple[int, ...] = (2, 4, 8, 16)
     swept: tuple[int, ...] = (2, 4)
