@@ -196,8 +196,8 @@ keep(figure, "map")
 # ## How sure the denoiser is
 #
 # The mean of $-\log p$ of the tokens that a call revealed, over all texts: what each model thought of its own draws. In the first
-# call nothing is known and a token is little more than a draw by frequency; in the last one all else stands already. A
-# student is surer, early above all: that is what it was taught, and why its texts are also a little less varied.
+# call nothing is known and a token is little more than a draw by frequency; in the last one all else stands already. If a
+# student is surer than its teacher, its texts may also be less varied: that is the price to look for.
 
 
 # %%

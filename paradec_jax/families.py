@@ -40,7 +40,7 @@ class TextTable:
     """How a family is compared by the texts that it draws, instead of by answers.
 
     Attributes:
-      settings: rows of each of its models, in the place of `Family.settings`.
+      settings: rows of each of its models, in the place of `Family.settings`, which then hold defaults alone.
       tempered: further rows of the first model alone.
       rival: how a model of another family, which predicts the next token, draws texts beside them.
       judge: bundled model that judges the texts; None where there is none.
@@ -67,7 +67,8 @@ class Family:
       axes: logical axes of the parameters by path.
       presets: named shapes.
       decoders: by the name that commands know them by, with the defaults of their papers.
-      settings: rows of the table of `paradec compare`; they suit the bundled models. None where nothing decodes yet.
+      settings: rows of the table of `paradec compare`, which suit the bundled models; the last one of a name has that
+        decoder's defaults on command lines.
       bundled: models that `paradec compare` puts side by side; the others are paired with the first.
       former: names that it had; they are still read.
       texts: how it is compared where its models draw texts and answer nothing; None for answers.
@@ -181,12 +182,8 @@ MASKED_DIFFUSION = Family(
     presets=MASKED_DIFFUSION_PRESETS,
     decoders={"masked": Masked(), "strided": Strided()},
     settings=(
-        Setting("strided", Strided()),
-        Setting("masked", Masked(order="single"), baseline=True),
-        Setting("masked", Masked(), Masked.Knobs(steps=8)),
-        Setting("masked", Masked(), Masked.Knobs(steps=16)),
-        Setting("masked", Masked(order="confidence"), Masked.Knobs(steps=16)),
-        Setting("masked", Masked(), Masked.Knobs(steps=64)),
+        Setting("strided", Strided(), Strided.Knobs(steps=64)),
+        Setting("masked", Masked(), Masked.Knobs(steps=64), baseline=True),
     ),
     bundled=(),
     texts=TextTable(

@@ -1,5 +1,7 @@
 """Texts with gaps, texts from nothing, and what is seen of a canvas: functions and commands."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import tokenizers
 import paradec_jax as pd
 from paradec_jax import cli
 from paradec_jax.config import MASKED_DIFFUSION_PRESETS, TokenSpec
+from paradec_jax.decode.released import ReleasedMasked
 from paradec_jax.models.denoiser import parameter_shapes
 from paradec_jax.store import Model, save
 from paradec_jax.testing import StubCausal, StubDenoiser
@@ -70,6 +73,24 @@ def test_texts_begin_with_nothing(model):
     assert out.text == [expected("____"), expected("d____")[1:]]
     with pytest.raises(ValueError, match="prompt 0 has no token and the model no bos to start from"):
         pd.generate(model, [""], pd.AutoRegressive(), max_new_tokens=4, network=StubCausal())
+
+
+@pytest.mark.parametrize(
+    ("decoder", "knobs"),
+    [(pd.Masked(), COLD), (ReleasedMasked(steps=4), ReleasedMasked.Knobs(temperature=0.0))],
+)
+def test_a_begin_of_text_that_is_the_stop_token_too_ends_no_row_where_it_is_given(model, decoder, knobs):
+    """As in GPT-2's vocabulary: a row from nothing begins with it, and ends where it is generated."""
+    both = dataclasses.replace(model, token_spec=TokenSpec(bos=0, mask=STUB.mask, alignment="own", stop=(0,)))
+    out = pd.generate(both, ["", "a", "c"], decoder, knobs=knobs, max_new_tokens=9, network=STUB)
+    wanted = [expected("a" + "_" * 9)[1:], expected("aa" + "_" * 9)[2:], expected("ac" + "_" * 9)[2:]]
+    assert [len(text.partition("a")[0]) for text in wanted] == [4, 4, 3]
+    assert ["".join("abcdefghij"[token] for token in row) for row in out.tokens] == [
+        text.partition("a")[0] + "a" for text in wanted
+    ]
+    assert out.reasons == [pd.Reason.STOP] * 3
+    filled = pd.infill(both, ["a", 3, "a", 2], decoder, knobs=knobs, network=STUB)
+    assert filled.text == [expected("aa___a__")] and filled.reasons == [pd.Reason.BUDGET]
 
 
 def test_texts_may_be_longer_than_the_model_in_windows(model):

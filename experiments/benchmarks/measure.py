@@ -27,7 +27,6 @@ from paradec_jax.data.text import read_text
 from paradec_jax.evaluate.benchmarks.items import read_records
 from paradec_jax.evaluate.choices import DRAWS as CHOICE_DRAWS
 from paradec_jax.evaluate.choices import multiple_choice, read_questions
-from paradec_jax.evaluate.continuations import tokenizer_of
 from paradec_jax.evaluate.intervals import ends
 from paradec_jax.evaluate.judge import judge_texts
 from paradec_jax.evaluate.lambada import lambada, read_passages
@@ -35,6 +34,7 @@ from paradec_jax.evaluate.mauve import SCALING, mauve
 from paradec_jax.evaluate.ngrams import ORDER, SMOOTHING, reverse_perplexity
 from paradec_jax.evaluate.spans import DRAWS, is_exact
 from paradec_jax.evaluate.text_measures import has_sacrebleu, self_bleu
+from paradec_jax.generate import tokenizer_of
 
 ModelPath = Annotated[str, arg(metavar="DIR|NAME")]
 Out = Annotated[Path | None, arg(metavar="FILE")]

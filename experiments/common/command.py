@@ -1,11 +1,15 @@
-"""How scripts are run."""
+"""How scripts are run, and runs that go on in their folder."""
 
+import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import tyro
+
+from paradec_jax.io import atomic_write_text
 
 
 def run(main: Callable[..., Any]) -> None:
@@ -15,3 +19,15 @@ def run(main: Callable[..., Any]) -> None:
         tyro.cli(main)
     except (ValueError, OSError) as error:
         raise SystemExit(str(error)) from None
+
+
+def claim(folder: Path, recipe: Any) -> None:
+    """Writes the recipe into the run's folder, or refuses a folder that another recipe has begun."""
+    path, mine = folder / "recipe.json", json.loads(json.dumps(dataclasses.asdict(recipe)))
+    if path.exists():
+        begun = json.loads(path.read_text(encoding="utf-8"))
+        differs = [name for name in mine | begun if mine.get(name) != begun.get(name)]
+        if differs:
+            raise SystemExit(f"{folder} was begun with other {', '.join(differs)}: choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic_write_text(path, json.dumps(mine, indent=2) + "\n")

@@ -13,7 +13,6 @@ The recipes of tables 3 and 4 can share what the first round collects (options s
 """
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import numpy as np
 import tyro
 from rich.progress import track
 
-from experiments.common.command import run
+from experiments.common.command import claim, run
 from paradec_jax import Jacobi, Model, load, make_request, store
 from paradec_jax.data.batches import Bucket, encode_prompts, word_problem_batches
 from paradec_jax.data.collect import collect
@@ -31,7 +30,6 @@ from paradec_jax.data.pair_batches import PairBucket, pair_batches
 from paradec_jax.data.trajectories import Trajectories, TrajectoryWriter
 from paradec_jax.evaluate import word_problems
 from paradec_jax.families import matrix_axes
-from paradec_jax.io import atomic_write_text
 from paradec_jax.losses.consistency import ConsistencyRules, consistency_loss
 from paradec_jax.losses.next_token import next_token_loss
 from paradec_jax.train import DataIterator, Loss, Metrics, fit, muon
@@ -150,18 +148,6 @@ RECIPES = {
     **MASKS,
     **SCHEDULES,
 }
-
-
-def claim(folder: Path, recipe: Any) -> None:
-    """Writes the recipe into the run's folder, or refuses a folder that another recipe has begun."""
-    path, mine = folder / "recipe.json", json.loads(json.dumps(dataclasses.asdict(recipe)))
-    if path.exists():
-        begun = json.loads(path.read_text(encoding="utf-8"))
-        differs = [name for name in mine | begun if mine.get(name) != begun.get(name)]
-        if differs:
-            raise SystemExit(f"{folder} was begun with other {', '.join(differs)}: choose another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    atomic_write_text(path, json.dumps(mine, indent=2) + "\n")
 
 
 def gather(model: Model, place: str | Path, recipe: Recipe, which: int, folder: Path) -> Trajectories:

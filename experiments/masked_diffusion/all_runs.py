@@ -1,8 +1,8 @@
 """All trainings, one after the other: `python -m experiments.masked_diffusion.all_runs FILE`.
 
 A denoiser, its autoregressive rival, the judge of both, and all rounds of the denoiser's self-distillation. Each has
-its minutes. The same command goes on where a run stood, and passes over those that are done; a run that its minutes
-ended ends the command, for the next one may need its model.
+its minutes, of which evaluations and checkpoints take a part. The same command goes on where a run stood, and passes
+over those that are done; a run that its minutes ended ends the command, for the next one may need its model.
 
     RUNS/tiny-mdlm  RUNS/tiny-rival  RUNS/tiny-judge  RUNS/halves          checkpoints, metrics, model, held_out.json
     EXPORT/tiny-mdlm  EXPORT/tiny-mdlm-distilled  EXPORT/tiny-judge        models in bfloat16
@@ -16,8 +16,7 @@ from typing import Any
 
 import tyro
 
-from experiments.common.command import run
-from experiments.jacobi.distill import claim
+from experiments.common.command import claim, run
 from experiments.masked_diffusion import distill, train
 
 EXPORTED = {"tiny-mdlm": "tiny-mdlm", "tiny-judge": "tiny-judge", "halves": "tiny-mdlm-distilled"}
@@ -34,7 +33,7 @@ class Options:
       minutes: of each run; the next call goes on.
       steps: updates of the teacher, the rival and the judge; those of the recipes when None. `step_cost` tells how
         many a machine does in the minutes.
-      updates: of a round of the distillation, likewise.
+      updates: of a round of the distillation, likewise: what `step_cost` tells of "halves" over the number of rounds.
       matmul_precision: of all runs; what suits the device when None.
     """
 

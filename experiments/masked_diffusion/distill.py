@@ -20,12 +20,11 @@ import optax
 import tyro
 
 from experiments.common import precision
-from experiments.common.command import run as run_command
-from experiments.jacobi.distill import claim
+from experiments.common.command import claim, run
 from experiments.masked_diffusion.held_out import HeldOut
-from experiments.masked_diffusion.train import finish, over
+from experiments.masked_diffusion.train import finish, one_text, over
 from paradec_jax import Model, TokenSpec, load, store
-from paradec_jax.data.text import Text, WindowMaker, read_text, text_batches
+from paradec_jax.data.text import Text, WindowMaker, text_batches
 from paradec_jax.losses.self_distillation import DistillationRules, self_distillation_loss
 from paradec_jax.train import Loss, Rounds, TrainState, adamw, fit
 
@@ -136,7 +135,7 @@ def optimizer_of(recipe: Recipe) -> optax.GradientTransformation:
     return adamw(recipe.learning_rate, recipe.steps, warmup=recipe.warmup, b2=0.999, weight_decay=0.0)
 
 
-def run(recipe: Recipe, model: Model, source: Text, folder: Path, minutes: float) -> TrainState:
+def all_rounds(recipe: Recipe, model: Model, source: Text, folder: Path, minutes: float) -> TrainState:
     """The state after all rounds, or where the minutes were over; each round's model lies in the folder."""
     length = model.network.max_length if recipe.length is None else recipe.length
     some = HeldOut(length, 32)
@@ -193,7 +192,7 @@ def main(
         raise SystemExit(
             f"{start} is of family {model.family}; distillation needs a denoiser with a tokenizer"
         )
-    source, _ = read_text(text, model.tokenizer, recipe.held_out)
+    source, _ = one_text(text, model.tokenizer, recipe.held_out)
     if any((ids == model.token_spec.mask).any() for ids in (*source.train, *source.held_out)):
         raise SystemExit(
             f"{text} has characters that {start} does not know: give the text that it was trained on"
@@ -207,7 +206,7 @@ def go_on(
     """Does all rounds from where their run stood and, when done, writes the last model; tells whether it is."""
     claim(folder, recipe)
     with jax.default_matmul_precision(recipe.matmul_precision):
-        state = run(recipe, model, source, folder, minutes)
+        state = all_rounds(recipe, model, source, folder, minutes)
         if int(state.step) < recipe.steps:
             over(minutes, int(state.step), recipe.steps)
             return False
@@ -217,4 +216,4 @@ def go_on(
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run(main)

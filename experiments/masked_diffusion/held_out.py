@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from paradec_jax import Model
@@ -52,6 +53,7 @@ class HeldOut:
         """Writes `per_token` and how it was found to a JSON file, and returns it."""
         found = self.per_token(model, params, ids)
         kind = "bound" if model.token_spec.mask is not None else "likelihood"
-        told = {"kind": kind, **found, **dataclasses.asdict(self)}
+        precision = getattr(jax.config, "jax_default_matmul_precision", None)
+        told = {"kind": kind, **found, **dataclasses.asdict(self), "matmul_precision": precision}
         atomic_write_text(path, json.dumps(told, indent=2) + "\n")
         return found

@@ -88,7 +88,9 @@ def denoiser_of(options: Options) -> MaskedDiffusionConfig:
         )
     if min(*(options.rates or (1.0,)), *options.shares) <= 0:
         raise ValueError(f"rates and shares must be above 0, not {options.rates} and {options.shares}")
-    kinds = {} if options.dtype == "preset" else {"dtype": options.dtype, "param_dtype": options.dtype}
+    kinds: dict[str, Any] = (
+        {} if options.dtype == "preset" else {"dtype": options.dtype, "param_dtype": options.dtype}
+    )
     return dataclasses.replace(config, max_length=length, **kinds)
 
 
@@ -159,9 +161,8 @@ def predicted(config: MaskedDiffusionConfig, options: Options) -> list[Row]:
         rows.append({"decoder": ONE_BY_ONE, "steps": None, "batch": batch, "seconds": cost})
     for batch in options.batches:
         for steps in options.steps:
-            calls = (
-                steps * -math.expm1(length * math.log1p(-1 / steps)) if steps > 1 else 1.0
-            )  # reveal something
+            # As many of the steps reveal something, on average; the others call nothing.
+            calls = steps * -math.expm1(length * math.log1p(-1 / steps)) if steps > 1 else 1.0
             cost = calls * seconds(denoiser.work(batch, length, 0, length / calls))
             rows.append({"decoder": "masked", "steps": steps, "batch": batch, "seconds": cost})
     return rows

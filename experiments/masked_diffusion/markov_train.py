@@ -16,8 +16,7 @@ import string
 import time
 from pathlib import Path
 
-from experiments.common.command import run
-from experiments.jacobi.distill import claim
+from experiments.common.command import claim, run
 from experiments.masked_diffusion import distill, train
 from experiments.masked_diffusion.markov import Chain
 from paradec_jax import load

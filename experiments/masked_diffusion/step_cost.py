@@ -100,7 +100,8 @@ def update_of(case: str, options: Options) -> Update:
     network, params = network_of(config), init_params(config, jax.random.key(0))
     ids = np.random.default_rng(0).integers(0, last, (recipe.rows, recipe.length), np.int32)
     batch = batch_of(ids, None if denoises else last)
-    teacher, passes = None, 1 + BACKWARD
+    teacher: Any = None
+    passes = 1 + BACKWARD
     if case == DISTILLED.name:
         loss, optimizer = distill.objective(DISTILLED, network, spec), distill.optimizer_of(DISTILLED)
         teacher, passes, decay = params, passes + DISTILLED.jump, DISTILLED.ema_decay

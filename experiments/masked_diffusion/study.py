@@ -103,6 +103,11 @@ class Options:
         return found
 
     @property
+    def judging(self) -> str:
+        """The judge."""
+        return self.judge or str(self.runs / "tiny-judge" / "model")
+
+    @property
     def other(self) -> str | None:
         """The rival."""
         place = self.runs / "tiny-rival" / "model"
@@ -114,7 +119,7 @@ class Options:
         return Drawing(
             file=self.drawn or self.runs / "drawn.json",
             model=self.first,
-            judge=self.judge or str(self.runs / "tiny-judge" / "model"),
+            judge=self.judging,
             text=self.text,
             samples=self.samples,
             length=length,
@@ -142,11 +147,16 @@ def over_steps(
     return [Line(name, place, masked(steps, **choices), dtype) for steps in options.steps]
 
 
+def rounds_of(options: Options) -> list[tuple[str, str]]:
+    """Name and place of the student of every round."""
+    return [(f"{i} round{'s' * (i > 1)}", place) for i, place in enumerate(options.rounds, 1)]
+
+
 def of_rounds(options: Options) -> list[Line]:
     """The teacher and the student of every round."""
     lines = over_steps("teacher", options.first, options)
-    for i, place in enumerate(options.rounds, 1):
-        lines += over_steps(f"{i} round{'s' * (i > 1)}", place, options)
+    for name, place in rounds_of(options):
+        lines += over_steps(name, place, options)
     return lines
 
 
@@ -189,7 +199,8 @@ def of_orders(options: Options) -> list[Line]:
     lines = [Line("single", options.first, Setting("masked", Masked(order="single")))]
     for order in ("random", *SCORES):
         for grid in GRIDS:
-            lines += over_steps(f"{order}, {grid}", options.first, options, order=order, grid=grid)
+            choices = {} if grid == "linear" else {"grid": grid}  # so that rows of the default are shared
+            lines += over_steps(f"{order}, {grid}", options.first, options, order=order, **choices)
     return lines
 
 
@@ -200,8 +211,7 @@ def of_frontier(options: Options) -> list[Line]:
         for steps in options.frontier
         for temperature in options.temperatures
     ]
-    for i, place in enumerate(options.rounds, 1):
-        name = f"{i} round{'s' * (i > 1)}"
+    for name, place in rounds_of(options):
         lines += [Line(name, place, masked(steps)) for steps in options.frontier]
     if (place := options.other) is not None:
         for temperature in options.temperatures:
@@ -286,8 +296,8 @@ def run(name: str, texts: Texts, options: Options) -> list[Row]:
     shown = dataclasses.asdict(options) | texts.kept | {"study": name, "teacher": options.first}
     write_record(options.folder / f"{name}.json", shown, result, dtypes=dtypes, lines=told)
     try:
-        path = options.folder.parent / "figures" / f"{name}.png"
-        frontier.draw(rows, path) if name == "frontier" else draw_steps(rows, path)
+        draw = frontier.draw if name == "frontier" else draw_steps
+        draw(rows, options.folder.parent / "figures" / f"{name}.png")
     except ImportError:
         print("no picture: matplotlib is missing (pip install -e '.[eval]')", file=sys.stderr)
     print(f"{study.title}: {len(rows)} rows of {options.samples} texts")
@@ -312,6 +322,8 @@ def run(name: str, texts: Texts, options: Options) -> list[Row]:
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Runs studies, writes their tables and draws them."""
+    if not options.study:
+        raise ValueError(f"name a study: {', '.join(STUDIES)} or all")
     if unknown := [name for name in options.study if name not in (*STUDIES, "all")]:
         raise ValueError(f"no study {', '.join(unknown)}: choose of {', '.join(STUDIES)} or all")
     texts = Texts(options.drawing())

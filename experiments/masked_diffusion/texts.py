@@ -21,9 +21,9 @@ from paradec_jax import Model, facts, load, store
 from paradec_jax.data.text import read_text, windows
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.compare_texts import Bench, Ids, Source, draw, told
-from paradec_jax.evaluate.continuations import tokenizer_of
 from paradec_jax.evaluate.judge import Judgement, check_judge
 from paradec_jax.evaluate.text_measures import entropy
+from paradec_jax.generate import tokenizer_of
 
 Row = dict[str, Any]
 
@@ -101,16 +101,21 @@ class Texts:
         """Reads the rows that are there.
 
         Raises:
-          ValueError: a file of other options or of something else, a judge that is none, a text that is too short.
+          ValueError: a file of other options or of something else, a judge that is none, a text that has characters
+            which the model does not know or no piece of the length.
         """
         self.drawing, self.kept = drawing, drawing.kept()
         self.rows = _read(drawing.file, self.kept)
-        judge, tokenizer = load(drawing.judge), tokenizer_of(load(drawing.model))
+        judge, model = load(drawing.judge, dtype="float32"), load(drawing.model)
         check_judge(judge, drawing.definition)
+        tokenizer = tokenizer_of(model)
         held_out: Ids = []
         if drawing.text is not None:
             parts = read_text(drawing.text, tokenizer, drawing.held_out)[0].held_out
+            if any((ids == model.token_spec.mask).any() for ids in parts):
+                raise ValueError(f"{drawing.text} holds characters that {drawing.model} does not know")
             held_out = [ids.tolist() for ids in parts]
+            self._pieces = windows(np.concatenate(parts), drawing.length)
         name, size = self.kept["judge"], tokenizer.vocab_size
         self.bench = Bench(judge, name, drawing.definition, tokenizer, size, held_out, drawing.rows)
         self._fingerprints: dict[str, str] = {}
@@ -171,8 +176,8 @@ class Texts:
         """Nats a token of held-out text, once a model; nothing without text."""
         key, held_out = (line.place, line.dtype), self.bench.held_out
         if held_out and key not in self._costs:
-            model, ids = self._model(line), np.asarray(held_out[0], np.int32)
-            self._costs[key] = HeldOut(self.drawing.length, 64).per_token(model, model.params, ids)
+            model, some = self._model(line), HeldOut(self.drawing.length, 64)
+            self._costs[key] = some.per_token(model, model.params, self._pieces.reshape(-1))
         return self._costs.get(key, {})
 
     def _drawn(self, line: Line) -> Row:
@@ -185,8 +190,8 @@ class Texts:
 
     def _real(self) -> Row:
         """Real text in pieces, evenly spread: as many as samples, or as there are."""
-        ids, length = np.asarray(self.bench.held_out[0], np.int32), self.drawing.length
-        pieces = windows(ids, length, min(self.drawing.samples, len(ids) // length)).tolist()
+        length, count = self.drawing.length, min(self.drawing.samples, len(self._pieces))
+        pieces = windows(self._pieces.reshape(-1), length, count).tolist()
         return (
             told(None, None, length)
             | {"dtypes": []}

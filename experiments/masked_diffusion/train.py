@@ -19,8 +19,7 @@ import optax
 import tyro
 
 from experiments.common import precision
-from experiments.common.command import run
-from experiments.jacobi.distill import claim
+from experiments.common.command import claim, run
 from experiments.masked_diffusion.held_out import HeldOut
 from paradec_jax import Model, store
 from paradec_jax.config import CausalConfig, MaskedDiffusionConfig, TokenSpec
@@ -104,6 +103,19 @@ RECIPES = {
         seed=2,
     ),
 }
+
+
+def one_text(path: Path, tokenizer: Tokenizer | None, held_out: float) -> tuple[Text, Tokenizer]:
+    """As `read_text`, of a file that is one text: windows of these recipes begin anywhere in it.
+
+    Raises:
+      SystemExit: a file of several documents.
+    """
+    source, tokenizer = read_text(path, tokenizer, held_out)
+    count = len(source.train) + len(source.held_out)
+    if count > 2:
+        raise SystemExit(f"{path} holds {count} documents, but these recipes read one text: join them")
+    return source, tokenizer
 
 
 def shape_of(recipe: Recipe, vocabulary: int) -> MaskedDiffusionConfig | CausalConfig:
@@ -209,7 +221,7 @@ def main(
       minutes: after so many this call saves and ends; the next one goes on.
     """
     folder, recipe = Path("runs") / recipe.name if folder is None else folder, recipe.settled()
-    source, tokenizer = read_text(text, held_out=recipe.held_out)
+    source, tokenizer = one_text(text, None, recipe.held_out)
     go_on(recipe, untrained(recipe, tokenizer), source, folder, export, minutes)
 
 

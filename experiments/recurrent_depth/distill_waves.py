@@ -15,10 +15,10 @@ from typing import Any, Literal
 import jax
 import tyro
 
-from experiments.common.command import run
+from experiments.common.command import claim, run
 from experiments.common.train import rounded
 from experiments.jacobi import distill
-from experiments.jacobi.distill import Together, buckets, claim, fresh_problems, gather
+from experiments.jacobi.distill import Together, buckets, fresh_problems, gather
 from experiments.recurrent_depth.growth import deepen_core
 from paradec_jax import load, store
 from paradec_jax.config import RecurrentDepthConfig

@@ -10,7 +10,7 @@ from paradec_jax.cli.output import JsonPath, check_json, progress, write_json
 from paradec_jax.cli.tables import print_bench
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode import AutoRegressive, Jacobi, Masked, Static
-from paradec_jax.families import FAMILIES, PRESETS, init_params, network_of
+from paradec_jax.families import PRESETS, init_params, network_of
 from paradec_jax.timing.bench import bench, limits_of, paced_wavefront
 
 
@@ -50,9 +50,8 @@ def bench_command(
       json: print nothing but a list of JSON objects; with a PATH, write the list there as well as printing
         the table.
     """
-    shapes = [name for family in FAMILIES.values() if family.decoders for name in family.presets]
-    if preset not in shapes:
-        raise ValueError(f"--preset must be one of {', '.join(shapes)}, not {preset}")
+    if preset not in PRESETS:
+        raise ValueError(f"--preset must be one of {', '.join(PRESETS)}, not {preset}")
     for name, values in (
         ("batch", batch),
         ("inner-recurrence", inner_recurrence),

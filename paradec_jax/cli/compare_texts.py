@@ -8,8 +8,8 @@ from paradec_jax.cli.output import check_json, progress, write_json
 from paradec_jax.cli.tables import print_texts
 from paradec_jax.data.text import read_text
 from paradec_jax.evaluate.compare_texts import SAMPLES, Source, compare_texts, write_texts
-from paradec_jax.evaluate.continuations import tokenizer_of
 from paradec_jax.families import Family
+from paradec_jax.generate import tokenizer_of
 
 
 def compare_families_texts(
@@ -31,7 +31,8 @@ def compare_families_texts(
     names = list(models) or [*family.bundled, *table.rivals]
     if not names or judge is None:
         raise ValueError(
-            f"family {family.name} has no bundled models yet: give --model and --judge, folders of models"
+            f"no model of family {family.name} is bundled yet: give --model and --judge, folders of models that "
+            f"were trained or converted"
         )
     if texts is not None and not Path(texts).absolute().parent.is_dir():
         raise ValueError(f"--texts cannot write {texts}: there is no folder {Path(texts).absolute().parent}")

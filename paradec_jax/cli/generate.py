@@ -131,7 +131,9 @@ def _model_for(name: str | None) -> str:
     families = sorted(rows_of(name), key=lambda family: FAMILIES[family].settings[-1].name != name)
     bundled = [model for family in families for model in FAMILIES[family].bundled[-1:]]
     if not bundled:
-        raise ValueError(f"no bundled model suits {name}: name a folder with --model")
+        raise ValueError(
+            f"no model that {name} suits is bundled yet: give --model, a folder that was trained or converted"
+        )
     return bundled[0]
 
 

@@ -22,9 +22,9 @@ from jaxtyping import Array, Float, Int
 
 from paradec_jax.decode.rules.sampling import log_probability
 from paradec_jax.decode.rules.subs import without_mask
+from paradec_jax.evaluate.likelihood import bucket
 from paradec_jax.noise import LogLinear, Schedule, hide
 
-SHORTEST = 32  # positions of the smallest batch
 HEADS = 1024  # positions whose logits are made at a time
 
 
@@ -104,7 +104,8 @@ def bounds(
     plan = (schedule or LogLinear(), mask, draws, floor)
     params = network.prepare(params)
     found = np.zeros((len(spans), draws))
-    sizes = [_size(len(span.ids), network.max_length) for span in spans]
+    sizes = [bucket(len(span.ids), network.max_length) for span in spans]
+    scored: list[tuple[list[tuple[int, int]], Array]] = []
     for size in sorted(set(sizes)):
         jobs = [(i, k) for i in range(len(spans)) if sizes[i] == size for k in range(draws)]
         whole = all(len(spans[i].ids) == size for i, _ in jobs)
@@ -113,9 +114,10 @@ def bounds(
             filled = [some[j % len(some)] for j in range(batch)]
             rows = _rows([spans[i] for i, _ in filled], size)
             which = np.asarray([(numbers[i], k) for i, k in filled], np.int32)
-            values = np.asarray(_score(network, plan, whole, params, *rows, which, np.uint32(seed)))
-            for (i, k), value in zip(some, values, strict=False):
-                found[i, k] = value
+            scored.append((some, _score(network, plan, whole, params, *rows, which, np.uint32(seed))))
+    for some, values in scored:  # waited for when all calls are on their way
+        rows_of, draws_of = np.asarray(some).T
+        found[rows_of, draws_of] = np.asarray(values)[: len(some)]
     errors = found.std(axis=1, ddof=1) / math.sqrt(draws)
     means = found.mean(axis=1)
     return [Bound(float(m), float(e), s.count) for m, e, s in zip(means, errors, spans, strict=True)]
@@ -147,13 +149,6 @@ def _check(spans: Sequence[Span], most: int) -> None:
                 f"a row of {len(span.ids)} ids that scores {span.start} to {span.stop} does not fit: it must score "
                 f"at least one and have at most {most}"
             )
-
-
-def _size(count: int, most: int) -> int:
-    size = SHORTEST
-    while size < count:
-        size *= 2
-    return min(size, most)
 
 
 def _rows(spans: Sequence[Span], size: int) -> tuple[np.ndarray, np.ndarray]:

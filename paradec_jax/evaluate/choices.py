@@ -12,10 +12,10 @@ import numpy as np
 
 from paradec_jax.evaluate.benchmarks.items import read_records
 from paradec_jax.evaluate.bound import Span
-from paradec_jax.evaluate.continuations import tokenizer_of
 from paradec_jax.evaluate.intervals import wilson
 from paradec_jax.evaluate.likelihood import continuation_row
 from paradec_jax.evaluate.spans import Scored, is_exact, likelihood_kind, room, score_spans
+from paradec_jax.generate import tokenizer_of
 from paradec_jax.store import Model
 
 DRAWS = 128

@@ -22,13 +22,13 @@ from paradec_jax.decode import run as run_decoder
 from paradec_jax.decode.machine.request import keys_of
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.compare import case_of, device_name
-from paradec_jax.evaluate.continuations import tokenizer_of
 from paradec_jax.evaluate.intervals import ends
 from paradec_jax.evaluate.judge import Judgement, check_judge, judge_ids, judge_texts
 from paradec_jax.evaluate.likelihood import prefix
 from paradec_jax.evaluate.ngrams import ORDER, SMOOTHING, reverse_perplexity
 from paradec_jax.evaluate.results import write_lines
 from paradec_jax.evaluate.text_measures import has_sacrebleu, self_bleu
+from paradec_jax.generate import tokenizer_of
 from paradec_jax.store import Model
 from paradec_jax.timing import Case
 from paradec_jax.tokenizer import Tokenizer
@@ -209,8 +209,8 @@ def compare_texts(
       report: told the stage, the units done and their total.
 
     Raises:
-      ValueError: no source, sources of several tokenizers, a number below its least, texts shorter than one piece, or
-        what decoder, model or judge refuse.
+      ValueError: no source, sources of several tokenizers, a number below its least, texts shorter than one piece or
+        with characters that the models do not know, or what decoder, model or judge refuse.
     """
     if not sources:
         raise ValueError("need at least one model and sampler to draw texts from")
@@ -218,14 +218,9 @@ def compare_texts(
         if value < least:
             raise ValueError(f"{name} must be at least {least}, not {value}")
     check_judge(judge, definition)
-    tokenizer = tokenizer_of(sources[0].model)
     for source in sources:
         _program(source, 1, length)
-        if not tokenizer_of(source.model).same_as(tokenizer):
-            raise ValueError(
-                f"{source.name} has another tokenizer than {sources[0].name}: compare them apart"
-            )
-    held_out = tokenizer.encode_batch(texts)
+    tokenizer, held_out = _read(texts, sources)
     real = _spread(_pieces(held_out, length), samples)
     if texts and not real:
         raise ValueError(f"the real texts hold no piece of {length} tokens")
@@ -246,6 +241,25 @@ def compare_texts(
         drawn_texts.append(bench.texts(real))
     labels = [source.setting.label() for source in sources] + [""] * bool(real)
     return TextComparison(found, labels, drawn_texts, facts.facts())
+
+
+def _read(texts: Sequence[str], sources: Sequence[Source]) -> tuple[Tokenizer, Ids]:
+    """The tokenizer of all sources, and the ids of real texts.
+
+    Raises:
+      ValueError: sources of several tokenizers, or texts with characters that are the mask to a source.
+    """
+    tokenizer = tokenizer_of(sources[0].model)
+    for source in sources:
+        if not tokenizer_of(source.model).same_as(tokenizer):
+            raise ValueError(
+                f"{source.name} has another tokenizer than {sources[0].name}: compare them apart"
+            )
+    found = tokenizer.encode_batch(texts)
+    masks = {source.model.token_spec.mask for source in sources}
+    if any(not masks.isdisjoint(ids) for ids in found):
+        raise ValueError("the real texts hold characters that the models do not know")
+    return tokenizer, found
 
 
 def draw(source: Source, samples: int, length: int, *, rows: int = ROWS, seed: int = 0) -> Drawn:

@@ -12,7 +12,7 @@ from typing import Any
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.batches import encode_prompts
-from paradec_jax.generate import generate, text_of
+from paradec_jax.generate import generate, text_of, tokenizer_of
 from paradec_jax.store import Model
 from paradec_jax.tokenizer import Tokenizer
 
@@ -46,13 +46,6 @@ def prompt_lengths(model: Model, prompts: Sequence[str]) -> list[int]:
     """Tokens of each prompt, begin-of-text included. Raises ValueError without a tokenizer or a prompt."""
     tokenizer = tokenizer_of(model)
     return encode_prompts(tokenizer, prompts, spec=model.token_spec, bucket=1)[1].tolist()
-
-
-def tokenizer_of(model: Model) -> Tokenizer:
-    """The model's tokenizer. Raises ValueError where it has none."""
-    if model.tokenizer is None:
-        raise ValueError("the model has no tokenizer: put a tokenizer.json into its folder")
-    return model.tokenizer
 
 
 def continuations(

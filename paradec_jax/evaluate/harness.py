@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from paradec_jax.evaluate.bound import Span
-from paradec_jax.evaluate.continuations import tokenizer_of
 from paradec_jax.evaluate.likelihood import Row, continuation_row, rolling_rows
 from paradec_jax.evaluate.spans import DRAWS, check_likelihood, is_exact, likelihood_kind, room, score_spans
 from paradec_jax.evaluate.until import generate_until, parse
+from paradec_jax.generate import tokenizer_of
 from paradec_jax.store import Model
 
 try:

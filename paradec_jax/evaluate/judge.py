@@ -7,7 +7,7 @@ With the judge's loss `l_ij = -log p(x_ij | x_i,<j)` of token j of sample i, by 
                                                            of a sample left out (c = 0)
 
 SDTT: Deschenaux and Gulcehre 2024, arXiv 2410.21035; MDLM: Sahoo et al. 2024, arXiv 2406.07524. Both are those of the
-released programs, and they differ by several percent. SDTT hands a judge of the same vocabulary the ids as they are,
+released programs, and they differ. SDTT hands a judge of the same vocabulary the ids as they are,
 nothing before them, so that the first token has no loss (`begin` changes that). MDLM always goes through the text, as
 whoever judges with another vocabulary must. A judge is any model that predicts the next token.
 """
@@ -19,10 +19,10 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from paradec_jax.evaluate.continuations import tokenizer_of
 from paradec_jax.evaluate.intervals import bootstrap
 from paradec_jax.evaluate.likelihood import Row, token_log_likelihoods
 from paradec_jax.evaluate.text_measures import Samples, Variety, variety
+from paradec_jax.generate import tokenizer_of
 from paradec_jax.store import Model
 
 DEFINITIONS = ("sdtt", "mdlm")

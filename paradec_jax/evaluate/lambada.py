@@ -21,10 +21,10 @@ import numpy as np
 
 from paradec_jax.evaluate.benchmarks.items import read_records
 from paradec_jax.evaluate.bound import Span
-from paradec_jax.evaluate.continuations import tokenizer_of
 from paradec_jax.evaluate.intervals import bootstrap, wilson
 from paradec_jax.evaluate.likelihood import prefix
 from paradec_jax.evaluate.spans import DRAWS, is_exact, likelihood_kind, score_spans
+from paradec_jax.generate import tokenizer_of
 from paradec_jax.store import Model
 
 

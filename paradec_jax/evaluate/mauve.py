@@ -5,7 +5,7 @@ curve of `(exp(-c KL(q|r)), exp(-c KL(p|r)))` over w runs from (1, 0) to (0, 1),
 equal histograms. Source: Pillutla et al. 2021, arXiv 2102.01454; c is its scaling factor.
 
 SDTT took features of GPT-2 large on the first 100 tokens of each text, c = 5 and five clusterings. Clusters come from
-SciPy's k-means, those of the authors' program from another library: scores agree as those of two seeds do.
+SciPy's k-means, those of the authors' program from another library, so scores are not theirs to the last digit.
 """
 
 import dataclasses

@@ -69,7 +69,7 @@ def fit(samples: Samples, vocab_size: int, order: int = ORDER) -> Ngrams:
 
     Args:
       samples: token ids.
-      vocab_size: V, the mask left out.
+      vocab_size: V, above all ids.
       order: n.
 
     Raises:
@@ -100,7 +100,7 @@ def reverse_perplexity(samples: Samples, held_out: Samples, vocab_size: int, ord
 
     Args:
       samples, held_out: token ids of one tokenizer.
-      vocab_size: V, the mask left out.
+      vocab_size: V, above all ids.
       order: n.
 
     Raises:

@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.evaluate.bound import Span, bounds
+from paradec_jax.decode.rules.subs import without_mask
+from paradec_jax.evaluate.bound import HEADS, Span, bounds
 from paradec_jax.evaluate.likelihood import Row, bucket, log_likelihoods
 from paradec_jax.store import Model
 
@@ -124,8 +126,8 @@ def fill(model: Model, spans: Sequence[Span], *, batch: int = 8) -> list[tuple[i
 
 
 def best_token(logits: Float[Array, "*shape V"], mask: int) -> Int[Array, "*shape"]:
-    """The most probable token, the mask left out."""
-    return jnp.argmax(jnp.where(jnp.arange(logits.shape[-1]) == mask, -jnp.inf, logits), axis=-1)
+    """The most probable token, which the mask is not."""
+    return jnp.argmax(without_mask(logits, mask), axis=-1)
 
 
 def check_likelihood(model: Model) -> None:
@@ -158,4 +160,8 @@ def _best(
     positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
     seen = (positions < jnp.asarray(lengths)[:, None])[:, None]
     out = network.forward(params, ids, positions, mask=jnp.broadcast_to(seen, (*ids.shape, ids.shape[1])))
-    return best_token(network.logits(params, out.hidden), mask)
+
+    def best(vector: Array) -> Array:
+        return best_token(network.logits(params, vector), mask)
+
+    return lax.map(best, out.hidden.reshape(ids.size, -1), batch_size=HEADS).reshape(ids.shape)

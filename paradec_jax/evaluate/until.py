@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paradec_jax.evaluate.continuations import continuations, prompt_lengths, tokenizer_of
+from paradec_jax.evaluate.continuations import continuations, prompt_lengths
 from paradec_jax.evaluate.options import choose
+from paradec_jax.generate import tokenizer_of
 from paradec_jax.store import Model
 from paradec_jax.tokenizer import Tokenizer
 

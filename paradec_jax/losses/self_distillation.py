@@ -26,14 +26,15 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import TokenSpec
+from paradec_jax.decode.rules.race import race, reverse_weights
+from paradec_jax.decode.rules.sampling import gumbel
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.cross_entropy import in_chunks
 from paradec_jax.losses.masked_diffusion import DenoisingNetwork, mask_of, read
-from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.noise import SDTT_TIMES, LogLinear, Times, hide
 
-SMALLEST = 1e-5
-"""Where the teacher's grid of times ends."""
+SMALLEST = SDTT_TIMES.floor
+"""Where the teacher's grid of times ends, 1e-5."""
 GRIDS = ("paper", "released")
 DIVERGENCES = ("kld", "forward_kl", "tvd", "mse", "chi_square")
 _NOISE = LogLinear()
@@ -102,8 +103,8 @@ def divergence(
 
     Both are log-softmaxes over all columns after -1e6 on the mask's. The teacher carries no gradient.
     """
-    p = jax.nn.log_softmax(without_mask(at_least_float32(student), mask))
-    q = jax.nn.log_softmax(without_mask(at_least_float32(lax.stop_gradient(teacher)), mask))
+    p = jax.nn.log_softmax(without_mask(student, mask))
+    q = jax.nn.log_softmax(without_mask(lax.stop_gradient(teacher), mask))
     if rules.divergence == "kld":
         return jnp.sum(jnp.exp(p) * (p - q), axis=-1)
     if rules.divergence == "forward_kl":
@@ -117,7 +118,8 @@ def divergence(
     apart = jnp.where(real, p - q, 0)
     if rules.divergence == "mse":
         return jnp.sum(jnp.square(apart), axis=-1) / (p.shape[-1] - 1)
-    return jnp.sum(jnp.exp(q) * jnp.square(jnp.expm1(apart)), axis=-1)
+    # q (p / q - 1)^2, its root taken of each factor: the square of a large ratio alone is beyond float32.
+    return jnp.sum(jnp.square(jnp.exp(q / 2) * jnp.expm1(apart)), axis=-1)
 
 
 def self_distillation_loss(
@@ -223,8 +225,8 @@ def teach(
       rules: `jump` and `grid` matter.
       mask: the mask's id.
       chunk: positions whose logits are made at a time.
-      recorded: numbers in [0, 1), of which each step draws by the exponential race that also decides the reveal, as
-        the released program does.
+      recorded: numbers in [0, 1), of which each step draws by the race that also decides the reveal, as the released
+        program does.
 
     Returns:
       The head input of each hidden position at its target's step, and the text before each step.
@@ -263,8 +265,9 @@ def _move(
 ) -> Int[Array, "B S"]:
     """The text after one of the teacher's steps."""
     if "uniforms" in xs:
-        logits = network.logits(teacher, vectors)
-        return jnp.where(z == mask, _race(logits, xs["t"], step, mask, xs["uniforms"]), z)
+        probs = jnp.exp(jax.nn.log_softmax(without_mask(network.logits(teacher, vectors), mask)))
+        now, then = (_NOISE.mask_probability(t) for t in (xs["t"], xs["t"] - step))
+        return jnp.where(z == mask, race(reverse_weights(probs, now, then, mask), xs["uniforms"]), z)
     of_reveal, of_tokens = jax.random.split(xs["key"])
     share = jnp.clip(step / xs["t"], 0, 1)
     reveal = (z == mask) & (jax.random.uniform(of_reveal, z.shape) < share[:, None])
@@ -278,26 +281,8 @@ def _draw(
     index = jnp.arange(vectors.shape[0] * vectors.shape[1]).reshape(vectors.shape[:2])
 
     def of_chunk(vectors: Array, index: Array) -> Array:
-        logits = at_least_float32(without_mask(network.logits(teacher, vectors), mask))
+        logits = without_mask(network.logits(teacher, vectors), mask)
         keys = jax.vmap(jax.vmap(lambda i: jax.random.fold_in(key, i)))(index)
-        noise = jax.vmap(jax.vmap(lambda k: jax.random.gumbel(k, logits.shape[-1:], logits.dtype)))(keys)
-        return jnp.argmax(logits + noise, axis=-1).astype(jnp.int32)
+        return jnp.argmax(logits + gumbel(keys, logits.shape[-1]), axis=-1).astype(jnp.int32)
 
     return in_chunks(of_chunk, chunk, vectors, index)
-
-
-def _race(
-    logits: Float[Array, "B S V"],
-    t: Float[Array, "B"],
-    step: Float[Array, ""],
-    mask: int,
-    uniforms: Float[Array, "B S V"],
-) -> Int[Array, "B S"]:
-    """The released draw: argmax q / E with E = 1e-10 - log(u + 1e-10), where the mask's column decides the reveal.
-
-    q_v = p_v (m_t - m_s) for tokens and m_s for the mask, m the mask probability; m_s may be negative.
-    """
-    before, after = (_NOISE.mask_probability(x)[:, None, None] for x in (t, t - step))
-    probs = jnp.exp(jax.nn.log_softmax(without_mask(at_least_float32(logits), mask)))
-    q = jnp.where(jnp.arange(probs.shape[-1]) == mask, after, probs * (before - after))
-    return jnp.argmax(q / (1e-10 - jnp.log(uniforms + 1e-10)), axis=-1).astype(jnp.int32)

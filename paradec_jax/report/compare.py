@@ -129,11 +129,12 @@ def row_of(unit: Unit, family: str, rival: Setting, speed: Speed, base: Speed) -
 
 
 def measure_all(task: Task) -> Result:
-    """All models at the smallest batch first, since most claims are about it."""
+    """All models that answer at the smallest batch first, since most claims are about it."""
     units = [
         Unit(model, batch, calls, rivals_of(family.name), functools.partial(word_prompts, task.sizes))
         for batch, calls in task.sizes.problems
         for family in FAMILIES.values()
+        if family.texts is None
         for model in family.bundled
     ]
     rows: list[dict[str, Any]] = []

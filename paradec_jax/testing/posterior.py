@@ -88,8 +88,7 @@ class JointDenoiser:
 
     def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """The posterior's logarithm, and a number at the mask that no draw may read."""
-        at_mask = jnp.max(hidden, axis=-1, keepdims=True) + MASK_LOGIT
-        return jnp.concatenate([hidden, at_mask], axis=-1)
+        return _with_mask(hidden)
 
 
 PLUS, EQUALS = 10, 11
@@ -172,8 +171,12 @@ class SumDenoiser:
 
     def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """The posterior's logarithm, and a number at the mask that no draw may read."""
-        at_mask = jnp.max(hidden, axis=-1, keepdims=True) + MASK_LOGIT
-        return jnp.concatenate([hidden, at_mask], axis=-1)
+        return _with_mask(hidden)
+
+
+def _with_mask(hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
+    at_mask = jnp.max(hidden, axis=-1, keepdims=True) + MASK_LOGIT
+    return jnp.concatenate([hidden, at_mask], axis=-1)
 
 
 @functools.cache

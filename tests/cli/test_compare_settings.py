@@ -21,9 +21,6 @@ from paradec_jax.testing import StubCausal, StubNetwork
 
 TINY = {"recurrent_depth": "test-recurrent", "causal": "test-causal"}
 STUBS = {"recurrent_depth": StubNetwork, "causal": StubCausal}
-DECODED = [
-    family for family in FAMILIES.values() if family.settings
-]  # the others have nothing to compare yet
 
 
 def infinite(setting):
@@ -33,7 +30,7 @@ def infinite(setting):
     return {name for name, value in values.items() if isinstance(value, float) and math.isinf(value)}
 
 
-@pytest.mark.parametrize("family", [family.name for family in DECODED if family.texts is None])
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.texts is None])
 def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypatch):
     config = dataclasses.replace(FAMILIES[family].presets[TINY[family]], vocab_size=384, max_length=256)
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), parameter_shapes(config))
@@ -72,7 +69,7 @@ def test_a_decoder_has_one_name_on_all_command_lines():
 def test_every_choice_of_a_decoder_is_an_option():
     shared = typing.get_type_hints(options_of(None)).keys()
     assert shared >= {"temperature", "top_p"} and "window" not in shared
-    usual = {family.settings[-1].name for family in DECODED}
+    usual = {family.settings[-1].name for family in FAMILIES.values()}
     for name in NAMES:
         options = typing.get_type_hints(options_of(name)).keys()
         choices = [row.settings().keys() - {"cache"} for row in rows_of(name).values()]
@@ -80,15 +77,29 @@ def test_every_choice_of_a_decoder_is_an_option():
 
 
 def test_models_that_commands_take_by_default_are_installed_with_the_package():
-    usual = [generate._model_for(name) for name in (None, *NAMES)]
+    names = [name for name in (None, *NAMES) if any(FAMILIES[family].bundled for family in rows_of(name))]
+    assert {None, "wavefront", "jacobi"} <= set(names)
+    usual = [generate._model_for(name) for name in names]
     assert generate._model_for("jacobi") in FAMILIES["causal"].bundled  # recurrent networks take it as well
     for name in (*usual, *(name for family in FAMILIES.values() for name in family.bundled)):
         assert (ASSETS / name / "config.json").is_file()
 
 
+@pytest.mark.parametrize(
+    "words", [["generate", "masked", "--max-new-tokens", "3"], ["compare", "--family", "masked_diffusion"]]
+)
+def test_a_family_without_bundled_models_asks_for_one(words, capsys, monkeypatch):
+    family = FAMILIES["masked_diffusion"]
+    texts = dataclasses.replace(family.texts, judge=None, rivals=())
+    monkeypatch.setitem(FAMILIES, family.name, dataclasses.replace(family, bundled=(), texts=texts))
+    assert cli.main(words) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "is bundled yet: give --model" in err
+
+
 def test_families_are_known_by_their_names_and_former_names():
     told = inspect.signature(compare_command).parameters["family"].annotation
-    names = {name for family in DECODED for name in (family.name, *family.former)}
+    names = {name for family in FAMILIES.values() for name in (family.name, *family.former)}
     assert set(typing.get_args(told)) == names
     assert family_named("jacobi") is FAMILIES["causal"]
     with pytest.raises(

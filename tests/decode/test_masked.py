@@ -322,11 +322,12 @@ def test_many_steps_lose_no_rare_token():
     network = ZipfDenoiser(50_000, 1, (), max_length=1_024)
     decoder = decode.Masked(network, 2, spec(network), chunk=1)
     # The first of 1,024 steps that reveals anything, in many texts.
-    request = decode.make_request(np.zeros((768, 0)), max_new_tokens=2, keys=KEYS[:768])
+    request = decode.make_request(np.zeros((320, 0)), max_new_tokens=2, keys=KEYS[:320])
     _, first = decode.trace(decoder, None, request, decoder.Knobs(steps=1_024), n=1, record=canvas_of)
     surprise = -np.log(law[np.asarray(first)[first < network.mask]])
-    assert len(surprise) >= 768
-    assert surprise.mean() == pytest.approx(8.26, abs=0.25), (
+    assert len(surprise) >= 320
+    error = surprise.std() / math.sqrt(len(surprise))
+    assert surprise.mean() == pytest.approx(8.26, abs=4 * error) and error < 0.2, (
         "its mean is the entropy where tokens have the law"
     )
 

@@ -24,7 +24,10 @@ from paradec_jax.testing import StubCausal, StubDenoiser
 
 ALPHABET = " abcdefghi"  # ten characters, and the mask
 STUBS = {"masked_diffusion": StubDenoiser(max_length=16), "causal": StubCausal(max_length=16, sharpness=2.0)}
-SPECS = {"masked_diffusion": TokenSpec(mask=10, alignment="own"), "causal": TokenSpec(bos=10, pad=10)}
+SPECS = {  # stop tokens, which end no text here
+    "masked_diffusion": TokenSpec(mask=10, alignment="own", stop=(2, 4)),
+    "causal": TokenSpec(bos=10, pad=10, stop=(2, 4)),
+}
 PRESETS = {"masked_diffusion": "test-mdlm", "causal": "test-causal"}
 REAL = "abc def ghi " * 9
 LENGTH, SAMPLES = 8, 6
@@ -184,6 +187,8 @@ class TestRows:
             compare_texts(sources, judge, length=3)
         with pytest.raises(ValueError, match="hold no piece of 8 tokens"):
             compare_texts(sources, judge, ["abc"], **options)
+        with pytest.raises(ValueError, match="the real texts hold characters that the models do not know"):
+            compare_texts(sources, judge, [REAL, REAL + "z"], **options)
         other = Source("other", model_of("masked_diffusion", "0123456789"), SETTINGS[0])
         with pytest.raises(ValueError, match="other has another tokenizer than teacher"):
             compare_texts([sources[0], other], judge, **options)
@@ -259,4 +264,5 @@ class TestCommand:
         assert cli.main([*words, "--model", str(folders / "causal")]) == 1
         assert "--model must name a model of family masked_diffusion" in capsys.readouterr().err
         assert cli.main(["compare", "--family", "masked_diffusion", "--judge", "x"]) == 1
-        assert "no bundled models yet" in capsys.readouterr().err
+        told = "no model of family masked_diffusion is bundled yet: give --model and --judge, folders"
+        assert told in capsys.readouterr().err

@@ -22,7 +22,7 @@ from decoders import (
     SIZE,
     STEPS,
     VARIANTS,
-    record_trusted,
+    record_all,
     without_keys,
 )
 from results import listed, rows_of, take
@@ -57,7 +57,7 @@ def test_drivers_agree(name):
     decoder, knobs = row.decoder(), row.values(temperature=3.0)
     request = tiny_request((BUDGET, 2, 5), stop=(0,))
     result = listed(decode.run(decoder, row.params, request, knobs))
-    traced, _ = decode.trace(decoder, row.params, request, knobs, n=STEPS)
+    traced, _ = decode.trace(decoder, row.params, request, knobs, n=STEPS, record=record_all)
     assert listed(traced) == result
     assert (np.array(result["reasons"]) > 0).all()
 
@@ -69,9 +69,9 @@ def test_a_rollout_is_a_trace(name):
     knobs = decoder.knobs(row.values(temperature=3.0))
     rollout = jax.jit(lambda r, k: decode.rollout(decoder, row.params, r, k, n=STEPS, segment=4, record=both))
     rolled, records = rollout(request, knobs)
-    traced, traced_records = decode.trace(decoder, row.params, request, knobs, n=STEPS, record=both)
+    traced, (states, _, infos) = decode.trace(decoder, row.params, request, knobs, n=STEPS, record=record_all)
     assert listed(rolled) == listed(traced)
-    for some, others in zip(records, traced_records, strict=True):
+    for some, others in zip(records, (states.rows, infos), strict=True):
         some, others = without_keys(some), without_keys(others)
         jax.tree.map(np.testing.assert_array_equal, some, others)
 
@@ -129,8 +129,8 @@ def test_rows_are_independent(name):
 def test_finished_rows_do_not_move(name):
     row = ROWS[name]
     decoder, request = row.decoder(), tiny_request((BUDGET, 1, 4))
-    _, records = decode.trace(decoder, row.params, request, row.values(), n=STEPS, record=record_trusted)
-    states, cached = records
+    _, records = decode.trace(decoder, row.params, request, row.values(), n=STEPS, record=record_all)
+    states, cached, _ = records
     cache, cached = getattr(states, "cache", ()), np.asarray(cached)
     cache, rows = without_keys(cache), without_keys(states.rows)
     done = rows.reason > 0

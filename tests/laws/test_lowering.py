@@ -11,9 +11,15 @@ from decoders import BUDGET, EACH_CLASS, REAL, ROWS, STEPS
 from jax import export
 
 from paradec_jax import decode
+from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine import drive
 from paradec_jax.families import parameter_shapes
-from paradec_jax.losses import poisson_lognormal, recurrent_loss
+from paradec_jax.losses import (
+    masked_diffusion_loss,
+    poisson_lognormal,
+    recurrent_loss,
+    self_distillation_loss,
+)
 from paradec_jax.models.recurrent_cache import CACHE_MODES
 from paradec_jax.testing import (
     StubCausal,
@@ -30,6 +36,7 @@ from paradec_jax.train import TrainState, adamw, make_train_step
 
 PLATFORMS = ("cuda", "tpu")
 SIZE = 16
+OWN = TokenSpec(mask=tiny_denoiser().vocab_size - 1, alignment="own")
 
 
 def lowers(function, *arguments) -> None:
@@ -82,6 +89,23 @@ def test_gradient_of_a_rollout(name):
 def latents_of(state, info):
     """Records the states of a wave, or those that positions start from."""
     return state.wave.states if hasattr(state, "wave") else state.cache.initial
+
+
+def test_gradient_of_a_soft_sampler():
+    network = tiny_denoiser()
+    decoder = decode.SoftMasked(network, SIZE, OWN, order="single", chunk=4)
+
+    def value(params, knobs, request):
+        _, hidden = decode.rollout(decoder, params, request, knobs, n=2, record=hidden_of)
+        return jnp.sum(hidden)
+
+    shapes = parameter_shapes(network.config)
+    lowers(jax.jit(jax.grad(value)), shapes, decoder.knobs(None), tiny_request(4))
+
+
+def hidden_of(state, info):
+    """Records the head inputs of a call."""
+    return info.hidden
 
 
 # What the programs hold
@@ -161,3 +185,13 @@ def test_train_step(accumulate):
     tokens = jnp.zeros((2, 6), jnp.int32)
     batch = {"tokens": tokens, "targets": tokens, "weights": jnp.ones(tokens.shape)}
     lowers(step, state, None, batch)
+
+
+@pytest.mark.parametrize("objective", [masked_diffusion_loss, self_distillation_loss])
+def test_train_step_of_a_denoiser(objective):
+    network, optimizer = tiny_denoiser(remat="layer"), adamw(1e-3, 10)
+    step = make_train_step(objective(network, OWN, chunk=4), optimizer, ema_decay=0.99)
+    params = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), parameter_shapes(network.config))
+    teacher = params if objective is self_distillation_loss else None
+    state = TrainState.create(params, optimizer, jax.random.key(0), ema=True, teacher=teacher)
+    lowers(step, state, None, {"tokens": jnp.zeros((2, 6), jnp.int32)})

@@ -19,9 +19,7 @@ def test_stops_and_budgets_of_each_row(name):
     decoder, knobs = row.decoder(), row.values()
     free = decode.run(decoder, row.params, tiny_request(BUDGET), knobs).completions()
     budgets, stops = (3, BUDGET, 5), (free[0][-1], free[1][4], -1)
-    request = dataclasses.replace(
-        tiny_request(budgets), stop=jnp.array([[token, -1] for token in stops], jnp.int32)
-    )
+    request = dataclasses.replace(tiny_request(budgets), stop=jnp.array(stops, jnp.int32)[:, None])
     result = decode.run(decoder, row.params, request, knobs)
     for tokens, got, budget, stop, reason in zip(
         free, result.completions(), budgets, stops, result.reasons, strict=True
@@ -94,7 +92,8 @@ def test_the_caller_may_interrupt(name):
         return np.asarray(enough) & [True, False, False]
 
     request = tiny_request(BUDGET)
-    *_, (last, _) = decode.stream(decoder, row.params, request, row.values(), interrupt=interrupt)
+    params = decoder.prepare(row.params)
+    *_, (last, _) = decode.stream(decoder, params, request, row.values(), interrupt=interrupt)
     result = decoder.finish(last)
     assert result.reasons.tolist() == [decode.Reason.CALLER] + [decode.Reason.BUDGET] * 2
     assert least <= result.generated[0] < BUDGET and (result.generated[1:] >= BUDGET).all()

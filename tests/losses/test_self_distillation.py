@@ -161,6 +161,14 @@ def test_divergence(kind):
     assert not np.any(of_teacher) and not np.any(of_student[..., MASK])
 
 
+def test_a_token_that_the_teacher_rules_out_costs_much_and_not_infinitely_much():
+    """exp(60), whose square is beyond float32."""
+    apart = jnp.zeros((2, 9)).at[0, 1].set(60).at[1, 2].set(60)
+    value, slope = jax.value_and_grad(divergence)(*apart, MASK, DistillationRules(divergence="chi_square"))
+    np.testing.assert_allclose(value, np.exp(60), rtol=1e-3)
+    assert np.isfinite(slope).all()
+
+
 @pytest.mark.parametrize("kind", ["tvd", "mse"])
 def test_released_divergences_read_the_masks_column(kind):
     rules = DistillationRules(divergence=kind, released=True)

@@ -17,12 +17,16 @@ from paradec_jax.config import ModelConfig
 from paradec_jax.decode import Prefix
 from paradec_jax.families import PRESETS, init_params, logical_axes, network_of
 from paradec_jax.models.causal import block_config as causal_block
-from paradec_jax.models.prepare import prepare_params
+from paradec_jax.models.denoiser import LONGEST
+from paradec_jax.models.denoiser import block_config as denoiser_block
+from paradec_jax.models.prepare import prepare_denoiser, prepare_params
 from paradec_jax.models.recurrent_depth import block_config as recurrent_block
 from paradec_jax.nn import cache, masks
 from paradec_jax.nn.blocks import PreNormBlock, SandwichBlock
 from paradec_jax.nn.cache import KV
+from paradec_jax.nn.modulated import ModulatedBlock
 from paradec_jax.nn.rope import rotation
+from paradec_jax.testing import tiny_denoiser, tiny_denoiser_params
 
 RULES = {"heads": "model", "kv_heads": "model", "mlp": "model"}
 COLLECTIVES = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
@@ -40,6 +44,7 @@ FAMILIES: dict[str, tuple[ModelConfig, Any, str]] = {
         "core",
     ),
 }
+DENOISER = {"width": 32, "heads": 8}
 
 
 def shardings(config: ModelConfig, params: Any, mesh: jax.sharding.Mesh) -> Any:
@@ -54,6 +59,16 @@ def shardings(config: ModelConfig, params: Any, mesh: jax.sharding.Mesh) -> Any:
 def collectives(function: Any, *arguments: Any) -> dict[str, int]:
     """How often each collective stands in the compiled program."""
     return Counter(re.findall(COLLECTIVES, jax.jit(function).lower(*arguments).compile().as_text()))
+
+
+def device_put_joined(joined: Any, mesh: jax.sharding.Mesh) -> Any:
+    """Prepared parameters with their joined matrices split, the others whole on every device."""
+
+    def place(path: Any, leaf: Any) -> jax.NamedSharding:
+        fused = path[-1].key in ("qkv", "gate_up")
+        return jax.NamedSharding(mesh, jax.P(None, "model") if fused else jax.P())
+
+    return jax.device_put(joined, jax.tree_util.tree_map_with_path(place, joined))
 
 
 def blocks(name: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
@@ -90,13 +105,7 @@ def blocks(name: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
         return network.logits(params, out.hidden)
 
     kept = prepare_params(config, params)[f"{stem}_0"]["attention"]
-    joined = prepare_params(config, raw)
-
-    def place(path: Any, leaf: Any) -> jax.NamedSharding:
-        fused = path[-1].key in ("qkv", "gate_up")
-        return jax.NamedSharding(mesh, jax.P(None, "model") if fused else jax.P())
-
-    joined = jax.device_put(joined, jax.tree_util.tree_map_with_path(place, joined))
+    joined = device_put_joined(prepare_params(config, raw), mesh)
     fused = module.clone(prepared=True)
     error = jnp.abs(jax.jit(two)(params, x, prefix)[0] - jax.jit(two)(raw, x, prefix)[0])
     return {
@@ -108,6 +117,39 @@ def blocks(name: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     }
 
 
+def denoiser_blocks(mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """The same of the denoiser, whose blocks keep nothing and read a vector."""
+    network, raw = tiny_denoiser(**DENOISER), tiny_denoiser_params(**DENOISER)
+    config = network.config
+    params = jax.device_put(raw, shardings(config, raw, mesh))
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(BATCH, WIDTH, config.width)), jnp.float32)
+    vector = jnp.asarray(rng.normal(size=(1, config.conditioning)), jnp.float32)
+    positions = jnp.broadcast_to(jnp.arange(WIDTH), (BATCH, WIDTH))
+    angles = rotation(positions, config.head_dim, LONGEST)
+    module = ModulatedBlock(denoiser_block(config))
+
+    def two(params: Any, x: Any, vector: Any, module: Any = module) -> Any:
+        for i in range(2):
+            x = module.apply({"params": params[f"layer_{i}"]}, x, angles, None, vector)
+        return x
+
+    def whole(params: Any, tokens: Any) -> Any:
+        return network.logits(params, network.forward(params, tokens, positions).hidden)
+
+    kept, fused = prepare_denoiser(params)["layer_0"]["attention"], module.clone(prepared=True)
+    joined = device_put_joined(prepare_denoiser(raw), mesh)
+    error = jnp.abs(jax.jit(two)(params, x, vector) - jax.jit(two)(raw, x, vector))
+    return {
+        "blocks": collectives(two, params, x, vector),
+        "network": collectives(whole, params, positions),
+        "joined": collectives(lambda p, x: two(p, x, None, fused), joined, x),
+        "error": float(jnp.max(error)),
+        "kept_apart": "q" in kept and "qkv" not in kept,
+    }
+
+
 if __name__ == "__main__":
     four = jax.make_mesh((4,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
-    print(json.dumps({name: blocks(name, four) for name in FAMILIES}))
+    found = {name: blocks(name, four) for name in FAMILIES}
+    print(json.dumps(found | {"masked_diffusion": denoiser_blocks(four)}))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = {"causal": 2, "recurrent_depth": 4}  # of the whole networks
+BLOCKS = {"causal": 2, "recurrent_depth": 4, "masked_diffusion": 2}  # of the whole networks
 
 
 @pytest.fixture(scope="module", params=["cpu", "plain"])

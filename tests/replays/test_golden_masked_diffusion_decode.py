@@ -15,6 +15,7 @@ from recorded_masked_diffusion import FOLDER, arrays, model
 from paradec_jax import decode
 from paradec_jax.decode.released import RecordedRaces, ReleasedMasked, ReleasedStrided
 from paradec_jax.decode.released import masked_rules as rules
+from paradec_jax.decode.rules.race import race, reverse_weights
 from paradec_jax.decode.rules.subs import subs
 
 pytestmark = pytest.mark.golden
@@ -41,13 +42,13 @@ def recorded() -> list[tuple[str, str]]:
 def test_categorical_draws():
     """Ties, zeros and negative weights, uniforms from 0 to the largest float below 1."""
     want = arrays("categorical")
-    got = rules.race(jnp.asarray(want["probs"])[None], jnp.asarray(want["u"])[None])[0]
+    got = race(jnp.asarray(want["probs"])[None], jnp.asarray(want["u"])[None])[0]
     np.testing.assert_array_equal(got, want["index_float32"])
     denominator = 1e-10 - jnp.log(jnp.asarray(want["u"]) + 1e-10)
     np.testing.assert_allclose(denominator, want["denom_float32"], rtol=1e-6, atol=1e-12)
     with jax.enable_x64(True):
         wide = {name: jnp.asarray(want[name], jnp.float64)[None] for name in ("probs", "u")}
-        np.testing.assert_array_equal(rules.race(wide["probs"], wide["u"])[0], want["index_float64"])
+        np.testing.assert_array_equal(race(wide["probs"], wide["u"])[0], want["index_float64"])
         denominator = 1e-10 - jnp.log(wide["u"][0] + 1e-10)
         np.testing.assert_allclose(denominator, want["denom_float64"], rtol=1e-12)
 
@@ -84,13 +85,13 @@ def steps_of() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, int]:
 
 
 WEIGHTS = {
-    "mdlm_ddpm": lambda p, x, t, s, m: rules.reverse_weights(
+    "mdlm_ddpm": lambda p, x, t, s, m: reverse_weights(
         p, rules.mask_probability(t), rules.mask_probability(s), m
     ),
-    "mdlm_ddpm_cache": lambda p, x, t, s, m: rules.reverse_weights(p, t, s, m),
+    "mdlm_ddpm_cache": lambda p, x, t, s, m: reverse_weights(p, t, s, m),
     "mdlm_analytic": rules.analytic_weights,
     "mdlm_denoiser": lambda p, x, t, s, m: rules.analytic_weights(p, x, t, None, m),
-    "sdtt_ancestral": lambda p, x, t, s, m: rules.reverse_weights(
+    "sdtt_ancestral": lambda p, x, t, s, m: reverse_weights(
         p, rules.mask_probability(t), rules.mask_probability(s), m
     ),
     "sdtt_analytic": rules.analytic_weights,
@@ -104,7 +105,7 @@ def test_steps(name):
     masked = np.asarray(x == mask)
     if f"{name}_q" in want:
         np.testing.assert_allclose(weights[masked], want[f"{name}_q"][masked], atol=1e-4)
-    drawn = np.asarray(rules.race(weights, u))
+    drawn = np.asarray(race(weights, u))
     if "analytic" in name or "denoiser" in name:
         np.testing.assert_array_equal(drawn, want[f"{name}_x_next"], err_msg="clean positions are drawn too")
     np.testing.assert_array_equal(np.where(masked, drawn, x), want[f"{name}_x_next"])

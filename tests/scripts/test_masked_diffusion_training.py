@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from experiment import script
 
 from paradec_jax import load
+from paradec_jax.families import parameter_shapes
 
 TEXT = "To be, or not to be:\nthat is the question.\n" * 40
 
@@ -72,6 +74,7 @@ def test_a_denoiser_of_characters(teacher):
     assert {leaf.dtype for leaf in jax.tree.leaves(half.params)} == {np.dtype("bfloat16")}
     found = json.loads((teacher / "held_out.json").read_text())
     assert found["kind"] == "bound" and 0 < found["nats"] < 2 * np.log(model.config.vocab_size)
+    assert found["matmul_precision"] == "highest"
 
 
 def test_a_rival_of_characters(train, text, tmp_path):
@@ -90,6 +93,13 @@ def test_a_rival_of_characters(train, text, tmp_path):
 def test_every_recipe_has_a_shape(train):
     for recipe in train["RECIPES"].values():
         assert train["shape_of"](recipe, 66).vocab_size == 66
+    counts = [
+        sum(
+            math.prod(leaf.shape) for leaf in jax.tree.leaves(parameter_shapes(train["shape_of"](recipe, 66)))
+        )
+        for recipe in train["RECIPES"].values()
+    ]
+    assert counts[1] == pytest.approx(counts[0], rel=0.05) and counts[2] > max(counts[:2])
     with pytest.raises(SystemExit, match="preset must be a denoiser or a causal model"):
         train["shape_of"](train["Recipe"](preset="tiny-recurrent"), 66)
     with pytest.raises(SystemExit, match="four times a denoiser's width"):
@@ -145,6 +155,10 @@ def test_what_cannot_be_distilled_is_refused(distill, recipe, text, teacher, tmp
     other.write_text(TEXT + "Zebra" * 30)
     with pytest.raises(SystemExit, match=r"has characters that .* does not know"):
         main(recipe, other, start, tmp_path / "run")
+    many = tmp_path / "many.txt"
+    many.write_text("<|endoftext|>".join([TEXT] * 3))
+    with pytest.raises(SystemExit, match=r"many.txt holds 3 documents, but these recipes read one text"):
+        main(recipe, many, start, tmp_path / "run")
     with pytest.raises(ValueError, match=r"first_steps at least jump\^rounds"):
         dataclasses.replace(recipe, rounds=4)
     with pytest.raises(ValueError, match="exported must be ema or raw"):

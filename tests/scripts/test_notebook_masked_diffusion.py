@@ -11,11 +11,12 @@ import pytest
 
 from paradec_jax.config import MASKED_DIFFUSION_PRESETS
 from paradec_jax.data.text import character_spec, character_tokenizer
-from paradec_jax.families import init_params
+from paradec_jax.families import parameter_shapes
 from paradec_jax.store import Model, save
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "masked_diffusion.py"
 STEPS, LENGTH, TEXTS = 4, 30, 3
+SMALL = dataclasses.replace(MASKED_DIFFUSION_PRESETS["test-mdlm"], layers=1, vocab_size=66, max_length=32)
 
 
 @pytest.fixture(scope="module")
@@ -23,16 +24,15 @@ def notebook(tmp_path_factory):
     """Everything that the notebook defines, after a run on two tiny models of random weights."""
     folder = tmp_path_factory.mktemp("masked")
     tokenizer = character_tokenizer("To be, question.\n")
-    config = dataclasses.replace(
-        MASKED_DIFFUSION_PRESETS["test-mdlm"], vocab_size=tokenizer.vocab_size, max_length=32
-    )
+    config = dataclasses.replace(SMALL, vocab_size=tokenizer.vocab_size)
     spec = character_spec(tokenizer, "own")
     values = {"STEPS": STEPS, "LENGTH": LENGTH, "TEXTS": TEXTS, "SHOWN": 6, "FIGURES": folder / "figures"}
     for seed, name in enumerate(("TEACHER", "STUDENT")):
         values[name] = folder / name.lower()
-        params = init_params(config, jax.random.key(seed))
-        keys = iter(jax.random.split(jax.random.key(seed), 200))
-        params = jax.tree.map(lambda x, keys=keys: x + 0.3 * jax.random.normal(next(keys), x.shape), params)
+        draw = np.random.default_rng(seed)
+        params = jax.tree.map(
+            lambda x, draw=draw: draw.normal(0, 0.3, x.shape).astype(np.float32), parameter_shapes(config)
+        )
         save(values[name], Model(config, params, spec, tokenizer))
     with pytest.MonkeyPatch.context() as patch:
         for name, value in values.items():
@@ -79,11 +79,12 @@ def test_steps_and_gaps(notebook):
     assert filled.startswith("To be, ") and filled.endswith(" question.") and len(filled) == 7 + 12 + 10
 
 
-def test_a_model_that_is_missing_is_told(notebook, capsys):
+def test_a_model_that_is_missing_is_told(notebook, capsys, monkeypatch):
+    monkeypatch.setitem(notebook["pd"].PRESETS, "tiny-mdlm", SMALL)
     model = notebook["load"]("no-such-model")
     said = capsys.readouterr().out
     assert said.startswith("no-such-model could not be loaded") and "Random weights take its place" in said
-    assert model.config == MASKED_DIFFUSION_PRESETS["tiny-mdlm"]
+    assert model.config == SMALL and model.tokenizer.vocab_size == 66
     with pytest.raises(SystemExit, match="revealed by a denoiser"):
         notebook["load"]("tiny-causal")
 

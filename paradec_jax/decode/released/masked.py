@@ -13,6 +13,7 @@ from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.released import masked_rules as rules
 from paradec_jax.decode.released.masked_rules import LAST, ReleasedMaskedKnobs
+from paradec_jax.decode.rules.race import race, reverse_weights
 
 SAMPLERS = {"mdlm": ("ancestral", "cached", "analytic"), "sdtt": ("ancestral", "analytic")}
 
@@ -145,13 +146,13 @@ class ReleasedMasked(DecoderBase):
         if self.sampler == "analytic":
             weights = rules.analytic_weights(probs, tokens, t, s, mask)
         elif self.sampler == "cached":
-            weights = rules.reverse_weights(probs, t, s, mask)
+            weights = reverse_weights(probs, t, s, mask)
         else:
             now, then = rules.mask_probability(t), rules.mask_probability(s)
-            weights = rules.reverse_weights(probs, now, then, mask)
-        drawn = rules.race(weights, uniforms)
+            weights = reverse_weights(probs, now, then, mask)
+        drawn = race(weights, uniforms)
         if self.sampler == "analytic" and self.program == "mdlm":
-            end = rules.race(rules.analytic_weights(probs, tokens, t, None, mask), uniforms)
+            end = race(rules.analytic_weights(probs, tokens, t, None, mask), uniforms)
         else:
             end = jnp.argmax(probs, axis=-1).astype(jnp.int32)
         return jnp.where(last[:, None], end, drawn)

@@ -1,8 +1,6 @@
 """One reverse step of the released programs of masked diffusion, from time t to s, quirk for quirk.
 
-Each draws a whole vocabulary at every position, the mask among it: `argmax_v q_v / E_v` over weights q that need not
-be normalised, `E = 1e-10 - log(u + 1e-10)`. In float32 E is 2^-24 or more, so tokens of small probability lose to the
-mask more often than they should (arXiv 2409.02908): with many steps it acts like a lower temperature.
+Each draws a whole vocabulary at every position, the mask among it, by `rules.race`.
 """
 
 import dataclasses
@@ -23,10 +21,11 @@ from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.sampling import distribution
 from paradec_jax.decode.rules.subs import subs
 from paradec_jax.decode.rules.windows import put
+from paradec_jax.noise import LogLinear
 
 AnyCanvas = TypeVar("AnyCanvas", bound=Canvas)
 
-EPSILON = 1e-3  # of the log-linear schedule: mask probability (1 - EPSILON) t
+NOISE = LogLinear()
 LAST = 1e-5  # time at which the steps end
 
 
@@ -54,11 +53,6 @@ def linspace(start: float, end: float, count: int) -> np.ndarray:
     return np.where(index < count // 2, low, high).astype(np.float32)
 
 
-def race(weights: Float[Array, "B W V"], uniforms: Float[Array, "B W V"]) -> Int[Array, "B W"]:
-    """The categorical draw: `argmax_v q_v / (1e-10 - log(u_v + 1e-10))`; a negative weight never beats a positive."""
-    return jnp.argmax(weights / (1e-10 - jnp.log(uniforms + 1e-10)), axis=-1).astype(jnp.int32)
-
-
 def uniforms(
     rows: Rows, call: Int[Array, "B"], at: Int[Array, "B"], width: int, vocab: int
 ) -> Float[Array, "B W V"]:
@@ -75,28 +69,9 @@ def uniforms(
     return jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (vocab,), jnp.float32)))(keys)
 
 
-def noise_of(t: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """sigma(t) of the log-linear schedule."""
-    return -jnp.log1p(-(1 - EPSILON) * t)
-
-
 def mask_probability(t: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """`1 - exp(-sigma(t))`."""
-    return 1 - jnp.exp(-noise_of(t))
-
-
-def reverse_weights(
-    probs: Float[Array, "B W V"], now: Float[Array, "B"], then: Float[Array, "B"], mask: int
-) -> Float[Array, "B W V"]:
-    """`q_v = p_v (m_t - m_s)`, and `m_s` at the mask, of masked positions.
-
-    Args:
-      probs: of the tokens, 0 at the mask.
-      now, then: m_t and m_s: `mask_probability` of t and s ("ancestral"), or t and s themselves ("cached").
-      mask: id of the mask.
-    """
-    weights = probs * (now - then)[:, None, None]
-    return weights.at[:, :, mask].set(then[:, None])
+    """m_t of the ancestral steps, `1 - exp(-sigma(t))`; cached ones take t itself."""
+    return 1 - jnp.exp(-NOISE.sigma(t))
 
 
 def analytic_weights(
@@ -111,8 +86,8 @@ def analytic_weights(
     The score of a masked position is `k p_y`, 1 at the mask, `k = 1 / (e^sigma - 1)`; that of another one is 1 at its
     own token and 1 / k at the mask.
     """
-    sigma = noise_of(t)[:, None, None]
-    change = sigma if s is None else sigma - noise_of(s)[:, None, None]
+    sigma = NOISE.sigma(t)[:, None, None]
+    change = sigma if s is None else sigma - NOISE.sigma(s)[:, None, None]
     masked, own = (tokens == mask)[..., None], jax.nn.one_hot(tokens, probs.shape[-1])
     at_mask = jax.nn.one_hot(mask, probs.shape[-1])
     odds = jnp.expm1(sigma)

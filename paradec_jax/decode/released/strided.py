@@ -14,6 +14,7 @@ from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.released import masked_rules as rules
 from paradec_jax.decode.released.masked import ReleasedMaskedState, ReleasedStep
 from paradec_jax.decode.released.masked_rules import ReleasedMaskedKnobs
+from paradec_jax.decode.rules.race import race, reverse_weights
 from paradec_jax.decode.rules.windows import window
 
 
@@ -85,11 +86,11 @@ class ReleasedStrided(DecoderBase):
 
         times = np.asarray([1 - i / self.steps for i in range(count + 1)], np.float32)
         t = jnp.asarray(times)[jnp.minimum(state.call, count)]
-        weights = rules.reverse_weights(probs, t, t - np.float32(1 / self.steps), mask)
+        weights = reverse_weights(probs, t, t - np.float32(1 / self.steps), mask)
         turn = state.number * (count + 1) + jnp.minimum(state.call, count)
         uniforms = rules.uniforms(state.rows, turn, at, *probs.shape[1:])
         best = jnp.argmax(probs, axis=-1).astype(jnp.int32)
-        drawn = jnp.where(last[:, None], best, rules.race(weights, uniforms))
+        drawn = jnp.where(last[:, None], best, race(weights, uniforms))
         new, changed = rules.write(state, drawn, at, mask, last & (at + self.length >= state.rows.limit))
         moved = jnp.any(changed & running)
         new = dataclasses.replace(
