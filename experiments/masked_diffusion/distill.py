@@ -197,14 +197,22 @@ def main(
         raise SystemExit(
             f"{text} has characters that {start} does not know: give the text that it was trained on"
         )
+    go_on(recipe, model, source, folder, export, minutes)
+
+
+def go_on(
+    recipe: Recipe, model: Model, source: Text, folder: Path, export: Path | None, minutes: float
+) -> bool:
+    """Does all rounds from where their run stood and, when done, writes the last model; tells whether it is."""
     claim(folder, recipe)
     with jax.default_matmul_precision(recipe.matmul_precision):
         state = all_rounds(recipe, model, source, folder, minutes)
         if int(state.step) < recipe.steps:
             over(minutes, int(state.step), recipe.steps)
-            return
+            return False
         last = load(folder / f"round-{recipe.rounds - 1}" / "model")
         finish(last, recipe.length or model.network.max_length, source, folder, export)
+    return True
 
 
 if __name__ == "__main__":

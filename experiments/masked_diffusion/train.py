@@ -222,15 +222,22 @@ def main(
     """
     folder, recipe = Path("runs") / recipe.name if folder is None else folder, recipe.settled()
     source, tokenizer = one_text(text, None, recipe.held_out)
+    go_on(recipe, untrained(recipe, tokenizer), source, folder, export, minutes)
+
+
+def go_on(
+    recipe: Recipe, model: Model, source: Text, folder: Path, export: Path | None, minutes: float
+) -> bool:
+    """Trains a model from where its run stood and, when done, writes it; tells whether it is done."""
+    claim(folder, recipe)
     with jax.default_matmul_precision(recipe.matmul_precision):
-        model = untrained(recipe, tokenizer)
-        claim(folder, recipe)
         state = train(recipe, model, source, folder, minutes)
         if int(state.step) < recipe.steps:
             over(minutes, int(state.step), recipe.steps)
-            return
+            return False
         assert state.ema is not None
         finish(dataclasses.replace(model, params=state.ema), recipe.length, source, folder, export)
+    return True
 
 
 def over(minutes: float, step: int, steps: int) -> None:
