@@ -272,7 +272,7 @@ def step_costs(
             for side, (_, _, count) in zip(found, sides, strict=True)
         )
         value, interval = quicker(other, one)
-        row = {"width": width, "static_12_microseconds": 1e6 * statistics.median(one)}
+        row: dict[str, Any] = {"width": width, "static_12_microseconds": 1e6 * statistics.median(one)}
         row |= {"wave_microseconds": 1e6 * statistics.median(other), "wave_steps": steps}
         row |= {"static_12_passes": one, "wave_passes": other}
         rows.append(

@@ -48,9 +48,9 @@ def test_the_bundled_model_follows_one_pointer_a_recurrence(tmp_path):
     assert waved["exact"] == 12 and waved["equals_greedy"] == 1 and waved["network_calls_per_token"] < 0.5
     assert [line["label"] for line in table] == [row["label"] for row in result["rows"]]
     assert options.figure.stat().st_size > 1000
-    # Six calls: the prompt, one position, and four times the whole answer.
+    # Five calls: the prompt, and four times the whole answer.
     (cost,) = result["costs"]
-    assert cost["wave_steps"] == pytest.approx(5, abs=0.2) and len(cost["wave_passes"]) == 2
+    assert cost["wave_steps"] == pytest.approx(4, abs=0.2) and len(cost["wave_passes"]) == 2
     low, high = cost["speedup_without_prompts_interval"]
     assert 0 < low <= cost["speedup_without_prompts"] <= high
 
