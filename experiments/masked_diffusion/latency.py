@@ -201,10 +201,10 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     rows = with_ratios(predicted(config, options) if options.rates else measured(config, options))
     crossed = crossovers(rows)
     for row in rows:
-        steps = "" if row["steps"] is None else f"{row['steps']} steps"
+        told = "" if row["steps"] is None else f"{row['steps']} steps"
         limits = f"  {row['speedup_at_limits']:6.2f}x at the limits" if "speedup_at_limits" in row else ""
         print(
-            f"{row['decoder']:15s} {steps:10s} batch {row['batch']:3d}  {row['seconds']:9.4f} s  "
+            f"{row['decoder']:15s} {told:10s} batch {row['batch']:3d}  {row['seconds']:9.4f} s  "
             f"{row['speedup']:6.2f}x{limits}"
         )
     for steps, batch in crossed.items():

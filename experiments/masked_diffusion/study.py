@@ -213,10 +213,10 @@ def of_frontier(options: Options) -> list[Line]:
     ]
     for name, place in rounds_of(options):
         lines += [Line(name, place, masked(steps)) for steps in options.frontier]
-    if (place := options.other) is not None:
+    if (rival_place := options.other) is not None:
         for temperature in options.temperatures:
             rival = Setting("autoregressive", AutoRegressive(), AutoRegressive.Knobs(temperature=temperature))
-            lines.append(Line("autoregressive", place, rival))
+            lines.append(Line("autoregressive", rival_place, rival))
     return lines
 
 
