@@ -52,17 +52,17 @@ FORGETTING = Setting(
     ),
     Wavefront.Knobs(exit_threshold=EVERY_STEP, momentum=0.0),
 )
-# Depth twelve is the least that answers need; `experiments/recurrent_depth/pointers_speed.py` chose the waves. All
-# read the prompt once.
+# Depth twelve is the least that answers need; `experiments/recurrent_depth/tune.py` chose the waves and the windows
+# of Jacobi decoding. All read the prompt once.
 RIVALS: Sequence[Setting] = (
     Setting("autoregressive", Static(recurrence=DEPTH, prefill_recurrence=1), baseline=True),
-    _wave(4, ANSWER, ANSWER, 0.8, HALVES),
+    _wave(3, ANSWER, ANSWER, 0.8, HALVES),
     _jacobi(ANSWER, running=False),
-    _jacobi(HALVES[-1], running=True),
+    _jacobi(ANSWER, running=True),
     FORGETTING,
     _adaptive(0.4),
     _adaptive(0.8),
-    _wave(1, 15, 1, 0.4),
+    _wave(1, 15, 1, 0.8),
 )
 
 
