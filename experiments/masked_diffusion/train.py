@@ -67,7 +67,7 @@ class Recipe:
     feed_forward: int | None = None
     length: int = 256
     rows: int = 16
-    steps: int = 10_000
+    steps: int = 5900
     warmup: int = 100
     cooldown: float = 0.4
     learning_rate: float = 8e-3
