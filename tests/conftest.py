@@ -4,6 +4,7 @@ Under pytest the jaxtyping annotations of `paradec_jax` and `convert` are checke
 tracing, so compiled programs do not change). The import hook must be in place before either is imported.
 """
 
+import ast
 import gc
 import itertools
 import os
@@ -36,7 +37,7 @@ if early:
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
-from jaxtyping import install_import_hook  # noqa: E402
+from jaxtyping import _import_hook, install_import_hook  # noqa: E402
 
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax"))
 jax.config.update("jax_traceback_in_locations_limit", 0)  # lowering writes no Python frames into programs
@@ -52,6 +53,17 @@ def register_unchecked(cls, *args, **kwargs):
 
 
 jax.tree_util.register_dataclass = register_unchecked
+
+
+def visit_outer_functions(self, node, visit=_import_hook.JaxtypingTransformer.visit_FunctionDef):
+    """A function inside a function is made anew, and with it its checks, whenever the outer one is called. That took
+    longer than to check the others did, so arguments of those are not checked."""
+    if not any(isinstance(parent, ast.FunctionDef) for parent in self._parents):
+        visit(self, node)
+    return node
+
+
+_import_hook.JaxtypingTransformer.visit_FunctionDef = visit_outer_functions
 modules = {path.stem for path in (ROOT / "paradec_jax").iterdir()} - {"__init__", "__pycache__"}
 modules -= {*UNCHECKED, *UNCHECKABLE}
 hook = install_import_hook(

@@ -1,6 +1,7 @@
 """What networks share: the price of a call, and how they are handed their parameters."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,15 +33,22 @@ def apply(module: type, config: Any, params: Any, method: Callable, *args: Any) 
 def shapes_of(module: Callable[[Any], Any], config: Any, parts: Mapping[str, str]) -> dict[str, Any]:
     """Shapes and dtypes of a module's parameters, without allocating any.
 
-    Blocks of one part have equal shapes, so one of each is traced: it is waited for whenever a model is loaded.
+    Blocks of one part have equal shapes, so one of each is traced, and once for each config: it is waited for whenever
+    a model is loaded.
 
     Args:
       module: config -> the Linen module.
       config: its shape.
       parts: the field of the config that counts the blocks of each part, "layer" -> "layers".
     """
+    found = _traced(module, dataclasses.replace(config, **dict.fromkeys(parts.values(), 1)))
     counts = {part: getattr(config, field) for part, field in parts.items()}
-    single = module(dataclasses.replace(config, **dict.fromkeys(parts.values(), 1)))
-    found = jax.eval_shape(lambda: single.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))["params"]
     shapes = {name: shape for name, shape in found.items() if name.removesuffix("_0") not in parts}
-    return shapes | {f"{part}_{i}": found[f"{part}_0"] for part, n in counts.items() for i in range(n)}
+    shapes |= {f"{part}_{i}": found[f"{part}_0"] for part, n in counts.items() for i in range(n)}
+    return jax.tree.map(lambda shape: shape, shapes)  # dictionaries of the caller's own
+
+
+@functools.lru_cache
+def _traced(module: Callable[[Any], Any], config: Any) -> dict[str, Any]:
+    init = module(config).init
+    return jax.eval_shape(lambda: init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))["params"]
