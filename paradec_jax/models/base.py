@@ -33,8 +33,8 @@ def apply(module: type, config: Any, params: Any, method: Callable, *args: Any) 
 def shapes_of(module: Callable[[Any], Any], config: Any, parts: Mapping[str, str]) -> dict[str, Any]:
     """Shapes and dtypes of a module's parameters, without allocating any.
 
-    Blocks of one part have equal shapes, so one of each is traced, and once for each config: it is waited for whenever
-    a model is loaded.
+    Blocks of one part have equal shapes, so one of each is traced, and once for a config: it is waited for whenever a
+    model is loaded.
 
     Args:
       module: config -> the Linen module.
