@@ -8,6 +8,7 @@ import pytest
 
 from paradec_jax.decode.machine import network
 from paradec_jax.testing import (
+    JointBlocks,
     JointDenoiser,
     StubCausal,
     StubDenoiser,
@@ -27,6 +28,7 @@ from paradec_jax.testing import (
         (StubDenoiser(), (network.CachedNetwork,)),
         (StubDenoiser(block=4), (network.CachedNetwork,)),
         (JointDenoiser(2, 2, (1.0,) * 4), (network.Network,)),
+        (JointBlocks(2, 2, (1.0,) * 4, 2), (network.CachedNetwork,)),
         (SumDenoiser(), (network.Network,)),
         (tiny_denoiser(), (network.Network,)),
         (tiny_causal(), (network.CachedNetwork,)),
