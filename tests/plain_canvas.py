@@ -30,7 +30,7 @@ def grid_count(calls: int, stub: StubDenoiser, prompt: int, new: int) -> Count:
 
 
 def block_count(block: int, rides: bool, stub: StubDenoiser, prompt: int, new: int) -> Count:
-    """A call a token; a block that is complete while its row goes on is stored, in the next call or one of its own."""
+    """A call a token; a block that is complete while its row goes on is stored, in the next call or another one."""
     given = prompt // block * block
     calls, positions = (1, given + block) if rides else (int(given > 0), given)
     for p in range(prompt + rides, prompt + new):

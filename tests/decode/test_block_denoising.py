@@ -1,0 +1,395 @@
+"""Block denoising: who is revealed when, how many calls that takes, the law of what is written, what fusions change.
+
+Steps are counted by a plain simulation of each rule on a stub whose confidences are known; laws by enumeration, with
+the exact posterior of a joint law in the network's place.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from chi_square import excess
+from house_decoders import AnyOrder, RevealKnobs
+from results import listed
+
+from paradec_jax import decode
+from paradec_jax.config import TokenSpec
+from paradec_jax.decode.block import rules
+from paradec_jax.decode.released import ReleasedDenoising
+from paradec_jax.testing import PROMPTS, JointBlocks, StubCausal, StubDenoiser, tiny_request
+
+SIZE, NEW = 24, 11
+STUB = StubDenoiser(block=4, sharpness=6.0)
+SPEC = TokenSpec(mask=STUB.mask, alignment="own", pad=9)
+
+
+# Who is revealed when: a plain simulation
+
+
+def confidences(stub: StubDenoiser, masked: int) -> list[float]:
+    """c of the masked positions of a block, the first of which follows a revealed one: by their distance from it."""
+    best = [math.exp(stub.sharpness / (1 + distance)) for distance in range(1, masked + 1)]
+    return [x / (x + stub.vocab_size - 1) for x in best]
+
+
+def entropies(stub: StubDenoiser, masked: int) -> list[float]:
+    others = stub.vocab_size - 1
+    rest = [(1 - c) / others for c in confidences(stub, masked)]
+    return [-(1 - others * r) * math.log(1 - others * r) - others * r * math.log(r) for r in rest]
+
+
+def taken(rule: str, knobs: dict[str, Any], stub: StubDenoiser, masked: int, step: int) -> int:
+    """How many positions a step reveals, from left to right: confidences fall with the distance."""
+    block = stub.block
+    steps = knobs.get("steps", block)
+    quota = min(block // steps + (step < block % steps), masked)
+    sure = confidences(stub, masked)
+    if rule == "dynamic":
+        return max(sum(c > knobs["threshold"] for c in sure), quota)
+    if rule == "threshold":
+        return max(sum(c >= knobs["threshold"] for c in sure), 1)
+    if rule == "factor":
+        passing = [rank == 1 or c >= 1 - knobs["factor"] / (rank + 1) for rank, c in enumerate(sure, 1)]
+        return next((i for i, passes in enumerate(passing) if not passes), masked)
+    if rule == "entropy":
+        below = [total < knobs["entropy"] for total in itertools.accumulate(entropies(stub, masked))]
+        return max(sum(below), 1)
+    return quota
+
+
+def simulated(
+    rule: str, knobs: dict[str, Any], stub: StubDenoiser, prompt: int, new: int, rides: bool, opens: bool
+) -> tuple[int, int]:
+    """Calls and positions of a row."""
+    block, length, limit = stub.block, prompt, prompt + new
+    given = prompt // block * block
+    calls, positions = (0, given) if opens else (int(given > 0), given)
+    first = True
+    while length < limit:
+        end = length // block * block + block
+        if not first and length % block == 0:  # the block before is stored
+            calls += not rides
+            positions += block
+        step = 0
+        while length < min(end, limit):
+            calls, positions = calls + 1, positions + block
+            length += taken(rule, knobs, stub, end - length, step)
+            step += 1
+        first = False
+    return calls, positions
+
+
+CASES = {
+    "static": ("static", {}),
+    "two-a-step": ("static", {"steps": 2}),
+    "three-steps": ("static", {"steps": 3}),
+    "one-step": ("sequential", {"steps": 1}),
+    "sequential": ("sequential", {"steps": 3}),
+    "dynamic": ("dynamic", {"threshold": 0.3}),
+    "dynamic-quota": ("dynamic", {"threshold": 0.6, "steps": 2}),
+    "threshold": ("threshold", {"threshold": 0.4}),
+    "factor": ("factor", {"factor": 2.0}),
+    "entropy": ("entropy", {"entropy": 6.0}),
+}
+FUSIONS = [(True, True), (False, False)]
+SLOW_PAIRS = [pytest.param(*pair, marks=pytest.mark.slow) for pair in ((True, False), (False, True))]
+
+
+@pytest.mark.parametrize(("rides", "opens"), [*FUSIONS, *SLOW_PAIRS])
+@pytest.mark.parametrize("name", CASES)
+def test_calls_are_those_of_the_simulation(name, rides, opens):
+    rule, knobs = CASES[name]
+    decoder = decode.BlockDenoising(STUB, SIZE, SPEC, rule=rule, fuse_store=rides, fuse_prompt=opens)
+    prompts = (*PROMPTS, (1, 2, 3, 4), (5,) * 9)
+    request = tiny_request((NEW, 3, NEW, 8, 1), prompts=prompts)
+    result = decode.run(decoder, None, request, decoder.Knobs(**knobs))
+    want = [
+        simulated(rule, knobs, STUB, len(prompt), new, rides, opens)
+        for prompt, new in zip(prompts, (NEW, 3, NEW, 8, 1), strict=True)
+    ]
+    assert list(zip(result.network_calls.tolist(), result.positions.tolist(), strict=True)) == want
+    assert result.completions() == [
+        STUB.expected([*prompt, *[None] * new])[len(prompt) :]
+        for prompt, new in zip(prompts, (NEW, 3, NEW, 8, 1), strict=True)
+    ]
+
+
+def test_the_simulated_rules_reveal_one_some_or_all():
+    assert {name: taken(*CASES[name], STUB, 4, 0) for name in CASES} == {
+        "static": 1,
+        "two-a-step": 2,
+        "three-steps": 2,
+        "one-step": 4,
+        "sequential": 2,
+        "dynamic": 3,
+        "dynamic-quota": 2,
+        "threshold": 2,
+        "factor": 2,
+        "entropy": 3,
+    }
+
+
+@pytest.mark.parametrize("alignment", ["own", "next"])
+def test_infos_say_what_a_call_did(alignment):
+    """Blocks from position 0, the first with the end of the prompt; steps counted in each; stores of their own."""
+    stub = dataclasses.replace(STUB, alignment=alignment)
+    spec = dataclasses.replace(SPEC, alignment=alignment)
+    decoder = decode.BlockDenoising(stub, SIZE, spec, rule="static", fuse_store=False, fuse_prompt=False)
+    request = tiny_request(5, prompts=((3, 1, 4, 1, 5, 9), (2, 7)))
+    _, info = decode.trace(decoder, None, request, decoder.Knobs(steps=2), n=6)
+    info = jax.tree.map(np.asarray, info)
+    assert info.at[:4, 0].tolist() == [4, 8, 8, 8] and info.at[:4, 1].tolist() == [0, 4, 4, 4]
+    assert info.stored[:4, 0].tolist() == [False, True, False, False]
+    assert info.reads[:4, 0].tolist() == [True, False, True, True]
+    assert info.step[[0, 2, 3], 0].tolist() == [0, 0, 1]
+    shown = [info.where[i, 0].nonzero()[0].tolist() for i in range(6)]
+    assert shown == [[2, 3], [], [0, 1], [2, 3], [], []] and info.where[0, 1].nonzero()[0].tolist() == [2, 3]
+    hidden = jnp.asarray(info.hidden[0])
+    np.testing.assert_array_equal(stub.logits(None, hidden).argmax(-1)[0, 2:], info.tokens[0, 0, 2:])
+
+
+def test_a_stop_token_ends_a_row_inside_its_block():
+    text = STUB.expected([3, 1, 4, 1, *[None] * 8])[4:]
+    decoder = decode.BlockDenoising(STUB, SIZE, SPEC, rule="static")
+    request = tiny_request(8, prompts=((3, 1, 4, 1),), stop=(text[1],))
+    result = decode.run(decoder, None, request)
+    assert result.completions() == [text[:2]] and result.reasons.tolist() == [decode.Reason.STOP]
+    assert result.network_calls.tolist() == [2]
+    late = ReleasedDenoising(STUB, SIZE, SPEC, program="evaluation", rule="static")
+    released = decode.run(late, None, request)
+    assert released.completions() == [text[:4]] and released.reasons.tolist() == [decode.Reason.STOP]
+    assert released.network_calls.tolist() == [1 + 4 + 1], "the whole block, and its store"
+
+
+@pytest.mark.parametrize("rule", ["random", pytest.param("dynamic", marks=pytest.mark.slow)])
+def test_a_budget_cuts_a_text_and_changes_nothing_before_it(rule):
+    stub = dataclasses.replace(STUB, sharpness=2.0)
+    decoder = decode.BlockDenoising(stub, SIZE, SPEC, rule=rule)
+    knobs = decoder.Knobs(temperature=1.0, steps=2)
+    whole = decode.run(decoder, None, tiny_request(15, seed=3), knobs).completions()
+    for new in (1, 2, 6, 9):
+        cut = decode.run(decoder, None, tiny_request(new, seed=3), knobs).completions()
+        assert cut == [tokens[:new] for tokens in whole]
+
+
+@pytest.mark.parametrize("alignment", ["own", pytest.param("next", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rule", ["random", pytest.param("static", marks=pytest.mark.slow)])
+def test_fusions_change_no_token(rule, alignment):
+    """Drawn tokens too: noise belongs to a step of a block, not to a call."""
+    stub = dataclasses.replace(STUB, sharpness=2.0, alignment=alignment)
+    spec, request = dataclasses.replace(SPEC, alignment=alignment), tiny_request((NEW, 4, 14), seed=2)
+    results = []
+    for rides, opens in itertools.product((True, False), repeat=2):
+        decoder = decode.BlockDenoising(
+            stub, SIZE, spec, rule=rule, fuse_store=rides, fuse_prompt=opens, log_probs=True
+        )
+        results.append(decode.run(decoder, None, request, decoder.Knobs(temperature=1.0, steps=3)))
+    for other in results[1:]:
+        assert other.completions() == results[0].completions()
+        assert other.reasons.tolist() == results[0].reasons.tolist()
+        np.testing.assert_allclose(other.log_probs, results[0].log_probs, atol=1e-6)
+    calls = np.asarray([result.network_calls for result in results])
+    assert (calls[0] < calls[1]).any() and (calls[0] < calls[2]).all() and (calls[1] < calls[3]).all()
+
+
+def test_holes_are_filled_block_by_block():
+    """Given tokens of a later block are not seen before it; a block without a hole is stored as it is."""
+    texts = ([3, None, None, 4, None, None, None, 2, 5, 6, 7, 8, None, None], [None, None, 1])
+    request = decode.make_request(
+        [[token or 0 for token in text] for text in texts],
+        given=[[token is not None for token in text] for text in texts],
+        max_new_tokens=0,
+    )
+    want = []
+    for text in texts:
+        known: list[int | None] = list(text)
+        for start in range(0, len(text), 4):
+            known[: start + 4] = STUB.expected(known[: start + 4])
+        want.append(known)
+    for rides, opens in itertools.product((True, False), repeat=2):
+        decoder = decode.BlockDenoising(STUB, SIZE, SPEC, rule="static", fuse_store=rides, fuse_prompt=opens)
+        result = decode.run(decoder, None, request)
+        found = [row[:n] for row, n in zip(result.tokens.tolist(), result.lengths.tolist(), strict=True)]
+        assert found == want
+        assert result.generated.tolist() == [text.count(None) for text in texts]
+
+
+def test_one_block_of_the_whole_length_is_a_decoder_of_canvases():
+    """Fast-dLLM's threshold on one block is the any-order decoder that reads its canvas in every call."""
+    whole = StubDenoiser(sharpness=6.0)
+    one = decode.BlockDenoising(dataclasses.replace(whole, block=SIZE), SIZE, SPEC, rule="threshold")
+    other = AnyOrder(whole, SIZE, SPEC)
+    request = tiny_request([SIZE - len(prompt) for prompt in PROMPTS], stop=(7,))
+    blocks = decode.run(one, None, request, one.Knobs(threshold=0.4))
+    canvas = decode.run(other, None, request, RevealKnobs(threshold=0.4))
+    assert listed(blocks) == listed(canvas)
+    assert (np.asarray(blocks.network_calls) < SIZE - 5).all()
+
+
+# The choice is one pure function
+
+
+def test_a_choice_depends_on_state_step_and_keys_alone():
+    """Folded candidates choose what each chooses alone; another step draws with other noise."""
+    logits = jax.random.normal(jax.random.key(0), (3, 4, 11))
+    masked = jnp.asarray([[True, False, True, True], [True] * 4, [False, True, True, False]])
+    positions = jnp.asarray([8, 4, 8])[:, None] + jnp.arange(4)
+    step, keys = jnp.asarray([1, 0, 2]), jax.random.split(jax.random.key(1), 3)
+    for rule in rules.RULES:
+        knobs = rules.DenoisingKnobs(temperature=0.8, top_k=7, top_p=0.9)
+        choose = jax.jit(functools.partial(rules.choose, rule, mask=10))
+        whole = choose(logits, masked, positions, step, keys, knobs)
+        assert (np.asarray(whole.where) <= np.asarray(masked)).all() and whole.where.any(axis=1).all()
+        assert (whole.tokens != 10).all() and ((whole.scores > 0) & (whole.scores < 1)).all()
+        for i in range(3):
+            alone = choose(*(x[i : i + 1] for x in (logits, masked, positions, step, keys)), knobs)
+            assert (alone.where[0] == whole.where[i]).all() and (alone.tokens[0] == whole.tokens[i]).all()
+            np.testing.assert_allclose(alone.scores[0], whole.scores[i], rtol=1e-6)
+    later = choose(logits, masked, positions, step + 1, keys, knobs)
+    assert (later.tokens != whole.tokens).any()
+
+
+def test_confidence_is_that_before_truncation():
+    logits = jnp.asarray([[[2.0, 1.0, 0.0, 3.0]]])
+    one = {"masked": jnp.ones((1, 1), bool), "positions": jnp.zeros((1, 1), jnp.int32), "mask": 3}
+    keys, step = jax.random.split(jax.random.key(0), 1), jnp.zeros(1, jnp.int32)
+    for temperature in (0.0, 0.5, 2.0):
+        knobs = rules.DenoisingKnobs(temperature=temperature, top_k=1)
+        choice = rules.choose("static", logits, step=step, keys=keys, knobs=knobs, **one)
+        want = jax.nn.softmax(logits / (temperature or 1.0))[0, 0, 0]
+        assert choice.tokens.tolist() == [[0]], "the mask is the most probable one and never drawn"
+        assert choice.scores[0, 0] == pytest.approx(float(want), rel=1e-6)
+
+
+# The law
+
+
+JOINT = JointBlocks(3, 4, tuple(np.random.default_rng(5).gamma(0.5, size=81).tolist()), 2)
+OWN = TokenSpec(mask=JOINT.mask, alignment="own")
+
+
+def texts(draws: int, network: JointBlocks = JOINT, given: int = 0, **options: Any) -> np.ndarray:
+    """Texts of four symbols, the first `given` of which are zeros."""
+    knobs = options.pop("knobs", {})
+    spec = dataclasses.replace(OWN, alignment=network.alignment)
+    decoder = decode.BlockDenoising(network, 4, spec, **options)
+    keys = jax.random.split(jax.random.key(11), draws)
+    request = decode.make_request(np.zeros((draws, given)), max_new_tokens=4 - given, keys=keys)
+    return np.asarray(decode.run(decoder, None, request, decoder.Knobs(temperature=1.0, **knobs)).tokens)
+
+
+def in_parallel(joint: JointBlocks) -> np.ndarray:
+    """The law where a step reveals a whole block: the product of its marginals, given the blocks before."""
+    every, law = joint.texts, joint.law
+    found = np.ones(len(every))
+    for i, text in enumerate(every):
+        for p in range(joint.length):
+            start = p // joint.block * joint.block
+            before = (every[:, :start] == text[:start]).all(1)
+            found[i] *= law[before & (every[:, p] == text[p])].sum() / law[before].sum()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("draws", "fused"),
+    [(4_000, True), *(pytest.param(100_000, fused, marks=pytest.mark.slow) for fused in (True, False))],
+)
+def test_random_positions_one_at_a_time_have_the_joint_law(draws, fused):
+    found = texts(draws, rule="random", fuse_store=fused, fuse_prompt=fused)
+    assert excess(found, JOINT.law, 3) < 4
+    assert excess(found, in_parallel(JOINT), 3) > 20, "another law would be noticed"
+
+
+@pytest.mark.slow
+def test_other_laws():
+    """Left to right keeps the law too; a whole block a step has that of its marginals; the surest first has none."""
+    assert excess(texts(20_000, rule="sequential"), JOINT.law, 3) < 4
+    assert excess(texts(20_000, rule="random", knobs={"steps": 1}), in_parallel(JOINT), 3) < 4
+    assert excess(texts(20_000, rule="static"), JOINT.law, 3) > 20
+
+
+@pytest.mark.slow
+def test_the_next_position_has_the_joint_law():
+    """With logits about the next position, a block's first row is that of the block before."""
+    network = dataclasses.replace(JOINT, alignment="next")
+    found = texts(20_000, network, given=1, rule="random")
+    conditional = np.where(JOINT.texts[:, 0] == 0, JOINT.law, 0.0)
+    assert excess(found, conditional / conditional.sum(), 3) < 4
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: decode.BlockDenoising(rule="mood"), "rule must be one of static, dynamic, .*, not 'mood'"),
+        (lambda: refused(steps=5), "steps must be at most the block's 4, not 5"),
+        (lambda: refused(steps=0), "steps must be at least 1, not 0"),
+        (lambda: refused(threshold=0.9), "threshold needs rule dynamic or threshold, not static"),
+        (lambda: refused(entropy=0.3), "entropy needs rule entropy, not static"),
+        (lambda: refused(rule="entropy", steps=2), "steps needs rule static or .* or random, not entropy"),
+        (lambda: refused(rule="factor", factor=-1.0), "factor must be at least 0, not -1.0"),
+        (lambda: refused(spec=TokenSpec(alignment="own")), "the checkpoint's token spec has none"),
+        (lambda: refused(network=StubCausal()), "networks of visibility 'block', but this one's is 'causal'"),
+        (
+            lambda: decode.BlockDenoising().bind(StubCausal(), SIZE, SPEC),
+            "networks of visibility 'block', but this one's is 'causal'",
+        ),
+        (
+            lambda: decode.BlockDenoising().bind(StubDenoiser(), SIZE, SPEC),
+            "networks of visibility 'block', but this one's is 'full'",
+        ),
+        (
+            lambda: refused(spec=dataclasses.replace(SPEC, alignment="next"), prompts=((1,), ())),
+            "row 1 does not begin with a given token, and logits of alignment 'next'",
+        ),
+        (lambda: refused(prompts=((1, 10),)), "row 0 gives the mask token 10 at position 1"),
+        (lambda: ReleasedDenoising(program="mood"), "program must be one of generate, .*, not 'mood'"),
+        (lambda: ReleasedDenoising(rule="random"), "rule must be one of static, .*entropy, not 'random'"),
+        (lambda: ReleasedDenoising(log_probs=True), "ReleasedDenoising keeps no log-probabilities"),
+    ],
+)
+def test_bad_input_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def refused(
+    network: Any = STUB, spec: TokenSpec = SPEC, prompts: Any = ((1,),), rule: str = "static", **knobs: Any
+) -> Any:
+    decoder = decode.BlockDenoising(network, SIZE, spec, rule=rule)
+    return decode.run(decoder, None, tiny_request(2, prompts=prompts), decoder.Knobs(**knobs))
+
+
+# What released programs do otherwise
+
+
+def test_jetengine_falls_back_to_the_left():
+    """With a token given in the middle of a block, its neighbours are the surest."""
+    request = decode.make_request([[0, 0, 3, 0]], given=[[False, False, True, False]], max_new_tokens=0)
+    shown = {}
+    for program in ("evaluation", "jetengine"):
+        decoder = ReleasedDenoising(STUB, 8, SPEC, program=program, rule="dynamic")
+        _, info = decode.trace(decoder, None, request, decoder.Knobs(threshold=0.99), n=3)
+        shown[program] = np.asarray(info.where[:, 0]).nonzero()[1].tolist()
+    assert shown == {"evaluation": [1, 0, 3], "jetengine": [0, 1, 3]}
+
+
+def test_confidence_after_truncation_is_one_with_top_k_one():
+    """So that a dynamic step of `generate.py` reveals the whole block."""
+    request = tiny_request(8, prompts=((3, 1, 4, 1),))
+    calls = {}
+    for program in ("generate", "evaluation"):
+        decoder = ReleasedDenoising(STUB, SIZE, SPEC, program=program, rule="dynamic")
+        knobs = decoder.Knobs(temperature=1.0, top_k=1, threshold=0.9)
+        result = decode.run(decoder, None, request, knobs)
+        assert result.completions() == [STUB.expected([3, 1, 4, 1, *[None] * 8])[4:]]
+        calls[program] = int(result.network_calls[0])
+    assert calls == {"generate": 1 + 2 * 2, "evaluation": 1 + 2 * 5}
