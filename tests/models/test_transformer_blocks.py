@@ -69,7 +69,7 @@ def test_a_block_of_one_is_causal():
     causal = dataclasses.replace(CAUSAL_PRESETS["test-causal"], **fields)
     logits, _ = call(TransformerNetwork(single), params_of(BASE), CLEAN, positions_of(CLEAN))
     want, _ = call(TransformerNetwork(causal), params_of(BASE), CLEAN, positions_of(CLEAN))
-    np.testing.assert_array_equal(logits, want)
+    np.testing.assert_allclose(logits, want, atol=ATOL)
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,8 @@ def test_a_block_of_one_is_causal():
 )
 def test_cached_equals_uncached(start, width):
     """Windows that end where a block does; rows stand at different lengths, what lies beyond is scratch."""
-    network, params, visible = (
-        TransformerNetwork(dataclasses.replace(BASE, block=2)),
-        params_of(BASE),
-        jnp.array(start),
-    )
+    network, params = TransformerNetwork(dataclasses.replace(BASE, block=2)), params_of(BASE)
+    visible = jnp.array(start)
     want, kv = call(network, params, CLEAN, positions_of(CLEAN))
     cache = network.write(network.init_cache(jnp.zeros(2), 12), kv, jnp.zeros(2, jnp.int32))
     window = jnp.stack([row[at : at + width] for row, at in zip(CLEAN, start, strict=True)])
@@ -89,9 +86,8 @@ def test_cached_equals_uncached(start, width):
     for row, at in enumerate(start):
         np.testing.assert_allclose(logits[row], want[row, at : at + width], atol=ATOL)
     for new, old in zip(network.write(cache, own, visible), cache, strict=True):
-        if start == (2, 4):  # else a block's first keys were made without its last tokens
-            np.testing.assert_allclose(new.k, old.k, atol=ATOL)
-            np.testing.assert_allclose(new.v, old.v, atol=ATOL)
+        np.testing.assert_allclose(new.k, old.k, atol=ATOL)
+        np.testing.assert_allclose(new.v, old.v, atol=ATOL)
 
 
 def test_candidates_of_a_block_side_by_side():
