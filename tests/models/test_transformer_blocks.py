@@ -11,6 +11,7 @@ import pytest
 from paradec_jax import decode
 from paradec_jax.config import BLOCK_DIFFUSION_PRESETS, CAUSAL_PRESETS, TokenSpec
 from paradec_jax.decode import Prefix
+from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.families import network_of
 from paradec_jax.models import TransformerNetwork
 from paradec_jax.models.transformer import parameter_shapes
@@ -47,6 +48,7 @@ def test_facts_of_the_network():
     network = network_of(BASE)
     assert network == TransformerNetwork(dataclasses.replace(BASE))
     assert hash(network) == hash(TransformerNetwork(dataclasses.replace(BASE)))
+    assert isinstance(network, CachedNetwork)
     assert (network.visibility, network.block, network.counters) == ("block", 4, ())
     assert network != network_of(dataclasses.replace(BASE, block=8))
     fields = {name: value for name, value in BASE.to_dict().items() if name != "block"}
