@@ -61,8 +61,8 @@ class Case:
     truncated: bool = False
     calls: tuple[int, int] | None = None
 
-    def __getattr__(self, field: str) -> np.ndarray:
-        return arrays("decode")[f"{self.name}.{field}"]
+    def __getitem__(self, kind: str) -> np.ndarray:
+        return arrays("decode")[f"{self.name}.{kind}"]
 
     @property
     def has(self) -> set[str]:
@@ -71,7 +71,7 @@ class Case:
     @property
     def whole(self) -> int:
         """Positions of the text up to the end of its last block that was recorded as tokens."""
-        return len(self.tokens)
+        return len(self["tokens"])
 
 
 def case_of(name: str) -> Case:
@@ -158,7 +158,7 @@ def assert_steps(found: dict[str, np.ndarray], case: Case, count: int) -> None:
     """The first `count` recorded steps are those found."""
     assert all(len(value) == count for value in found.values())
     for name in case.has - {"tokens"}:
-        want = getattr(case, name)[:count]
+        want = case[name][:count]
         if name in ("conf", "entropy"):
             assert_close(found[name], want, PROBABILITIES)
         elif name == "logits":
@@ -169,7 +169,7 @@ def assert_steps(found: dict[str, np.ndarray], case: Case, count: int) -> None:
 
 def until_stop(case: Case) -> int:
     """Positions up to the first generated stop token, or to the end of what was recorded."""
-    hits = np.isin(case.tokens, case.stop) & (np.arange(case.whole) >= len(case.prompt))
+    hits = np.isin(case["tokens"], case.stop) & (np.arange(case.whole) >= len(case.prompt))
     return int(hits.argmax()) + 1 if hits.any() else case.whole
 
 
@@ -180,13 +180,13 @@ def test_steps(name):
     decoder = decode.BlockDenoising(rule=case.rule, fuse_store=False, fuse_prompt=False)
     result, found = replayed(decoder, case, case.whole - len(case.prompt))
     end = until_stop(case)
-    count = len(case.block)
+    count = len(case["block"])
     if end < case.whole:
         count = len(found["block"])
-        assert 0 < count <= len(case.block) and result.reasons[0] == decode.Reason.STOP
+        assert 0 < count <= len(case["block"]) and result.reasons[0] == decode.Reason.STOP
     assert_steps(found, case, count)
     assert int(result.lengths[0]) == end
-    np.testing.assert_array_equal(result.tokens[0, :end], case.tokens[:end])
+    np.testing.assert_array_equal(result.tokens[0, :end], case["tokens"][:end])
     if case.calls is not None and end == case.whole:
         assert (count, int(result.network_calls[0])) == (case.calls[0], case.calls[1] - 1)
 
@@ -201,9 +201,9 @@ def test_fusions_repeat_the_texts(name):
         request = request_of(case, case.whole - len(case.prompt))
         result = decode.run(decoder, params, request, decoder.Knobs(**case.knobs))
     end = until_stop(case)
-    np.testing.assert_array_equal(result.tokens[0, :end], case.tokens[:end])
+    np.testing.assert_array_equal(result.tokens[0, :end], case["tokens"][:end])
     calls = int(result.network_calls[0])
-    assert calls == len(case.block) if end == case.whole else calls <= len(case.block)
+    assert calls == len(case["block"]) if end == case.whole else calls <= len(case["block"])
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -212,11 +212,11 @@ def test_programs(name):
     case = case_of(name)
     program = "generate" if case.truncated else "evaluation"
     result, found = replayed(ReleasedDenoising(program=program, rule=case.rule), case, case.new)
-    assert_steps(found, case, len(case.block))
-    assert case.calls == (len(case.block), int(result.network_calls[0]))
+    assert_steps(found, case, len(case["block"]))
+    assert case.calls == (len(case["block"]), int(result.network_calls[0]))
     length = int(result.lengths[0])
-    np.testing.assert_array_equal(result.tokens[0, :length], case.tokens[:length])
-    assert (case.tokens[length:] == model()[2].mask).all() and length % model()[0].block == 0
+    np.testing.assert_array_equal(result.tokens[0, :length], case["tokens"][:length])
+    assert (case["tokens"][length:] == model()[2].mask).all() and length % model()[0].block == 0
     assert (length < case.whole) == (result.reasons[0] == decode.Reason.STOP)
 
 
@@ -235,8 +235,8 @@ def test_unequal_prompts_in_one_batch():
     with jax.default_matmul_precision("highest"):
         result = decode.run(decoder, params, request, decoder.Knobs(**wanted.knobs))
     for row, case in enumerate(group):
-        np.testing.assert_array_equal(result.tokens[row, : case.whole], case.tokens)
-    assert result.network_calls.tolist() == [len(case.block) for case in group]
+        np.testing.assert_array_equal(result.tokens[row, : case.whole], case["tokens"])
+    assert result.network_calls.tolist() == [len(case["block"]) for case in group]
 
 
 # Truncation
