@@ -19,9 +19,11 @@ from house_decoders import AnyOrder, RevealKnobs
 from results import listed
 
 from paradec_jax import decode
-from paradec_jax.config import TokenSpec
+from paradec_jax.config import BLOCK_DIFFUSION_PRESETS, TokenSpec
 from paradec_jax.decode.block import rules
 from paradec_jax.decode.released import ReleasedDenoising
+from paradec_jax.models.transformer import init_params
+from paradec_jax.models.transformer_network import TransformerNetwork
 from paradec_jax.testing import PROMPTS, JointBlocks, StubCausal, StubDenoiser, tiny_request
 
 SIZE, NEW = 24, 11
@@ -196,6 +198,57 @@ def test_fusions_change_no_token(rule, alignment):
         np.testing.assert_allclose(other.log_probs, results[0].log_probs, atol=1e-6)
     calls = np.asarray([result.network_calls for result in results])
     assert (calls[0] < calls[1]).any() and (calls[0] < calls[2]).all() and (calls[1] < calls[3]).all()
+
+
+@functools.cache
+def transformer() -> tuple[TransformerNetwork, Any]:
+    """A small model of random weights that sees in blocks of 4."""
+    network = TransformerNetwork(BLOCK_DIFFUSION_PRESETS["test-sdar"])
+    return network, jax.tree.map(lambda x: 3 * x, init_params(network.config, jax.random.key(1)))
+
+
+@pytest.mark.parametrize("alignment", ["next", pytest.param("own", marks=pytest.mark.slow)])
+def test_fusions_and_batches_change_no_token_of_a_model(alignment):
+    network, params = transformer()
+    spec = TokenSpec(mask=31, alignment=alignment)
+    request = tiny_request((NEW, 4, 14), seed=2)
+    results = []
+    for fused in (True, False):
+        decoder = decode.BlockDenoising(
+            network, SIZE, spec, rule="dynamic", fuse_store=fused, fuse_prompt=fused, log_probs=True
+        )
+        knobs = decoder.Knobs(temperature=1.0, steps=2, threshold=0.5)
+        results.append(decode.run(decoder, params, request, knobs))
+        for i in range(len(PROMPTS)):
+            alone = decode.run(decoder, params, request.take([i]), knobs)
+            assert alone.completions() == results[-1].completions()[i : i + 1]
+            assert alone.network_calls.tolist() == results[-1].network_calls[i : i + 1].tolist()
+    fused, plain = results
+    assert fused.completions() == plain.completions()
+    np.testing.assert_allclose(fused.log_probs, plain.log_probs, atol=2e-5)
+    assert (fused.network_calls < plain.network_calls).all()
+    assert len({tuple(tokens) for tokens in plain.completions()}) == len(PROMPTS)
+
+
+def test_a_cached_block_is_one_read_in_a_whole_text():
+    """What a step reads of its block behind the cache is what a call on the whole text reads there."""
+    network, params = transformer()
+    decoder = decode.BlockDenoising(network, SIZE, TokenSpec(mask=31, alignment="own"), rule="static")
+    request = tiny_request(14, prompts=((3, 1, 4, 1, 5),))
+    _, (tokens, info) = decode.trace(
+        decoder, params, request, decoder.Knobs(steps=2), n=7, record=canvas_and_info
+    )
+    for step in range(1, 6):
+        start = int(info.at[step, 0])
+        seen = jnp.asarray(tokens[step - 1])[:, : start + 4]
+        out = network.forward(params, seen, jnp.arange(start + 4)[None])
+        np.testing.assert_allclose(out.hidden[:, start:], info.hidden[step], atol=2e-5)
+    assert len(np.unique(np.asarray(info.at)[1:6])) > 2
+
+
+def canvas_and_info(state, info):
+    """Records the canvas and what a call did."""
+    return state.rows.tokens, info
 
 
 def test_holes_are_filled_block_by_block():

@@ -47,8 +47,8 @@ class BlockCanvas(Canvas):
 
     @property
     def clean(self) -> Bool[Array, "B"]:
-        """Rows whose next block to be stored has no mask left."""
-        return self.rows.length >= self.cached + self.block
+        """Running rows whose next block to be stored has no mask left."""
+        return (self.rows.length >= self.cached + self.block) & ~self.rows.done
 
     def stored(self, network: Any, call: "BlockCall", tokens: Int[Array, "B W"]) -> "BlockCanvas":
         """The canvas after a call whose step is done: clean blocks are trusted from now on.
@@ -58,10 +58,9 @@ class BlockCanvas(Canvas):
           call: what it returned.
           tokens: anything computed from it, see `write_after_read`.
         """
-        running = ~self.rows.done
         new = {
-            "cached": jnp.where(call.clean & running, self.cached + self.block, self.cached),
-            "step": jnp.where(running, jnp.where(call.reads, call.step + 1, 0), self.step),
+            "cached": jnp.where(call.clean, self.cached + self.block, self.cached),
+            "step": jnp.where(call.reads, call.step + 1, call.step),
         }
         cache = network.write(self.cache, call.kv, write_after_read(call.at, tokens))
         return dataclasses.replace(self, cache=cache, previous=call.previous, **new)
@@ -74,20 +73,21 @@ class BlockCall:
 
     Attributes:
       clean: rows of which it read a block without masks, to be stored, [B].
-      reads: rows of which it read a block with masks, [B].
-      block: first position of that block (of the next one, where there is none), [B].
+      reads: running rows of which it read a block with masks, [B].
+      start: first position of that block (of the next one, where there is none), [B].
       step: steps done in it before, [B].
       hidden: head inputs about its positions, by the checkpoint's alignment, [B, W, D].
       first: head inputs of the block that the window begins with, [B, W, D].
       previous: as of `BlockCanvas`, after the call.
-      kv: keys and values for the cache, and the position `at` that they begin at, [B].
+      kv: keys and values for the cache.
+      at: position that they begin at, [B].
       calls, width: calls of each row, and positions that they computed for it, [B].
       counts: amounts of the network's counters.
     """
 
     clean: Bool[Array, "B"]
     reads: Bool[Array, "B"]
-    block: Int[Array, "B"]
+    start: Int[Array, "B"]
     step: Int[Array, "B"]
     hidden: Float[Array, "B W D"]
     first: Float[Array, "B W D"]
@@ -101,7 +101,7 @@ class BlockCall:
     @property
     def positions(self) -> Int[Array, "B W"]:
         """Positions of the block that `hidden` is about."""
-        return self.block[:, None] + jnp.arange(self.hidden.shape[1])
+        return self.start[:, None] + jnp.arange(self.hidden.shape[1])
 
 
 def block_of(decoder: Any) -> int:
@@ -156,8 +156,8 @@ def read_prompt(decoder: Any, params: Any, canvas: BlockCanvas, given: int, open
     previous = last if decoder.spec.alignment == "next" else None
     return BlockCall(
         clean=jnp.zeros_like(needed),
-        reads=jnp.full_like(needed, opens),
-        block=cached,
+        reads=~canvas.rows.done & opens,
+        start=cached,
         step=canvas.step,
         hidden=aligned(opened, decoder.spec.alignment, previous),
         first=opened,
@@ -205,8 +205,8 @@ def read_block(decoder: Any, params: Any, canvas: BlockCanvas, rides: bool) -> B
         previous = where_rows(clean, first[:, -1:], previous)
     return BlockCall(
         clean=clean,
-        reads=~clean | rides,
-        block=at + block * clean,
+        reads=~canvas.rows.done & (~clean | rides),
+        start=at + block * clean,
         step=jnp.where(clean, 0, canvas.step),
         hidden=aligned(where_rows(clean, last, first), decoder.spec.alignment, previous),
         first=first,
@@ -219,5 +219,6 @@ def read_block(decoder: Any, params: Any, canvas: BlockCanvas, rides: bool) -> B
     )
 
 
-def _of_rows(counts: Counts, like: Int[Array, "B"]) -> dict[str, Int[Array, "B"]]:
+def _of_rows(counts: Counts, like: Array) -> dict[str, Array]:
+    """Amounts of each row, where a call gives one number for all."""
     return {name: jnp.broadcast_to(jnp.asarray(n, jnp.int32), like.shape) for name, n in counts.items()}

@@ -117,9 +117,9 @@ class BlockDenoising(DecoderBase):
         choice = self._choose(logits, state, call, knobs)
         state = state.stored(self.network, call, choice.tokens)
         log_probs = self.scores(without_mask(logits, self.mask), choice.tokens)
-        state = state.reveal(choice.tokens, choice.where, call.block, log_probs)
+        state = state.reveal(choice.tokens, choice.where, call.start, log_probs)
         info = Denoised(
-            at=call.block,
+            at=call.start,
             step=call.step,
             **vars(choice),
             reads=call.reads,
@@ -131,7 +131,7 @@ class BlockDenoising(DecoderBase):
     def _choose(
         self, logits: Float[Array, "B W V"], state: BlockCanvas, call: BlockCall, knobs: DenoisingKnobs
     ) -> Choice:
-        masked = window(state.open, call.block, self.block) & call.reads[:, None]
+        masked = window(state.open, call.start, self.block) & call.reads[:, None]
         rows = state.rows
         return choose(
             self.rule,

@@ -87,13 +87,13 @@ class ReleasedDenoising(DecoderBase):
         """A step in each row's block, or its store, after which the row may end."""
         call = read_block(self, params, state, rides=False)
         state = state.spend(call.counts, call.width, call.calls)
-        masked = window(state.open, call.block, self.block) & call.reads[:, None]
+        masked = window(state.open, call.start, self.block) & call.reads[:, None]
         logits = self.network.logits(params, call.hidden)
         choice = self._choose(logits, masked, call.positions, call.step, state.rows, knobs)
         state = state.stored(self.network, call, choice.tokens)
 
-        final = put(state.final, jnp.ones_like(choice.where), call.block, choice.where)
-        rows = state.rows.write(choice.tokens, choice.where, call.block)
+        final = put(state.final, jnp.ones_like(choice.where), call.start, choice.where)
+        rows = state.rows.write(choice.tokens, choice.where, call.start)
         run = jnp.minimum(selection.leading_run(final), rows.limit).astype(jnp.int32)
         rows = dataclasses.replace(rows, length=jnp.where(rows.done, rows.length, run))
         position = jnp.arange(final.shape[1])
@@ -103,7 +103,7 @@ class ReleasedDenoising(DecoderBase):
         stopped = call.clean & jnp.any(is_stop(rows.tokens, rows.stop) & own, axis=1)
         rows = blocks.ended(rows, stopped, call.clean & (rows.length >= rows.limit))
         info = Denoised(
-            at=call.block,
+            at=call.start,
             step=call.step,
             **vars(choice),
             reads=call.reads,

@@ -27,9 +27,7 @@ class TokenKnobs(Protocol):
     def min_p(self) -> Any: ...
 
 
-def tempered(
-    logits: Float[Array, "*shape V"], temperature: Float[Array, ""] | float
-) -> Float[Array, "*shape V"]:
+def tempered(logits: Float[Array, "*shape V"], temperature: Any) -> Float[Array, "*shape V"]:
     """`logits / temperature` in at least float32; at temperature 0 the logits themselves."""
     return at_least_float32(logits) / jnp.where(jnp.asarray(temperature) == 0, 1.0, temperature)
 
