@@ -7,6 +7,8 @@ from paradec_jax.models.denoiser_network import DenoiserNetwork
 from paradec_jax.models.prepare import prepare_denoiser, prepare_params
 from paradec_jax.models.recurrent_depth import RecurrentDepth
 from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
+from paradec_jax.models.residual_head import ResidualHead, ResidualHeadConfig
+from paradec_jax.models.residual_head_network import ResidualHeadNetwork
 
 __all__ = [
     "Causal",
@@ -15,6 +17,9 @@ __all__ = [
     "DenoiserNetwork",
     "RecurrentDepth",
     "RecurrentDepthNetwork",
+    "ResidualHead",
+    "ResidualHeadConfig",
+    "ResidualHeadNetwork",
     "prepare_denoiser",
     "prepare_params",
 ]
