@@ -25,7 +25,7 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from paradec_jax.config import ModelConfig, TokenSpec
+from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec
 from paradec_jax.disk import format1
 from paradec_jax.disk.description import (
     DTYPES,
@@ -42,7 +42,6 @@ from paradec_jax.disk.description import (
 from paradec_jax.disk.folders import StoreError, refuse_existing, staged
 from paradec_jax.disk.tensors import INDEX, Lazy, TensorFiles, digests, listed_in, write_tensors
 from paradec_jax.families import FAMILIES, RESIDUAL_HEAD, Shape, family_named, network_of, parameter_shapes
-from paradec_jax.models.residual_head import ResidualHeadConfig
 from paradec_jax.tokenizer import Tokenizer
 
 __all__ = [

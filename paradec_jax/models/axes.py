@@ -63,9 +63,9 @@ _BY_HEAD: dict[str, Axes] = {
     r"attention/q$": Axes(("embed", "heads", "head_dim"), ("embed",), ("head_dim",)),
     r"attention/[kv]$": Axes(("embed", "kv_heads", "head_dim"), ("embed",), ("head_dim",)),
 }
-CAUSAL: dict[str, Axes] = SHARED | BIASES | _BY_HEAD | {r"attention/[qk]_norm$": Axes(("head_dim",))}
+TRANSFORMER: dict[str, Axes] = SHARED | BIASES | _BY_HEAD | {r"attention/[qk]_norm$": Axes(("head_dim",))}
 RESIDUAL_HEAD: dict[str, Axes] = {
-    pattern: names for pattern, names in CAUSAL.items() if "vocab" not in names.names
+    pattern: names for pattern, names in TRANSFORMER.items() if "vocab" not in names.names
 } | {
     r"^(embedding|hidden)_norm$": Axes(("embed",)),
     r"^fusion$": _matrix(("embed_pair",), ("embed",)),

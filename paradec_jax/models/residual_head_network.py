@@ -8,11 +8,12 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
 from paradec_jax.models import axes
 from paradec_jax.models.base import Work, apply
 from paradec_jax.models.prepare import prepare_head
-from paradec_jax.models.residual_head import Layers, ResidualHead, ResidualHeadConfig, parameter_shapes
+from paradec_jax.models.residual_head import Layers, ResidualHead, parameter_shapes
 from paradec_jax.nn import cache as kv_cache
 from paradec_jax.nn import masks
 
