@@ -5,8 +5,8 @@ two powers of the transitions T::
 
     p(x_i = v | shown)  ~  T^(i - l)[x_l, v] T^(r - i)[v, x_r]        l, r the nearest shown positions
 
-Where none is before, pi[v] stands in the place of the first factor; where none is after, 1 in that of the second. What
-is known of any such law, `paradec_jax.data.chains` says.
+Where none is before, pi[v] stands in the place of the first factor; where none is after, 1 in that of the second.
+`paradec_jax.data.chains` has the law itself.
 """
 
 import dataclasses
