@@ -40,12 +40,12 @@ class Layout(NamedTuple):
 
     Attributes:
       positions: of each token within its sample.
-      within: the number of its block within its sample.
+      block: length of the blocks of each row; they are counted within a sample.
       samples, blocks: the numbers of its sample and of its block within the row.
     """
 
     positions: Int[Array, "B T"]
-    within: Int[Array, "B T"]
+    block: Int[Array, "B"]
     samples: Int[Array, "B T"]
     blocks: Int[Array, "B T"]
 
@@ -77,18 +77,17 @@ def layout_of(positions: Int[Array, "B T"], block: int | Int[Array, "B"]) -> Lay
     at = jnp.arange(positions.shape[1])
     last = jnp.max(jnp.where(positions != 0, at, -1), axis=1, keepdims=True)
     positions = jnp.where(at > last, at - last - 1, positions)
-    length = jnp.asarray(block).reshape(-1, 1)
+    length = jnp.broadcast_to(jnp.asarray(block), positions.shape[:1])
     samples = jnp.cumsum(positions == 0, axis=1) - 1
-    blocks = jnp.cumsum(positions % length == 0, axis=1) - 1
-    return Layout(positions, positions // length, samples, blocks)
+    blocks = jnp.cumsum(positions % length[:, None] == 0, axis=1) - 1
+    return Layout(positions, length, samples, blocks)
 
 
 def masks_of(layout: Layout) -> Masks:
     """Visibility of both copies."""
     same = layout.samples[:, :, None] == layout.samples[:, None]
-    number = layout.within  # of blocks, in the place of positions in blocks of one
     rules = (masks.block_causal, masks.block_diagonal, masks.strictly_before)
-    return Masks(*(same & rule(number, 1) for rule in rules))
+    return Masks(*(same & rule(layout.positions, layout.block) for rule in rules))
 
 
 def doubled_mask(layout: Layout) -> Bool[Array, "B 2T 2T"]:
