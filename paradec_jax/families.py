@@ -8,9 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from paradec_jax.config import (
+    BLOCK_DIFFUSION_PRESETS,
     CAUSAL_PRESETS,
     MASKED_DIFFUSION_PRESETS,
     RECURRENT_PRESETS,
+    BlockDiffusionConfig,
     CausalConfig,
     MaskedDiffusionConfig,
     ModelConfig,
@@ -29,10 +31,10 @@ from paradec_jax.decode import (
     Wavefront,
 )
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.models import axes, causal, denoiser, recurrent_depth
-from paradec_jax.models.causal_network import CausalNetwork
+from paradec_jax.models import axes, denoiser, recurrent_depth, transformer
 from paradec_jax.models.denoiser_network import DenoiserNetwork
 from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
+from paradec_jax.models.transformer_network import TransformerNetwork
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -144,10 +146,10 @@ RECURRENT_DEPTH = Family(
 CAUSAL = Family(
     name="causal",
     config=CausalConfig,
-    network=CausalNetwork,
-    init_params=causal.init_params,
-    parameter_shapes=causal.parameter_shapes,
-    axes=axes.CAUSAL,
+    network=TransformerNetwork,
+    init_params=transformer.init_params,
+    parameter_shapes=transformer.parameter_shapes,
+    axes=axes.TRANSFORMER,
     presets=CAUSAL_PRESETS,
     decoders={
         "autoregressive": AutoRegressive(),
@@ -199,7 +201,22 @@ MASKED_DIFFUSION = Family(
     ),
 )
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (RECURRENT_DEPTH, CAUSAL, MASKED_DIFFUSION)}
+BLOCK_DIFFUSION = Family(
+    name="block_diffusion",
+    config=BlockDiffusionConfig,
+    network=TransformerNetwork,
+    init_params=transformer.init_params,
+    parameter_shapes=transformer.parameter_shapes,
+    axes=axes.TRANSFORMER,
+    presets=BLOCK_DIFFUSION_PRESETS,
+    decoders={},
+    settings=(),
+    bundled=(),
+)
+
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (RECURRENT_DEPTH, CAUSAL, MASKED_DIFFUSION, BLOCK_DIFFUSION)
+}
 PRESETS: dict[str, ModelConfig] = {
     name: preset for family in FAMILIES.values() for name, preset in family.presets.items()
 }

@@ -17,7 +17,9 @@ OF_PROBLEMS = {"problems": PROBLEMS, "steps": STEPS, "split": "test", "timed": T
 
 
 def compare_command(
-    family: Literal["recurrent_depth", "causal", "jacobi", "masked_diffusion"] = "recurrent_depth",
+    family: Literal[
+        "recurrent_depth", "causal", "jacobi", "masked_diffusion", "block_diffusion"
+    ] = "recurrent_depth",
     model: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="DIR|NAME")]] = (),
     problems: int = PROBLEMS,
     steps: tuple[int, int] = STEPS,
@@ -76,6 +78,10 @@ def compare_command(
     if timed < 1:
         raise ValueError(f"--timed must be at least 1, not {timed}")
     check_json(json)
+    if not (model or chosen.bundled):
+        raise ValueError(
+            f"no model of family {family} is bundled yet: give --model, a folder that was trained or converted"
+        )
     models = {name: store.load(name) for name in model or chosen.bundled}
     names = dict(zip(models, store.names_of(list(models)), strict=True))
     for name, loaded in models.items():

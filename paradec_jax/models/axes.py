@@ -63,7 +63,7 @@ _BY_HEAD: dict[str, Axes] = {
     r"attention/q$": Axes(("embed", "heads", "head_dim"), ("embed",), ("head_dim",)),
     r"attention/[kv]$": Axes(("embed", "kv_heads", "head_dim"), ("embed",), ("head_dim",)),
 }
-CAUSAL: dict[str, Axes] = SHARED | BIASES | _BY_HEAD | {r"attention/[qk]_norm$": Axes(("head_dim",))}
+TRANSFORMER: dict[str, Axes] = SHARED | BIASES | _BY_HEAD | {r"attention/[qk]_norm$": Axes(("head_dim",))}
 # The layers that modulate are no matrices to that optimizer: they read one constant vector, so their gradients have
 # rank one.
 MASKED_DIFFUSION: dict[str, Axes] = (

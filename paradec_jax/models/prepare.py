@@ -9,7 +9,7 @@ from einops import rearrange
 from jax import lax
 from jaxtyping import Array
 
-from paradec_jax.config import CausalConfig, RecurrentDepthConfig
+from paradec_jax.config import RecurrentDepthConfig, TransformerConfig
 from paradec_jax.models.denoiser import noise_map
 from paradec_jax.nn.backend import cpu_layouts
 from paradec_jax.nn.modulated import modulation
@@ -19,8 +19,10 @@ from paradec_jax.nn.modulated import modulation
 JOINED = {"attention": ("qkv", ("q", "k", "v")), "mlp": ("gate_up", ("gate", "up"))}
 
 
-def prepare_params(config: CausalConfig | RecurrentDepthConfig, params: Mapping[str, Any]) -> dict[str, Any]:
-    """A tree for `Causal(config, prepared=True)` or `RecurrentDepth(config, prepared=True)`, never for training.
+def prepare_params(
+    config: TransformerConfig | RecurrentDepthConfig, params: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A tree for `Transformer(config, prepared=True)` or `RecurrentDepth(config, prepared=True)`, never for training.
 
     On one device `attention/qkv` [D, (H + 2G) C] and `mlp/gate_up` [D, 2F] take the place of the matrices that they
     join. Parameters on several devices keep theirs, because heads and channels of a joined matrix cannot be split

@@ -30,7 +30,10 @@ def infinite(setting):
     return {name for name, value in values.items() if isinstance(value, float) and math.isinf(value)}
 
 
-@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.texts is None])
+ANSWERING = [name for name, family in FAMILIES.items() if family.settings and family.texts is None]
+
+
+@pytest.mark.parametrize("family", ANSWERING)
 def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypatch):
     config = dataclasses.replace(FAMILIES[family].presets[TINY[family]], vocab_size=384, max_length=256)
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), parameter_shapes(config))
@@ -69,7 +72,7 @@ def test_a_decoder_has_one_name_on_all_command_lines():
 def test_every_choice_of_a_decoder_is_an_option():
     shared = typing.get_type_hints(options_of(None)).keys()
     assert shared >= {"temperature", "top_p"} and "window" not in shared
-    usual = {family.settings[-1].name for family in FAMILIES.values()}
+    usual = {family.settings[-1].name for family in FAMILIES.values() if family.settings}
     for name in NAMES:
         options = typing.get_type_hints(options_of(name)).keys()
         choices = [row.settings().keys() - {"cache"} for row in rows_of(name).values()]
@@ -86,12 +89,19 @@ def test_models_that_commands_take_by_default_are_installed_with_the_package():
 
 
 @pytest.mark.parametrize(
-    "words", [["generate", "masked", "--max-new-tokens", "3"], ["compare", "--family", "masked_diffusion"]]
+    "words",
+    [
+        ["generate", "masked", "--max-new-tokens", "3"],
+        ["compare", "--family", "masked_diffusion"],
+        ["compare", "--family", "block_diffusion"],
+    ],
 )
 def test_a_family_without_bundled_models_asks_for_one(words, capsys, monkeypatch):
     family = FAMILIES["masked_diffusion"]
     texts = dataclasses.replace(family.texts, judge=None, rivals=())
     monkeypatch.setitem(FAMILIES, family.name, dataclasses.replace(family, bundled=(), texts=texts))
+    blocks = dataclasses.replace(FAMILIES["block_diffusion"], bundled=())
+    monkeypatch.setitem(FAMILIES, blocks.name, blocks)
     assert cli.main(words) == 1
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and "is bundled yet: give --model" in err
@@ -103,7 +113,8 @@ def test_families_are_known_by_their_names_and_former_names():
     assert set(typing.get_args(told)) == names
     assert family_named("jacobi") is FAMILIES["causal"]
     with pytest.raises(
-        ValueError, match="family must be one of recurrent_depth, causal, masked_diffusion, not 'x'"
+        ValueError,
+        match="family must be one of recurrent_depth, causal, masked_diffusion, block_diffusion, not 'x'",
     ):
         family_named("x")
     for family in FAMILIES.values():

@@ -16,8 +16,8 @@ from paradec_jax.decode import Prefix
 from paradec_jax.decode.machine import drive
 from paradec_jax.families import network_of
 from paradec_jax.losses import next_token_loss
-from paradec_jax.models import CausalNetwork
-from paradec_jax.models.causal import init_params, parameter_shapes
+from paradec_jax.models import TransformerNetwork
+from paradec_jax.models.transformer import init_params, parameter_shapes
 from paradec_jax.nn import masks
 from paradec_jax.testing import tiny_request
 from paradec_jax.train import TrainState, adamw, make_train_step
@@ -59,7 +59,7 @@ def positions_of(tokens, start=0):
 
 @functools.cache
 def uncached(kind: str):
-    return call(CausalNetwork(KINDS[kind]), params_of(KINDS[kind]), TOKENS, positions_of(TOKENS))
+    return call(TransformerNetwork(KINDS[kind]), params_of(KINDS[kind]), TOKENS, positions_of(TOKENS))
 
 
 # Sizes
@@ -95,8 +95,8 @@ def test_impossible_shapes(changes, message):
 
 
 def test_networks_are_equal_by_their_config():
-    assert network_of(BASE) == CausalNetwork(dataclasses.replace(BASE))
-    assert hash(network_of(BASE)) == hash(CausalNetwork(dataclasses.replace(BASE)))
+    assert network_of(BASE) == TransformerNetwork(dataclasses.replace(BASE))
+    assert hash(network_of(BASE)) == hash(TransformerNetwork(dataclasses.replace(BASE)))
     assert network_of(BASE) != network_of(KINDS["qwen3"])
 
 
@@ -163,7 +163,7 @@ def test_forward_is_the_formula(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_prepared_parameters_give_the_same_logits(kind):
-    network = CausalNetwork(KINDS[kind])
+    network = TransformerNetwork(KINDS[kind])
     prepared = network.prepare(params_of(KINDS[kind]))
     assert network.prepare(prepared) is prepared
     logits, _ = call(network, prepared, TOKENS, positions_of(TOKENS))
@@ -171,19 +171,19 @@ def test_prepared_parameters_give_the_same_logits(kind):
 
 
 def test_vectors_may_take_the_place_of_tokens():
-    network, params = CausalNetwork(BASE), params_of(BASE)
+    network, params = TransformerNetwork(BASE), params_of(BASE)
     vectors = network.embedding(params)[TOKENS]
     logits, _ = call(network, params, vectors, positions_of(TOKENS))
     np.testing.assert_allclose(logits, uncached("qwen2")[0], atol=1e-6)
 
 
 def test_positions_matter_only_relatively():
-    moved, _ = call(CausalNetwork(BASE), params_of(BASE), TOKENS, positions_of(TOKENS, 17))
+    moved, _ = call(TransformerNetwork(BASE), params_of(BASE), TOKENS, positions_of(TOKENS, 17))
     np.testing.assert_allclose(moved, uncached("qwen2")[0], atol=1e-4)
 
 
 def test_bfloat16():
-    low = CausalNetwork(dataclasses.replace(BASE, dtype="bfloat16", param_dtype="bfloat16"))
+    low = TransformerNetwork(dataclasses.replace(BASE, dtype="bfloat16", param_dtype="bfloat16"))
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params_of(BASE))
     logits, kv = call(low, params, TOKENS, positions_of(TOKENS))
     want = uncached("qwen2")[0]
@@ -198,7 +198,7 @@ def test_bfloat16():
 @pytest.mark.parametrize("kind", KINDS)
 def test_cached_equals_uncached(kind):
     """Rows stand at different lengths; what lies beyond a row's own is scratch and changes nothing."""
-    network, params = CausalNetwork(KINDS[kind]), params_of(KINDS[kind])
+    network, params = TransformerNetwork(KINDS[kind]), params_of(KINDS[kind])
     want, kv = uncached(kind)
     cache = network.write(empty_cache(network, 2, 12), kv, jnp.zeros(2, jnp.int32))
     visible, width = jnp.array([2, 4]), 4
@@ -213,7 +213,7 @@ def test_cached_equals_uncached(kind):
 
 
 def test_pick_takes_positions_of_each_rows_window():
-    network = CausalNetwork(BASE)
+    network = TransformerNetwork(BASE)
     _, kv = uncached("qwen2")
     picked = network.pick(kv, jnp.array([1, 5]), 3)
     assert len(picked) == BASE.layers
@@ -225,7 +225,7 @@ def test_pick_takes_positions_of_each_rows_window():
 
 def test_candidates_side_by_side_in_one_window():
     """Two continuations share prefix and positions; each sees itself alone, and the winner is stored."""
-    network, params = CausalNetwork(BASE), params_of(BASE)
+    network, params = TransformerNetwork(BASE), params_of(BASE)
     length, width = 3, 2
     first, second = TOKENS[:, 3:5], TOKENS[:, 5:7]
     _, kv = call(network, params, TOKENS[:, :length], positions_of(TOKENS[:, :length]))
@@ -247,7 +247,7 @@ def test_candidates_side_by_side_in_one_window():
 
 def test_window_mask_of_each_row():
     """A row's mask hides a key from that row alone."""
-    network, params = CausalNetwork(BASE), params_of(BASE)
+    network, params = TransformerNetwork(BASE), params_of(BASE)
     causal = masks.causal(TOKENS.shape[1])
     mask = jnp.stack([causal, causal.at[4:, 2].set(False)])
     logits, _ = call(network, params, TOKENS, positions_of(TOKENS), None, mask)
@@ -271,7 +271,7 @@ def batch_of(tokens):
 def test_remat_equals_no_remat():
     values = []
     for remat in ("none", "layer"):
-        loss = next_token_loss(CausalNetwork(dataclasses.replace(BASE, remat=remat)))
+        loss = next_token_loss(TransformerNetwork(dataclasses.replace(BASE, remat=remat)))
         value = jax.jit(jax.value_and_grad(lambda p, loss=loss: loss(p, None, batch_of(TOKENS), None)[0]))
         values.append(value(params_of(BASE)))
         assert ("prevent_cse" in str(jax.make_jaxpr(value)(params_of(BASE)))) == (remat == "layer")
@@ -286,7 +286,7 @@ def lowers(function, *arguments) -> None:
 
 def test_decoder_lowers():
     config = dataclasses.replace(KINDS["qwen3"], dtype="bfloat16", param_dtype="bfloat16")
-    decoder = decode.AutoRegressive(CausalNetwork(config), 16)
+    decoder = decode.AutoRegressive(TransformerNetwork(config), 16)
 
     @jax.jit
     def run(params, request, knobs):
@@ -296,7 +296,7 @@ def test_decoder_lowers():
 
 
 def test_train_step_lowers():
-    network = CausalNetwork(dataclasses.replace(BASE, remat="layer"))
+    network = TransformerNetwork(dataclasses.replace(BASE, remat="layer"))
     optimizer = adamw(1e-3, 10)
     step = make_train_step(next_token_loss(network), optimizer)
     lowers(step, TrainState.create(params_of(BASE), optimizer, jax.random.key(0)), None, batch_of(TOKENS))

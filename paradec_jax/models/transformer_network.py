@@ -1,4 +1,4 @@
-"""The causal transformer as decoders and losses drive it."""
+"""The transformer as decoders and losses drive it, causal or block by block as its config says."""
 
 import dataclasses
 import functools
@@ -8,36 +8,36 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config import CausalConfig
+from paradec_jax.config import BlockDiffusionConfig, TransformerConfig
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
 from paradec_jax.models import axes
 from paradec_jax.models.base import Work, apply, raw
-from paradec_jax.models.causal import Causal, Inputs, Layers, parameter_shapes
 from paradec_jax.models.prepare import prepare_params
+from paradec_jax.models.transformer import Inputs, Layers, Transformer, parameter_shapes
 from paradec_jax.nn import cache as kv_cache
 from paradec_jax.nn import masks
 
 
 @functools.lru_cache
-def _sizes(config: CausalConfig) -> dict[str, int]:
+def _sizes(config: TransformerConfig) -> dict[str, int]:
     """Numbers of each part; found by tracing the whole network, which takes seconds for a deep one."""
-    return axes.sizes(axes.CAUSAL, parameter_shapes(config))
+    return axes.sizes(axes.TRANSFORMER, parameter_shapes(config))
 
 
 @dataclasses.dataclass(frozen=True)
-class CausalNetwork:
+class TransformerNetwork:
     """The network as decoders and losses see it: equal by its config, parameters always an argument.
 
     Attributes:
       config: the model's shape.
     """
 
-    config: CausalConfig
+    config: TransformerConfig
 
     @property
-    def module(self) -> Causal:
+    def module(self) -> Transformer:
         """The Linen module."""
-        return Causal(self.config)
+        return Transformer(self.config)
 
     @property
     def vocab_size(self) -> int:
@@ -56,13 +56,13 @@ class CausalNetwork:
 
     @property
     def visibility(self) -> str:
-        """A position sees itself and the ones before it."""
-        return "causal"
+        """A position sees itself and the ones before it, or its block whole and the blocks before it."""
+        return "causal" if self.block is None else "block"
 
     @property
-    def block(self) -> None:
-        """There are no blocks."""
-        return None
+    def block(self) -> int | None:
+        """Tokens of a block, counted from position 0; None of a causal model."""
+        return self.config.block if isinstance(self.config, BlockDiffusionConfig) else None
 
     def work(self, batch: int, positions: int, context: int) -> Work:
         """The least that one call on `positions` positions of each row after `context` cached ones can cost.
@@ -83,7 +83,7 @@ class CausalNetwork:
         return params if isinstance(params, Prepared) else Prepared(prepare_params(self.config, params))
 
     def _apply(self, params: Any, method: Callable, *args: Any) -> Any:
-        return apply(Causal, self.config, params, method, *args)
+        return apply(Transformer, self.config, params, method, *args)
 
     def init_cache(self, keys: Array, size: int) -> Layers:
         """An empty cache for `size` positions of each row; `keys` [B] count the rows, nothing is drawn."""
@@ -111,7 +111,7 @@ class CausalNetwork:
 
     def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Output scores in at least float32."""
-        return self._apply(params, Causal.logits, hidden)
+        return self._apply(params, Transformer.logits, hidden)
 
     def forward(
         self,
@@ -127,13 +127,14 @@ class CausalNetwork:
           params: the parameters, raw or prepared.
           inputs, positions: the window's tokens, or a vector in the place of each, and absolute positions.
           prefix: the cache and what the window sees of it; None for no cache.
-          mask: which window keys a query sees; the earlier ones and itself by default.
+          mask: which window keys a query sees; by default the earlier ones and itself, or as far as its block goes.
         """
         if mask is None:
-            mask = masks.causal(positions.shape[1])
+            block = self.block
+            mask = masks.causal(positions.shape[1]) if block is None else masks.block_causal(positions, block)
         cache = prefix_mask = None
         if prefix is not None and prefix.visible is not None:
             cache = prefix.kv
             prefix_mask = masks.visible(prefix.visible, cache[0].v.shape[-2])
-        hidden, own = self._apply(params, Causal.hidden, inputs, positions, mask, cache, prefix_mask)
+        hidden, own = self._apply(params, Transformer.hidden, inputs, positions, mask, cache, prefix_mask)
         return Forward(hidden, own, {})

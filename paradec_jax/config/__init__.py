@@ -1,0 +1,31 @@
+"""Shapes of models, facts of checkpoints, and the named presets."""
+
+from paradec_jax.config.presets import (
+    BLOCK_DIFFUSION_PRESETS,
+    CAUSAL_PRESETS,
+    MASKED_DIFFUSION_PRESETS,
+    RECURRENT_PRESETS,
+)
+from paradec_jax.config.shapes import (
+    BlockDiffusionConfig,
+    CausalConfig,
+    MaskedDiffusionConfig,
+    ModelConfig,
+    RecurrentDepthConfig,
+    TokenSpec,
+    TransformerConfig,
+)
+
+__all__ = [
+    "BLOCK_DIFFUSION_PRESETS",
+    "CAUSAL_PRESETS",
+    "MASKED_DIFFUSION_PRESETS",
+    "RECURRENT_PRESETS",
+    "BlockDiffusionConfig",
+    "CausalConfig",
+    "MaskedDiffusionConfig",
+    "ModelConfig",
+    "RecurrentDepthConfig",
+    "TokenSpec",
+    "TransformerConfig",
+]
