@@ -1,5 +1,6 @@
 """Objectives, one a file: `(params, frozen, batch, key) -> (loss, metrics)`."""
 
+from paradec_jax.losses.block_diffusion import BlockRules, block_diffusion_loss
 from paradec_jax.losses.cllm import cllm_loss
 from paradec_jax.losses.consistency import (
     CLEAN_CONTEXT,
@@ -21,9 +22,11 @@ __all__ = [
     "MULTIBLOCK",
     "PAPER",
     "WINDOWED",
+    "BlockRules",
     "BoundRules",
     "ConsistencyRules",
     "DistillationRules",
+    "block_diffusion_loss",
     "cllm_loss",
     "consistency_loss",
     "exponential",
