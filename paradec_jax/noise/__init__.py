@@ -1,6 +1,6 @@
 """Masking noise: how much of a text it hides at a time, which times are drawn, and which tokens are hidden."""
 
-from paradec_jax.noise.blocks import BlockNoise, Hidden
+from paradec_jax.noise.blocks import BlockNoise, Hidden, choose
 from paradec_jax.noise.masking import hide
 from paradec_jax.noise.schedules import (
     SCHEDULES,
@@ -27,6 +27,7 @@ __all__ = [
     "LogLinear",
     "Schedule",
     "Times",
+    "choose",
     "hide",
     "importance",
     "log_probability_range",

@@ -106,15 +106,37 @@ def exact_counts(
     blocks: Int[Array, "B T"],
 ) -> Hidden:
     """Of the n labelled tokens of block b those with the smallest numbers, `1 + floor(levels[b] n)` of them."""
-    width = labelled.shape[1]
     n = jnp.take_along_axis(_sums(labelled, blocks), blocks, axis=1)
     k = jnp.minimum(1 + (jnp.take_along_axis(levels, blocks, axis=1) * n).astype(jnp.int32), n)
+    return Hidden(labelled & (_ranks(uniforms, labelled, blocks) < k), k / jnp.maximum(n, 1))
+
+
+def choose(
+    key: Array, still: Bool[Array, "B T"], blocks: Int[Array, "B T"], counts: Int[Array, "C"]
+) -> Bool[Array, "B T"]:
+    """In each block some of the positions `still`, any as likely as another, or all where there are too few.
+
+    Args:
+      key: of the draws.
+      still: what may be chosen.
+      blocks: as in `BlockNoise.draw`.
+      counts: how many; one of these is drawn for each block.
+    """
+    of_order, of_count = jax.random.split(key)
+    rank = _ranks(jax.random.uniform(of_order, still.shape), still, blocks)
+    drawn = counts[jax.random.randint(of_count, still.shape, 0, len(counts))]
+    return still & (rank < jnp.take_along_axis(drawn, blocks, axis=1))
+
+
+def _ranks(
+    uniforms: Float[Array, "B T"], where: Bool[Array, "B T"], blocks: Int[Array, "B T"]
+) -> Int[Array, "B T"]:
+    """The place of each number among those of its block's tokens `where`, the smallest first."""
     # Blocks follow one another, so that a block keeps its place when tokens are sorted within blocks.
-    order = jnp.lexsort((jnp.where(labelled, uniforms, 2.0), blocks))
+    order = jnp.lexsort((jnp.where(where, uniforms, 2.0), blocks))
     begins = jnp.concatenate([jnp.ones_like(blocks[:, :1], bool), blocks[:, 1:] != blocks[:, :-1]], axis=1)
-    first = lax.cummax(jnp.where(begins, jnp.arange(width), 0), axis=1)
-    rank = jnp.argsort(order, axis=1) - first
-    return Hidden(labelled & (rank < k), k / jnp.maximum(n, 1))
+    first = lax.cummax(jnp.where(begins, jnp.arange(blocks.shape[1]), 0), axis=1)
+    return jnp.argsort(order, axis=1) - first
 
 
 def _sums(values: Bool[Array, "B T"], groups: Int[Array, "B T"]) -> Int[Array, "B T"]:
