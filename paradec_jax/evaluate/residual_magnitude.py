@@ -6,8 +6,8 @@
     residual_k  = mean over blocks and s of RMS(delta(s, k)),    k = 1 .. B
     reference   = mean over blocks and s < B of RMS(f_s)
 
-RMS is over all entries of all positions, in float64. The last state, s = B, is an end of differences and not part of the
-reference. A head that adds residuals counts on small ratios of the first to the second.
+RMS is over all entries of all positions, in float64. The last state, s = B, is an end of differences and not part of
+the reference. A head that adds residuals counts on small ratios of the first to the second.
 """
 
 import functools
