@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int, Int32
-from scipy.special import entr
 
 SETTLED = 2**10  # steps after which a chain has forgotten where it began
 ROUNDING = 1e-9  # of sums of probabilities
@@ -59,12 +58,12 @@ class MarkovLaw(abc.ABC):
     @property
     def rate(self) -> float:
         """Entropy of a symbol given the one before, in nats."""
-        return float(self.stationary @ entr(self.transitions).sum(axis=1))
+        return float(self.stationary @ _entropy(self.transitions))
 
     @property
     def floor(self) -> float:
         """Entropy of a text, in nats."""
-        return float(entr(self.stationary).sum()) + (self.length - 1) * self.rate
+        return float(_entropy(self.stationary)) + (self.length - 1) * self.rate
 
     def log_probability(self, texts: Int[np.ndarray, "N L"]) -> Float64[np.ndarray, "N"]:
         """log p of each text, in nats; minus infinity where it is not lawful."""
@@ -166,6 +165,11 @@ class Followers(MarkovLaw):
         if before is None:
             follows[:, :1] = known[:, 1:2]
         return follows
+
+
+def _entropy(law: np.ndarray) -> np.ndarray:
+    """-sum p log p over the last axis."""
+    return -np.sum(law * np.log(np.where(law > 0, law, 1.0)), axis=-1)
 
 
 def _mixed(first: np.ndarray, second: np.ndarray, share: float) -> Float64[np.ndarray, "V V"]:

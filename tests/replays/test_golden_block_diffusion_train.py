@@ -1,6 +1,6 @@
 """Recorded arrays of SDAR's training code: samples in packed rows, the doubled layout, losses, gradients.
 
-The folder is `PARADEC_GOLDEN/block_diffusion`, or `tests/golden/block_diffusion`. Cases come from the keys of train.npz.
+Cases come from the keys of train.npz; `recorded_block_diffusion` says where it lies.
 """
 
 import functools
