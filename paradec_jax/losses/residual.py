@@ -357,7 +357,8 @@ def residual_loss(
       A loss over batches as those of `block_diffusion_loss`, which may bring `reveals` bool [B, K, T] too. Metrics,
       means over the positions that steps are judged at: `kl` from the backbone on y_k, `uncorrected_kl`, that of a
       head that adds nothing, `kl_ratio`, the first over the second, and `agreement` and `uncorrected_agreement`, the
-      shares of positions where the best token is the backbone's.
+      shares of positions where the best token is the backbone's; and `judged`, how many positions there are for each
+      labelled token.
 
     Raises:
       ValueError: no mask token, no length of blocks, or a `chunk` below 1.
@@ -375,9 +376,11 @@ def residual_loss(
         steps = unrolling.unroll(params, frozen, texts, of_reveals, batch.get("reveals"))
         values, found = unrolling.judge(frozen, texts, steps)
         losses, still = unrolling.weigh(texts, steps.still, values), steps.still
-        count = jnp.maximum(jnp.sum(still), 1)
+        judged = jnp.sum(still)
+        count = jnp.maximum(judged, 1)
         metrics = {name: jnp.sum(jnp.where(still, value, 0)) / count for name, value in found.items()}
         metrics["kl_ratio"] = metrics["kl"] / jnp.maximum(metrics["uncorrected_kl"], 1e-9)
+        metrics["judged"] = judged / jnp.maximum(jnp.sum(texts.labelled), 1)
         return jnp.sum(losses) / jnp.maximum(jnp.sum(jnp.any(still, axis=(1, 2))), 1), metrics
 
     return loss
