@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from convert.engine import ConvertError
-from paradec_jax.store import DTYPES, matches
+from paradec_jax.disk.description import DTYPES, matches
 
 # Our field: official names (aliases after the first must agree with it), type, default (None: required).
 Fields = dict[str, tuple[tuple[str, ...], type, Any]]

@@ -25,7 +25,7 @@ from convert.engine import (
     table_shapes,
 )
 from convert.fields import Fields, activation_dtype, check_fixed, parse_fields, token_ids
-from paradec_jax.config import CausalConfig, TokenSpec, TransformerConfig
+from paradec_jax.config import CausalConfig, ResidualHeadConfig, TokenSpec, TransformerConfig
 from paradec_jax.disk.tensors import Lazy, write_tensors
 from paradec_jax.store import DTYPES, Model
 from paradec_jax.tokenizer import Tokenizer
@@ -126,12 +126,17 @@ def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
 
 
 def write_layout(
-    folder: Path, model: Model, kind: str, max_shard_bytes: int, more: Mapping[str, Any]
+    folder: Path,
+    model: Model,
+    kind: str,
+    max_shard_bytes: int,
+    more: Mapping[str, Any],
+    further: Mapping[str, Lazy] | None = None,
 ) -> None:
-    """Writes a model in the layout of that model type, with `more` fields in its config.json."""
+    """Writes a model in the layout of that type, with `more` fields in its config.json and `further` tensors."""
     config = cast(TransformerConfig, model.config)
     axes, rows = table(config)
-    tensors = export_tree(model.params, rows, axes)
+    tensors = export_tree(model.params, rows, axes) | dict(further or {})
     zero = np.zeros(axes["d"], config.param_dtype)
     for name in _out_biases(config, kind):
         tensors[name] = Lazy(zero.nbytes, zero.copy)
@@ -144,14 +149,29 @@ def write_layout(
 
 def table(config: TransformerConfig) -> tuple[dict[str, int], list[Row]]:
     """Lengths of the axes that patterns name, and the rows of all parameters."""
-    axes = {
-        "v": config.vocab_size,
+    rows = [Row("embedding", EMBEDDING, "v d -> v d"), Row("final_norm", "model.norm.weight", "d -> d")]
+    if not config.tie_embeddings:
+        rows.append(Row("head", HEAD, "v d -> d v"))
+    rows += [
+        Row(f"layer_{{i}}/{path}", f"model.layers.{{i}}.{name}", pattern, config.layers)
+        for path, name, pattern in block_rows(config)
+    ]
+    return block_axes(config) | {"v": config.vocab_size}, rows
+
+
+def block_axes(config: TransformerConfig | ResidualHeadConfig) -> dict[str, int]:
+    """Lengths of the axes of a block's patterns."""
+    return {
         "d": config.width,
         "h": config.heads,
         "g": config.kv_heads,
         "c": config.head_dim,
         "f": config.feed_forward,
     }
+
+
+def block_rows(config: TransformerConfig | ResidualHeadConfig) -> list[tuple[str, str, str]]:
+    """Path, name and pattern of each parameter of a block."""
     block = [
         ("attention_norm", "input_layernorm.weight", "d -> d"),
         ("mlp_norm", "post_attention_layernorm.weight", "d -> d"),
@@ -169,14 +189,7 @@ def table(config: TransformerConfig) -> tuple[dict[str, int], list[Row]]:
         ]
     if config.qk_norm:
         block += [(f"attention/{x}_norm", f"self_attn.{x}_norm.weight", "c -> c") for x in "qk"]
-    rows = [Row("embedding", EMBEDDING, "v d -> v d"), Row("final_norm", "model.norm.weight", "d -> d")]
-    if not config.tie_embeddings:
-        rows.append(Row("head", HEAD, "v d -> d v"))
-    rows += [
-        Row(f"layer_{{i}}/{path}", f"model.layers.{{i}}.{name}", pattern, config.layers)
-        for path, name, pattern in block
-    ]
-    return axes, rows
+    return block
 
 
 def _out_biases(config: TransformerConfig, kind: str) -> list[str]:

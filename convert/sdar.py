@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from convert import qwen2
+from convert import mrp, qwen2
 from convert.engine import Checkpoint, ConvertError, parted
 from convert.fields import Fields, parse_fields
 from paradec_jax.config import BlockDiffusionConfig, TokenSpec
+from paradec_jax.disk.tensors import Lazy
 from paradec_jax.store import Model
 
 MODEL_TYPES = ("sdar",)
 FAMILY = "block_diffusion"
 BLOCK, MASK = 4, 151_669  # where nobody says
-RESIDUAL_HEAD = "mrp_modules.0.model."  # names of its tensors begin so
 ALIGNMENT = "alignment"  # a field of our own, written where logits are not about their own position
 
 BLOCK_FIELD: Fields = {"block": (("block_size",), int, BLOCK)}
@@ -48,13 +48,11 @@ def read(
     config = parse_config(fields, block)
     tokens = parse_tokens(folder, fields, config.vocab_size, mask, alignment)
     with Checkpoint(folder) as checkpoint:
-        backbone, head = parted(checkpoint, RESIDUAL_HEAD)
-        if head.names:
-            raise ConvertError(
-                f"{folder} holds a residual head (tensors {RESIDUAL_HEAD}*), which is not supported"
-            )
+        backbone, head = parted(checkpoint, mrp.PREFIX)
         params, dtypes = qwen2.read_params(backbone, fields, config, dtype)
-    return Model(dataclasses.replace(config, **dtypes), params, tokens)
+        config = dataclasses.replace(config, **dtypes)
+        found = mrp.read(head, fields, config, dtype) if mrp.there(head, fields) else None
+    return Model(config, params, tokens, head=found)
 
 
 def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
@@ -66,8 +64,14 @@ def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
         raise ConvertError(
             f"only a model with norms of queries and keys and with a mask has the {MODEL_TYPES[0]} layout"
         )
-    more = {"block_size": config.block} | ({} if alignment == "own" else {ALIGNMENT: alignment})
-    qwen2.write_layout(folder, model, MODEL_TYPES[0], max_shard_bytes, more)
+    more: dict[str, Any] = {"block_size": config.block} | (
+        {} if alignment == "own" else {ALIGNMENT: alignment}
+    )
+    further: Mapping[str, Lazy] = {}
+    if model.head is not None:
+        further, of_head = mrp.export(model.head, config)
+        more |= of_head
+    qwen2.write_layout(folder, model, MODEL_TYPES[0], max_shard_bytes, more, further)
 
 
 def parse_config(fields: Mapping[str, Any], block: int | None = None) -> BlockDiffusionConfig:

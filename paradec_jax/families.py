@@ -17,6 +17,8 @@ from paradec_jax.config import (
     MaskedDiffusionConfig,
     ModelConfig,
     RecurrentDepthConfig,
+    ResidualHeadConfig,
+    check_fits,
 )
 from paradec_jax.decode import (
     Adaptive,
@@ -32,9 +34,10 @@ from paradec_jax.decode import (
     Wavefront,
 )
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.models import axes, denoiser, recurrent_depth, transformer
+from paradec_jax.models import axes, denoiser, recurrent_depth, residual_head, transformer
 from paradec_jax.models.denoiser_network import DenoiserNetwork
 from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
+from paradec_jax.models.residual_head_network import ResidualHeadNetwork
 from paradec_jax.models.transformer_network import TransformerNetwork
 
 
@@ -90,6 +93,37 @@ class Family:
     former: tuple[str, ...] = ()
     texts: TextTable | None = None
 
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Head:
+    """A second network that a model folder may hold beside its own.
+
+    Attributes:
+      name: of the part, on disk.
+      config, network, parameter_shapes, axes: as in `Family`.
+      init_params: (config, key) -> random parameters; the module's own function knows other ways to begin.
+      check: (its config, the config of the network beside it), refuses another's with a ValueError.
+    """
+
+    name: str
+    config: type[Any]
+    network: Callable[[Any], Any]
+    init_params: Callable[[Any, Array], dict[str, Any]]
+    parameter_shapes: Callable[[Any], dict[str, Any]]
+    axes: Mapping[str, Any]
+    check: Callable[[Any, Any], None]
+
+
+Shape = ModelConfig | ResidualHeadConfig
+RESIDUAL_HEAD = Head(
+    name="residual_head",
+    config=ResidualHeadConfig,
+    network=ResidualHeadNetwork,
+    init_params=residual_head.init_params,
+    parameter_shapes=residual_head.parameter_shapes,
+    axes=axes.RESIDUAL_HEAD,
+    check=check_fits,
+)
 
 EVERY_STEP = jnp.inf  # an exit threshold that every position meets
 
@@ -248,26 +282,31 @@ def family_of(config: ModelConfig) -> Family:
     return next(family for family in FAMILIES.values() if isinstance(config, family.config))
 
 
-def network_of(config: ModelConfig) -> Any:
+def _record_of(config: Shape) -> Family | Head:
+    """The family of a config, or the kind of head."""
+    return RESIDUAL_HEAD if isinstance(config, ResidualHeadConfig) else family_of(config)
+
+
+def network_of(config: Shape) -> Any:
     """The network of a config, as decoders and losses see it."""
-    return family_of(config).network(config)
+    return _record_of(config).network(config)
 
 
-def init_params(config: ModelConfig, key: Array) -> dict[str, Any]:
+def init_params(config: Shape, key: Array) -> dict[str, Any]:
     """Random parameters; see each model's own function for their spread."""
-    return family_of(config).init_params(config, key)
+    return _record_of(config).init_params(config, key)
 
 
-def parameter_shapes(config: ModelConfig) -> dict[str, Any]:
+def parameter_shapes(config: Shape) -> dict[str, Any]:
     """Shapes and dtypes of the parameters, without allocating any."""
-    return family_of(config).parameter_shapes(config)
+    return _record_of(config).parameter_shapes(config)
 
 
-def logical_axes(config: ModelConfig, params: Any) -> Any:
+def logical_axes(config: Shape, params: Any) -> Any:
     """The names of every parameter's axes, a tree like that of the raw `params`; see `models.axes`."""
-    return axes.logical_axes(family_of(config).axes, params)
+    return axes.logical_axes(_record_of(config).axes, params)
 
 
-def matrix_axes(config: ModelConfig) -> dict[str, Any]:
+def matrix_axes(config: Shape) -> dict[str, Any]:
     """Places of the input and output axes of the matrices, by regex, as `train.muon` takes them."""
-    return axes.matrix_axes(family_of(config).axes)
+    return axes.matrix_axes(_record_of(config).axes)

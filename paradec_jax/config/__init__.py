@@ -6,6 +6,7 @@ from paradec_jax.config.presets import (
     MASKED_DIFFUSION_PRESETS,
     RECURRENT_PRESETS,
 )
+from paradec_jax.config.residual_head import ResidualHeadConfig, check_fits
 from paradec_jax.config.shapes import (
     BlockDiffusionConfig,
     CausalConfig,
@@ -26,6 +27,8 @@ __all__ = [
     "MaskedDiffusionConfig",
     "ModelConfig",
     "RecurrentDepthConfig",
+    "ResidualHeadConfig",
     "TokenSpec",
     "TransformerConfig",
+    "check_fits",
 ]

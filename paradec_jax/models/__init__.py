@@ -5,6 +5,8 @@ from paradec_jax.models.denoiser_network import DenoiserNetwork
 from paradec_jax.models.prepare import prepare_denoiser, prepare_params
 from paradec_jax.models.recurrent_depth import RecurrentDepth
 from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
+from paradec_jax.models.residual_head import ResidualHead
+from paradec_jax.models.residual_head_network import ResidualHeadNetwork
 from paradec_jax.models.transformer import Transformer
 from paradec_jax.models.transformer_network import TransformerNetwork
 
@@ -13,6 +15,8 @@ __all__ = [
     "DenoiserNetwork",
     "RecurrentDepth",
     "RecurrentDepthNetwork",
+    "ResidualHead",
+    "ResidualHeadNetwork",
     "Transformer",
     "TransformerNetwork",
     "prepare_denoiser",

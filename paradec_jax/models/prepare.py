@@ -29,6 +29,15 @@ def prepare_params(
     between devices; so do traced ones, whose devices are unknown and which would be joined anew in every call. With
     layouts for the CPU (`nn.backend`) a tied output matrix is laid out as `head` [D, V].
     """
+    return _prepared(params, params["embedding"] if config.tie_embeddings and cpu_layouts() else None)
+
+
+def prepare_head(params: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree for `ResidualHead(config, prepared=True)`: matrices are joined as in `prepare_params`."""
+    return _prepared(params, None)
+
+
+def _prepared(params: Mapping[str, Any], tied: Array | None) -> dict[str, Any]:
     blocks = {}
     if all(map(_on_one_device, jax.tree.leaves(params))):
         blocks = {name: tree for name, tree in params.items() if isinstance(tree, Mapping)}
@@ -36,9 +45,7 @@ def prepare_params(
         block: {part: [tree[part][name] for name in names] for part, (_, names) in JOINED.items()}
         for block, tree in blocks.items()
     }
-    joined, head = _laid_out(
-        separate, params["embedding"] if config.tie_embeddings and cpu_layouts() else None
-    )
+    joined, head = _laid_out(separate, tied)
     prepared = dict(params)
     for block, tree in blocks.items():
         prepared[block] = dict(tree)
