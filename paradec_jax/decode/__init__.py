@@ -2,6 +2,8 @@
 
 from paradec_jax.decode.autoregressive import AutoRegressive
 from paradec_jax.decode.block.denoising import BlockDenoising
+from paradec_jax.decode.block.residual import Residual
+from paradec_jax.decode.block.residual_speculative import ResidualSpeculative
 from paradec_jax.decode.causal.jacobi import Jacobi
 from paradec_jax.decode.causal.lookahead import Lookahead
 from paradec_jax.decode.causal.prompt_lookup import PromptLookup
@@ -42,6 +44,8 @@ __all__ = [
     "Reason",
     "RecordedDraws",
     "Request",
+    "Residual",
+    "ResidualSpeculative",
     "Rows",
     "SamplingKnobs",
     "SelfSpeculative",

@@ -138,6 +138,28 @@ def candidates(count: int, width: int) -> Bool[Array, "W W"]:
     return candidate[:, None] == candidate
 
 
+def carried(count: int, width: int, carrier: Int[Array, "B"]) -> Bool[Array, "B W W"]:
+    """Candidates as in `candidates`, and a block after one of them, the carrier, which it sees (2 of 2, the second).
+
+    ::
+
+        x x . . . .
+        x x . . . .
+        . . x x . .
+        . . x x . .
+        . . x x x x
+        . . x x x x
+
+    Args:
+      count: candidates.
+      width: positions of each, and of the block.
+      carrier: number of the candidate that the block follows, of each row.
+    """
+    candidate = jnp.arange((count + 1) * width) // width
+    follows = (candidate[:, None] == count) & (candidate == carrier[:, None, None])
+    return (candidate[:, None] == candidate) | follows
+
+
 def prefix(visible: Int[Array, "B"], size: int) -> Bool[Array, "B S"]:
     """Every position of the window sees the first `visible` cached positions (2 of 5 drawn).
 

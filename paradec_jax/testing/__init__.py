@@ -2,6 +2,7 @@
 
 from paradec_jax.testing.causal import StubCausal, tiny_causal, tiny_causal_params
 from paradec_jax.testing.denoiser import StubDenoiser, tiny_denoiser, tiny_denoiser_params
+from paradec_jax.testing.head import StubHead
 from paradec_jax.testing.posterior import JointBlocks, JointDenoiser, SumDenoiser
 from paradec_jax.testing.recurrent import StubNetwork, tiny_network, tiny_params
 from paradec_jax.testing.requests import PROMPTS, tiny_request
@@ -12,6 +13,7 @@ __all__ = [
     "JointDenoiser",
     "StubCausal",
     "StubDenoiser",
+    "StubHead",
     "StubNetwork",
     "SumDenoiser",
     "tiny_causal",

@@ -77,7 +77,8 @@ class BlockCall:
       start: first position of that block (of the next one, where there is none), [B].
       step: steps done in it before, [B].
       hidden: head inputs about its positions, by the checkpoint's alignment, [B, W, D].
-      first: head inputs of the block that the window begins with, [B, W, D].
+      own: head inputs of its positions themselves, [B, W, D].
+      window: those of all positions from `at` on that the call read, a block that it stores and the one after it.
       previous: as of `BlockCanvas`, after the call.
       kv: keys and values for the cache.
       at: position that they begin at, [B].
@@ -90,7 +91,8 @@ class BlockCall:
     start: Int[Array, "B"]
     step: Int[Array, "B"]
     hidden: Float[Array, "B W D"]
-    first: Float[Array, "B W D"]
+    own: Float[Array, "B W D"]
+    window: Float[Array, "B _ D"]
     previous: Float[Array, "B 1 D"] | None
     kv: Any
     at: Int[Array, "B"]
@@ -145,14 +147,14 @@ def read_prompt(decoder: Any, params: Any, canvas: BlockCanvas, given: int, open
         positions = jnp.broadcast_to(jnp.arange(width), (len(cached), width))
         tokens = canvas.rows.tokens[:, :width]
         out = network.forward(params, tokens, positions, Prefix(canvas.cache, None))
-        opened = window(out.hidden, cached, block) if opens else out.hidden[:, :block]
-        return opened, last_of(out.hidden, jnp.maximum(cached, 1)), out.kv, _of_rows(out.counts, cached)
+        return out.hidden, last_of(out.hidden, jnp.maximum(cached, 1)), out.kv, of_rows(out.counts, cached)
 
     def skip() -> tuple[Any, ...]:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(call))
 
     needed = (cached > 0) | opens
-    opened, last, kv, counts = call() if opens else lax.cond(jnp.any(needed), call, skip)
+    hidden, last, kv, counts = call() if opens else lax.cond(jnp.any(needed), call, skip)
+    opened = window(hidden, cached, block) if opens else hidden[:, :block]
     previous = last if decoder.spec.alignment == "next" else None
     return BlockCall(
         clean=jnp.zeros_like(needed),
@@ -160,7 +162,8 @@ def read_prompt(decoder: Any, params: Any, canvas: BlockCanvas, given: int, open
         start=cached,
         step=canvas.step,
         hidden=aligned(opened, decoder.spec.alignment, previous),
-        first=opened,
+        own=opened,
+        window=hidden,
         previous=previous,
         kv=kv,
         at=jnp.zeros_like(cached),
@@ -192,7 +195,7 @@ def read_block(decoder: Any, params: Any, canvas: BlockCanvas, rides: bool) -> B
         tokens, positions = window(canvas.rows.tokens, at, width), at[:, None] + jnp.arange(width)
         out = network.forward(params, tokens, positions, Prefix(canvas.cache, at))
         kv = out.kv if width == block else network.pick(out.kv, jnp.zeros_like(at), block)
-        return out.hidden[:, :block], out.hidden[:, -block:], kv, _of_rows(out.counts, at)
+        return out.hidden[:, :block], out.hidden[:, -block:], kv, of_rows(out.counts, at)
 
     widths = (block, 2 * block) if rides else (block,)
     own = jnp.where(clean & rides, 2 * block, block)
@@ -203,13 +206,15 @@ def read_block(decoder: Any, params: Any, canvas: BlockCanvas, rides: bool) -> B
     previous = canvas.previous
     if previous is not None:
         previous = where_rows(clean, first[:, -1:], previous)
+    opened = where_rows(clean, last, first)
     return BlockCall(
         clean=clean,
         reads=~canvas.rows.done & (~clean | rides),
         start=at + block * clean,
         step=jnp.where(clean, 0, canvas.step),
-        hidden=aligned(where_rows(clean, last, first), decoder.spec.alignment, previous),
-        first=first,
+        hidden=aligned(opened, decoder.spec.alignment, previous),
+        own=opened,
+        window=jnp.concatenate([first, last], axis=1) if rides else first,
         previous=previous,
         kv=kv,
         at=at,
@@ -219,6 +224,6 @@ def read_block(decoder: Any, params: Any, canvas: BlockCanvas, rides: bool) -> B
     )
 
 
-def _of_rows(counts: Counts, like: Array) -> dict[str, Array]:
+def of_rows(counts: Counts, like: Array) -> dict[str, Array]:
     """Amounts of each row, where a call gives one number for all."""
     return {name: jnp.broadcast_to(jnp.asarray(n, jnp.int32), like.shape) for name, n in counts.items()}

@@ -33,7 +33,7 @@ class Setting:
         knobs = self.decoder.Knobs() if self.knobs is None else self.knobs
         technical = (
             "network",
-            *self.decoder.further_networks,
+            *(name for name in self.decoder.further_networks if name in self.decoder.networks),
             "size",
             "spec",
             "log_probs",
