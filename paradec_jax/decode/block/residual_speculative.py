@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.block.candidates import CandidateCall, Candidates, candidates_of, read_candidates
-from paradec_jax.decode.block.canvas import BlockCall, block_of, read_prompt
+from paradec_jax.decode.block.canvas import BlockCall, BlockCanvas, block_of, read_prompt
 from paradec_jax.decode.block.head import (
     HeadCanvas,
     HeadKnobs,
@@ -22,7 +22,7 @@ from paradec_jax.decode.block.head import (
     next_call,
     sure,
 )
-from paradec_jax.decode.block.rules import Choice, check_rule
+from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, check_rule
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
@@ -44,6 +44,15 @@ class DraftedCanvas(HeadCanvas):
 
     where: Bool[Array, "B drafts W"]
     tokens: Int[Array, "B drafts W"]
+
+    @property
+    def shown(self) -> Int[Array, "B S"]:
+        """What is revealed after a gap, and what is drafted for the next call, from `length` on; -1 elsewhere."""
+        within = jnp.arange(self.final.shape[1]) < self.rows.limit[:, None]
+        known = jnp.where(self.final, self.rows.tokens, -1)
+        for draft in range(self.where.shape[1]):
+            known = put(known, self.tokens[:, draft], self.cached, self.where[:, draft])
+        return shift(jnp.where(within, known, -1) + 1, self.rows.length) - 1
 
 
 @jax.tree_util.register_dataclass
@@ -152,10 +161,8 @@ class ResidualSpeculative(DecoderBase):
         call = read_candidates(self, params["network"], state, drafts, follows)
         follows = jnp.zeros_like(drafts.carries) if follows is None else follows
         state = state.spend(call.counts, self.block * (drafts.count + follows))
-        choices, log_probs = self._judge(params, state, drafts, call, follows, knobs)
-        made, said = choices.where[:, :-2], choices.tokens[:, :-2]
-        same = (made == state.where) & (~made | (said == state.tokens))
-        accepted = select.leading_run(jnp.all(same, axis=2) & drafts.exists[:, 1:])
+        choices, log_probs = steps_from(self, params, state, drafts, call, follows, self.rule, knobs)
+        accepted = agreement(choices, state.where, state.tokens, drafts.exists)
 
         at, step = state.cached, state.step
         kept = (jnp.arange(self.candidates) <= accepted[:, None])[..., None] & choices.where[:, :-1]
@@ -190,43 +197,7 @@ class ResidualSpeculative(DecoderBase):
 
     def drafts(self, state: DraftedCanvas) -> Int[Array, "B S"]:
         """What is revealed after a gap, and what is drafted for the next call."""
-        within = jnp.arange(state.final.shape[1]) < state.rows.limit[:, None]
-        known = jnp.where(state.final, state.rows.tokens, -1)
-        for draft in range(self.candidates - 1):
-            known = put(known, state.tokens[:, draft], state.cached, state.where[:, draft])
-        return shift(jnp.where(within, known, -1) + 1, state.rows.length) - 1
-
-    def _judge(
-        self,
-        params: Any,
-        state: DraftedCanvas,
-        drafts: Candidates,
-        call: CandidateCall,
-        follows: Bool[Array, "B"],
-        knobs: HeadKnobs,
-    ) -> tuple[Choice, Float[Array, "B reads W"] | None]:
-        """The base decoder's step from each candidate and from the next block, and log-probabilities of its tokens."""
-        at, block, network = state.cached, self.block, self.network
-        hidden = jnp.concatenate([call.hidden, call.following[:, None]], axis=1)
-        if state.previous is not None:
-            carrier = jnp.take_along_axis(call.hidden, drafts.carrier[:, None, None, None], axis=1)
-            before = jnp.repeat(state.previous[:, None], self.candidates, axis=1)
-            before = jnp.concatenate([before, carrier[:, :, -1:]], axis=1)
-            hidden = jax.vmap(lambda x, previous: aligned(x, "next", previous), 1, 1)(hidden, before)
-        logits = network.logits(params["network"], hidden)
-        next_open = window(state.open, at + block, block) & follows[:, None]
-        masked = jnp.concatenate([drafts.masked, next_open[:, None]], axis=1)
-        steps = jnp.concatenate([state.step[:, None] + jnp.arange(self.candidates), 0 * at[:, None]], axis=1)
-        starts = at[:, None] + block * (jnp.arange(self.candidates + 1) == self.candidates)
-
-        def choose(
-            logits: Float[Array, "B W V"], masked: Bool[Array, "B W"], start: Array, step: Array
-        ) -> tuple[Choice, Any]:
-            positions = start[:, None] + jnp.arange(block)
-            choice = choice_of(self, self.rule, logits, masked, positions, step, state.rows, knobs)
-            return choice, self.scores(without_mask(logits, self.mask), choice.tokens)
-
-        return jax.vmap(choose, 1, 1)(logits, masked, starts, steps)
+        return state.shown
 
     def _as_block(
         self,
@@ -319,3 +290,50 @@ class ResidualSpeculative(DecoderBase):
         choice = dataclasses.replace(choice, where=where)
         going = jnp.any(where, axis=1)[:, None]
         return jnp.where(where, choice.tokens, tokens), masked & ~where & going, choice
+
+
+def steps_from(
+    decoder: Any,
+    params: Any,
+    canvas: BlockCanvas,
+    drafts: Candidates,
+    call: CandidateCall,
+    follows: Bool[Array, "B"],
+    rule: str,
+    knobs: DenoisingKnobs,
+) -> tuple[Choice, Float[Array, "B reads W"] | None]:
+    """What the base decoder does in each candidate, and in the next block of rows that `follows` marks.
+
+    Returns:
+      Its choices, [B, K + 1, W], and log-probabilities of their tokens where they are kept.
+    """
+    at, block, count = canvas.cached, canvas.block, drafts.tokens.shape[1]
+    hidden = jnp.concatenate([call.hidden, call.following[:, None]], axis=1)
+    if canvas.previous is not None:
+        carrier = jnp.take_along_axis(call.hidden, drafts.carrier[:, None, None, None], axis=1)
+        before = jnp.repeat(canvas.previous[:, None], count, axis=1)
+        before = jnp.concatenate([before, carrier[:, :, -1:]], axis=1)
+        hidden = jax.vmap(lambda x, previous: aligned(x, "next", previous), 1, 1)(hidden, before)
+    logits = decoder.network.logits(params["network"], hidden)
+    next_open = window(canvas.open, at + block, block) & follows[:, None]
+    masked = jnp.concatenate([drafts.masked, next_open[:, None]], axis=1)
+    steps = jnp.concatenate([canvas.step[:, None] + jnp.arange(count), 0 * at[:, None]], axis=1)
+    starts = at[:, None] + block * (jnp.arange(count + 1) == count)
+
+    def choose(
+        logits: Float[Array, "B W V"], masked: Bool[Array, "B W"], start: Array, step: Array
+    ) -> tuple[Choice, Any]:
+        positions = start[:, None] + jnp.arange(block)
+        choice = choice_of(decoder, rule, logits, masked, positions, step, canvas.rows, knobs)
+        return choice, decoder.scores(without_mask(logits, decoder.mask), choice.tokens)
+
+    return jax.vmap(choose, 1, 1)(logits, masked, starts, steps)
+
+
+def agreement(
+    choices: Choice, where: Bool[Array, "B drafts W"], tokens: Int[Array, "B drafts W"], exists: Any
+) -> Int[Array, "B"]:
+    """How many drafts in a row are the base decoder's steps, positions and tokens; `exists` says which are there."""
+    made, said = choices.where[:, :-2], choices.tokens[:, :-2]
+    same = (made == where) & (~made | (said == tokens))
+    return select.leading_run(jnp.all(same, axis=2) & exists[:, 1:])

@@ -12,13 +12,16 @@ from paradec_jax.decode.released.lookahead import ReleasedLookahead
 from paradec_jax.decode.released.masked import ReleasedMasked
 from paradec_jax.decode.released.masked_rules import RecordedRaces
 from paradec_jax.decode.released.multiblock import ReleasedMultiBlock
+from paradec_jax.decode.released.position_wise import LossyPositionWise
 from paradec_jax.decode.released.prompt_lookup import ReleasedPromptLookup
+from paradec_jax.decode.released.residual import ReleasedSpeculative, ReleasedVeto
 from paradec_jax.decode.released.running_window import ReleasedRunningWindow
 from paradec_jax.decode.released.strided import ReleasedStrided
 from paradec_jax.decode.released.wave import RecordedWave
 from paradec_jax.decode.released.wavefront import ReleasedWavefront
 
 __all__ = [
+    "LossyPositionWise",
     "RecordedBlocks",
     "RecordedRaces",
     "RecordedWave",
@@ -30,6 +33,8 @@ __all__ = [
     "ReleasedMultiBlock",
     "ReleasedPromptLookup",
     "ReleasedRunningWindow",
+    "ReleasedSpeculative",
     "ReleasedStrided",
+    "ReleasedVeto",
     "ReleasedWavefront",
 ]

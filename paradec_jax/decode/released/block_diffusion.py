@@ -1,7 +1,7 @@
 """The released programs of block diffusion: SDAR's `generate.py` and evaluation, and the serving engine JetEngine."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -76,9 +76,7 @@ class ReleasedDenoising(DecoderBase):
     def init(self, params: Any, request: Request, knobs: DenoisingKnobs) -> BlockCanvas:
         """Reads the prompts' whole blocks."""
         del knobs
-        canvas = fresh(self, request, overrun=self.block)
-        limit = -(-canvas.rows.limit // self.block) * self.block
-        canvas = dataclasses.replace(canvas, rows=dataclasses.replace(canvas.rows, limit=limit))
+        canvas = whole_blocks(fresh(self, request, overrun=self.block))
         call = read_prompt(self, params, canvas, request.tokens.shape[1], opens=False)
         canvas = canvas.spend(call.counts, call.width, call.calls)
         return canvas.stored(self.network, call, canvas.rows.tokens)
@@ -92,16 +90,7 @@ class ReleasedDenoising(DecoderBase):
         choice = self._choose(logits, masked, call.positions, call.step, state.rows, knobs)
         state = state.stored(self.network, call, choice.tokens)
 
-        final = put(state.final, jnp.ones_like(choice.where), call.start, choice.where)
-        rows = state.rows.write(choice.tokens, choice.where, call.start)
-        run = jnp.minimum(selection.leading_run(final), rows.limit).astype(jnp.int32)
-        rows = dataclasses.replace(rows, length=jnp.where(rows.done, rows.length, run))
-        position = jnp.arange(final.shape[1])
-        own = (position >= rows.prompt_lengths[:, None]) & (position < rows.length[:, None])
-        if rows.fixed is not None:
-            own &= ~rows.fixed
-        stopped = call.clean & jnp.any(is_stop(rows.tokens, rows.stop) & own, axis=1)
-        rows = blocks.ended(rows, stopped, call.clean & (rows.length >= rows.limit))
+        state = revealed_late(state, choice.tokens, choice.where, call.start, call.clean)
         info = Denoised(
             at=call.start,
             step=call.step,
@@ -110,7 +99,7 @@ class ReleasedDenoising(DecoderBase):
             stored=call.clean,
             hidden=call.hidden,
         )
-        return dataclasses.replace(state, rows=rows, final=final), info
+        return state, info
 
     def drafts(self, state: BlockCanvas) -> Int[Array, "B S"]:
         """What is revealed after a gap."""
@@ -151,3 +140,33 @@ class ReleasedDenoising(DecoderBase):
             return Choice(jnp.where(enough[:, None], sure, leftmost), tokens, scores)
         where = select(self.rule, logits, scores, masked, positions, step, rows.keys, knobs)
         return Choice(where, tokens, scores)
+
+
+AnyBlocks = TypeVar("AnyBlocks", bound=BlockCanvas)
+
+
+def whole_blocks(canvas: AnyBlocks) -> AnyBlocks:
+    """The canvas of rows that fill the block which holds the end of their budget."""
+    limit = -(-canvas.rows.limit // canvas.block) * canvas.block
+    return dataclasses.replace(canvas, rows=dataclasses.replace(canvas.rows, limit=limit))
+
+
+def revealed_late(
+    canvas: AnyBlocks,
+    tokens: Int[Array, "B W"],
+    where: Bool[Array, "B W"],
+    at: Int[Array, "B"],
+    stored: Bool[Array, "B"],
+) -> AnyBlocks:
+    """As `reveal`, but a row ends, by a stop token or its budget, where one of its blocks has been stored."""
+    final = put(canvas.final, jnp.ones_like(where), at, where)
+    rows = canvas.rows.write(tokens, where, at)
+    run = jnp.minimum(selection.leading_run(final), rows.limit).astype(jnp.int32)
+    rows = dataclasses.replace(rows, length=jnp.where(rows.done, rows.length, run))
+    position = jnp.arange(final.shape[1])
+    own = (position >= rows.prompt_lengths[:, None]) & (position < rows.length[:, None])
+    if rows.fixed is not None:
+        own &= ~rows.fixed
+    stopped = stored & jnp.any(is_stop(rows.tokens, rows.stop) & own, axis=1)
+    rows = blocks.ended(rows, stopped, stored & (rows.length >= rows.limit))
+    return dataclasses.replace(canvas, rows=rows, final=final)
