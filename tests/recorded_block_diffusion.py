@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from convert import sdar
-from convert.engine import read_json
+from convert import mrp, sdar
+from convert.engine import parted, read_json
+from paradec_jax.disk.tensors import TensorFiles
 
 FOLDER = Path(os.environ.get("PARADEC_GOLDEN") or Path(__file__).parent / "golden") / "block_diffusion"
 
@@ -34,6 +35,22 @@ def model():
     """Network, parameters and special tokens, as the converter imports them."""
     read = sdar.read(FOLDER, read_json(FOLDER / "config.json"), "float32")
     return read.network, jax.tree.map(jnp.asarray, read.params), read.token_spec
+
+
+class HeadFile(TensorFiles):
+    """The head's tensors, which lie in a file of their own."""
+
+    folder = FOLDER
+
+
+@functools.cache
+def head():
+    """The head's network and parameters, as the converter imports them."""
+    with HeadFile({FOLDER / "mrp.safetensors": []}) as file:
+        _, tensors = parted(file, mrp.PREFIX)
+        fields = read_json(FOLDER / "config.json") | read_json(FOLDER / "mrp_config.json")
+        read = mrp.read(tensors, fields, model()[0].config)
+    return read.network, jax.tree.map(jnp.asarray, read.params)
 
 
 def positions_of(tokens, start=0):

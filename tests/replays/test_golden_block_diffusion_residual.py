@@ -11,12 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recorded_block_diffusion import FOLDER, arrays, assert_close, model
+from recorded_block_diffusion import arrays, assert_close, head, model
 
 from convert import mrp
-from convert.engine import export_tree, parted, read_json
+from convert.engine import export_tree
 from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.disk.tensors import TensorFiles
 from paradec_jax.evaluate.residual_magnitude import magnitudes, read_states
 from paradec_jax.losses import ResidualRules, residual_loss
 from paradec_jax.losses.residual import NORMALISERS, Unrolling
@@ -26,22 +25,6 @@ pytestmark = pytest.mark.golden
 
 RESIDUAL, LOGITS, LOSS, GRADIENT = 5e-5, 2e-4, 1e-4, 5e-4
 CASES = sorted({key.partition(".")[0] for key in arrays("mrp_loss")})
-
-
-class HeadFile(TensorFiles):
-    """The head's tensors, which lie in a file of their own."""
-
-    folder = FOLDER
-
-
-@functools.cache
-def head():
-    """The head's network and parameters, as the converter imports them."""
-    with HeadFile({FOLDER / "mrp.safetensors": []}) as file:
-        _, tensors = parted(file, mrp.PREFIX)
-        fields = read_json(FOLDER / "config.json") | read_json(FOLDER / "mrp_config.json")
-        read = mrp.read(tensors, fields, model()[0].config)
-    return read.network, jax.tree.map(jnp.asarray, read.params)
 
 
 # The module

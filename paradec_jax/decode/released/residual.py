@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Int
 
 from paradec_jax.decode.block.candidates import candidates_of, read_candidates
 from paradec_jax.decode.block.canvas import BlockCall, block_of, read_block, read_prompt
