@@ -194,6 +194,8 @@ def rounds_of(records: Any, block: int) -> list[dict[str, np.ndarray]]:
         if rounds and "accepted" not in rounds[-1]:
             rounds[-1] |= {"accepted": last + 1, "end": info.candidates[i][last]}
         start, reveal = info.candidates[i][last], info.where[i][last]
+        if (start != model()[2].mask).all():  # the last draft was right
+            continue
         reveals = np.concatenate([reveal[None], where[i]])
         tokens = np.concatenate([info.tokens[i][last][None], drafted[i]])
         states = [start]
