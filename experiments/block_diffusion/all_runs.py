@@ -1,8 +1,8 @@
 """All trainings of block diffusion, one after the other: `python -m experiments.block_diffusion.all_runs`.
 
 Both alignments on word problems at equal updates, then the chain language. Each has its minutes, of which evaluations
-and checkpoints take a part. The same command goes on where a run stood and passes over those that are done; a run that
-its minutes ended ends the command.
+and checkpoints take a part. The same command goes on where a run stood and passes over those that are done; a run
+that its minutes ended ends the command.
 
     RUNS/NAME          checkpoints, metrics, model, held_out.json
     EXPORT/NAME        models in bfloat16

@@ -70,15 +70,8 @@ class Words:
         return denoising_spec(self.tokenizer(), alignment)
 
     def vocabulary(self, preset: int) -> int:
-        """Rows of the embedding: the preset's, which are those of a causal model to start from.
-
-        Raises:
-          ValueError: too few.
-        """
-        needed = self.tokenizer().vocab_size
-        if preset < needed:
-            raise ValueError(f"word problems have {needed} tokens, but the preset's vocabulary {preset}")
-        return preset
+        """Rows of the embedding: the preset's, which a causal model to start from has too, if they are enough."""
+        return max(preset, self.tokenizer().vocab_size)
 
     def maker(self, seed: int, batch_tokens: int, block: int, split: str = "train") -> Callable[[int], Batch]:
         """Batch i."""
