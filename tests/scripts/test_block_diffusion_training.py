@@ -1,4 +1,4 @@
-"""The recipes of block diffusion at toy size: in one go and in pieces, from a causal model's weights; a step's memory."""
+"""The recipes of block diffusion at toy size: whole and in pieces, from a causal model's weights; a step's memory."""
 
 import dataclasses
 import inspect
