@@ -30,7 +30,8 @@ LAW = Followers(symbols=5, length=12)
 CHAINS = train.Recipe(
     name="chains", ground="chains", init=None, blocks=(4,), prompt=4, law=LAW, batch_tokens=24, **SMALL
 )
-WORDS = train.Recipe(name="words", init=None, blocks=(4, 8), batch_tokens=330, **SMALL)
+ONE_BUCKET = ((0, (1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)),)  # one program
+WORDS = train.Recipe(name="words", init=None, blocks=(4, 8), batch_tokens=330, mixture=ONE_BUCKET, **SMALL)
 
 
 @pytest.fixture(scope="module")
