@@ -13,6 +13,7 @@ from paradec_jax.config import CausalConfig, RecurrentDepthConfig, TokenSpec
 from paradec_jax.decode import (
     Adaptive,
     AutoRegressive,
+    BlockDenoising,
     Decoded,
     Decoder,
     DecoderBase,
@@ -57,6 +58,7 @@ __all__ = [
     "PRESETS",
     "Adaptive",
     "AutoRegressive",
+    "BlockDenoising",
     "CausalConfig",
     "Decoded",
     "Decoder",

@@ -23,6 +23,7 @@ from paradec_jax.config import (
 from paradec_jax.decode import (
     Adaptive,
     AutoRegressive,
+    BlockDenoising,
     Jacobi,
     Lookahead,
     Masked,
@@ -243,8 +244,16 @@ BLOCK_DIFFUSION = Family(
     parameter_shapes=transformer.parameter_shapes,
     axes=axes.TRANSFORMER,
     presets=BLOCK_DIFFUSION_PRESETS,
-    decoders={},
-    settings=(),
+    decoders={"block": BlockDenoising()},
+    settings=(
+        Setting("block", BlockDenoising(rule="static"), baseline=True),
+        Setting("block", BlockDenoising(rule="static", fuse_store=False, fuse_prompt=False)),
+        Setting("block", BlockDenoising(rule="static"), BlockDenoising.Knobs(steps=4)),
+        Setting("block", BlockDenoising(rule="entropy")),
+        Setting("block", BlockDenoising(rule="factor")),
+        Setting("block", BlockDenoising(rule="threshold")),
+        Setting("block", BlockDenoising()),
+    ),
     bundled=(),
 )
 

@@ -27,3 +27,14 @@ def strided_count(width: int, stride: int, stub: StubDenoiser, prompt: int, new:
 def grid_count(calls: int, stub: StubDenoiser, prompt: int, new: int) -> Count:
     """The same number of calls on the whole canvas, however many tokens there are."""
     return calls, calls * (prompt + new)
+
+
+def block_count(block: int, rides: bool, stub: StubDenoiser, prompt: int, new: int) -> Count:
+    """A call a token; a block that is complete while its row goes on is stored, in the next call or another one."""
+    given = prompt // block * block
+    calls, positions = (1, given + block) if rides else (int(given > 0), given)
+    for p in range(prompt + rides, prompt + new):
+        opens = p % block == 0 and p > prompt
+        calls += 1 + (opens and not rides)
+        positions += block * (1 + opens)
+    return calls, positions

@@ -1,6 +1,7 @@
 """The decoding machine: a protocol, four drivers, and one file a decoder."""
 
 from paradec_jax.decode.autoregressive import AutoRegressive
+from paradec_jax.decode.block.denoising import BlockDenoising
 from paradec_jax.decode.causal.jacobi import Jacobi
 from paradec_jax.decode.causal.lookahead import Lookahead
 from paradec_jax.decode.causal.prompt_lookup import PromptLookup
@@ -24,6 +25,7 @@ from paradec_jax.decode.recurrent.wavefront import Wavefront
 __all__ = [
     "Adaptive",
     "AutoRegressive",
+    "BlockDenoising",
     "CachedNetwork",
     "Decoded",
     "Decoder",

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 from plain_baselines import Count, drafted_count, lookahead_count, prompt_lookup_count
-from plain_canvas import dual_cache_count, grid_count, strided_count, whole_canvas_count
+from plain_canvas import block_count, dual_cache_count, grid_count, strided_count, whole_canvas_count
 from plain_jacobi import jacobi_count
 from plain_recurrent import (
     latent_count,
@@ -144,6 +144,20 @@ def masked_row(kind: type, count: Callable[..., Count] | None, knobs: Any = None
     return Row(kind, options, knobs, {"sharpness": 12.0}, StubDenoiser, count=count, first=(0, 0))
 
 
+def block_row(
+    kind: type,
+    block: int,
+    count: Callable[..., Count] | None = None,
+    knobs: Any = None,
+    first: tuple[int, int] = (1, 0),
+    alignment: str = "own",
+    **options: Any,
+) -> Row:
+    """A row on the denoiser that sees in blocks; one token a step, from left to right, unless told otherwise."""
+    stub = {"sharpness": 12.0, "block": block, "alignment": alignment}
+    return Row(kind, options, knobs or {}, stub, StubDenoiser, count=count, first=first)
+
+
 ALONE = 1_000_014  # by chance not all of the first row is committed at once
 
 
@@ -234,6 +248,33 @@ ROWS = {
     "strided": masked_row(
         decode.Strided, functools.partial(strided_count, 8, 3), width=8, stride=3, log_probs=True
     ),
+    "block": block_row(
+        decode.BlockDenoising,
+        4,
+        functools.partial(block_count, 4, True),
+        first=(1, 1),
+        rule="static",
+        log_probs=True,
+    ),
+    "block-next": block_row(
+        decode.BlockDenoising,
+        3,
+        functools.partial(block_count, 3, True),
+        {"threshold": 2.0},
+        (1, 1),
+        "next",
+        rule="dynamic",
+    ),
+    "block-unfused": block_row(
+        decode.BlockDenoising,
+        2,
+        functools.partial(block_count, 2, False),
+        rule="threshold",
+        knobs={"threshold": 2.0},
+        fuse_store=False,
+        fuse_prompt=False,
+    ),
+    "block-random": block_row(decode.BlockDenoising, 4, knobs={"steps": 2}, rule="random"),
     # Released programs
     "released-adaptive": Row(ReleasedAdaptive, stub={**MIXED, "recurrence": 5}, recurrence=1_000),
     "released-wavefront": Row(
@@ -272,6 +313,9 @@ ROWS = {
         masked_row(released.ReleasedMasked, None, {}, program="sdtt", sampler="analytic", steps=4),
         batch_wide=True,
     ),
+    "released-denoising": dataclasses.replace(
+        block_row(released.ReleasedDenoising, 2, knobs={"threshold": 2.0}, program="jetengine"), overruns=True
+    ),
     "released-strided": dataclasses.replace(
         masked_row(released.ReleasedStrided, None, {}, steps=2, width=10, stride=5), batch_wide=True
     ),
@@ -308,6 +352,9 @@ VARIANTS = (
     "masked-groups",
     "masked-single",
     "masked-confidence",
+    "block-next",
+    "block-unfused",
+    "block-random",
     "released-masked-cached",
     "released-masked-sdtt",
 )

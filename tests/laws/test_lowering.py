@@ -26,6 +26,7 @@ from paradec_jax.testing import (
     StubCausal,
     StubDenoiser,
     StubNetwork,
+    tiny_blocks,
     tiny_causal,
     tiny_causal_params,
     tiny_denoiser,
@@ -60,6 +61,8 @@ def test_decoder(name):
     elif row.net is StubNetwork:
         cache = "full" if row.kind is decode.SelfSpeculative else "shared"
         network = tiny_network(cache, dtype="bfloat16", param_dtype="bfloat16")
+    elif row.kind.visibilities == ("block",):
+        network = tiny_blocks(dtype="bfloat16", param_dtype="bfloat16")
     elif not row.kind.needs_cache:
         network = tiny_denoiser(dtype="bfloat16", param_dtype="bfloat16")
     decoder = row.decoder(network, SIZE)

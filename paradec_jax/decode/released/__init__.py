@@ -5,6 +5,7 @@ take the place of the keys.
 """
 
 from paradec_jax.decode.released.adaptive import ReleasedAdaptive
+from paradec_jax.decode.released.block_diffusion import ReleasedDenoising
 from paradec_jax.decode.released.blocks import RecordedBlocks
 from paradec_jax.decode.released.jacobi import ReleasedJacobi
 from paradec_jax.decode.released.lookahead import ReleasedLookahead
@@ -22,6 +23,7 @@ __all__ = [
     "RecordedRaces",
     "RecordedWave",
     "ReleasedAdaptive",
+    "ReleasedDenoising",
     "ReleasedJacobi",
     "ReleasedLookahead",
     "ReleasedMasked",
