@@ -224,6 +224,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _report(verb: str, model: store.Model, folder: Path) -> int:
-    leaves = flatten_dict(model.params).values()
-    print(f"{verb} {sum(leaf.size for leaf in leaves):,} parameters ({model.config.param_dtype}) to {folder}")
+    trees = [model.params] if model.head is None else [model.params, model.head.params]
+    count = sum(leaf.size for tree in trees for leaf in flatten_dict(tree).values())
+    print(f"{verb} {count:,} parameters ({model.config.param_dtype}) to {folder}")
     return 0

@@ -23,6 +23,7 @@ from paradec_jax.data.block_batches import ChainBatchMaker, block_batch_maker
 from paradec_jax.data.chains import Followers
 from paradec_jax.data.endless import endless
 from paradec_jax.data.text import character_spec, character_tokenizer
+from paradec_jax.data.word_problems import problem
 from paradec_jax.io import atomic_write_text
 from paradec_jax.losses import BlockRules, block_diffusion_loss
 from paradec_jax.noise import BlockNoise
@@ -60,20 +61,17 @@ class Words:
         """Words and digits, and the mask."""
         return build_tokenizer(mask=True)
 
+    def text(self) -> str:
+        """A text, by whose ids tokenizers are compared."""
+        return "".join(problem(0, i, "train", 8).prompt for i in range(20))
+
     def spec(self, alignment: str) -> TokenSpec:
         """Special tokens."""
         return denoising_spec(self.tokenizer(), alignment)
 
     def vocabulary(self, preset: int) -> int:
-        """Rows of the embedding: the preset's, which are those of a causal model to start from.
-
-        Raises:
-          ValueError: too few.
-        """
-        needed = self.tokenizer().vocab_size
-        if preset < needed:
-            raise ValueError(f"word problems have {needed} tokens, but the preset's vocabulary {preset}")
-        return preset
+        """Rows of the embedding: the preset's, which a causal model to start from has too, if they are enough."""
+        return max(preset, self.tokenizer().vocab_size)
 
     def maker(self, seed: int, batch_tokens: int, block: int, split: str = "train") -> Callable[[int], Batch]:
         """Batch i."""
@@ -120,7 +118,11 @@ class Chains:
 
     def tokenizer(self) -> Tokenizer:
         """A letter a symbol, and the mask."""
-        return character_tokenizer(SYMBOLS[: self.law.symbols])
+        return character_tokenizer(self.text())
+
+    def text(self) -> str:
+        """All symbols, by whose ids tokenizers are compared."""
+        return SYMBOLS[: self.law.symbols]
 
     def spec(self, alignment: str) -> TokenSpec:
         """The mask is the last token; nothing ends a text."""

@@ -11,6 +11,7 @@ the reference. A head that adds residuals counts on small ratios of the first to
 """
 
 import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64, Int
 
+from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.machine.network import Network, Prefix
 
 
@@ -57,7 +59,11 @@ def rms(features: Float64[np.ndarray, "N S W D"]) -> Float64[np.ndarray, "N S"]:
 
 
 def read_states(
-    network: Network, params: Any, context: Int[np.ndarray, "P"], states: Int[np.ndarray, "N S W"]
+    network: Network,
+    params: Any,
+    context: Int[np.ndarray, "P"],
+    states: Int[np.ndarray, "N S W"],
+    size: int | None = None,
 ) -> Float[np.ndarray, "N S W D"]:
     """Head inputs of a block in each of its states, one block after the other.
 
@@ -66,6 +72,7 @@ def read_states(
       params: its parameters.
       context: the blocks before the first one, whole.
       states: tokens of N consecutive blocks; the last state of each is what the next ones follow.
+      size: positions that the text is filled up to, so that contexts of any length share their programs.
 
     Raises:
       ValueError: another block length, or a context that ends inside a block.
@@ -78,6 +85,7 @@ def read_states(
         )
     text = np.concatenate([context, states[:, -1].ravel()])
     starts = len(context) + width * np.arange(len(states))
+    text = np.pad(text, (0, max((size or 0) - len(text), 0)))  # nobody sees what follows
     kv = _whole(network, params, jnp.asarray(text)[None])
     return np.stack(
         [
@@ -85,6 +93,43 @@ def read_states(
             for block, start in zip(states, starts, strict=True)
         ]
     )
+
+
+class Visit(NamedTuple):
+    """A block that was revealed one position after the other.
+
+    Attributes:
+      row: of the batch.
+      start: its first position.
+      states: its tokens before the first step and after each, S = B + 1.
+    """
+
+    row: int
+    start: int
+    states: Int[np.ndarray, "S W"]
+
+
+def visited(steps: Denoised, lengths: Int[np.ndarray, "B"], mask: int) -> Iterator[Visit]:
+    """The whole blocks after each prompt, row by row, that static decoding revealed in B steps of one position.
+
+    Args:
+      steps: what each call did, stacked on a leading axis (`trace`), of a decoder that reads prompts in a call of
+        their own.
+      lengths: of the prompts.
+      mask: the mask's id.
+    """
+    at, where, tokens, reads = (
+        np.asarray(getattr(steps, name)) for name in ("at", "where", "tokens", "reads")
+    )
+    width = where.shape[2]
+    for row, length in enumerate(lengths):
+        for start in np.unique(at[:, row]):
+            mine = np.flatnonzero((at[:, row] == start) & reads[:, row])
+            states = [np.full(width, mask)]
+            for i in mine:
+                states.append(np.where(where[i, row], tokens[i, row], states[-1]))
+            if start >= length and len(states) == width + 1 and (states[-1] != mask).all():
+                yield Visit(row, int(start), np.stack(states))
 
 
 @functools.partial(jax.jit, static_argnums=0)

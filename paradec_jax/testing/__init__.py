@@ -1,5 +1,6 @@
 """Networks with known answers, and tiny models, for tests of decoders."""
 
+from paradec_jax.testing.blocks import tiny_blocks, tiny_blocks_params
 from paradec_jax.testing.causal import StubCausal, tiny_causal, tiny_causal_params
 from paradec_jax.testing.denoiser import StubDenoiser, tiny_denoiser, tiny_denoiser_params
 from paradec_jax.testing.head import StubHead
@@ -16,6 +17,8 @@ __all__ = [
     "StubHead",
     "StubNetwork",
     "SumDenoiser",
+    "tiny_blocks",
+    "tiny_blocks_params",
     "tiny_causal",
     "tiny_causal_params",
     "tiny_denoiser",

@@ -13,15 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from house_decoders import AnyOrder, RevealKnobs
-from results import listed
 
 from paradec_jax import decode
-from paradec_jax.config import BLOCK_DIFFUSION_PRESETS, TokenSpec
+from paradec_jax.config import TokenSpec
 from paradec_jax.decode.released import ReleasedDenoising
-from paradec_jax.models.transformer import init_params
-from paradec_jax.models.transformer_network import TransformerNetwork
-from paradec_jax.testing import PROMPTS, StubCausal, StubDenoiser, tiny_request
+from paradec_jax.testing import (
+    PROMPTS,
+    StubCausal,
+    StubDenoiser,
+    tiny_blocks,
+    tiny_blocks_params,
+    tiny_request,
+)
 
 SIZE, NEW = 24, 11
 STUB = StubDenoiser(block=4, sharpness=6.0)
@@ -197,16 +200,9 @@ def test_fusions_change_no_token(rule, alignment):
     assert (calls[0] < calls[1]).any() and (calls[0] < calls[2]).all() and (calls[1] < calls[3]).all()
 
 
-@functools.cache
-def transformer() -> tuple[TransformerNetwork, Any]:
-    """A small model of random weights that sees in blocks of 4."""
-    network = TransformerNetwork(BLOCK_DIFFUSION_PRESETS["test-sdar"])
-    return network, jax.tree.map(lambda x: 3 * x, init_params(network.config, jax.random.key(1)))
-
-
 @pytest.mark.parametrize("alignment", ["next", pytest.param("own", marks=pytest.mark.slow)])
 def test_fusions_and_batches_change_no_token_of_a_model(alignment):
-    network, params = transformer()
+    network, params = tiny_blocks(), tiny_blocks_params(1, 3.0)
     spec = TokenSpec(mask=31, alignment=alignment)
     request = tiny_request((NEW, 4, 14), seed=2)
     results = []
@@ -229,7 +225,7 @@ def test_fusions_and_batches_change_no_token_of_a_model(alignment):
 
 def test_a_cached_block_is_one_read_in_a_whole_text():
     """What a step reads of its block behind the cache is what a call on the whole text reads there."""
-    network, params = transformer()
+    network, params = tiny_blocks(), tiny_blocks_params(1, 3.0)
     decoder = decode.BlockDenoising(network, SIZE, TokenSpec(mask=31, alignment="own"), rule="static")
     request = tiny_request(14, prompts=((3, 1, 4, 1, 5),))
     _, (tokens, info) = decode.trace(
@@ -274,18 +270,6 @@ def test_holes_are_filled_block_by_block():
         found = [row[:n] for row, n in zip(result.tokens.tolist(), result.lengths.tolist(), strict=True)]
         assert found == want
         assert result.generated.tolist() == [text.count(None) for text in texts]
-
-
-def test_one_block_of_the_whole_length_is_a_decoder_of_canvases():
-    """Fast-dLLM's threshold on one block is the any-order decoder that reads its canvas in every call."""
-    whole = StubDenoiser(sharpness=6.0)
-    one = decode.BlockDenoising(dataclasses.replace(whole, block=SIZE), SIZE, SPEC, rule="threshold")
-    other = AnyOrder(whole, SIZE, SPEC)
-    request = tiny_request([SIZE - len(prompt) for prompt in PROMPTS], stop=(7,))
-    blocks = decode.run(one, None, request, one.Knobs(threshold=0.4))
-    canvas = decode.run(other, None, request, RevealKnobs(threshold=0.4))
-    assert listed(blocks) == listed(canvas)
-    assert (np.asarray(blocks.network_calls) < SIZE - 5).all()
 
 
 # Refusals

@@ -14,6 +14,7 @@ from paradec_jax.testing import (
     StubDenoiser,
     StubNetwork,
     SumDenoiser,
+    tiny_blocks,
     tiny_causal,
     tiny_denoiser,
     tiny_network,
@@ -32,6 +33,7 @@ from paradec_jax.testing import (
         (SumDenoiser(), (network.Network,)),
         (tiny_denoiser(), (network.Network,)),
         (tiny_causal(), (network.CachedNetwork,)),
+        (tiny_blocks(), (network.CachedNetwork,)),
         (tiny_network(), (network.Network, network.RecurrentNetwork)),
     ],
 )

@@ -35,6 +35,7 @@ RECORDED = BATCH | {
     "hidden": BATCH["labelled"] & (POSITIONS % BLOCK != 1),
     "probability": np.where(SAMPLES == 0, 0.5, 0.8).astype(np.float32),
 }
+GIVEN = jax.tree.map(jnp.asarray, RECORDED)
 
 
 @functools.cache
@@ -130,7 +131,9 @@ def kl(teacher, student):
 @pytest.mark.parametrize("alignment", SPECS)
 def test_divergences_and_normalisers(alignment):
     steps, (values, found) = unrolled(alignment)
-    logits = functools.partial(BACKBONE.logits, backbone_params())
+
+    def logits(vectors):
+        return BACKBONE.logits(backbone_params(), jnp.asarray(vectors))
 
     def predicting(noisy):
         noisy, clean = np.asarray(noisy), np.asarray(steps.start.clean)
@@ -161,11 +164,11 @@ def test_losses_of_steps(normaliser):
     rules = ResidualRules(K, normaliser=normaliser)
     reveals = np.zeros((2, K, 16), bool)
     reveals[0, 0, [2, 6]] = reveals[0, 1, 3] = reveals[1, 0, 8] = True
-    batch = RECORDED | {"reveals": reveals}
+    batch = GIVEN | {"reveals": jnp.asarray(reveals)}
     loss, metrics, _ = graded(batch, rules=rules)
     unrolling = Unrolling(BACKBONE, HEAD, SPECS["own"], rules, None)
     texts = unrolling.texts(batch, jax.random.key(0))
-    steps = unrolling.unroll(params_of(HEAD), backbone_params(), texts, jax.random.key(0), reveals)
+    steps = unrolling.unroll(params_of(HEAD), backbone_params(), texts, jax.random.key(0), batch["reveals"])
     values = np.asarray(unrolling.judge(backbone_params(), texts, steps)[0], np.float64)
     inverse, want, still = 1 / RECORDED["probability"], [], RECORDED["hidden"]
     for k in range(K):
@@ -198,7 +201,7 @@ def test_a_step_carries_no_gradient_to_its_base_but_to_its_input():
     unrolling = Unrolling(BACKBONE, HEAD, SPECS["own"], rules, None)
 
     def second(params, stopped):
-        texts = unrolling.texts(RECORDED, jax.random.key(3))
+        texts = unrolling.texts(GIVEN, jax.random.key(3))
         steps = unrolling.unroll(params, backbone_params(), texts, jax.random.key(3))
         last = steps.each[-1]
         if stopped:
@@ -214,7 +217,7 @@ def test_a_step_carries_no_gradient_to_its_base_but_to_its_input():
     assert min(apart) > 1e-5
 
     def of_base(base):
-        texts = unrolling.texts(RECORDED, jax.random.key(3))
+        texts = unrolling.texts(GIVEN, jax.random.key(3))
         steps = unrolling.unroll(params_of(HEAD), backbone_params(), texts, jax.random.key(3))
         step = steps.each[0]._replace(base=step_base(steps.each[0].base, base))
         only = steps._replace(each=[step], taught=steps.taught[:1])
@@ -230,7 +233,7 @@ def step_base(streams, shift):
 def test_nothing_flows_into_the_backbone():
     objective = residual_loss(BACKBONE, HEAD, SPECS["own"], ResidualRules(K), chunk=None)
     gradient = jax.jit(
-        jax.grad(lambda frozen: objective(params_of(HEAD), frozen, RECORDED, jax.random.key(0))[0])
+        jax.grad(lambda frozen: objective(params_of(HEAD), frozen, GIVEN, jax.random.key(0))[0])
     )
     assert not any(jnp.any(leaf) for leaf in jax.tree.leaves(gradient(backbone_params())))
 
@@ -281,7 +284,7 @@ def test_tokens_of_its_own(alignment):
         if alignment == "next":
             clean = np.roll(np.asarray(steps.start.clean), 1, axis=1)
             base = np.where((POSITIONS % BLOCK == 0)[..., None], clean, before)
-        logits = np.asarray(BACKBONE.logits(backbone_params(), jnp.asarray(base)))
+        logits = np.array(BACKBONE.logits(backbone_params(), jnp.asarray(base)))
         logits[..., MASK] = -np.inf
         known = steps.each[k - 1].still if k else RECORDED["hidden"]
         shown = np.asarray(known) & ~np.asarray(step.still)
@@ -375,7 +378,7 @@ def test_logits_never_lie_in_memory_whole(chunk):
     spec = dataclasses.replace(SPECS["own"], mask=100)
     objective = residual_loss(backbone, HEAD, spec, ResidualRules(K), chunk=chunk)
     frozen = jax.tree.map(lambda s: jnp.zeros(s.shape), parameter_shapes(config))
-    program = jax.make_jaxpr(jax.grad(lambda p: objective(p, frozen, RECORDED, jax.random.key(0))[0]))
+    program = jax.make_jaxpr(jax.grad(lambda p: objective(p, frozen, GIVEN, jax.random.key(0))[0]))
     largest = max(np.prod(shape) for shape in shapes_in(program(params_of(HEAD)).jaxpr) if 101 in shape[2:])
     rows, length = POSITIONS.shape
     assert largest == K * rows * (length if chunk is None else chunk) * 101

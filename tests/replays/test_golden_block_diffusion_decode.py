@@ -29,13 +29,13 @@ RULES = {
     "low_confidence_dynamic": "dynamic",
     "entropy_bounded": "entropy",
 }
-FAST = {  # of Fast-dLLM: rule and knobs
-    "fast_threshold": ("threshold", {"threshold": 0.5}),
-    "fast_factor": ("factor", {"factor": 1.0}),
-    "fast_factor_half": ("factor", {"factor": 0.5}),
-}
-RECORDED = cases("decode")["cases"]
-STOPS = max(len(case["stop_ids"] or ()) for case in RECORDED.values())
+FAST = {
+    "fast_threshold": ("threshold", "tau"),
+    "fast_factor": ("factor", "gamma"),
+}  # of Fast-dLLM: rule, and its number
+EVERY = cases("decode_cases")["cases"]
+RECORDED = {name: told for name, told in EVERY.items() if told["strategy"] in RULES}  # of the programs
+STOPS = max(len(told["stop_ids"] or ()) for told in RECORDED.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Case:
       stop: token ids that end it.
       new: tokens that were asked for.
       truncated: whether confidences are those after truncation.
-      calls: denoising calls, and all calls, where they are told.
+      steps: denoising calls.
+      calls: all calls, where they are told.
     """
 
     name: str
@@ -59,7 +60,8 @@ class Case:
     stop: tuple[int, ...] = ()
     new: int = 0
     truncated: bool = False
-    calls: tuple[int, int] | None = None
+    steps: int = 0
+    calls: int | None = None
 
     def __getitem__(self, kind: str) -> np.ndarray:
         return arrays("decode")[f"{self.name}.{kind}"]
@@ -75,14 +77,11 @@ class Case:
 
 
 def case_of(name: str) -> Case:
-    if name in FAST:
-        rule, knobs = FAST[name]
-        first = np.asarray(arrays("decode")[f"{name}.before"][0]) == cases("decode")["mask_token_id"]
-        block = cases("decode")["block_length"]
-        length = int(arrays("decode")[f"{name}.block"][0]) * block + int(first.argmax())
-        tokens = arrays("decode")[f"{name}.tokens"]
-        return Case(name, rule, knobs, tokens[:length], new=len(tokens) - length)
-    told = RECORDED[name]
+    told = EVERY[name]
+    prompt, new = arrays("decode")[f"prompt.{told['prompt']}"], told["gen_length"]
+    if name not in RECORDED:
+        rule, number = FAST[told["strategy"]]
+        return Case(name, rule, {rule: told[number]}, prompt, new=new, steps=told["n_denoise_forwards"])
     rule = RULES[told["strategy"]]
     knobs = {"temperature": told["temperature"], "top_k": 1}
     if rule == "entropy":
@@ -95,15 +94,16 @@ def case_of(name: str) -> Case:
         name,
         rule,
         knobs,
-        arrays("decode")[f"prompt.{told['prompt']}"],
+        prompt,
         tuple(told["stop_ids"] or ()),
-        told["gen_length"],
+        new,
         told["confidence"] == "post-truncation",
-        (told["n_denoise_forwards"], told["n_forwards"]),
+        told["n_denoise_forwards"],
+        told["n_forwards"],
     )
 
 
-NAMES = [*RECORDED, *FAST]
+NAMES = list(EVERY)
 CLEAN = [name for name in NAMES if not case_of(name).truncated]
 LONGEST = max(len(prompt) for name, prompt in arrays("decode").items() if name.startswith("prompt."))
 SIZE = max(case_of(name).whole for name in NAMES)
@@ -187,8 +187,9 @@ def test_steps(name):
     assert_steps(found, case, count)
     assert int(result.lengths[0]) == end
     np.testing.assert_array_equal(result.tokens[0, :end], case["tokens"][:end])
-    if case.calls is not None and end == case.whole:
-        assert (count, int(result.network_calls[0])) == (case.calls[0], case.calls[1] - 1)
+    if end == case.whole:
+        assert count == case.steps
+        assert case.calls is None or int(result.network_calls[0]) == case.calls - 1
 
 
 @pytest.mark.parametrize("name", CLEAN)
@@ -213,7 +214,7 @@ def test_programs(name):
     program = "generate" if case.truncated else "evaluation"
     result, found = replayed(ReleasedDenoising(program=program, rule=case.rule), case, case.new)
     assert_steps(found, case, len(case["block"]))
-    assert case.calls == (len(case["block"]), int(result.network_calls[0]))
+    assert (case.steps, case.calls) == (len(case["block"]), int(result.network_calls[0]))
     length = int(result.lengths[0])
     np.testing.assert_array_equal(result.tokens[0, :length], case["tokens"][:length])
     assert (case["tokens"][length:] == model()[2].mask).all() and length % model()[0].block == 0
@@ -270,7 +271,7 @@ def test_every_array_is_read():
     """So that none of a folder is left out in silence."""
     kinds = ("tokens", "block", "step", "before", "pred", "conf", "reveal", "entropy", "logits")
     known = {f"{name}.{kind}" for name in NAMES for kind in kinds}
-    known |= {f"prompt.{case['prompt']}" for case in RECORDED.values()} | {"filter.logits", *filters()}
+    known |= {f"prompt.{case['prompt']}" for case in EVERY.values()} | {"filter.logits", *filters()}
     assert arrays("decode").keys() <= known
-    told = cases("decode")
+    told = cases("decode_cases")
     assert (told["block_length"], told["mask_token_id"]) == (model()[0].block, model()[2].mask)

@@ -71,7 +71,7 @@ def check_most(knobs: Any, decoder: Any) -> None:
 
 def _same(value: Any, unset: Any) -> bool:
     """Whether a knob stands as `as_arrays` leaves one that is not set."""
-    return not isinstance(value, jax.core.Tracer) and np.ndim(value) == 0 and np.asarray(value) == unset
+    return not isinstance(value, jax.core.Tracer) and np.ndim(value) == 0 and bool(np.asarray(value) == unset)
 
 
 Need = tuple[str, int | tuple[str, ...]]
