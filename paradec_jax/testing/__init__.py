@@ -1,6 +1,6 @@
 """Networks with known answers, and tiny models, for tests of decoders."""
 
-from paradec_jax.testing.blocks import tiny_blocks, tiny_blocks_params
+from paradec_jax.testing.blocks import tiny_blocks, tiny_blocks_params, tiny_head, tiny_head_params
 from paradec_jax.testing.causal import StubCausal, tiny_causal, tiny_causal_params
 from paradec_jax.testing.denoiser import StubDenoiser, tiny_denoiser, tiny_denoiser_params
 from paradec_jax.testing.head import StubHead
@@ -23,6 +23,8 @@ __all__ = [
     "tiny_causal_params",
     "tiny_denoiser",
     "tiny_denoiser_params",
+    "tiny_head",
+    "tiny_head_params",
     "tiny_network",
     "tiny_params",
     "tiny_request",

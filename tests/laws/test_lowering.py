@@ -30,6 +30,7 @@ from paradec_jax.testing import (
     tiny_causal,
     tiny_causal_params,
     tiny_denoiser,
+    tiny_head,
     tiny_network,
     tiny_params,
     tiny_request,
@@ -69,6 +70,9 @@ def test_decoder(name):
     params = None if isinstance(network, StubDenoiser) else parameter_shapes(network.config)
     if row.params:
         params = {**row.params, "network": params}
+        if row.kind.visibilities == ("block",):
+            decoder = dataclasses.replace(decoder, head=tiny_head(dtype="bfloat16", param_dtype="bfloat16"))
+            params["head"] = parameter_shapes(decoder.head.config)
 
     @jax.jit
     def run(params, request, knobs):

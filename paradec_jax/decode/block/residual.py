@@ -204,7 +204,7 @@ class Residual(DecoderBase):
     def _mixed(
         self, hidden: Float[Array, "B W D"], residual: Float[Array, "B W D"], knobs: ResidualKnobs
     ) -> Float[Array, "B W D"]:
-        scaled = residual if knobs.scale is None else knobs.scale * residual
+        scaled = residual if knobs.scale is None else (knobs.scale * residual).astype(residual.dtype)
         return hidden + scaled if self.mix == "sum" else scaled
 
     def _correct(
