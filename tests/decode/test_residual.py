@@ -4,7 +4,6 @@ import dataclasses
 import functools
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from plain_canvas import residual_count
