@@ -28,6 +28,9 @@ from paradec_jax.decode import (
     Lookahead,
     Masked,
     PromptLookup,
+    Residual,
+    ResidualSpeculative,
+    ResidualVeto,
     SelfSpeculative,
     Static,
     Strided,
@@ -244,7 +247,12 @@ BLOCK_DIFFUSION = Family(
     parameter_shapes=transformer.parameter_shapes,
     axes=axes.TRANSFORMER,
     presets=BLOCK_DIFFUSION_PRESETS,
-    decoders={"block": BlockDenoising()},
+    decoders={
+        "block": BlockDenoising(),
+        "residual": Residual(),
+        "residual_speculative": ResidualSpeculative(),
+        "residual_veto": ResidualVeto(),
+    },
     settings=(
         Setting("block", BlockDenoising(rule="static"), baseline=True),
         Setting("block", BlockDenoising(rule="static", fuse_store=False, fuse_prompt=False)),
@@ -252,6 +260,17 @@ BLOCK_DIFFUSION = Family(
         Setting("block", BlockDenoising(rule="entropy")),
         Setting("block", BlockDenoising(rule="factor")),
         Setting("block", BlockDenoising(rule="threshold")),
+        Setting("residual_veto", ResidualVeto(), ResidualVeto.Knobs(threshold=0.5)),
+        *(
+            Setting(name, dataclasses.replace(decoder, head=head))
+            for name, decoder in (
+                ("residual_speculative", ResidualSpeculative(rule="static")),
+                ("residual_speculative", ResidualSpeculative()),
+                ("residual", Residual(rule="static")),
+                ("residual", Residual()),
+            )
+            for head in ("zero", None)
+        ),
         Setting("block", BlockDenoising()),
     ),
     bundled=(),

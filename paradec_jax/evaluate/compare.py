@@ -21,6 +21,7 @@ from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.intervals import ends, paired, ratio, speedup, wilson
 from paradec_jax.evaluate.tasks import exact_answers
+from paradec_jax.generate import equipped, parameters_for
 from paradec_jax.store import Model
 from paradec_jax.timing import Case, Speed, measure
 
@@ -114,8 +115,11 @@ def compare(
     if len(baselines) != 1:
         raise ValueError(f"settings must hold exactly one baseline, not {len(baselines)}")
     prompts = prompts_of(model, problems, seed, budget)
-    cases = [case_of(setting, setting.decoder, model, prompts.size) for setting in settings]
-    params = cases[0].decoder.prepare(model.params)
+    params = model.network.prepare(model.params)
+    cases = [
+        with_parameters(case_of(setting, setting.decoder, model, prompts.size), model, params)
+        for setting in settings
+    ]
     decoded = _answers(params, cases, prompts, rows, report)
 
     halves = [
@@ -148,8 +152,16 @@ def case_of(setting: Setting, decoder: Any, model: Model, size: int) -> Case:
     network = model.network
     if setting.cache is not None:
         network = dataclasses.replace(network, cache=setting.cache)
-    decoder = dataclasses.replace(decoder, greedy=not setting.sampled)
+    decoder = dataclasses.replace(equipped(model, decoder), greedy=not setting.sampled)
     return Case(decoder.bind(network, size, model.token_spec), setting.knobs)
+
+
+def with_parameters(case: Case, model: Model, params: Any) -> Case:
+    """A case with parameters of its own where it has several networks; `params` are the model's network's, prepared."""
+    if not case.decoder.further_networks:
+        return case
+    given = parameters_for(model, case.decoder) | {"network": params}
+    return dataclasses.replace(case, params=case.decoder.prepare(given))
 
 
 def _counter(report: Report, stage: str, total: int) -> Callable[[int], None]:
@@ -216,7 +228,8 @@ def _answers(
         found: dict[int, _Answer] = {}
         for batch in batches:
             filled = batch + [batch[-1]] * (rows - len(batch))
-            result = run_decoder(case.decoder, params, prompts.request(filled), case.knobs)
+            given = case.parameters(params)
+            result = run_decoder(case.decoder, given, prompts.request(filled), case.knobs)
             found |= dict(zip(batch, _split(result), strict=False))
             advance(1)
         return [found[i] for i in range(count)]

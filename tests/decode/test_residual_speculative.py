@@ -1,4 +1,4 @@
-"""Speculative residual decoding: the base decoder's text whoever drafts; calls by exact formulas; what each fusion saves.
+"""Speculative residual decoding: the base decoder's text, whoever drafts; calls by exact formulas; what riding saves.
 
 The base decoder is `BlockDenoising` of the same rule, knobs and keys. "A liar costs calls, never a token."
 """
@@ -198,7 +198,7 @@ def test_what_riding_saves():
 
 
 def test_adaptive_drafts():
-    """No draft is sure enough, or enough is revealed: the base's calls, and only the head's stores where nobody asks."""
+    """No draft is sure enough, or enough is revealed: the base's calls; the head stores where nobody asks."""
     wanted = base("static")
     unsure = drafted("static", "right", knobs=(("head_threshold", 2.0),))
     idle = drafted("static", "right", knobs=(("enough", 1),))

@@ -25,6 +25,7 @@ from paradec_jax.decode.block.head import (
 from paradec_jax.decode.block.rules import Choice, check_rule
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import check_range, knob
+from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules.alignment import aligned
 from paradec_jax.decode.rules.subs import without_mask
@@ -93,7 +94,8 @@ class Residual(DecoderBase):
     do not count for. Draws of the head's steps have noise of their own.
 
     Attributes:
-      head: the head's network; "zero" runs none, so that the network's own scores are taken K times more.
+      head: the head's network, that of the model's folder where it is not given; "zero" runs none, so that the
+        network's own scores are taken K times more.
       head_steps: K, steps of the head after a call.
       rule, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`.
       head_rule: "static", one position a step, as the released programs; or "dynamic", all above the threshold of
@@ -103,7 +105,7 @@ class Residual(DecoderBase):
     """
 
     _: dataclasses.KW_ONLY
-    head: Any = None
+    head: CachedNetwork | str | None = None
     head_steps: int = 1
     rule: str = "dynamic"
     head_rule: str = "static"

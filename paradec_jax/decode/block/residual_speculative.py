@@ -24,6 +24,7 @@ from paradec_jax.decode.block.head import (
 )
 from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, check_rule
 from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.rules import select
@@ -103,14 +104,15 @@ class ResidualSpeculative(DecoderBase):
     and among candidates. A draft may be complete; such a candidate carries the next block (see `block.candidates`).
 
     Attributes:
-      head: the head's network; "zero" runs none and drafts from scores as they are.
+      head: the head's network, that of the model's folder where it is not given; "zero" runs none and drafts from
+        scores as they are.
       candidates: K, states that a call verifies at most: the canvas and K - 1 drafts.
       rule, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`.
       ride: a complete draft carries the next block's first step, which saves that call where it is accepted.
     """
 
     _: dataclasses.KW_ONLY
-    head: Any = None
+    head: CachedNetwork | str | None = None
     candidates: int = 3
     rule: str = "dynamic"
     fuse_store: bool = True

@@ -12,6 +12,7 @@ from paradec_jax.decode.block.head import HeadCanvas, check_head, choice_of, fir
 from paradec_jax.decode.block.rules import THRESHOLD, DenoisingKnobs
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import check_range, knob
+from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules import score, select
 from paradec_jax.decode.rules.alignment import aligned
@@ -84,13 +85,13 @@ class ResidualVeto(DecoderBase):
     and none is asked.
 
     Attributes:
-      head: the head's network; "zero" runs none, and nothing falls.
+      head: the head's network, that of the model's folder where it is not given; "zero" runs none, and nothing falls.
       judge: "change" or "confidence".
       fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`.
     """
 
     _: dataclasses.KW_ONLY
-    head: Any = None
+    head: CachedNetwork | str | None = None
     judge: str = "change"
     fuse_store: bool = True
     fuse_prompt: bool = True

@@ -14,7 +14,7 @@ from paradec_jax.decode.block.residual_speculative import DraftedCanvas
 from paradec_jax.decode.block.rules import DenoisingKnobs, draw
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs
-from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.decode.machine.network import CachedNetwork, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.released.residual import drafted
 from paradec_jax.decode.rules import score
@@ -43,7 +43,7 @@ class LossyPositionWise(DecoderBase):
     """
 
     _: dataclasses.KW_ONLY
-    head: Any = None
+    head: CachedNetwork | str | None = None
     candidates: int = 3
     top_p_rule: str = "keep-renormalised"
     Knobs: ClassVar[type] = SamplingKnobs

@@ -23,6 +23,7 @@ from paradec_jax.decode.block.residual_veto import Vetoed, VetoKnobs, check_judg
 from paradec_jax.decode.block.rules import Choice, DenoisingKnobs
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs
+from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.released.block_diffusion import revealed_late, whole_blocks
 from paradec_jax.decode.rules.alignment import aligned
@@ -79,7 +80,7 @@ class ReleasedSpeculative(DecoderBase):
     """
 
     _: dataclasses.KW_ONLY
-    head: Any = None
+    head: CachedNetwork | str | None = None
     candidates: int = 3
     context: bool = False
     top_p_rule: str = "keep-renormalised"
@@ -181,7 +182,7 @@ class ReleasedVeto(DecoderBase):
     """
 
     _: dataclasses.KW_ONLY
-    head: Any = None
+    head: CachedNetwork | str | None = None
     judge: str = "change"
     top_p_rule: str = "keep-renormalised"
     Knobs: ClassVar[type] = VetoKnobs
