@@ -157,7 +157,7 @@ def case_of(setting: Setting, decoder: Any, model: Model, size: int) -> Case:
 
 
 def with_parameters(case: Case, model: Model, params: Any) -> Case:
-    """A case with parameters of its own where it has several networks; `params` are the model's network's, prepared."""
+    """A case with parameters of its own where it has several networks; `params` are the prepared ones of one."""
     if not case.decoder.further_networks:
         return case
     given = parameters_for(model, case.decoder) | {"network": params}

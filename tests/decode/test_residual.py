@@ -91,7 +91,9 @@ def test_a_head_without_confidence_is_the_base_decoder():
     idle = run(decode.Residual, LIAR, {"enough": 1}, rule="static", head_steps=3)
     assert idle.completions() == plain.completions()
     stores = [
-        (len(p) + n - 1) // 4 - len(p) // 4 + (len(p) >= 4) for p, n in zip(PROMPTS, BUDGETS, strict=True)
+        sum(p % 4 == 0 for p in range(len(prompt) + 1, len(prompt) + new - 1))
+        + (len(prompt) >= 4 and new > 1)
+        for prompt, new in zip(PROMPTS, BUDGETS, strict=True)
     ]
     assert idle.counts["head_calls"].tolist() == stores, "what remains is the head's cache"
     assert (unsure.counts["head_calls"] > idle.counts["head_calls"]).all()
@@ -191,8 +193,10 @@ def test_a_veto_leaves_masked_what_the_head_doubts(judge):
         decode.ResidualVeto, LIAR, {**knobs, **({"delta": 0.5} if judge == "change" else {})}, judge=judge
     )
     assert doubting.completions() == plain.completions(), "the head reveals nothing itself"
-    one = base("static")
-    assert doubting.network_calls.tolist() == one.network_calls.tolist(), "of all that fall one stays"
+    calls = np.asarray(doubting.network_calls)
+    if judge == "confidence":  # with all revealed each looks alike, so the leftmost one stays
+        assert calls.tolist() == base("static").network_calls.tolist()
+    assert (calls > np.asarray(plain.network_calls)).any()
     assert (doubting.counts["head_calls"] > 0).all()
 
 
@@ -200,8 +204,9 @@ def test_a_head_that_agrees_vetoes_nothing():
     knobs = {"threshold": 0.3}
     right = run(decode.ResidualVeto, RIGHT, knobs, judge="change")
     assert right.network_calls.tolist() == base("dynamic", **knobs).network_calls.tolist()
+    alone = run(decode.ResidualVeto, RIGHT, knobs, judge="change", fuse_store=False, fuse_prompt=False)
     blind = run(ReleasedVeto, RIGHT, knobs, judge="change")
-    assert blind.network_calls.sum() > right.network_calls.sum(), "without its cache it errs"
+    assert blind.network_calls.sum() > alone.network_calls.sum(), "without its cache it errs"
 
 
 # Refusals
