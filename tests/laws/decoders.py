@@ -297,15 +297,15 @@ ROWS = {
         decode.Residual,
         4,
         functools.partial(residual_count, 4, 2, True),
-        first=(1, 3),
+        first=(1, 1),
         rule="static",
         head_steps=2,
         log_probs=True,
     ),
     "residual-next": head_row(
         decode.Residual,
-        3,
-        functools.partial(residual_count, 3, 1, False),
+        2,
+        functools.partial(residual_count, 2, 1, False),
         alignment="next",
         rule="threshold",
         knobs={"threshold": 2.0},
@@ -316,7 +316,7 @@ ROWS = {
         decode.Residual,
         4,
         says=None,
-        first=(1, 2),
+        first=(1, 1),
         rule="dynamic",
         head_rule="dynamic",
         knobs={"threshold": 2.0},
@@ -341,11 +341,11 @@ ROWS = {
     ),
     "residual-speculative-unfused": head_row(
         decode.ResidualSpeculative,
-        4,
-        functools.partial(drafted_block_count, 4, 4, rides=False, fused=False),
+        2,
+        functools.partial(drafted_block_count, 2, 2, rides=False, fused=False),
         rule="threshold",
         knobs={"threshold": 2.0},
-        candidates=4,
+        candidates=2,
         ride=False,
         fuse_store=False,
         fuse_prompt=False,
@@ -400,8 +400,8 @@ ROWS = {
     "released-speculative": dataclasses.replace(
         head_row(released.ReleasedSpeculative, 4, candidates=2), overruns=True, batch_wide=True
     ),
-    "released-veto": head_row(released.ReleasedVeto, 4, knobs={"threshold": 0.5}),
-    "lossy-position-wise": head_row(released.LossyPositionWise, 4),
+    "released-veto": head_row(released.ReleasedVeto, 2, knobs={"threshold": 0.5}),
+    "lossy-position-wise": head_row(released.LossyPositionWise, 2),
     "released-strided": dataclasses.replace(
         masked_row(released.ReleasedStrided, None, {}, steps=2, width=10, stride=5), batch_wide=True
     ),

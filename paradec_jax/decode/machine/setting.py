@@ -29,7 +29,7 @@ class Setting:
     cache: str | None = None
 
     def settings(self) -> dict[str, Any]:
-        """Every choice of the decoder and its knobs, for JSON; of a further network the word in its place, or None."""
+        """Every choice of the decoder and its knobs, for JSON; a further network is None or the word in its place."""
         knobs = self.decoder.Knobs() if self.knobs is None else self.knobs
         technical = (
             "network",
