@@ -95,8 +95,10 @@ def test_it_writes_what_its_base_writes(head, rule, temperature):
         result = drafted(rule, head, temperature=temperature, candidates=most, ride=ride)
         assert_same(result, wanted)
         calls, before = np.asarray(result.network_calls), np.asarray(wanted.network_calls)
-        if head == "liar":
+        if head == "liar" and not temperature:
             assert (calls == before).all(), "a liar saves nothing"
+        elif head == "liar":
+            assert (calls <= before).all(), "its noise is the base's, so chance may make it right"
         else:
             assert (calls <= before).all() and calls.sum() < before.sum()
         assert ("head_calls" in result.counts) == (head != "zero")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.golden
 
 PROBABILITIES, LOGITS = 1e-4, 2e-4
 RULES = {"low_confidence_static": "static", "low_confidence_dynamic": "dynamic"}
-RECORDED = cases("mrp_decode")
+RECORDED = cases("mrp_decode_cases")
 PROMPTS = {name: tokens for name, tokens in arrays("decode").items() if name.startswith("prompt.")}
 LONGEST = max(len(tokens) for tokens in PROMPTS.values())
 SIZE = max(len(tokens) for name, tokens in arrays("mrp_decode").items() if name.endswith(".tokens"))
