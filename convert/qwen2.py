@@ -86,7 +86,7 @@ def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> M
 
 def read_params(
     checkpoint: Source, fields: Mapping[str, Any], config: TransformerConfig, dtype: str | None
-) -> tuple[dict[str, Any], dict[str, str]]:
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The parameters, and the config's two types as `fields` and the tensors say them.
 
     Raises:
@@ -125,9 +125,7 @@ def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
     write_layout(folder, model, model_type(model.config), max_shard_bytes, {})
 
 
-def write_layout(
-    folder: Path, model: Model, kind: str, max_shard_bytes: int, more: Mapping[str, Any]
-) -> None:
+def write_layout(folder: Path, model: Model, kind: str, max_shard_bytes: int, more: dict[str, Any]) -> None:
     """Writes a model in the layout of that model type, with `more` fields in its config.json."""
     config = cast(TransformerConfig, model.config)
     axes, rows = table(config)
