@@ -17,7 +17,7 @@ from paradec_jax.data.word_problems import WordProblem
 from paradec_jax.decode import Decoded, Request, make_request
 from paradec_jax.decode import run as run_decoder
 from paradec_jax.decode.machine.request import keys_of
-from paradec_jax.decode.machine.rows import NETWORK_CALLS
+from paradec_jax.decode.machine.rows import NETWORK_CALLS, POSITIONS
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.intervals import ends, paired, ratio, speedup, wilson
 from paradec_jax.evaluate.tasks import exact_answers
@@ -88,6 +88,7 @@ def compare(
     passes: int = 5,
     rows: int = ROWS,
     report: Report = lambda stage, done, total: None,
+    models: Sequence[Model] | None = None,
 ) -> Comparison:
     """Decodes problems with every setting: all of them in batches for answers, some one by one for speed.
 
@@ -106,6 +107,7 @@ def compare(
       passes: timings of each setting.
       rows: problems of a batch, at most.
       report: told the stage, the units done and their total.
+      models: that of each setting, where they differ in their residual heads; the network is that of `model`.
 
     Raises:
       ValueError: no problem, no tokenizer, not one baseline, or problems too long for the model.
@@ -116,9 +118,10 @@ def compare(
         raise ValueError(f"settings must hold exactly one baseline, not {len(baselines)}")
     prompts = prompts_of(model, problems, seed, budget)
     params = model.network.prepare(model.params)
+    of_settings = [model] * len(settings) if models is None else models
     cases = [
-        with_parameters(case_of(setting, setting.decoder, model, prompts.size), model, params)
-        for setting in settings
+        with_parameters(case_of(setting, setting.decoder, of, prompts.size), of, params)
+        for setting, of in zip(settings, of_settings, strict=True)
     ]
     decoded = _answers(params, cases, prompts, rows, report)
 
@@ -138,6 +141,7 @@ def compare(
     for i, setting in enumerate(settings):
         half = halves[i]
         row = _row(setting, decoded[i], exact[i], decoded[baselines[0]], exact[baselines[0]])
+        row |= _work(cases[i].decoder, decoded[i], prompts.lengths)
         if speeds:
             row |= _speed(speeds[i], speeds[baselines[0]])
             row["core_pass_microseconds"] = (
@@ -280,6 +284,28 @@ def _row(
         / tokens,
         "equals_greedy": None if setting.sampled else float(equal),
     }
+
+
+def _work(decoder: Any, answers: list[_Answer], lengths: Any) -> dict[str, Any]:
+    """Positions, calls of a residual head and floating-point operations per token.
+
+    Operations are estimated (`work` of the networks): every position sees the prompt and half of the answer, and a
+    call of the head reads one block and asks the output matrix for its scores. None of networks with recurrences, or
+    that do not say what a call costs.
+    """
+    network, tokens = decoder.network, sum(len(answer.ids) for answer in answers)
+    positions, heads = (sum(a.counts.get(name, 0) for a in answers) for name in (POSITIONS, "head_calls"))
+    found = {"positions_per_token": positions / tokens, "head_calls_per_token": heads / tokens}
+    if "recurrences" in network.counters or not hasattr(network, "work"):
+        return found | {"flops_per_token": None}
+    flops = 0
+    for answer, length in zip(answers, lengths, strict=True):
+        context = int(length) + len(answer.ids) // 2
+        flops += answer.counts[POSITIONS] * network.work(1, 1, context).flops
+        if calls := answer.counts.get("head_calls", 0):
+            scores = 2 * network.vocab_size * network.config.width * decoder.head.block
+            flops += calls * (decoder.head.work(1, decoder.head.block, context).flops + scores)
+    return found | {"flops_per_token": flops / tokens}
 
 
 def _speed(speed: Speed, baseline: Speed) -> dict[str, Any]:
