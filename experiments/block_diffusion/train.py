@@ -152,6 +152,9 @@ RECIPES = {
     "lengths": Recipe(name="lengths", alignment="next", blocks=(8, 4, 16)),
     "chains": Recipe(name="chains", **_CHAINS),
     "chains-next": Recipe(name="chains-next", alignment="next", **_CHAINS),
+    "chains-block-noise": Recipe(name="chains-block-noise", noise="block", **_CHAINS),
+    "chains-count-noise": Recipe(name="chains-count-noise", noise="count", **_CHAINS),
+    "chains-lengths": Recipe(name="chains-lengths", blocks=(8, 4, 16), prompt=16, **_CHAINS),
 }
 
 

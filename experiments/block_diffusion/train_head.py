@@ -131,34 +131,33 @@ class Recipe:
         )
 
 
-def changed(name: str, **changes: Any) -> Recipe:
-    """The default recipe with changes."""
-    return dataclasses.replace(Recipe(), name=name, **changes)
-
-
 _CHAINS: dict[str, Any] = {"ground": "chains", "batch_tokens": 4096, "steps": 800, "warmup": 25}
-# What the studies put side by side: ways to begin, steps, direct modelling, depth, what is revealed, the objective.
+# What the studies put side by side on both grounds: ways to begin, steps, direct modelling, depth, what is revealed,
+# the objective, the noise.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "init-released": {"init": "normal_0.2"},
+    "init-ordinary": {"init": "ordinary"},
+    **{f"unroll-{k}": {"unroll": k} for k in (1, 3, 4)},
+    **{f"direct-{k}": {"unroll": k, "direct": True} for k in (1, 2, 3, 4)},
+    **{f"depth-{n}": {"layers": n} for n in (1, 2, 5, 8)},
+    "official": {"normaliser": "official"},
+    "mean": {"normaliser": "mean"},
+    "infer-matched": {"layout": "infer_matched"},
+    "own-tokens": {"tokens": "own"},
+    "counts": {"reveals": (1, 2, 3, 4)},
+    "cross-entropy": {"objective": "cross_entropy"},
+    "mse": {"objective": "mse"},
+    "noise-block": {"noise": "block"},
+    "noise-count": {"noise": "count"},
+    "muon": {"optimizer": "muon", "learning_rate": 5e-3, "weight_decay": 0.05},
+}
 RECIPES = {
     recipe.name: recipe
     for recipe in (
         Recipe(),
         Recipe(name="chains-head", **_CHAINS),
-        changed("init-released", init="normal_0.2"),
-        changed("init-ordinary", init="ordinary"),
-        *(changed(f"unroll-{k}", unroll=k) for k in (1, 3, 4)),
-        *(changed(f"direct-{k}", unroll=k, direct=True) for k in (1, 2)),
-        *(Recipe(name=f"chains-direct-{k}", unroll=k, direct=True, **_CHAINS) for k in (1, 2)),
-        *(changed(f"depth-{n}", layers=n) for n in (1, 2, 5, 8)),
-        changed("official", normaliser="official"),
-        changed("mean", normaliser="mean"),
-        changed("infer-matched", layout="infer_matched"),
-        changed("own-tokens", tokens="own"),
-        changed("counts", reveals=(1, 2, 3, 4)),
-        changed("cross-entropy", objective="cross_entropy"),
-        changed("mse", objective="mse"),
-        changed("noise-block", noise="block"),
-        changed("noise-count", noise="count"),
-        changed("muon", optimizer="muon", learning_rate=5e-3, weight_decay=0.05),
+        *(dataclasses.replace(Recipe(), name=name, **changes) for name, changes in VARIANTS.items()),
+        *(Recipe(name=f"chains-{name}", **{**_CHAINS, **changes}) for name, changes in VARIANTS.items()),
     )
 }
 

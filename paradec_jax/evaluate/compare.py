@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from paradec_jax import facts
 from paradec_jax.data.batches import encode_prompts
@@ -43,6 +43,8 @@ class Comparison:
       baseline: index of the row that others are compared with.
       exact: which problems each setting got right, [settings, N].
       facts: of the machine and the program (`facts.facts`), with the dtypes of the parameters.
+      texts: what each setting wrote for each problem.
+      calls: network calls of each, [settings, N].
     """
 
     rows: list[dict[str, Any]]
@@ -50,6 +52,8 @@ class Comparison:
     baseline: int
     exact: Bool[np.ndarray, "settings N"]
     facts: dict[str, Any]
+    texts: Sequence[Sequence[str]] = ()
+    calls: Int[np.ndarray, "settings N"] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,7 +140,8 @@ def compare(
     speeds = measure(everything, params, requests, passes=passes, advance=advance) if timed else []
     found = facts.facts() | {"dtypes": facts.dtypes(params)}
     machine = {"dtype": model.config.dtype, "device": device_name(found["device"])}
-    exact = np.stack([score(problems, [_text(model, row.ids) for row in of]) for of in decoded])
+    texts = [[_text(model, row.ids) for row in of] for of in decoded]
+    exact = np.stack([score(problems, of) for of in texts])
     results = []
     for i, setting in enumerate(settings):
         half = halves[i]
@@ -148,7 +153,9 @@ def compare(
                 None if half is None else _core_pass(speeds[i], speeds[everything.index(half)])
             )
         results.append({"family": model.family, "model": name} | row | machine)
-    return Comparison(results, [setting.label() for setting in settings], baselines[0], exact, found)
+    labels = [setting.label() for setting in settings]
+    calls = np.asarray([[row.counts[NETWORK_CALLS] for row in of] for of in decoded])
+    return Comparison(results, labels, baselines[0], exact, found, texts, calls)
 
 
 def case_of(setting: Setting, decoder: Any, model: Model, size: int) -> Case:
