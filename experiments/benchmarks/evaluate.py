@@ -39,7 +39,11 @@ from paradec_jax.evaluate.results import Results, write_lines
 from paradec_jax.families import FAMILIES
 
 Flag = FlagCreatePairsOff[bool]
-USUAL = {"recurrent_depth": "wavefront", "causal": "jacobi", "block_diffusion": "block"}  # the decoder of a family unless told otherwise
+USUAL = {
+    "recurrent_depth": "wavefront",
+    "causal": "jacobi",
+    "block_diffusion": "block",
+}  # the decoder of a family unless told otherwise
 RELEASED = {"recurrent_depth": {"released": ReleasedWavefront()}}  # replicas, by family
 
 

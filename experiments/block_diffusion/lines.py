@@ -132,7 +132,9 @@ class Rows:
         if place not in self._models:
             model = load(line.place, dtype=self.dtype)
             if model.family != "block_diffusion":
-                raise ValueError(f"{line.place} is of family {model.family}; these studies are of block diffusion")
+                raise ValueError(
+                    f"{line.place} is of family {model.family}; these studies are of block diffusion"
+                )
             if line.block is not None:
                 model = with_block(model, line.block)
             about = f"{model.config} {model.token_spec}"
@@ -144,7 +146,9 @@ class Rows:
         """What tells rows of a file apart."""
         found, decoder = self.loaded(line), line.setting.decoder
         if lacks_head(found.model, decoder):
-            raise ValueError(f"{line.place} has no residual head, which {line.label} asks: train one, see train_head")
+            raise ValueError(
+                f"{line.place} has no residual head, which {line.label} asks: train one, see train_head"
+            )
         asks = "head" in decoder.further_networks and decoder.head is None
         settings = json.dumps(line.setting.settings(), sort_keys=True)
         return f"{found.backbone} {found.head if asks else '-'} {type(decoder).__name__} {settings}"
@@ -166,12 +170,16 @@ class Rows:
             timed=self.kept["timed"],
             passes=self.kept["passes"],
             rows=self.problems.rows,
-            report=lambda stage, done, total: print(f"\r{stage}: {done} of {total}  ", end="", file=sys.stderr),
+            report=lambda stage, done, total: print(
+                f"\r{stage}: {done} of {total}  ", end="", file=sys.stderr
+            ),
             models=[self.loaded(line).model for line in every],
         )
         print(file=sys.stderr)
         assert result.calls is not None
-        blocks = None if self.problems.blocks is None else [self.problems.blocks(texts) for texts in result.texts]
+        blocks = (
+            None if self.problems.blocks is None else [self.problems.blocks(texts) for texts in result.texts]
+        )
         for i, line in enumerate(every):
             row = dict(result.rows[i]) | {
                 "right": "".join("01"[int(right)] for right in result.exact[i]),
@@ -253,7 +261,9 @@ def _against(name: str, row: Row, other: Row | None) -> Row:
     right, rival = (np.asarray([letter == "1" for letter in of["right"]]) for of in (row, other))
     calls, of_rival = (np.asarray(of["calls"].split(), int) for of in (row, other))
     pair = paired(right, rival)
-    pieces = [[of["texts"][i : i + DIGEST] for i in range(0, len(of["texts"]), DIGEST)] for of in (row, other)]
+    pieces = [
+        [of["texts"][i : i + DIGEST] for i in range(0, len(of["texts"]), DIGEST)] for of in (row, other)
+    ]
     return {
         f"{name}_label": other["label"],
         f"{name}_difference": pair.difference,

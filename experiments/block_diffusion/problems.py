@@ -106,13 +106,13 @@ class Asked:
         prompts = [item.prompt for item in items]
         if self.chat:
             if model.chat_template is None:
-                raise ValueError("chat needs a model with a chat template: put a chat_template.jinja into its folder")
+                raise ValueError(
+                    "chat needs a model with a chat template: put a chat_template.jinja into its folder"
+                )
             messages = [[{"role": "user", "content": asked.message(item)}] for item in items]
             prompts = [chat.render(model.chat_template, message) for message in messages]
         usual = asked.max_new_tokens if self.chat else task.max_new_tokens
-        return Problems(
-            prompts, self.budget or usual, self._judge(items), self.temperature or 0.0, self.rows
-        )
+        return Problems(prompts, self.budget or usual, self._judge(items), self.temperature or 0.0, self.rows)
 
     def _judge(self, items: Sequence[Item]) -> Score:
         """What says which continuations of a benchmark's items are right."""
@@ -125,7 +125,9 @@ class Asked:
             assert task.program is not None
             return execution.execute(task.program(item, judged), allow=self.execute).passed
 
-        return lambda prompts, texts: np.asarray([right(*pair) for pair in zip(items, texts, strict=True)], bool)
+        return lambda prompts, texts: np.asarray(
+            [right(*pair) for pair in zip(items, texts, strict=True)], bool
+        )
 
 
 class Lawful:

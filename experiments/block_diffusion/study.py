@@ -32,7 +32,10 @@ from paradec_jax.evaluate.intervals import times
 from paradec_jax.evaluate.options import choose
 
 HEAD = "head"
-TRAINED = {"words": ("tiny-sdar", "tiny-head"), "chains": ("chains", "chains-head")}  # backbone and default head
+TRAINED = {
+    "words": ("tiny-sdar", "tiny-head"),
+    "chains": ("chains", "chains-head"),
+}  # backbone and default head
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +200,12 @@ def table2(shop: Shop) -> list[Line]:
     """Static decoding, direct and speculative."""
     found = shop.static(1, 2, 3)
     for head in (None, HEAD):
-        found += [*shop.direct(1, head), *shop.direct(2, head), *shop.spec(3, head), *shop.spec(3, head, ride=False)]
+        found += [
+            *shop.direct(1, head),
+            *shop.direct(2, head),
+            *shop.spec(3, head),
+            *shop.spec(3, head, ride=False),
+        ]
     return found
 
 
@@ -230,15 +238,14 @@ def of_backbone(shop: Shop, name: str, blocks: int | None = None) -> list[Line]:
     place = shop.options.there(name, f"train {name}")
     if place is None:
         return []
-    length, label = blocks or shop.block, name
+    length = blocks or shop.block
 
     def line(kind: str, decoder: Any, **knobs: Any) -> Line:
-        return shop.line(label, place, kind, decoder, blocks=blocks, **knobs)
+        return shop.line(name, place, kind, decoder, blocks=blocks, **knobs)
 
     static = BlockDenoising(rule="static")
-    first = Line(label, place, baseline_of(shop.temperature), blocks)
     return [
-        first,
+        Line(name, place, baseline_of(shop.temperature), blocks),
         line("block", static, steps=-(-length // 2)),
         *(line("block", BlockDenoising(), threshold=tau) for tau in shop.options.thresholds),
         line("residual_speculative", ResidualSpeculative(head="zero", rule="static")),
@@ -358,7 +365,9 @@ def run(name: str, rows: Rows, shop: Shop) -> list[Row]:
         print(f"{title}: nothing to decode", file=sys.stderr)
         return []
     found = rows.of(lines)
-    stem = f"{name}-{options.asked.ground}" + ("" if options.asked.split == "test" else f"-{options.asked.split}")
+    stem = f"{name}-{options.asked.ground}" + (
+        "" if options.asked.split == "test" else f"-{options.asked.split}"
+    )
     shown = rows.kept | {
         "study": name,
         "backbone": store.names_of([options.first])[0],
@@ -368,7 +377,9 @@ def run(name: str, rows: Rows, shop: Shop) -> list[Row]:
     table = [{k: v for k, v in row.items() if k not in without} for row in found]
     dtypes = [dtype for row in found for dtype in row["facts"]["dtypes"]]
     flat = [{**row["settings"], **{k: v for k, v in row.items() if k != "settings"}} for row in table]
-    write_record(options.folder / f"{stem}.json", shown, {"title": title, "rows": table}, dtypes=dtypes, lines=flat)
+    write_record(
+        options.folder / f"{stem}.json", shown, {"title": title, "rows": table}, dtypes=dtypes, lines=flat
+    )
     try:
         draw(found, options.folder.parent / "figures" / f"{stem}.png", title)
     except ImportError:

@@ -83,7 +83,9 @@ def bench_command(
     if isinstance(config, BlockDiffusionConfig):
         config = dataclasses.replace(config, block=config.block if block_length is None else block_length)
     elif block_length is not None:
-        raise ValueError(f"--block-length {block_length} is for block diffusion, and {preset} is of another kind")
+        raise ValueError(
+            f"--block-length {block_length} is for block diffusion, and {preset} is of another kind"
+        )
     if context + tokens > config.max_length:
         raise ValueError(
             f"--context {context} and --tokens {tokens} are more than the {config.max_length} positions of {preset}"

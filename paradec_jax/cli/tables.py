@@ -68,7 +68,9 @@ def print_table(result: Comparison, steps: tuple[int, int], seed: int, split: st
         console = Console(highlight=False, width=170 if more else 140)
     console.print(table)
     if more:
-        console.print("positions/token, prompts included; MFLOP/token: an estimate, the head's share included.")
+        console.print(
+            "positions/token, prompts included; MFLOP/token: an estimate, the head's share included."
+        )
     console.print(
         f"Speed: batch {base['batch']}, the first {base['timed_problems']} problems one by one, median of "
         f"{len(base['passes'])} passes, {base['dtype']}, {base['device']}; speed-up over {base['decoder']} "

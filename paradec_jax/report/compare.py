@@ -86,9 +86,7 @@ def measure_unit(unit: Unit, task: Task) -> list[dict[str, Any]]:
     requests, size = requests_of(model, unit, task.sizes.seed)
     rivals = [rival for rival in unit.rivals if not lacks_head(model, rival.decoder)]
     params = model.network.prepare(model.params)
-    cases = [
-        with_parameters(case_of(rival, rival.decoder, model, size), model, params) for rival in rivals
-    ]
+    cases = [with_parameters(case_of(rival, rival.decoder, model, size), model, params) for rival in rivals]
     task.saw(params)
     jobs = {
         told(rival): functools.partial(compile_all, [(case, requests[0])], params)

@@ -210,7 +210,9 @@ def block_calls(
     wanted = kinds(candidates)
     loops = [loop_of(network, head, params, kind, batch, context) for kind in wanted]
     seconds = [[loop() for loop in loops] for _ in range(passes)]
-    medians = {kind.name: statistics.median(of) for kind, of in zip(wanted, zip(*seconds, strict=True), strict=True)}
+    medians = {
+        kind.name: statistics.median(of) for kind, of in zip(wanted, zip(*seconds, strict=True), strict=True)
+    }
     rows = []
     for i, kind in enumerate(wanted):
         moved, flops = cost_of(network, head, kind, batch, context)

@@ -23,7 +23,15 @@ def both():
 
 def test_positions_of_each_kind():
     widths = {kind.name: kind.positions(BLOCK) for kind in kinds((2, 3))}
-    wanted = {"narrow": 4, "wide": 8, "head": 4, "verifying 2": 8, "riding 2": 12, "verifying 3": 12, "riding 3": 16}
+    wanted = {
+        "narrow": 4,
+        "wide": 8,
+        "head": 4,
+        "verifying 2": 8,
+        "riding 2": 12,
+        "verifying 3": 12,
+        "riding 3": 16,
+    }
     assert widths == wanted
 
 

@@ -68,5 +68,7 @@ def _math_verify() -> tuple[Any, Any]:
     try:
         from math_verify import parse, verify
     except ImportError:
-        raise ValueError("math500 is judged by math-verify, which is missing: pip install -e '.[math]'") from None
+        raise ValueError(
+            "math500 is judged by math-verify, which is missing: pip install -e '.[math]'"
+        ) from None
     return parse, verify
