@@ -90,7 +90,7 @@ class Options:
     execute: Flag = False
     seconds: int = execution.ResourceLimits().processor
     dtype: Literal["stored", "float32", "bfloat16"] = "stored"
-    decoding: Decoding = Decoding()
+    decoding: Decoding = Decoding()  # noqa: RUF009
 
 
 def evaluate(options: Options, console: Console) -> None:

@@ -41,7 +41,7 @@ class Options:
     """
 
     model: tyro.conf.Positional[str]
-    asked: tyro.conf.OmitArgPrefixes[Asked] = Asked()
+    asked: tyro.conf.OmitArgPrefixes[Asked] = Asked()  # noqa: RUF009
     candidates: int = 5
     thresholds: tuple[float, ...] = (0.9,)
     dtype: str = "float32"

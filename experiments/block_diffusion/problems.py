@@ -140,7 +140,7 @@ class Lawful:
         self.prompts = [self.tokenizer.decode(row) for row in self.given.tolist()]
 
     def lawful(self, texts: Sequence[str]) -> np.ndarray:
-        """Which blocks are lawful to their last symbol, given the symbol before them; a text that ends early is not."""
+        """Which blocks are lawful to their last symbol, given the symbol before them; what is missing is not."""
         ids = np.full((len(texts), self.budget), -1)
         for row, text in zip(ids, texts, strict=True):
             written = self.tokenizer.encode(text)[: self.budget] if text else []

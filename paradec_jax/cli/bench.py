@@ -37,9 +37,9 @@ def bench_command(
     For each batch size: static decoding, then, for a recurrent model, a wavefront that gives every token at least
     as many recurrences and commits one token a step whatever the weights are, and for a causal model Jacobi
     decoding, which with random weights commits one or two tokens a step. For a denoiser its sampler over so many
-    steps of a canvas that holds context and tokens. For a model of block diffusion static decoding, one and two tokens
-    a step, and each kind of call in a table of its own: narrow, wide, of a residual head, verifying so many candidates.
-    Speed-ups refer to the first row of a batch size.
+    steps of a canvas that holds context and tokens. For a model of block diffusion static decoding, one and two
+    tokens a step, and each kind of call in a table of its own: narrow, wide, of a residual head, verifying so many
+    candidates. Speed-ups refer to the first row of a batch size.
 
     Args:
       preset: shape of the model.

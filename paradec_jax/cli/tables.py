@@ -12,7 +12,6 @@ from paradec_jax.evaluate.compare_texts import TextComparison
 from paradec_jax.evaluate.intervals import paired, times
 from paradec_jax.evaluate.text_measures import NO_SACREBLEU, has_sacrebleu
 
-
 IN_BLOCKS = {  # further columns of block diffusion: fields and scales
     "positions/token": ("positions_per_token", 1),
     "head calls/token": ("head_calls_per_token", 1),
@@ -238,6 +237,6 @@ def print_block_calls(rows: Sequence[dict[str, Any]]) -> None:
         console = Console(highlight=False, width=140)
     console.print(table)
     console.print(
-        f"After {first['context']} cached positions; the head has {first['head_layers']} layers. break-even: drafts of a "
-        "call that must be right on average, so that it and the head's calls are no slower than narrow calls."
+        f"After {first['context']} cached positions; the head has {first['head_layers']} layers. break-even: drafts of "
+        "a call that must be right on average, so that it and the head's calls are no slower than narrow calls."
     )
