@@ -1,7 +1,9 @@
 # ---
 # jupyter:
 #   jupytext:
-#     formats: py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
