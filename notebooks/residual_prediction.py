@@ -121,7 +121,9 @@ print(text)
 def watch(decoder):
     """Decodes up to the end of the shown block, and keeps who revealed what of it."""
     plain = dataclasses.replace(decoder, fuse_store=False, fuse_prompt=False)
-    prepared = {"network": model.params, "head": model.head.params} if plain.further_networks else model.params
+    prepared = (
+        {"network": model.params, "head": model.head.params} if plain.further_networks else model.params
+    )
     bound = plain.bind(model.network, start + 2 * width, model.token_spec)
     request = pd.make_request([given], max_new_tokens=start + width - len(given), seed=0)
     knobs = plain.Knobs(temperature=TEMPERATURE)
@@ -246,7 +248,9 @@ keep(figure, "map")
 # %%
 figure, axis = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
 for colour, (name, run) in zip(("#999999", "#FDAE6B", "#5B9BD5"), runs.items(), strict=True):
-    axis.plot(range(1, len(run.events) + 1), [e.confidence for e in run.events], "o-", color=colour, label=name)
+    axis.plot(
+        range(1, len(run.events) + 1), [e.confidence for e in run.events], "o-", color=colour, label=name
+    )
 axis.set_xlabel("reveal")
 axis.set_ylabel("probability of the token")
 axis.set_ylim(0, 1.05)
@@ -259,7 +263,9 @@ agreeing = {
     name: sum(alone.get(event.position) == event.token for event in run.events) for name, run in runs.items()
 }
 for name, same in agreeing.items():
-    print(f"{name}: {same} of {len(runs[name].events)} tokens are those of the network alone, {runs[name].calls} calls")
+    print(
+        f"{name}: {same} of {len(runs[name].events)} tokens are those of the network alone, {runs[name].calls} calls"
+    )
 
 # %% [markdown]
 # ## What to try

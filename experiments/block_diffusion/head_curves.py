@@ -1,7 +1,7 @@
 """How far heads are from their backbones while they are trained.
 
-From the logs of `train_head`: the divergence of corrected scores over that of uncorrected ones on held-out text, which
-is 1 for a head that adds nothing, in all and after each step. Heads of both grounds, as many as there are:
+From the logs of `train_head`: the divergence of corrected scores over that of uncorrected ones on held-out text,
+which is 1 for a head that adds nothing, in all and after each step. Heads of both grounds, as many as there are:
 
     python -m experiments.block_diffusion.head_curves --names tiny-head init-released init-ordinary
 """

@@ -2,7 +2,7 @@
 
 A row belongs to weights and a setting, not to a study. Those of a ground lie in one file, and each is decoded once,
 whichever study asks for it first; a study that was stopped goes on with the rows that are missing. Rows of one
-backbone are decoded beside its static decoding of one token a step, which is their baseline, with whatever heads they have.
+backbone, whatever heads they have, are decoded beside its static decoding of one token a step, their baseline.
 """
 
 import dataclasses

@@ -13,7 +13,7 @@ from experiments.block_diffusion import acceptance, head_curves, lines, problems
 from experiments.block_diffusion.chosen import Options, Shop
 from experiments.block_diffusion.grounds import Chains
 from experiments.block_diffusion.problems import Asked
-from paradec_jax import load
+from paradec_jax import load, store
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.models import residual_head
 from paradec_jax.store import ResidualHead, save
@@ -78,7 +78,7 @@ def test_a_study_goes_on_where_it_stood(runs, tmp_path, monkeypatch, capsys):
     table, flat = read(options.folder / "speculation-chains.json")
     rows = {row["label"]: row for row in table["rows"]}
     assert len(rows) == len(flat) == 2 + 2 * 2 * 2 and sum(decoded) >= len(rows)
-    assert table["backbone_sha256"] if "backbone_sha256" in table else table["options"]["backbone_sha256"]
+    assert table["options"]["backbone_sha256"] == store.fingerprint(runs / "chains" / "model")
     spec = [row for row in rows.values() if row["decoder"] == "residual_speculative"]
     assert all(row["base_equal_texts"] == 1.0 and row["base_fewer_calls"] >= 1 for row in spec)
     trained = [row for row in spec if row["settings"]["head"] is None]
@@ -154,7 +154,11 @@ def test_rivals_by_hand():
 def test_acceptance_is_counted():
     """One row, three calls: two drafts of which one is right; none; two, both right. Then it has stopped."""
     exists = np.asarray([[1, 1, 1], [1, 0, 0], [1, 1, 1], [1, 1, 1]], bool)[:, None]
-    steps = {"exists": exists, "accepted": np.asarray([[1], [0], [2], [2]]), "calls": np.asarray([[2], [3], [4], [4]])}
+    steps = {
+        "exists": exists,
+        "accepted": np.asarray([[1], [0], [2], [2]]),
+        "calls": np.asarray([[2], [3], [4], [4]]),
+    }
     drafts, right = acceptance.counted(steps)
     assert drafts.tolist() == [[2, 2]] and right.tolist() == [[2, 1]]
     first, second = acceptance.rows_of(np.repeat(drafts, 2, 0), np.repeat(right, 2, 0))
@@ -163,7 +167,10 @@ def test_acceptance_is_counted():
 
 def test_acceptance_of_a_model(runs, tmp_path, capsys):
     options = acceptance.Options(
-        str(runs / "chains-head" / "model"), asked=ASKED, candidates=3, out=tmp_path / "results" / "acceptance.json"
+        str(runs / "chains-head" / "model"),
+        asked=ASKED,
+        candidates=3,
+        out=tmp_path / "results" / "acceptance.json",
     )
     acceptance.main(options)
     table, flat = read(options.out)
@@ -184,7 +191,10 @@ def test_curves_of_heads(tmp_path, capsys):
     options = head_curves.Options(runs=tmp_path / "runs", out=tmp_path / "results" / "curves.json")
     head_curves.main(options)
     table, flat = read(options.out)
-    assert table["rows"] == [{"run": "tiny-head", "step": 2, "kl_ratio": 0.9, "kl_ratio_1": 0.8}] and len(flat) == 1
+    assert (
+        table["rows"] == [{"run": "tiny-head", "step": 2, "kl_ratio": 0.9, "kl_ratio_1": 0.8}]
+        and len(flat) == 1
+    )
     assert table["held_out"]["tiny-head"]["kl_ratio"] == 0.85
     assert "0.900 of no head after 2 updates; on held-out text 0.850" in capsys.readouterr().out
     with pytest.raises(ValueError, match="no head was trained in"):
