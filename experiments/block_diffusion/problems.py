@@ -91,10 +91,13 @@ class Asked:
             drawn = word_problems(self.count, seed=self.seed, steps=self.steps, split=self.split)
             return Problems(drawn, self.budget, exact_answers, self.temperature or 0.0, self.rows)
         if self.ground == "chains":
-            return self._of_chain()
+            return self._of_chain(model)
         return self._of_file(model)
 
-    def _of_chain(self) -> Problems:
+    def _of_chain(self, model: Model) -> Problems:
+        symbols, own = Chains().text(), Chains().tokenizer()
+        if model.tokenizer is None or model.tokenizer.encode(symbols) != own.encode(symbols):
+            raise ValueError("the model has other tokens than the chain: it was trained on another ground")
         temperature = 1.0 if self.temperature is None else self.temperature
         judge = Lawful(Chains(), self.count, self.blocks, self.block, [self.seed, CHAIN_SEED])
         return Problems(judge.prompts, judge.budget, judge.score, temperature, self.rows, judge.lawful)

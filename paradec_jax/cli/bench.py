@@ -131,8 +131,13 @@ def bench_command(
             )
         if network.visibility == "block":
             for size in batch:
-                options = {"batch": size, "context": context, "passes": passes, "candidates": candidates}
-                found = calls_of(network, params, head_layers, seed, device, options)
+                asked: dict[str, Any] = {
+                    "batch": size,
+                    "context": context,
+                    "passes": passes,
+                    "candidates": candidates,
+                }
+                found = calls_of(network, params, head_layers, seed, device, asked)
                 calls += [{"preset": preset, "family": config.family} | row for row in found]
         report("benchmarks", len(cases), len(cases))
     if json is not None:

@@ -238,5 +238,5 @@ def print_block_calls(rows: Sequence[dict[str, Any]]) -> None:
     console.print(table)
     console.print(
         f"After {first['context']} cached positions; the head has {first['head_layers']} layers. break-even: "
-        "drafts of a call that must be right on average, so that it and the head's calls are no slower than narrow calls."
+        "drafts of a call that must be right on average, so that it and the head's calls are as fast as narrow ones."
     )

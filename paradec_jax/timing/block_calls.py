@@ -107,7 +107,7 @@ def head_calls(
         cache, tokens, hidden = carry
         vectors = network.embedding(params["network"])[tokens]
         out = head.forward(params["head"], vectors, positions, Prefix(cache, at), hidden=hidden)
-        hidden = hidden + out.hidden
+        hidden = (hidden + out.hidden).astype(hidden.dtype)
         found = jnp.argmax(network.logits(params["network"], hidden), axis=-1).astype(jnp.int32)
         return head.write(cache, out.kv, write_after_read(at, found)), found, hidden
 

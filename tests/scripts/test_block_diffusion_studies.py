@@ -1,4 +1,4 @@
-"""The studies of block diffusion at toy size: their lines, rows that are kept, rivals beside them, curves, acceptance."""
+"""The studies of block diffusion at toy size: lines, rows that are kept, rivals beside them, curves, acceptance."""
 
 import dataclasses
 import json
@@ -124,7 +124,7 @@ def test_what_is_no_study_is_refused(runs, tmp_path):
 
 
 def test_lawful_blocks():
-    """A text of the law is right; one with a wrong symbol is wrong in that block and where the next symbol follows."""
+    """A text of the law is right; one with a wrong symbol is wrong in that block, one that ends early at its end."""
     ground = Chains()
     judge = problems.Lawful(ground, 2, 2, 4, [0])
     whole = ground.law.draw(2, [0])
