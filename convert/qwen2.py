@@ -86,7 +86,7 @@ def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> M
 
 def read_params(
     checkpoint: Source, fields: Mapping[str, Any], config: TransformerConfig, dtype: str | None
-) -> tuple[dict[str, Any], dict[str, str]]:
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The parameters, and the config's two types as `fields` and the tensors say them.
 
     Raises:
@@ -130,7 +130,7 @@ def write_layout(
     model: Model,
     kind: str,
     max_shard_bytes: int,
-    more: Mapping[str, Any],
+    more: dict[str, Any],
     further: Mapping[str, Lazy] | None = None,
 ) -> None:
     """Writes a model in the layout of that type, with `more` fields in its config.json and `further` tensors."""
