@@ -128,9 +128,8 @@ def read_candidates(
         kv = out.kv if tokens.shape[1] == block else network.pick(out.kv, drafts.carrier * block, block)
         return place(hidden, most, block), out.hidden[:, -block:], kv, of_rows(out.counts, at)
 
-    widths, own = (block,), jnp.full_like(at, block)
-    if follows is not None:
-        widths, own = (block, 2 * block), jnp.where(follows, 2 * block, block)
+    widths = (block,) if follows is None else (block, 2 * block)
+    own = jnp.full_like(at, block) if follows is None else jnp.where(follows, 2 * block, block)
     if decoder.bounded:  # reverse mode would keep something of every shape
         hidden, following, kv, counts = call((most, widths[-1]))
     else:

@@ -196,9 +196,8 @@ def next_call(
 
     def ask() -> tuple[Any, ...]:
         vectors = decoder.network.embedding(params["network"])[tokens]
-        positions, prefix = at[:, None] + jnp.arange(state.block), None
-        if cache is not None:
-            prefix = Prefix(cache, at)
+        positions = at[:, None] + jnp.arange(state.block)
+        prefix = None if cache is None else Prefix(cache, at)
         out = head.forward(params["head"], vectors, positions, prefix, hidden=hidden)
         return out.hidden, of_rows(out.counts, at)
 
