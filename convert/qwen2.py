@@ -130,7 +130,7 @@ def write_layout(
     model: Model,
     kind: str,
     max_shard_bytes: int,
-    more: Mapping[str, Any],
+    more: dict[str, Any],
     further: Mapping[str, Lazy] | None = None,
 ) -> None:
     """Writes a model in the layout of that type, with `more` fields in its config.json and `further` tensors."""

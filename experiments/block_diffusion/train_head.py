@@ -13,6 +13,7 @@ FOLDER/model holds the backbone and its head.
 """
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -216,23 +217,12 @@ class Judge:
         kept = [made(i) for i in range(self.batches)]
         keys = jax.random.split(jax.random.key(0), self.batches)
 
-        @jax.jit
-        def sums(params: Any, frozen: Any, batch: Any, key: jax.Array) -> dict[str, jax.Array]:
-            of_texts, of_reveals = jax.random.split(key)
-            texts = unrolling.texts(batch, of_texts)
-            steps = unrolling.unroll(params, frozen, texts, of_reveals)
-            _, found = unrolling.judge(frozen, texts, steps)
-            found["judged"] = jnp.ones_like(found["kl"])
-            return {
-                name: jnp.sum(jnp.where(steps.still, value, 0), axis=(1, 2)) for name, value in found.items()
-            }
-
         def judge(params: Any) -> dict[str, float]:
-            parts = [sums(params, self.model.params, b, key) for b, key in zip(kept, keys, strict=True)]
+            parts = [
+                sums(unrolling, params, self.model.params, b, key) for b, key in zip(kept, keys, strict=True)
+            ]
             total = {
-                name: np.sum([np.asarray(p[name], np.float64) for p in parts], axis=0)
-                for p in parts
-                for name in p
+                name: np.sum([np.asarray(p[name], np.float64) for p in parts], axis=0) for name in parts[0]
             }
             count = max(total["judged"].sum(), 1)
             told = {name: float(total[name].sum() / count) for name in JUDGED}
@@ -251,6 +241,17 @@ class Judge:
         }
         atomic_write_text(path, json.dumps(told, indent=2) + "\n")
         return told
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def sums(unrolling: Unrolling, params: Any, frozen: Any, batch: Any, key: jax.Array) -> dict[str, jax.Array]:
+    """What is judged, summed over the positions of each step, and how many positions these are."""
+    of_texts, of_reveals = jax.random.split(key)
+    texts = unrolling.texts(batch, of_texts)
+    steps = unrolling.unroll(params, frozen, texts, of_reveals)
+    _, found = unrolling.judge(frozen, texts, steps)
+    found["judged"] = jnp.ones_like(found["kl"])
+    return {name: jnp.sum(jnp.where(steps.still, value, 0), axis=(1, 2)) for name, value in found.items()}
 
 
 def train(

@@ -9,16 +9,18 @@ import typing
 import jax
 import numpy as np
 import pytest
-from stub_table import KEYS, strict
+from stub_table import KEYS, put_settings, strict
 
 from paradec_jax import cli
 from paradec_jax.cli import generate
 from paradec_jax.cli.compare import compare_command
 from paradec_jax.cli.options import NAMES, options_of, rows_of
+from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.data import build_tokenizer, token_spec
+from paradec_jax.decode import Residual
 from paradec_jax.families import EVERY_STEP, FAMILIES, family_named, family_of, parameter_shapes
-from paradec_jax.store import ASSETS, Model, save
-from paradec_jax.testing import StubCausal, StubDenoiser, StubNetwork
+from paradec_jax.store import ASSETS, Model, ResidualHead, save
+from paradec_jax.testing import StubCausal, StubDenoiser, StubHead, StubNetwork
 
 TINY = {"recurrent_depth": "test-recurrent", "causal": "test-causal", "block_diffusion": "test-sdar"}
 STUBS = {
@@ -43,8 +45,14 @@ ANSWERING = [name for name, family in FAMILIES.items() if family.settings and fa
 def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypatch):
     config = dataclasses.replace(FAMILIES[family].presets[TINY[family]], vocab_size=384, max_length=256)
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), parameter_shapes(config))
-    spec = dataclasses.replace(token_spec(), **(CANVAS if family == "block_diffusion" else {}))
-    save(tmp_path / "tiny", Model(config, params, spec, build_tokenizer()))
+    spec, head = token_spec(), None
+    if family == "block_diffusion":
+        spec, shape = dataclasses.replace(spec, **CANVAS), ResidualHeadConfig.of(config, layers=1)
+        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), parameter_shapes(shape))
+        head = ResidualHead(shape, zeros)
+        of = StubDenoiser(block=4, vocab_size=384, max_length=256)
+        monkeypatch.setattr(ResidualHead, "network", StubHead(of))
+    save(tmp_path / "tiny", Model(config, params, spec, build_tokenizer(), head=head))
     monkeypatch.setattr(Model, "network", STUBS[family](vocab_size=384, max_length=256))
     sizes = ["--problems", "1", "--steps", "2", "2", "--timed", "1"]
     assert cli.main(["compare", "--family", family, "--model", str(tmp_path / "tiny"), *sizes, "--json"]) == 0
@@ -55,6 +63,25 @@ def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypa
         assert all(row["settings"][name] is None for name in infinite(setting))
         if family != "recurrent_depth":  # drafts change no token, and the stub fills masks in any order alike
             assert row["equals_greedy"] == 1.0
+
+
+def test_without_a_head_its_rivals_remain(tmp_path, capsys, monkeypatch):
+    """Decoders that ask the model's head are left out, and that is said; those with the zero head stay."""
+    family = FAMILIES["block_diffusion"]
+    rows = tuple(s for s in family.settings if s.baseline or type(s.decoder) is Residual)[:3]
+    put_settings(monkeypatch, family.name, rows)
+    config = dataclasses.replace(family.presets["test-sdar"], vocab_size=384, max_length=256)
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), parameter_shapes(config))
+    spec = dataclasses.replace(token_spec(), **CANVAS)
+    save(tmp_path / "tiny", Model(config, params, spec, build_tokenizer()))
+    monkeypatch.setattr(Model, "network", StubDenoiser(block=4, vocab_size=384, max_length=256))
+    sizes = ["--problems", "1", "--steps", "2", "2", "--timed", "0"]
+    words = ["compare", "--family", family.name, "--model", str(tmp_path / "tiny"), *sizes, "--json"]
+    assert cli.main(words) == 0
+    said = capsys.readouterr()
+    told = [(row["decoder"], row["settings"].get("head")) for row in strict(said.out)]
+    assert told == [("block", None), ("residual", "zero")]
+    assert "has no residual head: decoders that ask one are left out" in said.err
 
 
 def test_some_bundled_settings_are_infinite():

@@ -225,7 +225,7 @@ def test_fusions_and_batches_change_no_token_of_a_model(alignment):
 
 def test_a_cached_block_is_one_read_in_a_whole_text():
     """What a step reads of its block behind the cache is what a call on the whole text reads there."""
-    network, params = tiny_blocks(), tiny_blocks_params(1, 3.0)
+    network, params = tiny_blocks(), tiny_blocks_params(1)
     decoder = decode.BlockDenoising(network, SIZE, TokenSpec(mask=31, alignment="own"), rule="static")
     request = tiny_request(14, prompts=((3, 1, 4, 1, 5),))
     _, (tokens, info) = decode.trace(

@@ -244,3 +244,9 @@ def test_remat_changes_no_gradient():
     chex.assert_trees_all_close(
         gradient(CONFIG), gradient(dataclasses.replace(CONFIG, remat="layer")), rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize(("preset", "millions"), [("sdar-1.7b", 159), ("sdar-4b", 316), ("sdar-8b", 612)])
+def test_sizes_of_the_released_heads(preset, millions):
+    shapes = parameter_shapes(ResidualHeadConfig.of(PRESETS[preset], layers=3))
+    assert round(sum(leaf.size for leaf in jax.tree.leaves(shapes)) / 1e6) == millions

@@ -128,10 +128,14 @@ def read_candidates(
         kv = out.kv if tokens.shape[1] == block else network.pick(out.kv, drafts.carrier * block, block)
         return place(hidden, most, block), out.hidden[:, -block:], kv, of_rows(out.counts, at)
 
-    widths, own = (block,), jnp.full_like(at, block)
-    if follows is not None:
-        widths, own = (block, 2 * block), jnp.where(follows, 2 * block, block)
+    widths = (block,) if follows is None else (block, 2 * block)
+    own = jnp.full_like(at, block) if follows is None else jnp.where(follows, 2 * block, block)
     if decoder.bounded:  # reverse mode would keep something of every shape
-        return CandidateCall(*call((most, widths[-1])))
-    running = ~canvas.rows.done
-    return CandidateCall(*on_smallest(call, (1, most), widths, drafts.count, own, running))
+        hidden, following, kv, counts = call((most, widths[-1]))
+    else:
+        running = ~canvas.rows.done
+        hidden, following, kv, counts = on_smallest(call, (1, most), widths, drafts.count, own, running)
+    read = jnp.arange(most) < drafts.count[:, None]
+    hidden = jnp.where(read[..., None, None], hidden, 0)
+    following = jnp.where((own > block)[:, None, None], following, 0)
+    return CandidateCall(hidden, following, kv, counts)

@@ -162,7 +162,8 @@ def first_call(
     else:
         residual, kv, counts = _unless_idle(ask_smallest, functools.partial(ask, (1, read)), needed)
     state = state.spend({name: amount * needed for name, amount in counts.items()}, 0, 0)
-    return dataclasses.replace(state, head_cache=head.write(cache, kv, call.at)), residual
+    state = dataclasses.replace(state, head_cache=head.write(cache, kv, call.at))
+    return state, _of_wanted(residual, wants)
 
 
 def next_call(
@@ -195,14 +196,19 @@ def next_call(
 
     def ask() -> tuple[Any, ...]:
         vectors = decoder.network.embedding(params["network"])[tokens]
-        positions, prefix = at[:, None] + jnp.arange(state.block), None
-        if cache is not None:
-            prefix = Prefix(cache, at)
+        positions = at[:, None] + jnp.arange(state.block)
+        prefix = None if cache is None else Prefix(cache, at)
         out = head.forward(params["head"], vectors, positions, prefix, hidden=hidden)
         return out.hidden, of_rows(out.counts, at)
 
     residual, counts = ask() if decoder.bounded else _unless_idle(ask, ask, wants)
-    return residual, state.spend({name: amount * wants for name, amount in counts.items()}, 0, 0)
+    state = state.spend({name: amount * wants for name, amount in counts.items()}, 0, 0)
+    return _of_wanted(residual, wants), state
+
+
+def _of_wanted(residual: Float[Array, "B W D"], wants: Bool[Array, "B"]) -> Float[Array, "B W D"]:
+    """Zero for other rows, so that what they are told does not hang on whether others needed the call."""
+    return jnp.where(wants[:, None, None], residual, 0)
 
 
 def _unless_idle(call: Any, like: Any, needed: Bool[Array, "B"]) -> Any:

@@ -169,10 +169,9 @@ class ResidualSpeculative(DecoderBase):
         at, step = state.cached, state.step
         kept = (jnp.arange(self.candidates) <= accepted[:, None])[..., None] & choices.where[:, :-1]
         where, some = jnp.any(kept, axis=1), jnp.argmax(kept, axis=1)[:, None]
-        tokens, scores = (
-            x if x is None else jnp.take_along_axis(x[:, :-1], some, axis=1)[:, 0]
-            for x in (choices.tokens, log_probs)
-        )
+        tokens, scores = jnp.take_along_axis(choices.tokens[:, :-1], some, axis=1)[:, 0], None
+        if log_probs is not None:
+            scores = jnp.take_along_axis(log_probs[:, :-1], some, axis=1)[:, 0]
         state = state.reveal(tokens, where, at, scores)
         stored = drafts.carries & (drafts.carrier == accepted) & ~state.rows.done
         follows &= stored
