@@ -99,7 +99,7 @@ def prompt_of():
 
 text = prompt_of()
 given = tokenizer.encode(text)
-if ground == "words":
+if model.token_spec.bos is not None:
     given = [model.token_spec.bos, *given]
 start = -(-len(given) // width) * width + BLOCK * width  # where the shown block begins
 print(text)

@@ -84,7 +84,9 @@ def test_a_study_goes_on_where_it_stood(runs, tmp_path, monkeypatch, capsys):
     trained = [row for row in spec if row["settings"]["head"] is None]
     assert len(trained) == 4 and all({"zero_difference", "zero_fewer_calls"} <= row.keys() for row in trained)
     assert all("zero_difference" not in row for row in spec if row not in trained)
-    assert all(row["blocks"] == 6 and row["head_calls_per_token"] >= 0 for row in rows.values())
+    for row in rows.values():
+        assert row["blocks"] == 6 and row["positions_per_token"] >= 1 and row["flops_per_token"] > 0
+        assert (row["head_calls_per_token"] > 0) == (row in trained)
     assert (tmp_path / "figures" / "speculation-chains.png").stat().st_size > 1000
     assert "against no head" in capsys.readouterr().out
 
