@@ -64,6 +64,7 @@ def test_lines_of_every_study_differ(ground):
     assert {Path(place).parent.name for place in places} <= recipes
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_where_it_stood(runs, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     decoded, honest = [], lines.compare
@@ -167,6 +168,7 @@ def test_acceptance_is_counted():
     assert (first["share"], first["given"], second["share"], second["given"]) == (1, 1, 0.5, 0.5)
 
 
+@pytest.mark.slow
 def test_acceptance_of_a_model(runs, tmp_path, capsys):
     options = acceptance.Options(
         str(runs / "chains-head" / "model"),
