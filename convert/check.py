@@ -17,7 +17,7 @@ def errors(model: Model, recorded: Mapping[str, np.ndarray]) -> Iterator[tuple[s
 
     Args:
       model: in float32.
-      recorded: `input_ids` [B, T] and, of a causal model or a denoiser, `logits` [B, T, V]; of a recurrent model
+      recorded: `input_ids` [B, T] and, of a model without recurrences, `logits` [B, T, V]; of a recurrent model
         `logits_r<n>` [B, T, V] for any numbers n of recurrences, or `logits` with `num_steps`, and perhaps
         `init_state` [B, T, D] (zeros if absent). Other arrays are passed over.
 

@@ -3,10 +3,10 @@
 import dataclasses
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from flax.traverse_util import flatten_dict
@@ -14,13 +14,14 @@ from tyro.conf import Positional, arg
 from tyro.extras import SubcommandApp
 
 from convert import check as checking
-from convert import huginn, mdlm, qwen2, torch_check
+from convert import huginn, mdlm, qwen2, sdar, torch_check
 from convert.engine import PICKLES, ConvertError, read_json, refuse_pickle
+from convert.fields import check_dense
 from paradec_jax import store
 from paradec_jax.chat import DEFAULT, named_templates
 from paradec_jax.tokenizer import Tokenizer
 
-ARCHITECTURES: tuple[ModuleType, ...] = (huginn, qwen2, mdlm)
+ARCHITECTURES: tuple[ModuleType, ...] = (huginn, qwen2, sdar, mdlm)
 LIGHTNING = ".ckpt"
 Source = Positional[Annotated[Path, arg(metavar="SRC")]]
 Target = Positional[Annotated[Path, arg(metavar="DST")]]
@@ -34,6 +35,9 @@ def import_model(
     tokenizer: Path | None = None,
     dtype: Literal["float32", "bfloat16"] | None = None,
     weights: Literal["raw", "ema"] | None = None,
+    block: int | None = None,
+    mask: int | None = None,
+    alignment: Literal["own", "next"] | None = None,
     overwrite: bool = False,
 ) -> int:
     """Converts a Hugging Face folder, or a denoiser's Lightning checkpoint, to a model folder, whole or not at all.
@@ -44,15 +48,22 @@ def import_model(
       tokenizer: a tokenizer.json; the one in SRC by default, where there is one.
       dtype: type of the stored parameters; as in the file by default.
       weights: of a .ckpt, "raw" for the weights that were trained (the default), "ema" for their moving averages.
+      block: of block diffusion, tokens of a block; those that config.json names by default, or else 4.
+      mask: of block diffusion, id of the mask; the one that config.json names by default, or else 151669.
+      alignment: of block diffusion, the token that logits are about: "own" for that of their position (the default,
+        SDAR's), "next" for the one after it.
       overwrite: replace a model folder at DST.
     """
     store.refuse_existing(dst, overwrite=overwrite)
+    given = {"block": block, "mask": mask, "alignment": alignment}
+    of_blocks = {name: value for name, value in given.items() if value is not None}
     if src.suffix == LIGHTNING and src.is_file():
+        _refuse(of_blocks, src)
         model = mdlm.read_checkpoint(src, weights or "raw", dtype)
     else:
         if weights is not None:
             raise ConvertError(f"--weights chooses those of a {LIGHTNING} file, but {src} is none")
-        model = _read_folder(src, dtype)
+        model = _read_folder(src, dtype, of_blocks)
     if tokenizer is None and (src / "tokenizer.json").is_file():
         tokenizer = src / "tokenizer.json"
     if tokenizer is not None:
@@ -116,8 +127,9 @@ def check_model(
 
     Args:
       src: model folder, or the name of a bundled model.
-      logits: an .npz with input_ids and logits (of a denoiser those of all columns, before any is ruled out); of a
-        recurrent model perhaps init_state, and logits_r<n> or logits and num_steps.
+      logits: an .npz with input_ids and logits (of a denoiser those of all columns, before any is ruled out; of block
+        diffusion those of one call on the whole text); of a recurrent model perhaps init_state, and logits_r<n> or
+        logits and num_steps.
       torch: instead, a Hugging Face folder that is run in PyTorch (a separate process), with its own model code
         where transformers does not know the model.
       tolerance: largest absolute difference allowed.
@@ -146,16 +158,26 @@ def main(args: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _read_folder(src: Path, dtype: str | None) -> store.Model:
-    """The model of a Hugging Face folder, without its tokenizer."""
+def _read_folder(src: Path, dtype: str | None, of_blocks: Mapping[str, Any]) -> store.Model:
+    """The model of a Hugging Face folder, without its tokenizer; `of_blocks` is told to block diffusion alone."""
     if src.suffix in PICKLES and src.is_file():
         raise refuse_pickle(src)
     if not src.is_dir():
         raise ConvertError(f"there is no folder {src}")
     fields = mdlm.flat(read_json(src / "config.json"))
+    check_dense(fields)
     kinds = {kind: module for module in ARCHITECTURES for kind in module.MODEL_TYPES}
     module = _find("model_type", kinds, fields.get("model_type"))
-    return dataclasses.replace(module.read(src, fields, dtype), chat_template=_read_chat_template(src))
+    if module is not sdar:
+        _refuse(of_blocks, src)
+    model = module.read(src, fields, dtype, **of_blocks)
+    return dataclasses.replace(model, chat_template=_read_chat_template(src))
+
+
+def _refuse(of_blocks: Mapping[str, Any], src: Path) -> None:
+    """Refuses options of block diffusion."""
+    for name in of_blocks:
+        raise ConvertError(f"--{name} is for models of block diffusion, but {src} holds another")
 
 
 def _find(field: str, known: dict[str, ModuleType], value: object) -> ModuleType:
@@ -202,6 +224,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _report(verb: str, model: store.Model, folder: Path) -> int:
-    leaves = flatten_dict(model.params).values()
-    print(f"{verb} {sum(leaf.size for leaf in leaves):,} parameters ({model.config.param_dtype}) to {folder}")
+    trees = [model.params] if model.head is None else [model.params, model.head.params]
+    count = sum(leaf.size for tree in trees for leaf in flatten_dict(tree).values())
+    print(f"{verb} {count:,} parameters ({model.config.param_dtype}) to {folder}")
     return 0

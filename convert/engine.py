@@ -121,6 +121,41 @@ class Source(Protocol):
     def read(self, name: str, rows: slice = slice(None)) -> np.ndarray: ...
 
 
+class Part:
+    """Some tensors of a source as a source of their own.
+
+    Args:
+      whole: the source.
+      stored: the name in it of each tensor of the part.
+    """
+
+    def __init__(self, whole: Source, stored: Mapping[str, str]) -> None:
+        self.folder, self._whole, self._stored = whole.folder, whole, stored
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the tensors of the part."""
+        return set(self._stored)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor."""
+        return self._whole.shape(self._stored[name])
+
+    def dtype(self, name: str) -> str:
+        """Type of a tensor."""
+        return self._whole.dtype(self._stored[name])
+
+    def read(self, name: str, rows: slice = slice(None)) -> np.ndarray:
+        """The tensor itself, or these rows of it."""
+        return self._whole.read(self._stored[name], rows)
+
+
+def parted(source: Source, prefix: str) -> tuple[Part, Part]:
+    """The tensors whose names do not begin with the prefix, and the others under the rest of their names."""
+    others = {name.removeprefix(prefix): name for name in source.names if name.startswith(prefix)}
+    return Part(source, {name: name for name in source.names - set(others.values())}), Part(source, others)
+
+
 class Checkpoint(TensorFiles):
     """Tensors of a Hugging Face folder (one safetensors file, or shards with an index), read one at a time.
 

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from convert.engine import ConvertError
-from paradec_jax.store import DTYPES, matches
+from paradec_jax.disk.description import DTYPES, matches
 
 # Our field: official names (aliases after the first must agree with it), type, default (None: required).
 Fields = dict[str, tuple[tuple[str, ...], type, Any]]
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # how many a layer chooses from
 
 
 def parse_fields(fields: Mapping[str, Any], table: Fields) -> dict[str, Any]:
@@ -42,6 +44,21 @@ def check_fixed(fields: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
     for name, value in fixed.items():
         if fields.get(name, value) != value:
             raise ConvertError(f"field {name} of config.json must be {value!r}, not {fields[name]!r}")
+
+
+def check_dense(fields: Mapping[str, Any]) -> None:
+    """Refuses a mixture of experts.
+
+    Raises:
+      ConvertError: naming the field that tells of it.
+    """
+    kind = fields.get("model_type")
+    found = [name for name in EXPERTS if fields.get(name)]
+    if found or str(kind).endswith("_moe"):
+        name = found[0] if found else "model_type"
+        raise ConvertError(
+            f"config.json describes a mixture of experts ({name} = {fields[name]!r}), which is not supported"
+        )
 
 
 def check_derived(fields: Mapping[str, Any], derived: Mapping[str, Any]) -> None:

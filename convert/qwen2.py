@@ -1,9 +1,13 @@
-"""Causal transformers (model types `qwen2`, `qwen3`, `llama`): names, layouts and config fields on both sides."""
+"""Causal transformers (model types `qwen2`, `qwen3`, `llama`): names, layouts and config fields on both sides.
 
+`convert.sdar` has the layout of `qwen3` and reads and writes it with what is here.
+"""
+
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -11,6 +15,7 @@ from convert.engine import (
     Checkpoint,
     ConvertError,
     Row,
+    Source,
     check_tensors,
     check_tied,
     common_dtype,
@@ -20,7 +25,7 @@ from convert.engine import (
     table_shapes,
 )
 from convert.fields import Fields, activation_dtype, check_fixed, parse_fields, token_ids
-from paradec_jax.config import CausalConfig, TokenSpec
+from paradec_jax.config import CausalConfig, ResidualHeadConfig, TokenSpec, TransformerConfig
 from paradec_jax.disk.tensors import Lazy, write_tensors
 from paradec_jax.store import DTYPES, Model
 from paradec_jax.tokenizer import Tokenizer
@@ -29,7 +34,11 @@ MODEL_TYPES = ("qwen2", "qwen3", "llama")
 FAMILY = "causal"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 OUT_BIAS = "model.layers.{i}.self_attn.o_proj.bias"
-QWEN3_HEAD_DIM = 128  # where config.json of a Qwen3 does not give it; the others split the width
+ARCHITECTURES = {kind: f"{kind.capitalize()}ForCausalLM" for kind in MODEL_TYPES} | {
+    "sdar": "SDARForCausalLM"
+}
+NORMED = ("qwen3", "sdar")  # types whose queries and keys are normed
+QWEN3_HEAD_DIM = 128  # where config.json of one of these does not give it; the others split the width
 HEADS = {"q": "h", "k": "g", "v": "g"}  # the axis of heads of each matrix
 
 FIELDS: Fields = {
@@ -68,59 +77,101 @@ def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> M
     Raises:
       ConvertError: when config and weights are not those of one complete, supported model.
     """
-    shape = parse_config(fields)
-    axes, rows = table(CausalConfig(**shape))
+    config = CausalConfig(**parse_config(fields))
     with Checkpoint(folder) as checkpoint:
-        shapes = table_shapes(rows, axes)
-        names = list(shapes)
-        if shape["tie_embeddings"] and HEAD in checkpoint.names:
-            shapes[HEAD] = shapes[EMBEDDING]
-        if not shape["tie_embeddings"] and HEAD not in checkpoint.names:
-            raise ConvertError(
-                f"tensor {HEAD} is missing from {folder}, although config.json does not tie it to the embedding "
-                "(tie_word_embeddings)"
-            )
-        zeros = _out_biases(CausalConfig(**shape), str(fields["model_type"]))
-        check_tensors(checkpoint, shapes | dict.fromkeys(zeros, (axes["d"],)))
-        if shape["tie_embeddings"]:
-            check_tied(checkpoint, HEAD, EMBEDDING, "tie_word_embeddings")
-        for name in zeros:
-            if checkpoint.read(name).any():
-                raise ConvertError(
-                    f"tensor {name} is not zero, but a bias of attention's output is not supported"
-                )
-        param_dtype = dtype or common_dtype(checkpoint, names, DTYPES)
-        params = import_tree(checkpoint, rows, axes, param_dtype)
-    config = CausalConfig(**shape, dtype=activation_dtype(fields, param_dtype), param_dtype=param_dtype)
+        params, dtypes = read_params(checkpoint, fields, config, dtype)
+    config = dataclasses.replace(config, **dtypes)
     return Model(config, params, parse_tokens(folder, fields, config.vocab_size))
+
+
+def read_params(
+    checkpoint: Source, fields: Mapping[str, Any], config: TransformerConfig, dtype: str | None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The parameters, and the config's two types as `fields` and the tensors say them.
+
+    Raises:
+      ConvertError: when the tensors are not those of this config, or not of one type where none is given.
+    """
+    axes, rows = table(config)
+    shapes = table_shapes(rows, axes)
+    names = list(shapes)
+    if config.tie_embeddings and HEAD in checkpoint.names:
+        shapes[HEAD] = shapes[EMBEDDING]
+    if not config.tie_embeddings and HEAD not in checkpoint.names:
+        raise ConvertError(
+            f"tensor {HEAD} is missing from {checkpoint.folder}, although config.json does not tie it to the "
+            "embedding (tie_word_embeddings)"
+        )
+    zeros = _out_biases(config, str(fields["model_type"]))
+    check_tensors(checkpoint, shapes | dict.fromkeys(zeros, (axes["d"],)))
+    if config.tie_embeddings:
+        check_tied(checkpoint, HEAD, EMBEDDING, "tie_word_embeddings")
+    for name in zeros:
+        if checkpoint.read(name).any():
+            raise ConvertError(
+                f"tensor {name} is not zero, but a bias of attention's output is not supported"
+            )
+    param_dtype = dtype or common_dtype(checkpoint, names, DTYPES)
+    params = import_tree(checkpoint, rows, axes, param_dtype)
+    return params, {"dtype": activation_dtype(fields, param_dtype), "param_dtype": param_dtype}
 
 
 def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
     """Writes the weights and the JSON files of a Hugging Face folder, without tokenizer.json."""
     if not isinstance(model.config, CausalConfig):
         raise ConvertError(f"a model of family {model.family} has no layout of {', '.join(MODEL_TYPES)}")
-    axes, rows = table(model.config)
-    tensors = export_tree(model.params, rows, axes)
-    zero = np.zeros(axes["d"], model.config.param_dtype)
-    for name in _out_biases(model.config, model_type(model.config)):
+    if model.token_spec.alignment != "next":
+        raise ConvertError(f"only a model of alignment 'next' has a layout of {', '.join(MODEL_TYPES)}")
+    write_layout(folder, model, model_type(model.config), max_shard_bytes, {})
+
+
+def write_layout(
+    folder: Path,
+    model: Model,
+    kind: str,
+    max_shard_bytes: int,
+    more: dict[str, Any],
+    further: Mapping[str, Lazy] | None = None,
+) -> None:
+    """Writes a model in the layout of that type, with `more` fields in its config.json and `further` tensors."""
+    config = cast(TransformerConfig, model.config)
+    axes, rows = table(config)
+    tensors = export_tree(model.params, rows, axes) | dict(further or {})
+    zero = np.zeros(axes["d"], config.param_dtype)
+    for name in _out_biases(config, kind):
         tensors[name] = Lazy(zero.nbytes, zero.copy)
     write_tensors(folder, tensors, max_shard_bytes)
     ids = format_tokens(model.token_spec)
-    _write_json(folder / "config.json", format_config(model.config) | ids)
+    _write_json(folder / "config.json", format_config(config, kind) | ids | more)
     _write_json(folder / "generation_config.json", {"do_sample": False, **ids})
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(model))
 
 
-def table(config: CausalConfig) -> tuple[dict[str, int], list[Row]]:
+def table(config: TransformerConfig) -> tuple[dict[str, int], list[Row]]:
     """Lengths of the axes that patterns name, and the rows of all parameters."""
-    axes = {
-        "v": config.vocab_size,
+    rows = [Row("embedding", EMBEDDING, "v d -> v d"), Row("final_norm", "model.norm.weight", "d -> d")]
+    if not config.tie_embeddings:
+        rows.append(Row("head", HEAD, "v d -> d v"))
+    rows += [
+        Row(f"layer_{{i}}/{path}", f"model.layers.{{i}}.{name}", pattern, config.layers)
+        for path, name, pattern in block_rows(config)
+    ]
+    return block_axes(config) | {"v": config.vocab_size}, rows
+
+
+def block_axes(config: TransformerConfig | ResidualHeadConfig) -> dict[str, int]:
+    """Lengths of the axes of a block's patterns."""
+    return {
         "d": config.width,
         "h": config.heads,
         "g": config.kv_heads,
         "c": config.head_dim,
         "f": config.feed_forward,
     }
+
+
+def block_rows(config: TransformerConfig | ResidualHeadConfig) -> list[tuple[str, str, str]]:
+    """Path, name and pattern of each parameter of a block."""
     block = [
         ("attention_norm", "input_layernorm.weight", "d -> d"),
         ("mlp_norm", "post_attention_layernorm.weight", "d -> d"),
@@ -138,18 +189,11 @@ def table(config: CausalConfig) -> tuple[dict[str, int], list[Row]]:
         ]
     if config.qk_norm:
         block += [(f"attention/{x}_norm", f"self_attn.{x}_norm.weight", "c -> c") for x in "qk"]
-    rows = [Row("embedding", EMBEDDING, "v d -> v d"), Row("final_norm", "model.norm.weight", "d -> d")]
-    if not config.tie_embeddings:
-        rows.append(Row("head", HEAD, "v d -> d v"))
-    rows += [
-        Row(f"layer_{{i}}/{path}", f"model.layers.{{i}}.{name}", pattern, config.layers)
-        for path, name, pattern in block
-    ]
-    return axes, rows
+    return block
 
 
-def _out_biases(config: CausalConfig, kind: str) -> list[str]:
-    """Biases that Llama and Qwen3 have beside those of queries, keys and values; we have none, they must be 0."""
+def _out_biases(config: TransformerConfig, kind: str) -> list[str]:
+    """Biases that all but Qwen2 have beside those of queries, keys and values; we have none, they must be 0."""
     if kind == "qwen2" or not config.qkv_bias:
         return []
     return [OUT_BIAS.replace("{i}", str(i)) for i in range(config.layers)]
@@ -176,13 +220,13 @@ def parse_config(fields: Mapping[str, Any]) -> dict[str, Any]:
             f"not {layer_types!r}"
         )
     ours["qkv_bias"] |= kind == "qwen2"
-    ours["qk_norm"] = kind == "qwen3"
+    ours["qk_norm"] = kind in NORMED
     ours["kv_heads"] = ours["kv_heads"] or ours["heads"]
-    channels = ours["head_channels"] or QWEN3_HEAD_DIM * (kind == "qwen3")
+    channels = ours["head_channels"] or QWEN3_HEAD_DIM * (kind in NORMED)
     even = channels * ours["heads"] in (0, ours["width"])
     ours["head_channels"] = None if even else channels
     try:
-        CausalConfig(**ours)
+        TransformerConfig(**ours)
     except ValueError as error:
         raise ConvertError(f"config.json describes no valid model: {error}") from error
     return ours
@@ -206,15 +250,14 @@ def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def format_config(config: CausalConfig) -> dict[str, Any]:
-    """The official config fields, without special tokens."""
-    kind = model_type(config)
+def format_config(config: TransformerConfig, kind: str) -> dict[str, Any]:
+    """The official config fields of a model type, without special tokens."""
     fields = {names[0]: getattr(config, field) for field, (names, _, _) in FIELDS.items()}
     fields["head_dim"] = config.head_dim
     if kind == "qwen2":
         del fields["attention_bias"]  # queries, keys and values always have one
     return fields | {
-        "architectures": [f"{kind.capitalize()}ForCausalLM"],
+        "architectures": [ARCHITECTURES[kind]],
         "hidden_act": FIXED["hidden_act"],
         "model_type": kind,
         "torch_dtype": config.dtype,
@@ -235,7 +278,7 @@ def parse_tokens(folder: Path, fields: Mapping[str, Any], vocab_size: int) -> To
     files = {"generation_config.json": _json_if_there(folder / "generation_config.json")}
     files["config.json"] = dict(fields)
     ids: dict[str, list[int]] = {}
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id"):
         ids[name] = [token for file, values in files.items() for token in token_ids(values, name, file)]
         for token in ids[name]:
             if token >= vocab_size:
@@ -246,7 +289,8 @@ def parse_tokens(folder: Path, fields: Mapping[str, Any], vocab_size: int) -> To
     bos = next(iter(ids["bos_token_id"]), None)
     if bos is not None and not _begins_texts(folder, bos):
         bos = None
-    return TokenSpec(bos=bos, stop=stop, pad=next(iter([*ids["pad_token_id"], *stop]), 0))
+    pad, mask = next(iter([*ids["pad_token_id"], *stop]), 0), next(iter(ids["mask_token_id"]), None)
+    return TokenSpec(bos=bos, stop=stop, pad=pad, mask=mask)
 
 
 def _begins_texts(folder: Path, bos: int) -> bool:
@@ -269,6 +313,7 @@ def format_tokens(tokens: TokenSpec) -> dict[str, Any]:
         "bos_token_id": tokens.bos,
         "eos_token_id": stop[0] if len(tokens.stop) == 1 else stop,
         "pad_token_id": tokens.pad,
+        **({} if tokens.mask is None else {"mask_token_id": tokens.mask}),
     }
 
 
@@ -279,7 +324,12 @@ def _tokenizer_config(model: Model) -> dict[str, Any]:
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
     if tokenizer is not None:
-        ids = {"bos_token": spec.bos, "eos_token": next(iter(spec.stop), None), "pad_token": spec.pad}
+        ids = {
+            "bos_token": spec.bos,
+            "eos_token": next(iter(spec.stop), None),
+            "pad_token": spec.pad,
+            "mask_token": spec.mask,
+        }
         fields |= {name: tokenizer.decode([token]) for name, token in ids.items() if token is not None}
     return fields
 

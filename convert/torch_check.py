@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from convert import mdlm
+from convert import mdlm, sdar
 from convert.engine import ConvertError, read_json
 from convert.qwen2 import MODEL_TYPES
 
@@ -37,7 +37,7 @@ def record(folder: Path) -> dict[str, np.ndarray]:
             f"--torch needs {' and '.join(absent)}, not installed here; use --logits FILE instead"
         )
     fields = read_json(folder / "config.json")
-    if fields.get("model_type") in mdlm.MODEL_TYPES:
+    if fields.get("model_type") in (*mdlm.MODEL_TYPES, *sdar.MODEL_TYPES):
         raise ConvertError(f"the model code of {folder} runs on a GPU alone; use --logits FILE instead")
     known = fields.get("model_type") in MODEL_TYPES
     if not known and "auto_map" not in fields:

@@ -8,31 +8,40 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from paradec_jax.config import (
+    BLOCK_DIFFUSION_PRESETS,
     CAUSAL_PRESETS,
     MASKED_DIFFUSION_PRESETS,
     RECURRENT_PRESETS,
+    BlockDiffusionConfig,
     CausalConfig,
     MaskedDiffusionConfig,
     ModelConfig,
     RecurrentDepthConfig,
+    ResidualHeadConfig,
+    check_fits,
 )
 from paradec_jax.decode import (
     Adaptive,
     AutoRegressive,
+    BlockDenoising,
     Jacobi,
     Lookahead,
     Masked,
     PromptLookup,
+    Residual,
+    ResidualSpeculative,
+    ResidualVeto,
     SelfSpeculative,
     Static,
     Strided,
     Wavefront,
 )
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.models import axes, causal, denoiser, recurrent_depth
-from paradec_jax.models.causal_network import CausalNetwork
+from paradec_jax.models import axes, denoiser, recurrent_depth, residual_head, transformer
 from paradec_jax.models.denoiser_network import DenoiserNetwork
 from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
+from paradec_jax.models.residual_head_network import ResidualHeadNetwork
+from paradec_jax.models.transformer_network import TransformerNetwork
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,6 +96,37 @@ class Family:
     former: tuple[str, ...] = ()
     texts: TextTable | None = None
 
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Head:
+    """A second network that a model folder may hold beside its own.
+
+    Attributes:
+      name: of the part, on disk.
+      config, network, parameter_shapes, axes: as in `Family`.
+      init_params: (config, key) -> random parameters; the module's own function knows other ways to begin.
+      check: (its config, the config of the network beside it), refuses another's with a ValueError.
+    """
+
+    name: str
+    config: type[Any]
+    network: Callable[[Any], Any]
+    init_params: Callable[[Any, Array], dict[str, Any]]
+    parameter_shapes: Callable[[Any], dict[str, Any]]
+    axes: Mapping[str, Any]
+    check: Callable[[Any, Any], None]
+
+
+Shape = ModelConfig | ResidualHeadConfig
+RESIDUAL_HEAD = Head(
+    name="residual_head",
+    config=ResidualHeadConfig,
+    network=ResidualHeadNetwork,
+    init_params=residual_head.init_params,
+    parameter_shapes=residual_head.parameter_shapes,
+    axes=axes.RESIDUAL_HEAD,
+    check=check_fits,
+)
 
 EVERY_STEP = jnp.inf  # an exit threshold that every position meets
 
@@ -144,10 +184,10 @@ RECURRENT_DEPTH = Family(
 CAUSAL = Family(
     name="causal",
     config=CausalConfig,
-    network=CausalNetwork,
-    init_params=causal.init_params,
-    parameter_shapes=causal.parameter_shapes,
-    axes=axes.CAUSAL,
+    network=TransformerNetwork,
+    init_params=transformer.init_params,
+    parameter_shapes=transformer.parameter_shapes,
+    axes=axes.TRANSFORMER,
     presets=CAUSAL_PRESETS,
     decoders={
         "autoregressive": AutoRegressive(),
@@ -199,7 +239,46 @@ MASKED_DIFFUSION = Family(
     ),
 )
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (RECURRENT_DEPTH, CAUSAL, MASKED_DIFFUSION)}
+BLOCK_DIFFUSION = Family(
+    name="block_diffusion",
+    config=BlockDiffusionConfig,
+    network=TransformerNetwork,
+    init_params=transformer.init_params,
+    parameter_shapes=transformer.parameter_shapes,
+    axes=axes.TRANSFORMER,
+    presets=BLOCK_DIFFUSION_PRESETS,
+    decoders={
+        "block": BlockDenoising(),
+        "residual": Residual(),
+        "residual_speculative": ResidualSpeculative(),
+        "residual_veto": ResidualVeto(),
+    },
+    settings=(
+        Setting("block", BlockDenoising(rule="static"), baseline=True),
+        Setting("block", BlockDenoising(rule="static", fuse_store=False, fuse_prompt=False)),
+        Setting("block", BlockDenoising(rule="static"), BlockDenoising.Knobs(steps=4)),
+        Setting("block", BlockDenoising(rule="entropy")),
+        Setting("block", BlockDenoising(rule="factor")),
+        Setting("block", BlockDenoising(rule="threshold")),
+        Setting("residual_veto", ResidualVeto(), ResidualVeto.Knobs(threshold=0.5)),
+        *(
+            Setting(name, dataclasses.replace(decoder, head=head))
+            for name, decoder in (
+                ("residual_speculative", ResidualSpeculative(rule="static")),
+                ("residual_speculative", ResidualSpeculative()),
+                ("residual", Residual(rule="static")),
+                ("residual", Residual()),
+            )
+            for head in ("zero", None)
+        ),
+        Setting("block", BlockDenoising()),
+    ),
+    bundled=(),
+)
+
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (RECURRENT_DEPTH, CAUSAL, MASKED_DIFFUSION, BLOCK_DIFFUSION)
+}
 PRESETS: dict[str, ModelConfig] = {
     name: preset for family in FAMILIES.values() for name, preset in family.presets.items()
 }
@@ -222,26 +301,31 @@ def family_of(config: ModelConfig) -> Family:
     return next(family for family in FAMILIES.values() if isinstance(config, family.config))
 
 
-def network_of(config: ModelConfig) -> Any:
+def _record_of(config: Shape) -> Family | Head:
+    """The family of a config, or the kind of head."""
+    return RESIDUAL_HEAD if isinstance(config, ResidualHeadConfig) else family_of(config)
+
+
+def network_of(config: Shape) -> Any:
     """The network of a config, as decoders and losses see it."""
-    return family_of(config).network(config)
+    return _record_of(config).network(config)
 
 
-def init_params(config: ModelConfig, key: Array) -> dict[str, Any]:
+def init_params(config: Shape, key: Array) -> dict[str, Any]:
     """Random parameters; see each model's own function for their spread."""
-    return family_of(config).init_params(config, key)
+    return _record_of(config).init_params(config, key)
 
 
-def parameter_shapes(config: ModelConfig) -> dict[str, Any]:
+def parameter_shapes(config: Shape) -> dict[str, Any]:
     """Shapes and dtypes of the parameters, without allocating any."""
-    return family_of(config).parameter_shapes(config)
+    return _record_of(config).parameter_shapes(config)
 
 
-def logical_axes(config: ModelConfig, params: Any) -> Any:
+def logical_axes(config: Shape, params: Any) -> Any:
     """The names of every parameter's axes, a tree like that of the raw `params`; see `models.axes`."""
-    return axes.logical_axes(family_of(config).axes, params)
+    return axes.logical_axes(_record_of(config).axes, params)
 
 
-def matrix_axes(config: ModelConfig) -> dict[str, Any]:
+def matrix_axes(config: Shape) -> dict[str, Any]:
     """Places of the input and output axes of the matrices, by regex, as `train.muon` takes them."""
-    return axes.matrix_axes(family_of(config).axes)
+    return axes.matrix_axes(_record_of(config).axes)

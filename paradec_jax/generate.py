@@ -108,7 +108,7 @@ def generate(
         network=network,
     )
     decoder, request = prepared.decoder, prepared.request
-    params = decoder.prepare(model.params)
+    params = decoder.prepare(parameters_for(model, decoder))
     if prepared.watch is None:
         return prepared.collect(run(decoder, params, request, knobs))
     states = stream(decoder, params, request, knobs, every=every, interrupt=prepared.watch)
@@ -190,7 +190,7 @@ def prepare(
     if isinstance(stop_strings, str) or not all(stop_strings):
         raise ValueError(f"stop_strings must be a list of texts that are not empty, not {stop_strings!r}")
     spec = model.token_spec
-    network = network_for(model, decoder, network)
+    network, decoder = network_for(model, decoder, network), equipped(model, decoder)
     canvas = decoder.any_order
     tokens, lengths = encode_prompts(tokenizer, prompts, spec=spec, bucket=bucket, may_be_empty=canvas)
     longest = int(lengths.max())
@@ -227,6 +227,33 @@ def network_for(model: Model, decoder: Any, network: Any) -> Any:
     if network is not None:
         return network
     return model.network if decoder.network is None else decoder.network
+
+
+def equipped(model: Model, decoder: Any) -> Any:
+    """The decoder, with the model's residual head where it has none of its own.
+
+    Raises:
+      ValueError: a decoder that needs a head, and a model without one.
+    """
+    if lacks_head(model, decoder):
+        raise ValueError(
+            f"{type(decoder).__name__} asks a residual head, and the model has none: train one, or choose head 'zero'"
+        )
+    if "head" not in decoder.further_networks or decoder.head is not None or model.head is None:
+        return decoder
+    return dataclasses.replace(decoder, head=model.head.network)
+
+
+def lacks_head(model: Model, decoder: Any) -> bool:
+    """Whether a decoder asks the model's residual head, and there is none."""
+    return "head" in decoder.further_networks and decoder.head is None and model.head is None
+
+
+def parameters_for(model: Model, decoder: Any) -> Any:
+    """The model's parameters as a decoder takes them: the network's, or those of several networks by their fields."""
+    if not decoder.further_networks:
+        return model.params
+    return {"network": model.params} | ({} if model.head is None else {"head": model.head.params})
 
 
 def check_positive(**values: int) -> None:

@@ -6,7 +6,16 @@ from typing import Any
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode import Masked, make_request, run
-from paradec_jax.generate import Generation, Prompted, check_positive, network_for, row_keys, tokenizer_of
+from paradec_jax.generate import (
+    Generation,
+    Prompted,
+    check_positive,
+    equipped,
+    network_for,
+    parameters_for,
+    row_keys,
+    tokenizer_of,
+)
 from paradec_jax.store import Model
 from paradec_jax.tokenizer import Tokenizer
 
@@ -51,7 +60,7 @@ def infill(
         bucket=bucket,
         network=network,
     )
-    params = prepared.decoder.prepare(model.params)
+    params = prepared.decoder.prepare(parameters_for(model, prepared.decoder))
     return prepared.collect(run(prepared.decoder, params, prepared.request, knobs))
 
 
@@ -71,7 +80,8 @@ def prepare_infill(
     check_positive(samples=samples, bucket=bucket)
     one = not pieces or isinstance(pieces[0], str | int)
     rows = [_with_gaps(tokenizer, spec, row) for row in ([pieces] if one else pieces)]
-    network, longest = network_for(model, decoder, network), max(len(row) for row in rows)
+    network, decoder = network_for(model, decoder, network), equipped(model, decoder)
+    longest = max(len(row) for row in rows)
     if not decoder.windowed and longest > network.max_length:
         told = f"text and gaps have {longest} tokens"
         raise ValueError(f"{told}, more than the {network.max_length} positions the model was built for")

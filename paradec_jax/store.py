@@ -4,6 +4,7 @@
 
     config.json          format version, special tokens, and of each part: family, shape, file of its weights, digests
     network.safetensors  the part "network"; or shards network-00001-of-... and network.safetensors.index.json
+    residual_head.safetensors   optional, the part "residual_head": what corrects the scores of a network of blocks
     tokenizer.json       optional
     chat_template.jinja  optional
 
@@ -14,10 +15,9 @@ Nothing in a folder is ever unpickled.
 
 import dataclasses
 import functools
-import hashlib
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +25,66 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from paradec_jax.config import ModelConfig, TokenSpec
+from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec
 from paradec_jax.disk import format1
+from paradec_jax.disk.description import (
+    DTYPES,
+    build,
+    check_dtypes,
+    check_facts,
+    check_leaf,
+    check_names,
+    identity,
+    read_chat_template,
+    read_description,
+    sha256,
+)
 from paradec_jax.disk.folders import StoreError, refuse_existing, staged
 from paradec_jax.disk.tensors import INDEX, Lazy, TensorFiles, digests, listed_in, write_tensors
-from paradec_jax.families import FAMILIES, family_named, network_of, parameter_shapes
+from paradec_jax.families import FAMILIES, RESIDUAL_HEAD, Shape, family_named, network_of, parameter_shapes
 from paradec_jax.tokenizer import Tokenizer
 
-__all__ = ["Model", "StoreError", "fingerprint", "load", "locate", "refuse_existing", "save", "staged"]
+__all__ = [
+    "Model",
+    "ResidualHead",
+    "StoreError",
+    "fingerprint",
+    "load",
+    "locate",
+    "refuse_existing",
+    "save",
+    "staged",
+]
 
 FORMAT_VERSION = 2
 NETWORK = "network"
-PARTS = (NETWORK,)  # a folder may come to hold more, such as a residual head or a teacher
+HEAD = RESIDUAL_HEAD.name
+PARTS = (NETWORK, HEAD)
 MAX_SHARD_BYTES = 5 * 10**9
-IDLE_FIELDS = ("remat", "mean_backprop_depth", "dropout")  # of a config: they change no output
-DTYPES = ("float32", "bfloat16")
 CHAT_TEMPLATE = "chat_template.jinja"
 ASSETS = Path(__file__).parent / "assets"
 CHECKOUT = Path(__file__).parents[1] / "experiments"  # a folder a paper, some with `assets`
 ONLY_IN_CHECKOUT = ("tiny-recurrent", "tiny-recurrent-exponential", "tiny-pointers", "wide-pointers")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ResidualHead:
+    """A residual head and the network that it belongs to.
+
+    Attributes:
+      config: the head's shape.
+      params: nested dict of arrays.
+      backbone: fingerprint of the network that it was trained on; None for the one that it lies beside.
+    """
+
+    config: ResidualHeadConfig
+    params: Mapping[str, Any]
+    backbone: str | None = None
+
+    @functools.cached_property
+    def network(self) -> Any:
+        """The head as decoders see it."""
+        return network_of(self.config)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,6 +97,7 @@ class Model:
       token_spec: special tokens of the checkpoint.
       tokenizer: text to ids and back, or None.
       chat_template: what makes a text of messages (`paradec_jax.chat.render`), or None.
+      head: what corrects the network's scores between its calls, or None.
     """
 
     config: ModelConfig
@@ -63,6 +105,7 @@ class Model:
     token_spec: TokenSpec
     tokenizer: Tokenizer | None = None
     chat_template: str | None = None
+    head: ResidualHead | None = None
 
     @property
     def family(self) -> str:
@@ -75,7 +118,7 @@ class Model:
         return network_of(self.config)
 
 
-def expected_shapes(config: ModelConfig) -> dict[str, Any]:
+def expected_shapes(config: Shape) -> dict[str, Any]:
     """The parameter tree that a config asks for, of `jax.ShapeDtypeStruct`."""
     return parameter_shapes(config)
 
@@ -96,26 +139,22 @@ def save(
       max_shard_bytes: weights beyond this size are split into shards with an index.
 
     Raises:
-      StoreError: when the folder exists, or the parameters contradict the config.
+      StoreError: when the folder exists, the parameters contradict the config, or the head is another network's.
     """
     refuse_existing(folder, overwrite=overwrite)
-    _check_facts(model.config, model.token_spec)
-    leaves = flatten_dict(model.params, sep="/")
-    expected = flatten_dict(expected_shapes(model.config), sep="/")
-    _check_names(expected, leaves.keys())
-    for path, leaf in leaves.items():
-        _check_leaf(expected, path, leaf)
-    tensors = {path: Lazy(leaf.nbytes, functools.partial(np.asarray, leaf)) for path, leaf in leaves.items()}
+    check_facts(model.config, model.token_spec)
+    network = _tensors(model.config, model.params)
+    head = None if model.head is None else _tensors(model.head.config, model.head.params)
     with staged(folder, overwrite=overwrite) as temporary:
-        part = {
-            "family": model.family,
-            "config": model.config.to_dict(),
-            "weights": write_tensors(temporary, tensors, max_shard_bytes, NETWORK),
-            "sha256": {path: digests(tensor.make()) for path, tensor in sorted(tensors.items())},
-        }
+        parts = {NETWORK: _write_part(temporary, NETWORK, model.config, network, max_shard_bytes)}
+        if model.head is not None and head is not None:
+            own = sha256({NETWORK: identity(model.config, parts[NETWORK]["sha256"])})
+            _check_head(model.head.config, model.config, model.head.backbone or own, own)
+            part = _write_part(temporary, HEAD, model.head.config, head, max_shard_bytes)
+            parts[HEAD] = part | {"backbone": own}
         description = {
             "format_version": FORMAT_VERSION,
-            "parts": {NETWORK: part},
+            "parts": parts,
             "token_spec": dataclasses.asdict(model.token_spec),
         }
         (temporary / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
@@ -123,6 +162,41 @@ def save(
             model.tokenizer.save(temporary / "tokenizer.json")
         if model.chat_template is not None:
             (temporary / CHAT_TEMPLATE).write_text(model.chat_template, encoding="utf-8", newline="")
+
+
+def _tensors(config: Shape, params: Mapping[str, Any]) -> dict[str, Lazy]:
+    """Parameters by path, compared with the config."""
+    leaves = flatten_dict(params, sep="/")
+    expected = flatten_dict(expected_shapes(config), sep="/")
+    check_names(expected, leaves.keys())
+    for path, leaf in leaves.items():
+        check_leaf(expected, path, leaf)
+    return {path: Lazy(leaf.nbytes, functools.partial(np.asarray, leaf)) for path, leaf in leaves.items()}
+
+
+def _write_part(
+    folder: Path, name: str, config: Shape, tensors: Mapping[str, Lazy], max_shard_bytes: int
+) -> dict[str, Any]:
+    """Writes the tensors of a part; its section of config.json."""
+    return {
+        "family": config.family,
+        "config": config.to_dict(),
+        "weights": write_tensors(folder, tensors, max_shard_bytes, name),
+        "sha256": {path: digests(tensor.make()) for path, tensor in sorted(tensors.items())},
+    }
+
+
+def _check_head(head: ResidualHeadConfig, network: ModelConfig, backbone: object, own: str) -> None:
+    """Refuses the head of another network, by its shape or by the fingerprint that it names."""
+    try:
+        RESIDUAL_HEAD.check(head, network)
+    except ValueError as error:
+        raise StoreError(str(error)) from error
+    if backbone != own:
+        raise StoreError(
+            f"the residual head was trained on another backbone (fingerprint {str(backbone)[:12]}) than the one "
+            f"beside it ({own[:12]})"
+        )
 
 
 def load(
@@ -142,19 +216,16 @@ def load(
     if dtype is not None and dtype not in DTYPES:
         raise StoreError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     folder = locate(folder)
-    description = _read_description(folder)
-    config, part = _network_part(folder, description)
-    token_spec = _build(TokenSpec, description.get("token_spec"), f"token_spec of {folder / 'config.json'}")
-    leaves: dict[str, Any] = {}
+    description = read_description(folder, FORMAT_VERSION)
+    config, part = _part(folder, description, NETWORK)
+    token_spec = build(TokenSpec, description.get("token_spec"), f"token_spec of {folder / 'config.json'}")
+    reader = _Reader(folder, description["format_version"], dtype, verify, host)
     try:
-        _check_facts(config, token_spec)
-        for path, leaf in _read_leaves(folder, description["format_version"], config, part, verify):
-            leaf = leaf if dtype is None else leaf.astype(dtype)
-            leaves[path] = leaf if host else jax.device_put(leaf)
+        check_facts(config, token_spec)
+        params = reader.params(config, part)
+        head = _read_head(reader, description, config, part["sha256"])
     except StoreError as error:
         raise StoreError(f"{folder}: {error}") from error
-    if dtype is not None:
-        config = dataclasses.replace(config, dtype=dtype, param_dtype=dtype)
     tokenizer = None
     if (folder / "tokenizer.json").exists():
         try:
@@ -162,45 +233,72 @@ def load(
         except (ValueError, OSError) as error:
             raise StoreError(str(error)) from error
     template = read_chat_template(folder / CHAT_TEMPLATE)
-    return Model(config, unflatten_dict(leaves, sep="/"), token_spec, tokenizer, template)
+    return Model(reader.cast(config), params, token_spec, tokenizer, template, head)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    """How the parts of a folder are read: see `load`."""
+
+    folder: Path
+    version: int
+    dtype: str | None
+    verify: bool
+    host: bool
+
+    def params(self, config: Shape, part: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of a part."""
+        leaves: dict[str, Any] = {}
+        for path, leaf in _read_leaves(self.folder, self.version, config, part, self.verify):
+            leaf = leaf if self.dtype is None else leaf.astype(self.dtype)
+            leaves[path] = leaf if self.host else jax.device_put(leaf)
+        return unflatten_dict(leaves, sep="/")
+
+    def cast(self, config: Any) -> Any:
+        """The config of what was read."""
+        return (
+            config
+            if self.dtype is None
+            else dataclasses.replace(config, dtype=self.dtype, param_dtype=self.dtype)
+        )
+
+
+def _read_head(
+    reader: _Reader, description: Mapping[str, Any], network: ModelConfig, recorded: Mapping[str, Any]
+) -> ResidualHead | None:
+    """The head of a folder whose network has this config and these digests."""
+    if HEAD not in description.get("parts", ()):
+        return None
+    config, part = _part(reader.folder, description, HEAD)
+    check_dtypes(config)
+    own = sha256({NETWORK: identity(network, recorded)})
+    _check_head(config, network, part.get("backbone"), own)
+    rounded = reader.cast(network) != network  # other numbers, so of another fingerprint
+    return ResidualHead(reader.cast(config), reader.params(config, part), None if rounded else own)
 
 
 def _read_leaves(
-    folder: Path, version: int, config: ModelConfig, part: Mapping[str, Any], verify: bool
+    folder: Path, version: int, config: Shape, part: Mapping[str, Any], verify: bool
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Parameters one after the other, checked against the config and on request against their digests."""
     recorded = part["sha256"]
     expected = flatten_dict(expected_shapes(config), sep="/")
     if version == 1:
-        _check_names(expected, {name for path in recorded for name in format1.names(path)})
+        check_names(expected, {name for path in recorded for name in format1.names(path)})
         for path, leaf in format1.read(folder, config, recorded, verify=verify):
-            _check_leaf(expected, path, leaf)
+            check_leaf(expected, path, leaf)
             yield path, leaf
         return
-    _check_names(expected, recorded.keys())
+    check_names(expected, recorded.keys())
     file = folder / part["weights"]
     with TensorFiles(listed_in(file) if file.name.endswith(INDEX) else {file: []}) as tensors:
-        _check_names(expected, tensors.names)
+        check_names(expected, tensors.names)
         for path in expected:
             leaf = tensors.read(path)
-            _check_leaf(expected, path, leaf)
+            check_leaf(expected, path, leaf)
             if verify and recorded[path] != digests(leaf):
                 raise StoreError(f"parameter {path} differs from its digests in config.json")
             yield path, leaf
-
-
-def read_chat_template(path: Path) -> str | None:
-    """The text of a chat_template.jinja, or None where there is no such file.
-
-    Raises:
-      StoreError: when it is not a text in UTF-8.
-    """
-    if not path.is_file():
-        return None
-    try:
-        return path.read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise StoreError(f"{path} is not a text in UTF-8 ({error})") from error
 
 
 def locate(folder: str | os.PathLike[str]) -> Path:
@@ -235,14 +333,14 @@ def _bundled() -> list[Path]:
 def fingerprint(folder: str | os.PathLike[str]) -> str:
     """SHA-256 of a model's shape and parameters: two models of one name differ in it, the formats of one do not.
 
-    Fields of the config that have their defaults, or change no output, do not count.
+    A head counts; fields of a config that have their defaults, or change no output, do not.
 
     Raises:
       StoreError: see `load`; parameters of format 1 are read, those of format 2 are known by their digests.
     """
     folder = locate(folder)
-    description = _read_description(folder)
-    config, part = _network_part(folder, description)
+    description = read_description(folder, FORMAT_VERSION)
+    config, part = _part(folder, description, NETWORK)
     recorded = part["sha256"]
     if description["format_version"] == 1:
         try:
@@ -250,14 +348,11 @@ def fingerprint(folder: str | os.PathLike[str]) -> str:
             recorded = {path: digests(leaf) for path, leaf in leaves}
         except StoreError as error:
             raise StoreError(f"{folder}: {error}") from error
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    shape = {
-        name: value
-        for name, value in config.to_dict().items()
-        if name not in IDLE_FIELDS and value != defaults[name]
-    }
-    content = {NETWORK: {"family": config.family, "config": shape, "sha256": recorded}}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    content = {NETWORK: identity(config, recorded)}
+    if HEAD in description.get("parts", ()):
+        head, part = _part(folder, description, HEAD)
+        content[HEAD] = identity(head, part["sha256"])
+    return sha256(content)
 
 
 def names_of(models: Sequence[str]) -> list[str]:
@@ -270,111 +365,30 @@ def names_of(models: Sequence[str]) -> list[str]:
     return found if len(set(found)) == len(found) else list(models)
 
 
-def _check_facts(config: ModelConfig, token_spec: TokenSpec) -> None:
-    """Numeric types are known ones, and special tokens lie in the vocabulary."""
-    for name in ("dtype", "param_dtype"):
-        if getattr(config, name) not in DTYPES:
-            raise StoreError(f"{name} must be one of {', '.join(DTYPES)}, not {getattr(config, name)!r}")
-    optional = [i for i in (token_spec.bos, token_spec.mask) if i is not None]
-    for token in (*optional, *token_spec.stop, token_spec.pad):
-        if not matches(token, int) or not 0 <= token < config.vocab_size:
-            raise StoreError(
-                f"token_spec holds {token!r}, which is no id of a vocabulary of {config.vocab_size}"
-            )
-
-
-def _check_names(expected: Mapping[str, Any], names: Collection[str]) -> None:
-    for path in sorted(expected.keys() - names):
-        raise StoreError(f"parameter {path} is missing, although the config asks for it")
-    for path in sorted(names - expected.keys()):
-        raise StoreError(f"parameter {path} is there, although the config does not ask for it")
-
-
-def _check_leaf(expected: Mapping[str, Any], path: str, leaf: Any) -> None:
-    want = expected[path]
-    if leaf.shape != want.shape:
-        raise StoreError(f"parameter {path} has shape {leaf.shape}, but the config asks for {want.shape}")
-    if leaf.dtype != want.dtype:
-        raise StoreError(f"parameter {path} is {leaf.dtype}, but the config asks for {want.dtype}")
-
-
-def _read_description(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    foreign = f"{folder} is a Hugging Face folder; convert it first: python -m convert import {folder} DST"
-    if not path.is_file():
-        if any(folder.glob("model*.safetensors")):
-            raise StoreError(foreign)
-        raise StoreError(f"{folder} is not a model folder: it has no config.json")
+def _kind(name: str, part: Mapping[str, Any], where: Path) -> type:
+    """The class of a part's config."""
+    given = str(part.get("family"))
     try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise StoreError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(description, dict):
-        raise StoreError(f"{path} must hold one JSON object")
-    if "format_version" not in description:
-        if "model_type" in description or any(folder.glob("model*.safetensors")):
-            raise StoreError(foreign)
-        raise StoreError(f"{path} has no format_version: not a model of paradec_jax")
-    version = description["format_version"]
-    if not matches(version, int) or version < 1:
-        raise StoreError(f"format_version of {path} must be a positive integer, not {version!r}")
-    if version > FORMAT_VERSION:
-        raise StoreError(
-            f"{folder} has format {version}, newer than format {FORMAT_VERSION} that this version reads"
-        )
-    return description
+        return family_named(given).config if name == NETWORK else {HEAD: RESIDUAL_HEAD.config}[given]
+    except (ValueError, KeyError) as error:
+        known = ", ".join(FAMILIES if name == NETWORK else (HEAD,))
+        raise StoreError(f"family of {where} must be one of {known}, not {part.get('family')!r}") from error
 
 
-def _network_part(folder: Path, description: Mapping[str, Any]) -> tuple[ModelConfig, Mapping[str, Any]]:
-    """The config of the network, and its section of config.json."""
+def _part(folder: Path, description: Mapping[str, Any], name: str) -> tuple[Any, Mapping[str, Any]]:
+    """The config of a part, and its section of config.json."""
     where = folder / "config.json"
     former = description["format_version"] == 1
     parts = {NETWORK: description} if former else description.get("parts")
-    if not isinstance(parts, dict) or not isinstance(parts.get(NETWORK), dict):
-        raise StoreError(f"{where} has no part called {NETWORK}")
-    for name in parts.keys() - set(PARTS):
-        raise StoreError(f"{where} has a part {name!r}, unknown to this version ({', '.join(PARTS)})")
-    part = parts[NETWORK]
-    try:
-        family = family_named(str(part.get("family")))
-    except ValueError as error:
-        known = ", ".join(FAMILIES)
-        raise StoreError(f"family of {where} must be one of {known}, not {part.get('family')!r}") from error
-    config = _build(family.config, part.get("config"), f"config of {where}", unknown=former)
+    if not isinstance(parts, dict) or not isinstance(parts.get(name), dict):
+        raise StoreError(f"{where} has no part called {name}")
+    for other in parts.keys() - set(PARTS):
+        raise StoreError(f"{where} has a part {other!r}, unknown to this version ({', '.join(PARTS)})")
+    part = parts[name]
+    config = build(_kind(name, part, where), part.get("config"), f"config of {where}", unknown=former)
     if not isinstance(part.get("sha256"), dict):
         raise StoreError(f"{where} has no table of digests (sha256)")
     file = part.get("weights")
     if not former and (not isinstance(file, str) or Path(file).name != file):
         raise StoreError(f"weights of {where} must be the name of a file, not {file!r}")
     return config, part
-
-
-def _build(cls: type, values: Any, where: str, *, unknown: bool = False) -> Any:
-    """A dataclass from its JSON object; unknown fields are refused, or dropped where `unknown` says so."""
-    if not isinstance(values, dict):
-        raise StoreError(f"{where} must be a JSON object, not {values!r}")
-    fields = {field.name: field.type for field in dataclasses.fields(cls)}
-    if unknown:
-        values = {name: value for name, value in values.items() if name in fields}
-        if values.get("head_channels") == 0:  # how format 1 said None
-            values["head_channels"] = None
-    for name in values.keys() - fields.keys():
-        raise StoreError(f"{where} has an unknown field {name!r}")
-    for name, value in values.items():
-        kind = fields[name]
-        if kind in (int, float, str, bool) and not matches(value, kind):
-            raise StoreError(f"{name} in {where} must be of type {kind.__name__}, not {value!r}")
-        if kind == tuple[int, ...] and not isinstance(value, list):
-            raise StoreError(f"{name} in {where} must be a list, not {value!r}")
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    try:
-        return cls(**values)
-    except (TypeError, ValueError) as error:
-        raise StoreError(f"{where} is wrong: {error}") from error
-
-
-def matches(value: Any, kind: type) -> bool:
-    """Whether a JSON value is of a plain type: integers pass for floats, booleans for nothing but bool."""
-    if isinstance(value, bool) or kind is bool:
-        return isinstance(value, bool) and kind is bool
-    return isinstance(value, (int, float) if kind is float else kind)

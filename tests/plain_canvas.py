@@ -27,3 +27,87 @@ def strided_count(width: int, stride: int, stub: StubDenoiser, prompt: int, new:
 def grid_count(calls: int, stub: StubDenoiser, prompt: int, new: int) -> Count:
     """The same number of calls on the whole canvas, however many tokens there are."""
     return calls, calls * (prompt + new)
+
+
+def block_count(block: int, rides: bool, stub: StubDenoiser, prompt: int, new: int) -> Count:
+    """A call a token; a block that is complete while its row goes on is stored, in the next call or another one."""
+    given = prompt // block * block
+    calls, positions = (1, given + block) if rides else (int(given > 0), given)
+    for p in range(prompt + rides, prompt + new):
+        opens = p % block == 0 and p > prompt
+        calls += 1 + (opens and not rides)
+        positions += block * (1 + opens)
+    return calls, positions
+
+
+def residual_count(block: int, steps: int, fused: bool, stub: StubDenoiser, prompt: int, new: int) -> Count:
+    """One token a call and `steps` of the head after it; the head stores what the network stores."""
+    limit, length, cached = prompt + new, prompt, prompt // block * block
+    calls, positions, heads = (0, cached, 0) if fused else (int(cached > 0), cached, int(cached > 0))
+
+    def reveal(stores: bool) -> tuple[int, int]:
+        now, asked, end = length + 1, 0, length // block * block + block
+        for step in range(steps):
+            goes = now < min(end, limit)
+            asked += goes or (step == 0 and stores and now < limit)
+            now += goes
+        return now, asked
+
+    first = fused and cached > 0
+    while length < limit:
+        clean = length == cached + block
+        calls, positions = calls + 1, positions + block * (1 + (clean and fused))
+        cached += block * clean
+        if clean and not fused:
+            heads += 1
+            continue
+        length, asked = reveal(clean or first)
+        heads, first = heads + asked, False
+    return calls, positions, heads
+
+
+def drafted_block_count(
+    block: int,
+    most: int,
+    stub: StubDenoiser,
+    prompt: int,
+    new: int,
+    *,
+    rides: bool = True,
+    fused: bool = True,
+    right: bool = True,
+    head: bool = True,
+) -> Count:
+    """`most` states of a block a call, each a token further; a head that is always right or never."""
+    limit, length, cached = prompt + new, prompt, prompt // block * block
+    end = -(-limit // block) * block
+    calls, positions, heads, drafts = 0, cached, 0, 0
+
+    def draft(stores: bool) -> tuple[int, int]:
+        left = max(min(cached + block - length, most - 1), 0) * (length < limit)
+        return left, max(left, int(stores and length < limit))
+
+    if fused:
+        calls, positions, length = 1, cached + block, length + 1
+        drafts, heads = draft(cached > 0)
+    else:
+        calls = heads = int(cached > 0)
+    while length < limit:
+        if length == cached + block:
+            calls, positions, cached = calls + 1, positions + block * (1 + fused), cached + block
+            length += fused
+            stored = True
+        else:
+            left = cached + block - length
+            whole = drafts == left and drafts > 0
+            reads, rode = 1 + drafts - whole, whole and rides and cached + block < end
+            calls, positions = calls + 1, positions + block * (reads + 2 * rode)
+            length = min(length + (reads if right else 1), limit)
+            stored = rode and right and length < limit
+            if stored:
+                cached, length = cached + block, length + 1
+        drafts, asked = draft(stored)
+        if not fused and stored:
+            drafts, asked = 0, int(length < limit)
+        heads += asked
+    return calls, positions, heads * head

@@ -61,8 +61,9 @@ def assert_same(a, b) -> None:
         dataclasses.replace(CONFIG, param_dtype="bfloat16", dtype="bfloat16"),
         dataclasses.replace(CONFIG, qk_bias=False, tie_embeddings=False, rope_base=1e4, remat="iteration"),
         dataclasses.replace(PRESETS["test-mdlm"], dropout=0.3, remat="layer"),
+        dataclasses.replace(PRESETS["test-sdar"], block=8),
     ],
-    ids=["plain", "bfloat16", "untied", "denoiser"],
+    ids=["plain", "bfloat16", "untied", "denoiser", "blocks"],
 )
 def test_load_gives_back_what_save_got(config, tmp_path):
     model = make_model(config)
@@ -72,6 +73,21 @@ def test_load_gives_back_what_save_got(config, tmp_path):
     assert again.family == config.family and again.network.vocab_size == config.vocab_size
     assert_same(again.params, model.params)
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["model"]
+
+
+def test_mask_alignment_and_block_length_travel_along(tmp_path):
+    spec, found = TokenSpec(bos=3, stop=(1, 2), pad=4, mask=31, alignment="next"), []
+    for block in (4, 8):
+        model = make_model(dataclasses.replace(PRESETS["test-sdar"], block=block))
+        store.save(tmp_path / str(block), dataclasses.replace(model, token_spec=spec))
+        again = store.load(tmp_path / str(block), host=True)
+        assert (again.family, again.token_spec) == ("block_diffusion", spec)
+        assert (again.network.visibility, again.network.block) == ("block", block)
+        found.append(store.fingerprint(tmp_path / str(block)))
+    assert found[0] != found[1]  # another length of blocks is another model
+    edit(tmp_path / "8", lambda d, p: p["config"].update(block=0))
+    with pytest.raises(StoreError, match="block must be between 1 and max_length 128, not 0"):
+        store.load(tmp_path / "8")
 
 
 def test_dtype_casts_parameters_and_computation(saved):

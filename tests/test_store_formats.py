@@ -190,7 +190,7 @@ def test_fingerprints_tell_models_apart(tmp_path):
         (lambda d: d["config"].pop("width"), "width"),
         (
             lambda d: d.update(family="mamba"),
-            "family .* must be one of recurrent_depth, causal, masked_diffusion, not 'mamba'",
+            "family .* must be one of recurrent_depth, causal, masked_diffusion, block_diffusion, not 'mamba'",
         ),
     ],
 )

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
+from experiments.benchmarks.decoding import Decoding
 from paradec_jax import __version__, chat, facts, store
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.decode.released import ReleasedWavefront
@@ -38,63 +39,12 @@ from paradec_jax.evaluate.results import Results, write_lines
 from paradec_jax.families import FAMILIES
 
 Flag = FlagCreatePairsOff[bool]
-USUAL = {"recurrent_depth": "wavefront", "causal": "jacobi"}  # the decoder of a family unless told otherwise
+USUAL = {
+    "recurrent_depth": "wavefront",
+    "causal": "jacobi",
+    "block_diffusion": "block",
+}  # the decoder of a family unless told otherwise
 RELEASED = {"recurrent_depth": {"released": ReleasedWavefront()}}  # replicas, by family
-
-
-@dataclasses.dataclass(frozen=True)
-class Decoding:
-    """Settings of decoders; what is left out is as in the decoder's paper.
-
-    Attributes:
-      recurrence: recurrences a token (autoregressive, speculative), at most (adaptive), of the prompt (released).
-      prefill_recurrence: recurrences of the prompt (all but released).
-      inner_recurrence: recurrences of a step (wavefront, released).
-      draft_recurrence: recurrences of a draft (speculative).
-      lookahead: drafts a round (speculative).
-      headway: positions appended a step (wavefront, released).
-      exit_threshold: below it a state has converged (adaptive, wavefront, released).
-      momentum: of the conditioning (wavefront, released).
-      noise: share mixed into the states (wavefront, released).
-      block: tokens of a block (jacobi, multiblock).
-      running: whether the window keeps its full width (jacobi).
-      blocks: blocks in flight at most (multiblock).
-      spawn: agreement of the newest block that spawns the next one (multiblock).
-      pool: earlier iterates that are searched for candidates (jacobi, multiblock).
-      candidates: candidates verified in a call, the draft among them (jacobi, multiblock).
-      acceptance: how drafts are judged when sampling (jacobi, multiblock).
-      max_ngram: tokens that are looked up (prompt_lookup).
-      num_pred: tokens copied (prompt_lookup).
-      level: length of the n-grams (lookahead).
-      window: positions of the wave at most (wavefront, released); positions ahead (lookahead).
-      guesses: n-grams verified in a call (lookahead).
-      temperature: 0 takes the most probable token.
-      top_p: probability mass kept when sampling.
-    """
-
-    recurrence: int | None = None
-    prefill_recurrence: int | None = None
-    inner_recurrence: int | None = None
-    draft_recurrence: int | None = None
-    lookahead: int | None = None
-    headway: int | None = None
-    exit_threshold: float | None = None
-    momentum: float | None = None
-    noise: float | None = None
-    block: int | None = None
-    running: bool | None = None
-    blocks: int | None = None
-    spawn: float | None = None
-    pool: int | None = None
-    candidates: int | None = None
-    acceptance: Literal["coupled", "rejection"] | None = None
-    max_ngram: int | None = None
-    num_pred: int | None = None
-    level: int | None = None
-    window: int | None = None
-    guesses: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +58,8 @@ class Options:
       model: a model folder or the name of a bundled model.
       decoder: how to decode: autoregressive, adaptive, speculative, wavefront (unless told otherwise) or released
         (the wavefront of the released program) for recurrent-depth models; autoregressive, jacobi (unless told
-        otherwise), multiblock, prompt_lookup or lookahead for causal ones.
+        otherwise), multiblock, prompt_lookup or lookahead for causal ones; block (unless told otherwise), residual,
+        residual_speculative or residual_veto for those of block diffusion.
       chat: ask in the model's chat template, without solved examples.
       examples: file whose first rows are the solved examples (gsm8k: the train split).
       shots: solved examples; the benchmark's usual number if left out.
@@ -123,7 +74,7 @@ class Options:
       decoding: settings of the decoder.
     """
 
-    task: Positional[Literal["gsm8k", "humaneval", "mbpp"]]
+    task: Positional[Literal["gsm8k", "math500", "humaneval", "mbpp"]]
     path: Positional[Path]
     out: Annotated[Path, arg(metavar="FILE")]
     model: Annotated[str, arg(metavar="DIR|NAME")] = "tiny-recurrent"
@@ -139,7 +90,7 @@ class Options:
     execute: Flag = False
     seconds: int = execution.ResourceLimits().processor
     dtype: Literal["stored", "float32", "bfloat16"] = "stored"
-    decoding: Decoding = Decoding()
+    decoding: Decoding = Decoding()  # noqa: RUF009
 
 
 def evaluate(options: Options, console: Console) -> None:

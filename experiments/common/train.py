@@ -22,7 +22,7 @@ from paradec_jax.data import build_tokenizer, token_spec, word_problem_batches
 from paradec_jax.data.batches import Bucket, Mixture
 from paradec_jax.families import PRESETS, init_params, matrix_axes
 from paradec_jax.losses import exponential, next_token_loss, poisson_lognormal, recurrent_loss
-from paradec_jax.models import CausalNetwork, RecurrentDepthNetwork
+from paradec_jax.models import RecurrentDepthNetwork, TransformerNetwork
 from paradec_jax.train import fit, muon
 
 # Nine problems of ten fit; with room for the longest, a fifth to a third of a batch would be padding.
@@ -208,7 +208,7 @@ def main(
         draw = DRAWS[recipe.draw](recipe.mean_recurrence)
         loss = recurrent_loss(RecurrentDepthNetwork(config), draw, recipe.backprop_depth, remat=True)
     elif isinstance(config, CausalConfig):
-        loss = next_token_loss(CausalNetwork(config))
+        loss = next_token_loss(TransformerNetwork(config))
     else:
         raise SystemExit(f"{recipe.preset} is of family {config.family}, which has a recipe of its own")
     optimizer = muon(

@@ -42,7 +42,7 @@ from paradec_jax.decode.rules.windows import write_after_read
 from paradec_jax.evaluate import compare, word_problems
 from paradec_jax.evaluate.intervals import ends, quicker, times
 from paradec_jax.families import init_params
-from paradec_jax.models import CausalNetwork
+from paradec_jax.models import TransformerNetwork
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +117,7 @@ def check(options: Options) -> None:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
 def run_steps(
-    network: CausalNetwork, count: int, steps: int, params: Any, cache: Any, tokens: Any, at: Any
+    network: TransformerNetwork, count: int, steps: int, params: Any, cache: Any, tokens: Any, at: Any
 ) -> Any:
     """`steps` steps at the same place, each fed what the one before it predicted. `params` are prepared ones."""
     width = tokens.shape[1] // count
@@ -144,7 +144,7 @@ class Compiled:
     compiled: Any
     compile_seconds: float
 
-    def seconds(self, network: CausalNetwork, params: Any, context: int, seed: int) -> float:
+    def seconds(self, network: TransformerNetwork, params: Any, context: int, seed: int) -> float:
         """Seconds of one run; buffers are made before the clock starts."""
         draw = np.random.default_rng(seed).integers(0, network.vocab_size, (1, self.candidates * self.width))
         arguments = (
@@ -160,7 +160,7 @@ class Compiled:
 
 
 def compile_steps(
-    network: CausalNetwork, params: Any, width: int, count: int, context: int, steps: int
+    network: TransformerNetwork, params: Any, width: int, count: int, context: int, steps: int
 ) -> Compiled:
     """Compiles the loop of one window; nothing is run."""
     shapes = jax.eval_shape(lambda: network.init_cache(jnp.zeros(1), context + width))
@@ -175,7 +175,7 @@ def compile_steps(
 def cost(name: str, config: CausalConfig, options: Options) -> list[dict[str, Any]]:
     """One row for each window and number of candidates; that of autoregressive decoding, 1 position, comes first."""
     config = dataclasses.replace(config, dtype=options.dtype, param_dtype=options.dtype)
-    network = CausalNetwork(config)
+    network = TransformerNetwork(config)
     params = jax.jit(network.prepare)(init_params(config, jax.random.key(options.seed)))
     pairs = dict.fromkeys([(1, 1), *((n, count) for count in options.candidates for n in options.windows)])
     programs = [compile_steps(network, params, *pair, options.context, options.steps) for pair in pairs]

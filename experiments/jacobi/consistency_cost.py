@@ -25,7 +25,7 @@ from paradec_jax import facts
 from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
 from paradec_jax.families import parameter_shapes
 from paradec_jax.losses import ConsistencyRules, consistency_loss
-from paradec_jax.models import CausalNetwork
+from paradec_jax.models import TransformerNetwork
 
 FORMS = {"causal passes": False, "dense mask": True}
 
@@ -68,7 +68,7 @@ def cost(options: Options, packed: bool, chunk: int | None) -> dict[str, Any]:
     )
     rules = ConsistencyRules(context=options.context, window=options.window)
     loss = consistency_loss(
-        CausalNetwork(config), TokenSpec(stop=(1,), pad=0), rules, packed=packed, chunk=chunk
+        TransformerNetwork(config), TokenSpec(stop=(1,), pad=0), rules, packed=packed, chunk=chunk
     )
     rows, blocks = (options.batch,), (options.batch, options.pairs, options.block)
     shapes = {

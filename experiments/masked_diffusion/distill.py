@@ -21,8 +21,9 @@ import tyro
 
 from experiments.common import precision
 from experiments.common.command import claim, run
+from experiments.common.runs import over
 from experiments.masked_diffusion.held_out import HeldOut
-from experiments.masked_diffusion.train import finish, one_text, over
+from experiments.masked_diffusion.train import finish, one_text
 from paradec_jax import Model, TokenSpec, load, store
 from paradec_jax.data.text import Text, WindowMaker, text_batches
 from paradec_jax.losses.self_distillation import DistillationRules, self_distillation_loss

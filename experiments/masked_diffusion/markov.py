@@ -1,41 +1,34 @@
 """A law that is known exactly, a Markov chain over a few symbols, and the denoiser that knows it: the perfect one.
 
-::
-
-    x_1 ~ pi,   x_{i+1} ~ T[x_i]                          pi the stationary law of T, L symbols
-    log p(x) = log pi[x_1] + sum_i log T[x_i, x_{i+1}]
-    floor    = H(pi) + (L - 1) sum_u pi[u] H(T[u])        nats a text; no bound of a model lies below it
-
 What is hidden depends on what is shown through its nearest neighbours alone, so that forward-backward comes down to
-two powers of T::
+two powers of the transitions T::
 
     p(x_i = v | shown)  ~  T^(i - l)[x_l, v] T^(r - i)[v, x_r]        l, r the nearest shown positions
 
 Where none is before, pi[v] stands in the place of the first factor; where none is after, 1 in that of the second.
+`paradec_jax.data.chains` has the law itself.
 """
 
-import bisect
 import dataclasses
 import functools
-import hashlib
 import math
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Float64, Int, Int32
+from jaxtyping import Array, Bool, Float, Float64, Int
 
 from paradec_jax.config import TokenSpec
+from paradec_jax.data.chains import MarkovLaw
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
 
 MASK_LOGIT = 3.0  # above all others; the posterior says nothing of the mask, which no draw may read
-SETTLED = 2**10  # steps after which a chain has forgotten where it began
 
 
 @dataclasses.dataclass(frozen=True)
-class Chain:
-    """The law.
+class Chain(MarkovLaw):
+    """A law in which every symbol may follow every other one.
 
     Attributes:
       weights: probabilities of the transitions out of a symbol, all of them above 0; each symbol has them in an order
@@ -66,60 +59,6 @@ class Chain:
         """T, by symbol and the next one."""
         rows = np.tile(np.asarray(self.weights, np.float64), (self.symbols, 1))
         return np.random.default_rng(self.seed).permuted(rows, axis=1)
-
-    @functools.cached_property
-    def stationary(self) -> Float64[np.ndarray, "V"]:
-        """pi = pi T."""
-        law = np.linalg.matrix_power(self.transitions, SETTLED).mean(axis=0)
-        return law / law.sum()
-
-    @functools.cached_property
-    def powers(self) -> Float64[np.ndarray, "L V V"]:
-        """T^0, T^1, .. T^(L - 1)."""
-        return np.stack([np.linalg.matrix_power(self.transitions, d) for d in range(self.length)])
-
-    @property
-    def floor(self) -> float:
-        """Entropy of a text, in nats."""
-        law, rows = self.stationary, self.transitions
-        step = -np.sum(law[:, None] * rows * np.log(rows))
-        return float(-np.sum(law * np.log(law)) + (self.length - 1) * step)
-
-    def log_probability(self, texts: Int[np.ndarray, "N L"]) -> Float64[np.ndarray, "N"]:
-        """log p of each text, in nats."""
-        steps = np.log(self.transitions)[texts[:, :-1], texts[:, 1:]]
-        return np.log(self.stationary)[texts[:, 0]] + steps.sum(axis=1)
-
-    def draw(self, count: int, seed: Any) -> Int32[np.ndarray, "N L"]:
-        """Independent texts."""
-        first, rows = self._reached
-        uniforms = np.random.default_rng(seed).random((self.length, count, 1))
-        texts = np.empty((count, self.length), np.int32)
-        texts[:, 0] = np.sum(uniforms[0] >= first, axis=1)
-        for i in range(1, self.length):
-            texts[:, i] = np.sum(uniforms[i] >= rows[texts[:, i - 1]], axis=1)
-        return texts
-
-    def walk(self, count: int, seed: Any) -> Int32[np.ndarray, "N"]:
-        """One long run; it begins in the stationary law, so that a window from anywhere has the law of a text."""
-        uniforms = np.random.default_rng(seed).random(count).tolist()
-        first, rows = (reached.tolist() for reached in self._reached)
-        found = [bisect.bisect_right(first, uniforms[0])]
-        for uniform in uniforms[1:]:
-            found.append(bisect.bisect_right(rows[found[-1]], uniform))
-        return np.asarray(found, np.int32)
-
-    @property
-    def _reached(self) -> tuple[np.ndarray, np.ndarray]:
-        """Cumulative probabilities of the first symbol [V] and of the next one [V, V], which end in 1 exactly."""
-        first, rows = np.cumsum(self.stationary), np.cumsum(self.transitions, axis=1)
-        first[-1] = rows[:, -1] = 1
-        return first, rows
-
-    @property
-    def digest(self) -> str:
-        """Names the law."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,22 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import optax
 import tyro
 
 from experiments.common import precision
 from experiments.common.command import claim, run
+from experiments.common.runs import in_half, optimizer_of, over
 from experiments.masked_diffusion.held_out import HeldOut
 from paradec_jax import Model, store
 from paradec_jax.config import CausalConfig, MaskedDiffusionConfig, TokenSpec
 from paradec_jax.data.text import Text, WindowMaker, character_spec, read_text, text_batches
-from paradec_jax.families import PRESETS, init_params, matrix_axes
+from paradec_jax.families import PRESETS, init_params
 from paradec_jax.losses import masked_diffusion_loss, next_token_loss
 from paradec_jax.losses.masked_diffusion import BoundRules
 from paradec_jax.noise import Times
 from paradec_jax.tokenizer import Tokenizer
-from paradec_jax.train import Loss, TrainState, fit, muon
+from paradec_jax.train import Loss, TrainState, fit
 
 CHECKPOINT_EVERY, EVALUATE_EVERY = 200, 1000  # updates
 
@@ -141,14 +140,6 @@ def shape_of(recipe: Recipe, vocabulary: int) -> MaskedDiffusionConfig | CausalC
     return dataclasses.replace(config, vocab_size=vocabulary, **changes)
 
 
-def in_half(model: Model) -> Model:
-    """The model with parameters in bfloat16, whose files are half as large."""
-    config = dataclasses.replace(model.config, param_dtype="bfloat16")
-    return dataclasses.replace(
-        model, config=config, params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), dict(model.params))
-    )
-
-
 def untrained(recipe: Recipe, tokenizer: Tokenizer) -> Model:
     """A model of random weights on a text's characters."""
     config = shape_of(recipe, tokenizer.vocab_size)
@@ -162,19 +153,6 @@ def objective(recipe: Recipe, network: Any, spec: TokenSpec) -> Loss:
     if spec.mask is None:
         return next_token_loss(network)
     return masked_diffusion_loss(network, spec, BoundRules(times=Times(floor=recipe.floor)))
-
-
-def optimizer_of(recipe: Recipe, config: Any) -> optax.GradientTransformation:
-    """Muon on the recipe's schedule."""
-    return muon(
-        recipe.learning_rate,
-        recipe.steps,
-        axes=matrix_axes(config),
-        warmup=recipe.warmup,
-        cooldown=min(round(recipe.cooldown * recipe.steps), recipe.steps - recipe.warmup),
-        weight_decay=recipe.weight_decay,
-        adam_learning_rate=recipe.adam_learning_rate,
-    )
 
 
 def train(recipe: Recipe, model: Model, source: Text, folder: Path, minutes: float) -> TrainState:
@@ -238,11 +216,6 @@ def go_on(
         assert state.ema is not None
         finish(dataclasses.replace(model, params=state.ema), recipe.length, source, folder, export)
     return True
-
-
-def over(minutes: float, step: int, steps: int) -> None:
-    """Says that a call ended before its run."""
-    print(f"{minutes:g} minutes are over after {step} of {steps} updates: run again to go on")
 
 
 def finish(model: Model, length: int, source: Text, folder: Path, export: Path | None) -> None:

@@ -7,11 +7,12 @@ import jax
 
 from paradec_jax import facts
 from paradec_jax.cli.output import JsonPath, check_json, progress, write_json
-from paradec_jax.cli.tables import print_bench
-from paradec_jax.config import TokenSpec
-from paradec_jax.decode import AutoRegressive, Jacobi, Masked, Static
+from paradec_jax.cli.tables import print_bench, print_block_calls
+from paradec_jax.config import BlockDiffusionConfig, ResidualHeadConfig, TokenSpec
+from paradec_jax.decode import AutoRegressive, BlockDenoising, Jacobi, Masked, Static
 from paradec_jax.families import PRESETS, init_params, network_of
-from paradec_jax.timing.bench import bench, limits_of, paced_wavefront
+from paradec_jax.timing.bench import Limits, bench, limits_of, paced_wavefront
+from paradec_jax.timing.block_calls import block_calls
 
 
 def bench_command(
@@ -20,6 +21,9 @@ def bench_command(
     inner_recurrence: tuple[int, ...] = (1, 2, 4),
     block: tuple[int, ...] = (16, 64),
     steps: tuple[int, ...] = (64, 16),
+    block_length: int | None = None,
+    candidates: tuple[int, ...] = (2, 3, 4),
+    head_layers: int = 3,
     batch: tuple[int, ...] = (1,),
     context: int = 64,
     tokens: int = 64,
@@ -33,7 +37,9 @@ def bench_command(
     For each batch size: static decoding, then, for a recurrent model, a wavefront that gives every token at least
     as many recurrences and commits one token a step whatever the weights are, and for a causal model Jacobi
     decoding, which with random weights commits one or two tokens a step. For a denoiser its sampler over so many
-    steps of a canvas that holds context and tokens. Speed-ups refer to the first row of a batch size.
+    steps of a canvas that holds context and tokens. For a model of block diffusion static decoding, one and two
+    tokens a step, and each kind of call in a table of its own: narrow, wide, of a residual head, verifying so many
+    candidates. Speed-ups refer to the first row of a batch size.
 
     Args:
       preset: shape of the model.
@@ -41,6 +47,9 @@ def bench_command(
       inner_recurrence: recurrences of a wavefront's step, one row each.
       block: tokens of a Jacobi window, one row each (causal models).
       steps: steps of the sampler, one row each (denoisers).
+      block_length: tokens of a block; the preset's if left out (block diffusion).
+      candidates: states that a call verifies, two rows each (block diffusion).
+      head_layers: layers of the residual head (block diffusion).
       batch: batch sizes.
       context: prompt tokens of each row.
       tokens: tokens to generate in each row.
@@ -60,6 +69,8 @@ def bench_command(
         ("passes", (passes,)),
         ("context", (context,)),
         ("recurrence", (1 if recurrence is None else recurrence,)),
+        ("block-length", (1 if block_length is None else block_length,)),
+        ("candidates", candidates),
     ):
         if min(values, default=0) < 1:
             raise ValueError(f"--{name} must be at least 1, not {values}")
@@ -69,6 +80,12 @@ def bench_command(
     config = PRESETS[preset]
     if dtype != "preset":
         config = dataclasses.replace(config, dtype=dtype, param_dtype=dtype)
+    if isinstance(config, BlockDiffusionConfig):
+        config = dataclasses.replace(config, block=config.block if block_length is None else block_length)
+    elif block_length is not None:
+        raise ValueError(
+            f"--block-length {block_length} is for block diffusion, and {preset} is of another kind"
+        )
     if context + tokens > config.max_length:
         raise ValueError(
             f"--context {context} and --tokens {tokens} are more than the {config.max_length} positions of {preset}"
@@ -86,12 +103,21 @@ def bench_command(
     elif network.visibility == "full":
         mask = TokenSpec(mask=config.vocab_size - 1, alignment="own")
         decoders = [("masked", f"{n} steps", (Masked(spec=mask), Masked.Knobs(steps=n))) for n in steps]
+    elif network.visibility == "block":
+        static = BlockDenoising(
+            rule="static", greedy=True, spec=TokenSpec(mask=config.vocab_size - 1, alignment="own")
+        )
+        decoders = [
+            ("block", f"{n} steps of {config.block}", (static, static.Knobs(steps=n)))
+            for n in dict.fromkeys((config.block, -(-config.block // 2)))
+        ]
     else:
         decoders = [("autoregressive", "", (AutoRegressive(greedy=True), None))]
         decoders += [
             ("jacobi", f"block {n}", (Jacobi(block=n, running=True, greedy=True), None)) for n in block
         ]
-    rows = []
+    rows: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
     with progress() as report:
         params = init_params(config, jax.random.key(seed))
         device = limits_of(network, params)
@@ -103,10 +129,32 @@ def bench_command(
             rows.append(
                 {"preset": preset, "family": config.family} | row | {"decoder": name, "settings": label}
             )
+        if network.visibility == "block":
+            for size in batch:
+                asked: dict[str, Any] = {
+                    "batch": size,
+                    "context": context,
+                    "passes": passes,
+                    "candidates": candidates,
+                }
+                found = calls_of(network, params, head_layers, seed, device, asked)
+                calls += [{"preset": preset, "family": config.family} | row for row in found]
         report("benchmarks", len(cases), len(cases))
     if json is not None:
-        found = facts.facts() | {"dtypes": facts.dtypes(params)}
-        write_json([row | {"seed": seed, "facts": found} for row in rows], json)
+        made = facts.facts() | {"dtypes": facts.dtypes(params)}
+        write_json([row | {"seed": seed, "facts": made} for row in (*rows, *calls)], json)
     if json != "-":
         print_bench(rows)
+        if calls:
+            print_block_calls(calls)
     return 0
+
+
+def calls_of(
+    network: Any, params: Any, layers: int, seed: int, device: Limits, options: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Every kind of call of a network that sees in blocks, with a residual head of random weights."""
+    shape = ResidualHeadConfig.of(network.config, layers)
+    head, own = network_of(shape), init_params(shape, jax.random.key(seed + 1))
+    both = {"network": network.prepare(params), "head": head.prepare(own)}
+    return block_calls(network, head, both, device, **options)

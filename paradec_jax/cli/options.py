@@ -11,6 +11,7 @@ import docstring_parser
 from jaxtyping import AbstractArray
 from tyro.conf import arg
 
+from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.families import FAMILIES
 
@@ -68,11 +69,15 @@ def _choices(row: Setting) -> Iterator[tuple[str, Any, str, Any]]:
 
 
 def _spelled(kind: Any) -> Any:
-    """A field's type without arrays, which no command line can spell."""
+    """A field's type without arrays and networks, which no command line can spell."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind
-    plain = [one for one in get_args(kind) if not (isinstance(one, type) and issubclass(one, AbstractArray))]
+    plain = [one for one in get_args(kind) if one is not CachedNetwork and not _is_array(one)]
     return functools.reduce(operator.or_, plain)
+
+
+def _is_array(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, AbstractArray)
 
 
 def _hint(values: Mapping[str, Any]) -> str:

@@ -12,6 +12,12 @@ from paradec_jax.evaluate.compare_texts import TextComparison
 from paradec_jax.evaluate.intervals import paired, times
 from paradec_jax.evaluate.text_measures import NO_SACREBLEU, has_sacrebleu
 
+IN_BLOCKS = {  # further columns of block diffusion: fields and scales
+    "positions/token": ("positions_per_token", 1),
+    "head calls/token": ("head_calls_per_token", 1),
+    "MFLOP/token": ("flops_per_token", 1e6),
+}
+
 
 def print_table(result: Comparison, steps: tuple[int, int], seed: int, split: str) -> None:
     """Answers, speed and work of every decoder on problems of `steps` steps of one split."""
@@ -24,6 +30,7 @@ def print_table(result: Comparison, steps: tuple[int, int], seed: int, split: st
     table.add_column("decoder", no_wrap=True)
     table.add_column("settings", max_width=32)
     recurrent = first["family"] == "recurrent_depth"
+    more = IN_BLOCKS if first["family"] == "block_diffusion" else {}
     work = "recurrences/token" if recurrent else "tokens/call"
     for title in (
         "exact",
@@ -33,6 +40,7 @@ def print_table(result: Comparison, steps: tuple[int, int], seed: int, split: st
         "w/o prompt",
         "calls/token",
         work,
+        *more,
         "= greedy",
     ):
         table.add_column(
@@ -50,13 +58,18 @@ def print_table(result: Comparison, steps: tuple[int, int], seed: int, split: st
             f"{row['decode_speedup']:.2f}x",
             f"{row['network_calls_per_token']:.2f}",
             f"{row['recurrences_per_token' if recurrent else 'tokens_per_network_call']:.2f}",
+            *("" if row[field] is None else f"{row[field] / scale:.2f}" for field, scale in more.values()),
             "" if row["equals_greedy"] is None else f"{100 * row['equals_greedy']:.1f}%",
             style="bold" if row is base else None,
         )
     console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=140)
+        console = Console(highlight=False, width=170 if more else 140)
     console.print(table)
+    if more:
+        console.print(
+            "positions/token, prompts included; MFLOP/token: an estimate, the head's share included."
+        )
     console.print(
         f"Speed: batch {base['batch']}, the first {base['timed_problems']} problems one by one, median of "
         f"{len(base['passes'])} passes, {base['dtype']}, {base['device']}; speed-up over {base['decoder']} "
@@ -188,4 +201,42 @@ def print_bench(rows: Sequence[dict[str, Any]]) -> None:
         f"copies {first['device_bytes_per_second'] / 1e9:.1f} GB/s, "
         f"reads {first['device_read_bytes_per_second'] / 1e9:.1f} GB/s of as many weights, "
         f"multiplies {first['device_flops_per_second'] / 1e9:.0f} GFLOP/s."
+    )
+
+
+def print_block_calls(rows: Sequence[dict[str, Any]]) -> None:
+    """What each kind of call of block diffusion costs with random weights."""
+    first = rows[0]
+    table = Table(title=f"{first['preset']}: kinds of calls, blocks of {first['block']}, {first['dtype']}")
+    for title in (
+        "call",
+        "batch",
+        "positions",
+        "us/call",
+        "of narrow",
+        "MB/call",
+        "of read rate",
+        "of matmul rate",
+        "break-even",
+    ):
+        table.add_column(title, justify="left" if title == "call" else "right")
+    for row in rows:
+        table.add_row(
+            row["call"],
+            f"{row['batch']}",
+            f"{row['positions']}",
+            f"{row['microseconds']:.0f}",
+            f"{row['of_narrow']:.2f}x",
+            f"{row['call_bytes'] / 1e6:.1f}",
+            f"{100 * row['read_fraction']:.0f}%",
+            f"{100 * row['flops_fraction']:.0f}%",
+            "" if row["break_even"] is None else f"{row['break_even']:.2f}",
+        )
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=140)
+    console.print(table)
+    console.print(
+        f"After {first['context']} cached positions; the head has {first['head_layers']} layers. break-even: "
+        "drafts of a call that must be right on average, so that it and the head's calls are as fast as narrow ones."
     )

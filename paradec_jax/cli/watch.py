@@ -14,7 +14,7 @@ from paradec_jax import store
 from paradec_jax.decode import stream
 from paradec_jax.decode.machine.drive import finish
 from paradec_jax.decode.masked.canvas import Canvas
-from paradec_jax.generate import Generation, Prompted, StopStrings
+from paradec_jax.generate import Generation, Prompted, StopStrings, parameters_for
 
 
 def show(model: store.Model, prepared: Prompted, knobs: Any, prompt: str, delay: float) -> Generation:
@@ -26,7 +26,8 @@ def show(model: store.Model, prepared: Prompted, knobs: Any, prompt: str, delay:
     state = None
     shown = 0
     decoder = prepared.decoder
-    states = stream(decoder, decoder.prepare(model.params), prepared.request, knobs, interrupt=watch)
+    params = decoder.prepare(parameters_for(model, decoder))
+    states = stream(decoder, params, prepared.request, knobs, interrupt=watch)
     live = (
         Live(console=console, auto_refresh=False, vertical_overflow="visible")
         if console.is_terminal

@@ -79,8 +79,12 @@ class BatchMaker:
 
     def bucket_of(self, index: int) -> Bucket:
         """The bucket of batch `index`: a draw from the stage of the mixture that `index` falls in."""
-        weights = np.asarray([stage for start, stage in self.mixture if start <= index][-1], np.float64)
         draw = np.random.Generator(np.random.Philox([self.seed, index])).random()
+        return self.draw_bucket(index, draw)
+
+    def draw_bucket(self, index: int, draw: float) -> Bucket:
+        """The bucket that a number in [0, 1) draws from the mixture of batch `index`."""
+        weights = np.asarray([stage for start, stage in self.mixture if start <= index][-1], np.float64)
         which = int(np.searchsorted(np.cumsum(weights) / weights.sum(), draw, side="right"))
         return self.buckets[min(which, int(np.flatnonzero(weights)[-1]))]
 
@@ -130,23 +134,32 @@ class BatchMaker:
         stride = self.batch_tokens // min(bucket.length for bucket in self.buckets)
         tokens = np.full((count, width + 1), self.spec.pad, np.int32)
         weights = np.zeros((count, width + 1), np.float32)
-        begin = [] if self.spec.bos is None else [self.spec.bos]
         for i in range(count):
-            item = auxiliary_task(self.seed, index * stride + i, bucket.task)
-            read = [*begin, *self.tokenizer.encode(item.prompt)]
-            written, offsets = self.tokenizer.encode_with_offsets(item.answer)
-            ids, start = [*read, *written][: width + 1], len(read)
-            tokens[i, : len(ids)] = ids
-            inside = np.zeros(len(item.answer) + 1, bool)
-            for low, high in item.spans:
-                inside[low:high] = True
-            counted = [inside[low:high].any() for low, high in offsets][: width + 1 - start]
-            weights[i, start : start + len(counted)] = counted
+            ids, counted = self.practice(index * stride + i, bucket.task)
+            tokens[i, : len(ids)] = ids[: width + 1]
+            weights[i, : len(counted)] = counted[: width + 1]
         return {
             "tokens": tokens[:, :-1].copy(),
             "targets": tokens[:, 1:].copy(),
             "weights": weights[:, 1:].copy(),
         }
+
+    def practice(self, number: int, task: str) -> tuple[list[int], list[bool]]:
+        """Practice row `number` of a kind: its ids, and which of them lie in its spans."""
+        item = auxiliary_task(self.seed, number, task)
+        begin = [] if self.spec.bos is None else [self.spec.bos]
+        read = [*begin, *self.tokenizer.encode(item.prompt)]
+        written, offsets = self.tokenizer.encode_with_offsets(item.answer)
+        inside = np.zeros(len(item.answer) + 1, bool)
+        for low, high in item.spans:
+            inside[low:high] = True
+        counted = [bool(inside[low:high].any()) for low, high in offsets]
+        return [*read, *written], [*[False] * len(read), *counted]
+
+    def solved(self, number: int, bucket: Bucket) -> tuple[list[int], list[int]]:
+        """Problem `number` of a bucket as ids: (bos + prompt, solution + stop)."""
+        steps = (bucket.steps_low, bucket.steps_high)
+        return self._ids([problem(self.seed, number, self.split, steps)])[0]
 
     def _ids(self, problems: list[WordProblem]) -> list[tuple[list[int], list[int]]]:
         """Ids of each problem: (bos + prompt, solution + stop)."""

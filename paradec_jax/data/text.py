@@ -24,6 +24,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.endless import endless
+from paradec_jax.data.vocabulary import MASK
 from paradec_jax.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 Batch = dict[str, np.ndarray]
 
-MASK = "<|mask|>"
 SEPARATOR = "<|endoftext|>"
 GROUP = 1000  # documents that are packed together
 

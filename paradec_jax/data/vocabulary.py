@@ -1,5 +1,6 @@
 """The small tokenizer of the word problems: a token for each word and digit, bytes for the rest."""
 
+import dataclasses
 import re
 
 import tokenizers
@@ -10,6 +11,7 @@ from paradec_jax.data import word_problems as wp
 from paradec_jax.tokenizer import Tokenizer
 
 SPECIAL_TOKENS = ("<|pad|>", "<|bos|>", "<|eos|>")
+MASK = "<|mask|>"
 
 # A digit, a word of bounded length or a mark, each with the space before it; any other space alone.
 PIECES = r" ?[0-9]| ?[A-Za-z]{1,24}| ?[^\sA-Za-z0-9]|\s"
@@ -22,13 +24,23 @@ def token_spec() -> TokenSpec:
     return TokenSpec(bos=1, stop=(2,), pad=0)
 
 
-def build_tokenizer() -> Tokenizer:
+def denoising_spec(tokenizer: Tokenizer, alignment: str = "own") -> TokenSpec:
+    """Special tokens of `build_tokenizer(mask=True)`, whose last token is the mask."""
+    return dataclasses.replace(token_spec(), mask=tokenizer.vocab_size - 1, alignment=alignment)
+
+
+def build_tokenizer(*, mask: bool = False) -> Tokenizer:
     """Builds the tokenizer of the word problems.
 
     Each word of the templates and each digit is one token, with and without a space before it where both
     occur; any other text falls back to bytes, so every text has ids and comes back unchanged.
+
+    Args:
+      mask: whether there is a mask, after all others, which keep their ids.
     """
-    tokens = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *_words()]
+    special = (*SPECIAL_TOKENS, MASK) if mask else SPECIAL_TOKENS
+    last = [MASK] if mask else []
+    tokens = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *_words(), *last]
     vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
     # The name of the unknown token is asked for by the model and never used: every byte is in the vocabulary.
     model = models.WordPiece(
@@ -45,7 +57,7 @@ def build_tokenizer() -> Tokenizer:
         ]
     )
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([tokenizers.AddedToken(text, normalized=False) for text in SPECIAL_TOKENS])
+    backend.add_special_tokens([tokenizers.AddedToken(text, normalized=False) for text in special])
     return Tokenizer(backend)
 
 

@@ -1,6 +1,10 @@
 """The decoding machine: a protocol, four drivers, and one file a decoder."""
 
 from paradec_jax.decode.autoregressive import AutoRegressive
+from paradec_jax.decode.block.denoising import BlockDenoising
+from paradec_jax.decode.block.residual import Residual
+from paradec_jax.decode.block.residual_speculative import ResidualSpeculative
+from paradec_jax.decode.block.residual_veto import ResidualVeto
 from paradec_jax.decode.causal.jacobi import Jacobi
 from paradec_jax.decode.causal.lookahead import Lookahead
 from paradec_jax.decode.causal.prompt_lookup import PromptLookup
@@ -24,6 +28,7 @@ from paradec_jax.decode.recurrent.wavefront import Wavefront
 __all__ = [
     "Adaptive",
     "AutoRegressive",
+    "BlockDenoising",
     "CachedNetwork",
     "Decoded",
     "Decoder",
@@ -40,6 +45,9 @@ __all__ = [
     "Reason",
     "RecordedDraws",
     "Request",
+    "Residual",
+    "ResidualSpeculative",
+    "ResidualVeto",
     "Rows",
     "SamplingKnobs",
     "SelfSpeculative",

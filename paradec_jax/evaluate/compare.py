@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from paradec_jax import facts
 from paradec_jax.data.batches import encode_prompts
@@ -17,10 +17,11 @@ from paradec_jax.data.word_problems import WordProblem
 from paradec_jax.decode import Decoded, Request, make_request
 from paradec_jax.decode import run as run_decoder
 from paradec_jax.decode.machine.request import keys_of
-from paradec_jax.decode.machine.rows import NETWORK_CALLS
+from paradec_jax.decode.machine.rows import NETWORK_CALLS, POSITIONS
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.intervals import ends, paired, ratio, speedup, wilson
 from paradec_jax.evaluate.tasks import exact_answers
+from paradec_jax.generate import equipped, parameters_for
 from paradec_jax.store import Model
 from paradec_jax.timing import Case, Speed, measure
 
@@ -42,6 +43,8 @@ class Comparison:
       baseline: index of the row that others are compared with.
       exact: which problems each setting got right, [settings, N].
       facts: of the machine and the program (`facts.facts`), with the dtypes of the parameters.
+      texts: what each setting wrote for each problem.
+      calls: network calls of each, [settings, N].
     """
 
     rows: list[dict[str, Any]]
@@ -49,6 +52,8 @@ class Comparison:
     baseline: int
     exact: Bool[np.ndarray, "settings N"]
     facts: dict[str, Any]
+    texts: Sequence[Sequence[str]] = ()
+    calls: Int[np.ndarray, "settings N"] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,6 +92,7 @@ def compare(
     passes: int = 5,
     rows: int = ROWS,
     report: Report = lambda stage, done, total: None,
+    models: Sequence[Model] | None = None,
 ) -> Comparison:
     """Decodes problems with every setting: all of them in batches for answers, some one by one for speed.
 
@@ -105,6 +111,7 @@ def compare(
       passes: timings of each setting.
       rows: problems of a batch, at most.
       report: told the stage, the units done and their total.
+      models: that of each setting, where they differ in their residual heads; the network is that of `model`.
 
     Raises:
       ValueError: no problem, no tokenizer, not one baseline, or problems too long for the model.
@@ -114,8 +121,12 @@ def compare(
     if len(baselines) != 1:
         raise ValueError(f"settings must hold exactly one baseline, not {len(baselines)}")
     prompts = prompts_of(model, problems, seed, budget)
-    cases = [case_of(setting, setting.decoder, model, prompts.size) for setting in settings]
-    params = cases[0].decoder.prepare(model.params)
+    params = model.network.prepare(model.params)
+    of_settings = [model] * len(settings) if models is None else models
+    cases = [
+        with_parameters(case_of(setting, setting.decoder, of, prompts.size), of, params)
+        for setting, of in zip(settings, of_settings, strict=True)
+    ]
     decoded = _answers(params, cases, prompts, rows, report)
 
     halves = [
@@ -129,18 +140,22 @@ def compare(
     speeds = measure(everything, params, requests, passes=passes, advance=advance) if timed else []
     found = facts.facts() | {"dtypes": facts.dtypes(params)}
     machine = {"dtype": model.config.dtype, "device": device_name(found["device"])}
-    exact = np.stack([score(problems, [_text(model, row.ids) for row in of]) for of in decoded])
+    texts = [[_text(model, row.ids) for row in of] for of in decoded]
+    exact = np.stack([score(problems, of) for of in texts])
     results = []
     for i, setting in enumerate(settings):
         half = halves[i]
         row = _row(setting, decoded[i], exact[i], decoded[baselines[0]], exact[baselines[0]])
+        row |= _work(cases[i].decoder, decoded[i], prompts.lengths)
         if speeds:
             row |= _speed(speeds[i], speeds[baselines[0]])
             row["core_pass_microseconds"] = (
                 None if half is None else _core_pass(speeds[i], speeds[everything.index(half)])
             )
         results.append({"family": model.family, "model": name} | row | machine)
-    return Comparison(results, [setting.label() for setting in settings], baselines[0], exact, found)
+    labels = [setting.label() for setting in settings]
+    calls = np.asarray([[row.counts[NETWORK_CALLS] for row in of] for of in decoded])
+    return Comparison(results, labels, baselines[0], exact, found, texts, calls)
 
 
 def case_of(setting: Setting, decoder: Any, model: Model, size: int) -> Case:
@@ -148,8 +163,16 @@ def case_of(setting: Setting, decoder: Any, model: Model, size: int) -> Case:
     network = model.network
     if setting.cache is not None:
         network = dataclasses.replace(network, cache=setting.cache)
-    decoder = dataclasses.replace(decoder, greedy=not setting.sampled)
+    decoder = dataclasses.replace(equipped(model, decoder), greedy=not setting.sampled)
     return Case(decoder.bind(network, size, model.token_spec), setting.knobs)
+
+
+def with_parameters(case: Case, model: Model, params: Any) -> Case:
+    """A case with parameters of its own where it has several networks; `params` are the prepared ones of one."""
+    if not case.decoder.further_networks:
+        return case
+    given = parameters_for(model, case.decoder) | {"network": params}
+    return dataclasses.replace(case, params=case.decoder.prepare(given))
 
 
 def _counter(report: Report, stage: str, total: int) -> Callable[[int], None]:
@@ -216,7 +239,8 @@ def _answers(
         found: dict[int, _Answer] = {}
         for batch in batches:
             filled = batch + [batch[-1]] * (rows - len(batch))
-            result = run_decoder(case.decoder, params, prompts.request(filled), case.knobs)
+            given = case.parameters(params)
+            result = run_decoder(case.decoder, given, prompts.request(filled), case.knobs)
             found |= dict(zip(batch, _split(result), strict=False))
             advance(1)
         return [found[i] for i in range(count)]
@@ -267,6 +291,28 @@ def _row(
         / tokens,
         "equals_greedy": None if setting.sampled else float(equal),
     }
+
+
+def _work(decoder: Any, answers: list[_Answer], lengths: Any) -> dict[str, Any]:
+    """Positions, calls of a residual head and floating-point operations per token.
+
+    Operations are estimated (`work` of the networks): every position sees the prompt and half of the answer, and a
+    call of the head reads one block and asks the output matrix for its scores. None of networks with recurrences, or
+    that do not say what a call costs.
+    """
+    network, tokens = decoder.network, sum(len(answer.ids) for answer in answers)
+    positions, heads = (sum(a.counts.get(name, 0) for a in answers) for name in (POSITIONS, "head_calls"))
+    found = {"positions_per_token": positions / tokens, "head_calls_per_token": heads / tokens}
+    if "recurrences" in network.counters or not hasattr(network, "work"):
+        return found | {"flops_per_token": None}
+    flops = 0
+    for answer, length in zip(answers, lengths, strict=True):
+        context = int(length) + len(answer.ids) // 2
+        flops += answer.counts[POSITIONS] * network.work(1, 1, context).flops
+        if calls := answer.counts.get("head_calls", 0):
+            scores = 2 * network.vocab_size * network.config.width * decoder.head.block
+            flops += calls * (decoder.head.work(1, decoder.head.block, context).flops + scores)
+    return found | {"flops_per_token": flops / tokens}
 
 
 def _speed(speed: Speed, baseline: Speed) -> dict[str, Any]:

@@ -20,7 +20,7 @@ Forward = Callable[..., Array]
 
 
 class CausalNetwork(Protocol):
-    """What the objectives need of a network; see `paradec_jax.models.CausalNetwork`."""
+    """What the objectives need of a network; see `paradec_jax.models.TransformerNetwork`."""
 
     @property
     def max_length(self) -> int: ...

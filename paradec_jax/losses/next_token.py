@@ -10,7 +10,7 @@ from paradec_jax.losses.cross_entropy import cross_entropy
 
 
 class CausalNetwork(Protocol):
-    """What the objective needs of a network; see `paradec_jax.models.CausalNetwork`."""
+    """What the objective needs of a network; see `paradec_jax.models.TransformerNetwork`."""
 
     def forward(self, params: Any, tokens: Array, positions: Array) -> Any: ...
     def logits(self, params: Any, hidden: Array) -> Array: ...

@@ -2,7 +2,7 @@
 
 vocab      V, tokens          heads      H, query heads          mlp         F, inner width of the MLP
 embed      D, model width     kv_heads   G, key-value heads      head_dim    C, channels of a head
-embed_pair 2D, latent state and prelude output side by side
+embed_pair 2D, two vectors of width D side by side (latent state and prelude output, embedding and head input)
 conditioning K, a denoiser's modulating vector, made from noise_features; six_vectors and two_vectors come of it
 """
 
@@ -63,7 +63,13 @@ _BY_HEAD: dict[str, Axes] = {
     r"attention/q$": Axes(("embed", "heads", "head_dim"), ("embed",), ("head_dim",)),
     r"attention/[kv]$": Axes(("embed", "kv_heads", "head_dim"), ("embed",), ("head_dim",)),
 }
-CAUSAL: dict[str, Axes] = SHARED | BIASES | _BY_HEAD | {r"attention/[qk]_norm$": Axes(("head_dim",))}
+TRANSFORMER: dict[str, Axes] = SHARED | BIASES | _BY_HEAD | {r"attention/[qk]_norm$": Axes(("head_dim",))}
+RESIDUAL_HEAD: dict[str, Axes] = {
+    pattern: names for pattern, names in TRANSFORMER.items() if "vocab" not in names.names
+} | {
+    r"^(embedding|hidden)_norm$": Axes(("embed",)),
+    r"^fusion$": _matrix(("embed_pair",), ("embed",)),
+}
 # The layers that modulate are no matrices to that optimizer: they read one constant vector, so their gradients have
 # rank one.
 MASKED_DIFFUSION: dict[str, Axes] = (

@@ -9,7 +9,7 @@ from einops import rearrange
 from jax import lax
 from jaxtyping import Array
 
-from paradec_jax.config import CausalConfig, RecurrentDepthConfig
+from paradec_jax.config import RecurrentDepthConfig, TransformerConfig
 from paradec_jax.models.denoiser import noise_map
 from paradec_jax.nn.backend import cpu_layouts
 from paradec_jax.nn.modulated import modulation
@@ -19,14 +19,25 @@ from paradec_jax.nn.modulated import modulation
 JOINED = {"attention": ("qkv", ("q", "k", "v")), "mlp": ("gate_up", ("gate", "up"))}
 
 
-def prepare_params(config: CausalConfig | RecurrentDepthConfig, params: Mapping[str, Any]) -> dict[str, Any]:
-    """A tree for `Causal(config, prepared=True)` or `RecurrentDepth(config, prepared=True)`, never for training.
+def prepare_params(
+    config: TransformerConfig | RecurrentDepthConfig, params: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A tree for `Transformer(config, prepared=True)` or `RecurrentDepth(config, prepared=True)`, never for training.
 
     On one device `attention/qkv` [D, (H + 2G) C] and `mlp/gate_up` [D, 2F] take the place of the matrices that they
     join. Parameters on several devices keep theirs, because heads and channels of a joined matrix cannot be split
     between devices; so do traced ones, whose devices are unknown and which would be joined anew in every call. With
     layouts for the CPU (`nn.backend`) a tied output matrix is laid out as `head` [D, V].
     """
+    return _prepared(params, params["embedding"] if config.tie_embeddings and cpu_layouts() else None)
+
+
+def prepare_head(params: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree for `ResidualHead(config, prepared=True)`: matrices are joined as in `prepare_params`."""
+    return _prepared(params, None)
+
+
+def _prepared(params: Mapping[str, Any], tied: Array | None) -> dict[str, Any]:
     blocks = {}
     if all(map(_on_one_device, jax.tree.leaves(params))):
         blocks = {name: tree for name, tree in params.items() if isinstance(tree, Mapping)}
@@ -34,9 +45,7 @@ def prepare_params(config: CausalConfig | RecurrentDepthConfig, params: Mapping[
         block: {part: [tree[part][name] for name in names] for part, (_, names) in JOINED.items()}
         for block, tree in blocks.items()
     }
-    joined, head = _laid_out(
-        separate, params["embedding"] if config.tie_embeddings and cpu_layouts() else None
-    )
+    joined, head = _laid_out(separate, tied)
     prepared = dict(params)
     for block, tree in blocks.items():
         prepared[block] = dict(tree)

@@ -7,6 +7,8 @@ drawn with queries as rows and keys as columns.
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+BlockLength = int | Int[Array, ""] | Int[Array, "B"]
+
 
 def causal(width: int) -> Bool[Array, "W W"]:
     """A position of the window sees itself and the earlier ones.
@@ -60,6 +62,102 @@ def segments(ids: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
     """
     same = ids[:, :, None] == ids[:, None, :]
     return same & causal(ids.shape[1])
+
+
+def block_causal(positions: Int[Array, "B W"], block: BlockLength) -> Bool[Array, "B W W"]:
+    """A position sees its block whole and the blocks before it (blocks of 2, positions 0 to 4 drawn).
+
+    ::
+
+        x x . . .
+        x x . . .
+        x x x x .
+        x x x x .
+        x x x x x
+
+    Args:
+      positions: absolute; blocks count from position 0, so a window may begin inside one.
+      block: tokens of a block, of all rows or of each.
+    """
+    of = _block_of(positions, block)
+    return of[:, :, None] >= of[:, None]
+
+
+def block_diagonal(positions: Int[Array, "B W"], block: BlockLength) -> Bool[Array, "B W W"]:
+    """A position sees its own block alone, whole: the noisy stream of block diffusion (drawn as `block_causal`).
+
+    ::
+
+        x x . . .
+        x x . . .
+        . . x x .
+        . . x x .
+        . . . . x
+    """
+    of = _block_of(positions, block)
+    return of[:, :, None] == of[:, None]
+
+
+def strictly_before(
+    positions: Int[Array, "B W"], block: BlockLength, keys: Int[Array, "B S"] | None = None
+) -> Bool[Array, "B W S"]:
+    """A position sees the blocks before its own: what a noisy stream sees of the clean one (drawn as `block_causal`).
+
+    ::
+
+        . . . . .
+        . . . . .
+        x x . . .
+        x x . . .
+        x x x x .
+
+    Args:
+      positions, block: as in `block_causal`.
+      keys: positions of what is seen; those of the queries by default.
+    """
+    seen = positions if keys is None else keys
+    return _block_of(positions, block)[:, :, None] > _block_of(seen, block)[:, None]
+
+
+def _block_of(positions: Int[Array, "B W"], block: BlockLength) -> Int[Array, "B W"]:
+    """The number of each position's block."""
+    return positions // jnp.reshape(jnp.asarray(block), (-1, 1))
+
+
+def candidates(count: int, width: int) -> Bool[Array, "W W"]:
+    """Candidates of equal width in one window: full within a candidate, and none sees another (2 of 2 drawn).
+
+    ::
+
+        x x . .
+        x x . .
+        . . x x
+        . . x x
+    """
+    candidate = jnp.arange(count * width) // width
+    return candidate[:, None] == candidate
+
+
+def carried(count: int, width: int, carrier: Int[Array, "B"]) -> Bool[Array, "B W W"]:
+    """Candidates as in `candidates`, and a block after one of them, the carrier, which it sees (2 of 2, the second).
+
+    ::
+
+        x x . . . .
+        x x . . . .
+        . . x x . .
+        . . x x . .
+        . . x x x x
+        . . x x x x
+
+    Args:
+      count: candidates.
+      width: positions of each, and of the block.
+      carrier: number of the candidate that the block follows, of each row.
+    """
+    candidate = jnp.arange((count + 1) * width) // width
+    follows = (candidate[:, None] == count) & (candidate == carrier[:, None, None])
+    return (candidate[:, None] == candidate) | follows
 
 
 def prefix(visible: Int[Array, "B"], size: int) -> Bool[Array, "B S"]:

@@ -1,5 +1,6 @@
 """Masking noise: how much of a text it hides at a time, which times are drawn, and which tokens are hidden."""
 
+from paradec_jax.noise.blocks import BlockNoise, Hidden, choose
 from paradec_jax.noise.masking import hide
 from paradec_jax.noise.schedules import (
     SCHEDULES,
@@ -17,13 +18,16 @@ __all__ = [
     "MDLM_TIMES",
     "SCHEDULES",
     "SDTT_TIMES",
+    "BlockNoise",
     "Cosine",
     "CosineSquared",
     "Geometric",
+    "Hidden",
     "Linear",
     "LogLinear",
     "Schedule",
     "Times",
+    "choose",
     "hide",
     "importance",
     "log_probability_range",

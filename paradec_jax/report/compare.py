@@ -14,9 +14,10 @@ from paradec_jax.decode import Request
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import word_problems
-from paradec_jax.evaluate.compare import case_of, prompts_of
+from paradec_jax.evaluate.compare import case_of, prompts_of, with_parameters
 from paradec_jax.evaluate.intervals import times
 from paradec_jax.families import FAMILIES
+from paradec_jax.generate import lacks_head
 from paradec_jax.report.claims import CLAIMS
 from paradec_jax.report.judging import wanted
 from paradec_jax.report.parts import Part, Result, Table, Task
@@ -83,9 +84,9 @@ def measure_unit(unit: Unit, task: Task) -> list[dict[str, Any]]:
         task.leave(what, str(error))
         return []
     requests, size = requests_of(model, unit, task.sizes.seed)
-    rivals = unit.rivals
-    cases = [case_of(rival, rival.decoder, model, size) for rival in rivals]
-    params = cases[0].decoder.prepare(model.params)
+    rivals = [rival for rival in unit.rivals if not lacks_head(model, rival.decoder)]
+    params = model.network.prepare(model.params)
+    cases = [with_parameters(case_of(rival, rival.decoder, model, size), model, params) for rival in rivals]
     task.saw(params)
     jobs = {
         told(rival): functools.partial(compile_all, [(case, requests[0])], params)

@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import CAUSAL_PRESETS
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
-from paradec_jax.models import causal
-from paradec_jax.models.causal_network import CausalNetwork
+from paradec_jax.models import transformer
+from paradec_jax.models.transformer_network import TransformerNetwork
 from paradec_jax.nn import masks
 from paradec_jax.testing import stubs
 from paradec_jax.testing.stubs import TokenKV
@@ -124,9 +124,9 @@ class StubCausal:
         return Forward(predicted[..., None].astype(jnp.float32), own, dict.fromkeys(self.counters, 1))
 
 
-def tiny_causal(**changes: Any) -> CausalNetwork:
+def tiny_causal(**changes: Any) -> TransformerNetwork:
     """A causal network of a few thousand parameters; `changes` are fields of its config."""
-    return CausalNetwork(dataclasses.replace(CAUSAL_PRESETS["test-causal"], **changes))
+    return TransformerNetwork(dataclasses.replace(CAUSAL_PRESETS["test-causal"], **changes))
 
 
 @functools.cache
@@ -134,4 +134,4 @@ def tiny_causal_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict
     """Random parameters of `tiny_causal`, all multiplied by `gain`."""
     with jax.ensure_compile_time_eval():  # the first caller may be under a trace, the next one is not
         config = tiny_causal(**changes).config
-        return jax.tree.map(lambda x: gain * x, causal.init_params(config, jax.random.key(seed)))
+        return jax.tree.map(lambda x: gain * x, transformer.init_params(config, jax.random.key(seed)))

@@ -5,12 +5,14 @@ import functools
 import itertools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
 from paradec_jax.testing import stubs
+from paradec_jax.testing.stubs import TokenKV
 
 MASK_LOGIT = 3.0  # the posterior says nothing of the mask; whoever leaves it in draws it
 
@@ -85,6 +87,104 @@ class JointDenoiser:
         hidden = jnp.log(jnp.maximum(posterior, 1e-30))
         hidden = jnp.pad(hidden, ((0, 0), (0, max(width - self.length, 0)), (0, 0)))
         return Forward(hidden, None, {})
+
+    def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
+        """The posterior's logarithm, and a number at the mask that no draw may read."""
+        return _with_mask(hidden)
+
+
+@dataclasses.dataclass(frozen=True)
+class JointBlocks:
+    """The posterior of a small joint law as a network with a cache that sees in blocks can know it.
+
+    ::
+
+        p(x_p = v | seen) = sum of p(x) over the texts x with x_p = v that hold every token that the query sees
+
+    A query sees its block and the blocks before it, through the cache or the window. What it should not see, or does
+    not see, is taken into account just so: a decoder with a wrong cache writes texts of another law.
+
+    Attributes:
+      symbols: V - 1 tokens; the mask is token `symbols`.
+      length: positions of a text, whole blocks.
+      weights: of every text, the last position counting fastest; they need not sum to 1.
+      block: tokens of a block.
+      alignment: "own", or "next" for scores at p that are those of p + 1.
+      max_length: longest canvas.
+    """
+
+    symbols: int
+    length: int
+    weights: tuple[float, ...]
+    block: int
+    alignment: str = "own"
+    max_length: int = 64
+    counters: tuple[str, ...] = ()
+    visibility: str = "block"
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the mask included."""
+        return self.symbols + 1
+
+    @property
+    def mask(self) -> int:
+        """The mask's id."""
+        return self.symbols
+
+    @property
+    def texts(self) -> Int[np.ndarray, "M L"]:
+        """All texts."""
+        return np.asarray(list(itertools.product(range(self.symbols), repeat=self.length)), np.int32)
+
+    @property
+    def law(self) -> Float[np.ndarray, "M"]:
+        """The probability of each."""
+        weights = np.asarray(self.weights, np.float64)
+        return weights / weights.sum()
+
+    def prepare(self, params: Any) -> Prepared:
+        """The parameters as they are."""
+        return stubs.prepared(params)
+
+    def init_cache(self, keys: Array, size: int) -> TokenKV:
+        """An empty cache."""
+        return stubs.empty(len(keys), size)
+
+    def write(self, cache: TokenKV, window: TokenKV, at: Int[Array, "B"]) -> TokenKV:
+        """The cache with a window stored at slots `at .. at + W - 1`."""
+        return stubs.write(cache, window, at)
+
+    def pick(self, window: TokenKV, start: Int[Array, "B"], width: int) -> TokenKV:
+        """Slots `start .. start + width - 1` of each row's window."""
+        return stubs.pick(window, start, width)
+
+    def widen(self, window: TokenKV, width: int) -> TokenKV:
+        """The window with zeros after its slots, up to `width`."""
+        return stubs.widen(window, width)
+
+    def forward(
+        self,
+        params: Any,
+        inputs: Int[Array, "B W"],
+        positions: Int[Array, "B W"],
+        prefix: Prefix | None = None,
+        mask: Bool[Array, "*B W W"] | None = None,
+    ) -> Forward:
+        """One call; head inputs are the logarithms of the posteriors. The caller stores the window."""
+        if mask is None:
+            mask = positions[:, :, None] // self.block >= positions[:, None] // self.block
+        own = TokenKV(inputs, positions)
+        keys, seen = stubs.keys_seen(own, prefix, mask)
+        shown = (seen & (keys.tokens != self.mask)[:, None]).astype(jnp.int32)
+        place = jax.nn.one_hot(keys.positions, self.length, dtype=jnp.int32)
+        known = jnp.einsum("bwk,bkl->bwl", shown, place * (keys.tokens[..., None] + 1)) - 1  # -1: not known
+        texts, law = jnp.asarray(self.texts), jnp.asarray(self.law, jnp.float32)
+        agrees = jnp.all((texts == known[:, :, None]) | (known < 0)[:, :, None], axis=-1)
+        at = jnp.minimum(positions + (self.alignment == "next"), self.length - 1)
+        there = texts.T[at][..., None] == jnp.arange(self.symbols)
+        posterior = jnp.einsum("bwm,bwmv->bwv", agrees * law, there.astype(jnp.float32))
+        return Forward(jnp.log(jnp.maximum(posterior, 1e-30)), own, {})
 
     def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """The posterior's logarithm, and a number at the mask that no draw may read."""

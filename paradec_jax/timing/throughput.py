@@ -16,10 +16,20 @@ Advance = Callable[[int], None]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A bound decoder and its knobs (None for the defaults)."""
+    """A bound decoder and its knobs (None for the defaults).
+
+    Attributes:
+      decoder, knobs: see above.
+      params: prepared parameters of its own, where it takes others than the rest; None for those of all.
+    """
 
     decoder: Any
     knobs: Any = None
+    params: Any = dataclasses.field(default=None, compare=False)
+
+    def parameters(self, params: Any) -> Any:
+        """Its own, or those of all."""
+        return params if self.params is None else self.params
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,7 +165,7 @@ def _time(
     seconds, results = [], []
     for request in requests:
         start = time.perf_counter()
-        decoded = run(case.decoder, params, request, case.knobs, max_steps=max_steps)
+        decoded = run(case.decoder, case.parameters(params), request, case.knobs, max_steps=max_steps)
         results.append(jax.block_until_ready(decoded))
         seconds.append(time.perf_counter() - start)
     return tuple(seconds), tuple(results)

@@ -1,6 +1,7 @@
 """Every bundled setting through `paradec compare --json`, and one name for each decoder on all command lines."""
 
 import dataclasses
+import functools
 import inspect
 import math
 import typing
@@ -8,19 +9,26 @@ import typing
 import jax
 import numpy as np
 import pytest
-from stub_table import KEYS, strict
+from stub_table import KEYS, put_settings, strict
 
 from paradec_jax import cli
 from paradec_jax.cli import generate
 from paradec_jax.cli.compare import compare_command
 from paradec_jax.cli.options import NAMES, options_of, rows_of
+from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.data import build_tokenizer, token_spec
+from paradec_jax.decode import Residual
 from paradec_jax.families import EVERY_STEP, FAMILIES, family_named, family_of, parameter_shapes
-from paradec_jax.store import ASSETS, Model, save
-from paradec_jax.testing import StubCausal, StubNetwork
+from paradec_jax.store import ASSETS, Model, ResidualHead, save
+from paradec_jax.testing import StubCausal, StubDenoiser, StubHead, StubNetwork
 
-TINY = {"recurrent_depth": "test-recurrent", "causal": "test-causal"}
-STUBS = {"recurrent_depth": StubNetwork, "causal": StubCausal}
+TINY = {"recurrent_depth": "test-recurrent", "causal": "test-causal", "block_diffusion": "test-sdar"}
+STUBS = {
+    "recurrent_depth": StubNetwork,
+    "causal": StubCausal,
+    "block_diffusion": functools.partial(StubDenoiser, block=4),
+}
+CANVAS = {"mask": 383, "alignment": "own"}  # facts of a stub that fills masks
 
 
 def infinite(setting):
@@ -30,11 +38,21 @@ def infinite(setting):
     return {name for name, value in values.items() if isinstance(value, float) and math.isinf(value)}
 
 
-@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.texts is None])
+ANSWERING = [name for name, family in FAMILIES.items() if family.settings and family.texts is None]
+
+
+@pytest.mark.parametrize("family", ANSWERING)
 def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypatch):
     config = dataclasses.replace(FAMILIES[family].presets[TINY[family]], vocab_size=384, max_length=256)
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), parameter_shapes(config))
-    save(tmp_path / "tiny", Model(config, params, token_spec(), build_tokenizer()))
+    spec, head = token_spec(), None
+    if family == "block_diffusion":
+        spec, shape = dataclasses.replace(spec, **CANVAS), ResidualHeadConfig.of(config, layers=1)
+        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), parameter_shapes(shape))
+        head = ResidualHead(shape, zeros)
+        of = StubDenoiser(block=4, vocab_size=384, max_length=256)
+        monkeypatch.setattr(ResidualHead, "network", StubHead(of))
+    save(tmp_path / "tiny", Model(config, params, spec, build_tokenizer(), head=head))
     monkeypatch.setattr(Model, "network", STUBS[family](vocab_size=384, max_length=256))
     sizes = ["--problems", "1", "--steps", "2", "2", "--timed", "1"]
     assert cli.main(["compare", "--family", family, "--model", str(tmp_path / "tiny"), *sizes, "--json"]) == 0
@@ -43,8 +61,27 @@ def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypa
     assert all(set(KEYS) <= row.keys() and row["family"] == family for row in rows)
     for row, setting in zip(rows, settings, strict=True):
         assert all(row["settings"][name] is None for name in infinite(setting))
-        if family == "causal":  # drafts change no token
+        if family != "recurrent_depth":  # drafts change no token, and the stub fills masks in any order alike
             assert row["equals_greedy"] == 1.0
+
+
+def test_without_a_head_its_rivals_remain(tmp_path, capsys, monkeypatch):
+    """Decoders that ask the model's head are left out, and that is said; those with the zero head stay."""
+    family = FAMILIES["block_diffusion"]
+    rows = tuple(s for s in family.settings if s.baseline or type(s.decoder) is Residual)[:3]
+    put_settings(monkeypatch, family.name, rows)
+    config = dataclasses.replace(family.presets["test-sdar"], vocab_size=384, max_length=256)
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), parameter_shapes(config))
+    spec = dataclasses.replace(token_spec(), **CANVAS)
+    save(tmp_path / "tiny", Model(config, params, spec, build_tokenizer()))
+    monkeypatch.setattr(Model, "network", StubDenoiser(block=4, vocab_size=384, max_length=256))
+    sizes = ["--problems", "1", "--steps", "2", "2", "--timed", "0"]
+    words = ["compare", "--family", family.name, "--model", str(tmp_path / "tiny"), *sizes, "--json"]
+    assert cli.main(words) == 0
+    said = capsys.readouterr()
+    told = [(row["decoder"], row["settings"].get("head")) for row in strict(said.out)]
+    assert told == [("block", None), ("residual", "zero")]
+    assert "has no residual head: decoders that ask one are left out" in said.err
 
 
 def test_some_bundled_settings_are_infinite():
@@ -69,7 +106,7 @@ def test_a_decoder_has_one_name_on_all_command_lines():
 def test_every_choice_of_a_decoder_is_an_option():
     shared = typing.get_type_hints(options_of(None)).keys()
     assert shared >= {"temperature", "top_p"} and "window" not in shared
-    usual = {family.settings[-1].name for family in FAMILIES.values()}
+    usual = {family.settings[-1].name for family in FAMILIES.values() if family.settings}
     for name in NAMES:
         options = typing.get_type_hints(options_of(name)).keys()
         choices = [row.settings().keys() - {"cache"} for row in rows_of(name).values()]
@@ -86,12 +123,19 @@ def test_models_that_commands_take_by_default_are_installed_with_the_package():
 
 
 @pytest.mark.parametrize(
-    "words", [["generate", "masked", "--max-new-tokens", "3"], ["compare", "--family", "masked_diffusion"]]
+    "words",
+    [
+        ["generate", "masked", "--max-new-tokens", "3"],
+        ["compare", "--family", "masked_diffusion"],
+        ["compare", "--family", "block_diffusion"],
+    ],
 )
 def test_a_family_without_bundled_models_asks_for_one(words, capsys, monkeypatch):
     family = FAMILIES["masked_diffusion"]
     texts = dataclasses.replace(family.texts, judge=None, rivals=())
     monkeypatch.setitem(FAMILIES, family.name, dataclasses.replace(family, bundled=(), texts=texts))
+    blocks = dataclasses.replace(FAMILIES["block_diffusion"], bundled=())
+    monkeypatch.setitem(FAMILIES, blocks.name, blocks)
     assert cli.main(words) == 1
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and "is bundled yet: give --model" in err
@@ -103,7 +147,8 @@ def test_families_are_known_by_their_names_and_former_names():
     assert set(typing.get_args(told)) == names
     assert family_named("jacobi") is FAMILIES["causal"]
     with pytest.raises(
-        ValueError, match="family must be one of recurrent_depth, causal, masked_diffusion, not 'x'"
+        ValueError,
+        match="family must be one of recurrent_depth, causal, masked_diffusion, block_diffusion, not 'x'",
     ):
         family_named("x")
     for family in FAMILIES.values():

@@ -135,7 +135,7 @@ class TestIdentity:
         """The presets give the numbers of the released files, and the other way round."""
         for name in ("qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b", "qwen2.5-coder-7b"):
             config = PRESETS[name]
-            fields = qwen2.format_config(config)
+            fields = qwen2.format_config(config, "qwen2")
             again = qwen2.CausalConfig(
                 **qwen2.parse_config(fields), dtype=config.dtype, param_dtype=config.param_dtype
             )
@@ -170,6 +170,7 @@ class TestTokens:
             ({"eos_token_id": [5, 8]}, None, TokenSpec(None, (5, 8), 5)),
             ({"eos_token_id": 5}, {"eos_token_id": [8, 5], "pad_token_id": 9}, TokenSpec(None, (8, 5), 9)),
             ({"eos_token_id": None, "pad_token_id": 1}, {"eos_token_id": 2}, TokenSpec(None, (2,), 1)),
+            ({"mask_token_id": 7}, None, TokenSpec(mask=7)),
         ],
     )
     def test_from_both_files(self, tmp_path, config, generation, want):
@@ -233,10 +234,9 @@ class TestRefusals:
             ({"tie_word_embeddings": False}, r"lm_head\.weight is missing .*tie_word_embeddings"),
             ({"model_type": "llama"}, r"self_attn\.k_proj\.bias .*is unknown"),
             ({"model_type": "qwen3"}, r"self_attn\.k_norm\.weight is missing"),
-            (
-                {"model_type": "qwen2_moe"},
-                "model_type must be one of .*qwen2, qwen3, llama, mdlm, not 'qwen2_moe'",
-            ),
+            ({"model_type": "phi"}, "model_type must be one of .*qwen2, qwen3, llama, sdar, mdlm, not 'phi'"),
+            ({"model_type": "qwen2_moe"}, "mixture of experts .model_type = 'qwen2_moe'., which is not"),
+            ({"num_experts": 8}, "mixture of experts .num_experts = 8., which is not supported"),
         ],
     )
     def test_config_that_is_wrong(self, capsys, source, fields, message):
@@ -280,6 +280,13 @@ class TestRefusals:
     def test_export_to_the_layout_of_another_family(self, tmp_path):
         with pytest.raises(engine.ConvertError, match="recurrent_depth has no layout of qwen2"):
             qwen2.write(tmp_path, make_model(), 1000)
+        with pytest.raises(engine.ConvertError, match="block_diffusion has no layout of qwen2"):
+            qwen2.write(tmp_path, make_model(PRESETS["test-sdar"]), 1000)
+        own = dataclasses.replace(make_model(CONFIG), token_spec=TokenSpec(alignment="own"))
+        with pytest.raises(
+            engine.ConvertError, match="only a model of alignment 'next' has a layout of qwen2"
+        ):
+            qwen2.write(tmp_path, own, 1000)
 
 
 def test_commands_that_want_a_model_folder_name_the_converter(exported, capsys):

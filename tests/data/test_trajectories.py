@@ -19,8 +19,8 @@ from paradec_jax.data.noisy_iterates import (
 from paradec_jax.data.pair_batches import PairBucket, collate, pair_batch_maker, pair_batches
 from paradec_jax.data.trajectories import Generation, Trajectories, TrajectoryError, TrajectoryWriter
 from paradec_jax.losses import cllm_loss, consistency_loss
-from paradec_jax.models import CausalNetwork
-from paradec_jax.models.causal import init_params
+from paradec_jax.models import TransformerNetwork
+from paradec_jax.models.transformer import init_params
 
 N = 4
 
@@ -354,7 +354,7 @@ def test_bad_examples():
 @pytest.mark.parametrize("unit", ["generation", "block"])
 def test_losses_read_the_batches(folder, unit):
     config = CAUSAL_PRESETS["test-causal"]
-    network, spec = CausalNetwork(config), TokenSpec(stop=(1,), pad=0)
+    network, spec = TransformerNetwork(config), TokenSpec(stop=(1,), pad=0)
     options = {"selection": Selection(order="uniform"), "batch_tokens": 256, "unit": unit, "prefetch": 0}
     data = next(pair_batches(Trajectories(folder), seed=0, **options))
     loss = (consistency_loss if unit == "generation" else cllm_loss)(network, spec)

@@ -21,11 +21,11 @@ from paradec_jax.decode.released import (
     ReleasedRunningWindow,
 )
 from paradec_jax.decode.released.trajectories import trajectories
-from paradec_jax.models.causal import init_params
-from paradec_jax.models.causal_network import CausalNetwork
+from paradec_jax.models.transformer import init_params
+from paradec_jax.models.transformer_network import TransformerNetwork
 from paradec_jax.testing import StubNetwork, tiny_request
 
-NETWORK = CausalNetwork(dataclasses.replace(CAUSAL_PRESETS["test-causal"], tie_embeddings=False))
+NETWORK = TransformerNetwork(dataclasses.replace(CAUSAL_PRESETS["test-causal"], tie_embeddings=False))
 PROMPTS = ([3, 1, 4], [1, 5, 2, 6, 5, 9, 8], [2, 7], [11, 12, 13, 14])
 BUDGETS = (20, 9, 14, 1)
 BLOCK, SIZE = 5, 40

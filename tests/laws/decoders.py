@@ -15,7 +15,15 @@ import jax
 import numpy as np
 import pytest
 from plain_baselines import Count, drafted_count, lookahead_count, prompt_lookup_count
-from plain_canvas import dual_cache_count, grid_count, strided_count, whole_canvas_count
+from plain_canvas import (
+    block_count,
+    drafted_block_count,
+    dual_cache_count,
+    grid_count,
+    residual_count,
+    strided_count,
+    whole_canvas_count,
+)
 from plain_jacobi import jacobi_count
 from plain_recurrent import (
     latent_count,
@@ -32,7 +40,7 @@ from paradec_jax.decode import released
 from paradec_jax.decode.released.adaptive import ReleasedAdaptive
 from paradec_jax.decode.released.lookahead import ReleasedLookahead
 from paradec_jax.decode.released.prompt_lookup import ReleasedPromptLookup
-from paradec_jax.testing import StubCausal, StubDenoiser, StubNetwork, tiny_causal, tiny_network
+from paradec_jax.testing import StubCausal, StubDenoiser, StubHead, StubNetwork, tiny_causal, tiny_network
 
 SIZE, BUDGET = 20, 9
 STEPS = 16  # more than any row of the table needs for BUDGET tokens
@@ -76,8 +84,9 @@ class Row:
         network = self.network() if network is None else network
         options = {**self.options, **options}
         for name in self.kind.further_networks:
-            probe = getattr(network, "probe", None)
-            options[name] = dataclasses.replace(options[name], probe=probe)
+            if not isinstance(options[name], str):
+                probe = getattr(network, "probe", None)
+                options[name] = dataclasses.replace(options[name], probe=probe)
         return self.kind(network, size, self.spec, **options)
 
     @property
@@ -95,7 +104,7 @@ class Row:
 
     def own(self, result: dict[str, Any]) -> dict[str, Any]:
         """What of a result (`results.listed`) is each row's own affair."""
-        shared = ("network_calls", "positions") if self.batch_wide else ()
+        shared = ("network_calls", "positions", "head_calls") if self.batch_wide else ()
         return {name: value for name, value in result.items() if name not in shared}
 
     def values(self, **changes: Any) -> Any:
@@ -142,6 +151,29 @@ def masked_row(kind: type, count: Callable[..., Count] | None, knobs: Any = None
     """A row on the denoiser that draws beforehand who is revealed when; so many steps that each is alone."""
     knobs = {"temperature": 0.0, **({"steps": ALONE} if knobs is None else knobs)}
     return Row(kind, options, knobs, {"sharpness": 12.0}, StubDenoiser, count=count, first=(0, 0))
+
+
+def block_row(
+    kind: type,
+    block: int,
+    count: Callable[..., Count] | None = None,
+    knobs: Any = None,
+    first: tuple[int, int] = (1, 0),
+    alignment: str = "own",
+    **options: Any,
+) -> Row:
+    """A row on the denoiser that sees in blocks; one token a step, from left to right, unless told otherwise."""
+    stub = {"sharpness": 12.0, "block": block, "alignment": alignment}
+    return Row(kind, options, knobs or {}, stub, StubDenoiser, count=count, first=first)
+
+
+def head_row(
+    kind: type, block: int, count: Any = None, says: str | None = "right", alignment: str = "own", **rest: Any
+) -> Row:
+    """A row of a decoder with a residual head that is right, lies, guesses, or (None) does not run."""
+    of = StubDenoiser(sharpness=12.0, block=block, alignment=alignment)
+    head: Any = "zero" if says is None else StubHead(of, says)
+    return block_row(kind, block, count, alignment=alignment, head=head, **rest)
 
 
 ALONE = 1_000_014  # by chance not all of the first row is committed at once
@@ -234,6 +266,96 @@ ROWS = {
     "strided": masked_row(
         decode.Strided, functools.partial(strided_count, 8, 3), width=8, stride=3, log_probs=True
     ),
+    "block": block_row(
+        decode.BlockDenoising,
+        4,
+        functools.partial(block_count, 4, True),
+        first=(1, 1),
+        rule="static",
+        log_probs=True,
+    ),
+    "block-next": block_row(
+        decode.BlockDenoising,
+        3,
+        functools.partial(block_count, 3, True),
+        {"threshold": 2.0},
+        (1, 1),
+        "next",
+        rule="dynamic",
+    ),
+    "block-unfused": block_row(
+        decode.BlockDenoising,
+        2,
+        functools.partial(block_count, 2, False),
+        rule="threshold",
+        knobs={"threshold": 2.0},
+        fuse_store=False,
+        fuse_prompt=False,
+    ),
+    "block-random": block_row(decode.BlockDenoising, 4, knobs={"steps": 2}, rule="random"),
+    "residual": head_row(
+        decode.Residual,
+        4,
+        functools.partial(residual_count, 4, 2, True),
+        first=(1, 1),
+        rule="static",
+        head_steps=2,
+        log_probs=True,
+    ),
+    "residual-next": head_row(
+        decode.Residual,
+        2,
+        functools.partial(residual_count, 2, 1, False),
+        alignment="next",
+        rule="threshold",
+        knobs={"threshold": 2.0},
+        fuse_store=False,
+        fuse_prompt=False,
+    ),
+    "residual-zero": head_row(
+        decode.Residual,
+        4,
+        says=None,
+        first=(1, 1),
+        rule="dynamic",
+        head_rule="dynamic",
+        knobs={"threshold": 2.0},
+    ),
+    "residual-speculative": head_row(
+        decode.ResidualSpeculative,
+        4,
+        functools.partial(drafted_block_count, 4, 3),
+        first=(1, 1),
+        rule="static",
+        log_probs=True,
+    ),
+    "residual-speculative-next": head_row(
+        decode.ResidualSpeculative,
+        3,
+        functools.partial(drafted_block_count, 3, 2, right=False),
+        says="liar",
+        alignment="next",
+        first=(1, 1),
+        rule="static",
+        candidates=2,
+    ),
+    "residual-speculative-unfused": head_row(
+        decode.ResidualSpeculative,
+        2,
+        functools.partial(drafted_block_count, 2, 2, rides=False, fused=False),
+        rule="threshold",
+        knobs={"threshold": 2.0},
+        candidates=2,
+        ride=False,
+        fuse_store=False,
+        fuse_prompt=False,
+    ),
+    "residual-speculative-random": head_row(
+        decode.ResidualSpeculative, 4, says="random", first=(1, 1), rule="dynamic", knobs={"threshold": 0.4}
+    ),
+    "residual-veto": head_row(
+        decode.ResidualVeto, 4, judge="confidence", first=(1, 1), knobs={"threshold": 0.5}, log_probs=True
+    ),
     # Released programs
     "released-adaptive": Row(ReleasedAdaptive, stub={**MIXED, "recurrence": 5}, recurrence=1_000),
     "released-wavefront": Row(
@@ -272,6 +394,14 @@ ROWS = {
         masked_row(released.ReleasedMasked, None, {}, program="sdtt", sampler="analytic", steps=4),
         batch_wide=True,
     ),
+    "released-denoising": dataclasses.replace(
+        block_row(released.ReleasedDenoising, 2, knobs={"threshold": 2.0}, program="jetengine"), overruns=True
+    ),
+    "released-speculative": dataclasses.replace(
+        head_row(released.ReleasedSpeculative, 4, candidates=2), overruns=True, batch_wide=True
+    ),
+    "released-veto": head_row(released.ReleasedVeto, 2, knobs={"threshold": 0.5}),
+    "lossy-position-wise": head_row(released.LossyPositionWise, 2),
     "released-strided": dataclasses.replace(
         masked_row(released.ReleasedStrided, None, {}, steps=2, width=10, stride=5), batch_wide=True
     ),
@@ -308,6 +438,14 @@ VARIANTS = (
     "masked-groups",
     "masked-single",
     "masked-confidence",
+    "block-next",
+    "block-unfused",
+    "block-random",
+    "residual-next",
+    "residual-zero",
+    "residual-speculative-next",
+    "residual-speculative-unfused",
+    "residual-speculative-random",
     "released-masked-cached",
     "released-masked-sdtt",
 )

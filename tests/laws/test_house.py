@@ -127,6 +127,18 @@ def test_a_canvas_reveals_what_is_open_alone():
     ], "a mask is no guess"
 
 
+def test_one_block_of_the_whole_length_is_a_decoder_of_canvases():
+    """Fast-dLLM's threshold on one block is the any-order decoder that reads its canvas in every call."""
+    whole = StubDenoiser(sharpness=6.0)
+    one = decode.BlockDenoising(dataclasses.replace(whole, block=SIZE), SIZE, SPEC, rule="threshold")
+    other = AnyOrder(whole, SIZE, SPEC)
+    request = tiny_request([SIZE - len(prompt) for prompt in PROMPTS], stop=(7,))
+    blocks = decode.run(one, None, request, one.Knobs(threshold=0.4))
+    canvas = decode.run(other, None, request, RevealKnobs(threshold=0.4))
+    assert listed(blocks) == listed(canvas)
+    assert (np.asarray(blocks.network_calls) < SIZE - 5).all()
+
+
 def letters() -> Tokenizer:
     """Token i is the i-th letter."""
     backend = tokenizers.Tokenizer(

@@ -13,8 +13,9 @@ from jax import export
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine import drive
-from paradec_jax.families import parameter_shapes
+from paradec_jax.families import PRESETS, network_of, parameter_shapes
 from paradec_jax.losses import (
+    block_diffusion_loss,
     masked_diffusion_loss,
     poisson_lognormal,
     recurrent_loss,
@@ -25,9 +26,11 @@ from paradec_jax.testing import (
     StubCausal,
     StubDenoiser,
     StubNetwork,
+    tiny_blocks,
     tiny_causal,
     tiny_causal_params,
     tiny_denoiser,
+    tiny_head,
     tiny_network,
     tiny_params,
     tiny_request,
@@ -59,12 +62,17 @@ def test_decoder(name):
     elif row.net is StubNetwork:
         cache = "full" if row.kind is decode.SelfSpeculative else "shared"
         network = tiny_network(cache, dtype="bfloat16", param_dtype="bfloat16")
+    elif row.kind.visibilities == ("block",):
+        network = tiny_blocks(dtype="bfloat16", param_dtype="bfloat16")
     elif not row.kind.needs_cache:
         network = tiny_denoiser(dtype="bfloat16", param_dtype="bfloat16")
     decoder = row.decoder(network, SIZE)
     params = None if isinstance(network, StubDenoiser) else parameter_shapes(network.config)
     if row.params:
         params = {**row.params, "network": params}
+        if row.kind.visibilities == ("block",):
+            decoder = dataclasses.replace(decoder, head=tiny_head(dtype="bfloat16", param_dtype="bfloat16"))
+            params["head"] = parameter_shapes(decoder.head.config)
 
     @jax.jit
     def run(params, request, knobs):
@@ -195,3 +203,16 @@ def test_train_step_of_a_denoiser(objective):
     teacher = params if objective is self_distillation_loss else None
     state = TrainState.create(params, optimizer, jax.random.key(0), ema=True, teacher=teacher)
     lowers(step, state, None, {"tokens": jnp.zeros((2, 6), jnp.int32)})
+
+
+@pytest.mark.parametrize("alignment", ["own", "next"])
+def test_train_step_of_block_diffusion(alignment):
+    config = dataclasses.replace(PRESETS["test-sdar"], remat="layer")
+    spec = TokenSpec(mask=config.vocab_size - 1, alignment=alignment)
+    objective = block_diffusion_loss(network_of(config), spec, chunk=4)
+    step = make_train_step(objective, adamw(1e-3, 10), ema_decay=0.99)
+    params = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), parameter_shapes(config))
+    state = TrainState.create(params, adamw(1e-3, 10), jax.random.key(0), ema=True)
+    numbers = jnp.zeros((2, 8), jnp.int32)
+    batch = {"tokens": numbers, "labelled": numbers == 0, "positions": numbers + jnp.arange(8)}
+    lowers(step, state, None, batch)

@@ -26,6 +26,7 @@ QUICK = (
     "masked",
     "soft-masked",
     "strided",
+    "block",
     "released-masked",
     "released-strided",
     "any-order",

@@ -8,11 +8,13 @@ import pytest
 
 from paradec_jax.decode.machine import network
 from paradec_jax.testing import (
+    JointBlocks,
     JointDenoiser,
     StubCausal,
     StubDenoiser,
     StubNetwork,
     SumDenoiser,
+    tiny_blocks,
     tiny_causal,
     tiny_denoiser,
     tiny_network,
@@ -27,9 +29,11 @@ from paradec_jax.testing import (
         (StubDenoiser(), (network.CachedNetwork,)),
         (StubDenoiser(block=4), (network.CachedNetwork,)),
         (JointDenoiser(2, 2, (1.0,) * 4), (network.Network,)),
+        (JointBlocks(2, 2, (1.0,) * 4, 2), (network.CachedNetwork,)),
         (SumDenoiser(), (network.Network,)),
         (tiny_denoiser(), (network.Network,)),
         (tiny_causal(), (network.CachedNetwork,)),
+        (tiny_blocks(), (network.CachedNetwork,)),
         (tiny_network(), (network.Network, network.RecurrentNetwork)),
     ],
 )

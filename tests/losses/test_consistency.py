@@ -11,12 +11,12 @@ import pytest
 from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
 from paradec_jax.losses import CLEAN_CONTEXT, MULTIBLOCK, PAPER, ConsistencyRules, cllm_loss, consistency_loss
 from paradec_jax.losses.consistency import counted_pairs
-from paradec_jax.models import CausalNetwork
-from paradec_jax.models.causal import init_params
+from paradec_jax.models import TransformerNetwork
+from paradec_jax.models.transformer import init_params
 from paradec_jax.nn import masks
 
 CONFIG = CAUSAL_PRESETS["test-causal"]
-NETWORK = CausalNetwork(CONFIG)
+NETWORK = TransformerNetwork(CONFIG)
 STOP, PAD = 1, 0
 SPEC = TokenSpec(stop=(STOP,), pad=PAD)
 SHAPE = (3, 5, 3, 4)  # B, P, T, n
@@ -241,7 +241,7 @@ def test_finite_differences(which):
     """In float64, along a random direction; the teacher is frozen so that the loss has no stopped part."""
     with jax.enable_x64(True):
         config = dataclasses.replace(CONFIG, dtype="float64", param_dtype="float64")
-        network = CausalNetwork(config)
+        network = TransformerNetwork(config)
         point = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params())
         data = batch()
         if which == "progressive":
@@ -292,7 +292,7 @@ def test_bad_arguments():
         consistency_loss(NETWORK, SPEC, PAPER, packed=True)
     with pytest.raises(ValueError, match="chunk must be at least 1, not 0"):
         consistency_loss(NETWORK, SPEC, chunk=0)
-    short = CausalNetwork(dataclasses.replace(CONFIG, max_length=16))
+    short = TransformerNetwork(dataclasses.replace(CONFIG, max_length=16))
     with pytest.raises(ValueError, match="17 positions of max_length 16"):
         consistency_loss(short, SPEC)(params(), None, batch(), jax.random.key(0))
     with pytest.raises(ValueError, match="one pair a row, not 3"):

@@ -16,11 +16,11 @@ import numpy as np
 from paradec_jax.config import ModelConfig
 from paradec_jax.decode import Prefix
 from paradec_jax.families import PRESETS, init_params, logical_axes, network_of
-from paradec_jax.models.causal import block_config as causal_block
 from paradec_jax.models.denoiser import LONGEST
 from paradec_jax.models.denoiser import block_config as denoiser_block
 from paradec_jax.models.prepare import prepare_denoiser, prepare_params
 from paradec_jax.models.recurrent_depth import block_config as recurrent_block
+from paradec_jax.models.transformer import block_config as causal_block
 from paradec_jax.nn import cache, masks
 from paradec_jax.nn.blocks import PreNormBlock, SandwichBlock
 from paradec_jax.nn.cache import KV

@@ -26,7 +26,7 @@ MORE = {
     "llama": dataclasses.replace(PRESETS["test-causal"], qkv_bias=False, kv_heads=4),
     "recurrent, untied": dataclasses.replace(PRESETS["test-recurrent"], tie_embeddings=False, qk_bias=False),
 }
-CONFIGS = PRESETS | MORE
+CONFIGS = PRESETS | MORE | {"sdar with biases": dataclasses.replace(PRESETS["test-sdar"], qkv_bias=True)}
 # How Muon saw the matrices that were one parameter in format 1: (input axes, output axes).
 FUSED = {
     "causal": {

@@ -23,3 +23,41 @@ def test_the_mask_of_lookahead_is_as_drawn():
         *guesses,
     ]
     assert one_level == [*[[1] * (i + 1) + [0] * (7 - i) for i in range(4)], *guesses]
+
+
+POSITIONS = jnp.array([[0, 1, 2, 3, 4], [3, 4, 5, 6, 7]])  # the second window begins inside a block of two
+
+
+def drawn(mask) -> list[str]:
+    """A mask [W, S] as docstrings draw it."""
+    return [" ".join("x" if one else "." for one in row) for row in np.asarray(mask)]
+
+
+def test_masks_of_blocks_are_as_drawn():
+    first, second = masks.block_causal(POSITIONS, 2)
+    assert drawn(first) == ["x x . . .", "x x . . .", "x x x x .", "x x x x .", "x x x x x"]
+    assert drawn(second) == ["x . . . .", "x x x . .", "x x x . .", "x x x x x", "x x x x x"]
+    first, second = masks.block_diagonal(POSITIONS, 2)
+    assert drawn(first) == ["x x . . .", "x x . . .", ". . x x .", ". . x x .", ". . . . x"]
+    assert drawn(second) == ["x . . . .", ". x x . .", ". x x . .", ". . . x x", ". . . x x"]
+    first, second = masks.strictly_before(POSITIONS, 2)
+    assert drawn(first) == [". . . . .", ". . . . .", "x x . . .", "x x . . .", "x x x x ."]
+    assert drawn(second) == [". . . . .", "x . . . .", "x . . . .", "x x x . .", "x x x . ."]
+    assert drawn(masks.candidates(2, 2)) == ["x x . .", "x x . .", ". . x x", ". . x x"]
+
+
+def test_what_a_window_sees_of_other_positions():
+    keys = jnp.array([[0, 1, 2], [2, 3, 9]])
+    first, second = masks.strictly_before(POSITIONS[:, 1:3], 2, keys)
+    assert drawn(first) == [". . .", "x x ."] and drawn(second) == ["x x .", "x x ."]
+
+
+def test_blocks_of_another_length_in_each_row():
+    lengths = jnp.array([2, 4])
+    for rule in (masks.block_causal, masks.block_diagonal, masks.strictly_before):
+        both = rule(POSITIONS, lengths)
+        for i, length in enumerate((2, 4)):
+            np.testing.assert_array_equal(both[i], rule(POSITIONS[i : i + 1], length)[0])
+            np.testing.assert_array_equal(both[i], rule(POSITIONS[i : i + 1], jnp.int32(length))[0])
+    np.testing.assert_array_equal(masks.block_causal(POSITIONS[:1], 1)[0], masks.causal(5))
+    np.testing.assert_array_equal(masks.block_causal(POSITIONS[:1], 5)[0], masks.full(5))

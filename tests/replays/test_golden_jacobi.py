@@ -16,8 +16,8 @@ from recorded_jacobi import FOLDER, arrays, model, models, recorded_rows
 
 from paradec_jax import decode
 from paradec_jax.decode import Prefix
-from paradec_jax.models import CausalNetwork
-from paradec_jax.models.causal import Causal
+from paradec_jax.models import TransformerNetwork
+from paradec_jax.models.transformer import Transformer
 from paradec_jax.nn import masks
 from paradec_jax.nn.blocks import PreNormBlock
 from paradec_jax.nn.rope import rotation
@@ -50,7 +50,7 @@ def test_folder_holds_recorded_arrays():
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def forward(network: CausalNetwork, params, tokens, positions, window_mask):
+def forward(network: TransformerNetwork, params, tokens, positions, window_mask):
     """Logits, keys and values of a window, and what each block and the final norm put out."""
 
     def blocks(module, method):
@@ -60,7 +60,7 @@ def forward(network: CausalNetwork, params, tokens, positions, window_mask):
     (hidden, kv), captured = network.module.apply(
         {"params": params},
         *arguments,
-        method=Causal.hidden,
+        method=Transformer.hidden,
         capture_intermediates=blocks,
         mutable=["intermediates"],
     )
@@ -109,7 +109,7 @@ def test_custom_positions_and_mask(name):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def feed(network: CausalNetwork, params, cache, tokens, at):
+def feed(network: TransformerNetwork, params, cache, tokens, at):
     """A window after `at` cached positions; it is stored at once."""
     start = jnp.full(tokens.shape[0], at, jnp.int32)
     out = network.forward(params, tokens, positions_of(tokens, at), Prefix(cache, start))

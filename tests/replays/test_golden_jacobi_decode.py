@@ -24,7 +24,7 @@ from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode import released
 from paradec_jax.decode.released.trajectories import trajectories
-from paradec_jax.models.causal_network import CausalNetwork
+from paradec_jax.models.transformer_network import TransformerNetwork
 
 pytestmark = pytest.mark.golden
 
@@ -40,13 +40,13 @@ def fields_of(model: str) -> dict[str, Any]:
 
 
 @functools.cache
-def loaded(model: str) -> tuple[CausalNetwork, Any]:
+def loaded(model: str) -> tuple[TransformerNetwork, Any]:
     """Network and parameters; a tied output matrix is written out beforehand, so that models share programs."""
     read = qwen2.read(folder_of(model), fields_of(model))
     params = jax.tree.map(jnp.asarray, read.params)
     if read.config.tie_embeddings:
         params["head"] = params["embedding"].T
-    network = CausalNetwork(dataclasses.replace(read.config, tie_embeddings=False))
+    network = TransformerNetwork(dataclasses.replace(read.config, tie_embeddings=False))
     return network, network.prepare(params)
 
 

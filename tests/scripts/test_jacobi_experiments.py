@@ -80,7 +80,7 @@ class TestBlockSizes:
         assert script["speedups_told"](alone) == {2: "1.00x, no range"}
 
     def test_a_loop_of_steps_is_the_network_call_after_call(self, script):
-        network = script["CausalNetwork"](CONFIG)
+        network = script["TransformerNetwork"](CONFIG)
         params = init_params(CONFIG, jax.random.key(0))
         jnp = jax.numpy
         tokens, at = jnp.asarray([[5, 6, 7, 5, 9, 8]], jnp.int32), jnp.zeros(1, jnp.int32)

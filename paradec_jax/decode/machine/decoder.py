@@ -12,7 +12,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine import rows as row_state
-from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs, as_arrays, told_need, unneeded
+from paradec_jax.decode.machine.knobs import (
+    UNLIMITED,
+    SamplingKnobs,
+    as_arrays,
+    check_most,
+    told_need,
+    unneeded,
+)
 from paradec_jax.decode.machine.network import CachedNetwork, Forward, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Decoded, Rows
@@ -37,7 +44,7 @@ class DecoderBase(abc.ABC):
       size: S, positions of given and new tokens together; may be bound later.
       spec: special tokens and alignment of the checkpoint; may be bound later.
       log_probs: keep the log-probability of each committed token.
-      top_p_rule: "drop" or "keep", see `sampling.filtered_probabilities`.
+      top_p_rule: "drop", "keep" or one of them renormalised, see `sampling.filtered_probabilities`.
       greedy: always take the most probable token. The program then holds no sampling code and
         compiles sooner; a temperature above 0 is refused.
       bounded: inner loops run a fixed number of masked steps (for reverse mode).
@@ -94,8 +101,9 @@ class DecoderBase(abc.ABC):
 
     @property
     def networks(self) -> dict[str, Any]:
-        """Every network by its field."""
-        return {name: getattr(self, name) for name in ("network", *self.further_networks)}
+        """Every network by its field; a word in the place of a further one says that none runs."""
+        found = {name: getattr(self, name) for name in ("network", *self.further_networks)}
+        return {name: network for name, network in found.items() if not isinstance(network, str)}
 
     @property
     def mask(self) -> int:
@@ -120,7 +128,8 @@ class DecoderBase(abc.ABC):
 
         Raises:
           ValueError: a prompt longer than the buffer, a buffer beyond the model's length, a hole or an empty prompt
-            where the decoder appends, or a canvas without a mask token that is its own.
+            where the decoder appends, a canvas without a mask token that is its own, or one whose first token
+            nothing predicts.
         """
         name, (size, longest) = type(self).__name__, self.limits()
         if size > longest:
@@ -133,6 +142,7 @@ class DecoderBase(abc.ABC):
             return
         if self.any_order:
             check_unmasked(request, self.mask)
+            check_first(request, self.spec.alignment)
         lengths, budgets = np.asarray(request.lengths), np.asarray(request.budgets)
         if request.tokens.shape[1] > size or np.any(lengths + np.minimum(budgets, 1) > size):
             raise ValueError(
@@ -147,7 +157,7 @@ class DecoderBase(abc.ABC):
 
         Raises:
           ValueError: knobs of another type, out of range, a temperature where the decoder is greedy, or a knob whose
-            `needs` the decoder does not meet.
+            `needs` the decoder does not meet or whose `most` it exceeds.
         """
         name = type(self).__name__
         knobs = self.Knobs() if knobs is None else knobs
@@ -164,6 +174,7 @@ class DecoderBase(abc.ABC):
                 raise ValueError(
                     f"{field} needs {told_need(without[field])}, not {getattr(self, without[field][0])}"
                 )
+        check_most(knobs, self)
         return dataclasses.replace(as_arrays(knobs, self), **dict.fromkeys(without))
 
     def prepare(self, params: Any) -> Any:
@@ -296,4 +307,18 @@ def check_unmasked(request: Request, mask: int) -> None:
     if len(rows):
         raise ValueError(
             f"row {rows[0]} gives the mask token {mask} at position {places[0]}: leave a hole there instead"
+        )
+
+
+def check_first(request: Request, alignment: str) -> None:
+    """Refuses a row that begins with a hole where each position predicts the next one. Raises ValueError."""
+    if alignment != "next":
+        return
+    known = np.asarray(request.lengths) > 0
+    if request.given is not None:
+        known &= np.asarray(request.given)[:, 0]
+    if not known.all():
+        raise ValueError(
+            f"row {int(np.argmin(known))} does not begin with a given token, and logits of alignment 'next' say "
+            f"nothing of the first one"
         )

@@ -21,7 +21,7 @@ def knob(default: Any, **metadata: Any) -> Any:
       metadata: `unset`, what stands for None in the compiled program, a number or a function of the decoder;
         `schedule=True` allows one value for each age, an array [K]; `names`, words that may stand for the numbers
         0, 1, ..; `needs`, a field of the decoder and the value below which, or the values without which, the knob
-        must be None.
+        must be None; `most`, a number of the decoder that it may not exceed.
     """
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -57,6 +57,21 @@ def check_range(value: Any, name: str, allowed: Any, text: str) -> None:
         return
     if not np.all(allowed(np.asarray(value))):
         raise ValueError(f"{name} must be {text}, not {value}")
+
+
+def check_most(knobs: Any, decoder: Any) -> None:
+    """Refuses a knob above what its decoder allows, the `most` of its field. Raises ValueError."""
+    for field in dataclasses.fields(knobs):
+        value = getattr(knobs, field.name)
+        if "most" in field.metadata and not _same(value, field.metadata.get("unset")):
+            name = field.metadata["most"]
+            most = getattr(decoder, name)
+            check_range(value, field.name, lambda x, most=most: x <= most, f"at most the {name}'s {most}")
+
+
+def _same(value: Any, unset: Any) -> bool:
+    """Whether a knob stands as `as_arrays` leaves one that is not set."""
+    return not isinstance(value, jax.core.Tracer) and np.ndim(value) == 0 and bool(np.asarray(value) == unset)
 
 
 Need = tuple[str, int | tuple[str, ...]]

@@ -29,7 +29,7 @@ class Setting:
     cache: str | None = None
 
     def settings(self) -> dict[str, Any]:
-        """Every choice of the decoder and its knobs, for JSON."""
+        """Every choice of the decoder and its knobs, for JSON; a further network is None or the word in its place."""
         knobs = self.decoder.Knobs() if self.knobs is None else self.knobs
         technical = (
             "network",
@@ -41,7 +41,9 @@ class Setting:
             "bounded",
         )
         kept = {} if self.cache is None else {"cache": self.cache}
-        return fields_of(self.decoder, technical) | fields_of(knobs, ()) | kept
+        further = {name: getattr(self.decoder, name) for name in self.decoder.further_networks}
+        words = {name: value if isinstance(value, str) else None for name, value in further.items()}
+        return words | fields_of(self.decoder, technical) | fields_of(knobs, ()) | kept
 
     @property
     def sampled(self) -> bool:

@@ -6,7 +6,8 @@
     tokens      a b _ d _ _ g _ | . .        given or revealed, _ the mask
     final       x x . x . . x . |            length = 2: the leading run of final positions
 
-A row's canvas is what lies below its `limit`; the rest of the buffer is invisible to it.
+A row's canvas is what lies below its `limit`; the rest of the buffer is invisible to it. A canvas of blocks goes on to
+the end of the block that holds the last of these positions: the network sees whole blocks, the row ends at its limit.
 """
 
 import dataclasses
@@ -31,30 +32,34 @@ class Canvas:
     Attributes:
       rows: tokens (the mask's id where none is final), lengths, counts.
       final: positions whose token was given or revealed and stays, [B, S].
+      block: positions of a block; 1 where the canvas ends at the row's limit.
     """
 
     rows: Rows
     final: Bool[Array, "B S"]
+    block: int = dataclasses.field(metadata={"static": True})
 
     @classmethod
-    def of(cls, rows: Rows, mask: int) -> "Canvas":
+    def of(cls, rows: Rows, mask: int, block: int = 1) -> "Canvas":
         """The canvas of fresh rows: given tokens are final, `mask` stands everywhere else."""
         final = jnp.arange(rows.tokens.shape[1]) < rows.length[:, None]
         if rows.fixed is not None:
             final |= rows.fixed
         tokens = jnp.where(final, rows.tokens, mask)
-        return cls(dataclasses.replace(rows, tokens=tokens), final)
+        return cls(dataclasses.replace(rows, tokens=tokens), final, block)
 
     @property
     def ahead(self) -> Int[Array, "B S"]:
         """Final tokens from each row's `length` on, -1 where none is: what its position's neighbours see already."""
-        known = jnp.where(self.final & self.inside, self.rows.tokens, -1)
+        within = jnp.arange(self.final.shape[1]) < self.rows.limit[:, None]
+        known = jnp.where(self.final & within, self.rows.tokens, -1)
         return shift(known + 1, self.rows.length) - 1
 
     @property
     def inside(self) -> Bool[Array, "B S"]:
         """Positions of each row's canvas."""
-        return jnp.arange(self.final.shape[1]) < self.rows.limit[:, None]
+        end = -(-self.rows.limit // self.block) * self.block
+        return jnp.arange(self.final.shape[1]) < end[:, None]
 
     @property
     def open(self) -> Bool[Array, "B S"]:

@@ -82,6 +82,29 @@ def factor(
     return select.top(scores, open_, count)
 
 
+def entropy_budget(
+    entropies: Float[Array, "B W"], open_: Bool[Array, "B W"], budget: Float[Array, ""] | float
+) -> Bool[Array, "B W"]:
+    """The open positions of lowest entropy as long as their sum stays below the budget, and the lowest one.
+
+    ::
+
+        entropy      .1  .5  .2  .4
+        open          .   x   x   x      sums .2 .6 1.1
+        budget .7     .   .   x   x
+        budget .1     .   .   x   .
+
+    JetEngine's form of the entropy-bounded sampler (arXiv 2505.24857).
+
+    Args:
+      entropies, open_: of each position, in nats.
+      budget: gamma, in nats.
+    """
+    ordered = jnp.sort(jnp.where(open_, entropies, jnp.inf), axis=1)
+    count = jnp.sum(jnp.cumsum(ordered, axis=1) < budget, axis=1)
+    return select.top(-entropies, open_, jnp.maximum(count, 1))
+
+
 def in_order(open_: Bool[Array, "B W"], count: Int[Array, "B"] | int = 1) -> Bool[Array, "B W"]:
     """The first `count` open positions, whatever their scores: left to right."""
     return select.first(open_, count)

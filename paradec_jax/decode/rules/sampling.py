@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.nn.precision import at_least_float32
 
-TOP_P_RULES = ("drop", "keep", "drop-renormalised")
+TOP_P_RULES = ("drop", "keep", "drop-renormalised", "keep-renormalised")
 
 
 @runtime_checkable
@@ -27,6 +27,11 @@ class TokenKnobs(Protocol):
     def min_p(self) -> Any: ...
 
 
+def tempered(logits: Float[Array, "*shape V"], temperature: Any) -> Float[Array, "*shape V"]:
+    """`logits / temperature` in at least float32; at temperature 0 the logits themselves."""
+    return at_least_float32(logits) / jnp.where(jnp.asarray(temperature) == 0, 1.0, temperature)
+
+
 def filtered_probabilities(
     logits: Float[Array, "*shape V"],
     knobs: TokenKnobs,
@@ -37,14 +42,13 @@ def filtered_probabilities(
 
     Each filter works on what the one before left, without renormalising in between. The rules of top-p
     differ in the token that crosses the threshold: "drop" removes it (Huginn's release), "keep" keeps it (the
-    usual rule); the most probable token always stays. "drop-renormalised" is "drop" with what top-k left
-    renormalised first (the serving engine of Jacobi Forcing, which accepts a draft x when u < p(x)).
+    usual rule); the most probable token always stays. "drop-renormalised" and "keep-renormalised" renormalise first
+    what top-k left (the serving engine of Jacobi Forcing, which accepts a draft x when u < p(x); SDAR).
     """
     if top_p_rule not in TOP_P_RULES:
         raise ValueError(f"top_p_rule must be one of {', '.join(TOP_P_RULES)}, not {top_p_rule!r}")
     vocab = logits.shape[-1]
-    temperature = jnp.where(jnp.asarray(knobs.temperature) == 0, 1.0, knobs.temperature)
-    probs = jax.nn.softmax(at_least_float32(logits) / temperature, axis=-1)
+    probs = jax.nn.softmax(tempered(logits, knobs.temperature), axis=-1)
 
     top_k = vocab if knobs.top_k is None else jnp.minimum(knobs.top_k, vocab)
 
@@ -55,14 +59,14 @@ def filtered_probabilities(
         order = jnp.argsort(-probs, axis=-1, stable=True)
         ordered = jnp.take_along_axis(probs, order, axis=-1)
         mass = jnp.cumsum(ordered, axis=-1)
-        reached = mass - ordered if top_p_rule == "keep" else mass
+        reached = mass - ordered if top_p_rule.startswith("keep") else mass
         # Rounding may lift the whole mass above 1; a threshold of 1 must still keep everything.
         outside = (reached > knobs.top_p) & (jnp.arange(vocab) > 0) & (jnp.asarray(knobs.top_p) < 1)
         rank = jnp.argsort(order, axis=-1)
         return jnp.where(jnp.take_along_axis(outside, rank, axis=-1), 0.0, probs)
 
     def renormalised(probs: Array) -> Array:
-        if top_p_rule != "drop-renormalised":
+        if not top_p_rule.endswith("renormalised"):
             return probs
         return probs / jnp.sum(probs, axis=-1, keepdims=True)
 

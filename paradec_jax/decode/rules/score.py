@@ -17,7 +17,11 @@ EPSILON = 1e-10
 def probability(
     logits: Float[Array, "*shape V"], tokens: Int[Array, "*shape"] | None = None
 ) -> Float[Array, "*shape"]:
-    """Probability of the most probable token, or of `tokens`."""
+    """Probability of the most probable token, or of `tokens`.
+
+    Of tempered logits (`sampling.tempered`) it is that of a chosen token before truncation: top-k and top-p decide
+    which token is drawn, not how sure it is.
+    """
     probs = jax.nn.softmax(at_least_float32(logits), axis=-1)
     if tokens is None:
         return jnp.max(probs, axis=-1)

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from paradec_jax.evaluate.benchmarks import gsm8k, humaneval, mbpp
+from paradec_jax.evaluate.benchmarks import gsm8k, humaneval, math500, mbpp
 from paradec_jax.evaluate.benchmarks.items import Item, Source
 from paradec_jax.evaluate.execution import Sample
 
@@ -38,6 +38,7 @@ class Benchmark:
 
 BENCHMARKS = {
     "gsm8k": Benchmark(gsm8k.read, ("flexible", "strict"), gsm8k.SHOTS, 256, score=gsm8k.score),
+    "math500": Benchmark(math500.read, ("equal",), 0, 512, score=math500.score),
     "humaneval": Benchmark(humaneval.read, ("passed",), 0, 512, program=humaneval.program),
     "mbpp": Benchmark(mbpp.read, ("passed",), len(mbpp.EXAMPLES), 256, program=mbpp.program),
 }

@@ -18,6 +18,7 @@ HUMANEVAL = (
     "code block.\n\n```python\n{code}\n```"
 )
 MBPP = "{task}\n\nAnswer with the Python code in one code block."
+MATH = "{problem}\n\nReason step by step and put the final answer into \\boxed{{}}."
 GSM8K = "{question}\n\nReason step by step and put the final number into \\boxed{{}}."
 
 
@@ -67,8 +68,13 @@ def _gsm8k_message(item: Item) -> str:
     return GSM8K.format(question=item.prompt.removeprefix("Q: ").removesuffix("\nA:"))
 
 
+def _math_message(item: Item) -> str:
+    return MATH.format(problem=item.prompt.removeprefix("Problem: ").removesuffix("\nSolution:"))
+
+
 INSTRUCT = {
     "gsm8k": Instruct(_gsm8k_message, last_boxed, 1024),
+    "math500": Instruct(_math_message, str, 2048),
     "humaneval": Instruct(_humaneval_message, _humaneval_judged, 1024),
     "mbpp": Instruct(_mbpp_message, first_code, 1024),
 }

@@ -1,4 +1,4 @@
-"""The causal transformer as decoders and losses drive it."""
+"""The residual head as decoders and losses drive it."""
 
 import dataclasses
 import functools
@@ -8,82 +8,84 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config import CausalConfig
+from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
 from paradec_jax.models import axes
-from paradec_jax.models.base import Work, apply, raw
-from paradec_jax.models.causal import Causal, Inputs, Layers, parameter_shapes
-from paradec_jax.models.prepare import prepare_params
+from paradec_jax.models.base import Work, apply
+from paradec_jax.models.prepare import prepare_head
+from paradec_jax.models.residual_head import Layers, ResidualHead, parameter_shapes
 from paradec_jax.nn import cache as kv_cache
 from paradec_jax.nn import masks
 
 
 @functools.lru_cache
-def _sizes(config: CausalConfig) -> dict[str, int]:
-    """Numbers of each part; found by tracing the whole network, which takes seconds for a deep one."""
-    return axes.sizes(axes.CAUSAL, parameter_shapes(config))
+def _sizes(config: ResidualHeadConfig) -> dict[str, int]:
+    """Numbers of each part."""
+    return axes.sizes(axes.RESIDUAL_HEAD, parameter_shapes(config))
 
 
 @dataclasses.dataclass(frozen=True)
-class CausalNetwork:
+class ResidualHeadNetwork:
     """The network as decoders and losses see it: equal by its config, parameters always an argument.
 
+    It reads vectors, `backbone.embedding(params)[tokens]` or mixtures of them, and what it returns is added to the
+    backbone's head inputs: corrected scores are `backbone.logits(params, a + r)`.
+
     Attributes:
-      config: the model's shape.
+      config: the head's shape.
     """
 
-    config: CausalConfig
+    config: ResidualHeadConfig
 
     @property
-    def module(self) -> Causal:
+    def module(self) -> ResidualHead:
         """The Linen module."""
-        return Causal(self.config)
+        return ResidualHead(self.config)
 
     @property
     def vocab_size(self) -> int:
-        """V."""
-        return self.config.vocab_size
+        """None of its own: embedding and output matrix are the backbone's."""
+        return 0
 
     @property
     def max_length(self) -> int:
-        """Longest sequence the model was built for."""
+        """Longest sequence the backbone was built for."""
         return self.config.max_length
 
     @property
     def counters(self) -> tuple[str, ...]:
-        """Calls and positions say all that a call costs."""
-        return ()
+        """Its calls, which no other counter holds."""
+        return ("head_calls",)
 
     @property
     def visibility(self) -> str:
-        """A position sees itself and the ones before it."""
-        return "causal"
+        """A position sees its block and the ones before it."""
+        return "block"
 
     @property
-    def block(self) -> None:
-        """There are no blocks."""
-        return None
+    def block(self) -> int:
+        """Tokens of a block."""
+        return self.config.block
 
     def work(self, batch: int, positions: int, context: int) -> Work:
         """The least that one call on `positions` positions of each row after `context` cached ones can cost.
 
-        Weights are read once, keys and values of the context once a layer. A multiplication and an addition are
-        two operations.
+        Weights are read once, keys and values of the context once a layer; the scores that follow are the backbone's
+        output matrix and not counted. A multiplication and an addition are two operations.
         """
-        c = self.config
-        weights = sum(_sizes(c).values()) + c.vocab_size * c.width
+        c, rows = self.config, batch * positions
+        weights = sum(_sizes(c).values())
         cached = 2 * c.layers * c.kv_heads * c.head_dim * batch * context
-        rows = batch * positions
         attention = 4 * c.layers * c.heads * c.head_dim * rows * (context + positions)
         moved = weights * jnp.dtype(c.param_dtype).itemsize + cached * jnp.dtype(c.dtype).itemsize
         return Work(moved, 2 * weights * rows + attention)
 
     def prepare(self, params: Any) -> Prepared:
         """Parameters as a decoding loop wants them (`models.prepare`); prepared ones as they are."""
-        return params if isinstance(params, Prepared) else Prepared(prepare_params(self.config, params))
+        return params if isinstance(params, Prepared) else Prepared(prepare_head(params))
 
     def _apply(self, params: Any, method: Callable, *args: Any) -> Any:
-        return apply(Causal, self.config, params, method, *args)
+        return apply(ResidualHead, self.config, params, method, *args)
 
     def init_cache(self, keys: Array, size: int) -> Layers:
         """An empty cache for `size` positions of each row; `keys` [B] count the rows, nothing is drawn."""
@@ -105,35 +107,40 @@ class CausalNetwork:
         """The window with room for `width` positions, the new ones zero."""
         return tuple(kv_cache.widen(kv, width) for kv in window)
 
-    def embedding(self, params: Any) -> Float[Array, "V D"]:
-        """The vector of each token. `forward` also takes vectors, such as mixtures `p @ embedding`."""
-        return raw(params)["embedding"]
-
     def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
-        """Output scores in at least float32."""
-        return self._apply(params, Causal.logits, hidden)
+        """Refuses: the head has no output matrix.
+
+        Raises:
+          TypeError: always.
+        """
+        raise TypeError("a residual head has no output matrix: ask its backbone for logits(params, a + r)")
 
     def forward(
         self,
         params: Any,
-        inputs: Inputs,
+        vectors: Float[Array, "B W D"],
         positions: Int[Array, "B W"],
         prefix: Prefix | None = None,
         mask: Bool[Array, "*B W W"] | None = None,
+        *,
+        hidden: Float[Array, "B W D"],
     ) -> Forward:
-        """Reads a window. The caller stores the keys and values.
+        """The residual of a window, as `Forward.hidden`. The caller stores the keys and values.
 
         Args:
           params: the parameters, raw or prepared.
-          inputs, positions: the window's tokens, or a vector in the place of each, and absolute positions.
-          prefix: the cache and what the window sees of it; None for no cache.
-          mask: which window keys a query sees; the earlier ones and itself by default.
+          vectors, positions: the embedding of each token after the reveals, and absolute positions.
+          prefix: the head's own cache and what the window sees of it; None for no cache.
+          mask: which window keys a query sees; its block and the ones before it by default.
+          hidden: the backbone's head inputs before the reveals, or their sum with earlier residuals.
         """
         if mask is None:
-            mask = masks.causal(positions.shape[1])
+            mask = masks.block_causal(positions, self.config.block)
         cache = prefix_mask = None
         if prefix is not None and prefix.visible is not None:
             cache = prefix.kv
             prefix_mask = masks.visible(prefix.visible, cache[0].v.shape[-2])
-        hidden, own = self._apply(params, Causal.hidden, inputs, positions, mask, cache, prefix_mask)
-        return Forward(hidden, own, {})
+        found, own = self._apply(
+            params, ResidualHead.residual, vectors, hidden, positions, mask, cache, prefix_mask
+        )
+        return Forward(found, own, {"head_calls": 1})

@@ -1,4 +1,4 @@
-"""The causal transformer (Qwen2, Qwen3, Llama).
+"""The transformer of causal models (Qwen2, Qwen3, Llama) and of block diffusion (SDAR).
 
 ::
 
@@ -6,6 +6,8 @@
     x <- x + Attention(norm(x))     N blocks
     x <- x + MLP(norm(x))
     logits = norm(x) head
+
+What a position sees is the caller's affair: a mask of the window, and one of what is cached before it.
 """
 
 from typing import Any
@@ -15,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config import CausalConfig
+from paradec_jax.config import TransformerConfig
 from paradec_jax.models.base import shapes_of
 from paradec_jax.nn import masks
 from paradec_jax.nn.blocks import BlockConfig, PrefixMask, PreNormBlock, dense, parameter, truncated_normal
@@ -28,7 +30,7 @@ Layers = tuple[KV, ...]
 Inputs = Int[Array, "B W"] | Float[Array, "B W D"]  # tokens, or a vector in the place of each
 
 
-class Causal(nn.Module):
+class Transformer(nn.Module):
     """Names the parameters.
 
     Parameters: `embedding` [V, D], `layer_i` (pre-norm blocks), `final_norm` [D], and `head` [D, V] where the
@@ -40,7 +42,7 @@ class Causal(nn.Module):
         they are there.
     """
 
-    config: CausalConfig
+    config: TransformerConfig
     prepared: bool = False
 
     def setup(self) -> None:
@@ -58,7 +60,7 @@ class Causal(nn.Module):
             self.head = parameter(self, "head", init, (c.width, c.vocab_size), c.param_dtype)
 
     def __call__(self, tokens: Int[Array, "B W"]) -> Float[Array, "B W V"]:
-        """One pass without a cache; touches every parameter, for `init`."""
+        """One causal pass without a cache; touches every parameter, for `init` alone."""
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         hidden, _ = self.hidden(tokens, positions, masks.causal(tokens.shape[1]), None, None)
         return self.logits(hidden)
@@ -86,7 +88,7 @@ class Causal(nn.Module):
         return at_least_float32(dense(hidden, self.head if self.has_head else self.embedding.T))
 
 
-def block_config(config: CausalConfig) -> BlockConfig:
+def block_config(config: TransformerConfig) -> BlockConfig:
     """The shape of every block."""
     c = config
     return BlockConfig(
@@ -105,11 +107,11 @@ def block_config(config: CausalConfig) -> BlockConfig:
     )
 
 
-def parameter_shapes(config: CausalConfig) -> dict[str, Any]:
+def parameter_shapes(config: TransformerConfig) -> dict[str, Any]:
     """Shapes and dtypes of the parameters, without allocating any."""
-    return shapes_of(Causal, config, {"layer": "layers"})
+    return shapes_of(Transformer, config, {"layer": "layers"})
 
 
-def init_params(config: CausalConfig, key: Array) -> dict[str, Any]:
+def init_params(config: TransformerConfig, key: Array) -> dict[str, Any]:
     """Random parameters: std sqrt(2 / 5D) (an untied embedding 1), branch outputs over sqrt(2 N), biases zero."""
-    return jax.jit(Causal(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]
+    return jax.jit(Transformer(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]

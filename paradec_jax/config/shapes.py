@@ -1,8 +1,8 @@
-"""Shapes of models and facts of checkpoints, as frozen dataclasses, and the named presets."""
+"""Shapes of models and facts of checkpoints, as frozen dataclasses."""
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +109,8 @@ class RecurrentDepthConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class CausalConfig:
-    """Shape of a causal transformer: Qwen2 (the defaults), Qwen3 (query and key norms) or Llama (no biases).
+class TransformerConfig:
+    """Shape of a transformer with pre-norm blocks and a cache; each family that has one adds what is its own.
 
     Attributes:
       vocab_size: V, rows of the embedding.
@@ -148,7 +148,7 @@ class CausalConfig:
     param_dtype: str = "float32"
     remat: str = "none"
 
-    family = "causal"
+    family: ClassVar[str]
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "width", "layers", "heads", "kv_heads", "feed_forward", "max_length"):
@@ -176,6 +176,36 @@ class CausalConfig:
     def to_dict(self) -> dict[str, Any]:
         """The fields as a dictionary that JSON can hold."""
         return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class CausalConfig(TransformerConfig):
+    """Shape of a causal transformer: Qwen2 (the defaults), Qwen3 (query and key norms) or Llama (no biases)."""
+
+    family = "causal"
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockDiffusionConfig(TransformerConfig):
+    """Shape of a transformer that fills masks block by block: SDAR, the layers of Qwen3.
+
+    A position sees its own block whole and the blocks before it; blocks count from position 0 of the sequence.
+
+    Attributes:
+      block: tokens of a block, as in training.
+    """
+
+    qkv_bias: bool = False
+    qk_norm: bool = True
+    tie_embeddings: bool = False
+    block: int = 4
+
+    family = "block_diffusion"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.block <= self.max_length:
+            raise ValueError(f"block must be between 1 and max_length {self.max_length}, not {self.block}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,111 +268,4 @@ class MaskedDiffusionConfig:
         return dataclasses.asdict(self)
 
 
-ModelConfig = RecurrentDepthConfig | CausalConfig | MaskedDiffusionConfig
-
-RECURRENT_PRESETS: dict[str, RecurrentDepthConfig] = {
-    "huginn-0125": RecurrentDepthConfig(
-        vocab_size=65_536, width=5280, heads=55, feed_forward=17_920, dtype="bfloat16"
-    ),
-    "tiny-recurrent": RecurrentDepthConfig(
-        vocab_size=384,
-        width=128,
-        heads=4,
-        feed_forward=256,
-        prelude_layers=1,
-        core_layers=2,
-        coda_layers=1,
-        max_length=512,
-        mean_recurrence=16,
-        mean_backprop_depth=4,
-    ),
-    "test-recurrent": RecurrentDepthConfig(
-        vocab_size=32,
-        width=16,
-        heads=2,
-        feed_forward=24,
-        prelude_layers=1,
-        core_layers=2,
-        coda_layers=1,
-        max_length=64,
-        mean_recurrence=4,
-        mean_backprop_depth=2,
-    ),
-}
-
-CAUSAL_PRESETS: dict[str, CausalConfig] = {
-    "qwen2.5-coder-0.5b": CausalConfig(
-        vocab_size=151_936,
-        width=896,
-        layers=24,
-        heads=14,
-        kv_heads=2,
-        feed_forward=4864,
-        dtype="bfloat16",
-        param_dtype="bfloat16",
-    ),
-    "qwen2.5-coder-1.5b": CausalConfig(
-        vocab_size=151_936,
-        width=1536,
-        layers=28,
-        heads=12,
-        kv_heads=2,
-        feed_forward=8960,
-        dtype="bfloat16",
-        param_dtype="bfloat16",
-    ),
-    "qwen2.5-coder-7b": CausalConfig(
-        vocab_size=152_064,
-        width=3584,
-        layers=28,
-        heads=28,
-        kv_heads=4,
-        feed_forward=18_944,
-        tie_embeddings=False,
-        dtype="bfloat16",
-        param_dtype="bfloat16",
-    ),
-    "tiny-causal": CausalConfig(
-        vocab_size=384,
-        width=128,
-        layers=6,
-        heads=4,
-        kv_heads=4,
-        feed_forward=256,
-        max_length=512,
-        rope_base=10_000.0,
-        qkv_bias=False,
-        qk_norm=True,
-        tie_embeddings=False,
-    ),
-    "test-causal": CausalConfig(
-        vocab_size=32,
-        width=16,
-        layers=2,
-        heads=4,
-        kv_heads=2,
-        feed_forward=24,
-        max_length=128,
-        rope_base=10_000.0,
-    ),
-}
-
-# Sizes of MDLM and SDTT, and those of SDTT's table of latencies (arXiv 2410.21035, table 2). GPT-2's vocabulary and
-# the mask, with no row more.
-_GPT2: dict[str, Any] = {"vocab_size": 50_258, "dtype": "bfloat16"}
-
-MASKED_DIFFUSION_PRESETS: dict[str, MaskedDiffusionConfig] = {
-    "mdlm-tiny": MaskedDiffusionConfig(width=512, layers=8, heads=8, **_GPT2),
-    "mdlm-small": MaskedDiffusionConfig(width=768, layers=12, heads=12, **_GPT2),
-    "mdlm-medium": MaskedDiffusionConfig(width=1024, layers=24, heads=16, **_GPT2),
-    "mdlm-large": MaskedDiffusionConfig(width=1536, layers=24, heads=16, **_GPT2),
-    "mdlm-1.3b": MaskedDiffusionConfig(width=2048, layers=24, heads=32, **_GPT2),
-    "mdlm-3b": MaskedDiffusionConfig(width=3072, layers=26, heads=32, **_GPT2),
-    "mdlm-8b": MaskedDiffusionConfig(width=4096, layers=40, heads=32, **_GPT2),
-    "tiny-mdlm": MaskedDiffusionConfig(  # the 65 characters of Tiny Shakespeare and the mask
-        vocab_size=66, width=128, layers=4, heads=4, conditioning=16, max_length=256, dropout=0.0
-    ),
-    "test-mdlm": MaskedDiffusionConfig(
-        vocab_size=32, width=16, layers=2, heads=4, conditioning=8, max_length=64
-    ),
-}
+ModelConfig = RecurrentDepthConfig | CausalConfig | BlockDiffusionConfig | MaskedDiffusionConfig

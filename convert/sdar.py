@@ -1,0 +1,109 @@
+"""Block diffusion (model type `sdar`): the layout of Qwen3, with a block length and a mask token besides.
+
+The published config.json names neither, so the caller may. A folder may hold a residual head beside its backbone.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from convert import mrp, qwen2
+from convert.engine import Checkpoint, ConvertError, parted
+from convert.fields import Fields, parse_fields
+from paradec_jax.config import BlockDiffusionConfig, TokenSpec
+from paradec_jax.disk.tensors import Lazy
+from paradec_jax.store import Model
+
+MODEL_TYPES = ("sdar",)
+FAMILY = "block_diffusion"
+BLOCK, MASK = 4, 151_669  # where nobody says
+ALIGNMENT = "alignment"  # a field of our own, written where logits are not about their own position
+
+BLOCK_FIELD: Fields = {"block": (("block_size",), int, BLOCK)}
+
+
+def read(
+    folder: Path,
+    fields: Mapping[str, Any],
+    dtype: str | None = None,
+    *,
+    block: int | None = None,
+    mask: int | None = None,
+    alignment: str | None = None,
+) -> Model:
+    """Reads a Hugging Face folder into a model on the host, without a tokenizer.
+
+    Args:
+      folder: the folder.
+      fields: its config.json.
+      dtype: type of the parameters; the file's own by default.
+      block: tokens of a block; those of config.json by default, or else 4.
+      mask: id of the mask token; that of config.json by default, or else 151669.
+      alignment: which token logits are about, "own" or "next"; what config.json says by default, or else "own".
+
+    Raises:
+      ConvertError: when config and weights are not those of one complete, supported model.
+    """
+    config = parse_config(fields, block)
+    tokens = parse_tokens(folder, fields, config.vocab_size, mask, alignment)
+    with Checkpoint(folder) as checkpoint:
+        backbone, head = parted(checkpoint, mrp.PREFIX)
+        params, dtypes = qwen2.read_params(backbone, fields, config, dtype)
+        config = dataclasses.replace(config, **dtypes)
+        found = mrp.read(head, fields, config, dtype) if mrp.there(head, fields) else None
+    return Model(config, params, tokens, head=found)
+
+
+def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
+    """Writes the weights and the JSON files of a Hugging Face folder, without tokenizer.json."""
+    config, alignment = model.config, model.token_spec.alignment
+    if not isinstance(config, BlockDiffusionConfig):
+        raise ConvertError(f"a model of family {model.family} has no {MODEL_TYPES[0]} layout")
+    if not config.qk_norm or model.token_spec.mask is None:
+        raise ConvertError(
+            f"only a model with norms of queries and keys and with a mask has the {MODEL_TYPES[0]} layout"
+        )
+    more: dict[str, Any] = {"block_size": config.block} | (
+        {} if alignment == "own" else {ALIGNMENT: alignment}
+    )
+    further: Mapping[str, Lazy] = {}
+    if model.head is not None:
+        further, of_head = mrp.export(model.head, config)
+        more |= of_head
+    qwen2.write_layout(folder, model, MODEL_TYPES[0], max_shard_bytes, more, further)
+
+
+def parse_config(fields: Mapping[str, Any], block: int | None = None) -> BlockDiffusionConfig:
+    """The shape, but for the two types.
+
+    Raises:
+      ConvertError: as `qwen2.parse_config`, and for a block length that cannot be.
+    """
+    shape = qwen2.parse_config(fields) | parse_fields(fields, BLOCK_FIELD)
+    if block is not None:
+        shape["block"] = block
+    try:
+        return BlockDiffusionConfig(**shape)
+    except ValueError as error:
+        raise ConvertError(f"this is no valid model: {error}") from error
+
+
+def parse_tokens(
+    folder: Path, fields: Mapping[str, Any], vocab_size: int, mask: int | None, alignment: str | None
+) -> TokenSpec:
+    """Special tokens, mask and alignment: of the caller, of the folder's files, or SDAR's own.
+
+    Raises:
+      ConvertError: as `qwen2.parse_tokens`, and for a mask or an alignment that cannot be.
+    """
+    found = qwen2.parse_tokens(folder, fields, vocab_size)
+    mask = next(token for token in (mask, found.mask, MASK) if token is not None)
+    if not 0 <= mask < vocab_size:
+        raise ConvertError(
+            f"the mask token must be an id of the vocabulary of {vocab_size}, not {mask}: name it with --mask"
+        )
+    alignment = fields.get(ALIGNMENT, "own") if alignment is None else alignment
+    if alignment not in ("own", "next"):
+        raise ConvertError(f"field {ALIGNMENT} of config.json must be 'own' or 'next', not {alignment!r}")
+    return dataclasses.replace(found, mask=mask, alignment=alignment)

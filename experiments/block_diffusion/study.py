@@ -1,0 +1,255 @@
+"""The studies of block diffusion and residual prediction (MRP): `python -m experiments.block_diffusion.study table2`.
+
+Each on word problems (`--ground words`), on the chain language (`chains`), or on a benchmark's file, and each with
+the rival of every residual head beside it: the same decoder with a head that adds nothing (`head` "zero").
+
+    python -m experiments.block_diffusion.study all --ground words
+    python -m experiments.block_diffusion.study table1 table2 --ground chains --count 2000
+    python -m experiments.block_diffusion.study table2 --ground gsm8k --file gsm8k.jsonl --chat \\
+        --backbone SDAR --heads head=SDAR-MRP --dtype bfloat16
+
+Trainings leave their models where studies look for them: RUNS/NAME/model, with "chains-" before the names of heads
+trained on the chain (`train`, `train_head`). `--heads NAME=DIR` names others; a head that is missing is left out, and
+said so. Tables go to RESULTS/STUDY-GROUND.json and .csv; `lines.beside` says what each row is held against.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import tyro
+
+from experiments.block_diffusion.chosen import HEAD, Options, Shop
+from experiments.block_diffusion.lines import Line, Row, Rows, baseline_of
+from experiments.common.command import run as run_command
+from experiments.common.plots import draw_panels
+from experiments.common.record import write_record
+from paradec_jax import BlockDenoising, ResidualSpeculative, load, store
+from paradec_jax.evaluate.intervals import times
+
+Study = Callable[[Shop], Sequence[Line]]
+
+
+def table1(shop: Shop) -> list[Line]:
+    """Residual against direct modelling."""
+    found = [shop.baseline()]
+    for k in shop.options.steps_ahead:
+        residual = HEAD if k == 2 else f"unroll-{k}"  # the default head was trained on two steps
+        found += [*shop.direct(k, None), *shop.direct(k, residual), *shop.direct(k, f"direct-{k}", "none")]
+    return found
+
+
+def table2(shop: Shop) -> list[Line]:
+    """Static decoding, direct and speculative."""
+    found = shop.static(1, 2, 3)
+    for head in (None, HEAD):
+        found += [
+            *shop.direct(1, head),
+            *shop.direct(2, head),
+            *shop.spec(3, head),
+            *shop.spec(3, head, ride=False),
+        ]
+    return found
+
+
+def table3(shop: Shop) -> list[Line]:
+    """Dynamic decoding at several thresholds."""
+    found = [shop.baseline()]
+    for threshold in shop.options.thresholds:
+        found.append(shop.base("dynamic", threshold=threshold))
+        for head in (None, HEAD):
+            for k in (1, 2):
+                found += shop.direct(k, head, rule="dynamic", threshold=threshold)
+    return found
+
+
+def depths(shop: Shop) -> list[Line]:
+    """Layers of the head."""
+    return shop.usual(None, *(HEAD if n == 3 else f"depth-{n}" for n in shop.options.depths))
+
+
+def noise(shop: Shop) -> list[Line]:
+    """Noise of heads, and of backbones without any."""
+    found, options = shop.usual(None, HEAD, "noise-block", "noise-count"), shop.options
+    for name in ("block-noise", "count-noise"):
+        found += of_backbone(shop, f"chains-{name}" if options.chains else name)
+    return found
+
+
+def of_backbone(shop: Shop, name: str, blocks: int | None = None) -> list[Line]:
+    """Another backbone, or one at another block length, without a head: static, dynamic, speculative."""
+    place = shop.options.there(name, f"train {name}")
+    if place is None:
+        return []
+    length = blocks or shop.block
+
+    def line(kind: str, decoder: Any, **knobs: Any) -> Line:
+        return shop.line(name, place, kind, decoder, blocks=blocks, **knobs)
+
+    static = BlockDenoising(rule="static")
+    return [
+        Line(name, place, baseline_of(shop.temperature), blocks),
+        line("block", static, steps=-(-length // 2)),
+        *(line("block", BlockDenoising(), threshold=tau) for tau in shop.options.thresholds),
+        line("residual_speculative", ResidualSpeculative(head="zero", rule="static")),
+    ]
+
+
+def alignment(shop: Shop) -> list[Line]:
+    """Which token a position predicts."""
+    names = ("chains", "chains-next") if shop.options.chains else ("tiny-sdar", "tiny-sdar-next")
+    return [line for name in names for line in of_backbone(shop, name)]
+
+
+def block_length(shop: Shop) -> list[Line]:
+    """One checkpoint, trained with several lengths, decoded at each."""
+    name = "chains-lengths" if shop.options.chains else "lengths"
+    return [line for length in shop.options.lengths for line in of_backbone(shop, name, length)]
+
+
+def speculation(shop: Shop) -> list[Line]:
+    """What is written token for token: K, rule, riding."""
+    threshold = max(shop.options.thresholds)
+    found = [shop.baseline(), shop.base("dynamic", threshold=threshold)]
+    for head in (None, HEAD):
+        for k in (k for k in shop.options.steps_ahead if k > 1):
+            for ride in (False, True):
+                found += shop.spec(k, head, ride=ride)
+                found += shop.spec(k, head, "dynamic", ride, threshold=threshold)
+    return found
+
+
+def thresholds(shop: Shop) -> list[Line]:
+    """Thresholds of the backbone and K."""
+    found = [shop.baseline()]
+    for threshold in shop.options.thresholds:
+        found.append(shop.base("dynamic", threshold=threshold))
+        for head in (None, HEAD):
+            for k in shop.options.steps_ahead:
+                found += shop.direct(k, head, rule="dynamic", threshold=threshold)
+    return found
+
+
+def adaptive(shop: Shop) -> list[Line]:
+    """Thresholds of backbone and head together, beside fixed K and plain thresholds."""
+    most = max(shop.options.steps_ahead)
+    found = [shop.baseline(), *(shop.base("dynamic", threshold=tau) for tau in shop.options.thresholds)]
+    for head in (None, HEAD):
+        for tau in shop.options.thresholds:
+            for own in (None, *shop.options.thresholds):
+                asked = {} if own is None else {"head_threshold": own, "enough": 2}
+                found += shop.direct(most, head, rule="dynamic", threshold=tau, **asked)
+    return found
+
+
+STUDIES: dict[str, tuple[str, Study]] = {
+    "table1": ("Residual against direct modelling (Table 1)", table1),
+    "table2": ("Static decoding, direct and speculative (Table 2)", table2),
+    "table3": ("Dynamic decoding at several thresholds (Table 3)", table3),
+    "depth": ("Layers of the head (Table 5, Figure 1)", depths),
+    "initialisations": (
+        "How the head's parameters begin",
+        lambda shop: shop.usual(None, HEAD, "init-released", "init-ordinary"),
+    ),
+    "reveals": (
+        "Reveals of the truth and of the model's own tokens",
+        lambda shop: shop.usual(None, HEAD, "own-tokens", "counts"),
+    ),
+    "objectives": (
+        "Objective, normaliser, layout and optimizer",
+        lambda shop: shop.usual(
+            None, HEAD, "official", "mean", "infer-matched", "cross-entropy", "mse", "muon"
+        ),
+    ),
+    "noise": ("Kinds of noise", noise),
+    "alignment": ("Which token a position predicts", alignment),
+    "block_length": ("One checkpoint at several block lengths", block_length),
+    "speculation": ("Speculation beside what it must write", speculation),
+    "thresholds": ("Thresholds and steps of the head", thresholds),
+    "adaptive": ("Thresholds of backbone and head", adaptive),
+}
+
+
+def lines_of(study: Study, shop: Shop) -> list[Line]:
+    """The lines of a study, each once."""
+    return list({line.label: line for line in study(shop)}.values())
+
+
+def draw(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Right answers against tokens a network call, a line a name."""
+    lines: dict[str, list[tuple[float, float, Sequence[float]]]] = {}
+    for row in sorted(rows, key=lambda row: row["tokens_per_network_call"]):
+        ends = [100 * end for end in row["interval"]]
+        point = row["tokens_per_network_call"], 100 * row["exact"] / row["problems"], ends
+        lines.setdefault(f"{row['line']}, {row['decoder']}", []).append(point)
+    draw_panels({f"{title}: right (%)": lines}, path, x="tokens / network call", log_x=False)
+
+
+def told(row: Row) -> str:
+    """A row in a line."""
+    blocks = f"  blocks {100 * row['block_share']:.1f}%" if "block_share" in row else ""
+    zero = ""
+    if "zero_fewer_calls" in row:
+        fewer = times(row["zero_fewer_calls"], row["zero_fewer_calls_interval"])
+        zero = f"  against no head {100 * row['zero_difference']:+.1f} points, calls {fewer}"
+    same = f"  equal to its base {100 * row['base_equal_texts']:.1f}%" if "base_equal_texts" in row else ""
+    return (
+        f"{row['label']:70s} {100 * row['exact'] / row['problems']:5.1f}%{blocks}  "
+        f"{row['tokens_per_network_call']:.2f} tokens a call, {row['head_calls_per_token']:.2f} head calls a token"
+        f"{zero}{same}"
+    )
+
+
+def run(name: str, rows: Rows, shop: Shop) -> list[Row]:
+    """Decodes what is missing of a study, and writes, draws and prints the whole of it."""
+    (title, study), options = STUDIES[name], shop.options
+    lines = lines_of(study, shop)
+    if not lines:
+        print(f"{title}: nothing to decode", file=sys.stderr)
+        return []
+    found = rows.of(lines)
+    stem = f"{name}-{options.asked.ground}" + (
+        "" if options.asked.split == "test" else f"-{options.asked.split}"
+    )
+    shown = rows.kept | {
+        "study": name,
+        "backbone": store.names_of([options.first])[0],
+        "backbone_sha256": store.fingerprint(options.first),
+    }
+    without = ("right", "calls", "texts")
+    table = [{k: v for k, v in row.items() if k not in without} for row in found]
+    dtypes = [dtype for row in found for dtype in row["facts"]["dtypes"]]
+    flat = [{**row["settings"], **{k: v for k, v in row.items() if k != "settings"}} for row in table]
+    write_record(
+        options.folder / f"{stem}.json", shown, {"title": title, "rows": table}, dtypes=dtypes, lines=flat
+    )
+    try:
+        draw(found, options.folder.parent / "figures" / f"{stem}.png", title)
+    except ImportError:
+        print("no picture: matplotlib is missing (pip install -e '.[eval]')", file=sys.stderr)
+    print(f"{title}: {len(found)} rows of {found[0]['problems']} problems")
+    for row in found:
+        print(told(row))
+    return found
+
+
+def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
+    """Runs studies, writes their tables and draws them."""
+    if not options.study:
+        raise ValueError(f"name a study: {', '.join(STUDIES)} or all")
+    if unknown := [name for name in options.study if name not in (*STUDIES, "all")]:
+        raise ValueError(f"no study {', '.join(unknown)}: choose of {', '.join(STUDIES)} or all")
+    model = load(options.first)
+    if model.family != "block_diffusion":
+        raise ValueError(f"{options.first} is of family {model.family}; these studies are of block diffusion")
+    problems = options.asked.read(model)
+    split = "" if options.asked.split == "test" else f"-{options.asked.split}"
+    path = options.folder / f"rows-{options.asked.ground}{split}.json"
+    rows = Rows(path, problems, options.kept(), None if options.dtype == "stored" else options.dtype)
+    shop = Shop(options, problems.temperature, model.config.block)
+    for name in STUDIES if "all" in options.study else options.study:
+        run(name, rows, shop)
+
+
+if __name__ == "__main__":
+    run_command(main)

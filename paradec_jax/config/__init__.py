@@ -1,0 +1,34 @@
+"""Shapes of models, facts of checkpoints, and the named presets."""
+
+from paradec_jax.config.presets import (
+    BLOCK_DIFFUSION_PRESETS,
+    CAUSAL_PRESETS,
+    MASKED_DIFFUSION_PRESETS,
+    RECURRENT_PRESETS,
+)
+from paradec_jax.config.residual_head import ResidualHeadConfig, check_fits
+from paradec_jax.config.shapes import (
+    BlockDiffusionConfig,
+    CausalConfig,
+    MaskedDiffusionConfig,
+    ModelConfig,
+    RecurrentDepthConfig,
+    TokenSpec,
+    TransformerConfig,
+)
+
+__all__ = [
+    "BLOCK_DIFFUSION_PRESETS",
+    "CAUSAL_PRESETS",
+    "MASKED_DIFFUSION_PRESETS",
+    "RECURRENT_PRESETS",
+    "BlockDiffusionConfig",
+    "CausalConfig",
+    "MaskedDiffusionConfig",
+    "ModelConfig",
+    "RecurrentDepthConfig",
+    "ResidualHeadConfig",
+    "TokenSpec",
+    "TransformerConfig",
+    "check_fits",
+]

@@ -1,0 +1,101 @@
+"""The shape of a residual head, which belongs to a backbone."""
+
+import dataclasses
+from typing import Any
+
+MOST_LAYERS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class ResidualHeadConfig:
+    """Shape of a residual head; but for their number its blocks are those of its backbone.
+
+    Attributes:
+      width: D.
+      heads, kv_heads, head_channels, feed_forward: H, G, C and F of each block; C is D / H when None.
+      layers: blocks, 1 to 8.
+      block: tokens of a block of the backbone's text.
+      max_length: longest sequence the backbone was built for.
+      rope_base: base of the rotary embedding (half-split convention).
+      norm_eps: epsilon of every RMSNorm.
+      qkv_bias, qk_norm: as in the backbone.
+      dtype: dtype of activations; norms and softmax are float32 whatever it is.
+      param_dtype: dtype of parameters.
+      remat: "none" or "layer" (one rematerialised region per block).
+    """
+
+    width: int
+    heads: int
+    kv_heads: int
+    feed_forward: int
+    head_channels: int | None = None
+    layers: int = 3
+    block: int = 4
+    max_length: int = 32_768
+    rope_base: float = 1e6
+    norm_eps: float = 1e-6
+    qkv_bias: bool = False
+    qk_norm: bool = True
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+    remat: str = "none"
+
+    family = "residual_head"
+
+    def __post_init__(self) -> None:
+        for name in ("width", "heads", "kv_heads", "feed_forward", "block", "max_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 1 <= self.layers <= MOST_LAYERS:
+            raise ValueError(f"layers of a residual head must be 1 to {MOST_LAYERS}, not {self.layers}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
+        if self.head_channels is None and self.width % self.heads:
+            raise ValueError(f"width {self.width} does not split into {self.heads} heads: give head_channels")
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise ValueError(f"a head must have an even number of channels, not {self.head_dim}")
+        if self.remat not in ("none", "layer"):
+            raise ValueError(f"remat must be 'none' or 'layer', not {self.remat!r}")
+
+    @classmethod
+    def of(cls, backbone: Any, layers: int = 3) -> "ResidualHeadConfig":
+        """The head of a backbone's config, with that many blocks.
+
+        Raises:
+          ValueError: a backbone that does not write blocks, or `layers` out of range.
+        """
+        if getattr(backbone, "block", None) is None:
+            raise ValueError(
+                f"a residual head needs a backbone that writes blocks, but one of family {backbone.family} does not"
+            )
+        shared = [field.name for field in dataclasses.fields(cls) if field.name != "layers"]
+        return cls(layers=layers, **{name: getattr(backbone, name) for name in shared})
+
+    @property
+    def head_dim(self) -> int:
+        """C, channels of a head."""
+        return self.width // self.heads if self.head_channels is None else self.head_channels
+
+    @property
+    def init_std(self) -> float:
+        """Standard deviation sqrt(2 / 5D) of input matrices."""
+        return (2 / (5 * self.width)) ** 0.5
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as a dictionary that JSON can hold."""
+        return dataclasses.asdict(self)
+
+
+def check_fits(head: ResidualHeadConfig, backbone: Any) -> None:
+    """Refuses a head that was not shaped for a backbone.
+
+    Raises:
+      ValueError: another width or block length, or a backbone that does not write blocks.
+    """
+    wanted = ResidualHeadConfig.of(backbone)
+    for name in ("width", "block"):
+        mine, theirs = getattr(head, name), getattr(wanted, name)
+        if mine != theirs:
+            raise ValueError(
+                f"the residual head has {name} {mine}, but the backbone has {theirs}: it is another's"
+            )

@@ -1,0 +1,182 @@
+"""A residual head as a veto: it judges what an aggressive threshold would reveal, before it is revealed."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from paradec_jax.decode.block.canvas import BlockCall, block_of, read_block, read_prompt
+from paradec_jax.decode.block.head import HeadCanvas, check_head, choice_of, first_call, fresh_with_head
+from paradec_jax.decode.block.rules import THRESHOLD, DenoisingKnobs
+from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.knobs import check_range, knob
+from paradec_jax.decode.machine.network import CachedNetwork
+from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.rules import score, select
+from paradec_jax.decode.rules.alignment import aligned
+from paradec_jax.decode.rules.sampling import tempered
+from paradec_jax.decode.rules.subs import without_mask
+from paradec_jax.decode.rules.windows import window
+
+JUDGES = ("change", "confidence")
+DELTA = 1.0  # where the knob is not set
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class VetoKnobs(DenoisingKnobs):
+    """Denoising, and how far the head may move a token's logit.
+
+    Attributes:
+      delta: the most, where `judge` is "change"; None is 1.
+    """
+
+    delta: Float[Array, ""] | float | None = knob(None, unset=DELTA, needs=("judge", ("change",)))
+
+    def check(self) -> None:
+        """Raises ValueError for values outside their range, unless they are traced."""
+        DenoisingKnobs.check(self)
+        check_range(self.delta, "delta", lambda x: x >= 0, "at least 0")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Vetoed:
+    """What a call proposed in a block of each row, and what was left of it.
+
+    Attributes:
+      at: the block's first position, [B].
+      step: steps done in it before, [B].
+      proposed: positions that the rule chose, [B, W].
+      where: those that were revealed, [B, W].
+      tokens: what stands at every position, [B, W].
+      scores: their confidences before the head was asked, [B, W].
+      gate: what the head's judgement went by, [B, W]; it counts where `asked`.
+      asked: rows of which the head judged a proposal, [B].
+      reads: whether the call read a block with masks at all, [B].
+      stored: whether it stored the block before, [B].
+    """
+
+    at: Int[Array, "B"]
+    step: Int[Array, "B"]
+    proposed: Bool[Array, "B W"]
+    where: Bool[Array, "B W"]
+    tokens: Int[Array, "B W"]
+    scores: Float[Array, "B W"]
+    gate: Float[Array, "B W"]
+    asked: Bool[Array, "B"]
+    reads: Bool[Array, "B"]
+    stored: Bool[Array, "B"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ResidualVeto(DecoderBase):
+    """Denoises by the dynamic rule and leaves masked what the head doubts; the head itself reveals nothing.
+
+    With z the network's logits of a block, r the head's residual, x the proposed token of a position and tau the
+    threshold, a proposal falls where::
+
+        change       |(U r)_x| > delta         the head reads the block as the network did (the released form)
+        confidence   softmax(z + U r)_x <= tau     it reads it with all proposals revealed (the authors' later form)
+
+    If all of a step fall, the one that moved least, or is surest, stays. So a step with one proposal needs no head,
+    and none is asked.
+
+    Attributes:
+      head: the head's network, that of the model's folder where it is not given; "zero" runs none, and nothing falls.
+      judge: "change" or "confidence".
+      fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`.
+    """
+
+    _: dataclasses.KW_ONLY
+    head: CachedNetwork | str | None = None
+    judge: str = "change"
+    fuse_store: bool = True
+    fuse_prompt: bool = True
+    top_p_rule: str = "keep-renormalised"
+    Knobs: ClassVar[type] = VetoKnobs
+    visibilities: ClassVar[tuple[str, ...]] = ("block",)
+    alignments: ClassVar[tuple[str, ...]] = ("own", "next")
+    any_order: ClassVar[bool] = True
+    further_networks: ClassVar[tuple[str, ...]] = ("head",)
+
+    def __post_init__(self) -> None:
+        check_head(self.head)
+        check_judge(self.judge)
+
+    @property
+    def rule(self) -> str:
+        """What proposes."""
+        return "dynamic"
+
+    @property
+    def block(self) -> int:
+        """B, a fact of the checkpoint."""
+        return block_of(self)
+
+    def init(self, params: Any, request: Request, knobs: VetoKnobs) -> HeadCanvas:
+        """Network and head read the prompts' whole blocks, and the first step is done along with them."""
+        state = fresh_with_head(self, request)
+        call = read_prompt(self, params["network"], state, request.tokens.shape[1], self.fuse_prompt)
+        return judged(self, params, state, call, knobs, prompt=True)[0]
+
+    def step(self, params: Any, state: HeadCanvas, knobs: VetoKnobs) -> tuple[HeadCanvas, Vetoed]:
+        """One call of the network and one of the head: a step in each row's open block, or a store, or both."""
+        call = read_block(self, params["network"], state, self.fuse_store)
+        return judged(self, params, state, call, knobs, prompt=False)
+
+    def drafts(self, state: HeadCanvas) -> Int[Array, "B S"]:
+        """What is revealed after a gap."""
+        return state.ahead
+
+
+def check_judge(judge: str) -> None:
+    """Refuses an unknown one. Raises ValueError."""
+    if judge not in JUDGES:
+        raise ValueError(f"judge must be one of {', '.join(JUDGES)}, not {judge!r}")
+
+
+def judged(
+    decoder: Any, params: Any, state: HeadCanvas, call: BlockCall, knobs: VetoKnobs, prompt: bool
+) -> tuple[HeadCanvas, Vetoed]:
+    """What follows a call of the network: its proposals, the store, the head's judgement, the reveals."""
+    state = state.spend(call.counts, call.width, call.calls)
+    network, start = decoder.network, call.start
+    logits = network.logits(params["network"], call.hidden)
+    masked = window(state.open, start, state.block) & call.reads[:, None]
+    choice = choice_of(decoder, "dynamic", logits, masked, call.positions, call.step, state.rows, knobs)
+    state = state.stored(network, call, choice.tokens)
+
+    asked, rows = jnp.sum(choice.where, axis=1) > 1, state.rows
+    if decoder.judge == "confidence":
+        state = dataclasses.replace(state, rows=rows.write(choice.tokens, choice.where, start))
+    state, residual = first_call(decoder, params, state, call, asked, prompt)
+    state = dataclasses.replace(state, rows=dataclasses.replace(rows, counts=state.rows.counts))
+    hidden = aligned(call.own + residual, decoder.spec.alignment, call.previous)
+    corrected = network.logits(params["network"], hidden)
+    if decoder.judge == "confidence":
+        gate = score.probability(tempered(corrected, knobs.temperature), choice.tokens)
+        stays = select.above(gate, choice.where, THRESHOLD if knobs.threshold is None else knobs.threshold)
+        best = gate
+    else:
+        moved = jnp.take_along_axis(corrected - logits, choice.tokens[..., None], axis=-1)[..., 0]
+        gate = jnp.abs(moved)
+        stays, best = choice.where & (gate <= (DELTA if knobs.delta is None else knobs.delta)), -gate
+    where = jnp.where(asked[:, None], stays | select.top(best, choice.where, 1), choice.where)
+
+    log_probs = decoder.scores(without_mask(logits, decoder.mask), choice.tokens)
+    info = Vetoed(
+        at=start,
+        step=call.step,
+        proposed=choice.where,
+        where=where,
+        tokens=choice.tokens,
+        scores=choice.scores,
+        gate=gate,
+        asked=asked,
+        reads=call.reads,
+        stored=call.clean,
+    )
+    return state.reveal(choice.tokens, where, start, log_probs), info

@@ -1,0 +1,140 @@
+"""The texts of a model folder, dataclasses from the objects in its config.json, and what these say of parameters."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from paradec_jax.config import TokenSpec
+from paradec_jax.disk.folders import StoreError
+
+DTYPES = ("float32", "bfloat16")
+IDLE_FIELDS = ("remat", "mean_backprop_depth", "dropout")  # of a config: they change no output
+
+
+def read_description(folder: Path, newest: int) -> dict[str, Any]:
+    """The config.json of a model folder of format `newest` or an older one.
+
+    Raises:
+      StoreError: when it is missing, no JSON object, or that of something else.
+    """
+    path = folder / "config.json"
+    foreign = f"{folder} is a Hugging Face folder; convert it first: python -m convert import {folder} DST"
+    if not path.is_file():
+        if any(folder.glob("model*.safetensors")):
+            raise StoreError(foreign)
+        raise StoreError(f"{folder} is not a model folder: it has no config.json")
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StoreError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(description, dict):
+        raise StoreError(f"{path} must hold one JSON object")
+    if "format_version" not in description:
+        if "model_type" in description or any(folder.glob("model*.safetensors")):
+            raise StoreError(foreign)
+        raise StoreError(f"{path} has no format_version: not a model of paradec_jax")
+    version = description["format_version"]
+    if not matches(version, int) or version < 1:
+        raise StoreError(f"format_version of {path} must be a positive integer, not {version!r}")
+    if version > newest:
+        raise StoreError(f"{folder} has format {version}, newer than format {newest} that this version reads")
+    return description
+
+
+def build(cls: type, values: Any, where: str, *, unknown: bool = False) -> Any:
+    """A dataclass from its JSON object; unknown fields are refused, or dropped where `unknown` says so."""
+    if not isinstance(values, dict):
+        raise StoreError(f"{where} must be a JSON object, not {values!r}")
+    fields = {field.name: field.type for field in dataclasses.fields(cls)}
+    if unknown:
+        values = {name: value for name, value in values.items() if name in fields}
+        if values.get("head_channels") == 0:  # how format 1 said None
+            values["head_channels"] = None
+    for name in values.keys() - fields.keys():
+        raise StoreError(f"{where} has an unknown field {name!r}")
+    for name, value in values.items():
+        kind = fields[name]
+        if kind in (int, float, str, bool) and not matches(value, kind):
+            raise StoreError(f"{name} in {where} must be of type {kind.__name__}, not {value!r}")
+        if kind == tuple[int, ...] and not isinstance(value, list):
+            raise StoreError(f"{name} in {where} must be a list, not {value!r}")
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    try:
+        return cls(**values)
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"{where} is wrong: {error}") from error
+
+
+def matches(value: Any, kind: type) -> bool:
+    """Whether a JSON value is of a plain type: integers pass for floats, booleans for nothing but bool."""
+    if isinstance(value, bool) or kind is bool:
+        return isinstance(value, bool) and kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def check_names(expected: Mapping[str, Any], names: Collection[str]) -> None:
+    """Refuses a parameter that is missing, or that the config does not ask for."""
+    for path in sorted(expected.keys() - names):
+        raise StoreError(f"parameter {path} is missing, although the config asks for it")
+    for path in sorted(names - expected.keys()):
+        raise StoreError(f"parameter {path} is there, although the config does not ask for it")
+
+
+def check_leaf(expected: Mapping[str, Any], path: str, leaf: Any) -> None:
+    """Refuses a parameter of another shape or type than the config asks for."""
+    want = expected[path]
+    if leaf.shape != want.shape:
+        raise StoreError(f"parameter {path} has shape {leaf.shape}, but the config asks for {want.shape}")
+    if leaf.dtype != want.dtype:
+        raise StoreError(f"parameter {path} is {leaf.dtype}, but the config asks for {want.dtype}")
+
+
+def identity(config: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a network that one: its shape, without what changes no output, and the digests."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    shape = {
+        name: value
+        for name, value in config.to_dict().items()
+        if name not in IDLE_FIELDS and value != defaults[name]
+    }
+    return {"family": config.family, "config": shape, "sha256": recorded}
+
+
+def sha256(content: Mapping[str, Any]) -> str:
+    """The digest of a JSON object."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def check_facts(config: Any, token_spec: TokenSpec) -> None:
+    """Numeric types are known ones, and special tokens lie in the vocabulary."""
+    check_dtypes(config)
+    optional = [i for i in (token_spec.bos, token_spec.mask) if i is not None]
+    for token in (*optional, *token_spec.stop, token_spec.pad):
+        if not matches(token, int) or not 0 <= token < config.vocab_size:
+            raise StoreError(
+                f"token_spec holds {token!r}, which is no id of a vocabulary of {config.vocab_size}"
+            )
+
+
+def check_dtypes(config: Any) -> None:
+    """Numeric types are known ones."""
+    for name in ("dtype", "param_dtype"):
+        if getattr(config, name) not in DTYPES:
+            raise StoreError(f"{name} must be one of {', '.join(DTYPES)}, not {getattr(config, name)!r}")
+
+
+def read_chat_template(path: Path) -> str | None:
+    """The text of a chat_template.jinja, or None where there is no such file.
+
+    Raises:
+      StoreError: when it is not a text in UTF-8.
+    """
+    if not path.is_file():
+        return None
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise StoreError(f"{path} is not a text in UTF-8 ({error})") from error

@@ -1,0 +1,138 @@
+"""The head of multi-token residual prediction (MRP): how a backbone's scores move when tokens are revealed.
+
+::
+
+    e = norm(E[y])                         y: the block after some of its tokens were revealed
+    u = norm(a)                            a: the backbone's head inputs of the block before that
+    x = [e ; u] fusion                     [B, W, 2D] -> [B, W, D]
+    x <- x + Attention(norm(x))            N blocks like the backbone's, of their own weights and cache
+    x <- x + MLP(norm(x))
+    r = norm(x)                            a + r: what the backbone would have said of y
+
+Embedding E and output matrix U are the backbone's. U is linear, so U(a + r) adds the residual to the logits.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from paradec_jax.config import ResidualHeadConfig
+from paradec_jax.models.base import shapes_of
+from paradec_jax.nn import masks
+from paradec_jax.nn.blocks import BlockConfig, PrefixMask, PreNormBlock, dense, parameter, truncated_normal
+from paradec_jax.nn.cache import KV
+from paradec_jax.nn.norms import rms_norm
+from paradec_jax.nn.rope import rotation
+
+Layers = tuple[KV, ...]
+INITS = ("normal_0.2", "ordinary", "zero_gain")
+
+
+class ResidualHead(nn.Module):
+    """Names the parameters.
+
+    Parameters: `embedding_norm` and `hidden_norm` [D], `fusion` [2D, D] (the embedding's half first), `layer_i`
+    (pre-norm blocks), `final_norm` [D].
+
+    Attributes:
+      config: the shape.
+      prepared: whether parameters come from `models.prepare`.
+    """
+
+    config: ResidualHeadConfig
+    prepared: bool = False
+
+    def setup(self) -> None:
+        c, ones = self.config, nn.initializers.ones
+        block = nn.remat(PreNormBlock) if c.remat == "layer" else PreNormBlock
+        self.embedding_norm = parameter(self, "embedding_norm", ones, (c.width,), c.param_dtype)
+        self.hidden_norm = parameter(self, "hidden_norm", ones, (c.width,), c.param_dtype)
+        of_fusion = truncated_normal(c.init_std)
+        self.fusion = parameter(self, "fusion", of_fusion, (2 * c.width, c.width), c.param_dtype)
+        self.layer = [block(block_config(c), self.prepared) for _ in range(c.layers)]
+        self.final_norm = parameter(self, "final_norm", ones, (c.width,), c.param_dtype)
+
+    def __call__(self, positions: Int[Array, "B W"]) -> Float[Array, "B W D"]:
+        """One pass over zeros; touches every parameter, for `init`."""
+        zeros = jnp.zeros((*positions.shape, self.config.width))
+        return self.residual(zeros, zeros, positions, masks.full(positions.shape[1]), None, None)[0]
+
+    def residual(
+        self,
+        vectors: Float[Array, "B W D"],
+        hidden: Float[Array, "B W D"],
+        positions: Int[Array, "B W"],
+        window_mask: Bool[Array, "*B W W"],
+        cache: Layers | None,
+        prefix_mask: PrefixMask | None,
+    ) -> tuple[Float[Array, "B W D"], Layers]:
+        """The residual r of each position of a window, and the window's keys and values."""
+        c, dtype, own = self.config, jnp.dtype(self.config.dtype), []
+        e = rms_norm(vectors.astype(dtype), self.embedding_norm, c.norm_eps)
+        u = rms_norm(hidden.astype(dtype), self.hidden_norm, c.norm_eps)
+        x = dense(jnp.concatenate([e, u], axis=-1), self.fusion)
+        angles = rotation(positions, c.head_dim, c.rope_base)
+        for i, layer in enumerate(self.layer):
+            x, kv = layer(x, angles, window_mask, cache[i] if cache else None, prefix_mask)
+            own.append(kv)
+        return rms_norm(x, self.final_norm, c.norm_eps), tuple(own)
+
+
+def block_config(config: ResidualHeadConfig) -> BlockConfig:
+    """The shape of every block."""
+    c = config
+    return BlockConfig(
+        width=c.width,
+        heads=c.heads,
+        kv_heads=c.kv_heads,
+        head_dim=c.head_dim,
+        feed_forward=c.feed_forward,
+        norm_eps=c.norm_eps,
+        rotation="halves",
+        std=c.init_std,
+        std_out=c.init_std / (2 * c.layers) ** 0.5,
+        biases="qkv" if c.qkv_bias else "",
+        qk_norm=c.qk_norm,
+        param_dtype=c.param_dtype,
+    )
+
+
+def parameter_shapes(config: ResidualHeadConfig) -> dict[str, Any]:
+    """Shapes and dtypes of the parameters, without allocating any."""
+    return shapes_of(ResidualHead, config, {"layer": "layers"})
+
+
+def init_params(config: ResidualHeadConfig, key: Array, init: str = "zero_gain") -> dict[str, Any]:
+    """Random parameters.
+
+    Args:
+      config: the shape.
+      key: of the draws.
+      init: "ordinary" draws matrices with std sqrt(2 / 5D) (branch outputs over sqrt(2 N)) and sets gains to 1, so
+        that the residual is as large as the backbone's head inputs; "zero_gain" differs in `final_norm`, which is
+        zero, so that the residual begins at zero; "normal_0.2" draws every parameter, gains of norms and biases
+        included, from N(0, 0.2^2), as the released heads began.
+
+    Raises:
+      ValueError: an unknown `init`.
+    """
+    if init not in INITS:
+        raise ValueError(f"init must be one of {', '.join(INITS)}, not {init!r}")
+    if init == "normal_0.2":
+        return _normal(parameter_shapes(config), key, 0.2)
+    params = jax.jit(ResidualHead(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]
+    if init == "zero_gain":
+        params = {**params, "final_norm": jnp.zeros_like(params["final_norm"])}
+    return params
+
+
+def _normal(shapes: dict[str, Any], key: Array, std: float) -> dict[str, Any]:
+    leaves, tree = jax.tree.flatten(shapes)
+    keys = jax.random.split(key, len(leaves))
+    draw: Callable[..., Array] = jax.random.normal
+    drawn = [std * draw(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(tree, drawn)

@@ -1,0 +1,344 @@
+"""Block denoising: who is revealed when, how many calls that takes, what fusions change, what is refused.
+
+Steps are counted by a plain simulation of each rule on a stub whose confidences are known.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paradec_jax import decode
+from paradec_jax.config import TokenSpec
+from paradec_jax.decode.released import ReleasedDenoising
+from paradec_jax.testing import (
+    PROMPTS,
+    StubCausal,
+    StubDenoiser,
+    tiny_blocks,
+    tiny_blocks_params,
+    tiny_request,
+)
+
+SIZE, NEW = 24, 11
+STUB = StubDenoiser(block=4, sharpness=6.0)
+SPEC = TokenSpec(mask=STUB.mask, alignment="own", pad=9)
+
+
+# Who is revealed when: a plain simulation
+
+
+def confidences(stub: StubDenoiser, masked: int) -> list[float]:
+    """c of the masked positions of a block, the first of which follows a revealed one: by their distance from it."""
+    best = [math.exp(stub.sharpness / (1 + distance)) for distance in range(1, masked + 1)]
+    return [x / (x + stub.vocab_size - 1) for x in best]
+
+
+def entropies(stub: StubDenoiser, masked: int) -> list[float]:
+    others = stub.vocab_size - 1
+    rest = [(1 - c) / others for c in confidences(stub, masked)]
+    return [-(1 - others * r) * math.log(1 - others * r) - others * r * math.log(r) for r in rest]
+
+
+def taken(rule: str, knobs: dict[str, Any], stub: StubDenoiser, masked: int, step: int) -> int:
+    """How many positions a step reveals, from left to right: confidences fall with the distance."""
+    block = stub.block
+    steps = knobs.get("steps", block)
+    quota = min(block // steps + (step < block % steps), masked)
+    sure = confidences(stub, masked)
+    if rule == "dynamic":
+        return max(sum(c > knobs["threshold"] for c in sure), quota)
+    if rule == "threshold":
+        return max(sum(c >= knobs["threshold"] for c in sure), 1)
+    if rule == "factor":
+        passing = [rank == 1 or c >= 1 - knobs["factor"] / (rank + 1) for rank, c in enumerate(sure, 1)]
+        return next((i for i, passes in enumerate(passing) if not passes), masked)
+    if rule == "entropy":
+        below = [total < knobs["entropy"] for total in itertools.accumulate(entropies(stub, masked))]
+        return max(sum(below), 1)
+    return quota
+
+
+def simulated(
+    rule: str, knobs: dict[str, Any], stub: StubDenoiser, prompt: int, new: int, rides: bool, opens: bool
+) -> tuple[int, int]:
+    """Calls and positions of a row."""
+    block, length, limit = stub.block, prompt, prompt + new
+    given = prompt // block * block
+    calls, positions = (0, given) if opens else (int(given > 0), given)
+    first = True
+    while length < limit:
+        end = length // block * block + block
+        if not first and length % block == 0:  # the block before is stored
+            calls += not rides
+            positions += block
+        step = 0
+        while length < min(end, limit):
+            calls, positions = calls + 1, positions + block
+            length += taken(rule, knobs, stub, end - length, step)
+            step += 1
+        first = False
+    return calls, positions
+
+
+CASES = {
+    "static": ("static", {}),
+    "two-a-step": ("static", {"steps": 2}),
+    "three-steps": ("static", {"steps": 3}),
+    "one-step": ("sequential", {"steps": 1}),
+    "sequential": ("sequential", {"steps": 3}),
+    "dynamic": ("dynamic", {"threshold": 0.3}),
+    "dynamic-quota": ("dynamic", {"threshold": 0.6, "steps": 2}),
+    "threshold": ("threshold", {"threshold": 0.4}),
+    "factor": ("factor", {"factor": 2.0}),
+    "entropy": ("entropy", {"entropy": 6.0}),
+}
+FUSIONS = [(True, True), (False, False)]
+SLOW_PAIRS = [pytest.param(*pair, marks=pytest.mark.slow) for pair in ((True, False), (False, True))]
+
+
+@pytest.mark.parametrize(("rides", "opens"), [*FUSIONS, *SLOW_PAIRS])
+@pytest.mark.parametrize("name", CASES)
+def test_calls_are_those_of_the_simulation(name, rides, opens):
+    rule, knobs = CASES[name]
+    decoder = decode.BlockDenoising(STUB, SIZE, SPEC, rule=rule, fuse_store=rides, fuse_prompt=opens)
+    prompts = (*PROMPTS, (1, 2, 3, 4), (5,) * 9)
+    request = tiny_request((NEW, 3, NEW, 8, 1), prompts=prompts)
+    result = decode.run(decoder, None, request, decoder.Knobs(**knobs))
+    want = [
+        simulated(rule, knobs, STUB, len(prompt), new, rides, opens)
+        for prompt, new in zip(prompts, (NEW, 3, NEW, 8, 1), strict=True)
+    ]
+    assert list(zip(result.network_calls.tolist(), result.positions.tolist(), strict=True)) == want
+    assert result.completions() == [
+        STUB.expected([*prompt, *[None] * new])[len(prompt) :]
+        for prompt, new in zip(prompts, (NEW, 3, NEW, 8, 1), strict=True)
+    ]
+
+
+def test_the_simulated_rules_reveal_one_some_or_all():
+    assert {name: taken(*CASES[name], STUB, 4, 0) for name in CASES} == {
+        "static": 1,
+        "two-a-step": 2,
+        "three-steps": 2,
+        "one-step": 4,
+        "sequential": 2,
+        "dynamic": 3,
+        "dynamic-quota": 2,
+        "threshold": 2,
+        "factor": 2,
+        "entropy": 3,
+    }
+
+
+@pytest.mark.parametrize("alignment", ["own", "next"])
+def test_infos_say_what_a_call_did(alignment):
+    """Blocks from position 0, the first with the end of the prompt; steps counted in each; stores of their own."""
+    stub = dataclasses.replace(STUB, alignment=alignment)
+    spec = dataclasses.replace(SPEC, alignment=alignment)
+    decoder = decode.BlockDenoising(stub, SIZE, spec, rule="static", fuse_store=False, fuse_prompt=False)
+    request = tiny_request(5, prompts=((3, 1, 4, 1, 5, 9), (2, 7)))
+    _, info = decode.trace(decoder, None, request, decoder.Knobs(steps=2), n=6)
+    info = jax.tree.map(np.asarray, info)
+    assert info.at[:4, 0].tolist() == [4, 8, 8, 8] and info.at[:4, 1].tolist() == [0, 4, 4, 4]
+    assert info.stored[:4, 0].tolist() == [False, True, False, False]
+    assert info.reads[:4, 0].tolist() == [True, False, True, True]
+    assert info.step[[0, 2, 3], 0].tolist() == [0, 0, 1]
+    shown = [info.where[i, 0].nonzero()[0].tolist() for i in range(6)]
+    assert shown == [[2, 3], [], [0, 1], [2, 3], [], []] and info.where[0, 1].nonzero()[0].tolist() == [2, 3]
+    hidden = jnp.asarray(info.hidden[0])
+    np.testing.assert_array_equal(stub.logits(None, hidden).argmax(-1)[0, 2:], info.tokens[0, 0, 2:])
+
+
+def test_a_stop_token_ends_a_row_inside_its_block():
+    text = STUB.expected([3, 1, 4, 1, *[None] * 8])[4:]
+    decoder = decode.BlockDenoising(STUB, SIZE, SPEC, rule="static")
+    request = tiny_request(8, prompts=((3, 1, 4, 1),), stop=(text[1],))
+    result = decode.run(decoder, None, request)
+    assert result.completions() == [text[:2]] and result.reasons.tolist() == [decode.Reason.STOP]
+    assert result.network_calls.tolist() == [2]
+    late = ReleasedDenoising(STUB, SIZE, SPEC, program="evaluation", rule="static")
+    released = decode.run(late, None, request)
+    assert released.completions() == [text[:4]] and released.reasons.tolist() == [decode.Reason.STOP]
+    assert released.network_calls.tolist() == [1 + 4 + 1], "the whole block, and its store"
+
+
+@pytest.mark.parametrize("rule", ["random", pytest.param("dynamic", marks=pytest.mark.slow)])
+def test_a_budget_cuts_a_text_and_changes_nothing_before_it(rule):
+    stub = dataclasses.replace(STUB, sharpness=2.0)
+    decoder = decode.BlockDenoising(stub, SIZE, SPEC, rule=rule)
+    knobs = decoder.Knobs(temperature=1.0, steps=2)
+    whole = decode.run(decoder, None, tiny_request(15, seed=3), knobs).completions()
+    for new in (1, 2, 6, 9):
+        cut = decode.run(decoder, None, tiny_request(new, seed=3), knobs).completions()
+        assert cut == [tokens[:new] for tokens in whole]
+
+
+@pytest.mark.parametrize("alignment", ["own", pytest.param("next", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rule", ["random", pytest.param("static", marks=pytest.mark.slow)])
+def test_fusions_change_no_token(rule, alignment):
+    """Drawn tokens too: noise belongs to a step of a block, not to a call."""
+    stub = dataclasses.replace(STUB, sharpness=2.0, alignment=alignment)
+    spec, request = dataclasses.replace(SPEC, alignment=alignment), tiny_request((NEW, 4, 14), seed=2)
+    results = []
+    for rides, opens in itertools.product((True, False), repeat=2):
+        decoder = decode.BlockDenoising(
+            stub, SIZE, spec, rule=rule, fuse_store=rides, fuse_prompt=opens, log_probs=True
+        )
+        results.append(decode.run(decoder, None, request, decoder.Knobs(temperature=1.0, steps=3)))
+    for other in results[1:]:
+        assert other.completions() == results[0].completions()
+        assert other.reasons.tolist() == results[0].reasons.tolist()
+        np.testing.assert_allclose(other.log_probs, results[0].log_probs, atol=1e-6)
+    calls = np.asarray([result.network_calls for result in results])
+    assert (calls[0] < calls[1]).any() and (calls[0] < calls[2]).all() and (calls[1] < calls[3]).all()
+
+
+@pytest.mark.parametrize("alignment", ["next", pytest.param("own", marks=pytest.mark.slow)])
+def test_fusions_and_batches_change_no_token_of_a_model(alignment):
+    network, params = tiny_blocks(), tiny_blocks_params(1, 3.0)
+    spec = TokenSpec(mask=31, alignment=alignment)
+    request = tiny_request((NEW, 4, 14), seed=2)
+    results = []
+    for fused in (True, False):
+        decoder = decode.BlockDenoising(
+            network, SIZE, spec, rule="dynamic", fuse_store=fused, fuse_prompt=fused, log_probs=True
+        )
+        knobs = decoder.Knobs(temperature=1.0, steps=2, threshold=0.5)
+        results.append(decode.run(decoder, params, request, knobs))
+        for i in range(len(PROMPTS)):
+            alone = decode.run(decoder, params, request.take([i]), knobs)
+            assert alone.completions() == results[-1].completions()[i : i + 1]
+            assert alone.network_calls.tolist() == results[-1].network_calls[i : i + 1].tolist()
+    fused, plain = results
+    assert fused.completions() == plain.completions()
+    np.testing.assert_allclose(fused.log_probs, plain.log_probs, atol=2e-5)
+    assert (fused.network_calls < plain.network_calls).all()
+    assert len({tuple(tokens) for tokens in plain.completions()}) == len(PROMPTS)
+
+
+def test_a_cached_block_is_one_read_in_a_whole_text():
+    """What a step reads of its block behind the cache is what a call on the whole text reads there."""
+    network, params = tiny_blocks(), tiny_blocks_params(1)
+    decoder = decode.BlockDenoising(network, SIZE, TokenSpec(mask=31, alignment="own"), rule="static")
+    request = tiny_request(14, prompts=((3, 1, 4, 1, 5),))
+    _, (tokens, info) = decode.trace(
+        decoder, params, request, decoder.Knobs(steps=2), n=7, record=canvas_and_info
+    )
+    for step in range(1, 6):
+        start = int(info.at[step, 0])
+        seen = jnp.asarray(tokens[step - 1])[:, : start + 4]
+        whole = hidden_of(network, params, seen)
+        np.testing.assert_allclose(whole[:, start:], info.hidden[step], atol=2e-5)
+    assert len(np.unique(np.asarray(info.at)[1:6])) > 2
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def hidden_of(network, params, tokens):
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    return network.forward(params, tokens, positions).hidden
+
+
+def canvas_and_info(state, info):
+    """Records the canvas and what a call did."""
+    return state.rows.tokens, info
+
+
+def test_holes_are_filled_block_by_block():
+    """Given tokens of a later block are not seen before it; a block without a hole is stored as it is."""
+    texts = ([3, None, None, 4, None, None, None, 2, 5, 6, 7, 8, None, None], [None, None, 1])
+    request = decode.make_request(
+        [[token or 0 for token in text] for text in texts],
+        given=[[token is not None for token in text] for text in texts],
+        max_new_tokens=0,
+    )
+    want = []
+    for text in texts:
+        known: list[int | None] = list(text)
+        for start in range(0, len(text), 4):
+            known[: start + 4] = STUB.expected(known[: start + 4])
+        want.append(known)
+    for rides, opens in itertools.product((True, False), repeat=2):
+        decoder = decode.BlockDenoising(STUB, SIZE, SPEC, rule="static", fuse_store=rides, fuse_prompt=opens)
+        result = decode.run(decoder, None, request)
+        found = [row[:n] for row, n in zip(result.tokens.tolist(), result.lengths.tolist(), strict=True)]
+        assert found == want
+        assert result.generated.tolist() == [text.count(None) for text in texts]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: decode.BlockDenoising(rule="mood"), "rule must be one of static, dynamic, .*, not 'mood'"),
+        (lambda: refused(steps=5), "steps must be at most the block's 4, not 5"),
+        (lambda: refused(steps=0), "steps must be at least 1, not 0"),
+        (lambda: refused(threshold=0.9), "threshold needs rule dynamic or threshold, not static"),
+        (lambda: refused(entropy=0.3), "entropy needs rule entropy, not static"),
+        (lambda: refused(rule="entropy", steps=2), "steps needs rule static or .* or random, not entropy"),
+        (lambda: refused(rule="factor", factor=-1.0), "factor must be at least 0, not -1.0"),
+        (lambda: refused(spec=TokenSpec(alignment="own")), "the checkpoint's token spec has none"),
+        (lambda: refused(network=StubCausal()), "networks of visibility 'block', but this one's is 'causal'"),
+        (
+            lambda: decode.BlockDenoising().bind(StubCausal(), SIZE, SPEC),
+            "networks of visibility 'block', but this one's is 'causal'",
+        ),
+        (
+            lambda: decode.BlockDenoising().bind(StubDenoiser(), SIZE, SPEC),
+            "networks of visibility 'block', but this one's is 'full'",
+        ),
+        (
+            lambda: refused(spec=dataclasses.replace(SPEC, alignment="next"), prompts=((1,), ())),
+            "row 1 does not begin with a given token, and logits of alignment 'next'",
+        ),
+        (lambda: refused(prompts=((1, 10),)), "row 0 gives the mask token 10 at position 1"),
+        (lambda: ReleasedDenoising(program="mood"), "program must be one of generate, .*, not 'mood'"),
+        (lambda: ReleasedDenoising(rule="random"), "rule must be one of static, .*entropy, not 'random'"),
+        (lambda: ReleasedDenoising(log_probs=True), "ReleasedDenoising keeps no log-probabilities"),
+    ],
+)
+def test_bad_input_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def refused(
+    network: Any = STUB, spec: TokenSpec = SPEC, prompts: Any = ((1,),), rule: str = "static", **knobs: Any
+) -> Any:
+    decoder = decode.BlockDenoising(network, SIZE, spec, rule=rule)
+    return decode.run(decoder, None, tiny_request(2, prompts=prompts), decoder.Knobs(**knobs))
+
+
+# What released programs do otherwise
+
+
+def test_jetengine_falls_back_to_the_left():
+    """With a token given in the middle of a block, its neighbours are the surest."""
+    request = decode.make_request([[0, 0, 3, 0]], given=[[False, False, True, False]], max_new_tokens=0)
+    shown = {}
+    for program in ("evaluation", "jetengine"):
+        decoder = ReleasedDenoising(STUB, 8, SPEC, program=program, rule="dynamic")
+        _, info = decode.trace(decoder, None, request, decoder.Knobs(threshold=0.99), n=3)
+        shown[program] = np.asarray(info.where[:, 0]).nonzero()[1].tolist()
+    assert shown == {"evaluation": [1, 0, 3], "jetengine": [0, 1, 3]}
+
+
+def test_confidence_after_truncation_is_one_with_top_k_one():
+    """So that a dynamic step of `generate.py` reveals the whole block."""
+    request = tiny_request(8, prompts=((3, 1, 4, 1),))
+    calls = {}
+    for program in ("generate", "evaluation"):
+        decoder = ReleasedDenoising(STUB, SIZE, SPEC, program=program, rule="dynamic")
+        knobs = decoder.Knobs(temperature=1.0, top_k=1, threshold=0.9)
+        result = decode.run(decoder, None, request, knobs)
+        assert result.completions() == [STUB.expected([3, 1, 4, 1, *[None] * 8])[4:]]
+        calls[program] = int(result.network_calls[0])
+    assert calls == {"generate": 1 + 2 * 2, "evaluation": 1 + 2 * 5}

@@ -1,0 +1,260 @@
+"""Residual decoding, direct and as a veto: what a head reveals, when it is asked, what the zero head is worth."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+from plain_canvas import residual_count
+
+from paradec_jax import decode
+from paradec_jax.config import TokenSpec
+from paradec_jax.decode.released import ReleasedVeto
+from paradec_jax.testing import (
+    PROMPTS,
+    StubDenoiser,
+    StubHead,
+    tiny_blocks,
+    tiny_blocks_params,
+    tiny_head,
+    tiny_head_params,
+    tiny_request,
+)
+
+SIZE, BUDGETS = 24, (11, 3, 14)
+STUB = StubDenoiser(block=4, sharpness=6.0)
+SPEC = TokenSpec(mask=STUB.mask, alignment="own", pad=9)
+PARAMS = {"network": None, "head": None}
+REAL = TokenSpec(mask=31, alignment="own")
+
+
+def run(
+    kind: type, head: Any, knobs: dict[str, Any] | None = None, budgets: Any = BUDGETS, **options: Any
+) -> Any:
+    """A decode on the stub."""
+    alignment = options.pop("alignment", "own")
+    stub, spec = (dataclasses.replace(x, alignment=alignment) for x in (STUB, SPEC))
+    if isinstance(head, StubHead):
+        head = dataclasses.replace(head, of=stub)
+    decoder = kind(stub, SIZE, spec, head=head, **options)
+    return decode.run(decoder, PARAMS, tiny_request(budgets, seed=2), decoder.Knobs(**(knobs or {})))
+
+
+@functools.cache
+def base(rule: str = "static", **knobs: Any) -> Any:
+    decoder = decode.BlockDenoising(STUB, SIZE, SPEC, rule=rule)
+    return decode.run(decoder, None, tiny_request(BUDGETS, seed=2), decoder.Knobs(**knobs))
+
+
+def totals(result: Any) -> list[tuple[int, ...]]:
+    """Calls, positions and the head's calls of each row."""
+    return list(
+        zip(*(result.counts[n].tolist() for n in ("network_calls", "positions", "head_calls")), strict=True)
+    )
+
+
+RIGHT, LIAR = StubHead(STUB), StubHead(STUB, "liar")
+
+
+# Direct decoding
+
+
+@pytest.mark.parametrize("alignment", ["own", pytest.param("next", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("steps", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_right_head_writes_what_one_a_step_writes(steps, fused, alignment):
+    """A right head lies if its cache lacks a block, or holds what was said of one that was not complete."""
+    fusions = {"fuse_store": fused, "fuse_prompt": fused}
+    result = run(decode.Residual, RIGHT, rule="static", head_steps=steps, alignment=alignment, **fusions)
+    assert result.completions() == base().completions()
+    stub = dataclasses.replace(STUB, alignment=alignment)
+    assert totals(result) == [
+        residual_count(4, steps, fused, stub, len(prompt), new)
+        for prompt, new in zip(PROMPTS, BUDGETS, strict=True)
+    ]
+
+
+def test_a_liar_is_believed():
+    """Direct decoding asks nobody: the first token of a call is the network's, the next one the head's."""
+    result = run(decode.Residual, LIAR, rule="static")
+    assert all(a != b for a, b in zip(result.completions(), base().completions(), strict=True))
+    assert totals(result) == totals(run(decode.Residual, RIGHT, rule="static"))
+
+
+def test_a_head_without_confidence_is_the_base_decoder():
+    """No step of the head is sure enough: the base's text and calls; where much was revealed nobody asks."""
+    plain = base()
+    unsure = run(decode.Residual, LIAR, {"head_threshold": 2.0}, rule="static", head_steps=3)
+    assert unsure.completions() == plain.completions()
+    assert unsure.network_calls.tolist() == plain.network_calls.tolist()
+    idle = run(decode.Residual, LIAR, {"enough": 1}, rule="static", head_steps=3)
+    assert idle.completions() == plain.completions()
+    stores = [
+        sum(p % 4 == 0 for p in range(len(prompt) + 1, len(prompt) + new - 1))
+        + (len(prompt) >= 4 and new > 1)
+        for prompt, new in zip(PROMPTS, BUDGETS, strict=True)
+    ]
+    assert idle.counts["head_calls"].tolist() == stores, "what remains is the head's cache"
+    assert (unsure.counts["head_calls"] > idle.counts["head_calls"]).all()
+
+
+def test_a_head_goes_on_while_it_is_sure():
+    """Confidences fall with the distance from what is revealed: of three steps those that reach the threshold."""
+    beside = float(np.exp(3.0) / (np.exp(3.0) + STUB.vocab_size - 1))
+    free = run(decode.Residual, RIGHT, rule="static", head_steps=3)
+    some = run(decode.Residual, RIGHT, {"head_threshold": beside - 0.01}, rule="static", head_steps=3)
+    none = run(decode.Residual, RIGHT, {"head_threshold": beside + 0.01}, rule="static", head_steps=3)
+    assert totals(some) == totals(free) and none.network_calls.tolist() == base().network_calls.tolist()
+    zero = run(decode.Residual, "zero", {"head_threshold": beside - 0.01}, rule="static", head_steps=3)
+    assert zero.network_calls.tolist() == base().network_calls.tolist(), (
+        "whose next one is a position further"
+    )
+
+
+@pytest.mark.parametrize("head", ["zero", RIGHT], ids=["zero", "right"])
+def test_the_threshold_of_the_heads_steps(head):
+    """Head rule "dynamic": everything above the threshold of the rule, at least one."""
+    knobs = {"threshold": 0.3}
+    one = run(decode.Residual, head, knobs, rule="dynamic", head_steps=1)
+    all_ = run(decode.Residual, head, knobs, rule="dynamic", head_rule="dynamic", head_steps=1)
+    assert one.completions() == all_.completions() == base("dynamic", **knobs).completions()
+    assert (np.asarray(all_.network_calls) <= np.asarray(one.network_calls)).all()
+    strict = run(decode.Residual, head, {"threshold": 2.0}, rule="dynamic", head_rule="dynamic", head_steps=1)
+    assert totals(strict) == totals(run(decode.Residual, head, rule="static", head_steps=1))
+
+
+def model_run(decoder: Any, knobs: Any = None, head: bool = True, batch: Any = (0, 1, 2)) -> Any:
+    """A decode on a small transformer with a head of random weights."""
+    params = {"network": tiny_blocks_params(gain=3.0), "head": tiny_head_params()}
+    bound = decoder.bind(tiny_blocks(), SIZE, REAL)
+    request = tiny_request(BUDGETS, seed=2).take(list(batch))
+    return decode.run(bound, params if head else params["network"], request, knobs)
+
+
+def test_the_zero_head_takes_the_surest_of_a_call():
+    """K steps of a head that adds nothing are one step with a quota of K + 1."""
+    for steps, quota in ((1, 2), (3, 1)):
+        zero = model_run(decode.Residual(head="zero", head_steps=steps, rule="static"))
+        plain = decode.BlockDenoising(rule="static")
+        wanted = model_run(plain, plain.Knobs(steps=quota), head=False)
+        assert zero.completions() == wanted.completions()
+        assert zero.network_calls.tolist() == wanted.network_calls.tolist()
+        assert "head_calls" not in zero.counts
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_fusions_and_batches_change_nothing(temperature):
+    """With a real head: alone or in a batch, with stores and prompts riding or not."""
+    knobs = decode.Residual.Knobs(temperature=temperature, threshold=0.6)
+    made = []
+    for fused in (True, False):
+        decoder = decode.Residual(
+            head=tiny_head(), head_steps=2, fuse_store=fused, fuse_prompt=fused, log_probs=True
+        )
+        whole = model_run(decoder, knobs)
+        made.append(whole)
+        for row in range(3):
+            alone = model_run(decoder, knobs, batch=[row])
+            assert alone.completions() == whole.completions()[row : row + 1]
+            assert {n: c.tolist() for n, c in alone.counts.items()} == {
+                n: c[row : row + 1].tolist() for n, c in whole.counts.items()
+            }
+    fused, plain = made
+    assert fused.completions() == plain.completions()
+    np.testing.assert_allclose(fused.log_probs, plain.log_probs, atol=1e-4)
+    assert (fused.network_calls < plain.network_calls).all()
+    assert (fused.counts["head_calls"] <= plain.counts["head_calls"]).all()
+
+
+def test_residuals_change_what_is_written():
+    """A real head is heard, by its scale, and in both mixes."""
+    texts = []
+    for mix, scale in (("sum", None), ("sum", 20.0), ("none", None)):
+        decoder = decode.Residual(head=tiny_head(), head_steps=2, rule="static", mix=mix)
+        texts.append(model_run(decoder, decoder.Knobs(scale=scale)).completions())
+    assert texts[0] != texts[1] and texts[0] != texts[2]
+    silent = decode.Residual(head=tiny_head(), head_steps=2, rule="static")
+    zero = decode.Residual(head="zero", head_steps=2, rule="static")
+    assert model_run(silent, silent.Knobs(scale=0.0)).completions() == model_run(zero).completions()
+
+
+# Veto
+
+
+@pytest.mark.parametrize("judge", ["change", "confidence"])
+def test_a_veto_leaves_masked_what_the_head_doubts(judge):
+    knobs = {"threshold": 0.3}
+    plain = base("dynamic", **knobs)
+    trusting = run(decode.ResidualVeto, "zero", knobs, judge=judge)
+    assert trusting.completions() == plain.completions() and "head_calls" not in trusting.counts
+    assert trusting.network_calls.tolist() == plain.network_calls.tolist()
+    doubting = run(
+        decode.ResidualVeto, LIAR, {**knobs, **({"delta": 0.5} if judge == "change" else {})}, judge=judge
+    )
+    assert doubting.completions() == plain.completions(), "the head reveals nothing itself"
+    calls = np.asarray(doubting.network_calls)
+    if judge == "confidence":  # with all revealed each looks alike, so the leftmost one stays
+        assert calls.tolist() == base("static").network_calls.tolist()
+    assert (calls > np.asarray(plain.network_calls)).any()
+    assert (doubting.counts["head_calls"] > 0).all()
+
+
+def test_a_head_that_agrees_vetoes_nothing():
+    knobs = {"threshold": 0.3}
+    right = run(decode.ResidualVeto, RIGHT, knobs, judge="change")
+    assert right.network_calls.tolist() == base("dynamic", **knobs).network_calls.tolist()
+    alone = run(decode.ResidualVeto, RIGHT, knobs, judge="change", fuse_store=False, fuse_prompt=False)
+    blind = run(ReleasedVeto, RIGHT, knobs, judge="change")
+    assert blind.network_calls.sum() > alone.network_calls.sum(), "without its cache it errs"
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: decode.Residual(head="none"),
+            "head must be a residual head's network, or 'zero', not 'none'",
+        ),
+        (lambda: decode.Residual(head_steps=0), "head_steps must be at least 1, not 0"),
+        (lambda: decode.Residual(mix="both"), "mix must be one of sum, none, not 'both'"),
+        (
+            lambda: decode.Residual(head_rule="factor"),
+            "head_rule must be one of static, dynamic, not 'factor'",
+        ),
+        (
+            lambda: decode.Residual(rule="static", head_rule="dynamic"),
+            "must be dynamic or threshold, not 'static'",
+        ),
+        (
+            lambda: decode.Residual(head="zero", mix="none"),
+            "mix 'none' takes the head's answer .* not be 'zero'",
+        ),
+        (lambda: run(decode.Residual, "zero", {"scale": 2.0}), "scale needs heads of at least 1, not 0"),
+        (lambda: run(decode.Residual, RIGHT, {"scale": -2.0}), "scale must be at least 0"),
+        (lambda: run(decode.Residual, RIGHT, {"head_threshold": -1.0}), "head_threshold must be at least 0"),
+        (lambda: run(decode.Residual, RIGHT, {"enough": 0}), "enough must be at least 1, not 0"),
+        (lambda: run(decode.Residual, RIGHT, {"steps": 5}), "steps must be at most the block's 4, not 5"),
+        (lambda: run(decode.Residual, None), r"bind\(network, size\)"),
+        (
+            lambda: decode.run(
+                decode.Residual(STUB, SIZE, SPEC, head=StubHead(StubDenoiser(block=2))),
+                PARAMS,
+                tiny_request(2),
+            ),
+            "corrects blocks of 2, but the network's have 4: it is another's",
+        ),
+        (lambda: decode.ResidualVeto(judge="mood"), "judge must be one of change, confidence, not 'mood'"),
+        (
+            lambda: run(decode.ResidualVeto, RIGHT, {"delta": 1.0}, judge="confidence"),
+            "delta needs judge change",
+        ),
+        (lambda: run(decode.ResidualVeto, RIGHT, {"factor": 1.0}), "factor needs rule factor, not dynamic"),
+    ],
+)
+def test_bad_input_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,361 @@
+"""Speculative residual decoding: the base decoder's text, whoever drafts; calls by exact formulas; what riding saves.
+
+The base decoder is `BlockDenoising` of the same rule, knobs and keys. "A liar costs calls, never a token."
+"""
+
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from chi_square import excess
+from plain_canvas import drafted_block_count
+
+from paradec_jax import decode
+from paradec_jax.config import TokenSpec
+from paradec_jax.decode.released import LossyPositionWise, ReleasedSpeculative
+from paradec_jax.testing import (
+    PROMPTS,
+    JointBlocks,
+    StubDenoiser,
+    StubHead,
+    tiny_blocks,
+    tiny_blocks_params,
+    tiny_head,
+    tiny_head_params,
+    tiny_request,
+)
+
+SIZE, BUDGETS = 32, (22, 3, 17)
+STUB = StubDenoiser(block=8, sharpness=6.0)
+PARAMS = {"network": None, "head": None}
+HEADS = {kind: StubHead(STUB, kind) for kind in ("right", "liar", "random")} | {"zero": "zero"}
+RULES = {
+    "static": ("static", {}),
+    "quotas": ("static", {"steps": 5}),
+    "dynamic": ("dynamic", {"threshold": 0.2}),
+    "threshold": ("threshold", {"threshold": 0.3}),
+}
+
+
+def on(alignment: str, sharpness: float = 6.0) -> tuple[StubDenoiser, TokenSpec]:
+    stub = dataclasses.replace(STUB, alignment=alignment, sharpness=sharpness)
+    return stub, TokenSpec(mask=STUB.mask, alignment=alignment, pad=9)
+
+
+@functools.cache
+def base(rule: str, alignment: str = "own", temperature: float = 0.0, **options: Any) -> Any:
+    """The base decoder's result."""
+    stub, spec = on(alignment, 3.0 if temperature else 6.0)
+    name, knobs = RULES[rule]
+    decoder = decode.BlockDenoising(stub, SIZE, spec, rule=name, log_probs=True, **options)
+    knobs = decoder.Knobs(temperature=temperature, **knobs)
+    return decode.run(decoder, None, tiny_request(BUDGETS, seed=4), knobs)
+
+
+@functools.cache
+def drafted(
+    rule: str, head: str, alignment: str = "own", temperature: float = 0.0, knobs: Any = (), **options: Any
+) -> Any:
+    """The speculative decoder's."""
+    stub, spec = on(alignment, 3.0 if temperature else 6.0)
+    name, own = RULES[rule]
+    by = HEADS[head]
+    by = by if isinstance(by, str) else dataclasses.replace(by, of=stub)
+    decoder = decode.ResidualSpeculative(stub, SIZE, spec, head=by, rule=name, log_probs=True, **options)
+    values = decoder.Knobs(temperature=temperature, **own, **dict(knobs))
+    return decode.run(decoder, PARAMS, tiny_request(BUDGETS, seed=4), values)
+
+
+def assert_same(result: Any, wanted: Any) -> None:
+    """Tokens, reasons and log-probabilities."""
+    assert result.completions() == wanted.completions()
+    assert result.reasons.tolist() == wanted.reasons.tolist()
+    np.testing.assert_allclose(result.log_probs, wanted.log_probs, atol=1e-5)
+
+
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+# The base decoder's text
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("rule", ["quotas", "dynamic", slow("static"), slow("threshold")])
+@pytest.mark.parametrize("head", HEADS)
+def test_it_writes_what_its_base_writes(head, rule, temperature):
+    """Greedy and sampled, token for token; K 2 to 4, riding or not; never in more calls than the base."""
+    wanted = base(rule, temperature=temperature)
+    for most, ride in itertools.product((3,) if rule == "quotas" else (2, 4), (True, False)):
+        result = drafted(rule, head, temperature=temperature, candidates=most, ride=ride)
+        assert_same(result, wanted)
+        calls, before = np.asarray(result.network_calls), np.asarray(wanted.network_calls)
+        if head == "liar" and not temperature:
+            assert (calls == before).all(), "a liar saves nothing"
+        elif head == "liar":
+            assert (calls <= before).all(), "its noise is the base's, so chance may make it right"
+        else:
+            assert (calls <= before).all() and calls.sum() < before.sum()
+        assert ("head_calls" in result.counts) == (head != "zero")
+
+
+@pytest.mark.parametrize("head", ["random", slow("right"), slow("liar"), slow("zero")])
+def test_logits_about_the_next_position(head):
+    for temperature in (0.0, 0.7):
+        wanted = base("dynamic", "next", temperature)
+        assert_same(drafted("dynamic", head, "next", temperature), wanted)
+
+
+def test_unfused_calls():
+    plain = {"fuse_store": False, "fuse_prompt": False}
+    for head in ("right", "random"):
+        result = drafted("dynamic", head, temperature=0.7, ride=False, **plain)
+        assert_same(result, base("dynamic", temperature=0.7, **plain))
+
+
+def test_stop_tokens_and_holes():
+    """A draft that holds a stop token ends its row; given tokens in a block are seen by drafts."""
+    stub, spec = on("own")
+    texts = ([3, None, None, 4, None, None, None, 2, 5, 6, 7, 8, None, None, None, None, 1], [None] * 3 + [1])
+    holes = decode.make_request(
+        [[token or 0 for token in text] for text in texts],
+        given=[[token is not None for token in text] for text in texts],
+        max_new_tokens=(3, 9),
+    )
+    for request in (tiny_request(BUDGETS, stop=(0, 6)), holes):
+        plain = decode.BlockDenoising(stub, SIZE, spec, rule="static")
+        wanted = decode.run(plain, None, request)
+        for head in ("right", "random"):
+            by = dataclasses.replace(HEADS[head], of=stub)
+            decoder = decode.ResidualSpeculative(stub, SIZE, spec, head=by, rule="static", candidates=4)
+            result = decode.run(decoder, PARAMS, request)
+            assert result.tokens.tolist() == wanted.tokens.tolist()
+            assert result.reasons.tolist() == wanted.reasons.tolist()
+            assert result.network_calls.sum() < wanted.network_calls.sum()
+
+
+def test_it_has_the_law_of_its_base():
+    """Random positions one at a time keep the joint law (4,000 draws), whatever is drafted of them."""
+    joint = JointBlocks(3, 4, tuple(np.random.default_rng(5).gamma(0.5, size=81).tolist()), 2)
+    keys = jax.random.split(jax.random.key(11), 4_000)
+    request = decode.make_request(np.zeros((4_000, 0)), max_new_tokens=4, keys=keys)
+    spec = TokenSpec(mask=joint.mask, alignment="own")
+    decoder = decode.ResidualSpeculative(joint, 4, spec, head="zero", rule="random", candidates=2)
+    plain = decode.BlockDenoising(joint, 4, spec, rule="random")
+    result = decode.run(decoder, PARAMS, request, decoder.Knobs(temperature=1.0))
+    wanted = decode.run(plain, None, request, plain.Knobs(temperature=1.0))
+    assert result.tokens.tolist() == wanted.tokens.tolist()
+    assert excess(np.asarray(result.tokens), joint.law, 3) < 4
+    assert result.network_calls.sum() < wanted.network_calls.sum()
+
+
+# Calls
+
+
+CASES = [
+    ("right", {"candidates": 3}, {}),
+    ("right", {"candidates": 3, "ride": False}, {"rides": False}),
+    ("right", {"candidates": 8}, {}),
+    ("liar", {"candidates": 3}, {"right": False}),
+    ("zero", {"candidates": 4}, {"head": False}),
+    (
+        "right",
+        {"candidates": 4, "ride": False, "fuse_store": False, "fuse_prompt": False},
+        {"rides": False, "fused": False},
+    ),
+]
+
+
+@pytest.mark.parametrize(("head", "options", "formula"), CASES)
+def test_calls_are_those_of_the_formula(head, options, formula):
+    """Network calls, positions and head calls of a head that is right, or never; a zero head has none.
+
+    On this stub the zero head is right too: confidences fall from left to right, before a reveal and after it.
+    """
+    result = drafted("static", head, **options)
+    names = ["network_calls", "positions"] + ["head_calls"] * (head != "zero")
+    counts = list(zip(*(result.counts[name].tolist() for name in names), strict=True))
+    assert counts == [
+        drafted_block_count(8, options["candidates"], STUB, len(prompt), new, **formula)[: len(names)]
+        for prompt, new in zip(PROMPTS, BUDGETS, strict=True)
+    ]
+
+
+def test_what_riding_saves():
+    """Whole blocks of 8, K = 3: after its first step a block takes 3 calls; the last one rides, or 1 more follows."""
+    stub, spec = on("own")
+    request = tiny_request(24, prompts=((1,) * 8,))
+    calls = {}
+    for ride in (True, False):
+        decoder = decode.ResidualSpeculative(stub, 40, spec, head="zero", rule="static", ride=ride)
+        calls[ride] = int(decode.run(decoder, PARAMS, request).network_calls[0])
+    assert calls == {True: 1 + 3 * 3, False: 3 * (1 + 3)}
+    plain = decode.BlockDenoising(stub, 40, spec, rule="static")
+    assert int(decode.run(plain, None, request).network_calls[0]) == 24
+
+
+def test_adaptive_drafts():
+    """No draft is sure enough, or enough is revealed: the base's calls; the head stores where nobody asks."""
+    wanted = base("static")
+    unsure = drafted("static", "right", knobs=(("head_threshold", 2.0),))
+    idle = drafted("static", "right", knobs=(("enough", 1),))
+    for result in (unsure, idle):
+        assert_same(result, wanted)
+        assert result.network_calls.tolist() == wanted.network_calls.tolist()
+        assert result.positions.tolist() == wanted.positions.tolist(), "there is nothing to verify"
+    assert (idle.counts["head_calls"] < unsure.counts["head_calls"]).all()
+    beside = float(np.exp(3.0) / (np.exp(3.0) + STUB.vocab_size - 1))  # of the position beside a revealed one
+    sure = drafted("static", "right", candidates=4, knobs=(("head_threshold", beside - 0.01),))
+    free = drafted("static", "right", candidates=4)
+    assert sure.network_calls.tolist() == free.network_calls.tolist()
+    zero = drafted("static", "zero", candidates=4, knobs=(("head_threshold", beside - 0.01),))
+    assert zero.network_calls.tolist() == wanted.network_calls.tolist(), "its next one is a position further"
+
+
+def test_one_program_for_the_grid_of_thresholds():
+    """Thresholds of network and head are knobs: mapped over, each has its own counts."""
+    stub, spec = on("own")
+    decoder = decode.ResidualSpeculative(stub, SIZE, spec, head="zero", rule="dynamic")
+
+    def calls(threshold, head_threshold):
+        knobs = decoder.Knobs(threshold=threshold, head_threshold=head_threshold)
+        return decode.run(decoder, PARAMS, tiny_request(BUDGETS), knobs).network_calls.sum()
+
+    one, other = jnp.asarray([0.2, 0.9]), jnp.asarray([0.1, 0.95])
+    grid = np.asarray(jax.jit(jax.vmap(lambda t: jax.vmap(lambda h: calls(t, h))(other)))(one))
+    assert len(np.unique(grid)) >= 3 and (grid[0] <= grid[1]).all() and (grid[:, 0] <= grid[:, 1]).all()
+
+
+# A transformer
+
+
+PROMPTS_OF_8 = tuple(tuple(int(t) for t in np.random.default_rng(i).integers(0, 30, 3 + i)) for i in range(8))
+
+
+@pytest.mark.parametrize(
+    ("rule", "temperature", "alignment"),
+    [
+        ("dynamic", 0.7, "own"),
+        ("static", 0.0, "next"),
+        slow("static", 0.7, "own"),
+        slow("dynamic", 0.0, "own"),
+        slow("dynamic", 0.7, "next"),
+    ],
+)
+def test_a_transformer_repeats_its_base(rule, temperature, alignment):
+    """A head of random weights, batches of 1 and 8, K 2 to 4, riding or not."""
+    network, params = tiny_blocks(), {"network": tiny_blocks_params(gain=3.0), "head": tiny_head_params()}
+    spec = TokenSpec(mask=31, alignment=alignment)
+    request = tiny_request(13, prompts=PROMPTS_OF_8, seed=1)
+    plain = decode.BlockDenoising(network, 24, spec, rule=rule, log_probs=True)
+    knobs = {"temperature": temperature, **({"threshold": 0.4} if rule == "dynamic" else {})}
+    wanted = decode.run(plain, params["network"], request, plain.Knobs(**knobs))
+    for head, most, ride in ((tiny_head(), 3, True), (tiny_head(), 2, False), ("zero", 4, True)):
+        decoder = decode.ResidualSpeculative(
+            network, 24, spec, head=head, rule=rule, candidates=most, ride=ride, log_probs=True
+        )
+        result = decode.run(decoder, params, request, decoder.Knobs(**knobs))
+        assert result.completions() == wanted.completions()
+        np.testing.assert_allclose(result.log_probs, wanted.log_probs, atol=1e-4)
+        assert (result.network_calls <= wanted.network_calls).all()
+        for row in (2, 5):
+            alone = decode.run(decoder, params, request.take([row]), decoder.Knobs(**knobs))
+            assert alone.completions() == wanted.completions()[row : row + 1]
+            assert {n: int(c[0]) for n, c in alone.counts.items()} == {
+                n: int(c[row]) for n, c in result.counts.items()
+            }
+
+
+# What the machine sees
+
+
+def test_infos_and_drafts():
+    """What is verified in a call is what the state before it showed as drafts."""
+    stub, spec = on("own")
+    decoder = decode.ResidualSpeculative(stub, SIZE, spec, head=HEADS["right"], rule="static")
+    _, (shown, lengths, info) = decode.trace(
+        decoder, PARAMS, tiny_request(14, prompts=((1,) * 8,)), n=5, record=drafts_and_info(decoder)
+    )
+    shown, lengths, info = jax.tree.map(np.asarray, (shown[:, 0], lengths[:, 0], info))
+    assert info.at[:, 0].tolist() == [8, 8, 8, 16, 16] and info.step[:3, 0].tolist() == [1, 4, 7]
+    assert info.accepted[:, 0].tolist() == [2, 2, 1, 2, 2] and info.exists.all(axis=-1).tolist() == [
+        [True],
+        [True],
+        [False],
+        [True],
+        [True],
+    ]
+    assert info.follows[:, 0].tolist() == [False, False, True, False, False]
+    for before in (0, 3):
+        drafted_tokens = shown[before][:2]
+        start = lengths[before] - info.at[before + 1, 0]
+        assert info.candidates[before + 1, 0, -1, start : start + 2].tolist() == drafted_tokens.tolist()
+
+
+@functools.cache
+def drafts_and_info(decoder):
+    def record(state, info):
+        return decoder.drafts(state), state.rows.length, info
+
+    return record
+
+
+# Released programs
+
+
+def test_the_released_loop_needs_more_calls():
+    """Its drafts are a reveal behind and its head sees no context: the same text, later; and whole blocks of it."""
+    stub, spec = on("own")
+    calls = {}
+    for context in (False, True):
+        decoder = ReleasedSpeculative(stub, SIZE, spec, head=HEADS["right"], context=context)
+        result = decode.run(decoder, PARAMS, tiny_request(BUDGETS))
+        for tokens, wanted in zip(result.completions(), base("static").completions(), strict=True):
+            assert tokens[: len(wanted)] == wanted
+        calls[context] = int(result.network_calls.sum())
+    fresh = drafted("static", "right").network_calls
+    assert calls[False] > calls[True] > int(fresh.sum())
+
+
+def test_positions_judged_one_by_one_are_not_lossless():
+    network, params = tiny_blocks(), {"network": tiny_blocks_params(gain=3.0), "head": None}
+    spec, request = TokenSpec(mask=31, alignment="own"), tiny_request(13, prompts=PROMPTS_OF_8)
+    plain = decode.run(decode.BlockDenoising(network, 24, spec, rule="static"), params["network"], request)
+    lossy = decode.run(LossyPositionWise(network, 24, spec, head="zero"), params, request)
+    assert lossy.completions() != plain.completions()
+    assert all(len(tokens) == 13 for tokens in lossy.completions())
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: decode.ResidualSpeculative(candidates=1),
+            "candidates must be at least 2, .* it is BlockDenoising",
+        ),
+        (lambda: decode.ResidualSpeculative(fuse_store=False), "ride needs fuse_store"),
+        (lambda: decode.ResidualSpeculative(rule="mood"), "rule must be one of static, .*, not 'mood'"),
+        (lambda: decode.ResidualSpeculative(head="one"), "or 'zero', not 'one'"),
+        (
+            lambda: decode.ResidualSpeculative(head=HEADS["right"]).bind(
+                dataclasses.replace(STUB, block=None), SIZE, on("own")[1]
+            ),
+            "networks of visibility 'block', but this one's is 'full'",
+        ),
+        (lambda: ReleasedSpeculative(candidates=0), "candidates must be at least 1, not 0"),
+        (lambda: ReleasedSpeculative(log_probs=True), "ReleasedSpeculative keeps no log-probabilities"),
+        (lambda: LossyPositionWise(candidates=1), "candidates must be at least 2, not 1"),
+        (lambda: LossyPositionWise(log_probs=True), "LossyPositionWise keeps no log-probabilities"),
+    ],
+)
+def test_bad_input_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,235 @@
+"""The loss of block diffusion: against blocks read one by one, both forms, both alignments, what counts."""
+
+import dataclasses
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paradec_jax.config import TokenSpec
+from paradec_jax.families import PRESETS, init_params, network_of
+from paradec_jax.losses import BlockRules, block_diffusion_loss
+from paradec_jax.losses.block_streams import doubled_mask, layout_of, masks_of
+from paradec_jax.noise import BlockNoise
+from paradec_jax.noise.blocks import KINDS
+
+MASK, BLOCK = 31, 4
+SPECS = {name: TokenSpec(mask=MASK, alignment=name) for name in ("own", "next")}
+CONFIG = dataclasses.replace(PRESETS["test-sdar"], layers=2, block=BLOCK)
+NETWORK = network_of(CONFIG)
+# Two samples and padding; a sample that ends inside a block.
+LENGTHS = ((8, 12, 0), (11, 4, 5))
+POSITIONS = np.asarray([[*range(8), *range(12)], [*range(11), *range(4), 0, 0, 0, 0, 0]])
+SAMPLES = np.asarray([[0] * 8 + [1] * 12, [0] * 11 + [1] * 4 + [2] * 5])
+BATCH = {
+    "tokens": np.random.default_rng(0).integers(0, 30, POSITIONS.shape),
+    "labelled": (SAMPLES < 2) & (POSITIONS >= 1) & ((POSITIONS >= 3) | (SAMPLES == 1)),
+    "positions": POSITIONS,
+}
+RECORDED = BATCH | {
+    "hidden": BATCH["labelled"] & (np.random.default_rng(1).random(POSITIONS.shape) < 0.6),
+    "probability": np.where(SAMPLES == 0, 0.5, 0.8).astype(np.float32),
+}
+
+
+@functools.cache
+def params_of():
+    return jax.jit(lambda: jax.tree.map(lambda x: 2 * x, init_params(CONFIG, jax.random.key(0))))()
+
+
+@functools.cache
+def step_of(alignment, rules, chunk):
+    objective = block_diffusion_loss(NETWORK, SPECS[alignment], rules, chunk=chunk)
+    return jax.jit(jax.value_and_grad(objective, has_aux=True))
+
+
+def graded(batch, alignment="own", rules=BlockRules(), chunk=None, key=0):  # noqa: B008
+    """Loss, metrics and gradients."""
+    (loss, metrics), grads = step_of(alignment, rules, chunk)(params_of(), None, batch, jax.random.key(key))
+    return loss, metrics, grads
+
+
+# Where samples and blocks lie
+
+
+def test_samples_and_blocks_of_packed_rows():
+    layout = jax.tree.map(np.asarray, layout_of(jnp.asarray(POSITIONS), BLOCK))
+    np.testing.assert_array_equal(layout.samples, SAMPLES)
+    np.testing.assert_array_equal(layout.positions[0], POSITIONS[0])
+    np.testing.assert_array_equal(layout.positions[1, 15:], range(5))
+    assert layout.blocks.tolist()[0] == [i // 4 for i in range(20)]
+    assert layout.blocks.tolist()[1] == [*[0] * 4, *[1] * 4, *[2] * 3, *[3] * 4, *[4] * 4, 5]
+    rows = layout_of(jnp.asarray([[0, 1, 2, 3], [0, 0, 1, 0]]), jnp.asarray([2, 4]))
+    assert rows.blocks.tolist() == [[0, 0, 1, 1], [0, 1, 1, 2]]
+    assert rows.samples.tolist() == [[0, 0, 0, 0], [0, 1, 1, 2]]
+    empty = layout_of(jnp.zeros((1, 3), int), 2)
+    assert empty.samples.tolist() == [[0, 0, 0]] and empty.positions.tolist() == [[0, 1, 2]]
+
+
+def test_the_masks_are_as_drawn():
+    """Two samples of one row, the first with two blocks of two."""
+    layout = layout_of(jnp.asarray([[0, 1, 2, 3, 0, 1]]), 2)
+    clean, noisy, before = (np.asarray(mask[0]).astype(int).tolist() for mask in masks_of(layout))
+    pair, none = [[1, 1, 0, 0, 0, 0]] * 2, [[0] * 6] * 2
+    last = [[0, 0, 0, 0, 1, 1]] * 2
+    assert clean == [*pair, *[[1, 1, 1, 1, 0, 0]] * 2, *last]
+    assert noisy == [*pair, *[[0, 0, 1, 1, 0, 0]] * 2, *last]
+    assert before == [*none, *[[1, 1, 0, 0, 0, 0]] * 2, *none]
+    whole = np.asarray(doubled_mask(layout)[0]).astype(int)
+    np.testing.assert_array_equal(
+        whole, np.block([[np.array(noisy), np.array(before)], [np.zeros((6, 6)), np.array(clean)]])
+    )
+
+
+# The loss
+
+
+@functools.cache
+def reader():
+    @jax.jit
+    def said(params, tokens, positions):
+        return NETWORK.logits(params, NETWORK.forward(params, tokens, positions).hidden)
+
+    return said
+
+
+def log_probabilities(tokens):
+    """log p of one sequence as the network reads it by itself, [T, V]."""
+    padded = np.zeros((1, 16), int)
+    padded[0, : len(tokens)] = tokens
+    # What follows the sequence begins a block of its own, so that nobody sees it.
+    positions = np.arange(16) + BLOCK * (np.arange(16) >= len(tokens))
+    logits = np.asarray(reader()(params_of(), padded, positions[None]), np.float64)[0, : len(tokens)]
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
+def by_hand(batch, alignment):
+    """The loss: each block is read alone after the clean blocks before it."""
+    total, labelled = 0.0, 0
+    for row, lengths in enumerate(LENGTHS):
+        starts = np.cumsum([0, *lengths])
+        for start, length in zip(starts, lengths, strict=False):
+            tokens = batch["tokens"][row, start : start + length]
+            hidden = batch["hidden"][row, start : start + length]
+            marks = batch["labelled"][row, start : start + length].copy()
+            if alignment == "next":
+                hidden, marks[:1] = hidden & (np.arange(length) > 0), False
+            labelled += marks.sum()
+            noisy = np.where(hidden, MASK, tokens)
+            for i in np.flatnonzero(hidden):
+                first = i - i % BLOCK
+                if alignment == "next" and i == first:
+                    said = log_probabilities(tokens[:first])[i - 1]
+                else:
+                    after = min(first + BLOCK, length)
+                    said = log_probabilities([*tokens[:first], *noisy[first:after]])
+                    said = said[i - (alignment == "next")]
+                total -= said[tokens[i]] / batch["probability"][row, start + i]
+    return total / labelled
+
+
+@pytest.mark.parametrize("alignment", SPECS)
+def test_a_hidden_token_sees_its_noisy_block_and_the_clean_ones_before(alignment):
+    batch = RECORDED
+    if alignment == "next":  # a first token that is labelled has nothing that predicts it
+        batch = batch | {"labelled": batch["labelled"] | (POSITIONS == 0) & (SAMPLES == 1)}
+        batch = batch | {"hidden": batch["hidden"] | (POSITIONS == 0) & (SAMPLES == 1)}
+    loss, metrics, _ = graded(batch, alignment)
+    np.testing.assert_allclose(loss, by_hand(batch, alignment), rtol=2e-5)
+    hidden = batch["hidden"] & ((POSITIONS > 0) | (alignment == "own"))
+    marks = batch["labelled"] & ((POSITIONS > 0) | (alignment == "own"))
+    np.testing.assert_allclose(metrics["hidden"], hidden.sum() / marks.sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("alignment", "kind", "blocks"), [("own", "sample", None), ("next", "count", (2, 4, 8))]
+)
+def test_two_forwards_are_the_doubled_layout(alignment, kind, blocks):
+    """In loss and gradients, with blocks of one length and of several."""
+    rules = BlockRules(BlockNoise(kind), blocks)
+    two = graded(BATCH, alignment, rules)
+    one = graded(BATCH, alignment, dataclasses.replace(rules, doubled=True))
+    assert float(two[0]) > 0 and float(two[1]["hidden"]) > 0
+    chex.assert_trees_all_close(two, one, rtol=2e-5, atol=1e-5)
+
+
+def test_rows_of_one_batch_have_blocks_of_several_lengths():
+    """Where whole samples are hidden, longer blocks show less; drawn lengths give what the mean of them gives."""
+    rows = 32
+    batch = {
+        "tokens": np.broadcast_to(BATCH["tokens"][:1, 8:], (rows, 12)),
+        "labelled": np.broadcast_to(np.arange(12) > 0, (rows, 12)),
+        "positions": np.broadcast_to(np.arange(12), (rows, 12)),
+        "hidden": np.broadcast_to(np.arange(12) > 0, (rows, 12)),
+        "probability": np.ones((rows, 12), np.float32),
+    }
+    short, long = (float(graded(batch, rules=BlockRules(blocks=(n,)))[0]) for n in (2, 6))
+    mixed = float(graded(batch, rules=BlockRules(blocks=(2, 6)))[0])
+    share = (mixed - long) / (short - long)
+    assert abs(short - long) > 1e-2 and 0.2 < share < 0.8
+    assert abs(share * rows - round(share * rows)) < 0.1
+
+
+def test_packed_samples_count_as_they_do_alone():
+    packed, _, grads = graded(RECORDED)
+    total, summed = 0.0, jax.tree.map(jnp.zeros_like, grads)
+    for row, lengths in enumerate(LENGTHS):
+        starts = np.cumsum([0, *lengths])
+        for start, length in zip(starts, lengths[:2], strict=False):
+            at = slice(start, start + length)
+            extra = [(0, 0), (0, 16 - length)]  # one program for all
+            alone = {name: np.pad(values[row : row + 1, at], extra) for name, values in RECORDED.items()}
+            loss, _, found = graded(alone)
+            weight = alone["labelled"].sum() / RECORDED["labelled"].sum()
+            total += weight * loss
+            summed = jax.tree.map(lambda s, g, w=weight: s + w * g, summed, found)
+    chex.assert_trees_all_close((packed, grads), (total, summed), rtol=2e-5, atol=1e-5)
+
+
+def test_the_clean_copy_learns_through_what_it_shows():
+    """Hidden tokens of a second block: the embedding of clean tokens of the first has a gradient."""
+    hidden = (SAMPLES == 0) & (POSITIONS >= 4) & (POSITIONS < 8) & (np.arange(2) == 0)[:, None]
+    tokens = np.where((POSITIONS < 4) & (SAMPLES == 0), 7, 9)
+    batch = BATCH | {"tokens": tokens, "hidden": hidden, "labelled": hidden}
+    batch |= {"probability": np.ones(hidden.shape, np.float32)}
+    _, _, grads = graded(batch)
+    norms = np.linalg.norm(np.asarray(grads["embedding"]), axis=-1)
+    assert norms[7] > 1e-4 and norms[MASK] > 1e-4 and norms[5] == 0
+
+
+def test_a_batch_without_labels_costs_nothing():
+    loss, metrics, grads = graded(BATCH | {"labelled": np.zeros_like(BATCH["labelled"])})
+    assert loss == 0 and metrics["hidden"] == 0 and metrics["accuracy"] == 0
+    assert all(np.isfinite(leaf).all() and not np.any(leaf) for leaf in jax.tree.leaves(grads))
+
+
+def test_chunks_change_nothing():
+    chex.assert_trees_all_close(graded(RECORDED), graded(RECORDED, chunk=7), rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_follow_the_key(kind):
+    rules = BlockRules(BlockNoise(kind))
+    first, second, again = (graded(BATCH, rules=rules, key=key)[0] for key in (0, 1, 0))
+    assert first != second and first == again
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: block_diffusion_loss(NETWORK, TokenSpec()), "trained with a mask token"),
+        (lambda: block_diffusion_loss(NETWORK, SPECS["own"], chunk=0), "chunk must be at least 1, not 0"),
+        (lambda: BlockRules(blocks=()), "at least one of them"),
+        (lambda: BlockRules(blocks=(4, 0)), "lengths of at least 1"),
+        (
+            lambda: block_diffusion_loss(network_of(PRESETS["test-causal"]), SPECS["own"]),
+            "without blocks of its own needs the lengths of blocks",
+        ),
+    ],
+)
+def test_what_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

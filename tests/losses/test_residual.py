@@ -1,0 +1,411 @@
+"""The loss of a residual head: against blocks read one by one, both alignments, reveals, objectives, what is kept."""
+
+import dataclasses
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paradec_jax.config import ResidualHeadConfig, TokenSpec
+from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
+from paradec_jax.losses import ResidualRules, residual_loss
+from paradec_jax.losses.cross_entropy import token_losses
+from paradec_jax.losses.residual import Unrolling
+from paradec_jax.models.residual_head import init_params as begin
+from paradec_jax.noise import choose
+
+MASK, BLOCK, K = 31, 4, 2
+SPECS = {name: TokenSpec(mask=MASK, alignment=name) for name in ("own", "next")}
+CONFIG = dataclasses.replace(PRESETS["test-sdar"], layers=1, block=BLOCK)
+BACKBONE = network_of(CONFIG)
+HEAD = network_of(ResidualHeadConfig.of(CONFIG, layers=1))
+# Two samples in the first row, one and padding in the second.
+POSITIONS = np.asarray([[*range(8), *range(8)], [*range(12), 0, 0, 0, 0]])
+SAMPLES = np.asarray([[0] * 8 + [1] * 8, [0] * 12 + [1] * 4])
+BATCH = {
+    "tokens": np.random.default_rng(0).integers(0, 30, POSITIONS.shape),
+    "labelled": (POSITIONS >= 2) & ((SAMPLES == 0) | (np.arange(2)[:, None] == 0)),
+    "positions": POSITIONS,
+}
+RECORDED = BATCH | {
+    "hidden": BATCH["labelled"] & (POSITIONS % BLOCK != 1),
+    "probability": np.where(SAMPLES == 0, 0.5, 0.8).astype(np.float32),
+}
+GIVEN = jax.tree.map(jnp.asarray, RECORDED)
+
+
+@functools.cache
+def params_of(network, seed=0):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda s: jnp.asarray(0.4 * rng.normal(size=s.shape), s.dtype), parameter_shapes(network.config)
+    )
+
+
+@functools.cache
+def backbone_params():
+    return jax.tree.map(lambda x: 2 * x, init_params(CONFIG, jax.random.key(0)))
+
+
+@functools.cache
+def step_of(alignment, rules, chunk):
+    objective = residual_loss(BACKBONE, HEAD, SPECS[alignment], rules, chunk=chunk)
+    return jax.jit(jax.value_and_grad(objective, has_aux=True))
+
+
+def graded(batch=RECORDED, alignment="own", rules=ResidualRules(K), chunk=None, params=None, key=0):  # noqa: B008
+    """Loss, metrics and gradients."""
+    params = params_of(HEAD) if params is None else params
+    (loss, metrics), grads = step_of(alignment, rules, chunk)(
+        params, backbone_params(), batch, jax.random.key(key)
+    )
+    return loss, metrics, grads
+
+
+@functools.cache
+def unrolled(alignment="own", rules=ResidualRules(K)):  # noqa: B008
+    unrolling = Unrolling(BACKBONE, HEAD, SPECS[alignment], rules, None)
+
+    @jax.jit
+    def run(params, frozen, batch, key):
+        texts = unrolling.texts(batch, key)
+        steps = unrolling.unroll(params, frozen, texts, key)
+        return steps, unrolling.judge(frozen, texts, steps)
+
+    return run(params_of(HEAD), backbone_params(), RECORDED, jax.random.key(3))
+
+
+# As a decoder reads it: one block after the cached clean blocks before it
+
+
+def samples():
+    """Row, first place, number of positions of each sample that has labelled tokens."""
+    return [(0, 0, 8), (0, 8, 8), (1, 0, 12)]
+
+
+@jax.jit
+def of_block(params, frozen, clean, noisy, start, residual_before):
+    """What backbone and head say of a block: of y and, from `residual_before` and a, the residual of it."""
+    length = clean.shape[0]
+    cached = BACKBONE.forward(frozen, clean[None], jnp.arange(length)[None])
+    positions = (start + jnp.arange(BLOCK))[None]
+    seen = jnp.asarray(start)[None]
+    out = BACKBONE.forward(frozen, noisy[None], positions, Prefix(cached.kv, seen))
+    table = BACKBONE.embedding(frozen)
+    clean_base, base = residual_before
+    first = HEAD.forward(params, table[clean][None], jnp.arange(length)[None], hidden=clean_base[None])
+    second = HEAD.forward(params, table[noisy][None], positions, Prefix(first.kv, seen), hidden=base[None])
+    return cached.hidden[0], out.hidden[0], first.hidden[0], second.hidden[0]
+
+
+def test_steps_are_those_of_blocks_read_alone():
+    """Head inputs of the backbone and residuals, each block after the clean ones before it."""
+    steps, _ = unrolled()
+    run = functools.partial(of_block, params_of(HEAD), backbone_params())
+    for row, first, size in samples():
+        for start in range(0, size, BLOCK):
+            whole, place = slice(first, first + size), slice(first + start, first + start + BLOCK)
+            clean = jnp.asarray(BATCH["tokens"][row, whole])
+            noisy = jnp.where(RECORDED["hidden"][row, place], MASK, clean[start : start + BLOCK])
+            nothing = (jnp.zeros((size, CONFIG.width)), jnp.zeros((BLOCK, CONFIG.width)))
+            a_clean, a, *_ = run(clean, noisy, start, nothing)
+            chex.assert_trees_all_close(steps.start.noisy[row, place], a, atol=1e-4)
+            for k, step in enumerate(steps.each):
+                tokens = step.tokens[row, place]
+                _, taught, r_clean, r = run(clean, tokens, start, (a_clean, a))
+                chex.assert_trees_all_close(steps.taught[k, row, place], taught, atol=1e-4)
+                chex.assert_trees_all_close(step.residual.noisy[row, place], r, atol=1e-4)
+                a_clean, a = a_clean + r_clean, a + r
+
+
+def kl(teacher, student):
+    p, q = (np.asarray(x, np.float64) for x in (teacher, student))
+    p, q = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (p, q))
+    return (np.exp(p) * (p - q)).sum(-1)
+
+
+@pytest.mark.parametrize("alignment", SPECS)
+def test_divergences_and_normalisers(alignment):
+    steps, (values, found) = unrolled(alignment)
+
+    def logits(vectors):
+        return BACKBONE.logits(backbone_params(), jnp.asarray(vectors))
+
+    def predicting(noisy):
+        noisy, clean = np.asarray(noisy), np.asarray(steps.start.clean)
+        if alignment == "own":
+            return noisy
+        before = np.where((POSITIONS % BLOCK == 0)[..., None], np.roll(clean, 1, 1), np.roll(noisy, 1, 1))
+        return np.where((POSITIONS == 0)[..., None], 0, before)
+
+    for k, step in enumerate(steps.each):
+        still = np.asarray(step.still)
+        teacher = logits(predicting(steps.taught[k]))
+        mine = logits(predicting(step.base.noisy + step.residual.noisy))
+        plain = logits(predicting(steps.start.noisy))
+        np.testing.assert_allclose(values[k][still], kl(teacher, mine)[still], atol=1e-4)
+        np.testing.assert_allclose(found["kl"][k][still], kl(teacher, mine)[still], atol=1e-4)
+        np.testing.assert_allclose(found["uncorrected_kl"][k][still], kl(teacher, plain)[still], atol=1e-4)
+        same = np.argmax(teacher, -1) == np.argmax(mine, -1)
+        np.testing.assert_array_equal(found["agreement"][k][still], same[still])
+        first = still & (POSITIONS % BLOCK == 0)
+        assert first.any()
+        if alignment == "next":  # the head says nothing of a block's first position
+            np.testing.assert_allclose(values[k][first], 0, atol=1e-5)
+        assert (values[k][still & ~first] > 1e-3).mean() > 0.9
+
+
+@pytest.mark.parametrize("normaliser", ["selfnorm", "official", "mean"])
+def test_losses_of_steps(normaliser):
+    rules = ResidualRules(K, normaliser=normaliser)
+    reveals = np.zeros((2, K, 16), bool)
+    reveals[0, 0, [2, 6]] = reveals[0, 1, 3] = reveals[1, 0, 8] = True
+    batch = GIVEN | {"reveals": jnp.asarray(reveals)}
+    loss, metrics, _ = graded(batch, rules=rules)
+    unrolling = Unrolling(BACKBONE, HEAD, SPECS["own"], rules, None)
+    texts = unrolling.texts(batch, jax.random.key(0))
+    steps = unrolling.unroll(params_of(HEAD), backbone_params(), texts, jax.random.key(0), batch["reveals"])
+    values = np.asarray(unrolling.judge(backbone_params(), texts, steps)[0], np.float64)
+    inverse, want, still = 1 / RECORDED["probability"], [], RECORDED["hidden"]
+    for k in range(K):
+        still = still & ~reveals[:, k]
+        weights = np.where(still, 1.0 if normaliser == "mean" else inverse, 0)
+        total = weights.sum()
+        if normaliser == "official":
+            total = BATCH["labelled"].sum() - inverse[RECORDED["hidden"] & ~still].sum()
+        want.append((weights * values[k]).sum() / total)
+    np.testing.assert_allclose(loss, np.mean(want), rtol=1e-4)
+    judged = sum((RECORDED["hidden"] & ~reveals[:, : k + 1].any(1)).sum() for k in range(K))
+    np.testing.assert_allclose(metrics["judged"], judged / BATCH["labelled"].sum(), rtol=1e-6)
+
+
+# What the head begins with, what is trained
+
+
+def test_a_head_that_adds_nothing_is_the_uncorrected_backbone():
+    params = begin(HEAD.config, jax.random.key(0), "zero_gain")
+    _, metrics, grads = graded(params=params)
+    assert metrics["kl_ratio"] == pytest.approx(1, abs=1e-5) and metrics["kl"] > 1e-3
+    assert metrics["agreement"] == metrics["uncorrected_agreement"]
+    moved = {path for path, leaf in grads.items() if any(np.any(x) for x in jax.tree.leaves(leaf))}
+    assert moved == {"final_norm"}  # the first update moves it, and the next ones the rest
+
+
+def test_a_step_carries_no_gradient_to_its_base_but_to_its_input():
+    """With two steps, the gradient of the second reaches the first residual through the head's input alone."""
+    rules = ResidualRules(K)
+    unrolling = Unrolling(BACKBONE, HEAD, SPECS["own"], rules, None)
+
+    def second(params, stopped):
+        texts = unrolling.texts(GIVEN, jax.random.key(3))
+        steps = unrolling.unroll(params, backbone_params(), texts, jax.random.key(3))
+        last = steps.each[-1]
+        if stopped:
+            base = jax.lax.stop_gradient(last.base)
+            residual = unrolling.residual(params, backbone_params(), texts, last.tokens, base)
+            last = last._replace(residual=residual)
+        only = steps._replace(each=[last], taught=steps.taught[-1:])
+        return jnp.sum(unrolling.judge(backbone_params(), texts, only)[0])
+
+    gradient = jax.jit(jax.grad(second), static_argnums=1)
+    whole, cut = (gradient(params_of(HEAD), stopped) for stopped in (False, True))
+    apart = [float(jnp.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (whole, cut)), strict=True)]
+    assert min(apart) > 1e-5
+
+    def of_base(base):
+        texts = unrolling.texts(GIVEN, jax.random.key(3))
+        steps = unrolling.unroll(params_of(HEAD), backbone_params(), texts, jax.random.key(3))
+        step = steps.each[0]._replace(base=step_base(steps.each[0].base, base))
+        only = steps._replace(each=[step], taught=steps.taught[:1])
+        return jnp.sum(unrolling.judge(backbone_params(), texts, only)[0])
+
+    assert not jnp.any(jax.jit(jax.grad(of_base))(jnp.zeros(())))
+
+
+def step_base(streams, shift):
+    return streams._replace(noisy=streams.noisy + shift)
+
+
+def test_nothing_flows_into_the_backbone():
+    objective = residual_loss(BACKBONE, HEAD, SPECS["own"], ResidualRules(K), chunk=None)
+    gradient = jax.jit(
+        jax.grad(lambda frozen: objective(params_of(HEAD), frozen, GIVEN, jax.random.key(0))[0])
+    )
+    assert not any(jnp.any(leaf) for leaf in jax.tree.leaves(gradient(backbone_params())))
+
+
+# Reveals
+
+
+@pytest.mark.parametrize("counts", [(1,), (2,), (1, 3)])
+def test_reveals_of_a_block(counts):
+    """As many as one of the counts says, all alike, whatever the other blocks hold."""
+    rows = 4000
+    still = jnp.broadcast_to(jnp.asarray([1, 1, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0], bool), (rows, 12))
+    blocks = jnp.broadcast_to(jnp.arange(12) // BLOCK, (rows, 12))
+    chosen = np.asarray(jax.jit(choose)(jax.random.key(0), still, blocks, jnp.asarray(counts)))
+    assert not (chosen & ~np.asarray(still)).any()
+    of_first, of_second = chosen[:, :4].sum(1), chosen[:, 4:8].sum(1)
+    assert set(of_first) == {min(c, 3) for c in counts} and set(of_second) == {1}
+    share = np.mean([min(c, 3) / 3 for c in counts])
+    found = chosen[:, [0, 1, 3]].mean(axis=0)
+    assert (np.abs(found - share) < 4 * np.sqrt(0.25 / rows)).all()
+
+
+def test_reveals_of_rows_and_steps_differ():
+    steps, _ = unrolled()
+    hidden = RECORDED["hidden"]
+    before = hidden
+    for step in steps.each:
+        revealed = before & ~np.asarray(step.still)
+        for row, first, size in samples():
+            for start in range(first, first + size, BLOCK):
+                place = slice(start, start + BLOCK)
+                assert revealed[row, place].sum() == min(1, before[row, place].sum())
+        np.testing.assert_array_equal(
+            step.tokens, np.where(hidden & np.asarray(step.still), MASK, BATCH["tokens"])
+        )
+        before = np.asarray(step.still)
+
+
+@pytest.mark.parametrize("alignment", SPECS)
+def test_tokens_of_its_own(alignment):
+    """The best of the running sum, never the mask, where the truth would be revealed."""
+    steps, _ = unrolled(alignment, ResidualRules(K, tokens="own"))
+    truth, _ = unrolled(alignment)
+    base = steps.start.noisy
+    for k, step in enumerate(steps.each):
+        np.testing.assert_array_equal(step.still, truth.each[k].still)
+        before = np.roll(np.asarray(base), 1, axis=1)
+        if alignment == "next":
+            clean = np.roll(np.asarray(steps.start.clean), 1, axis=1)
+            base = np.where((POSITIONS % BLOCK == 0)[..., None], clean, before)
+        logits = np.array(BACKBONE.logits(backbone_params(), jnp.asarray(base)))
+        logits[..., MASK] = -np.inf
+        known = steps.each[k - 1].still if k else RECORDED["hidden"]
+        shown = np.asarray(known) & ~np.asarray(step.still)
+        assert shown.any()
+        np.testing.assert_array_equal(np.asarray(step.tokens)[shown], logits.argmax(-1)[shown])
+        base = step.base.noisy + step.residual.noisy
+    assert any(np.any(a.tokens != b.tokens) for a, b in zip(steps.each, truth.each, strict=True))
+
+
+def test_a_step_without_masked_positions_is_none():
+    hidden = np.zeros_like(RECORDED["hidden"])
+    hidden[0, [2, 3]] = True  # of one block: nothing is left after two steps
+    one = RECORDED | {"hidden": hidden}
+    loss, metrics, _ = graded(one, rules=ResidualRules(3))
+    same = graded(one, rules=ResidualRules(1))[0]
+    assert metrics["judged"] == pytest.approx(1 / BATCH["labelled"].sum())
+    assert np.isfinite(loss) and loss > 0 and same > 0
+    for normaliser in ("selfnorm", "official", "mean"):
+        alone = RECORDED | {"hidden": hidden & (np.arange(16) == 2)}
+        loss, _, grads = graded(alone, rules=ResidualRules(1, normaliser=normaliser))
+        assert loss == 0 and not any(jnp.any(leaf) for leaf in jax.tree.leaves(grads))
+
+
+# Other choices
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("objective", ["cross_entropy", "mse"])
+def test_objectives(objective, direct):
+    rules = ResidualRules(K, objective=objective, direct=direct)
+    steps, (values, found) = unrolled("own", rules)
+    logits = functools.partial(BACKBONE.logits, backbone_params())
+    for k, step in enumerate(steps.each):
+        said = step.residual.noisy + (0 if direct else step.base.noisy)
+        teacher, mine = logits(steps.taught[k]), logits(said)
+        want = np.mean(np.square(np.asarray(mine - teacher)), axis=-1)
+        if objective == "cross_entropy":
+            want = token_losses(mine, jnp.asarray(BATCH["tokens"]))[0]
+        np.testing.assert_allclose(values[k], want, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(found["kl"][k], kl(teacher, mine), atol=1e-4)
+    if direct:
+        chex.assert_trees_all_equal(steps.each[1].base, steps.each[0].residual)
+
+
+def test_chunks_change_nothing():
+    whole, cut = (graded(chunk=chunk) for chunk in (None, 3))
+    chex.assert_trees_all_close(whole, cut, rtol=1e-4, atol=1e-6)
+
+
+def test_lengths_of_blocks():
+    """One drawn for each row; a length that is not the backbone's reads other blocks."""
+    own, wide, mixed = (
+        graded(BATCH, rules=ResidualRules(blocks=blocks))[0] for blocks in (None, (8,), (4, 8))
+    )
+    same = graded(BATCH, rules=ResidualRules(blocks=(BLOCK,)))[0]
+    assert own == same and own != wide and np.isfinite(mixed)
+
+
+def test_the_noisy_stream_alone():
+    """Noisy blocks see the noisy ones before them: what is clean in a later block changes nothing before it."""
+    rules = ResidualRules(1, layout="infer_matched")
+    steps, _ = unrolled("own", rules)
+    positions = jnp.arange(12)[None]
+    tokens = jnp.where(jnp.asarray(RECORDED["hidden"][1, :12]), MASK, jnp.asarray(BATCH["tokens"][1, :12]))[
+        None
+    ]
+    want = BACKBONE.forward(backbone_params(), tokens, positions).hidden
+    chex.assert_trees_all_close(steps.start.noisy[1, :12], want[0], atol=1e-4)
+    table, step = BACKBONE.embedding(backbone_params()), steps.each[0]
+    want = HEAD.forward(params_of(HEAD), table[step.tokens[1:, :12]], positions, hidden=want).hidden
+    chex.assert_trees_all_close(step.residual.noisy[1, :12], want[0], atol=1e-4)
+
+
+def shapes_in(jaxpr):
+    """Shapes of everything that a program computes."""
+    for equation in jaxpr.eqns:
+        for value in equation.outvars:
+            yield getattr(value.aval, "shape", ())
+        for inner in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+        ):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from shapes_in(inner)
+
+
+@pytest.mark.parametrize("chunk", [2, None])
+def test_logits_never_lie_in_memory_whole(chunk):
+    config = dataclasses.replace(CONFIG, vocab_size=101)
+    backbone = network_of(config)
+    spec = dataclasses.replace(SPECS["own"], mask=100)
+    objective = residual_loss(backbone, HEAD, spec, ResidualRules(K), chunk=chunk)
+    frozen = jax.tree.map(lambda s: jnp.zeros(s.shape), parameter_shapes(config))
+    program = jax.make_jaxpr(jax.grad(lambda p: objective(p, frozen, GIVEN, jax.random.key(0))[0]))
+    largest = max(np.prod(shape) for shape in shapes_in(program(params_of(HEAD)).jaxpr) if 101 in shape[2:])
+    rows, length = POSITIONS.shape
+    assert largest == K * rows * (length if chunk is None else chunk) * 101
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"unroll": 0}, "unroll must be at least 1, not 0"),
+        ({"reveals": ()}, r"reveals must be numbers of at least 1, at least one of them, not \(\)"),
+        ({"reveals": (1, 0)}, "reveals must be numbers of at least 1"),
+        ({"blocks": (0,)}, "blocks must be numbers of at least 1"),
+        ({"normaliser": "sum"}, "normaliser must be one of selfnorm, official, mean, not 'sum'"),
+        ({"objective": "tvd"}, "objective must be one of kl, cross_entropy, mse"),
+        ({"layout": "packed"}, "layout must be one of doubled, infer_matched"),
+        ({"tokens": "best"}, "tokens must be one of truth, own"),
+    ],
+)
+def test_choices_that_cannot_be(changes, message):
+    with pytest.raises(ValueError, match=message):
+        ResidualRules(**changes)
+
+
+def test_what_cannot_be_trained():
+    with pytest.raises(ValueError, match="mask token"):
+        residual_loss(BACKBONE, HEAD, TokenSpec())
+    with pytest.raises(ValueError, match="needs the lengths of blocks"):
+        residual_loss(network_of(PRESETS["test-causal"]), HEAD, SPECS["own"])
+    with pytest.raises(ValueError, match="chunk must be at least 1, not 0"):
+        residual_loss(BACKBONE, HEAD, SPECS["own"], chunk=0)

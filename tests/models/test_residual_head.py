@@ -1,0 +1,252 @@
+"""The residual head: its definition in NumPy, what it sees, with a cache, prepared, its ways to begin, its axes."""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from paradec_jax.config import ResidualHeadConfig, check_fits
+from paradec_jax.decode.machine.network import CachedNetwork, Prefix
+from paradec_jax.families import PRESETS, init_params, logical_axes, matrix_axes, network_of, parameter_shapes
+from paradec_jax.models import axes
+from paradec_jax.models.residual_head import INITS
+from paradec_jax.models.residual_head import init_params as begin
+
+BACKBONE = PRESETS["test-sdar"]
+CONFIG = ResidualHeadConfig.of(BACKBONE, layers=2)
+NETWORK = network_of(CONFIG)
+BLOCK, WIDTH = CONFIG.block, CONFIG.width
+
+
+def random_params(config=CONFIG, seed=0):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda s: jnp.asarray(0.3 * rng.normal(size=s.shape) + 0.1, s.dtype), parameter_shapes(config)
+    )
+
+
+PARAMS = random_params()
+
+
+def inputs(length, batch=2, seed=1):
+    keys = jax.random.split(jax.random.key(seed))
+    return [jax.random.normal(key, (batch, length, WIDTH)) for key in keys]
+
+
+def positions_of(length, batch=2, start=0):
+    return jnp.broadcast_to(start + jnp.arange(length), (batch, length))
+
+
+@jax.jit
+def call(params, vectors, hidden, positions, prefix=None, mask=None):
+    return NETWORK.forward(params, vectors, positions, prefix, mask, hidden=hidden)
+
+
+def rms(x, gain):
+    return x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + CONFIG.norm_eps) * gain
+
+
+def turned(x, positions):
+    """Rotation of halves, x [T, heads, C]."""
+    half = x.shape[-1] // 2
+    angle = positions[:, None] * CONFIG.rope_base ** (-np.arange(half) / half)
+    angle = np.concatenate([angle, angle], axis=-1)[:, None]
+    other = np.concatenate([-x[..., half:], x[..., :half]], axis=-1)
+    return x * np.cos(angle) + other * np.sin(angle)
+
+
+def plain(params, vectors, hidden):
+    """The definition for one row, position after position."""
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    vectors, hidden = np.asarray(vectors, np.float64), np.asarray(hidden, np.float64)
+    x = np.concatenate([rms(vectors, p["embedding_norm"]), rms(hidden, p["hidden_norm"])], -1) @ p["fusion"]
+    positions, groups = np.arange(len(x)), CONFIG.heads // CONFIG.kv_heads
+    for i in range(CONFIG.layers):
+        layer = p[f"layer_{i}"]
+        mixing, normed = layer["attention"], rms(x, layer["attention_norm"])
+        q, k, v = (np.einsum("td,dhc->thc", normed, mixing[name]) for name in "qkv")
+        q, k = (turned(rms(y, mixing[f"{name}_norm"]), positions) for y, name in ((q, "q"), (k, "k")))
+        out = np.zeros_like(x)
+        for t in positions:
+            seen = (t // BLOCK + 1) * BLOCK
+            for h in range(CONFIG.heads):
+                scores = k[:seen, h // groups] @ q[t, h] / np.sqrt(CONFIG.head_dim)
+                weights = np.exp(scores - scores.max())
+                out[t] += weights / weights.sum() @ v[:seen, h // groups] @ mixing["out"][h]
+        x = x + out
+        normed, mlp = rms(x, layer["mlp_norm"]), layer["mlp"]
+        gate = normed @ mlp["gate"]
+        x = x + (gate / (1 + np.exp(-gate)) * (normed @ mlp["up"])) @ mlp["down"]
+    return rms(x, p["final_norm"])
+
+
+def test_its_definition():
+    length = 2 * BLOCK
+    vectors, hidden = inputs(length)
+    out = call(PARAMS, vectors, hidden, positions_of(length))
+    want = np.stack([plain(PARAMS, v, h) for v, h in zip(vectors, hidden, strict=True)])
+    np.testing.assert_allclose(out.hidden, want, atol=2e-5)
+    assert out.counts == {"head_calls": 1} and NETWORK.counters == ("head_calls",)
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_block_after_a_cache_is_the_block_in_the_whole(prepared):
+    params = NETWORK.prepare(PARAMS) if prepared else PARAMS
+    length = 3 * BLOCK
+    vectors, hidden = inputs(length)
+    whole = call(PARAMS, vectors, hidden, positions_of(length))
+    before = slice(0, 2 * BLOCK)
+    first = call(params, vectors[:, before], hidden[:, before], positions_of(2 * BLOCK))
+    cache = NETWORK.init_cache(jax.random.split(jax.random.key(0), 2), length)
+    cache = NETWORK.write(cache, first.kv, jnp.zeros(2, jnp.int32))
+    after = slice(2 * BLOCK, None)
+    prefix = Prefix(cache, jnp.full(2, 2 * BLOCK))
+    second = call(params, vectors[:, after], hidden[:, after], positions_of(BLOCK, start=2 * BLOCK), prefix)
+    chex.assert_trees_all_close(first.hidden, whole.hidden[:, before], atol=1e-5)
+    chex.assert_trees_all_close(second.hidden, whole.hidden[:, after], atol=1e-5)
+    chex.assert_trees_all_close(NETWORK.pick(whole.kv, jnp.full(2, 2 * BLOCK), BLOCK), second.kv, atol=1e-5)
+    if prepared:
+        assert "qkv" in params.params["layer_0"]["attention"] and NETWORK.prepare(params) is params
+
+
+def test_both_inputs_and_only_visible_ones_matter():
+    length = 2 * BLOCK
+    vectors, hidden = inputs(length)
+    base = call(PARAMS, vectors, hidden, positions_of(length)).hidden
+    for which in range(2):
+        changed = [vectors, hidden]
+        changed[which] = changed[which].at[:, BLOCK].add(1.0)
+        apart = np.abs(call(PARAMS, *changed, positions_of(length)).hidden - base).max(axis=(0, 2))
+        assert (apart[:BLOCK] == 0).all() and (apart[BLOCK:] > 1e-3).all()
+
+
+@pytest.mark.parametrize("init", INITS)
+def test_ways_to_begin(init):
+    params = begin(CONFIG, jax.random.key(0), init)
+    chex.assert_trees_all_equal_shapes_and_dtypes(params, parameter_shapes(CONFIG))
+    residual = call(params, *inputs(BLOCK), positions_of(BLOCK)).hidden
+    leaves = flatten_dict(params, sep="/")
+    gains = {path: leaf for path, leaf in leaves.items() if path.endswith("norm")}
+    if init == "normal_0.2":
+        every = np.concatenate([np.ravel(leaf) for leaf in leaves.values()])
+        assert abs(every.std() - 0.2) < 0.01 and abs(every.mean()) < 0.01
+        assert 0.1 < np.sqrt(np.mean(np.square(residual))) < 0.35
+        return
+    zero = {path for path, gain in gains.items() if not gain.any()}
+    assert zero == ({"final_norm"} if init == "zero_gain" else set())
+    assert all((gain == 1).all() for path, gain in gains.items() if path not in zero)
+    size = np.sqrt(np.mean(np.square(residual)))
+    assert size == 0 if init == "zero_gain" else abs(size - 1) < 0.01
+
+
+def test_the_default_begins_at_zero():
+    chex.assert_trees_all_equal(
+        init_params(CONFIG, jax.random.key(3)), begin(CONFIG, jax.random.key(3), "zero_gain")
+    )
+    with pytest.raises(ValueError, match=r"init must be one of normal_0\.2, ordinary, zero_gain, not 'zeros'"):
+        begin(CONFIG, jax.random.key(0), "zeros")
+
+
+LENGTHS = {
+    "embed": WIDTH,
+    "embed_pair": 2 * WIDTH,
+    "heads": CONFIG.heads,
+    "kv_heads": CONFIG.kv_heads,
+    "head_dim": CONFIG.head_dim,
+    "mlp": CONFIG.feed_forward,
+}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_every_parameter_has_its_axes(bias):
+    config = dataclasses.replace(CONFIG, qkv_bias=bias)
+    shapes = parameter_shapes(config)
+    found = flatten_dict(logical_axes(config, shapes), sep="/")
+    for path, leaf in flatten_dict(shapes, sep="/").items():
+        assert leaf.shape == tuple(LENGTHS[name] for name in found[path]), path
+    used = {id(axes.axes_of(axes.RESIDUAL_HEAD, path)) for path in found}
+    idle = {pattern for pattern, row in axes.RESIDUAL_HEAD.items() if id(row) not in used}
+    assert idle == (set() if bias else set(axes.BIASES))
+    assert matrix_axes(config)["^fusion$"] == ((0,), (1,))
+
+
+def test_work_of_a_call():
+    """By hand, without an output matrix."""
+    c = CONFIG
+    layer = (
+        2 * WIDTH * c.head_dim * (c.heads + c.kv_heads)
+        + 2 * c.head_dim
+        + 3 * WIDTH * c.feed_forward
+        + 2 * WIDTH
+    )
+    weights = c.layers * layer + 2 * WIDTH**2 + 3 * WIDTH
+    work = NETWORK.work(3, BLOCK, 10)
+    cached = 2 * c.layers * c.kv_heads * c.head_dim * 30
+    assert work.bytes == 4 * (weights + cached)
+    attention = 4 * c.layers * c.heads * c.head_dim * 3 * BLOCK * (10 + BLOCK)
+    assert work.flops == 2 * weights * 3 * BLOCK + attention
+    assert weights == sum(leaf.size for leaf in jax.tree.leaves(parameter_shapes(c)))
+
+
+def test_it_is_a_network_without_a_vocabulary():
+    assert isinstance(NETWORK, CachedNetwork)
+    assert (NETWORK.visibility, NETWORK.block, NETWORK.max_length) == ("block", BLOCK, BACKBONE.max_length)
+    assert NETWORK.vocab_size == 0
+    with pytest.raises(TypeError, match="has no output matrix"):
+        NETWORK.logits(PARAMS, jnp.zeros(WIDTH))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": 0}, "layers of a residual head must be 1 to 8, not 0"),
+        ({"layers": 9}, "layers of a residual head must be 1 to 8, not 9"),
+        ({"block": 0}, "block must be at least 1"),
+        ({"kv_heads": 3}, "heads 4 must be a multiple of kv_heads 3"),
+        ({"width": 18}, "18 does not split into 4 heads"),
+        ({"head_channels": 5}, "an even number of channels, not 5"),
+        ({"remat": "block"}, "remat must be 'none' or 'layer'"),
+    ],
+)
+def test_shapes_that_cannot_be(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIG, **changes)
+
+
+def test_a_head_of_another_backbone():
+    check_fits(dataclasses.replace(CONFIG, layers=5, feed_forward=7), BACKBONE)
+    for changes, message in (
+        ({"width": 2 * WIDTH}, "the residual head has width 32, but the backbone has 16: it is another's"),
+        ({"block": 2}, "the residual head has block 2, but the backbone has 4: it is another's"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_fits(dataclasses.replace(CONFIG, **changes), BACKBONE)
+    for refused in (PRESETS["test-causal"], PRESETS["test-mdlm"]):
+        with pytest.raises(ValueError, match=f"writes blocks, but one of family {refused.family} does not"):
+            check_fits(CONFIG, refused)
+
+
+def test_remat_changes_no_gradient():
+    def gradient(config):
+        network = network_of(config)
+
+        @jax.jit
+        def of(params):
+            vectors, hidden = inputs(BLOCK)
+            return jnp.sum(network.forward(params, vectors, positions_of(BLOCK), hidden=hidden).hidden ** 3)
+
+        return jax.grad(of)(PARAMS)
+
+    chex.assert_trees_all_close(
+        gradient(CONFIG), gradient(dataclasses.replace(CONFIG, remat="layer")), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(("preset", "millions"), [("sdar-1.7b", 159), ("sdar-4b", 316), ("sdar-8b", 612)])
+def test_sizes_of_the_released_heads(preset, millions):
+    shapes = parameter_shapes(ResidualHeadConfig.of(PRESETS[preset], layers=3))
+    assert round(sum(leaf.size for leaf in jax.tree.leaves(shapes)) / 1e6) == millions

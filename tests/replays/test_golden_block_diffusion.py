@@ -1,0 +1,120 @@
+"""Recorded arrays of SDAR's network: prompt, cache, a block on top of it, the layout of training.
+
+The folder is `PARADEC_GOLDEN/block_diffusion`, or `tests/golden/block_diffusion`; sizes, block length and mask id are
+read from it.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from recorded_block_diffusion import FOLDER, arrays, assert_close, model, positions_of
+
+from convert.engine import read_json
+from paradec_jax.decode import Prefix
+from paradec_jax.nn import masks
+
+pytestmark = pytest.mark.golden
+
+TOLERANCE = 2e-4
+READ = {  # arrays of forward.npz, each by the test that compares it
+    *("prefix_ids", "prefix_logits", "prefix_hidden", "cache_k", "cache_v"),
+    *("block_ids", "block_logits", "block_hidden"),
+    *("full_ids", "full_mask", "full_logits"),
+    *("dual_ids", "dual_positions", "dual_mask", "dual_logits", "dual_hidden"),
+}
+
+
+def row(name: str) -> jax.Array:
+    """A recorded array of integers as a batch of one."""
+    return jnp.asarray(arrays("forward")[name], jnp.int32)[None]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def call(network, params, tokens, positions, prefix=None, mask=None):
+    """Logits, head inputs, keys and values of a window."""
+    out = network.forward(params, tokens, positions, prefix, mask)
+    return network.logits(params, out.hidden), out.hidden, out.kv
+
+
+@functools.cache
+def prompt():
+    network, params, _ = model()
+    return call(network, params, row("prefix_ids"), positions_of(row("prefix_ids")))
+
+
+def test_every_recorded_array_is_compared():
+    assert arrays("forward").keys() == READ
+
+
+def test_the_model_is_the_one_that_the_folder_tells_of():
+    network, _, spec = model()
+    fields = read_json(FOLDER / "config.json")
+    assert (network.visibility, network.block) == ("block", fields["block_size"])
+    assert (spec.mask, spec.alignment) == (fields["mask_token_id"], "own")
+    assert spec.mask in arrays("forward")["block_ids"] and spec.mask not in arrays("forward")["prefix_ids"]
+
+
+def test_prompt():
+    logits, hidden, kv = prompt()
+    want = arrays("forward")
+    assert_close(logits[0], want["prefix_logits"], TOLERANCE)
+    assert_close(hidden[0], want["prefix_hidden"], TOLERANCE)
+    assert_close(jnp.stack([jnp.swapaxes(layer.k[0], -1, -2) for layer in kv]), want["cache_k"], TOLERANCE)
+    assert_close(jnp.stack([layer.v[0] for layer in kv]), want["cache_v"], TOLERANCE)
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["raw", "prepared"])
+def test_a_block_on_top_of_the_cache(prepared):
+    """Through a cache with room to spare, whose later positions are scratch."""
+    network, params, _ = model()
+    want, start = arrays("forward"), row("prefix_ids").shape[1]
+    tokens = row("block_ids")
+    cache = network.init_cache(jnp.zeros(1), start + tokens.shape[1])
+    cache = network.write(cache, prompt()[2], jnp.zeros(1, jnp.int32))
+    params = network.prepare(params) if prepared else params
+    prefix = Prefix(cache, jnp.array([start]))
+    logits, hidden, _ = call(network, params, tokens, positions_of(tokens, start), prefix)
+    assert_close(logits[0], want["block_logits"], TOLERANCE)
+    assert_close(hidden[0], want["block_hidden"], TOLERANCE)
+
+
+def test_all_blocks_without_a_cache():
+    network, params, _ = model()
+    want, tokens = arrays("forward"), row("full_ids")
+    positions = positions_of(tokens)
+    np.testing.assert_array_equal(masks.block_causal(positions, network.block)[0], want["full_mask"])
+    logits, _, _ = call(network, params, tokens, positions)
+    assert_close(logits[0], want["full_logits"], TOLERANCE)
+    block = want["block_logits"]
+    assert_close(logits[0, -len(block) :], block, TOLERANCE)
+
+
+def test_the_doubled_layout_of_training():
+    network, params, _ = model()
+    want, half = arrays("forward"), row("dual_ids").shape[1] // 2
+    positions, block = row("dual_positions")[:, :half], network.block
+    np.testing.assert_array_equal(row("dual_positions")[:, half:], positions)
+    noisy = [masks.block_diagonal(positions, block), masks.strictly_before(positions, block)]
+    whole = masks.block_causal(positions, block)
+    mask = jnp.block([noisy, [jnp.zeros_like(whole), whole]])
+    np.testing.assert_array_equal(mask[0], want["dual_mask"])
+    logits, hidden, _ = call(network, params, row("dual_ids"), row("dual_positions"), None, mask)
+    assert_close(logits[0], want["dual_logits"], TOLERANCE)
+    assert_close(hidden[0], want["dual_hidden"], TOLERANCE)
+
+
+def test_the_doubled_layout_as_two_calls():
+    """The clean stream, then the noisy one with the clean keys as its cache, each query seeing a part of it."""
+    network, params, _ = model()
+    want, half = arrays("forward"), row("dual_ids").shape[1] // 2
+    noisy, clean = jnp.split(row("dual_ids"), 2, axis=1)
+    positions, block = positions_of(clean), network.block
+    of_clean = call(network, params, clean, positions)
+    prefix = Prefix(of_clean[2], masks.strictly_before(positions, block))
+    of_noisy = call(network, params, noisy, positions, prefix, masks.block_diagonal(positions, block))
+    for (logits, hidden, _), part in ((of_noisy, slice(half)), (of_clean, slice(half, None))):
+        assert_close(logits[0], want["dual_logits"][part], TOLERANCE)
+        assert_close(hidden[0], want["dual_hidden"][part], TOLERANCE)

@@ -1,0 +1,277 @@
+"""Recorded decodes of SDAR's programs: every step of every block, whole texts, calls; what top-k and top-p leave.
+
+The folder is `PARADEC_GOLDEN/block_diffusion`, or `tests/golden/block_diffusion`; settings are read from its
+`decode_cases.json`, sizes from its arrays.
+"""
+
+import dataclasses
+import functools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from recorded_block_diffusion import arrays, assert_close, cases, model
+
+from paradec_jax import decode
+from paradec_jax.decode.released import ReleasedDenoising
+from paradec_jax.decode.rules import score
+from paradec_jax.decode.rules.sampling import filtered_probabilities, tempered
+
+pytestmark = pytest.mark.golden
+
+LOGITS, PROBABILITIES = 2e-4, 1e-4
+RULES = {
+    "sequential": "sequential",
+    "low_confidence_static": "static",
+    "low_confidence_dynamic": "dynamic",
+    "entropy_bounded": "entropy",
+}
+FAST = {
+    "fast_threshold": ("threshold", "tau"),
+    "fast_factor": ("factor", "gamma"),
+}  # of Fast-dLLM: rule, and its number
+EVERY = cases("decode_cases")["cases"]
+RECORDED = {name: told for name, told in EVERY.items() if told["strategy"] in RULES}  # of the programs
+STOPS = max(len(told["stop_ids"] or ()) for told in RECORDED.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A recorded decode.
+
+    Attributes:
+      name: in the files.
+      rule, knobs: as our decoders know them.
+      prompt: its tokens.
+      stop: token ids that end it.
+      new: tokens that were asked for.
+      truncated: whether confidences are those after truncation.
+      steps: denoising calls.
+      calls: all calls, where they are told.
+    """
+
+    name: str
+    rule: str
+    knobs: dict[str, Any]
+    prompt: np.ndarray
+    stop: tuple[int, ...] = ()
+    new: int = 0
+    truncated: bool = False
+    steps: int = 0
+    calls: int | None = None
+
+    def __getitem__(self, kind: str) -> np.ndarray:
+        return arrays("decode")[f"{self.name}.{kind}"]
+
+    @property
+    def has(self) -> set[str]:
+        return {name.partition(".")[2] for name in arrays("decode") if name.startswith(f"{self.name}.")}
+
+    @property
+    def whole(self) -> int:
+        """Positions of the text up to the end of its last block that was recorded as tokens."""
+        return len(self["tokens"])
+
+
+def case_of(name: str) -> Case:
+    told = EVERY[name]
+    prompt, new = arrays("decode")[f"prompt.{told['prompt']}"], told["gen_length"]
+    if name not in RECORDED:
+        rule, number = FAST[told["strategy"]]
+        return Case(name, rule, {rule: told[number]}, prompt, new=new, steps=told["n_denoise_forwards"])
+    rule = RULES[told["strategy"]]
+    knobs = {"temperature": told["temperature"], "top_k": 1}
+    if rule == "entropy":
+        knobs["entropy"] = told["entropy_gamma"]
+    else:
+        knobs["steps"] = told["denoising_steps"]
+    if rule == "dynamic":
+        knobs["threshold"] = told["threshold"]
+    return Case(
+        name,
+        rule,
+        knobs,
+        prompt,
+        tuple(told["stop_ids"] or ()),
+        new,
+        told["confidence"] == "post-truncation",
+        told["n_denoise_forwards"],
+        told["n_forwards"],
+    )
+
+
+NAMES = list(EVERY)
+CLEAN = [name for name in NAMES if not case_of(name).truncated]
+LONGEST = max(len(prompt) for name, prompt in arrays("decode").items() if name.startswith("prompt."))
+SIZE = max(case_of(name).whole for name in NAMES)
+STEPS = 3 * SIZE // 2
+
+
+def request_of(case: Case, new: int) -> decode.Request:
+    """One shape for all cases, so that those of a rule share a program."""
+    tokens = np.zeros((1, LONGEST), np.int32)
+    tokens[0, : len(case.prompt)] = case.prompt
+    stop = (*case.stop, *[-1] * (STOPS - len(case.stop)))
+    return decode.make_request(tokens, [len(case.prompt)], max_new_tokens=new, stop=stop)
+
+
+def everything(state, info):
+    """Records the canvas, who goes on, and what a call did."""
+    return state.rows.tokens, state.rows.done, info
+
+
+def replayed(decoder: Any, case: Case, new: int) -> tuple[Any, dict[str, np.ndarray]]:
+    """A decode and its steps: all of one row that read a block with masks."""
+    network, params, spec = model()
+    decoder = decoder.bind(network, SIZE, spec)
+    with jax.default_matmul_precision("highest"):
+        result, (tokens, done, info) = decode.trace(
+            decoder, params, request_of(case, new), decoder.Knobs(**case.knobs), n=STEPS, record=everything
+        )
+        logits = logits_of(network, params, info.hidden[:, 0])
+    running = ~np.concatenate([[False], np.asarray(done)[:-1, 0]])
+    kept = running & np.asarray(info.reads[:, 0])
+    at, where = np.asarray(info.at[:, 0]), np.asarray(info.where[:, 0])
+    after = np.asarray(tokens)[:, 0][np.arange(STEPS)[:, None], at[:, None] + np.arange(network.block)]
+    steps = {
+        "block": at // network.block,
+        "step": np.asarray(info.step[:, 0]),
+        "before": np.where(where, spec.mask, after),
+        "pred": np.asarray(info.tokens[:, 0]),
+        "conf": np.asarray(info.scores[:, 0]),
+        "reveal": where,
+        "logits": np.asarray(logits),
+        "entropy": np.asarray(score.entropy(tempered(logits, case.knobs.get("temperature", 1.0)))),
+    }
+    return result, {name: value[kept] for name, value in steps.items()}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits_of(network, params, hidden):
+    return network.logits(params, hidden)
+
+
+def assert_steps(found: dict[str, np.ndarray], case: Case, count: int) -> None:
+    """The first `count` recorded steps are those found."""
+    assert all(len(value) == count for value in found.values())
+    for name in case.has - {"tokens"}:
+        want = case[name][:count]
+        if name in ("conf", "entropy"):
+            assert_close(found[name], want, PROBABILITIES)
+        elif name == "logits":
+            assert_close(found[name], want, LOGITS)
+        else:
+            np.testing.assert_array_equal(found[name], want, err_msg=name)
+
+
+def until_stop(case: Case) -> int:
+    """Positions up to the first generated stop token, or to the end of what was recorded."""
+    hits = np.isin(case["tokens"], case.stop) & (np.arange(case.whole) >= len(case.prompt))
+    return int(hits.argmax()) + 1 if hits.any() else case.whole
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_steps(name):
+    """Without fusions, a recorded step is a call; a row ends at its stop token, and where nothing follows a store."""
+    case = case_of(name)
+    decoder = decode.BlockDenoising(rule=case.rule, fuse_store=False, fuse_prompt=False)
+    result, found = replayed(decoder, case, case.whole - len(case.prompt))
+    end = until_stop(case)
+    count = len(case["block"])
+    if end < case.whole:
+        count = len(found["block"])
+        assert 0 < count <= len(case["block"]) and result.reasons[0] == decode.Reason.STOP
+    assert_steps(found, case, count)
+    assert int(result.lengths[0]) == end
+    np.testing.assert_array_equal(result.tokens[0, :end], case["tokens"][:end])
+    if end == case.whole:
+        assert count == case.steps
+        assert case.calls is None or int(result.network_calls[0]) == case.calls - 1
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_fusions_repeat_the_texts(name):
+    """Each recorded denoising call is one call here, and nothing else is."""
+    case = case_of(name)
+    network, params, spec = model()
+    decoder = decode.BlockDenoising(network, SIZE, spec, rule=case.rule)
+    with jax.default_matmul_precision("highest"):
+        request = request_of(case, case.whole - len(case.prompt))
+        result = decode.run(decoder, params, request, decoder.Knobs(**case.knobs))
+    end = until_stop(case)
+    np.testing.assert_array_equal(result.tokens[0, :end], case["tokens"][:end])
+    calls = int(result.network_calls[0])
+    assert calls == len(case["block"]) if end == case.whole else calls <= len(case["block"])
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_programs(name):
+    """The late end, and for one case confidences after truncation: every step, every token, every call."""
+    case = case_of(name)
+    program = "generate" if case.truncated else "evaluation"
+    result, found = replayed(ReleasedDenoising(program=program, rule=case.rule), case, case.new)
+    assert_steps(found, case, len(case["block"]))
+    assert (case.steps, case.calls) == (len(case["block"]), int(result.network_calls[0]))
+    length = int(result.lengths[0])
+    np.testing.assert_array_equal(result.tokens[0, :length], case["tokens"][:length])
+    assert (case["tokens"][length:] == model()[2].mask).all() and length % model()[0].block == 0
+    assert (length < case.whole) == (result.reasons[0] == decode.Reason.STOP)
+
+
+def test_unequal_prompts_in_one_batch():
+    """Rows in phases of their own: all recorded cases of one setting at once, with fusions."""
+    same = [name for name in CLEAN if name in RECORDED and not case_of(name).stop]
+    wanted = next(case_of(name) for name in same if case_of(name).rule == "dynamic")
+    group = [case for case in map(case_of, same) if (case.rule, case.knobs) == (wanted.rule, wanted.knobs)]
+    assert len({len(case.prompt) for case in group}) > 2
+    network, params, spec = model()
+    decoder = decode.BlockDenoising(network, SIZE, spec, rule=wanted.rule)
+    request = decode.make_request(
+        [case.prompt.tolist() for case in group],
+        max_new_tokens=[case.whole - len(case.prompt) for case in group],
+    )
+    with jax.default_matmul_precision("highest"):
+        result = decode.run(decoder, params, request, decoder.Knobs(**wanted.knobs))
+    for row, case in enumerate(group):
+        np.testing.assert_array_equal(result.tokens[row, : case.whole], case["tokens"])
+    assert result.network_calls.tolist() == [len(case["block"]) for case in group]
+
+
+# Truncation
+
+
+def filters() -> dict[str, decode.SamplingKnobs]:
+    """Knobs of each recorded truncation, read from its name."""
+    found = {}
+    for name in arrays("decode"):
+        if match := re.fullmatch(r"filter\.topk(\d+)", name):
+            found[name] = decode.SamplingKnobs(temperature=1.0, top_k=int(match[1]))
+        elif match := re.fullmatch(r"filter\.topp(\d+)", name):
+            found[name] = decode.SamplingKnobs(temperature=1.0, top_p=int(match[1]) / 100)
+        elif match := re.fullmatch(r"filter\.topk(\d+)_topp(\d+)_T(\d)(\d)_probs", name):
+            k, p, whole, tenths = map(int, match.groups())
+            found[name] = decode.SamplingKnobs(temperature=whole + tenths / 10, top_k=k, top_p=p / 100)
+    return found
+
+
+@pytest.mark.parametrize("name", filters())
+def test_truncation(name):
+    logits, want = jnp.asarray(arrays("decode")["filter.logits"]), arrays("decode")[name]
+    probs = filtered_probabilities(logits, filters()[name], top_p_rule="keep-renormalised")
+    if not name.endswith("_probs"):
+        np.testing.assert_array_equal(probs > 0, np.isfinite(want))
+        want = np.asarray(jax.nn.softmax(jnp.asarray(want), axis=-1))
+    assert_close(probs, want, PROBABILITIES)
+
+
+def test_every_array_is_read():
+    """So that none of a folder is left out in silence."""
+    kinds = ("tokens", "block", "step", "before", "pred", "conf", "reveal", "entropy", "logits")
+    known = {f"{name}.{kind}" for name in NAMES for kind in kinds}
+    known |= {f"prompt.{case['prompt']}" for case in EVERY.values()} | {"filter.logits", *filters()}
+    assert arrays("decode").keys() <= known
+    told = cases("decode_cases")
+    assert (told["block_length"], told["mask_token_id"]) == (model()[0].block, model()[2].mask)

@@ -1,0 +1,299 @@
+"""Recorded arrays of multi-token residual prediction: the head's outputs, Algorithm 1, the size of residuals.
+
+`recorded_block_diffusion` says where they lie; cases and sizes are read from them.
+"""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from recorded_block_diffusion import arrays, assert_close, head, model
+
+from convert import mrp
+from convert.engine import export_tree
+from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.evaluate.residual_magnitude import magnitudes, read_states
+from paradec_jax.losses import ResidualRules, residual_loss
+from paradec_jax.losses.residual import NORMALISERS, Unrolling
+from paradec_jax.models.residual_head import init_params
+
+pytestmark = pytest.mark.golden
+
+RESIDUAL, LOGITS, LOSS, GRADIENT = 5e-5, 2e-4, 1e-4, 5e-4
+CASES = sorted({key.partition(".")[0] for key in arrays("mrp_loss")})
+
+
+# The module
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def call(backbone, network, frozen, params, tokens, positions, hidden, prefix):
+    """The residual, its logits and those of the sum, and the keys and values."""
+    vectors = backbone.embedding(frozen)[tokens]
+    out = network.forward(params, vectors, positions, prefix, hidden=hidden)
+    return out.hidden, backbone.logits(frozen, out.hidden), backbone.logits(frozen, hidden + out.hidden), out
+
+
+def said(tokens, hidden, start: int, prefix=None, prepared: bool = False):
+    """As `call`, of one row of the recorded model."""
+    (backbone, frozen, _), (network, params) = model(), head()
+    tokens = jnp.asarray(tokens)[None]
+    positions = start + jnp.arange(tokens.shape[1])[None]
+    params = network.prepare(params) if prepared else params
+    return call(backbone, network, frozen, params, tokens, positions, jnp.asarray(hidden)[None], prefix)
+
+
+@functools.cache
+def context(prepared: bool = False):
+    """What the head says of the prefix, and its keys and values as a cache."""
+    want = arrays("mrp_forward")
+    residual, *_, out = said(want["prefix_ids"], want["prefix_hidden"], 0, prepared=prepared)
+    return residual, Prefix(out.kv, jnp.asarray([len(want["prefix_ids"])]))
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_the_prefix(prepared):
+    want, (residual, prefix) = arrays("mrp_forward"), context(prepared)
+    assert_close(residual[0], want["prefix_residual_hidden"], RESIDUAL)
+    for i, kv in enumerate(prefix.kv):
+        assert_close(jnp.swapaxes(kv.k[0], 1, 2), want["mrp_cache_k"][i], RESIDUAL)
+        assert_close(kv.v[0], want["mrp_cache_v"][i], RESIDUAL)
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_two_steps_in_a_block(prepared):
+    want, (_, prefix), start = (
+        arrays("mrp_forward"),
+        context(prepared),
+        len(arrays("mrp_forward")["prefix_ids"]),
+    )
+    first, logits, corrected, out = said(want["step1_ids"], want["block_hidden"], start, prefix, prepared)
+    assert out.counts == {"head_calls": 1}
+    assert_close(first[0], want["step1_residual_hidden"], RESIDUAL)
+    assert_close(logits[0], want["step1_residual_logits"], LOGITS)
+    assert_close(corrected[0], want["step1_corrected_logits"], LOGITS)
+    assert_close(want["block_logits"] + logits[0], want["step1_corrected_logits"], LOGITS)
+    assert_close(want["block_hidden"] + first[0], want["step2_hidden_in"], RESIDUAL)
+    second, _, corrected, _ = said(want["step2_ids"], want["step2_hidden_in"], start, prefix, prepared)
+    assert_close(second[0], want["step2_residual_hidden"], RESIDUAL)
+    assert_close(corrected[0], want["step2_corrected_logits"], LOGITS)
+
+
+def test_a_block_without_its_prefix():
+    want = arrays("mrp_forward")
+    residual, *_ = said(want["step1_ids"], want["block_hidden"], len(want["prefix_ids"]))
+    assert_close(residual[0], want["noprefix_step1_residual_hidden"], RESIDUAL)
+
+
+def test_what_the_backbone_says_before_the_head():
+    (network, params, _), want = model(), arrays("mrp_forward")
+    whole = jnp.asarray(np.concatenate([want["prefix_ids"], want["block_ids_backbone"]]))[None]
+    positions = jnp.arange(whole.shape[1])[None]
+    hidden = jax.jit(lambda p: network.forward(p, whole, positions).hidden)(params)[0]
+    size = len(want["prefix_ids"])
+    assert_close(hidden[:size], want["prefix_hidden"], LOGITS)
+    assert_close(hidden[size:], want["block_hidden"], LOGITS)
+    assert_close(network.logits(params, hidden[size:]), want["block_logits"], LOGITS)
+
+
+def test_the_released_initialisation():
+    """Every parameter has the spread of the recorded first values of each tensor, gains of norms too."""
+    network, params = head()
+    first = arrays("mrp_forward")["init_std_0p2_first_values"]
+    leaves = jax.tree.leaves(init_params(network.config, jax.random.key(0), "normal_0.2"))
+    assert len(first) == 8 * len(leaves) == 8 * len(jax.tree.leaves(params))
+    for values in (first, *leaves):
+        error = 4 / np.sqrt(2 * values.size)  # of a standard deviation, as a share of it
+        assert abs(np.std(values) / 0.2 - 1) < error and abs(np.mean(values)) < 0.8 / np.sqrt(values.size)
+
+
+# Algorithm 1
+
+
+@functools.cache
+def case_of(name: str) -> dict[str, np.ndarray]:
+    """The arrays of a case, by their names in it."""
+    return {
+        key.removeprefix(f"{name}."): value
+        for key, value in arrays("mrp_loss").items()
+        if key.startswith(f"{name}.")
+    }
+
+
+def rules_of(name: str) -> ResidualRules:
+    steps = {int(key[1]) for key in case_of(name) if re.match(r"s\d\.", key)}
+    return ResidualRules(
+        unroll=len(steps),
+        normaliser="official",
+        direct="direct" in name,
+        layout="infer_matched" if "_im_" in name else "doubled",
+    )
+
+
+def noisy_of(name: str, array: np.ndarray) -> np.ndarray:
+    """The noisy half of an array [B, T, ...] of the doubled layout."""
+    rules = rules_of(name)
+    return array if rules.layout == "infer_matched" else array[:, : array.shape[1] // 2]
+
+
+def batch_of(name: str) -> dict[str, jax.Array]:
+    """The batch with its recorded noise and reveals.
+
+    The files tell how many tokens are labelled, not which: hidden ones, and of the others the last ones.
+    """
+    case = case_of(name)
+    tokens, hidden = (noisy_of(name, case[key]) for key in ("labels", "masked"))
+    missing = int(case["answer_len"]) - hidden.sum()
+    labelled = hidden.copy()
+    labelled.flat[np.flatnonzero(~hidden)[::-1][:missing]] = True
+    reveals = [noisy_of(name, case[f"s{k}.reveal"]) for k in range(1, rules_of(name).unroll + 1)]
+    found = {
+        "tokens": tokens,
+        "labelled": labelled,
+        "positions": noisy_of(name, case["positions"]),
+        "hidden": hidden,
+        "probability": noisy_of(name, case["p_mask"]),
+        "reveals": np.stack(reveals, axis=1),
+    }
+    return {key: jnp.asarray(value) for key, value in found.items()}
+
+
+@functools.cache
+def unrolled_by(rules: ResidualRules):
+    (backbone, _, spec), (network, _) = model(), head()
+    unrolling = Unrolling(backbone, network, spec, rules, None)
+
+    @jax.jit
+    def run(params, frozen, batch):
+        key = jax.random.key(0)
+        texts = unrolling.texts(batch, key)
+        steps = unrolling.unroll(params, frozen, texts, key, batch["reveals"])
+        values, found = unrolling.judge(frozen, texts, steps)
+        losses = {
+            name: dataclasses.replace(unrolling, rules=dataclasses.replace(rules, normaliser=name)).weigh(
+                texts, steps.still, values
+            )
+            for name in NORMALISERS
+        }
+        bases = jnp.stack([step.base.noisy for step in steps.each])
+        before = dataclasses.replace(unrolling, rules=dataclasses.replace(rules, direct=True)).judge(
+            frozen,
+            texts,
+            steps._replace(
+                each=[
+                    step._replace(residual=step.base._replace(noisy=base))
+                    for step, base in zip(steps.each, bases, strict=True)
+                ]
+            ),
+        )[1]["kl"]
+        return steps, values, found, before, losses
+
+    return run
+
+
+@functools.cache
+def unrolled(name: str):
+    return unrolled_by(rules_of(name))(head()[1], model()[1], batch_of(name))
+
+
+def both(name: str, streams) -> np.ndarray:
+    """Vectors as the files hold them."""
+    if rules_of(name).layout == "infer_matched":
+        return np.asarray(streams.noisy)
+    return np.concatenate([streams.noisy, streams.clean], axis=1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps(name):
+    case, (steps, *_) = case_of(name), unrolled(name)
+    if "hidden_A" in case:
+        assert_close(both(name, steps.start), case["hidden_A"], LOGITS)
+    for k, step in enumerate(steps.each, start=1):
+        np.testing.assert_array_equal(step.tokens, noisy_of(name, case[f"s{k}.ids"]))
+        np.testing.assert_array_equal(step.still, noisy_of(name, case[f"s{k}.still_masked"]))
+        taught = steps.start._replace(noisy=steps.taught[k - 1])
+        for key, streams in (("in", step.base), ("residual", step.residual), ("teacher", taught)):
+            if f"s{k}.hidden_{key}" in case:
+                assert_close(both(name, streams), case[f"s{k}.hidden_{key}"], LOGITS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_divergences(name):
+    case, (steps, values, found, before, _) = case_of(name), unrolled(name)
+    without = found["uncorrected_kl"] if rules_of(name).direct else before
+    for k in range(1, rules_of(name).unroll + 1):
+        still = np.asarray(steps.still[k - 1])
+        for key, got in (("kl", values), ("kl", found["kl"]), ("kl_no_residual", without)):
+            want = noisy_of(name, case[f"s{k}.{key}"])
+            assert_close(np.where(still, got[k - 1], 0), want, LOGITS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_three_normalisers(name):
+    case, (*_, losses) = case_of(name), unrolled(name)
+    for kind, got in losses.items():
+        want = [case[f"s{k}.loss_{kind}"] for k in range(1, len(got) + 1)]
+        np.testing.assert_allclose(got, want, rtol=LOSS)
+        np.testing.assert_allclose(np.mean(got), case[f"loss_{kind}"], rtol=LOSS)
+
+
+def test_a_denominator_is_negative():
+    assert any(case_of(name)["s1.answer_len_corrected"] < 0 for name in CASES)
+
+
+@functools.cache
+def gradient_of(rules: ResidualRules):
+    (backbone, _, spec), (network, _) = model(), head()
+    return jax.jit(jax.value_and_grad(residual_loss(backbone, network, spec, rules, chunk=5), has_aux=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(name):
+    case, (network, params) = case_of(name), head()
+    run = gradient_of(rules_of(name))
+    (loss, metrics), grads = run(params, model()[1], batch_of(name), jax.random.key(0))
+    np.testing.assert_allclose(loss, case["loss_official"], rtol=LOSS)
+    assert metrics["kl_ratio"] == pytest.approx(float(metrics["kl"] / metrics["uncorrected_kl"]))
+    axes, rows = mrp.table(network.config)
+    tensors = export_tree(jax.tree.map(np.asarray, grads), rows, axes)
+    norms = {key.removeprefix("gradnorm.") for key in case if key.startswith("gradnorm.")}
+    assert norms == tensors.keys()
+    for parameter in norms:
+        found, want = np.linalg.norm(tensors[parameter].make()), case[f"gradnorm.{parameter}"]
+        assert abs(found - want) <= GRADIENT * want, parameter
+    for key in (key for key in case if key.startswith("grad.")):
+        largest = float(np.abs(case[key]).max())
+        assert_close(tensors[key.removeprefix("grad.")].make(), case[key], GRADIENT * largest)
+
+
+# How large residuals are
+
+
+def test_sizes_of_residuals():
+    want, (network, params, _) = arrays("residual"), model()
+    hidden = read_states(network, params, arrays("decode")["prompt.p_aligned"], want["states"])
+    assert_close(hidden, want["hidden"], LOGITS)
+    logits = network.logits(params, jnp.asarray(hidden))
+    assert logits.shape == tuple(want["logits_shape"])
+    for name, features in (("hidden", want["hidden"]), ("logits", np.asarray(logits))):
+        found = magnitudes(features)
+        np.testing.assert_allclose(found.residual, want[f"{name}_residual_rms"], rtol=LOSS)
+        np.testing.assert_allclose(found.reference, want[f"{name}_reference_rms"], rtol=LOSS)
+
+
+def test_every_recorded_array_is_compared():
+    read = {
+        "hidden",
+        "states",
+        "logits_shape",
+        *(f"{name}_{kind}_rms" for name in ("hidden", "logits") for kind in ("residual", "reference")),
+    }
+    assert arrays("residual").keys() == read
+    parts = r"ids|positions|mask|masked|p_mask|labels|answer_len|hidden_A|(s\d\.)?loss_\w+|grad(norm)?\..*"
+    of_step = r"s\d\.(reveal|ids|still_masked|kl|kl_no_residual|answer_len_corrected|hidden_\w+)"
+    for name in CASES:
+        assert all(re.fullmatch(f"{parts}|{of_step}", key) for key in case_of(name)), name

@@ -1,0 +1,368 @@
+"""Recorded decodes of multi-token residual prediction: direct, speculative in both variants, as a veto.
+
+`recorded_block_diffusion` says where they lie; settings are read from `mrp_decode_cases.json`, sizes from the arrays.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from recorded_block_diffusion import arrays, assert_close, cases, head, model
+
+from paradec_jax import decode
+from paradec_jax.decode.released import LossyPositionWise, ReleasedSpeculative, ReleasedVeto
+
+pytestmark = pytest.mark.golden
+
+PROBABILITIES, LOGITS = 1e-4, 2e-4
+RULES = {"low_confidence_static": "static", "low_confidence_dynamic": "dynamic"}
+RECORDED = cases("mrp_decode_cases")
+PROMPTS = {name: tokens for name, tokens in arrays("decode").items() if name.startswith("prompt.")}
+LONGEST = max(len(tokens) for tokens in PROMPTS.values())
+SIZE = max(len(tokens) for name, tokens in arrays("mrp_decode").items() if name.endswith(".tokens"))
+STEPS = 2 * SIZE
+
+
+def named(mode: str) -> list[str]:
+    return [name for name, case in RECORDED.items() if case["mode"] == mode]
+
+
+SPECULATIVE = [name for name in named("spec") if RECORDED[name]["variant"] == "fresh"]
+OFFICIAL = [name for name in named("spec") if RECORDED[name]["variant"] == "official"]
+
+
+def found(name: str, kind: str) -> np.ndarray:
+    return arrays("mrp_decode")[f"{name}.{kind}"]
+
+
+def prompt_of(name: str) -> np.ndarray:
+    return PROMPTS[f"prompt.{RECORDED[name]['prompt']}"]
+
+
+def request_of(name: str, new: int | None = None) -> decode.Request:
+    """One shape for all cases, so that those of a decoder share a program."""
+    prompt, whole = prompt_of(name), len(found(name, "tokens"))
+    tokens = np.zeros((1, LONGEST), np.int32)
+    tokens[0, : len(prompt)] = prompt
+    return decode.make_request(tokens, [len(prompt)], max_new_tokens=new or whole - len(prompt))
+
+
+def rule_of(name: str) -> tuple[str, dict[str, Any]]:
+    """The rule of a case and its knobs; static where none is told."""
+    case = RECORDED[name]
+    rule = RULES[case.get("strategy") or case.get("backbone") or "low_confidence_static"]
+    return rule, {"threshold": case["tau"]} if rule == "dynamic" else {}
+
+
+def everything(state, info):
+    """Records the canvas, who goes on, drafts where there are any, and what a call did."""
+    return state.rows.tokens, state.rows.done, getattr(state, "where", ()), getattr(state, "tokens", ()), info
+
+
+@functools.cache
+def replayed(name: str, decoder: Any, **knobs: float) -> tuple[Any, Any]:
+    """The result of a decode, and what `everything` recorded of each step while the row was running, on the host."""
+    (network, params, spec), (own, head_params) = model(), head()
+    with_head = decoder.head is None
+    given: Any = {"network": params, "head": head_params}
+    if with_head:
+        decoder = type(decoder)(**{**vars(decoder), "head": own})
+    decoder = decoder.bind(network, SIZE, spec)
+    with jax.default_matmul_precision("highest"):
+        result, records = decode.trace(
+            decoder, given, request_of(name), decoder.Knobs(**knobs), n=STEPS, record=everything
+        )
+    running = ~np.concatenate([[False], np.asarray(records[1])[:-1, 0]])
+    return result, jax.tree.map(lambda x: np.asarray(x)[running][:, 0], records)
+
+
+def stores_of(name: str) -> tuple[int, int]:
+    """Calls on the prompt's whole blocks, and stores: of every later block but the last."""
+    block = model()[0].block
+    given = len(prompt_of(name)) // block
+    return int(given > 0), len(found(name, "tokens")) // block - given - 1
+
+
+def masks_before(tokens: np.ndarray, where: np.ndarray) -> np.ndarray:
+    """The states before each of several reveals [R, W] that led to `tokens` [W]."""
+    later = np.flip(np.cumsum(np.flip(where, 0), axis=0), 0) > 0
+    return np.where(later, model()[2].mask, tokens)
+
+
+# The base decoder, and direct decoding
+
+
+@pytest.mark.parametrize("name", named("base"))
+def test_base(name):
+    rule, knobs = rule_of(name)
+    network, params, spec = model()
+    decoder = decode.BlockDenoising(network, SIZE, spec, rule=rule, fuse_store=False, fuse_prompt=False)
+    with jax.default_matmul_precision("highest"):
+        result, (tokens, done, _, _, info) = decode.trace(
+            decoder, params, request_of(name), decoder.Knobs(**knobs), n=STEPS, record=everything
+        )
+    kept = ~np.concatenate([[False], np.asarray(done)[:-1, 0]]) & np.asarray(info.reads[:, 0])
+    at, where = np.asarray(info.at[:, 0])[kept], np.asarray(info.where[:, 0])[kept]
+    after = np.asarray(tokens)[kept, 0][np.arange(len(at))[:, None], at[:, None] + np.arange(network.block)]
+    assert len(at) == RECORDED[name]["target_denoise"]
+    np.testing.assert_array_equal(result.tokens[0, : len(found(name, "tokens"))], found(name, "tokens"))
+    np.testing.assert_array_equal(at // network.block, found(name, "block"))
+    np.testing.assert_array_equal(np.asarray(info.step[:, 0])[kept], found(name, "step"))
+    np.testing.assert_array_equal(where, found(name, "reveal"))
+    np.testing.assert_array_equal(np.where(where, spec.mask, after), found(name, "before"))
+
+
+def direct_of(name: str, **fused: bool) -> tuple[decode.Residual, dict[str, Any]]:
+    """The decoder of a direct case, and its knobs."""
+    case, (rule, knobs) = RECORDED[name], rule_of(name)
+    steps = "dynamic" if "dynamic" in case.get("mrp", "") else "static"
+    mix = "none" if case["mix"] == "none" else "sum"
+    scale = {"scale": case["scale"]} if "scale" in case else {}
+    decoder = decode.Residual(rule=rule, head_rule=steps, head_steps=case["K"], mix=mix, **fused)
+    return decoder, {**knobs, **scale}
+
+
+@pytest.mark.parametrize("name", named("direct"))
+def test_direct(name):
+    """Every round of every call: without fusions a recorded call is a call."""
+    decoder, knobs = direct_of(name, fuse_store=False, fuse_prompt=False)
+    result, (tokens, _, _, _, info) = replayed(name, decoder, **knobs)
+    block, rows = model()[0].block, []
+    for i in np.flatnonzero(info.reads):
+        rounds = np.flatnonzero(info.where[i].any(axis=-1))
+        assert rounds.tolist() == list(range(len(rounds))), "a round reveals, or none follows it"
+        at, where = info.at[i], info.where[i][rounds]
+        before = masks_before(tokens[i][at : at + block], where)
+        for it in rounds:
+            rows.append(
+                (
+                    at // block,
+                    info.step[i],
+                    it,
+                    before[it],
+                    where[it],
+                    *(x[i][it] for x in (info.tokens, info.scores)),
+                )
+            )
+    made = dict(
+        zip(
+            ("block", "step", "it", "before", "reveal", "tok", "conf"),
+            map(np.array, zip(*rows, strict=True)),
+            strict=True,
+        )
+    )
+    for kind, got in made.items():
+        if kind == "conf":
+            assert_close(got, found(name, kind), PROBABILITIES)
+        else:
+            np.testing.assert_array_equal(got, found(name, kind), err_msg=kind)
+    whole = len(found(name, "tokens"))
+    np.testing.assert_array_equal(result.tokens[0, :whole], found(name, "tokens"))
+    case, (prompts, stores) = RECORDED[name], stores_of(name)
+    calls = int(result.counts["network_calls"][0]), int(result.counts["head_calls"][0])
+    assert calls == (
+        case["target_denoise"] + prompts + stores,
+        case.get("mrp_forwards", 0) + prompts + stores,
+    )
+
+
+@pytest.mark.parametrize("name", named("direct"))
+def test_fusions_repeat_the_texts(name):
+    """Stores and prompts ride along, with the network and with the head."""
+    decoder, knobs = direct_of(name)
+    result, _ = replayed(name, decoder, **knobs)
+    whole, case = len(found(name, "tokens")), RECORDED[name]
+    np.testing.assert_array_equal(result.tokens[0, :whole], found(name, "tokens"))
+    assert result.counts["network_calls"][0] == case["target_denoise"]
+    prompts, stores = stores_of(name)
+    assert case["mrp_forwards"] <= result.counts["head_calls"][0] <= case["mrp_forwards"] + prompts + stores
+
+
+# Speculation
+
+
+def rounds_of(records: Any, block: int) -> list[dict[str, np.ndarray]]:
+    """The rounds of the fresh variant: each begins where a call ended, and the next call verifies what it drafts."""
+    _, _, where, drafted, info = records
+    rounds: list[dict[str, np.ndarray]] = []
+    for i in range(len(info.at)):
+        if info.stored[i]:
+            continue
+        last = info.accepted[i]
+        if rounds and "accepted" not in rounds[-1]:
+            rounds[-1] |= {"accepted": last + 1, "end": info.candidates[i][last]}
+        start, reveal = info.candidates[i][last], info.where[i][last]
+        if (start != model()[2].mask).all():  # the last draft was right
+            continue
+        reveals = np.concatenate([reveal[None], where[i]])
+        tokens = np.concatenate([info.tokens[i][last][None], drafted[i]])
+        states = [start]
+        for shown, said in zip(reveals, tokens, strict=True):
+            states.append(np.where(shown, said, states[-1]))
+        own = {
+            "block": info.at[i] // block,
+            "start": start,
+            "cands": np.stack(states),
+            "draft_reveal": reveals,
+            "draft_tok": tokens,
+        }
+        if (states[1] != model()[2].mask).all():  # complete without a draft: nothing to verify
+            own |= {"accepted": np.int32(1), "end": states[1]}
+        rounds.append(own)
+    return rounds
+
+
+def assert_rounds(rounds: list[dict[str, np.ndarray]], name: str) -> None:
+    """Rounds are those recorded; of drafts beyond the last one the recorded tokens say nothing."""
+    made = {kind: np.stack([own[kind] for own in rounds]) for kind in rounds[0]}
+    some = found(name, "draft_reveal").any(axis=-1)
+    for kind, got in made.items():
+        want = found(name, kind)
+        if kind == "draft_tok":
+            got, want = got[some], want[some]
+        np.testing.assert_array_equal(got, want, err_msg=kind)
+    case = RECORDED[name]
+    assert (len(rounds), int(some.sum())) == (case["rounds"], case["drafts"])
+
+
+@pytest.mark.parametrize("name", [name for name in SPECULATIVE if RECORDED[name]["K"] > 1])
+def test_speculative(name):
+    """Every round of the fresh variant, without fusions; calls and the head's calls, stores and prompts counted."""
+    case, (rule, knobs) = RECORDED[name], rule_of(name)
+    plain = {"fuse_store": False, "fuse_prompt": False, "ride": False}
+    decoder = decode.ResidualSpeculative(rule=rule, candidates=case["K"], **plain)
+    result, records = replayed(name, decoder, **knobs)
+    whole = len(found(name, "tokens"))
+    np.testing.assert_array_equal(result.tokens[0, :whole], found(name, "tokens"))
+    assert_rounds(rounds_of(records, model()[0].block), name)
+    prompts, stores = stores_of(name)
+    calls = int(result.counts["network_calls"][0]), int(result.counts["head_calls"][0])
+    assert calls == (
+        case["seed_forwards"] + case["verify_forwards"] + prompts + stores,
+        case["drafts"] - case["rounds"] + prompts + stores,
+    )
+
+
+@pytest.mark.parametrize("name", SPECULATIVE)
+def test_speculation_repeats_the_base(name):
+    """With all fusions, riding and not: the base decoder's text, never in more calls than without them."""
+    case, (rule, knobs) = RECORDED[name], rule_of(name)
+    whole, counts = len(found(name, "tokens")), []
+    for ride in (False, True):
+        decoder = decode.ResidualSpeculative(rule=rule, candidates=max(case["K"], 2), ride=ride)
+        result, _ = replayed(name, decoder, **knobs)
+        np.testing.assert_array_equal(result.tokens[0, :whole], found(name, "tokens"))
+        counts.append(int(result.counts["network_calls"][0]))
+    if case["K"] > 1:
+        assert counts[0] == case["seed_forwards"] + case["verify_forwards"]
+    assert counts[1] <= counts[0]
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_the_released_loop(name):
+    """Drafts from scores of one reveal before; with and without the head's cache."""
+    case = RECORDED[name]
+    decoder = ReleasedSpeculative(candidates=case["K"], context=case["mrp_prefix_kv"])
+    result, records = replayed(name, decoder)
+    tokens, _, _, _, info = records
+    whole, block = len(found(name, "tokens")), model()[0].block
+    np.testing.assert_array_equal(result.tokens[0, :whole], found(name, "tokens"))
+    verifying = np.flatnonzero(info.exists[:, 1:].any(axis=-1))
+    rounds = []
+    for i in verifying:
+        at = info.at[i]
+        states, drafted = info.candidates[i], records[2][i - 1]
+        rounds.append(
+            {
+                "block": at // block,
+                "start": states[0],
+                "cands": states,
+                "draft_reveal": drafted,
+                "draft_tok": records[3][i - 1],
+                "accepted": info.accepted[i],
+                "end": tokens[i][at : at + block],
+            }
+        )
+    assert_rounds(rounds, name)
+    prompts, stores = stores_of(name)
+    # The last block is stored too, for a row ends there; the head is asked for what is drafted, and no more.
+    of_head = case["drafts"] - case["rounds"] + case["mrp_prefix_kv"] * (prompts + stores)
+    calls = case["seed_forwards"] + case["verify_forwards"] + prompts + stores + 1
+    assert int(result.counts["network_calls"][0]) == calls
+    assert int(result.counts["head_calls"][0]) == of_head
+
+
+def test_judging_positions_is_lossy():
+    """The form that the text describes writes something else than its base, in more than a tenth of all tokens."""
+    names = [name for name in named("base") if rule_of(name)[0] == "static"]
+    different = total = 0
+    for name in names:
+        result, _ = replayed(name, LossyPositionWise(candidates=3))
+        start, whole = len(prompt_of(name)), len(found(name, "tokens"))
+        different += int(np.sum(np.asarray(result.tokens)[0, start:whole] != found(name, "tokens")[start:]))
+        total += whole - start
+    assert different > total / 10
+
+
+# Veto
+
+
+@pytest.mark.parametrize("name", [*named("remask"), *named("remask_conf")])
+def test_veto(name):
+    case = RECORDED[name]
+    judge = "change" if case["mode"] == "remask" else "confidence"
+    knobs = {"threshold": case["tau"], **({"delta": case["delta"]} if "delta" in case else {})}
+    if case["mrp_prefix_kv"]:
+        decoder: Any = decode.ResidualVeto(judge=judge, fuse_store=False, fuse_prompt=False)
+    else:
+        decoder = ReleasedVeto(judge=judge)
+    result, (tokens, _, _, _, info) = replayed(name, decoder, **knobs)
+    block, kept, whole = model()[0].block, info.reads, len(found(name, "tokens"))
+    np.testing.assert_array_equal(result.tokens[0, :whole], found(name, "tokens"))
+    at, where, asked = info.at[kept], info.where[kept], info.asked[kept]
+    after = tokens[kept][np.arange(len(at))[:, None], at[:, None] + np.arange(block)]
+    made = {
+        "block": at // block,
+        "step": info.step[kept],
+        "before": np.where(where, model()[2].mask, after),
+        "tok": info.tokens[kept],
+        "proposed": info.proposed[kept],
+        "reveal": where,
+    }
+    for kind, got in made.items():
+        np.testing.assert_array_equal(got, found(name, kind), err_msg=kind)
+    assert_close(info.scores[kept], found(name, "conf"), PROBABILITIES)
+    assert_close(info.gate[kept][asked], found(name, "gate")[asked], LOGITS)
+    assert asked.any() and len(at) == case["target_denoise"]
+    np.testing.assert_array_equal(asked, found(name, "proposed").sum(axis=1) > 1)
+    if case["mrp_prefix_kv"]:
+        fused, _ = replayed(name, decode.ResidualVeto(judge=judge), **knobs)
+        np.testing.assert_array_equal(fused.tokens[0, :whole], found(name, "tokens"))
+        assert fused.counts["network_calls"][0] == case["target_denoise"]
+
+
+def test_every_array_is_read():
+    """So that none of a folder is left out in silence."""
+    kinds = {
+        "base": "tokens block step before reveal",
+        "direct": "tokens block step it before tok conf reveal",
+        "spec": "tokens block start cands draft_reveal draft_tok accepted end",
+        "remask": "tokens block step before tok conf proposed gate reveal",
+    }
+    known = {
+        f"{name}.{kind}"
+        for name, case in RECORDED.items()
+        for kind in kinds[case["mode"].partition("_")[0]].split()
+    }
+    assert arrays("mrp_decode").keys() == known
+    modes = [
+        *named("base"),
+        *named("direct"),
+        *SPECULATIVE,
+        *OFFICIAL,
+        *named("remask"),
+        *named("remask_conf"),
+    ]
+    assert sorted(modes) == sorted(RECORDED)

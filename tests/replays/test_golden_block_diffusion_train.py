@@ -1,0 +1,134 @@
+"""Recorded arrays of SDAR's training code: samples in packed rows, the doubled layout, losses, gradients.
+
+Cases come from the keys of train.npz; `recorded_block_diffusion` says where it lies.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from recorded_block_diffusion import arrays, assert_close, model
+
+from convert import qwen2
+from convert.engine import export_tree
+from paradec_jax.losses import BlockRules, block_diffusion_loss
+from paradec_jax.losses.block_streams import doubled_mask, layout_of, read_doubled, read_twice
+from paradec_jax.losses.cross_entropy import token_losses
+
+pytestmark = pytest.mark.golden
+
+LOGITS = 2e-4
+LOSS = 1e-4  # relative
+GRADIENT = 5e-4  # of an array's largest entry
+CASES = sorted({key.partition(".")[0] for key in arrays("train")})
+FORMS = {"two forwards": (False, read_twice), "doubled": (True, read_doubled)}
+
+
+@functools.cache
+def case_of(name: str) -> dict[str, np.ndarray]:
+    """The arrays of a case, by their names in it."""
+    return {
+        key.removeprefix(f"{name}."): value
+        for key, value in arrays("train").items()
+        if key.startswith(f"{name}.")
+    }
+
+
+def batch_of(case: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The batch with its recorded noise."""
+    return {
+        "tokens": case["input_ids"],
+        "labelled": case["labels"] >= 0,
+        "positions": case["position_ids"],
+        "hidden": case["masked"],
+        "probability": case["p_mask"],
+    }
+
+
+@functools.cache
+def found_in(name: str):
+    """The layout of a case's rows."""
+    return jax.tree.map(np.asarray, layout_of(jnp.asarray(case_of(name)["position_ids"]), model()[0].block))
+
+
+def interleaved(samples: np.ndarray) -> np.ndarray:
+    """Places of `noisy row, clean row` in the order of the released layout, noisy and clean sample by sample."""
+    width = len(samples)
+    mine = [np.flatnonzero(samples == which) for which in range(samples[-1] + 1)]
+    return np.concatenate([np.concatenate([places, width + places]) for places in mine])
+
+
+def test_there_are_plain_and_packed_rows():
+    counts = {name: max(int(row.max()) + 1 for row in found_in(name).samples) for name in CASES}
+    assert min(counts.values()) == 1 and max(counts.values()) > 2, counts
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_samples_are_found_in_packed_rows(name):
+    samples = found_in(name).samples
+    for i, row in enumerate(samples):
+        np.testing.assert_array_equal(np.bincount(row), case_of(name)[f"sample_lengths{i}"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_doubled_layout(name):
+    case, layout, (_, _, spec) = case_of(name), found_in(name), model()
+    noisy = np.where(case["masked"], spec.mask, case["input_ids"])
+    np.testing.assert_array_equal(noisy, case["noisy_ids"])
+    mask = np.asarray(doubled_mask(jax.tree.map(jnp.asarray, layout)))
+    for i, samples in enumerate(layout.samples):
+        order = interleaved(samples)
+        rows = {
+            "concat_ids": np.concatenate([noisy[i], case["input_ids"][i]]),
+            "concat_positions": np.tile(layout.positions[i], 2),
+            "concat_keep": np.concatenate([case["masked"][i], np.zeros_like(case["masked"][i])]),
+        }
+        for key, row in rows.items():
+            np.testing.assert_array_equal(row[order], case[key][i], err_msg=key)
+        np.testing.assert_array_equal(mask[i][order][:, order], case["concat_mask"][i])
+
+
+@functools.cache
+def step_of(doubled: bool):
+    network, _, spec = model()
+    objective = block_diffusion_loss(network, spec, BlockRules(doubled=doubled))
+    return jax.jit(jax.value_and_grad(objective, has_aux=True))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", CASES)
+def test_logits_of_hidden_tokens(name, form):
+    case, (network, params, _), read = case_of(name), model(), FORMS[form][1]
+
+    @jax.jit
+    def said(params, clean, noisy, layout):
+        return network.logits(params, read(network, params, clean, noisy, layout).noisy)
+
+    layout = jax.tree.map(jnp.asarray, found_in(name))
+    logits = said(params, jnp.asarray(case["input_ids"]), jnp.asarray(case["noisy_ids"]), layout)
+    chosen, targets = np.asarray(logits)[case["masked"]], case["input_ids"][case["masked"]]
+    assert_close(chosen, case["logits_masked"], LOGITS)
+    np.testing.assert_array_equal(targets, case["target"])
+    assert_close(token_losses(jnp.asarray(chosen), jnp.asarray(targets))[0], case["ce"], LOGITS)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", CASES)
+def test_loss_and_gradients(name, form):
+    case, (network, params, _) = case_of(name), model()
+    (loss, metrics), grads = step_of(FORMS[form][0])(params, None, batch_of(case), jax.random.key(0))
+    assert abs(loss - case["loss"]) <= LOSS * abs(case["loss"])
+    np.testing.assert_allclose(metrics["hidden"], case["masked"].sum() / case["answer_len"], rtol=1e-6)
+    axes, rows = qwen2.table(network.config)
+    tensors = export_tree(jax.tree.map(np.asarray, grads), rows, axes)
+    norms = {key.removeprefix("gradnorm.") for key in case if key.startswith("gradnorm.")}
+    assert norms == tensors.keys()
+    for parameter in norms:
+        found, want = np.linalg.norm(tensors[parameter].make()), case[f"gradnorm.{parameter}"]
+        assert abs(found - want) <= GRADIENT * want, parameter
+    for key in (key for key in case if key.startswith("grad.")):
+        assert_close(
+            tensors[key.removeprefix("grad.")].make(), case[key], GRADIENT * float(np.abs(case[key]).max())
+        )
