@@ -65,14 +65,18 @@ def export(head: ResidualHead, backbone: BlockDiffusionConfig) -> tuple[dict[str
     Raises:
       ConvertError: blocks of another shape than the backbone's, for which config.json has no field.
     """
-    wanted = table_shapes(*reversed(table(ResidualHeadConfig.of(backbone, head.config.layers))))
-    if wanted != table_shapes(*reversed(table(head.config))):
+    if _shapes(head.config) != _shapes(ResidualHeadConfig.of(backbone, head.config.layers)):
         raise ConvertError(
             "only a residual head whose blocks have the shape of its backbone's has this layout"
         )
     axes, rows = table(head.config)
     tensors = {PREFIX + name: tensor for name, tensor in export_tree(head.params, rows, axes).items()}
     return tensors, {FIELDS["layers"][0][0]: head.config.layers} | FIXED
+
+
+def _shapes(config: ResidualHeadConfig) -> dict[str, tuple[int, ...]]:
+    axes, rows = table(config)
+    return table_shapes(rows, axes)
 
 
 def table(config: ResidualHeadConfig) -> tuple[dict[str, int], list[Row]]:

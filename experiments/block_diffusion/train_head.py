@@ -234,7 +234,8 @@ class Judge:
 
     def write(self, path: Path, params: Any) -> dict[str, Any]:
         """Writes what is found, and how, to a JSON file, and returns it."""
-        told = self.of()(params) | {
+        told: dict[str, Any] = {
+            **self.of()(params),
             "rules": dataclasses.asdict(self.rules),
             "positions": self.batch_tokens * self.batches,
             "matmul_precision": getattr(jax.config, "jax_default_matmul_precision", None),

@@ -16,7 +16,6 @@ from paradec_jax.losses import ResidualRules, residual_loss
 from paradec_jax.losses.cross_entropy import token_losses
 from paradec_jax.losses.residual import Unrolling
 from paradec_jax.models.residual_head import init_params as begin
-from paradec_jax.noise import choose
 
 MASK, BLOCK, K = 31, 4, 2
 SPECS = {name: TokenSpec(mask=MASK, alignment=name) for name in ("own", "next")}
@@ -239,21 +238,6 @@ def test_nothing_flows_into_the_backbone():
 
 
 # Reveals
-
-
-@pytest.mark.parametrize("counts", [(1,), (2,), (1, 3)])
-def test_reveals_of_a_block(counts):
-    """As many as one of the counts says, all alike, whatever the other blocks hold."""
-    rows = 4000
-    still = jnp.broadcast_to(jnp.asarray([1, 1, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0], bool), (rows, 12))
-    blocks = jnp.broadcast_to(jnp.arange(12) // BLOCK, (rows, 12))
-    chosen = np.asarray(jax.jit(choose)(jax.random.key(0), still, blocks, jnp.asarray(counts)))
-    assert not (chosen & ~np.asarray(still)).any()
-    of_first, of_second = chosen[:, :4].sum(1), chosen[:, 4:8].sum(1)
-    assert set(of_first) == {min(c, 3) for c in counts} and set(of_second) == {1}
-    share = np.mean([min(c, 3) / 3 for c in counts])
-    found = chosen[:, [0, 1, 3]].mean(axis=0)
-    assert (np.abs(found - share) < 4 * np.sqrt(0.25 / rows)).all()
 
 
 def test_reveals_of_rows_and_steps_differ():

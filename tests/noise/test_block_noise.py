@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paradec_jax.noise import BlockNoise, Hidden
+from paradec_jax.noise import BlockNoise, Hidden, choose
 from paradec_jax.noise.blocks import KINDS
 
 ROWS, WIDTH = 4_000, 16
@@ -112,3 +112,18 @@ def test_a_row_without_labels_stays_as_it_is(kind):
 def test_what_is_no_noise_is_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         BlockNoise(**wrong)
+
+
+@pytest.mark.parametrize("counts", [(1,), (2,), (1, 3)])
+def test_some_of_each_block_are_chosen(counts):
+    """As many as one of the counts says, all alike, whatever the other blocks hold."""
+    rows = 4000
+    still = jnp.broadcast_to(jnp.asarray([1, 1, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0], bool), (rows, 12))
+    blocks = jnp.broadcast_to(jnp.arange(12) // 4, (rows, 12))
+    chosen = np.asarray(jax.jit(choose)(jax.random.key(0), still, blocks, jnp.asarray(counts)))
+    assert not (chosen & ~np.asarray(still)).any()
+    of_first, of_second = chosen[:, :4].sum(1), chosen[:, 4:8].sum(1)
+    assert set(of_first) == {min(c, 3) for c in counts} and set(of_second) == {1}
+    share = np.mean([min(c, 3) / 3 for c in counts])
+    found = chosen[:, [0, 1, 3]].mean(axis=0)
+    assert (np.abs(found - share) < 4 * np.sqrt(0.25 / rows)).all()
