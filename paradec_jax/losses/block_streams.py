@@ -121,7 +121,8 @@ def before_each(streams: Streams, layout: Layout) -> Float[Array, "B T D"]:
     """Head inputs that predict each token where a position predicts the next one.
 
     A token is predicted by the noisy copy of the token before it, but the first of a block by the clean copy: when a
-    block is begun, the blocks before it are done. The first token of a sample has none; what stands there is nothing.
+    block is begun, the blocks before it are done. So it does not see what is known of its own block. The first token
+    of a sample has none before it; what stands there means nothing.
     """
     begins = jnp.concatenate(
         [jnp.ones_like(layout.blocks[:, :1], bool), layout.blocks[:, 1:] != layout.blocks[:, :-1]], axis=1
