@@ -133,7 +133,7 @@ def write_layout(
     more: Mapping[str, Any],
     further: Mapping[str, Lazy] | None = None,
 ) -> None:
-    """Writes a model in the layout of that model type, with `more` fields in its config.json and `further` tensors."""
+    """Writes a model in the layout of that type, with `more` fields in its config.json and `further` tensors."""
     config = cast(TransformerConfig, model.config)
     axes, rows = table(config)
     tensors = export_tree(model.params, rows, axes) | dict(further or {})
