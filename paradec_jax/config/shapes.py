@@ -211,7 +211,9 @@ class BlockDiffusionConfig(TransformerConfig):
         if self.blocks is None:
             return
         if not isinstance(self.blocks, tuple) or list(self.blocks) != sorted({*self.blocks, self.block}):
-            raise ValueError(f"blocks must be ascending lengths with block {self.block} among them, not {self.blocks}")
+            raise ValueError(
+                f"blocks must be ascending lengths with block {self.block} among them, not {self.blocks}"
+            )
         if self.blocks[0] < 1 or self.blocks[-1] > self.max_length:
             raise ValueError(f"blocks must be between 1 and max_length {self.max_length}, not {self.blocks}")
 

@@ -103,9 +103,7 @@ def draw(
     return sample(logits, positions, keys, knobs, uniforms, top_p_rule=top_p_rule, step=step)
 
 
-def quota(
-    block: int | Int[Array, "B"], step: Int[Array, "B"], knobs: DenoisingKnobs
-) -> Int[Array, "B"]:
+def quota(block: int | Int[Array, "B"], step: Int[Array, "B"], knobs: DenoisingKnobs) -> Int[Array, "B"]:
     """q, how many of a block's positions step `step` reveals, however many are masked."""
     steps = jnp.minimum(block if knobs.steps is None else knobs.steps, block)
     return reveal.share(jnp.broadcast_to(block, step.shape), steps, step)

@@ -132,9 +132,7 @@ class SoftBlock(DecoderBase):
         """As `BlockDenoising`; the vectors of given positions are those of `SoftGiven`, or their tokens'."""
         hard, table = fresh(self, request), self.network.embedding(params)
         offsets = given_offsets(type(self).__name__, request, table, hard.final)
-        rows = dataclasses.replace(hard.rows, recorded=None)
         survival = jnp.ones(hard.final.shape, jnp.promote_types(table.dtype, jnp.float32))
-        hard = dataclasses.replace(hard, rows=rows)
         state = SoftBlockCanvas(**vars(hard), offsets=offsets, survival=survival)
         given = request.tokens.shape[1]
         call = read_prompt(self, params, state, given, self.fuse_prompt, vectors_of(table, state))
@@ -184,9 +182,7 @@ class SoftBlock(DecoderBase):
         staying = jnp.where(masked, before, 0.0)
         after = before * (1 - gate)
         scores = noisy(likely, call.positions, state.rows.keys, knobs, step=call.step, **options)
-        mixed = table[choice.tokens] + relaxed(
-            table, scores, choice.tokens, knobs.token_temperature, "soft"
-        )
+        mixed = table[choice.tokens] + relaxed(table, scores, choice.tokens, knobs.token_temperature, "soft")
         vectors = mixed + (after[..., None] * (table[self.mask] - mixed)).astype(table.dtype)
         offsets = vectors - table[window(new.rows.tokens, call.start, self.block)]
         if self.relaxation == "straight_through":
