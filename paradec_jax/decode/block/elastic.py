@@ -5,7 +5,7 @@
     lengths 2, 4, 8     position   0 1 2 3 4 5 6 7 | 8 9 . .
     first read          row 0      p p p _ _ _ _ _           as one block of 8: entropies .1 .1 .2 2 3
                                    p p p a|                  the mean is low up to 4, so the block ends there
-    then                           p p p a|_ _|_ _           the next one is read as a block of 4, which may begin here
+    then                           p p p a|_ _ _ _|         the next is read as a block of 4, which may begin here
 
 A block of length L begins at multiples of L, as in training, so each length must divide the next one. A block is read
 first as the longest that may begin at its place. With H the entropies of its masked positions, it becomes the longest
@@ -18,6 +18,7 @@ end were masks. Rows choose on their own; the window holds the longest block, an
 """
 
 import dataclasses
+import itertools
 from typing import Any, ClassVar
 
 import jax
@@ -90,8 +91,8 @@ class ElasticDenoised(Denoised):
 class ElasticDenoising(DecoderBase):
     """`BlockDenoising`, fused, whose blocks differ in length.
 
-    With one length it is `BlockDenoising(length=..)`, token for token and call for call; so it is with several, at the
-    longest, where `length_entropy` asks nothing.
+    With one length it is `BlockDenoising(length=..)`, token for token and call for call. So it is with several, at
+    the longest, where `length_entropy` asks nothing.
 
     Attributes:
       lengths: those that it chooses among, ascending, each a multiple of the one before; all that the checkpoint
@@ -249,7 +250,7 @@ class ElasticDenoising(DecoderBase):
 
 def check_lengths(lengths: tuple[int, ...]) -> None:
     """Refuses lengths whose blocks would not lie within one another. Raises ValueError."""
-    fits = all(b > a and b % a == 0 for a, b in zip(lengths, lengths[1:], strict=False))
+    fits = all(b > a and b % a == 0 for a, b in itertools.pairwise(lengths))
     if not lengths or min(lengths) < 1 or not fits:
         raise ValueError(f"lengths must be at least 1, each a multiple of the one before, not {lengths}")
 

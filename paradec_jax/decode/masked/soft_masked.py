@@ -126,7 +126,9 @@ class SoftMasked(DecoderBase):
         """Tokens as `Masked` draws them, and what the relaxation adds to their vectors."""
 
         def draw(logits: Array, positions: Array) -> tuple[Array, Array]:
-            scores = noisy(logits, positions, rows.keys, knobs, top_p_rule=self.top_p_rule, greedy=self.greedy)
+            scores = noisy(
+                logits, positions, rows.keys, knobs, top_p_rule=self.top_p_rule, greedy=self.greedy
+            )
             tokens = jnp.argmax(scores, axis=-1).astype(jnp.int32)
             return tokens, relaxed(table, scores, tokens, knobs.token_temperature, self.relaxation)
 
