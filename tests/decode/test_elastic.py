@@ -133,7 +133,10 @@ def test_holes_are_filled():
         (lambda: tiny_blocks(block=4, blocks=(2, 8)), "ascending lengths with block 4 among them"),
         (lambda: tiny_blocks(block=4, blocks=(8, 4)), "ascending lengths with block 4 among them"),
         (lambda: tiny_blocks(block=4, blocks=(0, 4)), "between 1 and max_length 128"),
-        (lambda: refused(decode.BlockDenoising, length=3), "serves blocks of 2, 4, 8, as it was trained, not of 3"),
+        (
+            lambda: refused(decode.BlockDenoising, length=3),
+            "serves blocks of 2, 4, 8, as it was trained, not of 3",
+        ),
         (lambda: refused(decode.ElasticDenoising, lengths=(4, 16)), "serves blocks of 2, 4, 8, .* not of 16"),
         (lambda: refused(decode.ElasticDenoising, lengths=(4, 6)), "each a multiple of the one before"),
         (lambda: refused(decode.ElasticDenoising, lengths=()), "lengths must be at least 1"),
