@@ -1,4 +1,4 @@
-"""Block length as a dial: one checkpoint, trained on several lengths, decoded at each and at lengths chosen by entropy.
+"""Block length as a dial: one checkpoint decoded at each length of its training, and at lengths chosen by entropy.
 
 `python -m experiments.block_diffusion.block_length --model runs/lengths/model` (of
 `python -m experiments.block_diffusion.train lengths`). At every length one token a step and SDAR's dynamic rule at
@@ -109,7 +109,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     model = load(options.model)
     if model.family != "block_diffusion" or len(lengths_of(model.network)) < 2:
         raise ValueError(
-            f"model must be one of block diffusion whose training mixed lengths of blocks, which {options.model} is not"
+            f"model must be one of block diffusion whose training mixed lengths of blocks, not {options.model}"
         )
     named = settings(model, options)
     tuned = measure(model, options, [setting for _, setting in named], "tune", options.tuning)
