@@ -106,7 +106,7 @@ def draw(
 def quota(block: int | Int[Array, "B"], step: Int[Array, "B"], knobs: DenoisingKnobs) -> Int[Array, "B"]:
     """q, how many of a block's positions step `step` reveals, however many are masked."""
     steps = jnp.minimum(block if knobs.steps is None else knobs.steps, block)
-    return reveal.share(jnp.broadcast_to(block, step.shape), steps, step)
+    return reveal.share(jnp.full_like(step, block), steps, step)
 
 
 def threshold_at(step: Int[Array, "B"], knobs: DenoisingKnobs) -> Array:
