@@ -50,7 +50,7 @@ class Recipe:
       init: a model folder or the name of a bundled model whose weights the run starts from; random ones when None.
       look_back: whether one layer more lies below those of `init`, which adds nothing at first.
       alignment: which token a position predicts, its "own" or the "next" one.
-      blocks: lengths of blocks that rows are trained with; the first one is the model's.
+      blocks: lengths of blocks that rows are trained with; the first one is the model's, and it serves all.
       noise: what draws a level of noise, "sample" or "block", or "count" for exact counts of each block.
       packed: length of rows that several word problems share; rows of one when None.
       mixture: from which update on, and how often, each of `grounds.BUCKETS` is drawn.
@@ -167,7 +167,9 @@ def shape_of(recipe: Recipe, ground: Ground) -> BlockDiffusionConfig:
         changes["kv_heads"] = recipe.heads
     changes["layers"] = changes.get("layers", config.layers) + recipe.look_back
     vocabulary = ground.vocabulary(config.vocab_size)
-    return dataclasses.replace(config, vocab_size=vocabulary, block=recipe.blocks[0], **changes)
+    lengths = tuple(sorted(set(recipe.blocks)))
+    changes |= {"block": recipe.blocks[0], "blocks": lengths if len(lengths) > 1 else None}
+    return dataclasses.replace(config, vocab_size=vocabulary, **changes)
 
 
 def untrained(recipe: Recipe, ground: Ground) -> Model:

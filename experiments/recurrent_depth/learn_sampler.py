@@ -31,15 +31,13 @@ import optax
 import tyro
 from rich.progress import track
 
+from experiments.common.pool import Pool, batch_of, draw_pool
 from experiments.common.record import write_record
 from experiments.recurrent_depth.sampler_loss import (
     HAND,
     Options,
-    Pool,
     Theta,
-    batch_of,
     constrained,
-    draw_pool,
     make_loss,
     start,
 )
@@ -73,7 +71,9 @@ def learn(model: Model, pool: Pool, options: Options, path: Path) -> dict[str, A
     marks = set(np.linspace(0, options.updates, options.candidates + 1, dtype=int)[1:].tolist())
     for i in track(range(saved["update"], options.updates), "learning"):
         rows = np.random.default_rng([options.seed, i]).choice(options.pool, options.rows, replace=False)
-        (value, parts), gradient = value_and_grad(theta, model.params, batch_of(model, pool, options, rows))
+        (value, parts), gradient = value_and_grad(
+            theta, model.params, batch_of(model, pool, options.seed, rows)
+        )
         entry: dict[str, Any] = {"loss": float(value), "gradient": listed(gradient)}
         if not all(np.isfinite(x).all() for x in (entry["loss"], *entry["gradient"].values())):
             raise SystemExit(f"update {i}: the loss or its gradient is not finite: {entry}")
@@ -138,7 +138,7 @@ def search(model: Model, pool: Pool, options: Options, budget: float) -> dict[st
     while cost < budget:
         rows = generator.choice(options.pool, count, replace=False)
         schedule = draw_schedule(generator, options.ages)
-        request = batch_of(model, pool, options, rows)["request"]
+        request = batch_of(model, pool, options.seed, rows)["request"]
         decoded = run(decoder, params, request, knobs_of(schedule))
         texts = [model.tokenizer.decode(ids, skip_special=True) for ids in decoded.completions()]
         exact = exact_answers([pool.problems[i] for i in rows], texts)
@@ -209,7 +209,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             f"updates {options.updates} and candidates {options.candidates} must be at least 1"
         )
     model = load(options.model)
-    pool = draw_pool(model, options)
+    pool = draw_pool(model, options.pool, options.seed, options.problem_steps)
     learned = learn(model, pool, options, options.out.with_suffix(".state.json"))
     informative(learned["history"])
     found = search(model, pool, options, learned["cost"])

@@ -1,4 +1,4 @@
-"""What `learn_sampler.py` minimises: training problems, constrained schedules, and the loss of a soft rollout."""
+"""What `learn_sampler.py` minimises: constrained schedules, and the loss of a soft rollout."""
 
 import dataclasses
 from pathlib import Path
@@ -8,12 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paradec_jax import Model, SoftWavefront, make_request, rollout
-from paradec_jax.data.batches import encode_prompts
+from experiments.common.pool import Pool
+from paradec_jax import Model, SoftWavefront, rollout
 from paradec_jax.decode.rules import score
 from paradec_jax.decode.rules.sampling import log_probability
 from paradec_jax.decode.rules.windows import window
-from paradec_jax.evaluate import word_problems
 
 Theta = dict[str, Any]  # unconstrained momentum, noise and exit_threshold, [K] each
 # Largest momentum and noise; an exit threshold is positive.
@@ -81,41 +80,6 @@ class Options:
     out: Path = Path("experiments/recurrent_depth/results/learn_sampler.json")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Pool:
-    """Training problems: prompts [N, P] with their lengths, and whole right texts [N, S] with theirs."""
-
-    problems: list
-    prompts: np.ndarray
-    lengths: np.ndarray
-    texts: np.ndarray
-    ends: np.ndarray
-
-    @property
-    def budget(self) -> int:
-        """Tokens that the longest right text may hold after the longest prompt."""
-        return self.texts.shape[1] - self.prompts.shape[1]
-
-
-def draw_pool(model: Model, options: Options) -> Pool:
-    """The training problems in buffers of one shape; a right text ends in the stop token."""
-    assert model.tokenizer is not None
-    problems = word_problems(options.pool, seed=options.seed, steps=options.problem_steps, split="train")
-    prompts, lengths = encode_prompts(model.tokenizer, problems, spec=model.token_spec)
-    solutions = model.tokenizer.encode_batch([item.solution for item in problems])
-    budget = max(len(ids) for ids in solutions) + 1
-    texts = np.pad(prompts, ((0, 0), (0, budget)), constant_values=model.token_spec.pad)
-    ends = lengths.copy()
-    for i, ids in enumerate(solutions):
-        ends[i] += len(ids) + 1
-        texts[i, lengths[i] : ends[i]] = [*ids, model.token_spec.stop[0]]
-    if texts.shape[1] > model.network.max_length:
-        raise SystemExit(
-            f"texts of {texts.shape[1]} tokens are longer than the model's length: use fewer steps"
-        )
-    return Pool(problems, prompts, lengths, texts, ends)
-
-
 def start(options: Options) -> Theta:
     """The paper's values, with a noise of 0.01 in the place of 0, at which a bounded one has no gradient."""
     values = HAND | {"noise": 0.01}
@@ -135,11 +99,6 @@ def constrained(theta: Theta) -> Theta:
         name: jnp.exp(x) if name == "exit_threshold" else MOST[name] * jax.nn.sigmoid(x)
         for name, x in theta.items()
     }
-
-
-def keys_of(options: Options, rows: Any) -> Any:
-    """One key for each problem, whatever batch it is in."""
-    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), jnp.asarray(rows))
 
 
 def make_loss(model: Model, pool: Pool, options: Options) -> Any:
@@ -201,15 +160,3 @@ def make_loss(model: Model, pool: Pool, options: Options) -> Any:
         return parts["loss_of_states"] + options.price * parts["expected_steps"], parts
 
     return loss
-
-
-def batch_of(model: Model, pool: Pool, options: Options, rows: np.ndarray) -> dict[str, Any]:
-    """The training problems `rows` as a request, with their right texts."""
-    request = make_request(
-        pool.prompts[rows],
-        pool.lengths[rows],
-        max_new_tokens=pool.budget,
-        stop=model.token_spec.stop,
-        keys=keys_of(options, rows),
-    )
-    return {"request": request, "texts": jnp.asarray(pool.texts[rows]), "ends": jnp.asarray(pool.ends[rows])}

@@ -193,12 +193,14 @@ class BlockDiffusionConfig(TransformerConfig):
 
     Attributes:
       block: tokens of a block, as in training.
+      blocks: lengths that training mixed, ascending, `block` among them; None is `block` alone.
     """
 
     qkv_bias: bool = False
     qk_norm: bool = True
     tie_embeddings: bool = False
     block: int = 4
+    blocks: tuple[int, ...] | None = None
 
     family = "block_diffusion"
 
@@ -206,6 +208,14 @@ class BlockDiffusionConfig(TransformerConfig):
         super().__post_init__()
         if not 1 <= self.block <= self.max_length:
             raise ValueError(f"block must be between 1 and max_length {self.max_length}, not {self.block}")
+        if self.blocks is None:
+            return
+        if not isinstance(self.blocks, tuple) or list(self.blocks) != sorted({*self.blocks, self.block}):
+            raise ValueError(
+                f"blocks must be ascending lengths with block {self.block} among them, not {self.blocks}"
+            )
+        if self.blocks[0] < 1 or self.blocks[-1] > self.max_length:
+            raise ValueError(f"blocks must be between 1 and max_length {self.max_length}, not {self.blocks}")
 
 
 @dataclasses.dataclass(frozen=True)

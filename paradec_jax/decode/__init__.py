@@ -2,9 +2,11 @@
 
 from paradec_jax.decode.autoregressive import AutoRegressive
 from paradec_jax.decode.block.denoising import BlockDenoising
+from paradec_jax.decode.block.elastic import ElasticDenoising
 from paradec_jax.decode.block.residual import Residual
 from paradec_jax.decode.block.residual_speculative import ResidualSpeculative
 from paradec_jax.decode.block.residual_veto import ResidualVeto
+from paradec_jax.decode.block.soft_block import SoftBlock
 from paradec_jax.decode.causal.jacobi import Jacobi
 from paradec_jax.decode.causal.lookahead import Lookahead
 from paradec_jax.decode.causal.prompt_lookup import PromptLookup
@@ -16,8 +18,9 @@ from paradec_jax.decode.machine.protocol import Decoder
 from paradec_jax.decode.machine.queue import QueueResult, serve
 from paradec_jax.decode.machine.request import RecordedDraws, Request, make_request
 from paradec_jax.decode.machine.rows import Decoded, Reason, Rows
+from paradec_jax.decode.machine.soft import SoftGiven
 from paradec_jax.decode.masked.masked import Masked
-from paradec_jax.decode.masked.soft_masked import SoftGiven, SoftMasked
+from paradec_jax.decode.masked.soft_masked import SoftMasked
 from paradec_jax.decode.masked.strided import Strided
 from paradec_jax.decode.recurrent.adaptive import Adaptive
 from paradec_jax.decode.recurrent.soft_wavefront import SoftWavefront
@@ -33,6 +36,7 @@ __all__ = [
     "Decoded",
     "Decoder",
     "DecoderBase",
+    "ElasticDenoising",
     "Forward",
     "Jacobi",
     "Lookahead",
@@ -51,6 +55,7 @@ __all__ = [
     "Rows",
     "SamplingKnobs",
     "SelfSpeculative",
+    "SoftBlock",
     "SoftGiven",
     "SoftMasked",
     "SoftWavefront",

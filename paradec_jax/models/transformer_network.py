@@ -64,6 +64,13 @@ class TransformerNetwork:
         """Tokens of a block, counted from position 0; None of a causal model."""
         return self.config.block if isinstance(self.config, BlockDiffusionConfig) else None
 
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Lengths of blocks that the checkpoint serves; none of a causal model."""
+        if not isinstance(self.config, BlockDiffusionConfig):
+            return ()
+        return (self.config.block,) if self.config.blocks is None else self.config.blocks
+
     def work(self, batch: int, positions: int, context: int) -> Work:
         """The least that one call on `positions` positions of each row after `context` cached ones can cost.
 

@@ -42,6 +42,7 @@ class StubDenoiser:
       sharpness: see above.
       alignment: "own", or "next" for scores at p that are those of p + 1.
       block: tokens of a block that sees the blocks before it and itself; None where all see all.
+      others: further lengths of blocks that it serves.
       counters: no counter of its own.
       probe: called on the host with "network_calls" whenever a call really runs.
     """
@@ -53,6 +54,7 @@ class StubDenoiser:
     sharpness: float = 8.0
     alignment: str = "own"
     block: int | None = None
+    others: tuple[int, ...] = ()
     counters: tuple[str, ...] = ()
     probe: stubs.Probe | None = None
 
@@ -60,6 +62,11 @@ class StubDenoiser:
     def mask(self) -> int:
         """The mask's id."""
         return self.vocab_size - 1
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Lengths of blocks that it serves."""
+        return () if self.block is None else tuple(sorted({self.block, *self.others}))
 
     @property
     def visibility(self) -> str:
@@ -155,7 +162,7 @@ class StubDenoiser:
         )
         whole = jnp.all(times <= 1, axis=-1) & (jnp.max(where, axis=-1) == count - 1) & (count > positions)
         if self.block is not None:
-            whole &= count <= (positions // self.block + 1) * self.block
+            whole &= count <= (positions // max(self.blocks) + 1) * max(self.blocks)
         return ~whole
 
 

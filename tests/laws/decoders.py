@@ -293,6 +293,28 @@ ROWS = {
         fuse_prompt=False,
     ),
     "block-random": block_row(decode.BlockDenoising, 4, knobs={"steps": 2}, rule="random"),
+    "soft-block": block_row(
+        decode.SoftBlock,
+        4,
+        functools.partial(block_count, 4, True),
+        {"threshold": 2.0},
+        (1, 1),
+        log_probs=True,
+    ),
+    "elastic": dataclasses.replace(
+        block_row(
+            decode.ElasticDenoising, 2, None, {"length_entropy": 1.0}, (1, 1), rule="static", log_probs=True
+        ),
+        stub={"sharpness": 12.0, "block": 2, "others": (4,)},
+    ),
+    "elastic-one": block_row(
+        decode.ElasticDenoising,
+        4,
+        functools.partial(block_count, 4, True),
+        {"threshold": 2.0},
+        (1, 1),
+        rule="dynamic",
+    ),
     "residual": head_row(
         decode.Residual,
         4,
@@ -441,6 +463,7 @@ VARIANTS = (
     "block-next",
     "block-unfused",
     "block-random",
+    "elastic-one",
     "residual-next",
     "residual-zero",
     "residual-speculative-next",

@@ -21,11 +21,12 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.machine.candidates import Shape, on_smallest
-from paradec_jax.decode.machine.network import Counts, Prefix
+from paradec_jax.decode.machine.network import BlockNetwork, Counts, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.rules.alignment import aligned
 from paradec_jax.decode.rules.windows import last_of, where_rows, window, write_after_read
+from paradec_jax.nn import masks
 
 
 @jax.tree_util.register_dataclass
@@ -106,20 +107,38 @@ class BlockCall:
         return self.start[:, None] + jnp.arange(self.hidden.shape[1])
 
 
-def block_of(decoder: Any) -> int:
-    """B of a decoder's network. Raises ValueError where it does not see in blocks."""
+def block_of(decoder: Any, length: int | None = None) -> int:
+    """B of a decoder's network, or another length that its checkpoint serves.
+
+    Raises:
+      ValueError: a network that does not see in blocks, or a length that it does not serve.
+    """
     network = decoder.network
     if network.block is None:
         raise ValueError(
             f"{type(decoder).__name__} decodes networks of visibility 'block', but this one's is "
             f"{network.visibility!r}"
         )
-    return network.block
+    if length is not None and length not in (served := lengths_of(network)):
+        raise ValueError(
+            f"the checkpoint serves blocks of {', '.join(map(str, served))}, as it was trained, not of {length}"
+        )
+    return network.block if length is None else length
+
+
+def lengths_of(network: Any) -> tuple[int, ...]:
+    """Lengths of blocks that a network's checkpoint serves, ascending."""
+    return network.blocks if isinstance(network, BlockNetwork) else (network.block,)
+
+
+def visible(network: Any, positions: Int[Array, "B W"], block: int) -> Bool[Array, "B W W"] | None:
+    """What a window's positions see of it in blocks of this length; None where that is the network's own."""
+    return None if block == network.block else masks.block_causal(positions, block)
 
 
 def fresh(decoder: Any, request: Request, overrun: int = 0) -> BlockCanvas:
     """The canvas before any call: given tokens, masks, an empty cache; room for a window of two blocks."""
-    block = block_of(decoder)
+    block = decoder.block
     canvas = Canvas.of(decoder.begin(request, 2 * block, overrun), decoder.mask, block)
     rows = canvas.rows
     return BlockCanvas(
@@ -131,7 +150,9 @@ def fresh(decoder: Any, request: Request, overrun: int = 0) -> BlockCanvas:
     )
 
 
-def read_prompt(decoder: Any, params: Any, canvas: BlockCanvas, given: int, opens: bool) -> BlockCall:
+def read_prompt(
+    decoder: Any, params: Any, canvas: BlockCanvas, given: int, opens: bool, vectors: Array | None = None
+) -> BlockCall:
     """Reads the whole blocks that each row is given in one call, and commits nothing.
 
     Args:
@@ -139,14 +160,16 @@ def read_prompt(decoder: Any, params: Any, canvas: BlockCanvas, given: int, open
       canvas: a fresh one.
       given: positions of the request, P.
       opens: read each row's open block along with them. Otherwise a row without a whole block calls nothing.
+      vectors: what is read in place of the canvas's tokens, [B, S, D].
     """
     network, block, cached = decoder.network, canvas.block, canvas.cached
     width = max(given // block * block + block * opens, block)
 
     def call() -> tuple[Any, ...]:
         positions = jnp.broadcast_to(jnp.arange(width), (len(cached), width))
-        tokens = canvas.rows.tokens[:, :width]
-        out = network.forward(params, tokens, positions, Prefix(canvas.cache, None))
+        inputs = (canvas.rows.tokens if vectors is None else vectors)[:, :width]
+        mask = visible(network, positions, block)
+        out = network.forward(params, inputs, positions, Prefix(canvas.cache, None), mask)
         return out.hidden, last_of(out.hidden, jnp.maximum(cached, 1)), out.kv, of_rows(out.counts, cached)
 
     def skip() -> tuple[Any, ...]:
@@ -173,7 +196,9 @@ def read_prompt(decoder: Any, params: Any, canvas: BlockCanvas, given: int, open
     )
 
 
-def read_block(decoder: Any, params: Any, canvas: BlockCanvas, rides: bool) -> BlockCall:
+def read_block(
+    decoder: Any, params: Any, canvas: BlockCanvas, rides: bool, vectors: Array | None = None
+) -> BlockCall:
     """One call on what follows each row's trusted cache: its open block, or one to be stored.
 
     ::
@@ -187,13 +212,16 @@ def read_block(decoder: Any, params: Any, canvas: BlockCanvas, rides: bool) -> B
       decoder, params: with fields `network` and `bounded`, and its parameters.
       canvas: of which the call begins at `cached`.
       rides: read the block after a clean one along with it.
+      vectors: what is read in place of the canvas's tokens, [B, S, D].
     """
     network, block, at, clean = decoder.network, canvas.block, canvas.cached, canvas.clean
 
     def call(shape: Shape) -> tuple[Any, ...]:
         width = shape[1]
-        tokens, positions = window(canvas.rows.tokens, at, width), at[:, None] + jnp.arange(width)
-        out = network.forward(params, tokens, positions, Prefix(canvas.cache, at))
+        inputs = window(canvas.rows.tokens if vectors is None else vectors, at, width)
+        positions = at[:, None] + jnp.arange(width)
+        mask = visible(network, positions, block)
+        out = network.forward(params, inputs, positions, Prefix(canvas.cache, at), mask)
         kv = out.kv if width == block else network.pick(out.kv, jnp.zeros_like(at), block)
         return out.hidden[:, :block], out.hidden[:, -block:], kv, of_rows(out.counts, at)
 

@@ -67,6 +67,7 @@ class BlockDenoising(DecoderBase):
     either case.
 
     Attributes:
+      length: B where the checkpoint serves several lengths; its own when None.
       rule: "static", "dynamic", "sequential", "random", "entropy", "threshold" or "factor".
       fuse_store: a block's store rides with the first step of the next one, in a window of 2B.
       fuse_prompt: the first step of the first block rides with the prompt.
@@ -74,6 +75,7 @@ class BlockDenoising(DecoderBase):
     """
 
     _: dataclasses.KW_ONLY
+    length: int | None = None
     rule: str = "dynamic"
     fuse_store: bool = True
     fuse_prompt: bool = True
@@ -88,8 +90,8 @@ class BlockDenoising(DecoderBase):
 
     @property
     def block(self) -> int:
-        """B, a fact of the checkpoint."""
-        return block_of(self)
+        """B, a fact of the checkpoint or chosen among those that it serves."""
+        return block_of(self, self.length)
 
     def init(self, params: Any, request: Request, knobs: DenoisingKnobs) -> BlockCanvas:
         """Reads the prompts' whole blocks, and does the first step along with them."""

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.block.canvas import BlockCall, block_of, read_block, read_prompt
 from paradec_jax.decode.block.head import HeadCanvas, check_head, choice_of, first_call, fresh_with_head
-from paradec_jax.decode.block.rules import THRESHOLD, DenoisingKnobs
+from paradec_jax.decode.block.rules import DenoisingKnobs, threshold_at
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import check_range, knob
 from paradec_jax.decode.machine.network import CachedNetwork
@@ -158,7 +158,7 @@ def judged(
     corrected = network.logits(params["network"], hidden)
     if decoder.judge == "confidence":
         gate = score.probability(tempered(corrected, knobs.temperature), choice.tokens)
-        stays = select.above(gate, choice.where, THRESHOLD if knobs.threshold is None else knobs.threshold)
+        stays = select.above(gate, choice.where, threshold_at(call.step, knobs))
         best = gate
     else:
         moved = jnp.take_along_axis(corrected - logits, choice.tokens[..., None], axis=-1)[..., 0]

@@ -23,6 +23,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs, check_range, knob
 from paradec_jax.decode.rules import reveal, score
+from paradec_jax.decode.rules.by_age import Scheduled, at_age
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.sampling import sample, tempered
 from paradec_jax.decode.rules.subs import without_mask
@@ -40,14 +41,15 @@ class DenoisingKnobs(SamplingKnobs):
     Attributes:
       steps: S, steps of a block of B positions: each reveals B // S of them, the first B mod S one more. At most B;
         None is B, one position a step.
-      threshold: tau, the confidence from which a position is revealed; None is 0.9.
+      threshold: tau, the confidence from which a position is revealed, or one for each step of a block, [K]; the last
+        one holds for all later steps, those of a head among them. None is 0.9.
       entropy: gamma, nats that the positions of a step may have together; None is 0.35.
       factor: f; None is 1.
     """
 
     steps: Int[Array, ""] | int | None = knob(None, unset=UNLIMITED, needs=("rule", QUOTAS), most="block")
-    threshold: Float[Array, ""] | float | None = knob(
-        None, unset=THRESHOLD, needs=("rule", ("dynamic", "threshold"))
+    threshold: Scheduled | None = knob(
+        None, unset=THRESHOLD, needs=("rule", ("dynamic", "threshold")), schedule=True
     )
     entropy: Float[Array, ""] | float | None = knob(None, unset=GAMMA, needs=("rule", ("entropy",)))
     factor: Float[Array, ""] | float | None = knob(None, unset=FACTOR, needs=("rule", ("factor",)))
@@ -101,10 +103,16 @@ def draw(
     return sample(logits, positions, keys, knobs, uniforms, top_p_rule=top_p_rule, step=step)
 
 
-def quota(block: int, step: Int[Array, "B"], knobs: DenoisingKnobs) -> Int[Array, "B"]:
+def quota(block: int | Int[Array, "B"], step: Int[Array, "B"], knobs: DenoisingKnobs) -> Int[Array, "B"]:
     """q, how many of a block's positions step `step` reveals, however many are masked."""
     steps = jnp.minimum(block if knobs.steps is None else knobs.steps, block)
     return reveal.share(jnp.full_like(step, block), steps, step)
+
+
+def threshold_at(step: Int[Array, "B"], knobs: DenoisingKnobs) -> Array:
+    """tau at each row's step: a number, or [B, 1]."""
+    bound = at_age(THRESHOLD if knobs.threshold is None else knobs.threshold, step)
+    return bound if bound.ndim == 0 else bound[:, None]
 
 
 def select(
@@ -116,17 +124,18 @@ def select(
     step: Int[Array, "B"],
     keys: Array,
     knobs: DenoisingKnobs,
+    block: Int[Array, "B"] | None = None,
 ) -> Bool[Array, "B W"]:
-    """The positions that a rule reveals, given the confidence of each position's token."""
+    """The positions that a rule reveals, given the confidence of each position's token; see `choose`."""
     if rule == "entropy":
         entropies = score.entropy(tempered(logits, knobs.temperature))
         return reveal.entropy_budget(entropies, masked, GAMMA if knobs.entropy is None else knobs.entropy)
     if rule == "factor":
         return reveal.factor(scores, masked, FACTOR if knobs.factor is None else knobs.factor)
-    bound = THRESHOLD if knobs.threshold is None else knobs.threshold
+    bound = threshold_at(step, knobs)
     if rule == "threshold":
         return reveal.threshold(scores, masked, bound)
-    count = quota(masked.shape[1], step, knobs)
+    count = quota(masked.shape[1] if block is None else block, step, knobs)
     if rule == "sequential":
         return reveal.in_order(masked, count)
     if rule == "random":
@@ -150,6 +159,7 @@ def choose(
     mask: int,
     top_p_rule: str = "keep-renormalised",
     greedy: bool = False,
+    block: Int[Array, "B"] | None = None,
 ) -> Choice:
     """The positions that a step reveals and their tokens: pi of a decoder, given a block's state.
 
@@ -157,7 +167,7 @@ def choose(
 
     Args:
       rule: one of `RULES`.
-      logits: of the token *at* each position of a block, W = B positions.
+      logits: of the token *at* each position of a block, W = B positions unless `block` says less.
       masked: positions that may be revealed.
       positions: absolute ones.
       step: index of the step in its block, counted along the states of the base decoder.
@@ -166,10 +176,11 @@ def choose(
       uniforms: recorded numbers by position in place of the tokens' noise.
       mask: id of the mask, which no position becomes.
       top_p_rule, greedy: of the decoder.
+      block: positions of each row's block, where they are not all W.
     """
     tokens = draw(
         logits, positions, step, keys, knobs, uniforms, mask=mask, top_p_rule=top_p_rule, greedy=greedy
     )
     scores = score.probability(tempered(logits, knobs.temperature), tokens)
-    where = select(rule, logits, scores, masked, positions, step, keys, knobs)
+    where = select(rule, logits, scores, masked, positions, step, keys, knobs, block)
     return Choice(where, tokens, scores)

@@ -17,12 +17,13 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import check_range
-from paradec_jax.decode.machine.request import RecordedDraws, Request
+from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
+from paradec_jax.decode.machine.soft import given_offsets
 from paradec_jax.decode.masked.unmask import (
     Draw,
     MaskedKnobs,
@@ -32,12 +33,7 @@ from paradec_jax.decode.masked.unmask import (
     check_order,
     unmask,
 )
-from paradec_jax.decode.rules.randomness import Purpose, fold
-from paradec_jax.decode.rules.relaxation import RELAXATIONS, relaxed
-from paradec_jax.decode.rules.sampling import filtered_probabilities, gumbel
-from paradec_jax.nn.precision import at_least_float32
-
-LOWEST = -1e6  # the logarithm of no probability, finite so that its gradient is 0 and not NaN
+from paradec_jax.decode.rules.relaxation import RELAXATIONS, noisy, relaxed
 
 
 @jax.tree_util.register_dataclass
@@ -55,19 +51,6 @@ class SoftMaskedKnobs(MaskedKnobs):
         """Raises ValueError for values outside their range, unless they are traced."""
         check_range(self.token_temperature, "token_temperature", lambda x: x > 0, "above 0")
         super().check()
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class SoftGiven(RecordedDraws):
-    """Vectors that the network reads in place of the embeddings of given tokens.
-
-    Attributes:
-      vectors: of the positions of `Request.tokens`; what stands at a hole or after a row's length is not read,
-        [B, P, D].
-    """
-
-    vectors: Float[Array, "B P D"] | None = dataclasses.field(default=None, metadata={"per_row": True})
 
 
 @jax.tree_util.register_dataclass
@@ -117,16 +100,8 @@ class SoftMasked(DecoderBase):
 
     def init(self, params: Any, request: Request, knobs: SoftMaskedKnobs) -> SoftMaskedState:
         """As `Masked`; the vectors of given positions are those of `SoftGiven`, or their tokens'."""
-        if getattr(request.recorded, "uniforms", None) is not None:
-            raise ValueError("SoftMasked draws by its keys, so recorded.uniforms must be None")
         hard = begin(self, self.begin(request, 0), knobs)
-        table = self.network.embedding(params)
-        offsets = jnp.zeros((*hard.final.shape, table.shape[1]), table.dtype)
-        vectors = getattr(request.recorded, "vectors", None)
-        if vectors is not None:
-            given = hard.final[:, : vectors.shape[1], None]
-            difference = vectors.astype(table.dtype) - table[request.tokens]
-            offsets = offsets.at[:, : vectors.shape[1]].set(jnp.where(given, difference, 0.0))
+        offsets = given_offsets(type(self).__name__, request, self.network.embedding(params), hard.final)
         return SoftMaskedState(**vars(hard), offsets=offsets)
 
     def step(
@@ -151,18 +126,10 @@ class SoftMasked(DecoderBase):
         """Tokens as `Masked` draws them, and what the relaxation adds to their vectors."""
 
         def draw(logits: Array, positions: Array) -> tuple[Array, Array]:
-            scores = at_least_float32(logits)
-            if not self.greedy:
-                probs = filtered_probabilities(logits, knobs, top_p_rule=self.top_p_rule)
-                noisy = _log(probs) + gumbel(fold(rows.keys, Purpose.TOKEN, positions), logits.shape[-1])
-                scores = jnp.where(jnp.asarray(knobs.temperature) > 0, noisy, scores)
+            scores = noisy(
+                logits, positions, rows.keys, knobs, top_p_rule=self.top_p_rule, greedy=self.greedy
+            )
             tokens = jnp.argmax(scores, axis=-1).astype(jnp.int32)
             return tokens, relaxed(table, scores, tokens, knobs.token_temperature, self.relaxation)
 
         return draw
-
-
-def _log(probs: Float[Array, "*shape V"]) -> Float[Array, "*shape V"]:
-    """Logarithms; of a token that the filters took away a number so low that it has no share and no gradient."""
-    some: Bool[Array, "*shape V"] = probs > 0
-    return jnp.where(some, jnp.log(jnp.where(some, probs, 1.0)), LOWEST)

@@ -39,11 +39,11 @@ from paradec_jax.decode.machine.knobs import check_range
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.recurrent import wave as waves
-from paradec_jax.decode.recurrent.by_age import at_age
 from paradec_jax.decode.recurrent.latents import initial_latents
 from paradec_jax.decode.recurrent.wave import Prediction, WavefrontKnobs, WavefrontState
 from paradec_jax.decode.recurrent.wavefront import WaveInfo
 from paradec_jax.decode.rules import score, select
+from paradec_jax.decode.rules.by_age import at_age
 from paradec_jax.decode.rules.relaxation import RELAXATIONS, relaxed
 from paradec_jax.decode.rules.windows import shift, write_after_read
 from paradec_jax.nn.precision import at_least_float32

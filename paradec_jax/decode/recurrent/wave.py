@@ -18,9 +18,9 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.decode.machine.knobs import UNLIMITED, check_range, knob
 from paradec_jax.decode.machine.network import Counts
 from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.recurrent.by_age import Scheduled
 from paradec_jax.decode.recurrent.latents import LatentKnobs
 from paradec_jax.decode.recurrent.noise import check_noise, mix_noise
+from paradec_jax.decode.rules.by_age import Scheduled
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.windows import shift, window
 

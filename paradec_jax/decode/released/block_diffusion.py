@@ -9,13 +9,13 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.decode.block.canvas import BlockCanvas, block_of, fresh, read_block, read_prompt
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.rules import (
-    THRESHOLD,
     Choice,
     DenoisingKnobs,
     check_rule,
     draw,
     quota,
     select,
+    threshold_at,
 )
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.request import Request
@@ -133,8 +133,7 @@ class ReleasedDenoising(DecoderBase):
         else:
             scores = score.probability(tempered(logits, knobs.temperature), tokens)
         if self.program == "jetengine" and self.rule == "dynamic":
-            bound = THRESHOLD if knobs.threshold is None else knobs.threshold
-            sure = selection.above(scores, masked, bound)
+            sure = selection.above(scores, masked, threshold_at(step, knobs))
             leftmost = reveal.in_order(masked, quota(masked.shape[1], step, knobs))
             enough = jnp.sum(sure, axis=1) >= jnp.sum(leftmost, axis=1)
             return Choice(jnp.where(enough[:, None], sure, leftmost), tokens, scores)

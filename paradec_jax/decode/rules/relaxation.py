@@ -1,12 +1,16 @@
 """Tokens with a gradient: the vectors of drawn tokens, relaxed to mixtures."""
 
 import jax
+import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.decode.rules.randomness import Purpose, fold
+from paradec_jax.decode.rules.sampling import TokenKnobs, filtered_probabilities, gumbel
 from paradec_jax.nn.precision import at_least_float32
 
 RELAXATIONS = ("straight_through", "soft")
+LOWEST = -1e6  # the logarithm of no probability, finite so that its gradient is 0 and not NaN
 
 
 def relaxed(
@@ -28,3 +32,33 @@ def relaxed(
     mixed = (jax.nn.softmax(at_least_float32(logits) / temperature, axis=-1) @ table).astype(table.dtype)
     difference = mixed - table[tokens]
     return difference if relaxation == "soft" else difference - lax.stop_gradient(difference)
+
+
+def noisy(
+    logits: Float[Array, "B W V"],
+    positions: Int[Array, "B W"],
+    keys: Array,
+    knobs: TokenKnobs,
+    *,
+    top_p_rule: str,
+    greedy: bool = False,
+    step: Int[Array, "B"] | None = None,
+) -> Float[Array, "B W V"]:
+    """The scores whose greatest is the token that `sampling.sample` draws: `log p + g`, the logits at temperature 0.
+
+    Args:
+      logits, positions, keys, knobs, top_p_rule, step: as for `sample`.
+      greedy: draw nothing, whatever the temperature.
+    """
+    plain = at_least_float32(logits)
+    if greedy:
+        return plain
+    probs = filtered_probabilities(logits, knobs, top_p_rule=top_p_rule)
+    drawn = _log(probs) + gumbel(fold(keys, Purpose.TOKEN, positions, step), logits.shape[-1])
+    return jnp.where(jnp.asarray(knobs.temperature) > 0, drawn, plain)
+
+
+def _log(probs: Float[Array, "*shape V"]) -> Float[Array, "*shape V"]:
+    """Logarithms; of a token that the filters took away a number so low that it has no share and no gradient."""
+    some: Bool[Array, "*shape V"] = probs > 0
+    return jnp.where(some, jnp.log(jnp.where(some, probs, 1.0)), LOWEST)

@@ -111,7 +111,9 @@ def in_order(open_: Bool[Array, "B W"], count: Int[Array, "B"] | int = 1) -> Boo
 
 
 def share(
-    total: Int[Array, "B"], calls: Int[Array, ""] | int, call: Int[Array, "B"] | int
+    total: Int[Array, "B"],
+    calls: Int[Array, "B"] | Int[Array, ""] | int,
+    call: Int[Array, "B"] | int,
 ) -> Int[Array, "B"]:
     """How many of `total` positions call `call` (from 0) of `calls` reveals; the first ones take one more (LLaDA).
 

@@ -1,4 +1,4 @@
-"""Knobs that depend on how long a position has been refined."""
+"""Knobs that depend on how many steps a position, or its block, has done."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from jaxtyping import Array, Float, Int
 Scheduled = Float[Array, "..."] | float  # a number, or a schedule [K]
 
 
-def at_age(knob: Any, age: Int[Array, "B W"]) -> Array:
-    """`knob[min(age, K - 1)]` of a schedule [K], [B, W]; a number stays that number at every age.
+def at_age(knob: Any, age: Int[Array, "*shape"]) -> Array:
+    """`knob[min(age, K - 1)]` of a schedule [K], of the shape of `age`; a number stays that number at every age.
 
     Args:
       knob: a number, or one value for each age; the last one holds for all later ages.
-      age: steps that each position has done.
+      age: steps done.
     """
     knob = jnp.asarray(knob)
     return knob if knob.ndim == 0 else knob[jnp.minimum(age, knob.shape[0] - 1)]

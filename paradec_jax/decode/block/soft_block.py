@@ -1,0 +1,225 @@
+"""Block denoising made differentiable: soft tokens, and soft reveals that a threshold has a gradient through.
+
+The step is that of `BlockDenoising`, with the same keys and so the same tokens. Which tokens are drawn and who is
+revealed stay discrete and carry no gradient; two things beside them do. With c the confidence of a masked position's
+token y, tau the threshold of the step, E the embedding, l the logits and g Gumbel noise (0 at temperature 0)::
+
+    gate     sigmoid((log(1 - tau) - log(1 - c)) / gate_temperature)     1 where the rule reveals whatever tau is
+    m        1 - product of (1 - gate) over the position's steps         the share of it that is revealed
+    q        softmax((log softmax(l / T) + g) / token_temperature)       of the newest step that found it masked
+    v        m q E + (1 - m) E[mask]
+
+    soft                v
+    straight_through    sg(E[x] - v) + v        x the token on the canvas, the mask where it is masked
+
+So gradients reach parameters, temperatures and thresholds through every call after a step. Of each masked position::
+
+    staying     product of (1 - gate) over its earlier steps       summed over steps: its expected number of steps
+    leaving     staying gate, or all of staying in the step that reveals it
+
+Over the steps of a position `leaving` sums to 1, so that `sum leaving * loss(hidden)` is the expected loss of the
+position when it is revealed, and a loss may trade it for steps. As gate_temperature goes to 0 both become what the
+discrete decoder does. Nothing is known of steps after the reveal, so a higher threshold is only felt up to it.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from paradec_jax.decode.block.canvas import BlockCall, BlockCanvas, block_of, fresh, read_block, read_prompt
+from paradec_jax.decode.block.denoising import Denoised
+from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, check_rule, choose, quota, threshold_at
+from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.knobs import check_range
+from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine.soft import given_offsets
+from paradec_jax.decode.rules import select
+from paradec_jax.decode.rules.relaxation import RELAXATIONS, noisy, relaxed
+from paradec_jax.decode.rules.subs import without_mask
+from paradec_jax.decode.rules.windows import window, write_after_read
+
+RULES = ("dynamic", "threshold")
+LEAST = 1e-6  # doubt below this is as good as none
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SoftBlockKnobs(DenoisingKnobs):
+    """Of `BlockDenoising`, and how soft its decisions are.
+
+    Attributes:
+      token_temperature: of the mixture that stands for a token, above 0.
+      gate_temperature: width of the gate, in units of log doubt, above 0.
+    """
+
+    token_temperature: Float[Array, ""] | float = 1.0
+    gate_temperature: Float[Array, ""] | float = 0.5
+
+    def check(self) -> None:
+        """Raises ValueError for values outside their range, unless they are traced."""
+        for name in ("token_temperature", "gate_temperature"):
+            check_range(getattr(self, name), name, lambda x: x > 0, "above 0")
+        super().check()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SoftBlockCanvas(BlockCanvas):
+    """A canvas of blocks, and what is soft about its tokens.
+
+    Attributes:
+      offsets: what is added to the vector of each position's token, [B, S, D].
+      survival: 1 - m, the share of each position that is not revealed, [B, S].
+    """
+
+    offsets: Float[Array, "B S D"]
+    survival: Float[Array, "B S"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SoftDenoised(Denoised):
+    """What a call did, and the soft side of it, zero where no mask was read.
+
+    Attributes:
+      staying: share of each position that had not been revealed before, [B, W].
+      leaving: share that left with the head input of this call, [B, W].
+    """
+
+    staying: Float[Array, "B W"]
+    leaving: Float[Array, "B W"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftBlock(DecoderBase):
+    """`BlockDenoising` whose tokens and reveals carry gradients through `rollout`.
+
+    With "straight_through" its tokens, lengths and counts are those of `BlockDenoising`. A loss over all steps wants
+    `fuse_prompt=False`: what rides with the prompt is done by `init`, which hands out no info.
+
+    Attributes:
+      rule: "dynamic" or "threshold".
+      fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`.
+      relaxation: "straight_through" (what is read is a token, its gradient a mixture's) or "soft" (a mixture).
+    """
+
+    _: dataclasses.KW_ONLY
+    rule: str = "dynamic"
+    fuse_store: bool = True
+    fuse_prompt: bool = True
+    top_p_rule: str = "keep-renormalised"
+    relaxation: str = "straight_through"
+    Knobs: ClassVar[type] = SoftBlockKnobs
+    visibilities: ClassVar[tuple[str, ...]] = ("block",)
+    alignments: ClassVar[tuple[str, ...]] = ("own", "next")
+    any_order: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_rule(self.rule, RULES)
+        if self.relaxation not in RELAXATIONS:
+            raise ValueError(f"relaxation must be one of {', '.join(RELAXATIONS)}, not {self.relaxation!r}")
+
+    @property
+    def block(self) -> int:
+        """B, a fact of the checkpoint."""
+        return block_of(self)
+
+    def init(self, params: Any, request: Request, knobs: SoftBlockKnobs) -> SoftBlockCanvas:
+        """As `BlockDenoising`; the vectors of given positions are those of `SoftGiven`, or their tokens'."""
+        hard, table = fresh(self, request), self.network.embedding(params)
+        offsets = given_offsets(type(self).__name__, request, table, hard.final)
+        survival = jnp.ones(hard.final.shape, jnp.promote_types(table.dtype, jnp.float32))
+        state = SoftBlockCanvas(**vars(hard), offsets=offsets, survival=survival)
+        given = request.tokens.shape[1]
+        call = read_prompt(self, params, state, given, self.fuse_prompt, vectors_of(table, state))
+        if self.fuse_prompt:
+            return self._advance(params, table, state, call, knobs)[0]
+        state = state.spend(call.counts, call.width, call.calls)
+        return state.stored(self.network, call, state.rows.tokens)
+
+    def step(
+        self, params: Any, state: SoftBlockCanvas, knobs: SoftBlockKnobs
+    ) -> tuple[SoftBlockCanvas, SoftDenoised]:
+        """One call on the relaxed vectors of each row's open block, or a store, or both."""
+        table = self.network.embedding(params)
+        call = read_block(self, params, state, self.fuse_store, vectors_of(table, state))
+        return self._advance(params, table, state, call, knobs)
+
+    def drafts(self, state: SoftBlockCanvas) -> Int[Array, "B S"]:
+        """What is revealed after a gap."""
+        return state.ahead
+
+    def _advance(
+        self, params: Any, table: Array, state: SoftBlockCanvas, call: BlockCall, knobs: SoftBlockKnobs
+    ) -> tuple[SoftBlockCanvas, SoftDenoised]:
+        """What follows a call: the rule's choice, the store, the reveal, and the relaxed vectors after it."""
+        state = state.spend(call.counts, call.width, call.calls)
+        logits = self.network.logits(params, call.hidden)
+        masked = window(state.open, call.start, self.block) & call.reads[:, None]
+        options = {"top_p_rule": self.top_p_rule, "greedy": self.greedy}
+        choice = choose(
+            self.rule,
+            logits,
+            masked,
+            call.positions,
+            call.step,
+            state.rows.keys,
+            knobs,
+            mask=self.mask,
+            **options,
+        )
+        state = state.stored(self.network, call, choice.tokens)
+        likely = without_mask(logits, self.mask)
+        log_probs = self.scores(likely, choice.tokens)
+        new = state.reveal(choice.tokens, choice.where, call.start, log_probs)
+
+        gate = jnp.where(masked, self._gate(choice, masked, call.step, knobs), 0.0)
+        before = window(state.survival, call.start, self.block)
+        staying = jnp.where(masked, before, 0.0)
+        after = before * (1 - gate)
+        scores = noisy(likely, call.positions, state.rows.keys, knobs, step=call.step, **options)
+        mixed = table[choice.tokens] + relaxed(table, scores, choice.tokens, knobs.token_temperature, "soft")
+        vectors = mixed + (after[..., None] * (table[self.mask] - mixed)).astype(table.dtype)
+        offsets = vectors - table[window(new.rows.tokens, call.start, self.block)]
+        if self.relaxation == "straight_through":
+            offsets = offsets - lax.stop_gradient(offsets)
+        offsets = jnp.where(masked[..., None], offsets, window(new.offsets, call.start, self.block))
+        info = SoftDenoised(
+            at=call.start,
+            step=call.step,
+            **vars(choice),
+            reads=call.reads,
+            stored=call.clean,
+            hidden=call.hidden,
+            staying=staying,
+            leaving=staying * jnp.where(choice.where, 1.0, gate),
+        )
+        at = write_after_read(call.start, choice.tokens)
+        kept = {"offsets": put_rows(new.offsets, offsets, at), "survival": put_rows(new.survival, after, at)}
+        return dataclasses.replace(new, **kept), info
+
+    def _gate(
+        self, choice: Choice, masked: Bool[Array, "B W"], step: Int[Array, "B"], knobs: SoftBlockKnobs
+    ) -> Float[Array, "B W"]:
+        """The degree to which each position is past the threshold; 1/2 at it, 1 where it is revealed in any case."""
+        count = 1 if self.rule == "threshold" else quota(self.block, step, knobs)
+        free = select.top(choice.scores, masked, count)
+        bound, doubt = 1 - threshold_at(step, knobs), 1 - choice.scores
+        excess = jnp.log(jnp.maximum(bound, LEAST)) - jnp.log(jnp.maximum(doubt, LEAST))
+        return jnp.where(free, 1.0, jax.nn.sigmoid(excess / knobs.gate_temperature))
+
+
+def vectors_of(table: Float[Array, "V D"], canvas: SoftBlockCanvas) -> Float[Array, "B S D"]:
+    """What the network reads of every position."""
+    return table[canvas.rows.tokens] + canvas.offsets
+
+
+def put_rows(rows: Array, new: Array, at: Int[Array, "B"]) -> Array:
+    """`rows` [B, S, ...] with `new` [B, W, ...] at positions `at .. at + W - 1` of each."""
+    return jax.vmap(lambda row, x, p: lax.dynamic_update_slice_in_dim(row, x.astype(row.dtype), p, 0))(
+        rows, new, at
+    )

@@ -1,0 +1,47 @@
+"""What soft decoders of canvases share: vectors in place of given tokens."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from paradec_jax.decode.machine.request import RecordedDraws, Request
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SoftGiven(RecordedDraws):
+    """Vectors that the network reads in place of the embeddings of given tokens.
+
+    Attributes:
+      vectors: of the positions of `Request.tokens`; what stands at a hole or after a row's length is not read,
+        [B, P, D].
+    """
+
+    vectors: Float[Array, "B P D"] | None = dataclasses.field(default=None, metadata={"per_row": True})
+
+
+def given_offsets(
+    name: str, request: Request, table: Float[Array, "V D"], final: Bool[Array, "B S"]
+) -> Float[Array, "B S D"]:
+    """What is added to the vector of each token of a fresh canvas, so that `SoftGiven` is read where it is given.
+
+    Args:
+      name: of the decoder.
+      request: as for `init`.
+      table: the vector of each token.
+      final: positions whose tokens are given.
+
+    Raises:
+      ValueError: recorded numbers, which a soft decoder has no use for.
+    """
+    if getattr(request.recorded, "uniforms", None) is not None:
+        raise ValueError(f"{name} draws by its keys, so recorded.uniforms must be None")
+    offsets = jnp.zeros((*final.shape, table.shape[1]), table.dtype)
+    vectors = getattr(request.recorded, "vectors", None)
+    if vectors is None:
+        return offsets
+    width = vectors.shape[1]
+    difference = vectors.astype(table.dtype) - table[request.tokens]
+    return offsets.at[:, :width].set(jnp.where(final[:, :width, None], difference, 0.0))

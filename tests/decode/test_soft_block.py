@@ -1,0 +1,273 @@
+"""Gradients through block denoising, in float64: parameters, temperatures, thresholds, vectors of given tokens."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from results import listed
+
+from paradec_jax import decode
+from paradec_jax.config import TokenSpec
+from paradec_jax.decode.block import rules
+from paradec_jax.testing import tiny_blocks, tiny_blocks_params, tiny_request
+
+WIDE = {
+    "width": 8,
+    "layers": 1,
+    "heads": 2,
+    "kv_heads": 2,
+    "vocab_size": 7,
+    "dtype": "float64",
+    "param_dtype": "float64",
+}
+SPEC = TokenSpec(mask=6, alignment="own")
+TEXT, GIVEN, NEW, STEPS = (
+    [3, 0, 1, 2, 4],
+    [True, False, True, True, True],
+    7,
+    8,
+)  # a hole, and two blocks with masks
+KNOBS: dict[str, Any] = {
+    "temperature": 1.7,
+    "token_temperature": 0.6,
+    "gate_temperature": 0.7,
+    "threshold": (0.8, 0.7),
+}
+
+
+def seen(state: Any, info: Any) -> Any:
+    """A scalar of all that is soft in a step, and what is discrete beside it."""
+    weights = jnp.sin(jnp.arange(info.hidden.size)).reshape(info.hidden.shape)
+    share = info.staying + info.leaving * jnp.sum(info.hidden**2 * jnp.cos(jnp.arange(8.0)), axis=-1)
+    value = jnp.sum(weights * info.hidden * info.reads[:, None, None]) + jnp.sum(share)
+    return value * (1 + 0.1 * state.step[0]), (state.rows.tokens, info.where, state.offsets)
+
+
+def arguments() -> dict[str, Any]:
+    """What gradients are taken of: knobs, parameters, vectors of the given tokens."""
+    params = tiny_blocks_params(1, 2.0, **WIDE)
+    return {
+        "knobs": {k: jnp.asarray(v, jnp.float64) for k, v in KNOBS.items()},
+        "params": params,
+        "vectors": params["embedding"][jnp.asarray([TEXT])] + 0.1,
+    }
+
+
+def loss(kind: type, relaxation: str, remat: bool = True, alignment: str = "own") -> Any:
+    """Arguments -> a scalar of all steps, and what happened in them."""
+    spec = dataclasses.replace(SPEC, alignment=alignment)
+    decoder = kind(tiny_blocks(**WIDE), len(TEXT) + NEW, spec, relaxation=relaxation, fuse_prompt=False)
+    request = decode.make_request([TEXT], given=[GIVEN], max_new_tokens=NEW, seed=4)
+
+    def value(at: dict[str, Any]) -> Any:
+        soft = dataclasses.replace(request, recorded=decode.SoftGiven(vectors=at["vectors"]))
+        given = (at["params"], soft, decoder.Knobs(**at["knobs"]))
+        if remat:
+            _, (values, events) = decode.rollout(decoder, *given, n=STEPS, segment=4, record=seen)
+        else:
+            _, (values, events) = decode.trace(decoder.differentiable(), *given, n=STEPS, record=seen)
+        return jnp.sum(values), events
+
+    return value
+
+
+@functools.cache
+def graded(relaxation: str, remat: bool = True, alignment: str = "own") -> Any:
+    """Value, events and gradient at `arguments()`."""
+    with jax.enable_x64(True):
+        function = loss(decode.SoftBlock, relaxation, remat, alignment)
+        (value, events), gradient = jax.jit(jax.value_and_grad(function, has_aux=True))(arguments())
+        return float(value), jax.tree.map(np.asarray, events), jax.tree.map(np.asarray, gradient)
+
+
+def directions(at: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """One direction for each number among the knobs, each group of parameters, the vectors of each given token."""
+    zero = jax.tree.map(jnp.zeros_like, at)
+    for name, value in at["knobs"].items():
+        for i in range(value.size):
+            one = jnp.zeros(value.size).at[i].set(1.0).reshape(value.shape)
+            yield f"{name} {i}", zero | {"knobs": zero["knobs"] | {name: one}}
+    for name in ("embedding", "head", "layer_0"):
+        some = jax.tree.map(
+            lambda x: jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), at["params"]
+        )
+        yield name, zero | {"params": zero["params"] | {name: some[name]}}
+    for i, given in enumerate(GIVEN):
+        if given:
+            wave = jnp.cos(jnp.arange(8.0))
+            yield f"given {i}", zero | {"vectors": zero["vectors"].at[0, i].set(wave)}
+
+
+def check_differences(function: Any, at: Any, gradient: Any, events: Any, h: float = 1e-6) -> None:
+    """Compares a gradient with central differences of a compiled function, at which no token may change."""
+    for name, direction in directions(at):
+        sides = [function(jax.tree.map(lambda x, d, s=s: x + s * h * d, at, direction)) for s in (1, -1)]
+        for _, (tokens, where, _) in sides:
+            np.testing.assert_array_equal(tokens, events[0], err_msg=name)
+            np.testing.assert_array_equal(where, events[1], err_msg=name)
+        difference = float(sides[0][0] - sides[1][0]) / (2 * h)
+        products = jax.tree.map(lambda g, d: float(np.sum(g * np.asarray(d))), gradient, direction)
+        assert abs(difference) > 1e-3, f"{name} does nothing"
+        assert sum(jax.tree.leaves(products)) == pytest.approx(difference, rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize("alignment", ["own", pytest.param("next", marks=pytest.mark.slow)])
+def test_soft_gradients_are_finite_differences(alignment):
+    _, events, gradient = graded("soft", alignment=alignment)
+    assert not gradient["vectors"][0, 1].any(), "nothing reads what stands at a hole"
+    with jax.enable_x64(True):
+        plain = jax.jit(loss(decode.SoftBlock, "soft", alignment=alignment))
+        check_differences(plain, arguments(), gradient, events)
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant(decode.SoftBlock):
+    """Adds `params["constants"]`, [steps, B, S, D], to the vectors that each step leaves."""
+
+    def _advance(self, params, table, state, call, knobs):
+        new, info = super()._advance(params, table, state, call, knobs)
+        constants = params["constants"][state.rows.counts["network_calls"][0]]
+        return dataclasses.replace(new, offsets=new.offsets + constants), info
+
+
+@pytest.mark.slow
+def test_straight_through_gradients_are_those_of_the_surrogate():
+    """Of the decoder that reads `v + c`, with the constants c = E[x] - v of this very run."""
+    with jax.enable_x64(True):
+        at = arguments()
+        at["vectors"] = at["params"]["embedding"][jnp.asarray([TEXT])]
+        straight = jax.jit(jax.value_and_grad(loss(decode.SoftBlock, "straight_through"), has_aux=True))
+        (value, events), gradient = straight(at)
+        plain = jax.jit(loss(Constant, "soft"))
+        constants = jnp.zeros((STEPS + 1, 1, *events[2].shape[2:]))
+        for step in range(STEPS):  # what a step leaves depends on the constants before it
+            at["params"] = at["params"] | {"constants": constants}
+            left = plain(at)[1][2][step]
+            constants = constants.at[step].add(-left)
+        assert float(jnp.max(jnp.abs(constants))) > 0.1, "mixtures are as good as tokens"
+        at["params"] = at["params"] | {"constants": constants}
+        gradient["params"]["constants"] = np.zeros(constants.shape)
+        assert float(plain(at)[0]) == pytest.approx(float(value), rel=1e-9)
+        check_differences(plain, at, gradient, events)
+
+
+@pytest.mark.slow
+def test_segments_and_checkpoints_do_not_change_gradients():
+    _, events, gradient = graded("straight_through")
+    _, same, kept = graded("straight_through", remat=False)
+    jax.tree.map(np.testing.assert_array_equal, events[:2], same[:2])
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-11), kept, gradient)
+
+
+# Beside the discrete decoder
+
+HARD = {"temperature": 0.0, "threshold": (0.3, 0.2)}
+
+
+def compared(kind: type, alignment: str, knobs: dict[str, Any], fused: bool = True, **options: Any) -> Any:
+    """What a decoder writes, and the head inputs that it read."""
+    spec = TokenSpec(mask=31, alignment=alignment)
+    decoder = kind(tiny_blocks(), 24, spec, fuse_store=fused, fuse_prompt=fused, **options)
+    params, request = tiny_blocks_params(1, 3.0), tiny_request((11, 4, 9), seed=2)
+    result, info = decode.trace(decoder, params, request, decoder.Knobs(**knobs), n=14)
+    return listed(result), jax.tree.map(np.asarray, info)
+
+
+@pytest.mark.parametrize(
+    ("rule", "alignment", "fused", "temperature"),
+    [
+        ("dynamic", "own", True, 0.0),
+        ("threshold", "next", False, 1.3),
+        pytest.param("threshold", "own", True, 0.0, marks=pytest.mark.slow),
+        pytest.param("dynamic", "next", False, 1.3, marks=pytest.mark.slow),
+    ],
+)
+def test_straight_tokens_are_those_of_block_denoising(rule, alignment, fused, temperature):
+    """Tokens, counts, and what every call read: to the last bit, sampled too."""
+    knobs = HARD | {"temperature": temperature}
+    want, hard = compared(decode.BlockDenoising, alignment, knobs, fused, rule=rule)
+    found, soft = compared(decode.SoftBlock, alignment, knobs, fused, rule=rule)
+    assert found == want
+    reads = hard.reads
+    assert (hard.where[reads].sum(axis=-1) > 1).any(), "no step reveals several"
+    np.testing.assert_array_equal(soft.where, hard.where)
+    np.testing.assert_allclose(soft.hidden[reads], hard.hidden[reads], rtol=1e-6, atol=1e-6)
+
+
+def test_shares_leave_once():
+    """Over its steps a position leaves once; what is revealed whatever the threshold is leaves at once."""
+    _, info = compared(decode.SoftBlock, "own", HARD, fused=False)
+    total, revealed = np.zeros((3, 32)), np.zeros((3, 32), bool)
+    for step in range(len(info.at)):
+        for row in range(3):
+            block = slice(info.at[step, row], info.at[step, row] + 4)
+            total[row, block] += info.leaving[step, row]
+            revealed[row, block] |= info.where[step, row]
+    assert revealed.sum() >= 24
+    np.testing.assert_allclose(total[revealed], 1.0, atol=1e-5)
+    assert (total[~revealed] < 1).all()
+    assert (info.leaving <= info.staying + 1e-6).all() and (info.staying[~info.reads] == 0).all()
+    partial = (info.leaving > 1e-3) & (info.leaving < info.staying - 1e-3)
+    assert partial.any(), "every gate is open or shut"
+
+
+def test_cold_gates_and_tokens_are_hard():
+    """Soft vectors at temperatures near 0 are those of the tokens."""
+    cold = {"token_temperature": 1e-3, "gate_temperature": 1e-3}
+    want, hard = compared(decode.BlockDenoising, "own", HARD)
+    found, soft = compared(decode.SoftBlock, "own", HARD | cold, relaxation="soft")
+    assert found == want
+    np.testing.assert_allclose(soft.hidden[hard.reads], hard.hidden[hard.reads], atol=1e-3)
+    _, warm = compared(decode.SoftBlock, "own", HARD, relaxation="soft")
+    assert np.abs(warm.hidden[hard.reads] - hard.hidden[hard.reads]).max() > 0.1
+
+
+# Thresholds by step
+
+
+def test_each_step_has_its_threshold():
+    """The last one holds for all later steps; a schedule of one value is that value."""
+    knobs = rules.DenoisingKnobs(threshold=np.array([0.9, 0.5, 0.1], np.float32))
+    steps = jnp.array([0, 1, 2, 7])
+    np.testing.assert_allclose(rules.threshold_at(steps, knobs)[:, 0], [0.9, 0.5, 0.1, 0.1])
+    one, _ = compared(decode.BlockDenoising, "own", {"threshold": 0.3})
+    same, _ = compared(decode.BlockDenoising, "own", {"threshold": (0.3, 0.3)})
+    first, info = compared(decode.BlockDenoising, "own", {"threshold": (2.0, 0.0)})
+    assert one == same != first
+    later = info.where[info.reads & (info.step == 1)]
+    begun = info.where[info.reads & (info.step == 0)]
+    assert (begun.sum(axis=-1) <= 1).all() and not (info.reads & (info.step > 1)).any() and len(later) > 3
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: decode.SoftBlock(relaxation="mood"), "relaxation must be one of straight_through, soft"),
+        (lambda: decode.SoftBlock(rule="static"), "rule must be one of dynamic, threshold, not 'static'"),
+        (lambda: decode.SoftBlock.Knobs(token_temperature=0.0).check(), "token_temperature must be above 0"),
+        (lambda: decode.SoftBlock.Knobs(gate_temperature=-1.0).check(), "gate_temperature must be above 0"),
+        (
+            lambda: compared(decode.BlockDenoising, "own", {"threshold": np.zeros((2, 2))}),
+            r"threshold must be a number or a schedule \[K\]",
+        ),
+        (
+            lambda: compared(decode.SoftBlock, "own", {"threshold": (0.5, -1.0)}),
+            "threshold must be at least 0",
+        ),
+    ],
+)
+def test_bad_input_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_recorded_numbers_are_refused():
+    decoder = decode.SoftBlock(tiny_blocks(), 24, TokenSpec(mask=31, alignment="own"))
+    request = dataclasses.replace(tiny_request(3), recorded=decode.RecordedDraws(jnp.zeros(24)))
+    with pytest.raises(ValueError, match=r"SoftBlock draws by its keys, so recorded\.uniforms must be None"):
+        decode.run(decoder, tiny_blocks_params(), request)
