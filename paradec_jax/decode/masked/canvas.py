@@ -6,8 +6,9 @@
     tokens      a b _ d _ _ g _ | . .        given or revealed, _ the mask
     final       x x . x . . x . |            length = 2: the leading run of final positions
 
-A row's canvas is what lies below its `limit`; the rest of the buffer is invisible to it. A canvas of blocks goes on to
-the end of the block that holds the last of these positions: the network sees whole blocks, the row ends at its limit.
+A row's canvas is what lies below its `limit`; the rest of the buffer is invisible to it. A canvas of blocks goes on
+to the end of the block that holds the last of these positions: the network sees whole blocks, the row ends at its
+limit.
 """
 
 import dataclasses
