@@ -42,7 +42,7 @@ def shapes_of(module: Callable[[Any], Any], config: Any, parts: Mapping[str, str
       parts: the field of the config that counts the blocks of each part, "layer" -> "layers".
     """
     single = dataclasses.replace(config, **dict.fromkeys(parts.values(), 1))
-    found = _traced(module, single, bool(jax.config.jax_enable_x64))
+    found = _traced(module, single, bool(jax.config.read("jax_enable_x64")))
     counts = {part: getattr(config, field) for part, field in parts.items()}
     shapes = {name: shape for name, shape in found.items() if name.removesuffix("_0") not in parts}
     shapes |= {f"{part}_{i}": found[f"{part}_0"] for part, n in counts.items() for i in range(n)}
