@@ -41,7 +41,8 @@ def shapes_of(module: Callable[[Any], Any], config: Any, parts: Mapping[str, str
       config: its shape.
       parts: the field of the config that counts the blocks of each part, "layer" -> "layers".
     """
-    found = _traced(module, dataclasses.replace(config, **dict.fromkeys(parts.values(), 1)))
+    single = dataclasses.replace(config, **dict.fromkeys(parts.values(), 1))
+    found = _traced(module, single, bool(jax.config.read("jax_enable_x64")))
     counts = {part: getattr(config, field) for part, field in parts.items()}
     shapes = {name: shape for name, shape in found.items() if name.removesuffix("_0") not in parts}
     shapes |= {f"{part}_{i}": found[f"{part}_0"] for part, n in counts.items() for i in range(n)}
@@ -49,6 +50,7 @@ def shapes_of(module: Callable[[Any], Any], config: Any, parts: Mapping[str, str
 
 
 @functools.lru_cache
-def _traced(module: Callable[[Any], Any], config: Any) -> dict[str, Any]:
+def _traced(module: Callable[[Any], Any], config: Any, x64: bool) -> dict[str, Any]:
+    del x64  # of which float64 depends, so that shapes of one mode are not those of the other
     init = module(config).init
     return jax.eval_shape(lambda: init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))["params"]
