@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -38,6 +38,7 @@ ARCHITECTURES = {kind: f"{kind.capitalize()}ForCausalLM" for kind in MODEL_TYPES
     "sdar": "SDARForCausalLM"
 }
 NORMED = ("qwen3", "sdar")  # types whose queries and keys are normed
+AnyTransformer = TypeVar("AnyTransformer", bound=TransformerConfig)
 QWEN3_HEAD_DIM = 128  # where config.json of one of these does not give it; the others split the width
 HEADS = {"q": "h", "k": "g", "v": "g"}  # the axis of heads of each matrix
 
@@ -79,15 +80,14 @@ def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> M
     """
     config = CausalConfig(**parse_config(fields))
     with Checkpoint(folder) as checkpoint:
-        params, dtypes = read_params(checkpoint, fields, config, dtype)
-    config = dataclasses.replace(config, **dtypes)
+        params, config = read_params(checkpoint, fields, config, dtype)
     return Model(config, params, parse_tokens(folder, fields, config.vocab_size))
 
 
 def read_params(
-    checkpoint: Source, fields: Mapping[str, Any], config: TransformerConfig, dtype: str | None
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """The parameters, and the config's two types as `fields` and the tensors say them.
+    checkpoint: Source, fields: Mapping[str, Any], config: AnyTransformer, dtype: str | None
+) -> tuple[dict[str, Any], AnyTransformer]:
+    """The parameters, and the config with its two types as `fields` and the tensors say them.
 
     Raises:
       ConvertError: when the tensors are not those of this config, or not of one type where none is given.
@@ -112,8 +112,8 @@ def read_params(
                 f"tensor {name} is not zero, but a bias of attention's output is not supported"
             )
     param_dtype = dtype or common_dtype(checkpoint, names, DTYPES)
-    params = import_tree(checkpoint, rows, axes, param_dtype)
-    return params, {"dtype": activation_dtype(fields, param_dtype), "param_dtype": param_dtype}
+    params, dtype = import_tree(checkpoint, rows, axes, param_dtype), activation_dtype(fields, param_dtype)
+    return params, dataclasses.replace(config, dtype=dtype, param_dtype=param_dtype)
 
 
 def write(folder: Path, model: Model, max_shard_bytes: int) -> None:

@@ -49,8 +49,7 @@ def read(
     tokens = parse_tokens(folder, fields, config.vocab_size, mask, alignment)
     with Checkpoint(folder) as checkpoint:
         backbone, head = parted(checkpoint, mrp.PREFIX)
-        params, dtypes = qwen2.read_params(backbone, fields, config, dtype)
-        config = dataclasses.replace(config, **dtypes)
+        params, config = qwen2.read_params(backbone, fields, config, dtype)
         found = mrp.read(head, fields, config, dtype) if mrp.there(head, fields) else None
     return Model(config, params, tokens, head=found)
 

@@ -19,7 +19,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -285,7 +285,8 @@ def _read_leaves(
     expected = flatten_dict(expected_shapes(config), sep="/")
     if version == 1:
         check_names(expected, {name for path in recorded for name in format1.names(path)})
-        for path, leaf in format1.read(folder, config, recorded, verify=verify):
+        network = cast(ModelConfig, config)  # which knows no other part
+        for path, leaf in format1.read(folder, network, recorded, verify=verify):
             check_leaf(expected, path, leaf)
             yield path, leaf
         return

@@ -145,7 +145,8 @@ class Followers(MarkovLaw):
     @functools.cached_property
     def transitions(self) -> Float64[np.ndarray, "V V"]:
         """T, by symbol and the next one."""
-        return _mixed(*self.followers.T, self.share)
+        first, second = self.followers.T
+        return _mixed(first, second, self.share)
 
     def lawful(
         self, texts: Int[np.ndarray, "N M"], before: Int[np.ndarray, "N"] | None = None

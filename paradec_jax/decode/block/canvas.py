@@ -13,7 +13,7 @@ before is as clean there as it will ever be in the cache.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,8 @@ from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.rules.alignment import aligned
 from paradec_jax.decode.rules.windows import last_of, where_rows, window, write_after_read
 from paradec_jax.nn import masks
+
+AnyBlocks = TypeVar("AnyBlocks", bound="BlockCanvas")
 
 
 @jax.tree_util.register_dataclass
@@ -51,7 +53,7 @@ class BlockCanvas(Canvas):
         """Running rows whose next block to be stored has no mask left."""
         return (self.rows.length >= self.cached + self.block) & ~self.rows.done
 
-    def stored(self, network: Any, call: "BlockCall", tokens: Int[Array, "B W"]) -> "BlockCanvas":
+    def stored(self: AnyBlocks, network: Any, call: "BlockCall", tokens: Int[Array, "B W"]) -> AnyBlocks:
         """The canvas after a call whose step is done: clean blocks are trusted from now on.
 
         Args:
@@ -59,12 +61,13 @@ class BlockCanvas(Canvas):
           call: what it returned.
           tokens: anything computed from it, see `write_after_read`.
         """
-        new = {
-            "cached": jnp.where(call.clean, self.cached + self.block, self.cached),
-            "step": jnp.where(call.reads, call.step + 1, call.step),
-        }
-        cache = network.write(self.cache, call.kv, write_after_read(call.at, tokens))
-        return dataclasses.replace(self, cache=cache, previous=call.previous, **new)
+        return dataclasses.replace(
+            self,
+            cache=network.write(self.cache, call.kv, write_after_read(call.at, tokens)),
+            cached=jnp.where(call.clean, self.cached + self.block, self.cached),
+            step=jnp.where(call.reads, call.step + 1, call.step),
+            previous=call.previous,
+        )
 
 
 @jax.tree_util.register_dataclass

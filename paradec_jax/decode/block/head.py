@@ -14,7 +14,7 @@ With logits about the next position, a block's first one comes from the block be
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
 from paradec_jax.decode.rules.windows import window
 
 ZERO = "zero"
+AnyHead = TypeVar("AnyHead", bound="HeadCanvas")
 
 
 @jax.tree_util.register_dataclass
@@ -106,14 +107,14 @@ def fresh_with_head(decoder: Any, request: Request, *, context: bool = True, ove
     return HeadCanvas(**vars(canvas), head_cache=cache)
 
 
-def light(state: HeadCanvas) -> HeadCanvas:
+def light(state: AnyHead) -> AnyHead:
     """The canvas without its caches, for loops that do not change them."""
     return dataclasses.replace(state, cache=None, head_cache=None)
 
 
 def first_call(
-    decoder: Any, params: Any, state: HeadCanvas, call: BlockCall, wants: Bool[Array, "B"], prompt: bool
-) -> tuple[HeadCanvas, Float[Array, "B W D"]]:
+    decoder: Any, params: Any, state: AnyHead, call: BlockCall, wants: Bool[Array, "B"], prompt: bool
+) -> tuple[AnyHead, Float[Array, "B W D"]]:
     """The head's call that follows one of the network: stores what that one stored, and reads each row's open block.
 
     It is skipped where no row has either to do.
@@ -169,13 +170,13 @@ def first_call(
 def next_call(
     decoder: Any,
     params: Any,
-    state: HeadCanvas,
+    state: AnyHead,
     caches: HeadCanvas,
     hidden: Float[Array, "B W D"],
     at: Int[Array, "B"],
     wants: Bool[Array, "B"],
     tokens: Int[Array, "B W"] | None = None,
-) -> tuple[Float[Array, "B W D"], HeadCanvas]:
+) -> tuple[Float[Array, "B W D"], AnyHead]:
     """A further call of the head on each row's open block; skipped where no row wants it, and stored nowhere.
 
     Args:

@@ -160,7 +160,6 @@ class SoftBlock(DecoderBase):
         state = state.spend(call.counts, call.width, call.calls)
         logits = self.network.logits(params, call.hidden)
         masked = window(state.open, call.start, self.block) & call.reads[:, None]
-        options = {"top_p_rule": self.top_p_rule, "greedy": self.greedy}
         choice = choose(
             self.rule,
             logits,
@@ -170,7 +169,8 @@ class SoftBlock(DecoderBase):
             state.rows.keys,
             knobs,
             mask=self.mask,
-            **options,
+            top_p_rule=self.top_p_rule,
+            greedy=self.greedy,
         )
         state = state.stored(self.network, call, choice.tokens)
         likely = without_mask(logits, self.mask)
@@ -181,7 +181,15 @@ class SoftBlock(DecoderBase):
         before = window(state.survival, call.start, self.block)
         staying = jnp.where(masked, before, 0.0)
         after = before * (1 - gate)
-        scores = noisy(likely, call.positions, state.rows.keys, knobs, step=call.step, **options)
+        scores = noisy(
+            likely,
+            call.positions,
+            state.rows.keys,
+            knobs,
+            top_p_rule=self.top_p_rule,
+            greedy=self.greedy,
+            step=call.step,
+        )
         mixed = table[choice.tokens] + relaxed(table, scores, choice.tokens, knobs.token_temperature, "soft")
         vectors = mixed + (after[..., None] * (table[self.mask] - mixed)).astype(table.dtype)
         offsets = vectors - table[window(new.rows.tokens, call.start, self.block)]
@@ -199,8 +207,8 @@ class SoftBlock(DecoderBase):
             leaving=staying * jnp.where(choice.where, 1.0, gate),
         )
         at = write_after_read(call.start, choice.tokens)
-        kept = {"offsets": put_rows(new.offsets, offsets, at), "survival": put_rows(new.survival, after, at)}
-        return dataclasses.replace(new, **kept), info
+        offsets, survival = put_rows(new.offsets, offsets, at), put_rows(new.survival, after, at)
+        return dataclasses.replace(new, offsets=offsets, survival=survival), info
 
     def _gate(
         self, choice: Choice, masked: Bool[Array, "B W"], step: Int[Array, "B"], knobs: SoftBlockKnobs

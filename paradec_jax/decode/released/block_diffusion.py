@@ -1,12 +1,12 @@
 """The released programs of block diffusion: SDAR's `generate.py` and evaluation, and the serving engine JetEngine."""
 
 import dataclasses
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.block.canvas import BlockCanvas, block_of, fresh, read_block, read_prompt
+from paradec_jax.decode.block.canvas import AnyBlocks, BlockCanvas, block_of, fresh, read_block, read_prompt
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.rules import (
     Choice,
@@ -139,9 +139,6 @@ class ReleasedDenoising(DecoderBase):
             return Choice(jnp.where(enough[:, None], sure, leftmost), tokens, scores)
         where = select(self.rule, logits, scores, masked, positions, step, rows.keys, knobs)
         return Choice(where, tokens, scores)
-
-
-AnyBlocks = TypeVar("AnyBlocks", bound=BlockCanvas)
 
 
 def whole_blocks(canvas: AnyBlocks) -> AnyBlocks:
