@@ -12,6 +12,8 @@ from paradec_jax.losses.cross_entropy import cross_entropy
 class CausalNetwork(Protocol):
     """What the objective needs of a network; see `paradec_jax.models.TransformerNetwork`."""
 
+    @property
+    def visibility(self) -> str: ...
     def forward(self, params: Any, tokens: Array, positions: Array) -> Any: ...
     def logits(self, params: Any, hidden: Array) -> Array: ...
 
@@ -23,7 +25,15 @@ def next_token_loss(
 
     Returns:
       A loss over batches of `tokens`, `targets` [B, T] and `weights` [B, T].
+
+    Raises:
+      ValueError: a network that sees what it would have to predict.
     """
+    if network.visibility != "causal":
+        raise ValueError(
+            f"next_token_loss trains networks of visibility 'causal', but this one's is {network.visibility!r}: "
+            "it sees the token that it would be asked for"
+        )
 
     def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
         del frozen, key

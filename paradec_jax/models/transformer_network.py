@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -46,8 +47,9 @@ class TransformerNetwork:
 
     @property
     def max_length(self) -> int:
-        """Longest sequence the model was built for."""
-        return self.config.max_length
+        """Longest sequence the model was built for, in whole blocks of every length that it serves."""
+        whole = math.lcm(*self.blocks)  # 1 of a causal model
+        return self.config.max_length // whole * whole
 
     @property
     def counters(self) -> tuple[str, ...]:

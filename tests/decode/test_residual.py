@@ -245,7 +245,7 @@ def test_a_head_that_agrees_vetoes_nothing():
                 PARAMS,
                 tiny_request(2),
             ),
-            "corrects blocks of 2, but the network's have 4: it is another's",
+            "corrects blocks of 2, not of 4: it is another network's or another length's",
         ),
         (lambda: decode.ResidualVeto(judge="mood"), "judge must be one of change, confidence, not 'mood'"),
         (

@@ -331,6 +331,25 @@ def test_positions_judged_one_by_one_are_not_lossless():
     assert all(len(tokens) == 13 for tokens in lossy.completions())
 
 
+@pytest.mark.parametrize("alignment", ["own", pytest.param("next", marks=pytest.mark.slow)])
+def test_blocks_of_another_length_that_the_checkpoint_serves(alignment):
+    """What differs from the network's own blocks is told in masks: of narrow and wide windows and of candidates."""
+    network, spec = tiny_blocks(blocks=(4, 8)), TokenSpec(mask=31, alignment=alignment)
+    params, request = {"network": tiny_blocks_params(1, 3.0), "head": None}, tiny_request((13, 4, 14), seed=2)
+
+    def decoded(kind: type, of: Any = params, **options: Any) -> Any:
+        decoder = kind(network, SIZE, spec, rule="dynamic", **options)
+        return decode.run(decoder, of, request, decoder.Knobs(threshold=0.2))
+
+    want = decoded(decode.BlockDenoising, params["network"], length=8)
+    found = decoded(decode.ResidualSpeculative, head="zero", length=8)
+    assert found.completions() == want.completions()
+    assert found.network_calls.sum() < want.network_calls.sum()
+    assert decoded(decode.ResidualSpeculative, head="zero").completions() != want.completions()
+    with pytest.raises(ValueError, match=r"corrects blocks of 4, not of 8: .* or another length's"):
+        decoded(decode.ResidualSpeculative, params | {"head": tiny_head_params()}, head=tiny_head(), length=8)
+
+
 # Refusals
 
 

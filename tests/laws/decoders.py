@@ -7,24 +7,21 @@ stub networks whose answers are known: every law that can be stated without know
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
 from typing import Any
 
+import decoders_block
 import house_decoders as house
 import jax
 import numpy as np
 import pytest
-from plain_baselines import Count, drafted_count, lookahead_count, prompt_lookup_count
+from decoder_rows import REPEATING, SIZE, Row, canvas_row, causal_row, jacobi_row, masked_row, released_row
+from plain_baselines import drafted_count, lookahead_count, prompt_lookup_count
 from plain_canvas import (
-    block_count,
-    drafted_block_count,
     dual_cache_count,
     grid_count,
-    residual_count,
     strided_count,
     whole_canvas_count,
 )
-from plain_jacobi import jacobi_count
 from plain_recurrent import (
     latent_count,
     one_by_one_count,
@@ -35,151 +32,12 @@ from plain_recurrent import (
 )
 
 from paradec_jax import decode
-from paradec_jax.config import TokenSpec
 from paradec_jax.decode import released
 from paradec_jax.decode.released.adaptive import ReleasedAdaptive
 from paradec_jax.decode.released.lookahead import ReleasedLookahead
 from paradec_jax.decode.released.prompt_lookup import ReleasedPromptLookup
-from paradec_jax.testing import StubCausal, StubDenoiser, StubHead, StubNetwork, tiny_causal, tiny_network
+from paradec_jax.testing import StubCausal, tiny_causal, tiny_network
 
-SIZE, BUDGET = 20, 9
-STEPS = 16  # more than any row of the table needs for BUDGET tokens
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """A decoder of the table.
-
-    Attributes:
-      kind, options: the decoder's class and static fields; stubs among them are further networks.
-      knobs: knobs that differ from the defaults.
-      stub: fields of the stub network.
-      net: the stub network's class.
-      recurrence: recurrences each position does at its end (the most that matter), for the expected tokens.
-      overruns: repeats a release that cuts no commit at a budget or a stop token, so those laws leave it out.
-      only_greedy: repeats a release that does not sample.
-      batch_wide: repeats a release that calls the network for a whole batch or not at all, so that what a row costs
-        depends on the others.
-      count: (stub, prompt length, new tokens) -> network calls, positions, what networks declare; None without a
-        formula.
-      first: calls and tokens of `init`.
-    """
-
-    kind: type
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    knobs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    stub: dict[str, Any] = dataclasses.field(default_factory=dict)
-    net: type = StubNetwork
-    recurrence: int | None = 4
-    overruns: bool = False
-    only_greedy: bool = False
-    batch_wide: bool = False
-    count: Callable[[Any, int, int], Count] | None = None
-    first: tuple[int, int] = (1, 1)
-
-    def network(self, **changes: Any) -> Any:
-        return self.net(**{**self.stub, **changes})
-
-    def decoder(self, network: Any = None, size: int = SIZE, **options: Any) -> Any:
-        network = self.network() if network is None else network
-        options = {**self.options, **options}
-        for name in self.kind.further_networks:
-            if not isinstance(options[name], str):
-                probe = getattr(network, "probe", None)
-                options[name] = dataclasses.replace(options[name], probe=probe)
-        return self.kind(network, size, self.spec, **options)
-
-    @property
-    def spec(self) -> TokenSpec:
-        """A denoiser's logits are about their own positions, and it has a mask."""
-        if self.net is not StubDenoiser:
-            return TokenSpec(pad=10)
-        return TokenSpec(pad=9, mask=self.network().mask, alignment=self.network().alignment)
-
-    @property
-    def params(self) -> Any:
-        """Those of the stubs: none, for each of several networks."""
-        names = self.kind.further_networks
-        return dict.fromkeys(("network", *names)) if names else None
-
-    def own(self, result: dict[str, Any]) -> dict[str, Any]:
-        """What of a result (`results.listed`) is each row's own affair."""
-        shared = ("network_calls", "positions", "head_calls") if self.batch_wide else ()
-        return {name: value for name, value in result.items() if name not in shared}
-
-    def values(self, **changes: Any) -> Any:
-        if self.only_greedy:
-            changes.pop("temperature", None)
-        return self.kind.Knobs(**{**self.knobs, **changes})
-
-    def expected(self, prompt: Sequence[int], count: int, recurrence: int | None = None) -> list[int]:
-        """The tokens that follow a prompt."""
-        stub = self.network()
-        if self.net is StubDenoiser:
-            return stub.expected([*prompt, *[None] * count])[len(prompt) :]
-        return stub.expected(prompt, count, recurrence or self.recurrence)
-
-
-def causal_row(kind: type, count: Callable[..., Count] | None, stub: dict[str, Any], **options: Any) -> Row:
-    """A row on the causal stub; the options tell the calls as well."""
-    options = {**options, "log_probs": True}
-    return Row(kind, options, stub=stub, net=StubCausal, count=count and functools.partial(count, options))
-
-
-def jacobi_row(kind: type, *, spawn: float | None = None, **options: Any) -> Row:
-    """A row of a Jacobi decoder on the causal stub; the knob tells the calls as well."""
-    knobs = {} if spawn is None else {"spawn": spawn}
-    row = causal_row(kind, jacobi_count, REPEATING, **options)
-    count = functools.partial(jacobi_count, {**options, **knobs})
-    return dataclasses.replace(row, knobs=knobs, count=count)
-
-
-def released_row(kind: type, knobs: dict[str, Any] | None = None, **options: Any) -> Row:
-    """A row of a released block decoder, whose first call commits nothing."""
-    return Row(
-        kind, options, knobs or {}, REPEATING, StubCausal, overruns=True, only_greedy=True, first=(1, 0)
-    )
-
-
-def canvas_row(kind: type, count: Callable[..., Count], first: int, **options: Any) -> Row:
-    """A row on the denoiser, one token a call."""
-    knobs, options = {"threshold": 2.0}, {**options, "log_probs": True}
-    return Row(kind, options, knobs, {"sharpness": 12.0}, StubDenoiser, count=count, first=(first, 0))
-
-
-def masked_row(kind: type, count: Callable[..., Count] | None, knobs: Any = None, **options: Any) -> Row:
-    """A row on the denoiser that draws beforehand who is revealed when; so many steps that each is alone."""
-    knobs = {"temperature": 0.0, **({"steps": ALONE} if knobs is None else knobs)}
-    return Row(kind, options, knobs, {"sharpness": 12.0}, StubDenoiser, count=count, first=(0, 0))
-
-
-def block_row(
-    kind: type,
-    block: int,
-    count: Callable[..., Count] | None = None,
-    knobs: Any = None,
-    first: tuple[int, int] = (1, 0),
-    alignment: str = "own",
-    **options: Any,
-) -> Row:
-    """A row on the denoiser that sees in blocks; one token a step, from left to right, unless told otherwise."""
-    stub = {"sharpness": 12.0, "block": block, "alignment": alignment}
-    return Row(kind, options, knobs or {}, stub, StubDenoiser, count=count, first=first)
-
-
-def head_row(
-    kind: type, block: int, count: Any = None, says: str | None = "right", alignment: str = "own", **rest: Any
-) -> Row:
-    """A row of a decoder with a residual head that is right, lies, guesses, or (None) does not run."""
-    of = StubDenoiser(sharpness=12.0, block=block, alignment=alignment)
-    head: Any = "zero" if says is None else StubHead(of, says)
-    return block_row(kind, block, count, alignment=alignment, head=head, **rest)
-
-
-ALONE = 1_000_014  # by chance not all of the first row is committed at once
-
-
-REPEATING = {"weights": (0, 0, 1, 0), "slope": 0, "constant": 0}  # the text has period 3
 HEAD = StubCausal(weights=(0, 0, 1, 0), slope=0, constant=0, sharpness=2.0, counter="head_calls")
 NEARLY = {
     "weights": (0, 0, 1, 0, 0, 0, 0, 2, 0),
@@ -266,118 +124,7 @@ ROWS = {
     "strided": masked_row(
         decode.Strided, functools.partial(strided_count, 8, 3), width=8, stride=3, log_probs=True
     ),
-    "block": block_row(
-        decode.BlockDenoising,
-        4,
-        functools.partial(block_count, 4, True),
-        first=(1, 1),
-        rule="static",
-        log_probs=True,
-    ),
-    "block-next": block_row(
-        decode.BlockDenoising,
-        3,
-        functools.partial(block_count, 3, True),
-        {"threshold": 2.0},
-        (1, 1),
-        "next",
-        rule="dynamic",
-    ),
-    "block-unfused": block_row(
-        decode.BlockDenoising,
-        2,
-        functools.partial(block_count, 2, False),
-        rule="threshold",
-        knobs={"threshold": 2.0},
-        fuse_store=False,
-        fuse_prompt=False,
-    ),
-    "block-random": block_row(decode.BlockDenoising, 4, knobs={"steps": 2}, rule="random"),
-    "soft-block": block_row(
-        decode.SoftBlock,
-        4,
-        functools.partial(block_count, 4, True),
-        {"threshold": 2.0},
-        (1, 1),
-        log_probs=True,
-    ),
-    "elastic": dataclasses.replace(
-        block_row(
-            decode.ElasticDenoising, 2, None, {"length_entropy": 1.0}, (1, 1), rule="static", log_probs=True
-        ),
-        stub={"sharpness": 12.0, "block": 2, "others": (4,)},
-    ),
-    "elastic-one": block_row(
-        decode.ElasticDenoising,
-        4,
-        functools.partial(block_count, 4, True),
-        {"threshold": 2.0},
-        (1, 1),
-        rule="dynamic",
-    ),
-    "residual": head_row(
-        decode.Residual,
-        4,
-        functools.partial(residual_count, 4, 2, True),
-        first=(1, 1),
-        rule="static",
-        head_steps=2,
-        log_probs=True,
-    ),
-    "residual-next": head_row(
-        decode.Residual,
-        2,
-        functools.partial(residual_count, 2, 1, False),
-        alignment="next",
-        rule="threshold",
-        knobs={"threshold": 2.0},
-        fuse_store=False,
-        fuse_prompt=False,
-    ),
-    "residual-zero": head_row(
-        decode.Residual,
-        4,
-        says=None,
-        first=(1, 1),
-        rule="dynamic",
-        head_rule="dynamic",
-        knobs={"threshold": 2.0},
-    ),
-    "residual-speculative": head_row(
-        decode.ResidualSpeculative,
-        4,
-        functools.partial(drafted_block_count, 4, 3),
-        first=(1, 1),
-        rule="static",
-        log_probs=True,
-    ),
-    "residual-speculative-next": head_row(
-        decode.ResidualSpeculative,
-        3,
-        functools.partial(drafted_block_count, 3, 2, right=False),
-        says="liar",
-        alignment="next",
-        first=(1, 1),
-        rule="static",
-        candidates=2,
-    ),
-    "residual-speculative-unfused": head_row(
-        decode.ResidualSpeculative,
-        2,
-        functools.partial(drafted_block_count, 2, 2, rides=False, fused=False),
-        rule="threshold",
-        knobs={"threshold": 2.0},
-        candidates=2,
-        ride=False,
-        fuse_store=False,
-        fuse_prompt=False,
-    ),
-    "residual-speculative-random": head_row(
-        decode.ResidualSpeculative, 4, says="random", first=(1, 1), rule="dynamic", knobs={"threshold": 0.4}
-    ),
-    "residual-veto": head_row(
-        decode.ResidualVeto, 4, judge="confidence", first=(1, 1), knobs={"threshold": 0.5}, log_probs=True
-    ),
+    **decoders_block.BLOCKS,
     # Released programs
     "released-adaptive": Row(ReleasedAdaptive, stub={**MIXED, "recurrence": 5}, recurrence=1_000),
     "released-wavefront": Row(
@@ -416,14 +163,6 @@ ROWS = {
         masked_row(released.ReleasedMasked, None, {}, program="sdtt", sampler="analytic", steps=4),
         batch_wide=True,
     ),
-    "released-denoising": dataclasses.replace(
-        block_row(released.ReleasedDenoising, 2, knobs={"threshold": 2.0}, program="jetengine"), overruns=True
-    ),
-    "released-speculative": dataclasses.replace(
-        head_row(released.ReleasedSpeculative, 4, candidates=2), overruns=True, batch_wide=True
-    ),
-    "released-veto": head_row(released.ReleasedVeto, 2, knobs={"threshold": 0.5}),
-    "lossy-position-wise": head_row(released.LossyPositionWise, 2),
     "released-strided": dataclasses.replace(
         masked_row(released.ReleasedStrided, None, {}, steps=2, width=10, stride=5), batch_wide=True
     ),
@@ -460,17 +199,9 @@ VARIANTS = (
     "masked-groups",
     "masked-single",
     "masked-confidence",
-    "block-next",
-    "block-unfused",
-    "block-random",
-    "elastic-one",
-    "residual-next",
-    "residual-zero",
-    "residual-speculative-next",
-    "residual-speculative-unfused",
-    "residual-speculative-random",
     "released-masked-cached",
     "released-masked-sdtt",
+    *decoders_block.VARIANTS,
 )
 
 

@@ -4,7 +4,8 @@ import collections
 
 import jax
 import pytest
-from decoders import ALL, BUDGET, COUNTED, ROWS
+from decoder_rows import BUDGET
+from decoders import ALL, COUNTED, ROWS
 from results import take
 
 from paradec_jax import decode

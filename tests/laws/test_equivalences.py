@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoders import BUDGET, CAUSAL, REAL, REPEATING, SIZE, causal, tiny
+from decoder_rows import BUDGET, REPEATING, SIZE
+from decoders import CAUSAL, REAL, causal, tiny
 from results import listed, rows_of, take
 
 from paradec_jax import decode

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
-from decoders import BUDGET, ROWS
+from decoder_rows import BUDGET
+from decoders import ROWS
 from house_decoders import AnyOrder, Drafted, DualCache, RevealKnobs
 from results import listed, rows_of
 

@@ -12,19 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoders import (
-    ALL,
-    BUDGET,
-    EACH_CLASS,
-    EVERY,
-    ROWS,
-    SAMPLED,
-    SIZE,
-    STEPS,
-    VARIANTS,
-    record_all,
-    without_keys,
-)
+from decoder_rows import BUDGET, SIZE, STEPS
+from decoders import ALL, EACH_CLASS, EVERY, ROWS, SAMPLED, VARIANTS, record_all, without_keys
 from results import listed, rows_of, take
 from tracing import nothing_is_traced
 

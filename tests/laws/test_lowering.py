@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoders import BUDGET, EACH_CLASS, REAL, ROWS, STEPS
+from decoder_rows import BUDGET, STEPS
+from decoders import EACH_CLASS, REAL, ROWS
 from jax import export
 
 from paradec_jax import decode

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from decoders import BUDGET, ROWS
+from decoder_rows import BUDGET
+from decoders import ROWS
 from results import listed, take
 from tracing import nothing_is_traced
 

@@ -7,7 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoders import BUDGET, EACH_CLASS, ROWS, SIZE, tiny
+from decoder_rows import BUDGET, SIZE
+from decoders import EACH_CLASS, ROWS, tiny
 from tracing import nothing_is_traced
 
 from paradec_jax import decode

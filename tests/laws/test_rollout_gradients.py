@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoders import BUDGET, tiny
+from decoder_rows import BUDGET
+from decoders import tiny
 
 from paradec_jax import decode
 from paradec_jax.testing import tiny_params, tiny_request

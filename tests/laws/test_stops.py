@@ -6,7 +6,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoders import ALL, BUDGET, CUT, ROWS, SIZE, STEPS, record_length
+from decoder_rows import BUDGET, SIZE, STEPS
+from decoders import ALL, CUT, ROWS, record_length
 from results import take
 
 from paradec_jax import decode

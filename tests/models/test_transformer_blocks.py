@@ -13,6 +13,7 @@ from paradec_jax.config import BLOCK_DIFFUSION_PRESETS, CAUSAL_PRESETS, TokenSpe
 from paradec_jax.decode import Prefix
 from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.families import network_of
+from paradec_jax.losses import next_token_loss
 from paradec_jax.models import TransformerNetwork
 from paradec_jax.models.transformer import parameter_shapes
 from paradec_jax.nn import masks
@@ -55,6 +56,22 @@ def test_facts_of_the_network():
     causal = network_of(dataclasses.replace(CAUSAL_PRESETS["test-causal"], **fields))
     assert (causal.visibility, causal.block) == ("causal", None) and network != causal
     assert network.work(2, 4, 16) == causal.work(2, 4, 16)
+    assert (network.max_length, causal.max_length) == (128, 128)
+
+
+def test_only_whole_blocks_count_as_room():
+    """A text's last block is read whole, so a prompt and its new tokens must leave room for it."""
+    odd = dataclasses.replace(BASE, max_length=30)
+    assert network_of(odd).max_length == 28 and network_of(dataclasses.replace(odd, block=8)).max_length == 24
+    assert network_of(dataclasses.replace(odd, blocks=(4, 6))).max_length == 24
+    decoder = decode.BlockDenoising(network_of(odd), 30, TokenSpec(mask=31, alignment="own"))
+    with pytest.raises(ValueError, match="size 30 is more than the 28 positions the model was built for"):
+        decode.run(decoder, None, decode.make_request([[1, 2]], max_new_tokens=27))
+
+
+def test_the_next_token_is_no_objective_where_it_is_seen():
+    with pytest.raises(ValueError, match="trains networks of visibility 'causal', but this one's is 'block'"):
+        next_token_loss(network_of(BASE))
 
 
 @pytest.mark.parametrize("block", [0, 129])

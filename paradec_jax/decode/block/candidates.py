@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.block.canvas import BlockCanvas, of_rows
+from paradec_jax.decode.block.canvas import BlockCanvas, of_rows, visible
 from paradec_jax.decode.machine.candidates import Shape, on_smallest, place
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.rules.windows import window
@@ -118,11 +118,15 @@ def read_candidates(
         count, width = shape
         own = at[:, None] + jnp.arange(block)
         tokens, positions = drafts.tokens[:, :count].reshape(batch, -1), jnp.tile(own, (1, count))
-        mask = masks.candidates(count, block) if count > 1 else None
         if width > block:
             tokens = jnp.concatenate([tokens, window(canvas.rows.tokens, at + block, block)], axis=1)
             positions = jnp.concatenate([positions, own + block], axis=1)
-            mask = masks.carried(count, block, drafts.carrier) if count > 1 else None
+        if count == 1:
+            mask = visible(network, positions, block)
+        elif width > block:
+            mask = masks.carried(count, block, drafts.carrier)
+        else:
+            mask = masks.candidates(count, block)
         out = network.forward(params, tokens, positions, Prefix(canvas.cache, at), mask)
         hidden = out.hidden[:, : count * block].reshape(batch, count, block, -1)
         kv = out.kv if tokens.shape[1] == block else network.pick(out.kv, drafts.carrier * block, block)

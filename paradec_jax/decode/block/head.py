@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.block.canvas import BlockCall, BlockCanvas, block_of, fresh, of_rows
+from paradec_jax.decode.block.canvas import BlockCall, BlockCanvas, fresh, of_rows
 from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, choose
 from paradec_jax.decode.machine.candidates import Shape, on_smallest
 from paradec_jax.decode.machine.knobs import UNLIMITED, check_range, knob
@@ -80,12 +80,12 @@ def head_of(decoder: Any) -> Any:
     Raises:
       ValueError: a head of another block length.
     """
-    block, head = block_of(decoder), decoder.head
+    block, head = decoder.block, decoder.head
     if head == ZERO:
         return None
     if head.block != block:
         raise ValueError(
-            f"the head corrects blocks of {head.block}, but the network's have {block}: it is another's"
+            f"the head corrects blocks of {head.block}, not of {block}: it is another network's or another length's"
         )
     return head
 

@@ -97,7 +97,7 @@ class Residual(DecoderBase):
       head: the head's network, that of the model's folder where it is not given; "zero" runs none, so that the
         network's own scores are taken K times more.
       head_steps: K, steps of the head after a call.
-      rule, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`.
+      length, rule, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`; a head that runs has one length.
       head_rule: "static", one position a step, as the released programs; or "dynamic", all above the threshold of
         `rule`, at least one.
       mix: "sum" adds residuals up; "none" takes the head's answer for the scores, as heads without a base were
@@ -107,6 +107,7 @@ class Residual(DecoderBase):
     _: dataclasses.KW_ONLY
     head: CachedNetwork | str | None = None
     head_steps: int = 1
+    length: int | None = None
     rule: str = "dynamic"
     head_rule: str = "static"
     mix: str = "sum"
@@ -137,8 +138,8 @@ class Residual(DecoderBase):
 
     @property
     def block(self) -> int:
-        """B, a fact of the checkpoint."""
-        return block_of(self)
+        """B, a fact of the checkpoint or chosen among those that it serves."""
+        return block_of(self, self.length)
 
     @property
     def heads(self) -> int:

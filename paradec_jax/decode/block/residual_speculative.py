@@ -107,13 +107,14 @@ class ResidualSpeculative(DecoderBase):
       head: the head's network, that of the model's folder where it is not given; "zero" runs none and drafts from
         scores as they are.
       candidates: K, states that a call verifies at most: the canvas and K - 1 drafts.
-      rule, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`.
+      length, rule, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`; a head that runs has one length.
       ride: a complete draft carries the next block's first step, which saves that call where it is accepted.
     """
 
     _: dataclasses.KW_ONLY
     head: CachedNetwork | str | None = None
     candidates: int = 3
+    length: int | None = None
     rule: str = "dynamic"
     fuse_store: bool = True
     fuse_prompt: bool = True
@@ -138,8 +139,8 @@ class ResidualSpeculative(DecoderBase):
 
     @property
     def block(self) -> int:
-        """B, a fact of the checkpoint."""
-        return block_of(self)
+        """B, a fact of the checkpoint or chosen among those that it serves."""
+        return block_of(self, self.length)
 
     def init(self, params: Any, request: Request, knobs: HeadKnobs) -> DraftedCanvas:
         """Network and head read the prompts' whole blocks; the first step is done and the next ones are drafted."""

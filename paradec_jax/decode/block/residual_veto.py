@@ -87,12 +87,13 @@ class ResidualVeto(DecoderBase):
     Attributes:
       head: the head's network, that of the model's folder where it is not given; "zero" runs none, and nothing falls.
       judge: "change" or "confidence".
-      fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`.
+      length, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`; a head that runs has one length.
     """
 
     _: dataclasses.KW_ONLY
     head: CachedNetwork | str | None = None
     judge: str = "change"
+    length: int | None = None
     fuse_store: bool = True
     fuse_prompt: bool = True
     top_p_rule: str = "keep-renormalised"
@@ -113,8 +114,8 @@ class ResidualVeto(DecoderBase):
 
     @property
     def block(self) -> int:
-        """B, a fact of the checkpoint."""
-        return block_of(self)
+        """B, a fact of the checkpoint or chosen among those that it serves."""
+        return block_of(self, self.length)
 
     def init(self, params: Any, request: Request, knobs: VetoKnobs) -> HeadCanvas:
         """Network and head read the prompts' whole blocks, and the first step is done along with them."""

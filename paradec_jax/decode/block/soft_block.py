@@ -103,11 +103,12 @@ class SoftBlock(DecoderBase):
 
     Attributes:
       rule: "dynamic" or "threshold".
-      fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`.
+      length, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`.
       relaxation: "straight_through" (what is read is a token, its gradient a mixture's) or "soft" (a mixture).
     """
 
     _: dataclasses.KW_ONLY
+    length: int | None = None
     rule: str = "dynamic"
     fuse_store: bool = True
     fuse_prompt: bool = True
@@ -125,8 +126,8 @@ class SoftBlock(DecoderBase):
 
     @property
     def block(self) -> int:
-        """B, a fact of the checkpoint."""
-        return block_of(self)
+        """B, a fact of the checkpoint or chosen among those that it serves."""
+        return block_of(self, self.length)
 
     def init(self, params: Any, request: Request, knobs: SoftBlockKnobs) -> SoftBlockCanvas:
         """As `BlockDenoising`; the vectors of given positions are those of `SoftGiven`, or their tokens'."""
