@@ -36,7 +36,7 @@ ALLOWED = {
     "decode.released": {"decode", *BELOW},
     "losses": {"config", "decode", "noise", "nn.masks", "nn.precision"},
     "data": {"config", "decode", "io", "noise", "tokenizer"},
-    "timing": {"config", "decode"},
+    "timing": {"config", "decode", "nn.masks"},
     "evaluate": {
         "config",
         "data",
