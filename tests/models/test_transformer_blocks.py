@@ -52,7 +52,7 @@ def test_facts_of_the_network():
     assert isinstance(network, CachedNetwork)
     assert (network.visibility, network.block, network.counters) == ("block", 4, ())
     assert network != network_of(dataclasses.replace(BASE, block=8))
-    fields = {name: value for name, value in BASE.to_dict().items() if name != "block"}
+    fields = {name: value for name, value in BASE.to_dict().items() if name not in ("block", "blocks")}
     causal = network_of(dataclasses.replace(CAUSAL_PRESETS["test-causal"], **fields))
     assert (causal.visibility, causal.block) == ("causal", None) and network != causal
     assert network.work(2, 4, 16) == causal.work(2, 4, 16)
@@ -84,7 +84,7 @@ def test_block_lengths_that_cannot_be(block):
 
 def test_a_block_of_one_is_causal():
     single = dataclasses.replace(BASE, block=1)
-    fields = {name: value for name, value in BASE.to_dict().items() if name != "block"}
+    fields = {name: value for name, value in BASE.to_dict().items() if name not in ("block", "blocks")}
     causal = dataclasses.replace(CAUSAL_PRESETS["test-causal"], **fields)
     logits, _ = call(TransformerNetwork(single), params_of(BASE), CLEAN, positions_of(CLEAN))
     want, _ = call(TransformerNetwork(causal), params_of(BASE), CLEAN, positions_of(CLEAN))
