@@ -19,6 +19,7 @@ MODEL_TYPES = ("sdar",)
 FAMILY = "block_diffusion"
 BLOCK, MASK = 4, 151_669  # where nobody says
 ALIGNMENT = "alignment"  # a field of our own, written where logits are not about their own position
+LENGTHS = "block_sizes"  # another one, where training mixed lengths of blocks
 
 BLOCK_FIELD: Fields = {"block": (("block_size",), int, BLOCK)}
 
@@ -63,9 +64,11 @@ def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
         raise ConvertError(
             f"only a model with norms of queries and keys and with a mask has the {MODEL_TYPES[0]} layout"
         )
-    more: dict[str, Any] = {"block_size": config.block} | (
-        {} if alignment == "own" else {ALIGNMENT: alignment}
-    )
+    more: dict[str, Any] = {"block_size": config.block}
+    if alignment != "own":
+        more[ALIGNMENT] = alignment
+    if config.blocks is not None:
+        more[LENGTHS] = list(config.blocks)
     further: Mapping[str, Lazy] = {}
     if model.head is not None:
         further, of_head = mrp.export(model.head, config)
@@ -82,6 +85,11 @@ def parse_config(fields: Mapping[str, Any], block: int | None = None) -> BlockDi
     shape = qwen2.parse_config(fields) | parse_fields(fields, BLOCK_FIELD)
     if block is not None:
         shape["block"] = block
+    lengths = fields.get(LENGTHS)
+    if lengths is not None:
+        if not isinstance(lengths, list) or not all(type(length) is int for length in lengths):
+            raise ConvertError(f"field {LENGTHS} of config.json must hold whole numbers, not {lengths!r}")
+        shape["blocks"] = tuple(lengths)
     try:
         return BlockDiffusionConfig(**shape)
     except ValueError as error:

@@ -23,7 +23,10 @@ CONFIG = dataclasses.replace(PRESETS["test-sdar"], head_channels=6, block=8)
 SPEC = TokenSpec(bos=3, stop=(1, 2), pad=4, mask=30, alignment="own")
 MODELS = {
     "own": (CONFIG, SPEC),
-    "next": (CONFIG, dataclasses.replace(SPEC, alignment="next")),
+    "next, several lengths": (
+        dataclasses.replace(CONFIG, blocks=(4, 8)),
+        dataclasses.replace(SPEC, alignment="next"),
+    ),
     "bfloat16": (dataclasses.replace(CONFIG, dtype="bfloat16", param_dtype="bfloat16"), SPEC),
     "tied, biases": (dataclasses.replace(CONFIG, tie_embeddings=True, qkv_bias=True, block=4), SPEC),
 }
@@ -135,6 +138,8 @@ def test_the_caller_is_right_where_config_json_says_something_else(source):
         ({"block_size": 0}, [], "no valid model: block must be between 1 and max_length 512, not 0"),
         ({"block_size": "4"}, [], "field block_size of config.json must be of type int, not '4'"),
         ({}, ["--block", "513"], "no valid model: block must be between 1 and max_length 512, not 513"),
+        ({"block_sizes": "4"}, [], "field block_sizes of config.json must hold whole numbers, not '4'"),
+        ({"block_sizes": [4, 8]}, ["--block", "2"], "no valid model: .* with block 2 among them"),
         ({}, ["--mask", "160"], "must be an id of the vocabulary of 160, not 160"),
         ({}, ["--mask", "-1"], "must be an id of the vocabulary of 160, not -1"),
         (
