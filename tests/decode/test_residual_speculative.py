@@ -37,7 +37,7 @@ HEADS = {kind: StubHead(STUB, kind) for kind in ("right", "liar", "random")} | {
 RULES = {
     "static": ("static", {}),
     "quotas": ("static", {"steps": 5}),
-    "dynamic": ("dynamic", {"threshold": 0.2}),
+    "dynamic": ("dynamic", {"threshold": 0.3}),  # 3, 3 and 2 of a block, so that there is a draft to verify
     "threshold": ("threshold", {"threshold": 0.3}),
 }
 
@@ -100,7 +100,9 @@ def test_it_writes_what_its_base_writes(head, rule, temperature):
         elif head == "liar":
             assert (calls <= before).all(), "its noise is the base's, so chance may make it right"
         else:
-            assert (calls <= before).all() and calls.sum() < before.sum()
+            assert (calls <= before).all()
+            # Uncorrected scores do not pass a threshold that corrected ones pass, and three at once are seldom right.
+            assert calls.sum() < before.sum() or (head != "right" and rule in ("dynamic", "threshold"))
         assert ("head_calls" in result.counts) == (head != "zero")
 
 
@@ -338,8 +340,7 @@ def test_blocks_of_another_length_that_the_checkpoint_serves(alignment):
     params, request = {"network": tiny_blocks_params(1, 3.0), "head": None}, tiny_request((13, 4, 14), seed=2)
 
     def decoded(kind: type, of: Any = params, **options: Any) -> Any:
-        decoder = kind(network, SIZE, spec, rule="dynamic", **options)
-        return decode.run(decoder, of, request, decoder.Knobs(threshold=0.2))
+        return decode.run(kind(network, SIZE, spec, rule="static", **options), of, request)
 
     want = decoded(decode.BlockDenoising, params["network"], length=8)
     found = decoded(decode.ResidualSpeculative, head="zero", length=8)
