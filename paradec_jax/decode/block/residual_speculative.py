@@ -263,8 +263,9 @@ class ResidualSpeculative(DecoderBase):
                 )
                 return (now, tokens, hidden, masked), choice
 
-            carry = (now, tokens, hidden, masked)
-            (now, *_), more = lax.scan(again, carry, jnp.arange(1, self.candidates - 1))
+            carry: tuple[Any, ...] = (now, tokens, hidden, masked)
+            carry, more = lax.scan(again, carry, jnp.arange(1, self.candidates - 1))
+            now = carry[0]
             found = jax.tree.map(lambda *x: jnp.concatenate(x), found, more)
         return dataclasses.replace(
             state,
