@@ -90,7 +90,12 @@ def rows_of(drafts: np.ndarray, right: np.ndarray) -> list[dict[str, Any]]:
         tried, total = drafts[:, d], int(right[:, d].sum())
         if not tried.sum():
             break
-        row: dict[str, Any] = {"depth": d + 1, "drafts": int(tried.sum()), "right": total, "share": total / int(tried.sum())}
+        row: dict[str, Any] = {
+            "depth": d + 1,
+            "drafts": int(tried.sum()),
+            "right": total,
+            "share": total / int(tried.sum()),
+        }
         row["share_interval"] = ends(ratio(right[:, d], tried))
         before = tried if d == 0 else right[:, d - 1]
         row["given"] = total / int(before.sum()) if before.sum() else None

@@ -106,7 +106,10 @@ def block_length(shop: Shop) -> list[Line]:
         return []
     for length in shop.options.lengths:
         static, half = BlockDenoising(length=length, rule="static"), -(-length // 2)
-        found += [shop.line(name, place, "block", static), shop.line(name, place, "block", static, steps=half)]
+        found += [
+            shop.line(name, place, "block", static),
+            shop.line(name, place, "block", static, steps=half),
+        ]
         found += shop.dynamic(name, place, "block", BlockDenoising(length=length))
     for entropy in shop.options.entropies:
         found += shop.dynamic(name, place, "elastic", ElasticDenoising(), length_entropy=entropy)
