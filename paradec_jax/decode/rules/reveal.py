@@ -28,7 +28,7 @@ def quota(
 def threshold(
     scores: Float[Array, "B W"],
     open_: Bool[Array, "B W"],
-    bound: Float[Array, ""] | float,
+    bound: select.Bound,
     *,
     strict: bool = False,
     best: Bool[Array, "B"] | bool = True,
@@ -44,7 +44,7 @@ def threshold(
 
     Args:
       scores, open_: of each position.
-      bound: the threshold.
+      bound: the threshold, or one of each row.
       strict: scores must exceed the bound (D2F, arXiv 2508.09192), instead of reach it.
       best: rows that reveal their best open position even where it fails. A loop over the others may stand still.
     """

@@ -51,16 +51,15 @@ def top(
     return open_ & (rank < _column(count, open_))
 
 
-def at_least(
-    scores: Float[Array, "B W"], open_: Bool[Array, "B W"], bound: Float[Array, ""] | float
-) -> Bool[Array, "B W"]:
+Bound = Float[Array, ""] | Float[Array, "B 1"] | float  # one for all rows, or for each
+
+
+def at_least(scores: Float[Array, "B W"], open_: Bool[Array, "B W"], bound: Bound) -> Bool[Array, "B W"]:
     """Open positions whose score reaches the bound, `score >= bound`."""
     return open_ & (scores >= bound)
 
 
-def above(
-    scores: Float[Array, "B W"], open_: Bool[Array, "B W"], bound: Float[Array, ""] | float
-) -> Bool[Array, "B W"]:
+def above(scores: Float[Array, "B W"], open_: Bool[Array, "B W"], bound: Bound) -> Bool[Array, "B W"]:
     """Open positions whose score exceeds the bound, `score > bound`."""
     return open_ & (scores > bound)
 
