@@ -208,20 +208,21 @@ def test_all_runs_go_on(monkeypatch, tmp_path):
         all_runs.Options(steps=(1,))
 
 
-def test_two_forwards_hold_less_than_the_doubled_layout(tmp_path):
+@pytest.mark.parametrize("chunks", [(None,), (None, 32)])
+def test_two_forwards_hold_less_than_the_doubled_layout(chunks, tmp_path):
     options = step_memory.Options(
-        "test-sdar", length=128, layers=1, chunks=(None, 32), dtype="float32", out=tmp_path / "rows.json"
+        "test-sdar", length=128, layers=1, chunks=chunks, dtype="float32", out=tmp_path / "rows.json"
     )
     step_memory.main(options)
     result, table = read(options.out)
     rows = {(row["form"], row["chunk"]): row for row in result["rows"]}
-    assert len(rows) == len(table) == 4
-    for chunk in (None, 32):
+    assert len(rows) == len(table) == 2 * len(chunks)
+    for chunk in chunks:
         two, one = (rows[form, chunk] for form in ("two forwards", "doubled"))
         assert 0 < two["temporary_bytes"] < one["temporary_bytes"]
         assert two["parameter_bytes"] == one["parameter_bytes"] > 0
     assert 0 < rows["two forwards", None]["operations"] < rows["doubled", None]["operations"]
-    assert rows["doubled", 32]["operations"] is None
+    assert all((row["operations"] is None) == (row["chunk"] is not None) for row in result["rows"])
     for wrong, message in (({"preset": "tiny-causal"}, "preset must be one of"), ({"rows": 0}, "at least 1")):
         with pytest.raises(ValueError, match=message):
             step_memory.Options(**wrong)
