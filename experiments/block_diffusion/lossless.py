@@ -64,7 +64,7 @@ def settings_of(options: Options, rule: str, temperature: float) -> list[Setting
     asked: dict[str, Any] = {"temperature": temperature}
     if rule == "dynamic":
         asked["threshold"] = options.threshold
-    found = [("block", BlockDenoising(rule=rule))]
+    found: list[tuple[str, Any]] = [("block", BlockDenoising(rule=rule))]
     for k, ride, head in itertools.product(options.candidates, (True, False), ("zero", None)):
         decoder = ResidualSpeculative(head=head, candidates=k, rule=rule, ride=ride)
         found.append(("residual_speculative", decoder))

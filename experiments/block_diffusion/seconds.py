@@ -68,8 +68,8 @@ def settings_of(options: Options) -> list[Setting]:
     """Decoders of block diffusion."""
     found: list[Setting] = []
     for fused in (True, False):
-        own = {"fuse_store": fused, "fuse_prompt": fused}
-        tau = {"threshold": options.threshold}
+        own: dict[str, Any] = {"fuse_store": fused, "fuse_prompt": fused}
+        tau: dict[str, Any] = {"threshold": options.threshold}
         found.append(Setting("block", BlockDenoising(rule="static", **own)))
         found.append(Setting("block", BlockDenoising(**own), BlockDenoising.Knobs(**tau)))
         for head in ("zero", None):
@@ -118,7 +118,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         if one.family != family:
             raise ValueError(f"{place} is of family {one.family}, not {family}")
     prompts = prompts_of_both(model, other, options)
-    named, rows = cases_of(model, other, prompts, options), []
+    named = cases_of(model, other, prompts, options)
+    rows: list[dict[str, Any]] = []
     for size in options.batches:
         requests = [prompts.request(range(at, at + size)) for at in range(0, options.problems, size)]
         speeds = measure([case for _, case in named], None, requests, passes=options.passes)
