@@ -112,7 +112,7 @@ def tuning_of(options: Options, choice: Choice) -> Options:
 
 def main(
     options: tyro.conf.OmitArgPrefixes[Options] = Options(()),  # noqa: B008
-    choice: tyro.conf.OmitArgPrefixes[Choice] = Choice(),  # noqa: B008
+    choice: tyro.conf.OmitArgPrefixes[Choice] = Choice(),
 ) -> None:
     """Chooses, measures; writes, draws and prints the table."""
     if options.study:

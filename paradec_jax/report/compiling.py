@@ -17,6 +17,7 @@ from paradec_jax.report.parts import Part, Result, Table, Task
 from paradec_jax.report.sizes import with_dtype
 from paradec_jax.report.timing import compile_once
 
+
 @contextlib.contextmanager
 def uncached() -> Iterator[None]:
     """No compiled program is read from a disk or written to it.
