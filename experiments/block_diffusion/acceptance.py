@@ -69,7 +69,7 @@ def counted(steps: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
 def measured(model: Model, problems: Problems, setting: Setting, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """What `counted` finds of every problem, both [N, K - 1]."""
     prompts = prompts_of(model, problems.prompts, seed, problems.budget)
-    params, block = model.network.prepare(model.params), model.config.block
+    params, block = model.network.prepare(model.params), model.network.block
     case = with_parameters(case_of(setting, setting.decoder, model, prompts.size), model, params)
     most = (prompts.budget // block + 2) * (block + 1)
     count, found = len(problems.prompts), []
@@ -90,7 +90,12 @@ def rows_of(drafts: np.ndarray, right: np.ndarray) -> list[dict[str, Any]]:
         tried, total = drafts[:, d], int(right[:, d].sum())
         if not tried.sum():
             break
-        row = {"depth": d + 1, "drafts": int(tried.sum()), "right": total, "share": total / int(tried.sum())}
+        row: dict[str, Any] = {
+            "depth": d + 1,
+            "drafts": int(tried.sum()),
+            "right": total,
+            "share": total / int(tried.sum()),
+        }
         row["share_interval"] = ends(ratio(right[:, d], tried))
         before = tried if d == 0 else right[:, d - 1]
         row["given"] = total / int(before.sum()) if before.sum() else None
@@ -104,18 +109,19 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     if model.family != "block_diffusion" or model.head is None:
         raise SystemExit(f"{options.model} has no residual head beside a model of block diffusion")
     problems, table = options.asked.read(model), []
-    panels: dict[str, dict[str, list[tuple[float, float, list[float | None]]]]] = {}
+    panels: dict[str, dict[str, Any]] = {}
     for rule, threshold in (("static", None), *(("dynamic", tau) for tau in options.thresholds)):
         for head in (ZERO, None):
             decoder = ResidualSpeculative(head=head, candidates=options.candidates, rule=rule)
             knobs = decoder.Knobs(temperature=problems.temperature, threshold=threshold)
             setting = Setting("residual_speculative", decoder, knobs)
-            named = {"rule": rule, "threshold": threshold, "head": "none" if head == ZERO else "trained"}
+            told_head = "none" if head == ZERO else "trained"
+            named = {"rule": rule, "threshold": threshold, "head": told_head}
             found = rows_of(*measured(model, problems, setting, options.asked.seed))
             table += [named | row for row in found]
             title = f"{rule}{'' if threshold is None else f' {threshold:g}'}: drafts that are right"
             points = [(row["depth"], row["share"], row["share_interval"]) for row in found]
-            panels.setdefault(title, {})[named["head"]] = points
+            panels.setdefault(title, {})[told_head] = points
     told = dataclasses.asdict(options.asked) | {
         "model": store.names_of([options.model])[0],
         "model_sha256": store.fingerprint(options.model),

@@ -33,7 +33,8 @@ class Options:
       steps_ahead: K of direct decoding and of what speculation verifies.
       thresholds: of the dynamic rule.
       depths: layers of heads.
-      lengths: blocks that one checkpoint is decoded with.
+      lengths: of blocks that one checkpoint is decoded with.
+      entropies: nats a masked position that blocks may have where they could be shorter.
       timed: problems of the speed measurement; 0 leaves speed out.
       passes: timings of each row.
       dtype: of weights and activations, "stored", "float32" or "bfloat16".
@@ -49,6 +50,7 @@ class Options:
     thresholds: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9)
     depths: tuple[int, ...] = (1, 2, 3, 5, 8)
     lengths: tuple[int, ...] = (4, 8, 16)
+    entropies: tuple[float, ...] = (0.1, 0.3, 1.0)
     timed: int = 0
     passes: int = 5
     dtype: str = "float32"
@@ -120,12 +122,16 @@ class Shop:
     temperature: float
     block: int
 
-    def line(
-        self, name: str, place: str, kind: str, decoder: Any, *, blocks: int | None = None, **knobs: Any
-    ) -> Line:
+    def line(self, name: str, place: str, kind: str, decoder: Any, **knobs: Any) -> Line:
         """A line, whose decoder has no knobs that it has no use for."""
         _, own = choose(kind, decoder, options={"temperature": self.temperature, **knobs})
-        return Line(name, place, Setting(kind, decoder, own), blocks)
+        return Line(name, place, Setting(kind, decoder, own))
+
+    def dynamic(self, name: str, place: str, kind: str, decoder: Any, **knobs: Any) -> list[Line]:
+        """A line a threshold."""
+        return [
+            self.line(name, place, kind, decoder, threshold=tau, **knobs) for tau in self.options.thresholds
+        ]
 
     def base(self, rule: str = "static", **knobs: Any) -> Line:
         """The backbone alone."""

@@ -37,19 +37,16 @@ class Line:
       name: what its weights are called, as a picture's legend has it.
       place: model folder, or name of a bundled model.
       setting: the decoder; with head None it asks the head of the folder.
-      block: length of the blocks that the model is to be decoded with; its own when None.
     """
 
     name: str
     place: str
     setting: Setting
-    block: int | None = None
 
     @property
     def label(self) -> str:
         """Name and setting."""
-        length = "" if self.block is None else f", blocks of {self.block}"
-        return f"{self.name}{length}, {self.setting.name}, {self.setting.label()}".removesuffix(", ")
+        return f"{self.name}, {self.setting.name}, {self.setting.label()}".removesuffix(", ")
 
 
 def baseline_of(temperature: float) -> Setting:
@@ -96,7 +93,7 @@ class Rows:
         """
         self.path, self.problems, self.kept, self.dtype = path, problems, kept, dtype
         self.rows = _read(path, kept)
-        self._models: dict[tuple[str, int | None], Loaded] = {}
+        self._models: dict[str, Loaded] = {}
 
     def of(self, lines: Sequence[Line]) -> list[Row]:
         """The rows of lines, in their order, each beside its rivals (`beside`).
@@ -115,7 +112,7 @@ class Rows:
             for first in range(0, len(group), GROUP):
                 self._decode(group[first : first + GROUP])
         found = [
-            {"label": line.label, "line": line.name, "block": of.model.config.block, "backbone": of.backbone}
+            {"label": line.label, "line": line.name, "block": of.model.network.block, "backbone": of.backbone}
             | self.rows[self._key(line)]
             for line in lines
             for of in [self.loaded(line)]
@@ -128,19 +125,16 @@ class Rows:
         Raises:
           ValueError: a model of another family.
         """
-        place = line.place, line.block
-        if place not in self._models:
+        if line.place not in self._models:
             model = load(line.place, dtype=self.dtype)
             if model.family != "block_diffusion":
                 raise ValueError(
                     f"{line.place} is of family {model.family}; these studies are of block diffusion"
                 )
-            if line.block is not None:
-                model = with_block(model, line.block)
             about = f"{model.config} {model.token_spec}"
             head = None if model.head is None else digest(model.head.params, f"{model.head.config}")
-            self._models[place] = Loaded(model, digest(model.params, about), head)
-        return self._models[place]
+            self._models[line.place] = Loaded(model, digest(model.params, about), head)
+        return self._models[line.place]
 
     def _key(self, line: Line) -> str:
         """What tells rows of a file apart."""
@@ -191,14 +185,6 @@ class Rows:
                 row |= of_blocks(blocks[i], blocks[0])
             self.rows.setdefault(self._key(line), row)
         write_record(self.path, self.kept, {"rows": self.rows}, dtypes=result.facts["dtypes"])
-
-
-def with_block(model: Model, block: int) -> Model:
-    """The model, and its head, decoded in blocks of another length."""
-    head = model.head
-    if head is not None:
-        head = dataclasses.replace(head, config=dataclasses.replace(head.config, block=block))
-    return dataclasses.replace(model, config=dataclasses.replace(model.config, block=block), head=head)
 
 
 def of_blocks(right: np.ndarray, base: np.ndarray) -> Row:

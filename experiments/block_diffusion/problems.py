@@ -149,9 +149,9 @@ class Lawful:
             written = self.tokenizer.encode(text)[: self.budget] if text else []
             row[: len(written)] = written
         each = self.law.lawful(ids, self.given[:, -1])
-        return each.reshape(len(texts), -1, self.block).all(axis=2)
+        return np.all(each.reshape(len(texts), -1, self.block), axis=2)
 
     def score(self, prompts: Sequence[Any], texts: Sequence[str]) -> np.ndarray:
         """Which texts are lawful as a whole."""
         del prompts
-        return self.lawful(texts).all(axis=1)
+        return np.all(self.lawful(texts), axis=1)

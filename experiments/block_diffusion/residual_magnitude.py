@@ -80,7 +80,7 @@ class Options:
 def prompts_of(model: Model, options: Options) -> list[list[int]]:
     """Ids of the prompts that leave room for their blocks; longer ones are passed over."""
     tokens, lengths = encode_prompts(tokenizer_of(model), options.texts(), spec=model.token_spec)
-    room = model.network.max_length - (options.blocks + 1) * model.config.block
+    room = model.network.max_length - (options.blocks + 1) * model.network.block
     kept = [row[:n].tolist() for row, n in zip(tokens, lengths, strict=True) if n <= room]
     if not kept:
         raise ValueError(
@@ -91,7 +91,7 @@ def prompts_of(model: Model, options: Options) -> list[list[int]]:
 
 def measured(model: Model, prompts: Sequence[Sequence[int]], options: Options) -> dict[str, Any]:
     """Root mean squares of both kinds, means over all visited blocks, and how many there are."""
-    block, spec = model.config.block, model.token_spec
+    block, spec = model.network.block, model.token_spec
     found: defaultdict[str, list[Magnitudes]] = defaultdict(list)
     width = max(map(len, prompts))
     new = (options.blocks + 1) * block
@@ -140,7 +140,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             "reveals": k + 1,
             **{kind: found[kind]["residual"][k] / found[kind]["reference"] for kind in KINDS},
         }
-        for k in range(model.config.block)
+        for k in range(model.network.block)
     ]
     sha256 = store.fingerprint(options.model)
     write_record(

@@ -62,7 +62,7 @@ class Options:
 
 def cost(options: Options, doubled: bool, chunk: int | None) -> dict[str, Any]:
     """Operations of one compiled step and the bytes that it holds."""
-    changes = {"remat": options.remat, "dtype": options.dtype, "param_dtype": options.dtype}
+    changes: dict[str, Any] = {"remat": options.remat, "dtype": options.dtype, "param_dtype": options.dtype}
     config = dataclasses.replace(BLOCK_DIFFUSION_PRESETS[options.preset], **changes)
     config = dataclasses.replace(config, layers=options.layers or config.layers)
     # The alignment changes nothing here, and the mask's id neither.

@@ -16,6 +16,7 @@ said so. Tables go to RESULTS/STUDY-GROUND.json and .csv; `lines.beside` says wh
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -24,7 +25,7 @@ from experiments.block_diffusion.lines import Line, Row, Rows, baseline_of
 from experiments.common.command import run as run_command
 from experiments.common.plots import draw_panels
 from experiments.common.record import write_record
-from paradec_jax import BlockDenoising, ResidualSpeculative, load, store
+from paradec_jax import BlockDenoising, ElasticDenoising, ResidualSpeculative, load, store
 from paradec_jax.evaluate.intervals import times
 
 Study = Callable[[Shop], Sequence[Line]]
@@ -76,22 +77,18 @@ def noise(shop: Shop) -> list[Line]:
     return found
 
 
-def of_backbone(shop: Shop, name: str, blocks: int | None = None) -> list[Line]:
-    """Another backbone, or one at another block length, without a head: static, dynamic, speculative."""
+def of_backbone(shop: Shop, name: str) -> list[Line]:
+    """Another backbone without a head: static, dynamic, speculative."""
     place = shop.options.there(name, f"train {name}")
     if place is None:
         return []
-    length = blocks or shop.block
-
-    def line(kind: str, decoder: Any, **knobs: Any) -> Line:
-        return shop.line(name, place, kind, decoder, blocks=blocks, **knobs)
-
-    static = BlockDenoising(rule="static")
+    static, half = BlockDenoising(rule="static"), -(-shop.block // 2)
+    spec = ResidualSpeculative(head="zero", rule="static")
     return [
-        Line(name, place, baseline_of(shop.temperature), blocks),
-        line("block", static, steps=-(-length // 2)),
-        *(line("block", BlockDenoising(), threshold=tau) for tau in shop.options.thresholds),
-        line("residual_speculative", ResidualSpeculative(head="zero", rule="static")),
+        Line(name, place, baseline_of(shop.temperature)),
+        shop.line(name, place, "block", static, steps=half),
+        *shop.dynamic(name, place, "block", BlockDenoising()),
+        shop.line(name, place, "residual_speculative", spec),
     ]
 
 
@@ -102,9 +99,21 @@ def alignment(shop: Shop) -> list[Line]:
 
 
 def block_length(shop: Shop) -> list[Line]:
-    """One checkpoint, trained with several lengths, decoded at each."""
+    """One checkpoint, trained with several lengths, decoded at each, and at lengths chosen by entropy."""
     name = "chains-lengths" if shop.options.chains else "lengths"
-    return [line for length in shop.options.lengths for line in of_backbone(shop, name, length)]
+    found, place = of_backbone(shop, name), shop.options.there(name, f"train {name}")
+    if place is None:
+        return []
+    for length in shop.options.lengths:
+        static, half = BlockDenoising(length=length, rule="static"), -(-length // 2)
+        found += [
+            shop.line(name, place, "block", static),
+            shop.line(name, place, "block", static, steps=half),
+        ]
+        found += shop.dynamic(name, place, "block", BlockDenoising(length=length))
+    for entropy in shop.options.entropies:
+        found += shop.dynamic(name, place, "elastic", ElasticDenoising(), length_entropy=entropy)
+    return found
 
 
 def speculation(shop: Shop) -> list[Line]:
@@ -137,7 +146,7 @@ def adaptive(shop: Shop) -> list[Line]:
     for head in (None, HEAD):
         for tau in shop.options.thresholds:
             for own in (None, *shop.options.thresholds):
-                asked = {} if own is None else {"head_threshold": own, "enough": 2}
+                asked: dict[str, Any] = {} if own is None else {"head_threshold": own, "enough": 2}
                 found += shop.direct(most, head, rule="dynamic", threshold=tau, **asked)
     return found
 
@@ -246,7 +255,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     split = "" if options.asked.split == "test" else f"-{options.asked.split}"
     path = options.folder / f"rows-{options.asked.ground}{split}.json"
     rows = Rows(path, problems, options.kept(), None if options.dtype == "stored" else options.dtype)
-    shop = Shop(options, problems.temperature, model.config.block)
+    shop = Shop(options, problems.temperature, model.network.block)
     for name in STUDIES if "all" in options.study else options.study:
         run(name, rows, shop)
 

@@ -13,10 +13,13 @@ from paradec_jax.io import atomic_write_text
 
 
 def run(main: Callable[..., Any]) -> None:
-    """Runs `main` with the command line; programs are kept in the checkout, user errors are one sentence."""
+    """Runs `main` with the command line; programs are kept in the checkout, user errors are one sentence.
+
+    Options of `main` may stand before the name of a recipe and after it.
+    """
     jax.config.update("jax_compilation_cache_dir", str(Path(".cache/jax").resolve()))
     try:
-        tyro.cli(main)
+        tyro.cli(main, config=(tyro.conf.CascadeSubcommandArgs,))
     except (ValueError, OSError) as error:
         raise SystemExit(str(error)) from None
 

@@ -108,8 +108,8 @@ def bench_command(
             rule="static", greedy=True, spec=TokenSpec(mask=config.vocab_size - 1, alignment="own")
         )
         decoders = [
-            ("block", f"{n} steps of {config.block}", (static, static.Knobs(steps=n)))
-            for n in dict.fromkeys((config.block, -(-config.block // 2)))
+            ("block", f"{n} steps of {network.block}", (static, static.Knobs(steps=n)))
+            for n in dict.fromkeys((network.block, -(-network.block // 2)))
         ]
     else:
         decoders = [("autoregressive", "", (AutoRegressive(greedy=True), None))]

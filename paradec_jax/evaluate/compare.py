@@ -296,9 +296,9 @@ def _row(
 def _work(decoder: Any, answers: list[_Answer], lengths: Any) -> dict[str, Any]:
     """Positions, calls of a residual head and floating-point operations per token.
 
-    Operations are estimated (`work` of the networks): every position sees the prompt and half of the answer, and a
-    call of the head reads one block and asks the output matrix for its scores. None of networks with recurrences, or
-    that do not say what a call costs.
+    Operations are estimated (`work` of the networks): every position sees the prompt and half of the answer. A call
+    of the head reads one block and asks the output matrix for its scores; the first one reads the prompt's whole
+    blocks too. None of networks with recurrences, or that do not say what a call costs.
     """
     network, tokens = decoder.network, sum(len(answer.ids) for answer in answers)
     positions, heads = (sum(a.counts.get(name, 0) for a in answers) for name in (POSITIONS, "head_calls"))
@@ -310,8 +310,10 @@ def _work(decoder: Any, answers: list[_Answer], lengths: Any) -> dict[str, Any]:
         context = int(length) + len(answer.ids) // 2
         flops += answer.counts[POSITIONS] * network.work(1, 1, context).flops
         if calls := answer.counts.get("head_calls", 0):
-            scores = 2 * network.vocab_size * network.config.width * decoder.head.block
-            flops += calls * (decoder.head.work(1, decoder.head.block, context).flops + scores)
+            head, block = decoder.head, decoder.head.block
+            scores = 2 * network.vocab_size * network.config.width * block
+            flops += calls * (head.work(1, block, context).flops + scores)
+            flops += head.work(1, int(length) // block * block, 0).flops
     return found | {"flops_per_token": flops / tokens}
 
 

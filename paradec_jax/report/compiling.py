@@ -1,6 +1,7 @@
 """Seconds of compilation, with no cache of programs."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,13 +9,13 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+from paradec_jax.config import TokenSpec
 from paradec_jax.decode import make_request
+from paradec_jax.decode.block.head import ZERO
 from paradec_jax.families import FAMILIES, PRESETS, family_of, parameter_shapes
 from paradec_jax.report.parts import Part, Result, Table, Task
 from paradec_jax.report.sizes import with_dtype
 from paradec_jax.report.timing import compile_once
-
-LARGEST = "autoregressive"  # of the registry's decoders, the one compiled for every preset
 
 
 @contextlib.contextmanager
@@ -40,19 +41,28 @@ def programs(task: Task) -> list[tuple[str, str]]:
     for family in FAMILIES.values():
         own = [name for name in task.sizes.presets if name in family.presets]
         pairs += [(name, decoder) for name in own[:1] for decoder in family.decoders]
-        larger += [(name, LARGEST) for name in own[1:]]
+        baseline = next(setting.name for setting in family.settings if setting.baseline)
+        larger += [(name, baseline) for name in own[1:]]
     return pairs + larger
 
 
 def seconds_of(preset: str, name: str, task: Task) -> float:
-    """Seconds that trace and compile a decoder's two programs; of the weights there are only shapes."""
+    """Seconds that trace and compile a decoder's two programs; of the weights there are only shapes.
+
+    A decoder of masks gets the last token for one, and one that asks a residual head none: heads have no presets.
+    """
     config = with_dtype(PRESETS[preset], task.sizes.dtype)
     family, sizes = family_of(config), task.sizes
-    network = family.network(config)
-    decoder = family.decoders[name].bind(network, sizes.context + sizes.tokens)
+    network, decoder = family.network(config), family.decoders[name]
+    mask = TokenSpec(mask=config.vocab_size - 1, alignment="own")
+    if heads := decoder.further_networks:
+        decoder = dataclasses.replace(decoder, **dict.fromkeys(heads, ZERO))
+    spec = None if network.visibility == "causal" else mask
+    decoder = decoder.bind(network, sizes.context + sizes.tokens, spec)
     prompt = np.zeros((1, sizes.context), np.int32)
     request = make_request(prompt, max_new_tokens=sizes.tokens, seed=0)
-    params = jax.eval_shape(network.prepare, parameter_shapes(config))
+    shapes = parameter_shapes(config)
+    params = jax.eval_shape(decoder.prepare, {"network": shapes} if heads else shapes)
     return compile_once(decoder, params, request).compile_seconds
 
 

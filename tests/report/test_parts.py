@@ -234,8 +234,21 @@ def test_no_compiled_program_is_looked_up():
         monitoring.unregister_event_listener(record)
 
 
-def test_seconds_of_compilation_need_no_weights():
-    assert compiling.seconds_of("test-causal", "autoregressive", Task(SIZES, 0.0)) > 0
+@pytest.mark.parametrize(("preset", "name"), [("test-causal", "autoregressive"), ("test-sdar", "residual")])
+def test_seconds_of_compilation_need_no_weights(preset, name):
+    assert compiling.seconds_of(preset, name, Task(SIZES, 0.0)) > 0
+
+
+def test_larger_shapes_have_the_baseline_of_their_family():
+    sizes = dataclasses.replace(SIZES, presets=("tiny-sdar", "sdar-1.7b", "tiny-causal", "test-causal"))
+    pairs = compiling.programs(Task(sizes, 0.0))
+    assert {name for preset, name in pairs if preset == "tiny-sdar"} == set(
+        FAMILIES["block_diffusion"].decoders
+    )
+    assert [pair for pair in pairs if pair[0] in ("sdar-1.7b", "test-causal")] == [
+        ("test-causal", "autoregressive"),
+        ("sdar-1.7b", "block"),
+    ]
 
 
 def test_decoders_of_a_bundled_model_are_compared():

@@ -13,7 +13,7 @@ from experiments.block_diffusion import acceptance, head_curves, lines, problems
 from experiments.block_diffusion.chosen import Options, Shop
 from experiments.block_diffusion.grounds import Chains
 from experiments.block_diffusion.problems import Asked
-from paradec_jax import load, store
+from paradec_jax import store
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.models import residual_head
 from paradec_jax.store import ResidualHead, save
@@ -208,6 +208,14 @@ def test_curves_of_heads(tmp_path, capsys):
         head_curves.main(options)
 
 
-def test_blocks_of_another_length(runs):
-    model = lines.with_block(load(runs / "chains-head" / "model"), 8)
-    assert model.config.block == model.head.config.block == model.network.block == 8
+def test_blocks_of_other_lengths():
+    """One token a step, two, and the thresholds at each length; then lengths by entropy."""
+    options = Everywhere(("all",), asked=ASKED, lengths=(4, 16), entropies=(0.1, 1.0), thresholds=(0.5, 0.9))
+    found = [line.setting for line in study.block_length(Shop(options, 1.0, 8))]
+    asked = [
+        (setting.decoder.length, setting.settings()["steps"]) for setting in found if setting.name == "block"
+    ]
+    assert asked[4:] == [(4, None), (4, 2), (4, None), (4, None), (16, None), (16, 8), (16, None), (16, None)]
+    elastic = [setting.knobs for setting in found if setting.name == "elastic"]
+    told = [(knobs.length_entropy, knobs.threshold) for knobs in elastic]
+    assert told == [(0.1, 0.5), (0.1, 0.9), (1.0, 0.5), (1.0, 0.9)]
