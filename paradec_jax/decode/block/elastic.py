@@ -182,7 +182,9 @@ class ElasticDenoising(DecoderBase):
         if previous is not None:
             previous = where_rows(clean, window(hidden, jnp.maximum(first - 1, 0), 1), previous)
         own = (jnp.arange(longest) < span[:, None]) & ~state.rows.done[:, None]
-        opened = jnp.where(own[..., None], window(hidden, first, longest), 0)  # whatever the others' window held
+        opened = jnp.where(
+            own[..., None], window(hidden, first, longest), 0
+        )  # whatever the others' window held
         return BlockCall(
             clean=clean,
             reads=~state.rows.done,
