@@ -59,7 +59,7 @@ class Recipe:
     grid: str = "paper"
     divergence: str = "kld"
     released: bool = False
-    updates: int = 900
+    updates: int = 400
     weights: str = "raw"
     reset_optimizer: bool = False
     reset_ema: bool = False
@@ -108,10 +108,10 @@ RECIPES = {
         changed("mse", divergence="mse"),
         changed("chi-square", divergence="chi_square"),
         changed("grid-released", grid="released"),
-        changed("fourths", jump=4, rounds=3, updates=1500),
-        changed("eighths", jump=8, rounds=2, updates=2250),
-        changed("short-rounds", updates=225),
-        changed("half-rounds", updates=450),
+        changed("fourths", jump=4, rounds=3, updates=667),
+        changed("eighths", jump=8, rounds=2, updates=1000),
+        changed("short-rounds", updates=100),
+        changed("half-rounds", updates=200),
         changed("ema-teacher", weights="ema", reset_ema=True),
         changed("ema-teacher-reset", weights="ema", reset_ema=True, reset_optimizer=True),
         changed("optimizer-reset", reset_optimizer=True),

@@ -9,6 +9,7 @@ Each study writes JSON and CSV, with a row a model, sampler and number of steps,
 """
 
 import dataclasses
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -148,8 +149,13 @@ def over_steps(
 
 
 def rounds_of(options: Options) -> list[tuple[str, str]]:
-    """Name and place of the student of every round."""
-    return [(f"{i} round{'s' * (i > 1)}", place) for i, place in enumerate(options.rounds, 1)]
+    """Name and place of every student: a round has the number of its folder, or else its place in the list."""
+    found = []
+    for i, place in enumerate(options.rounds, 1):
+        folder = re.fullmatch(r"round-(\d+)", Path(place).parent.name)
+        number = i if folder is None else int(folder[1]) + 1
+        found.append((f"{number} round{'s' * (number > 1)}", place))
+    return found
 
 
 def of_rounds(options: Options) -> list[Line]:

@@ -90,14 +90,14 @@ class Recipe:
 RECIPES = {
     "tiny-mdlm": Recipe(),
     # As many parameters as the denoiser, up to a twentieth.
-    "tiny-rival": Recipe(name="tiny-rival", preset="tiny-causal", layers=5, steps=4000, cooldown=0.5, seed=1),
+    "tiny-rival": Recipe(name="tiny-rival", preset="tiny-causal", layers=5, steps=2000, cooldown=0.5, seed=1),
     "tiny-judge": Recipe(
         name="tiny-judge",
         preset="tiny-causal",
         width=160,
         layers=4,
         feed_forward=400,
-        steps=4000,
+        steps=1500,
         cooldown=0.5,
         seed=2,
     ),
