@@ -117,12 +117,10 @@ def main(
     """Chooses, measures; writes, draws and prints the table."""
     if options.study:
         raise ValueError(f"{options.study[0]} is a study: see python -m experiments.block_diffusion.study")
-    before, model, dtype = tuning_of(options, choice), load(options.first), options.dtype
+    before, model = tuning_of(options, choice), load(options.first)
+    dtype = None if options.dtype == "stored" else options.dtype
     problems = options.asked.read(model)
-    shop, dtype = (
-        Shop(options, problems.temperature, model.network.block),
-        None if dtype == "stored" else dtype,
-    )
+    shop = Shop(options, problems.temperature, model.network.block)
     stem = f"rows-{options.asked.ground}"
     tune = Rows(options.folder / f"{stem}-tuning.json", before.asked.read(model), before.kept(), dtype)
     unseen = Rows(options.folder / f"{stem}.json", problems, options.kept(), dtype)
