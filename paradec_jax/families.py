@@ -225,7 +225,7 @@ MASKED_DIFFUSION = Family(
         Setting("strided", Strided(), Strided.Knobs(steps=64)),
         Setting("masked", Masked(), Masked.Knobs(steps=64), baseline=True),
     ),
-    bundled=(),
+    bundled=("tiny-mdlm", "tiny-mdlm-distilled"),
     texts=TextTable(
         settings=tuple(
             Setting("masked", Masked(), Masked.Knobs(steps=steps)) for steps in (4, 8, 16, 32, 64, 128)
@@ -236,6 +236,7 @@ MASKED_DIFFUSION = Family(
             for temperature in (0.9, 0.8)
         ),
         rival=Setting("autoregressive", AutoRegressive(), AutoRegressive.Knobs(temperature=1.0)),
+        judge="tiny-judge",
     ),
 )
 

@@ -50,7 +50,7 @@ class Options:
       runs: folder of the runs.
       text: the file that the models were trained on, whose held-out part is the real text.
       steps: of the samplers.
-      frontier: steps of the teacher's curves.
+      frontier: steps of the teacher's curves, and of the students all but the most.
       temperatures: of the teacher's curves and of the rival's.
       samples: texts of a row.
       length: tokens of a text; as long as the teacher when None.
@@ -211,14 +211,15 @@ def of_orders(options: Options) -> list[Line]:
 
 
 def of_frontier(options: Options) -> list[Line]:
-    """The teacher's curves over temperature, the students at temperature 1, and the rival's curve."""
+    """The teacher's curves over temperature, students at all steps but the most, and the rival's curve."""
     lines = [
         Line(f"teacher, {steps} steps", options.first, masked(steps, temperature=temperature))
         for steps in options.frontier
         for temperature in options.temperatures
     ]
+    fewer = [steps for steps in options.frontier if steps < max(options.frontier)]
     for name, place in rounds_of(options):
-        lines += [Line(name, place, masked(steps)) for steps in options.frontier]
+        lines += [Line(name, place, masked(steps)) for steps in fewer or options.frontier]
     if (rival_place := options.other) is not None:
         for temperature in options.temperatures:
             rival = Setting("autoregressive", AutoRegressive(), AutoRegressive.Knobs(temperature=temperature))

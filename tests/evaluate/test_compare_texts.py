@@ -208,7 +208,7 @@ class TestCommand:
         monkeypatch.setattr(Model, "network", property(lambda self: STUBS[self.family]))
         own = FAMILIES["masked_diffusion"]
         texts = dataclasses.replace(own.texts, settings=SETTINGS[:2], tempered=SETTINGS[2:])
-        monkeypatch.setitem(FAMILIES, "masked_diffusion", dataclasses.replace(own, texts=texts))
+        monkeypatch.setitem(FAMILIES, "masked_diffusion", dataclasses.replace(own, texts=texts, bundled=()))
         return tmp_path
 
     def arguments(self, folders, *more):
