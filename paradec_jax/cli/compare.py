@@ -56,7 +56,7 @@ def compare_command(
       judge: model that judges texts, a folder or the name of a bundled one; the family's own by default.
       real: a text whose last tenth is real text that no model here was trained on: it gets a row, and texts are held
         against it.
-      samples: texts of a row, 512 by default.
+      samples: texts of a row, 64 by default; 512 or more for figures that are to be reported.
       length: tokens of a text; as many as all models have room for by default.
       texts: folder that the texts of each row are written into, as JSON lines.
       json: print nothing but a list of JSON objects, one a row; with a PATH, write the list there as well as

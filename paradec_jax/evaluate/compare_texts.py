@@ -36,7 +36,7 @@ from paradec_jax.tokenizer import Tokenizer
 Report = Callable[[str, int, int], None]
 Ids = list[list[int]]
 
-SAMPLES = 512
+SAMPLES = 64  # of a row by default: minutes on a few cores; the more, the narrower the intervals
 ROWS = 64  # samples drawn together
 BLEU_TEXTS = 100  # texts of the group that self-BLEU compares
 
