@@ -41,7 +41,7 @@ def read_object(path: Path, most_bytes: int = MOST_JSON) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError as error:
-        raise ValueError(f"{path} is not valid JSON for us: it is nested too deep") from error
+        raise ValueError(f"{path} is not valid JSON for us (nested too deep)") from error
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error})") from error
     if not isinstance(value, dict):
