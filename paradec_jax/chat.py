@@ -132,7 +132,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
 @functools.lru_cache(maxsize=16)
 def _compile(template: str) -> jinja2.Template:
     if len(template) > MOST_LETTERS:
-        raise ValueError(f"the chat template has {len(template)} letters, but at most {MOST_LETTERS} are read")
+        raise ValueError(
+            f"the chat template has {len(template)} letters, but at most {MOST_LETTERS} are read"
+        )
     try:
         return _environment().from_string(template)
     except jinja2.TemplateSyntaxError as error:

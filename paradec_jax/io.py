@@ -79,7 +79,9 @@ def claimed(make: Callable[[], Path]) -> Iterator[Path]:
     """
     while True:
         path = make()
-        with contextlib.suppress(FileNotFoundError, BlockingIOError):  # another took it for a leftover: once more
+        with contextlib.suppress(
+            FileNotFoundError, BlockingIOError
+        ):  # another took it for a leftover: once more
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 with contextlib.suppress(_NoLocks):

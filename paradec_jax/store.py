@@ -131,7 +131,7 @@ def expected_shapes(config: Shape) -> dict[str, Any]:
     try:
         return parameter_shapes(config)
     except (OverflowError, RuntimeError, TypeError, ValueError) as error:
-        raise StoreError(f"the config asks for parameters that no array can hold ({one_sentence(error, 120)})") from error
+        raise StoreError(f"no array can hold what the config asks for ({one_sentence(error, 99)})") from error
 
 
 def save(

@@ -57,7 +57,9 @@ class Tokenizer:
                 backend = _asked(lambda: tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
                 backend.no_padding()
                 backend.no_truncation()
-                doubtful = any(kind == "Precompiled" or DOUBTFUL.search(rule) for kind, rule in rules.rules(fields))
+                doubtful = any(
+                    kind == "Precompiled" or DOUBTFUL.search(rule) for kind, rule in rules.rules(fields)
+                )
                 found = cls(backend, doubtful=doubtful)
                 found._probe()
         except (ValueError, RecursionError) as error:
@@ -143,7 +145,9 @@ def _asked(question: Callable[[], Found]) -> Found:
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"the tokenizer fails: {one_sentence(error)}") from error
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of Rust, which has no name to import and is no Exception
+        if (
+            type(error).__name__ != "PanicException"
+        ):  # of Rust, which has no name to import and is no Exception
             raise
         raise _Panic(f"the tokenizer fails: {one_sentence(error)}") from None
 

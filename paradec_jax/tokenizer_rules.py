@@ -60,7 +60,10 @@ def rules(fields: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _pad_sizes(padding: Any) -> Iterator[int]:
     if isinstance(padding, dict):
         strategy = padding.get("strategy")
-        found = [*(strategy.values() if isinstance(strategy, dict) else ()), padding.get("pad_to_multiple_of")]
+        found = [
+            *(strategy.values() if isinstance(strategy, dict) else ()),
+            padding.get("pad_to_multiple_of"),
+        ]
         yield from (size for size in found if isinstance(size, int))
 
 
@@ -138,11 +141,15 @@ def _alternatives(pattern: str, start: int) -> tuple[_Cost, int]:
     worst = None
     while True:
         found, start = _sequence(pattern, start)
-        worst = found if worst is None else _Cost(
-            max(worst.repeats, found.repeats),
-            max(worst.degree, found.degree),
-            max(worst.choices, found.choices),
-            worst.empty or found.empty,
+        worst = (
+            found
+            if worst is None
+            else _Cost(
+                max(worst.repeats, found.repeats),
+                max(worst.degree, found.degree),
+                max(worst.choices, found.choices),
+                worst.empty or found.empty,
+            )
         )
         if start >= len(pattern) or pattern[start] != "|":
             return worst, start

@@ -61,7 +61,7 @@ def staged(folder: str | os.PathLike[str], *, overwrite: bool = False) -> Iterat
 
 
 def _replace(folder: Path, temporary: Path) -> None:
-    """Puts `temporary` in the place of `folder`; an exception at any moment, a signal's too, leaves one of the two."""
+    """Puts `temporary` in the place of `folder`; an exception at any moment, a signal's too, leaves one of both."""
     retired = temporary.with_suffix(".old")
     try:
         if folder.exists():

@@ -137,5 +137,6 @@ def _check_header(path: str, header: Any, size: int) -> None:
         raise StoreError(f"parameter {path} is missing or damaged in params/")
     if math.prod(shape) != size or math.prod(chunk) > max(size, 1):
         raise StoreError(
-            f"parameter {path} has shape {tuple(shape)} in pieces of {tuple(chunk)}, but the config asks for {size} numbers"
+            f"parameter {path} has shape {tuple(shape)} in pieces of {tuple(chunk)}, but the config asks for "
+            f"{size} numbers"
         )

@@ -156,7 +156,9 @@ class TensorFiles:
         try:
             return file.get_tensor(stored) if rows == slice(None) else file.get_slice(stored)[rows]
         except (SafetensorError, AttributeError, TypeError, KeyError) as error:
-            raise StoreError(f"tensor {name} is {self.dtype(name)}, which cannot be read ({error})") from error
+            raise StoreError(
+                f"tensor {name} is {self.dtype(name)}, which cannot be read ({error})"
+            ) from error
 
 
 def listed_in(index: Path) -> dict[Path, list[str]]:

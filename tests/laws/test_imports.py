@@ -138,7 +138,8 @@ def test_converters_use_models_and_config_alone(path):
         if within(name, PACKAGE):
             inner = name.removeprefix(f"{PACKAGE}.")
             assert any(
-                within(inner, part) for part in ("chat", "config", "disk", "io", "models", "store", "tokenizer")
+                within(inner, part)
+                for part in ("chat", "config", "disk", "io", "models", "store", "tokenizer")
             ), name
 
 

@@ -147,7 +147,9 @@ def test_the_default_begins_at_zero():
     chex.assert_trees_all_equal(
         init_params(CONFIG, jax.random.key(3)), begin(CONFIG, jax.random.key(3), "zero_gain")
     )
-    with pytest.raises(ValueError, match=r"init must be one of normal_0\.2, ordinary, zero_gain, not 'zeros'"):
+    with pytest.raises(
+        ValueError, match=r"init must be one of normal_0\.2, ordinary, zero_gain, not 'zeros'"
+    ):
         begin(CONFIG, jax.random.key(0), "zeros")
 
 
