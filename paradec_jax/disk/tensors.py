@@ -192,7 +192,7 @@ def pickle_refused(path: Path) -> str:
 def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="numpy")
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         if not path.is_file():
             raise StoreError(f"{path} is missing") from error
         if _magic(path).startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04")):
