@@ -108,8 +108,10 @@ def _with_gaps(tokenizer: Tokenizer, spec: TokenSpec, pieces: Any) -> list[int]:
     for piece in pieces:
         if isinstance(piece, str):
             ids += tokenizer.encode(piece)
-        elif not 1 <= piece <= MOST_GAP:
-            raise ValueError(f"a gap must be of at least 1 token and at most {MOST_GAP}, not {piece}")
+        elif piece < 1:
+            raise ValueError(f"a gap must be of at least 1 token, not {piece}")
+        elif piece > MOST_GAP:
+            raise ValueError(f"a gap must be of at most {MOST_GAP} tokens, not {piece}")
         else:
             ids += [-1] * piece
     if -1 not in ids:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_JSON = 16 * 2**20  # bytes; a config.json with the digests of 140 GB has 0.6 MB
-MOST_CHARACTERS = 300  # of a sentence about wrong input
+MOST_CHARACTERS = 290  # of a sentence about wrong input; commands put their name before it
 # What input that is wrong may raise: errors of ours, and what no check of ours foresaw.
 WRONG_INPUT = (ValueError, OSError, MemoryError, RecursionError, OverflowError)
 
