@@ -13,6 +13,7 @@ SENTINEL = "code-has-run"  # a file that harmful code would make in the working 
 CONFIG, WEIGHTS, OWN = "config.json", "model.safetensors", "network.safetensors"
 DEEP = "[" * 100_000
 HUGE = (2**31, 10**30)
+MOST = 301  # letters of a sentence, and the line break
 Change = Callable[[Path], None]
 
 
@@ -52,6 +53,34 @@ class Case:
             return ["check", model, "--logits", source if is_recording else str(recording), *self.options]
         few = [] if {"--gaps", "--max-new-tokens"} & set(self.options) else ["--max-new-tokens", "4"]
         return ["generate", self.prompt, "--model", source, *few, *self.options]
+
+
+def listed(folder: Path) -> list[str]:
+    """Names of all files and folders in a folder, at any depth."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def fault(case: Case, code: object, told: str, before: list[str], after: list[str]) -> str | None:
+    """What is wrong with how a command ended, or None.
+
+    Args:
+      case: what it was given.
+      code: its exit code.
+      told: what it wrote to standard error.
+      before, after: what lay in its working folder.
+    """
+    if any(SENTINEL in name for name in after):
+        return "code has run"
+    if code == 0:
+        return "accepted" if case.sure else None
+    if code not in (1, 2):
+        return f"exit code {code}: {told[-300:]}"
+    if told.count("\n") != 1 or not told.endswith("\n"):
+        return f"not one line: {told[:500]}"
+    if len(told) > MOST:
+        return f"{len(told)} letters: {told}"
+    left = sorted(set(after) - set(before))
+    return f"left behind: {', '.join(left[:3])}" if left else None
 
 
 def fields_of(file: str, change: Callable[[dict[str, Any]], Any]) -> Change:

@@ -73,6 +73,7 @@ def write_models(root: Path) -> None:
     state = OrderedDict((name, tensor(array)) for name, array in weights.items())
     write_checkpoint(root / "ckpt" / "last.ckpt", {"state_dict": state, "callbacks": Harmful()})
     shutil.copy(root / "mdlm" / "config.json", root / "ckpt" / "config.json")
+    shutil.copy(root / "mdlm" / "model.safetensors", root / "ckpt" / "plain.safetensors")
     (root / "recording").mkdir()
     np.savez(root / "recording" / "logits.npz", **recording())
 
