@@ -48,7 +48,7 @@ slow: $(STAMP)
 
 cluster: $(STAMP)
 	@echo "== faults, counted"
-	@$(BIN)/python -m pytest -p tests.cluster_counts -m cluster $(ONLY)
+	@PYTHONPATH=tests $(BIN)/python -m pytest -p cluster_counts -m cluster $(ONLY)
 
 # An environment of its own: what other packages ask for must not change the versions that speeds are measured with.
 peers: $(PEERS)/.installed

@@ -1,7 +1,7 @@
 """A plugin of pytest for `make cluster`: one table of what tests count, and a JSON file with all of it.
 
-A test hands over a row with `record_property("cluster", {"part": ..., "what": ..., "cases": n, "held": m, ...})`: of `n`
-cases `m` came out as they must. Further entries of a row are its own. The rows of tests that fail are there too.
+A test hands over a row with `record_property("cluster", {"part": ..., "what": ..., "cases": n, "held": m, ...})`:
+of `n` cases `m` came out as they must. Further entries of a row are its own. Rows of tests that fail are there too.
 """
 
 from pathlib import Path

@@ -5,13 +5,12 @@ hit ("sure"); a byte that is flipped may hit nothing that counts, and then the c
 without the flip.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import malformed_files
 import numpy as np
-from malformed_changes import CONFIG, DEEP, HUGE, Case, Change, cut, fields_of, text_of, without
+from malformed_changes import CONFIG, DEEP, HUGE, Case, cut, fields_of, text_of, without
 
 
 def cases(seed: int = 0) -> list[Case]:

@@ -227,7 +227,7 @@ def _checkpoints(rng: np.random.Generator) -> Iterator[Case]:
     yield yielded("a zip bomb", _zip_bomb)
     yield yielded("compressed", _compressed)
     yield yielded("no zip", text_of(file, b"\x80\x04\x95" + bytes(100)))
-    yield yielded("code alone", lambda folder: _write(folder / file, pickle.dumps(_Runs())))
+    yield yielded("code alone", text_of(file, pickle.dumps(_Runs())))
     trees: dict[str, Any] = {
         "code as weights": {"state_dict": _Runs()},
         "code among weights": {"state_dict": {"a": _Runs()}},
@@ -301,7 +301,7 @@ def _recordings(rng: np.random.Generator) -> Iterator[Case]:
         "objects": lambda folder: np.savez(
             folder / file, input_ids=np.array([_Runs()], dtype=object), logits=np.zeros((1, 3, 32))
         ),
-        "one array": lambda folder: _write(folder / file, _npy()),
+        "one array": text_of(file, _npy()),
         "a bomb": _recorded_bomb,
         "a header that lies": lambda folder: _header(folder, "(10000000000, 10000)"),
         "a header that is no Python": lambda folder: _header(folder, "((((" * 500),

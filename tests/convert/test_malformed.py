@@ -1,4 +1,4 @@
-"""Input that is wrong, inside this process: some of the cases that `make cluster` runs as commands, all of them sure."""
+"""Input that is wrong, inside this process: some of the cases that `make cluster` runs as commands, sure ones."""
 
 import io
 import json

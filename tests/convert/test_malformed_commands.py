@@ -144,7 +144,7 @@ def test_every_malformed_input_is_one_sentence(models, tmp_path, record_property
 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
 def test_killed_converters(kind, models, tmp_path, record_property):
-    """At 10 random moments: the folder is whole or not there; SIGTERM leaves nothing, the next writer all the rest."""
+    """At 10 random moments: a folder is whole or absent; SIGTERM leaves nothing, the next writer clears the rest."""
     words = ["import", str(models / "qwen2"), str(tmp_path / "work" / "model")]
     (tmp_path / "work").mkdir()
     begun = time.monotonic()
