@@ -201,7 +201,7 @@ def _stopped_by_sigterm() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, former)
+        signal.signal(signal.SIGTERM, former or signal.SIG_DFL)
 
 
 def _refuse_nonfinite(model: store.Model) -> None:
