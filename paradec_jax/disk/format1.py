@@ -123,10 +123,13 @@ def _headers(where: Any, directory: Path) -> dict[str, Any]:
     """What the files say of each array: shapes, which Orbax would allocate without a second look."""
     import orbax.checkpoint as ocp
 
+    handler = ocp.PyTreeCheckpointHandler()
     try:
-        return flatten_dict(dict(ocp.PyTreeCheckpointHandler().metadata(where).tree), sep="/")
-    except Exception as error:
+        return flatten_dict(dict(handler.metadata(where).tree), sep="/")
+    except Exception as error:  # see above
         raise StoreError(f"parameter files in {directory.name}/ are missing or damaged") from error
+    finally:
+        handler.close()
 
 
 def _check_header(path: str, header: Any, size: int) -> None:

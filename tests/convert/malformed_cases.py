@@ -10,7 +10,7 @@ from typing import Any
 
 import malformed_files
 import numpy as np
-from malformed_changes import CONFIG, DEEP, HUGE, Case, cut, fields_of, text_of, without
+from malformed_changes import CONFIG, DEEP, HUGE, Case, cut, fields_of, splice, text_of, without
 
 
 def cases(seed: int = 0) -> list[Case]:
@@ -150,6 +150,9 @@ def _texts(rng: np.random.Generator) -> Iterator[Case]:
             yield Case(f"{command} {base}/{file}: {name}", command, base, seen(text_of(file, text)))
         for share in rng.uniform(0.02, 0.95, 3):
             yield Case(f"{command} {base}/{file}: cut at {share:.3f}", command, base, seen(cut(file, share)))
+        for place in rng.uniform(0, 1, 2):
+            change = seen(splice(file, place, 9))
+            yield Case(f"{command} {base}/{file}: splice at {place:.3f}", command, base, change, sure=False)
 
 
 def _templates() -> Iterator[Case]:

@@ -78,6 +78,10 @@ def _weights(rng: np.random.Generator) -> Iterator[Case]:
                 splice(file, place, 64),
                 sure=place > 0.6,
             )
+    for place in rng.uniform(0.001, 0.15, 8):  # in the header
+        mask = int(rng.integers(1, 256))
+        name, change = f"import qwen2 weights: flip {mask} at {place:.4f}", flip(WEIGHTS, place, mask)
+        yield Case(name, "import", "qwen2", change, sure=False)
     embedding = "model.embed_tokens.weight"
     for value in (np.nan, np.inf, -np.inf):
         yield _tensor(f"a number that is {value}", lambda t, v=value: t[embedding].__setitem__((3, 3), v))
