@@ -90,7 +90,7 @@ def _weights(rng: np.random.Generator) -> Iterator[Case]:
     yield _tensor("a long name", lambda t: t.update({"x" * 100_000: t[embedding].copy()}))
     yield _tensor("lines in a name", lambda t: t.update({"a\nb\x1b[31mc": t[embedding].copy()}))
     yield _tensor("whole numbers", lambda t: t.update({embedding: t[embedding].astype(np.int32)}))
-    yield _tensor("a scalar", lambda t: t.update({embedding: np.float32(1).reshape(())}))
+    yield _tensor("a scalar", lambda t: t.update({embedding: np.array(1, np.float32)}))
     yield _tensor("no numbers", lambda t: t.update({embedding: np.zeros((0, 16), np.float32)}))
     yield _tensor(
         "float64 beyond float32",
