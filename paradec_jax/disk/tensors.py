@@ -170,7 +170,8 @@ def listed_in(index: Path) -> dict[Path, list[str]]:
     try:
         weight_map = read_object(index).get("weight_map")
     except (ValueError, OSError) as error:
-        raise StoreError(f"{index} is missing or not valid JSON ({error})") from error
+        reason = str(error).replace(f"{index} ", "it ")
+        raise StoreError(f"{index} is missing or not valid JSON: {reason}") from error
     if not isinstance(weight_map, dict) or not weight_map:
         raise StoreError(f"{index} has no weight_map")
     files: dict[Path, list[str]] = {}
