@@ -11,7 +11,7 @@ PEERS := .cache/peers
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test scripts test-golden slow peers check clean
+.PHONY: help demo test scripts test-golden slow cluster peers check clean
 
 help:
 	@echo "make demo          decode unseen problems with every decoder: one table"
@@ -19,6 +19,7 @@ help:
 	@echo "make scripts       the tests of experiments and notebooks, without the slow ones"
 	@echo "make test-golden   compare with recorded arrays [FAMILY=$(FAMILY)] [PARADEC_GOLDEN=DIR]"
 	@echo "make slow          the slow tests of both"
+	@echo "make cluster       faults, counted: one table, and experiments/systems/results/cluster.json [ONLY=-k EXPRESSION]"
 	@echo "make peers         compare with transformers and lm-eval, and read real benchmark files [PARADEC_DATA=DIR]"
 	@echo "make check         linter, formatter, types"
 	@echo "make clean         remove $(VENV) and .cache"
@@ -29,11 +30,11 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@echo "== tests"
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" --ignore=tests/scripts
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not cluster" --ignore=tests/scripts
 
 scripts: $(STAMP)
 	@echo "== tests of scripts"
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" tests/scripts
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not cluster" tests/scripts
 
 test-golden: $(STAMP)
 	@echo "== recorded arrays of $(FAMILY) $(if $(PARADEC_GOLDEN),in $(PARADEC_GOLDEN))"
@@ -43,7 +44,11 @@ test-golden: $(STAMP)
 
 slow: $(STAMP)
 	@echo "== slow tests"
-	@$(BIN)/python -m pytest -m slow
+	@$(BIN)/python -m pytest -m "slow and not cluster"
+
+cluster: $(STAMP)
+	@echo "== faults, counted"
+	@PYTHONPATH=tests $(BIN)/python -m pytest -p cluster_counts -m cluster $(ONLY)
 
 # An environment of its own: what other packages ask for must not change the versions that speeds are measured with.
 peers: $(PEERS)/.installed

@@ -9,6 +9,7 @@ import numpy as np
 
 from convert.engine import ConvertError
 from paradec_jax.config import RecurrentDepthConfig
+from paradec_jax.config.bounds import MOST_RECURRENCES
 from paradec_jax.store import Model
 
 
@@ -28,8 +29,10 @@ def errors(model: Model, recorded: Mapping[str, np.ndarray]) -> Iterator[tuple[s
     recurrent = isinstance(config, RecurrentDepthConfig)
     wanted = _wanted(recorded) if recurrent else _logits(recorded)
     tokens = recorded.get("input_ids")
-    if tokens is None or tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
+    if tokens is None or tokens.ndim != 2 or not tokens.size or not np.issubdtype(tokens.dtype, np.integer):
         raise ConvertError("array input_ids must hold integers [B, T]")
+    if tokens.shape[1] > config.max_length:
+        raise ConvertError(f"array input_ids has rows beyond the {config.max_length} positions of the model")
     if tokens.min() < 0 or tokens.max() >= config.vocab_size:
         raise ConvertError(f"array input_ids holds ids beyond the vocabulary of {config.vocab_size}")
     width = config.width if recurrent else 0
@@ -42,6 +45,8 @@ def errors(model: Model, recorded: Mapping[str, np.ndarray]) -> Iterator[tuple[s
     ):
         if array.shape != (*tokens.shape, last):
             raise ConvertError(f"array {name} has shape {array.shape}, but must have {(*tokens.shape, last)}")
+        if not np.issubdtype(array.dtype, np.floating):
+            raise ConvertError(f"array {name} must hold floating point numbers, not {array.dtype}")
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
 
     @jax.jit(static_argnums=3)
@@ -75,7 +80,15 @@ def _wanted(recorded: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray, i
     if not wanted and "logits" in recorded:
         if "num_steps" not in recorded:
             raise ConvertError("array logits needs num_steps beside it")
-        wanted = [("logits", recorded["logits"], int(recorded["num_steps"]))]
+        steps = recorded["num_steps"]
+        if steps.size != 1 or not np.issubdtype(steps.dtype, np.integer):
+            raise ConvertError("array num_steps must hold one integer")
+        wanted = [("logits", recorded["logits"], int(steps.item()))]
     if not wanted:
         raise ConvertError("there is neither an array logits_r<n> nor logits with num_steps")
+    for name, _, recurrences in wanted:
+        if not 1 <= recurrences <= MOST_RECURRENCES:
+            raise ConvertError(
+                f"array {name} is of {recurrences} recurrences, but must be of 1 to {MOST_RECURRENCES}"
+            )
     return sorted(wanted, key=lambda item: item[2])

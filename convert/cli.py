@@ -1,9 +1,12 @@
 """Command line of the converters."""
 
+import contextlib
 import dataclasses
+import signal
 import sys
+import threading
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -19,10 +22,15 @@ from convert.engine import PICKLES, ConvertError, read_json, refuse_pickle
 from convert.fields import check_dense
 from paradec_jax import store
 from paradec_jax.chat import DEFAULT, named_templates
-from paradec_jax.tokenizer import Tokenizer
+from paradec_jax.chat import check as check_template
+from paradec_jax.disk.description import read_tokenizer
+from paradec_jax.disk.tensors import finite
+from paradec_jax.io import WRONG_INPUT, one_sentence
 
 ARCHITECTURES: tuple[ModuleType, ...] = (huginn, qwen2, sdar, mdlm)
 LIGHTNING = ".ckpt"
+MOST_RECORDED = 2**29  # bytes of recorded arrays, unpacked
+STOPPED = 128 + signal.SIGTERM  # the exit code by which shells know what ended a process
 Source = Positional[Annotated[Path, arg(metavar="SRC")]]
 Target = Positional[Annotated[Path, arg(metavar="DST")]]
 app = SubcommandApp()
@@ -38,6 +46,7 @@ def import_model(
     block: int | None = None,
     mask: int | None = None,
     alignment: Literal["own", "next"] | None = None,
+    allow_nonfinite: bool = False,
     overwrite: bool = False,
 ) -> int:
     """Converts a Hugging Face folder, or a denoiser's Lightning checkpoint, to a model folder, whole or not at all.
@@ -52,6 +61,7 @@ def import_model(
       mask: of block diffusion, id of the mask; the one that config.json names by default, or else 151669.
       alignment: of block diffusion, the token that logits are about: "own" for that of their position (the default,
         SDAR's), "next" for the one after it.
+      allow_nonfinite: take weights that are NaN or infinite.
       overwrite: replace a model folder at DST.
     """
     store.refuse_existing(dst, overwrite=overwrite)
@@ -67,7 +77,9 @@ def import_model(
     if tokenizer is None and (src / "tokenizer.json").is_file():
         tokenizer = src / "tokenizer.json"
     if tokenizer is not None:
-        model = dataclasses.replace(model, tokenizer=_read_tokenizer(tokenizer, model.config.vocab_size))
+        model = dataclasses.replace(model, tokenizer=read_tokenizer(tokenizer, model.config.vocab_size))
+    if not allow_nonfinite:
+        _refuse_nonfinite(model)
     store.save(dst, model, overwrite=overwrite)
     return _report("imported", model, dst)
 
@@ -77,6 +89,7 @@ def export_model(
     src: Source,
     dst: Target,
     max_shard_gigabytes: float = 5.0,
+    allow_nonfinite: bool = False,
     overwrite: bool = False,
 ) -> int:
     """Converts a model folder to a Hugging Face folder, whole or not at all.
@@ -85,12 +98,13 @@ def export_model(
       src: model folder, or the name of a bundled model.
       dst: folder to write.
       max_shard_gigabytes: weights beyond this size are split into shards with an index.
+      allow_nonfinite: take weights that are NaN or infinite.
       overwrite: replace a folder with a config.json at DST.
     """
     store.refuse_existing(dst, overwrite=overwrite)
     if not max_shard_gigabytes > 0:
         raise ConvertError(f"--max-shard-gigabytes must be positive, not {max_shard_gigabytes}")
-    model = store.load(src, host=True)
+    model = store.load(src, host=True, allow_nonfinite=allow_nonfinite)
     module = _find("family", {module.FAMILY: module for module in ARCHITECTURES}, model.family)
     with store.staged(dst, overwrite=overwrite) as folder:
         module.write(folder, model, int(max_shard_gigabytes * 1e9))
@@ -102,16 +116,17 @@ def export_model(
 
 
 @app.command(name="migrate")
-def migrate_model(src: Source, dst: Target, overwrite: bool = False) -> int:
+def migrate_model(src: Source, dst: Target, allow_nonfinite: bool = False, overwrite: bool = False) -> int:
     """Writes a model folder of any format again in the newest one, whole or not at all.
 
     Args:
       src: model folder, or the name of a bundled model.
       dst: model folder to write; it may be SRC.
+      allow_nonfinite: take weights that are NaN or infinite.
       overwrite: replace a model folder at DST.
     """
     store.refuse_existing(dst, overwrite=overwrite)
-    model = store.load(src, host=True)
+    model = store.load(src, host=True, allow_nonfinite=allow_nonfinite)
     store.save(dst, model, overwrite=overwrite)
     return _report("migrated", model, dst)
 
@@ -122,6 +137,7 @@ def check_model(
     logits: Path | None = None,
     torch: Annotated[Path | None, arg(metavar="FOLDER")] = None,
     tolerance: float = 5e-5,
+    allow_nonfinite: bool = False,
 ) -> int:
     """Compares a model's logits, computed in float32, with recorded ones.
 
@@ -133,6 +149,7 @@ def check_model(
       torch: instead, a Hugging Face folder that is run in PyTorch (a separate process), with its own model code
         where transformers does not know the model.
       tolerance: largest absolute difference allowed.
+      allow_nonfinite: take weights that are NaN or infinite.
     """
     if logits is not None and torch is None:
         recorded = _read_arrays(logits)
@@ -140,7 +157,7 @@ def check_model(
         recorded = torch_check.record(torch)
     else:
         raise ConvertError("exactly one of --logits and --torch must be given")
-    model = store.load(src, dtype="float32")
+    model = store.load(src, dtype="float32", allow_nonfinite=allow_nonfinite)
     passed = True
     for name, error in checking.errors(model, recorded):
         good = error <= tolerance  # false for NaN
@@ -150,12 +167,51 @@ def check_model(
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code: 1, with one sentence on stderr, for input that is wrong."""
+    """Runs a command and returns its exit code: 1, with one sentence on stderr, for input that is wrong.
+
+    SIGTERM ends it with 143, and nothing half written is left behind.
+    """
     try:
-        return app.cli(args=args, prog="python -m convert", description="Weight converters.")
-    except (ConvertError, store.StoreError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        with _stopped_by_sigterm():
+            return app.cli(args=args, prog="python -m convert", description="Weight converters.")
+    except _Stopped:
+        print("error: stopped by SIGTERM", file=sys.stderr)
+        return STOPPED
+    except WRONG_INPUT as error:
+        print(f"error: {one_sentence(error)}", file=sys.stderr)
         return 1
+
+
+class _Stopped(BaseException):
+    """SIGTERM came."""
+
+
+@contextlib.contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """A block that SIGTERM ends as an exception does, so that what it wrote is cleared away."""
+    if threading.current_thread() is not threading.main_thread():  # signals go to that one alone
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the clearing
+        raise _Stopped
+
+    former = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former or signal.SIG_DFL)
+
+
+def _refuse_nonfinite(model: store.Model) -> None:
+    trees = [model.params] if model.head is None else [model.params, model.head.params]
+    for tree in trees:
+        for path, leaf in flatten_dict(tree, sep="/").items():
+            if not finite(leaf):
+                raise ConvertError(
+                    f"parameter {path} holds numbers that are NaN or infinite; --allow-nonfinite takes them"
+                )
 
 
 def _read_folder(src: Path, dtype: str | None, of_blocks: Mapping[str, Any]) -> store.Model:
@@ -187,16 +243,6 @@ def _find(field: str, known: dict[str, ModuleType], value: object) -> ModuleType
     return known[str(value)]
 
 
-def _read_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
-    try:
-        tokenizer = Tokenizer.from_file(path)
-    except ValueError as error:
-        raise ConvertError(str(error)) from error
-    if tokenizer.vocab_size > vocab_size:
-        raise ConvertError(f"{path} has {tokenizer.vocab_size} tokens, but the model has {vocab_size}")
-    return tokenizer
-
-
 def _read_chat_template(folder: Path) -> str | None:
     """The template of a Hugging Face folder: a file of its own, or else that of tokenizer_config.json."""
     path = folder / "tokenizer_config.json"
@@ -206,20 +252,27 @@ def _read_chat_template(folder: Path) -> str | None:
     given = read_json(path).get("chat_template")
     try:
         templates = named_templates(given)
+        if len(templates) > 1 and DEFAULT not in templates:
+            raise ValueError(f"it has no chat template called {DEFAULT}, only {', '.join(templates)}")
+        template = templates.get(DEFAULT, next(iter(templates.values()), None))
+        if template is not None:
+            check_template(template)
     except ValueError as error:
         raise ConvertError(f"{path}: {error}") from error
-    if len(templates) > 1 and DEFAULT not in templates:
-        raise ConvertError(f"{path} has no chat template called {DEFAULT}, only {', '.join(templates)}")
-    return templates.get(DEFAULT, next(iter(templates.values()), None))
+    return template
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise ConvertError(f"there is no file {path}")
     try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > MOST_RECORDED:
+            raise ValueError(f"it unpacks to {size} bytes, more than {MOST_RECORDED}")
         with np.load(path, allow_pickle=False) as arrays:
             return dict(arrays)
-    except (ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # NumPy raises whatever its readers do
         raise ConvertError(f"{path} is not an .npz file of plain arrays ({error})") from error
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,9 @@ from einops import rearrange
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from paradec_jax.disk import tensors
+from paradec_jax.disk.description import check_layers
 from paradec_jax.disk.tensors import DTYPES, Lazy, TensorFiles, listed_in, pickle_refused
+from paradec_jax.io import read_object
 
 INDEX = f"model{tensors.INDEX}"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -202,12 +203,9 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConvertError(f"{path} is missing")
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     except ValueError as error:
-        raise ConvertError(f"{path} is not valid JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise ConvertError(f"{path} must hold one JSON object")
-    return value
+        raise ConvertError(str(error)) from error
 
 
 def check_tensors(checkpoint: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -229,6 +227,15 @@ def check_tensors(checkpoint: Source, shapes: Mapping[str, tuple[int, ...]]) -> 
             raise ConvertError(
                 f"tensor {name} has shape {checkpoint.shape(name)}, but config.json asks for {shape}"
             )
+
+
+def check_depth(checkpoint: Source, config: Any) -> None:
+    """Refuses more layers than there are tensors, before the names of so many are made.
+
+    Raises:
+      StoreError: naming the field.
+    """
+    check_layers(config, len(checkpoint.names))
 
 
 def check_tied(checkpoint: Source, head: str, embedding: str, field: str) -> None:
@@ -279,7 +286,8 @@ def import_tree(
                 kind = checkpoint.dtype(piece.name)
                 if kind not in DTYPES.values():
                     raise ConvertError(f"tensor {piece.name} is {kind}, which is not floating point")
-                leaves[path][piece.place] = row.load(checkpoint.read(piece.name, piece.rows), axes)
+                with np.errstate(over="ignore"):  # what becomes infinite is refused later
+                    leaves[path][piece.place] = row.load(checkpoint.read(piece.name, piece.rows), axes)
     return unflatten_dict(leaves, sep="/")
 
 

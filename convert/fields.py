@@ -31,7 +31,10 @@ def parse_fields(fields: Mapping[str, Any], table: Fields) -> dict[str, Any]:
         if len(set(given.values())) > 1:
             listed = ", ".join(f"{name} = {value!r}" for name, value in given.items())
             raise ConvertError(f"fields of config.json contradict each other: {listed}")
-        ours[field] = kind(next(iter(given.values()), default))
+        try:
+            ours[field] = kind(next(iter(given.values()), default))
+        except OverflowError as error:  # a whole number beyond all floats
+            raise ConvertError(f"field {names[0]} of config.json is too large") from error
     return ours
 
 

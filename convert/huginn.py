@@ -12,6 +12,7 @@ from convert.engine import (
     Checkpoint,
     ConvertError,
     Row,
+    check_depth,
     check_tensors,
     check_tied,
     common_dtype,
@@ -89,6 +90,7 @@ def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> M
     shape = parse_config(fields)
     axes, rows = table(RecurrentDepthConfig(**shape))
     with Checkpoint(folder, lambda name: name.removeprefix(PREFIX)) as checkpoint:
+        check_depth(checkpoint, RecurrentDepthConfig(**shape))
         shapes = table_shapes(rows, axes)
         names = list(shapes)
         if HEAD in checkpoint.names:

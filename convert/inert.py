@@ -60,7 +60,7 @@ TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 MARKED: dict[str, Callable[[list[Any]], Any]] = {
     "LIST": list,
     "TUPLE": tuple,
-    "FROZENSET": frozenset,
+    "FROZENSET": lambda found: frozenset(map(_key, found)),
     "DICT": lambda found: dict(_pairs(found)),
 }  # opcodes that make one value of all since the mark
 PUSHED = frozenset(_PUSHED.split())
@@ -166,7 +166,10 @@ class _Machine:
         self.stack.append(Global(*spelled.split(" ", 1)))
 
     def _do_stack_global(self, _: Any) -> None:
-        self.stack.append(Global(*self._take(2)))
+        module, name = self._take(2)
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise TypeError("a name that is no text")
+        self.stack.append(Global(module, name))
 
     def _do_persid(self, value: str) -> None:
         self.stack.append(Reference(value))
@@ -213,7 +216,7 @@ class _Machine:
     def _extend(self, found: list[Any]) -> None:
         target = self.stack[-1]
         if isinstance(target, set):
-            target.update(found)
+            target.update(map(_key, found))
         else:
             (target.elements if isinstance(target, Inert) else target).extend(found)
 
@@ -232,4 +235,12 @@ def _pairs(found: list[Any]) -> list[tuple[Any, Any]]:
     """Keys and values that follow each other."""
     if len(found) % 2:
         raise LookupError
-    return list(zip(found[::2], found[1::2], strict=True))
+    return list(zip(map(_key, found[::2]), found[1::2], strict=True))
+
+
+def _key(value: Any) -> Any:
+    """What may be a key: a tuple of tuples of itself would take for ever to hash. Raises TypeError."""
+    for part in value if isinstance(value, tuple) else (value,):
+        if isinstance(part, tuple | frozenset):
+            raise TypeError("a key with parts of its own")
+    return value

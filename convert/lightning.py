@@ -8,6 +8,8 @@
 """
 
 import dataclasses
+import math
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -85,10 +87,10 @@ class Archive:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._size = path, path.stat().st_size
         try:
             self._zip = zipfile.ZipFile(path)
-        except zipfile.BadZipFile as error:
+        except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
             raise ConvertError(f"{path} is damaged or not a checkpoint in PyTorch's zip format") from error
         try:
             self.tree = self._read_tree()
@@ -124,7 +126,10 @@ class Archive:
 
     def _bytes(self, name: str) -> bytes:
         try:
-            return self._zip.read(self._root + name)
+            entry = self._zip.getinfo(self._root + name)
+            if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > self._size:
+                raise ConvertError(f"{name} in {self.path} is compressed, which PyTorch never does")
+            return self._zip.read(entry)
         except KeyError as error:
             raise ConvertError(f"{self.path} lacks {name}, although its data.pkl refers to it") from error
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
@@ -138,7 +143,7 @@ class Archive:
         """A copy of a tensor's numbers."""
         dtype, key, count = self._storage(tensor)
         content = self._bytes(f"data/{key}")
-        if len(content) != count * dtype.itemsize or tensor.end > count:
+        if len(content) != count * dtype.itemsize or max(tensor.end, math.prod(tensor.shape)) > count:
             raise ConvertError(f"data/{key} in {self.path} is not as long as its data.pkl says")
         numbers = np.frombuffer(content, dtype)[tensor.offset :]
         steps = [step * dtype.itemsize for step in tensor.stride]
@@ -250,6 +255,9 @@ def _mapping(node: Any) -> dict[str, Any] | None:
 
 
 def _value(node: Any) -> Any:
-    """What a node of OmegaConf holds; anything else as it is."""
+    """What a node of OmegaConf holds, or a plain value; of anything else, which may be endless, its kind alone."""
     inside = node.state if isinstance(node, Inert) and isinstance(node.state, dict) else {}
-    return inside.get("_val", node)
+    found = inside.get("_val", node)
+    several = found if isinstance(found, list) else [found]
+    plain = all(one is None or isinstance(one, str | int | float) for one in several)
+    return found if plain else f"<{type(found).__name__}>"

@@ -17,6 +17,7 @@ from convert.engine import (
     ConvertError,
     Row,
     Source,
+    check_depth,
     check_tensors,
     common_dtype,
     export_tree,
@@ -105,12 +106,13 @@ def read_tensors(checkpoint: Source, fields: Mapping[str, Any], dtype: str | Non
     """As `read`, of tensors by their plain names."""
     fields = flat(fields)
     if EMBEDDING in checkpoint.names and not fields.get("vocab_size"):
-        fields = {**fields, "vocab_size": checkpoint.shape(EMBEDDING)[0]}
+        fields = {**fields, "vocab_size": next(iter(checkpoint.shape(EMBEDDING)), 0)}
     if EMBEDDING in checkpoint.names and NOISE not in checkpoint.names:
         raise ConvertError(
             f"{checkpoint.folder} has no tensor {NOISE}: a denoiser without layers that modulate is not supported"
         )
     shape = parse_config(fields)
+    check_depth(checkpoint, MaskedDiffusionConfig(**shape))
     axes, rows = table(MaskedDiffusionConfig(**shape))
     shapes = table_shapes(rows, axes)
     names = list(shapes)

@@ -16,6 +16,7 @@ from convert.engine import (
     ConvertError,
     Row,
     Source,
+    check_depth,
     check_tensors,
     check_tied,
     common_dtype,
@@ -92,6 +93,7 @@ def read_params(
     Raises:
       ConvertError: when the tensors are not those of this config, or not of one type where none is given.
     """
+    check_depth(checkpoint, config)
     axes, rows = table(config)
     shapes = table_shapes(rows, axes)
     names = list(shapes)
@@ -214,7 +216,8 @@ def parse_config(fields: Mapping[str, Any]) -> dict[str, Any]:
     check_fixed(fields, FIXED)
     ours = parse_fields({**fields, **_rope(fields)}, FIELDS)
     layer_types = fields.get("layer_types")
-    if layer_types is not None and layer_types != ["full_attention"] * ours["layers"]:
+    full = isinstance(layer_types, list) and all(kind == "full_attention" for kind in layer_types)
+    if layer_types is not None and not (full and len(layer_types) == ours["layers"]):
         raise ConvertError(
             f"field layer_types of config.json must hold full_attention for each of {ours['layers']} layers, "
             f"not {layer_types!r}"

@@ -18,6 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 DEFAULT = "default"
+MOST_LETTERS = 40_000  # of a template; releases have up to 20,000, and compiling takes more than linear time
 
 
 def named_templates(value: Any) -> dict[str, str]:
@@ -46,6 +47,15 @@ def named_templates(value: Any) -> dict[str, str]:
             raise ValueError(f"chat_template holds two templates of the name {name!r}")
         templates[name] = template
     return templates
+
+
+def check(template: str) -> None:
+    """Refuses what is no template, without running any of it.
+
+    Raises:
+      ValueError: a template that is no Jinja, or asks for filters that are not known.
+    """
+    _compile(template)
 
 
 def render(
@@ -108,7 +118,10 @@ class _Generation(Extension):
 @functools.cache
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, loopcontrols],
+        optimized=False,  # the optimizer computes constants, such as 9**9**9, while it compiles
     )
     environment.filters["tojson"] = _to_json
     functions: dict[str, Callable] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
@@ -118,10 +131,16 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 @functools.lru_cache(maxsize=16)
 def _compile(template: str) -> jinja2.Template:
+    if len(template) > MOST_LETTERS:
+        raise ValueError(
+            f"the chat template has {len(template)} letters, but at most {MOST_LETTERS} are read"
+        )
     try:
         return _environment().from_string(template)
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(f"the chat template is no Jinja: {error.message} (line {error.lineno})") from error
+    except (RecursionError, SyntaxError, MemoryError, OverflowError) as error:  # of Python's own compiler
+        raise ValueError(f"the chat template cannot be compiled ({type(error).__name__})") from error
 
 
 def _raise_exception(message: str) -> None:

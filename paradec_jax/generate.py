@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float32, Int32
 
 from paradec_jax.config import TokenSpec
+from paradec_jax.config.bounds import MOST
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.decode import Decoded, Reason, Request, make_request, run, stream
 from paradec_jax.decode.machine.drive import finish
@@ -257,14 +258,22 @@ def parameters_for(model: Model, decoder: Any) -> Any:
 
 
 def check_positive(**values: int) -> None:
-    """Refuses numbers below 1. Raises ValueError."""
+    """Refuses numbers below 1 and beyond int32. Raises ValueError."""
     for name, value in values.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, not {value}")
+        if value > MOST:
+            raise ValueError(f"{name} must be at most {MOST}, not {value}")
 
 
 def row_keys(prompts: Sequence[Any], seed: int, samples: int = 1) -> Array:
-    """One key for each prompt and sample, [prompts * samples], from seed, ids and number of the sample."""
+    """One key for each prompt and sample, [prompts * samples], from seed, ids and number of the sample.
+
+    Raises:
+      ValueError: a seed beyond int64.
+    """
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed must be a number of 64 bits, not {seed}")
     digests = [hashlib.blake2b(np.asarray(ids, "<i4").tobytes(), digest_size=4).digest() for ids in prompts]
     marks = np.asarray([int.from_bytes(digest, "little") for digest in digests], np.uint32)
     return _keys_of_samples(np.int64(seed), marks, np.arange(samples, dtype=np.uint32))

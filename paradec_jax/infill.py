@@ -19,6 +19,8 @@ from paradec_jax.generate import (
 from paradec_jax.store import Model
 from paradec_jax.tokenizer import Tokenizer
 
+MOST_GAP = 2**20  # tokens; each is an entry of a list before the model's own limit is looked at
+
 
 def infill(
     model: Model,
@@ -108,6 +110,8 @@ def _with_gaps(tokenizer: Tokenizer, spec: TokenSpec, pieces: Any) -> list[int]:
             ids += tokenizer.encode(piece)
         elif piece < 1:
             raise ValueError(f"a gap must be of at least 1 token, not {piece}")
+        elif piece > MOST_GAP:
+            raise ValueError(f"a gap must be of at most {MOST_GAP} tokens, not {piece}")
         else:
             ids += [-1] * piece
     if -1 not in ids:

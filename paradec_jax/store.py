@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,16 +32,20 @@ from paradec_jax.disk.description import (
     build,
     check_dtypes,
     check_facts,
+    check_ids,
+    check_layers,
     check_leaf,
     check_names,
     identity,
     read_chat_template,
     read_description,
+    read_tokenizer,
     sha256,
 )
 from paradec_jax.disk.folders import StoreError, refuse_existing, staged
-from paradec_jax.disk.tensors import INDEX, Lazy, TensorFiles, digests, listed_in, write_tensors
+from paradec_jax.disk.tensors import INDEX, Lazy, TensorFiles, digests, finite, listed_in, write_tensors
 from paradec_jax.families import FAMILIES, RESIDUAL_HEAD, Shape, family_named, network_of, parameter_shapes
+from paradec_jax.io import one_sentence
 from paradec_jax.tokenizer import Tokenizer
 
 __all__ = [
@@ -119,8 +123,15 @@ class Model:
 
 
 def expected_shapes(config: Shape) -> dict[str, Any]:
-    """The parameter tree that a config asks for, of `jax.ShapeDtypeStruct`."""
-    return parameter_shapes(config)
+    """The parameter tree that a config asks for, of `jax.ShapeDtypeStruct`.
+
+    Raises:
+      StoreError: shapes that no array has.
+    """
+    try:
+        return parameter_shapes(config)
+    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise StoreError(f"no array can hold what the config asks for ({one_sentence(error, 99)})") from error
 
 
 def save(
@@ -143,6 +154,8 @@ def save(
     """
     refuse_existing(folder, overwrite=overwrite)
     check_facts(model.config, model.token_spec)
+    if model.tokenizer is not None:
+        check_ids(model.tokenizer, model.config.vocab_size)
     network = _tensors(model.config, model.params)
     head = None if model.head is None else _tensors(model.head.config, model.head.params)
     with staged(folder, overwrite=overwrite) as temporary:
@@ -200,7 +213,12 @@ def _check_head(head: ResidualHeadConfig, network: ModelConfig, backbone: object
 
 
 def load(
-    folder: str | os.PathLike[str], *, dtype: str | None = None, verify: bool = True, host: bool = False
+    folder: str | os.PathLike[str],
+    *,
+    dtype: str | None = None,
+    verify: bool = True,
+    host: bool = False,
+    allow_nonfinite: bool = False,
 ) -> Model:
     """Reads a model folder.
 
@@ -209,6 +227,7 @@ def load(
       dtype: "float32" or "bfloat16" to cast the parameters and compute in that type; as stored by default.
       verify: whether every parameter is compared with its digests.
       host: whether parameters stay NumPy arrays instead of moving to the default device.
+      allow_nonfinite: whether parameters may be NaN or infinite.
 
     Raises:
       StoreError: when the folder is missing, of another format, damaged or contradicts itself.
@@ -219,19 +238,15 @@ def load(
     description = read_description(folder, FORMAT_VERSION)
     config, part = _part(folder, description, NETWORK)
     token_spec = build(TokenSpec, description.get("token_spec"), f"token_spec of {folder / 'config.json'}")
-    reader = _Reader(folder, description["format_version"], dtype, verify, host)
+    reader = _Reader(folder, description["format_version"], dtype, verify, host, allow_nonfinite)
     try:
         check_facts(config, token_spec)
         params = reader.params(config, part)
         head = _read_head(reader, description, config, part["sha256"])
     except StoreError as error:
         raise StoreError(f"{folder}: {error}") from error
-    tokenizer = None
-    if (folder / "tokenizer.json").exists():
-        try:
-            tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
-        except (ValueError, OSError) as error:
-            raise StoreError(str(error)) from error
+    path = folder / "tokenizer.json"
+    tokenizer = read_tokenizer(path, config.vocab_size) if path.exists() else None
     template = read_chat_template(folder / CHAT_TEMPLATE)
     return Model(reader.cast(config), params, token_spec, tokenizer, template, head)
 
@@ -245,11 +260,14 @@ class _Reader:
     dtype: str | None
     verify: bool
     host: bool
+    allow_nonfinite: bool
 
     def params(self, config: Shape, part: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters of a part."""
         leaves: dict[str, Any] = {}
         for path, leaf in _read_leaves(self.folder, self.version, config, part, self.verify):
+            if not self.allow_nonfinite and not finite(leaf):
+                raise StoreError(f"parameter {path} holds numbers that are NaN or infinite (allow_nonfinite)")
             leaf = leaf if self.dtype is None else leaf.astype(self.dtype)
             leaves[path] = leaf if self.host else jax.device_put(leaf)
         return unflatten_dict(leaves, sep="/")
@@ -282,21 +300,19 @@ def _read_leaves(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Parameters one after the other, checked against the config and on request against their digests."""
     recorded = part["sha256"]
+    check_layers(config, len(recorded))
     expected = flatten_dict(expected_shapes(config), sep="/")
     if version == 1:
-        check_names(expected, {name for path in recorded for name in format1.names(path)})
         network = cast(ModelConfig, config)  # which knows no other part
-        for path, leaf in format1.read(folder, network, recorded, verify=verify):
-            check_leaf(expected, path, leaf)
-            yield path, leaf
+        yield from format1.read(folder, network, recorded, expected, verify=verify)
         return
     check_names(expected, recorded.keys())
     file = folder / part["weights"]
     with TensorFiles(listed_in(file) if file.name.endswith(INDEX) else {file: []}) as tensors:
         check_names(expected, tensors.names)
         for path in expected:
+            check_leaf(expected, path, tensors.header(path))
             leaf = tensors.read(path)
-            check_leaf(expected, path, leaf)
             if verify and recorded[path] != digests(leaf):
                 raise StoreError(f"parameter {path} differs from its digests in config.json")
             yield path, leaf
@@ -354,16 +370,6 @@ def fingerprint(folder: str | os.PathLike[str]) -> str:
         head, part = _part(folder, description, HEAD)
         content[HEAD] = identity(head, part["sha256"])
     return sha256(content)
-
-
-def names_of(models: Sequence[str]) -> list[str]:
-    """Short names that differ: of a folder .../RUN/round-N/model the run and the round, else the last part."""
-    found = []
-    for model in models:
-        parts = Path(model).parts
-        generic = len(parts) >= 3 and parts[-1] == "model"
-        found.append("/".join(parts[-3:-1]) if generic else parts[-1])
-    return found if len(set(found)) == len(found) else list(models)
 
 
 def _kind(name: str, part: Mapping[str, Any], where: Path) -> type:

@@ -114,6 +114,16 @@ class TestErrors:
             chat.render(template, [USER])
 
     @pytest.mark.parametrize(
+        "template", ["{% if %}", "{{ a | unheard_of }}", "{{ " + "(" * 5000, "a" * 50_000]
+    )
+    def test_what_does_not_parse(self, template):
+        with pytest.raises(ValueError, match="chat template"):
+            chat.check(template)
+
+    def test_a_check_computes_nothing(self):
+        chat.check("{{ 9 ** 9 ** 9 }}{{ raise_exception('no') }}")
+
+    @pytest.mark.parametrize(
         ("messages", "message"),
         [
             ([], "at least one message"),

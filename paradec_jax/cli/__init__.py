@@ -15,6 +15,7 @@ from paradec_jax.cli import generate
 from paradec_jax.cli.bench import bench_command
 from paradec_jax.cli.compare import compare_command
 from paradec_jax.cli.report import report_command
+from paradec_jax.io import WRONG_INPUT, one_sentence
 
 app = SubcommandApp()
 app.command(name="compare")(compare_command)
@@ -60,6 +61,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (ValueError, OSError) as error:
-        print(f"paradec: {error}", file=sys.stderr)
+    except WRONG_INPUT as error:
+        print(f"paradec: {one_sentence(error)}", file=sys.stderr)
         return 1

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+from paradec_jax.config.bounds import check_positive, check_sizes
+
 MOST_LAYERS = 8
 
 
@@ -43,9 +45,10 @@ class ResidualHeadConfig:
     family = "residual_head"
 
     def __post_init__(self) -> None:
-        for name in ("width", "heads", "kv_heads", "feed_forward", "block", "max_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_sizes(self, "width", "heads", "kv_heads", "feed_forward", "block", "max_length")
+        if self.head_channels is not None:
+            check_sizes(self, "head_channels")
+        check_positive(self, "rope_base", "norm_eps")
         if not 1 <= self.layers <= MOST_LAYERS:
             raise ValueError(f"layers of a residual head must be 1 to {MOST_LAYERS}, not {self.layers}")
         if self.heads % self.kv_heads:

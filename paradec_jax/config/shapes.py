@@ -4,6 +4,8 @@ import dataclasses
 import math
 from typing import Any, ClassVar
 
+from paradec_jax.config.bounds import MOST_RECURRENCES, check_positive, check_sizes
+
 
 @dataclasses.dataclass(frozen=True)
 class TokenSpec:
@@ -74,13 +76,10 @@ class RecurrentDepthConfig:
     family = "recurrent_depth"
 
     def __post_init__(self) -> None:
-        sizes = (
-            "vocab_size width heads feed_forward prelude_layers core_layers coda_layers max_length "
-            "mean_recurrence mean_backprop_depth"
-        )
-        for name in sizes.split():
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        sizes = "vocab_size width heads feed_forward prelude_layers core_layers coda_layers max_length"
+        check_sizes(self, *sizes.split())
+        check_sizes(self, "mean_recurrence", "mean_backprop_depth", most=MOST_RECURRENCES)
+        check_positive(self, "rope_base", "norm_eps")
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ValueError(
                 f"width {self.width} must split into {self.heads} heads of an even number of channels"
@@ -151,9 +150,10 @@ class TransformerConfig:
     family: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "width", "layers", "heads", "kv_heads", "feed_forward", "max_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_sizes(self, "vocab_size", "width", "layers", "heads", "kv_heads", "feed_forward", "max_length")
+        if self.head_channels is not None:
+            check_sizes(self, "head_channels")
+        check_positive(self, "rope_base", "norm_eps")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
         if self.head_channels is None and self.width % self.heads:
@@ -249,9 +249,7 @@ class MaskedDiffusionConfig:
     family = "masked_diffusion"
 
     def __post_init__(self) -> None:
-        for name in ("width", "layers", "heads", "conditioning", "max_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_sizes(self, "vocab_size", "width", "layers", "heads", "conditioning", "max_length")
         if self.vocab_size < 2:
             raise ValueError(f"vocab_size must be at least 2, the mask and a token, not {self.vocab_size}")
         if self.width % self.heads or (self.width // self.heads) % 2:

@@ -3,14 +3,17 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.disk.folders import StoreError
+from paradec_jax.io import read_object
+from paradec_jax.tokenizer import Tokenizer
 
 DTYPES = ("float32", "bfloat16")
+LAYERS = ("layers", "prelude_layers", "core_layers", "coda_layers")  # fields of configs that count layers
 IDLE_FIELDS = ("remat", "mean_backprop_depth", "dropout")  # of a config: they change no output
 
 
@@ -26,12 +29,7 @@ def read_description(folder: Path, newest: int) -> dict[str, Any]:
         if any(folder.glob("model*.safetensors")):
             raise StoreError(foreign)
         raise StoreError(f"{folder} is not a model folder: it has no config.json")
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise StoreError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(description, dict):
-        raise StoreError(f"{path} must hold one JSON object")
+    description = stored(lambda: read_object(path))
     if "format_version" not in description:
         if "model_type" in description or any(folder.glob("model*.safetensors")):
             raise StoreError(foreign)
@@ -42,6 +40,18 @@ def read_description(folder: Path, newest: int) -> dict[str, Any]:
     if version > newest:
         raise StoreError(f"{folder} has format {version}, newer than format {newest} that this version reads")
     return description
+
+
+def stored(read: Callable[[], Any]) -> Any:
+    """What `read` returns, its errors as those of a folder.
+
+    Raises:
+      StoreError: where it raises ValueError or OSError.
+    """
+    try:
+        return read()
+    except (ValueError, OSError) as error:
+        raise StoreError(str(error)) from error
 
 
 def build(cls: type, values: Any, where: str, *, unknown: bool = False) -> Any:
@@ -64,7 +74,7 @@ def build(cls: type, values: Any, where: str, *, unknown: bool = False) -> Any:
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     try:
         return cls(**values)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise StoreError(f"{where} is wrong: {error}") from error
 
 
@@ -83,12 +93,21 @@ def check_names(expected: Mapping[str, Any], names: Collection[str]) -> None:
         raise StoreError(f"parameter {path} is there, although the config does not ask for it")
 
 
+def check_layers(config: Any, count: int) -> None:
+    """Refuses more layers than there are parameters, before a tree of so many is made."""
+    for name in LAYERS:
+        if getattr(config, name, 0) > count:
+            raise StoreError(
+                f"the config asks for {getattr(config, name)} {name}, but there are only {count} parameters"
+            )
+
+
 def check_leaf(expected: Mapping[str, Any], path: str, leaf: Any) -> None:
     """Refuses a parameter of another shape or type than the config asks for."""
     want = expected[path]
     if leaf.shape != want.shape:
         raise StoreError(f"parameter {path} has shape {leaf.shape}, but the config asks for {want.shape}")
-    if leaf.dtype != want.dtype:
+    if str(leaf.dtype) != str(want.dtype):
         raise StoreError(f"parameter {path} is {leaf.dtype}, but the config asks for {want.dtype}")
 
 
@@ -130,11 +149,37 @@ def read_chat_template(path: Path) -> str | None:
     """The text of a chat_template.jinja, or None where there is no such file.
 
     Raises:
-      StoreError: when it is not a text in UTF-8.
+      StoreError: when it is not a text in UTF-8, or no template.
     """
     if not path.is_file():
         return None
+    from paradec_jax import chat  # here, because few folders have a template and Jinja takes long to import
+
     try:
-        return path.read_bytes().decode()
+        template = path.read_bytes().decode()
     except UnicodeDecodeError as error:
         raise StoreError(f"{path} is not a text in UTF-8 ({error})") from error
+    try:
+        chat.check(template)
+    except ValueError as error:
+        raise StoreError(f"{path}: {error}") from error
+    return template
+
+
+def read_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
+    """The tokenizer.json of a model with that vocabulary.
+
+    Raises:
+      StoreError: when it cannot be read, or has ids beyond the vocabulary.
+    """
+    tokenizer = stored(lambda: Tokenizer.from_file(path))
+    check_ids(tokenizer, vocab_size, str(path))
+    return tokenizer
+
+
+def check_ids(tokenizer: Tokenizer, vocab_size: int, name: str = "the tokenizer") -> None:
+    """Refuses a tokenizer that may give an id beyond the vocabulary. Raises StoreError."""
+    if tokenizer.vocab_size > vocab_size:
+        raise StoreError(
+            f"{name} has the token id {tokenizer.vocab_size - 1}, but the model's vocabulary ends at {vocab_size - 1}"
+        )

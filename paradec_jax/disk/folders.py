@@ -7,6 +7,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from paradec_jax.io import claimed, clear_leftovers
+
 
 class StoreError(ValueError):
     """A model folder that cannot be read or written."""
@@ -34,31 +36,41 @@ def refuse_existing(folder: str | os.PathLike[str], *, overwrite: bool = False) 
 def staged(folder: str | os.PathLike[str], *, overwrite: bool = False) -> Iterator[Path]:
     """A temporary sibling that becomes `folder` when the block ends well and vanishes when it does not.
 
+    What writers of the same folder left that were killed vanishes first.
+
     Raises:
       StoreError: as `refuse_existing`.
     """
     folder = Path(os.path.abspath(folder))
+    clear_leftovers(folder, r"[0-9a-f]{8}\.(tmp|old)")
     refuse_existing(folder, overwrite=overwrite)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
-    temporary.mkdir()
-    try:
-        yield temporary
-        _replace(folder, temporary)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+
+    def make() -> Path:
+        temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
+        temporary.mkdir()
+        return temporary
+
+    with claimed(make) as temporary:
+        try:
+            yield temporary
+            _replace(folder, temporary)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
 
 
 def _replace(folder: Path, temporary: Path) -> None:
-    if not folder.exists():
-        temporary.rename(folder)
-        return
+    """Puts `temporary` in the place of `folder`; an exception at any moment, a signal's too, leaves one of both."""
     retired = temporary.with_suffix(".old")
-    folder.rename(retired)
     try:
+        if folder.exists():
+            folder.rename(retired)
         temporary.rename(folder)
     except BaseException:
-        retired.rename(folder)
+        if retired.exists() and not folder.exists():
+            retired.rename(folder)
         raise
-    shutil.rmtree(retired)
+    finally:
+        if folder.exists():
+            shutil.rmtree(retired, ignore_errors=True)

@@ -7,14 +7,17 @@ mlp/gate_up        [D, 2, F]                                            ->  gate
 """
 
 import hashlib
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from paradec_jax.config import CausalConfig, ModelConfig
+from paradec_jax.disk.description import check_leaf, check_names
 from paradec_jax.disk.folders import StoreError
 
 # Path of a joined parameter: what it is split into, and along which axis.
@@ -64,34 +67,79 @@ def digest(leaf: np.ndarray) -> str:
 
 
 def read(
-    folder: Path, config: ModelConfig, recorded: Mapping[str, str], *, verify: bool = True
+    folder: Path,
+    config: ModelConfig,
+    recorded: Mapping[str, str],
+    expected: Mapping[str, Any],
+    *,
+    verify: bool = True,
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Parameters of a folder one after the other, compared with their recorded digests and then split.
+
+    Args:
+      folder: the model folder.
+      config: its config.
+      recorded: digests by the paths of format 1.
+      expected: shapes and types by today's paths.
+      verify: whether digests are compared.
 
     Raises:
       StoreError: when one is missing, damaged or misshapen.
     """
-    for path, leaf in _read_leaves(folder / "params", recorded):
+    check_names(expected, {name for path in recorded for name in names(path)})
+    sizes = {path: sum(math.prod(expected[name].shape) for name in names(path)) for path in recorded}
+    for path, leaf in _read_leaves(folder / "params", sizes):
         if verify and recorded[path] != digest(leaf):
             raise StoreError(f"parameter {path} differs from its digest in config.json")
-        yield from split(path, leaf, config)
+        for name, piece in split(path, leaf, config):
+            check_leaf(expected, name, piece)
+            yield name, piece
 
 
-def _read_leaves(directory: Path, paths: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Reads one parameter after the other, as NumPy arrays."""
+def _read_leaves(directory: Path, sizes: Mapping[str, int]) -> Iterator[tuple[str, np.ndarray]]:
+    """Reads one parameter of so many numbers after the other, as NumPy arrays."""
     # Here, because they take long and folders of today need neither.
     import orbax.checkpoint as ocp
     from etils import epath
 
+    where = epath.Path(os.path.abspath(directory))
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        for path in paths:
+        stored = _headers(where, directory)
+        for path, size in sizes.items():
+            _check_header(path, stored.get(path), size)
             arguments = ocp.args.PyTreeRestore(
                 item=unflatten_dict({path: 0}, sep="/"),
                 restore_args=unflatten_dict({path: ocp.RestoreArgs(restore_type=np.ndarray)}, sep="/"),
                 partial_restore=True,
             )
             try:
-                tree = checkpointer.restore(epath.Path(os.path.abspath(directory)), args=arguments)
+                tree = checkpointer.restore(where, args=arguments)
             except Exception as error:  # Orbax raises whatever its backends do
                 raise StoreError(f"parameter {path} is missing or damaged in {directory.name}/") from error
             yield path, flatten_dict(tree, sep="/")[path]
+
+
+def _headers(where: Any, directory: Path) -> dict[str, Any]:
+    """What the files say of each array: shapes, which Orbax would allocate without a second look."""
+    import orbax.checkpoint as ocp
+
+    handler = ocp.PyTreeCheckpointHandler()
+    try:
+        return flatten_dict(dict(handler.metadata(where).tree), sep="/")
+    except Exception as error:  # see above
+        raise StoreError(f"parameter files in {directory.name}/ are missing or damaged") from error
+    finally:
+        handler.close()
+
+
+def _check_header(path: str, header: Any, size: int) -> None:
+    """Refuses an array that would be larger in memory than the config says, whatever its files take."""
+    shape = getattr(header, "shape", None)
+    chunk = getattr(getattr(header, "storage", None), "chunk_shape", None) or ()
+    if shape is None:
+        raise StoreError(f"parameter {path} is missing or damaged in params/")
+    if math.prod(shape) != size or math.prod(chunk) > max(size, 1):
+        raise StoreError(
+            f"parameter {path} has shape {tuple(shape)} in pieces of {tuple(chunk)}, but the config asks for "
+            f"{size} numbers"
+        )

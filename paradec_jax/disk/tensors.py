@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes  # noqa: F401  (teaches NumPy, and so safetensors, the name "bfloat16")
 import numpy as np
@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from paradec_jax.disk.folders import StoreError
+from paradec_jax.io import read_object
 
 BLOCK = 16 * 2**20
 INDEX = ".safetensors.index.json"
@@ -26,6 +27,13 @@ class Lazy:
 
     nbytes: int
     make: Callable[[], np.ndarray]
+
+
+class Header(NamedTuple):
+    """Shape of an array, and its type by NumPy's name."""
+
+    shape: tuple[int, ...]
+    dtype: str
 
 
 def write_tensors(
@@ -71,6 +79,13 @@ def digests(array: np.ndarray) -> list[str]:
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     blocks = range(0, max(data.size, 1), BLOCK)
     return [hashlib.sha256(data[start : start + BLOCK].data).hexdigest() for start in blocks]
+
+
+def finite(array: np.ndarray) -> bool:
+    """Whether no number is NaN or infinite, looked at block by block."""
+    data = np.ascontiguousarray(array).reshape(-1)
+    step = BLOCK // data.itemsize
+    return all(np.isfinite(data[start : start + step]).all() for start in range(0, data.size, step))
 
 
 class TensorFiles:
@@ -127,10 +142,23 @@ class TensorFiles:
         kind = file.get_slice(stored).get_dtype()
         return DTYPES.get(kind, kind)
 
+    def header(self, name: str) -> "Header":
+        """Shape and type of a tensor, before any of it is read."""
+        return Header(self.shape(name), self.dtype(name))
+
     def read(self, name: str, rows: slice = slice(None)) -> np.ndarray:
-        """The tensor itself, or these rows of it."""
+        """The tensor itself, or these rows of it.
+
+        Raises:
+          StoreError: a type that NumPy does not know.
+        """
         file, stored = self._tensors[name]
-        return file.get_tensor(stored) if rows == slice(None) else file.get_slice(stored)[rows]
+        try:
+            return file.get_tensor(stored) if rows == slice(None) else file.get_slice(stored)[rows]
+        except (SafetensorError, AttributeError, TypeError, KeyError) as error:
+            raise StoreError(
+                f"tensor {name} is {self.dtype(name)}, which cannot be read ({error})"
+            ) from error
 
 
 def listed_in(index: Path) -> dict[Path, list[str]]:
@@ -140,10 +168,10 @@ def listed_in(index: Path) -> dict[Path, list[str]]:
       StoreError: when the index is no JSON, names no files, or one that is missing.
     """
     try:
-        content = json.loads(index.read_text(encoding="utf-8"))
+        weight_map = read_object(index).get("weight_map")
     except (ValueError, OSError) as error:
-        raise StoreError(f"{index} is missing or not valid JSON ({error})") from error
-    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+        reason = str(error).replace(f"{index} ", "it ")
+        raise StoreError(f"{index} is missing or not valid JSON: {reason}") from error
     if not isinstance(weight_map, dict) or not weight_map:
         raise StoreError(f"{index} has no weight_map")
     files: dict[Path, list[str]] = {}
@@ -165,7 +193,7 @@ def pickle_refused(path: Path) -> str:
 def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="numpy")
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         if not path.is_file():
             raise StoreError(f"{path} is missing") from error
         if _magic(path).startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04")):

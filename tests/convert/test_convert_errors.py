@@ -131,7 +131,7 @@ class TestErrors:
         vocabulary = {str(i): i for i in range(33)}
         backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="0"))
         backend.save(str(tmp_path / "large.json"))
-        assert "33 tokens, but the model has 32" in fails(
+        assert "the token id 32, but the model's vocabulary ends at 31" in fails(
             capsys, "import", source, "--tokenizer", str(tmp_path / "large.json")
         )
         assert "no tokenizer" in fails(capsys, "import", source, "--tokenizer", str(tmp_path / "none.json"))

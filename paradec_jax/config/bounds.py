@@ -1,0 +1,28 @@
+"""What the numbers of a config may be, whoever wrote it."""
+
+import numbers
+from typing import Any
+
+MOST = 2**31 - 1  # sizes and positions are int32 on devices
+MOST_RECURRENCES = 4096  # a call runs them one after the other
+SMALLEST, LARGEST = 1e-37, 1e37  # normal numbers of float32, in which the network computes
+
+
+def check_sizes(config: Any, *names: str, most: int = MOST) -> None:
+    """Refuses fields that are no whole numbers from 1 to `most`. Raises ValueError."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise ValueError(f"{name} must be a whole number, not {value!r}")
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
+        if value > most:
+            raise ValueError(f"{name} must be at most {most}, not {value}")
+
+
+def check_positive(config: Any, *names: str) -> None:
+    """Refuses fields that are not positive in float32: zero, below it, too large, NaN. Raises ValueError."""
+    for name in names:
+        value = getattr(config, name)
+        if not SMALLEST <= value <= LARGEST:  # false for NaN
+            raise ValueError(f"{name} must be a positive number of float32, not {value}")

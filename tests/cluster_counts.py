@@ -1,0 +1,57 @@
+"""A plugin of pytest for `make cluster`: one table of what tests count, and a JSON file with all of it.
+
+A test hands over a row with `record_property("cluster", {"part": ..., "what": ..., "cases": n, "held": m, ...})`:
+of `n` cases `m` came out as they must. Further entries of a row are its own. Rows of tests that fail are there too.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+OUT = Path(__file__).parents[1] / "experiments" / "systems" / "results" / "cluster.json"
+COLUMNS = ("part", "what", "cases", "held")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The file."""
+    parser.addoption("--counts", type=Path, default=OUT, help="where the counts go as JSON")
+
+
+def rows_of(reporter: Any) -> list[dict[str, Any]]:
+    """The rows of all tests, each with the outcome of its test."""
+    reports = [
+        report
+        for outcome in ("passed", "failed")
+        for report in reporter.stats.get(outcome, [])
+        if getattr(report, "when", None) == "call"
+    ]
+    rows = [
+        {**row, "test": report.nodeid, "passed": report.passed}
+        for report in reports
+        for name, row in report.user_properties
+        if name == "cluster"
+    ]
+    return sorted(rows, key=lambda row: (row["part"], row["what"]))
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Lines of a table in Markdown."""
+    lines = [f"| {' | '.join(COLUMNS)} | besides |", "|" + "---|" * (len(COLUMNS) + 1)]
+    for row in rows:
+        others = [f"{name} {row[name]}" for name in row if name not in (*COLUMNS, "test", "passed")]
+        lines.append(f"| {' | '.join(str(row[name]) for name in COLUMNS)} | {', '.join(others)} |")
+    return lines
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Prints the table and writes the file."""
+    rows = rows_of(terminalreporter)
+    if not rows:
+        return
+    from experiments.common.record import write_record
+
+    terminalreporter.section("counts")
+    for line in table(rows):
+        terminalreporter.line(line)
+    write_record(config.getoption("--counts"), {}, {"rows": rows})

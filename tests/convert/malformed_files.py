@@ -1,0 +1,386 @@
+"""Weights, tokenizers, checkpoints and recordings that are wrong: see `malformed_cases`."""
+
+import io
+import json
+import os
+import pickle
+import struct
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lightning_files import REBUILD, Storage, named_modules, pickled, tensor, write_checkpoint
+from malformed_changes import (
+    DEEP,
+    OWN,
+    SENTINEL,
+    WEIGHTS,
+    Case,
+    Change,
+    bytes_of,
+    cut,
+    flip,
+    splice,
+    tensors_of,
+    text_of,
+)
+from malformed_models import recording, tokenizer_fields
+from safetensors.numpy import load_file
+
+
+def cases(rng: np.random.Generator) -> Iterator[Case]:
+    """All that have to do with files other than JSON of configs."""
+    yield from _weights(rng)
+    yield from _tokenizers(rng)
+    yield from _checkpoints(rng)
+    yield from _recordings(rng)
+    yield from _former()
+
+
+def _weights(rng: np.random.Generator) -> Iterator[Case]:
+    """Tensors: files cut, flipped and spliced, values that are no numbers, headers that lie."""
+    files = (
+        ("import", "qwen2", WEIGHTS),
+        ("import", "huginn", WEIGHTS),
+        ("generate", "model", OWN),
+        ("check", "model", OWN),
+    )
+    for command, base, file in files:
+        for share in rng.uniform(0, 0.99, 4):
+            yield Case(f"{command} {base} weights cut at {share:.3f}", command, base, cut(file, share))
+        for length in (7, 2**40, 2**63):
+            header = struct.pack("<Q", length)
+            yield Case(
+                f"{command} {base} weights: header of {length}",
+                command,
+                base,
+                bytes_of(file, lambda content, header=header: content.__setitem__(slice(8), header)),
+            )
+    for command, base, file in files[2:]:
+        for place in rng.uniform(0, 1, 6):
+            mask = int(rng.integers(1, 256))
+            change = flip(file, place, mask)
+            yield Case(
+                f"{command} {base} weights: flip {mask} at {place:.4f}",
+                command,
+                base,
+                change,
+                sure=place > 0.5,
+            )
+        for place in rng.uniform(0, 1, 3):
+            yield Case(
+                f"{command} {base} weights: splice at {place:.4f}",
+                command,
+                base,
+                splice(file, place, 64),
+                sure=place > 0.6,
+            )
+    for place in rng.uniform(0.001, 0.15, 8):  # in the header
+        mask = int(rng.integers(1, 256))
+        name, change = f"import qwen2 weights: flip {mask} at {place:.4f}", flip(WEIGHTS, place, mask)
+        yield Case(name, "import", "qwen2", change, sure=False)
+    embedding = "model.embed_tokens.weight"
+    for value in (np.nan, np.inf, -np.inf):
+        yield _tensor(f"a number that is {value}", lambda t, v=value: t[embedding].__setitem__((3, 3), v))
+    yield _tensor("a missing tensor", lambda t: t.pop(embedding))
+    yield _tensor("another tensor", lambda t: t.update(more=t[embedding].copy()))
+    yield _tensor("a long name", lambda t: t.update({"x" * 100_000: t[embedding].copy()}))
+    yield _tensor("lines in a name", lambda t: t.update({"a\nb\x1b[31mc": t[embedding].copy()}))
+    yield _tensor("whole numbers", lambda t: t.update({embedding: t[embedding].astype(np.int32)}))
+    yield _tensor("a scalar", lambda t: t.update({embedding: np.array(1, np.float32)}))
+    yield _tensor("no numbers", lambda t: t.update({embedding: np.zeros((0, 16), np.float32)}))
+    yield _tensor(
+        "float64 beyond float32",
+        lambda t: t.update({embedding: np.full(t[embedding].shape, 1e300)}),
+        "--dtype",
+        "float32",
+    )
+    index = "model.safetensors.index.json"
+    maps: dict[str, Any] = {
+        "empty": {},
+        "a list": [],
+        "a path": {embedding: "../../x.safetensors"},
+        "a number": {embedding: 3},
+        "a missing shard": {embedding: "a.safetensors"},
+        "itself": {embedding: index},
+    }
+    for name, weight_map in maps.items():
+        yield Case(
+            f"index: {name}", "import", "qwen2", text_of(index, json.dumps({"weight_map": weight_map}))
+        )
+    yield Case("index: deep", "import", "qwen2", text_of(index, DEEP))
+    for name in ("pytorch_model.bin", "model.pt"):
+        yield Case(f"a pickle {name}", "import", "qwen2", _pickle_instead(name))
+
+
+def _tensor(name: str, change: Callable[[dict[str, np.ndarray]], Any], *options: str) -> Case:
+    return Case(f"tensors: {name}", "import", "qwen2", tensors_of(WEIGHTS, change), options=options)
+
+
+class _Runs:
+    """What a real unpickler would run."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {SENTINEL}",)
+
+
+def _pickle_instead(name: str) -> Change:
+    def apply(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        (folder / name).write_bytes(pickle.dumps(_Runs()))
+
+    return apply
+
+
+def _tokenizers(rng: np.random.Generator) -> Iterator[Case]:
+    """tokenizer.json."""
+
+    def split(pattern: str) -> dict[str, Any]:
+        rule = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        return {"pre_tokenizer": rule}
+
+    def padding(**changes: Any) -> dict[str, Any]:
+        fixed = {"strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": None}
+        return {"padding": fixed | {"pad_id": 0, "pad_type_id": 0, "pad_token": "a"} | changes}
+
+    def model(**fields: Any) -> dict[str, Any]:
+        return {"model": fields}
+
+    words = {f"w{i}": i for i in range(31)}
+    grow = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
+    changes: dict[str, dict[str, Any]] = {
+        "padding of 10^10": padding(strategy={"Fixed": 10**10}),
+        "padding to multiples of 10^12": padding(pad_to_multiple_of=10**12),
+        "an exponential pattern": split("(a+)+$"),
+        "a polynomial pattern": split("a*a*a*a*[bc]c"),
+        "a recursive pattern": split(r"(?<x>a\g<x>b)"),
+        "a pattern that is none": split("(a"),
+        "a pattern of 10^5 letters": split("a" * 10**5),
+        "pieces of length 0": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+        "replacements that grow": {"normalizer": {"type": "Sequence", "normalizers": [grow] * 6}},
+        "a broken character map": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////wAA"}},
+        "a lying character map": {
+            "normalizer": {"type": "Precompiled", "precompiled_charsmap": "BAAAAP////8A"}
+        },
+        "a character map of no base": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "*"}},
+        "merges without a product": model(type="BPE", vocab={"a": 0, "b": 1}, merges=[["a", "a"]]),
+        "merges of unknown tokens": model(type="BPE", vocab={"a": 0}, merges=[["a", "z"]]),
+        "an id of 32": model(type="WordLevel", vocab=words | {"z": 32}, unk_token="w0"),
+        "an id of 2^31": model(type="WordLevel", vocab=words | {"z": 2**31}, unk_token="w0"),
+        "an id of 2^40": model(type="WordLevel", vocab=words | {"z": 2**40}, unk_token="w0"),
+        "an id below 0": model(type="WordLevel", vocab=words | {"z": -1}, unk_token="w0"),
+        "long words": model(type="WordPiece", vocab=words, unk_token="w0", max_input_chars_per_word=10**9),
+        "no vocabulary": model(type="Unigram", unk_id=0, vocab=[]),
+        "an unknown id": model(type="Unigram", unk_id=99, vocab=[["a", 0.0]]),
+        "an unknown model": model(type="Oracle"),
+        "no model": {"model": None},
+        "an unknown normalizer": {"normalizer": {"type": "Compress"}},
+        "a template without its token": {
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "X", "type_id": 0}}],
+                "pair": [],
+                "special_tokens": {},
+            }
+        },
+        "added tokens as text": {"added_tokens": "none"},
+        "an added id beyond": {"added_tokens": [_added(10**6)]},
+        "truncation as a list": {"truncation": [1]},
+    }
+    for number, (name, fields) in enumerate(changes.items()):
+        text = json.dumps(tokenizer_fields() | fields)
+        for command, base in (("import", "qwen2"), ("generate", "model")):
+            if command == "import" or number % 2 == 0:
+                yield Case(f"{command} tokenizer: {name}", command, base, text_of("tokenizer.json", text))
+    texts = {"deep": DEEP, "deep rules": _deep_rules(), "nothing": "", "a list": "[]", "bytes": b"\xff\xfe"}
+    for name, content in texts.items():
+        yield Case(f"tokenizer: {name}", "import", "huginn", text_of("tokenizer.json", content))
+    for share in rng.uniform(0.02, 0.98, 6):
+        yield Case(f"tokenizer cut at {share:.3f}", "import", "qwen2", cut("tokenizer.json", share))
+    for place in rng.uniform(0, 1, 8):
+        mask = int(rng.integers(1, 256))
+        change = flip("tokenizer.json", place, mask)
+        yield Case(f"tokenizer: flip {mask} at {place:.4f}", "import", "qwen2", change, sure=False)
+
+
+def _added(token: int) -> dict[str, Any]:
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return {"id": token, "content": "<x>"} | dict.fromkeys(flags, False)
+
+
+def _deep_rules() -> str:
+    text = json.dumps(tokenizer_fields() | {"normalizer": "HERE"})
+    return text.replace('"HERE"', '{"type":"Sequence","normalizers":[' * 400 + "]}" * 400)
+
+
+def _checkpoints(rng: np.random.Generator) -> Iterator[Case]:
+    """Checkpoints of Lightning."""
+    file = "last.ckpt"
+
+    def yielded(name: str, change: Change, sure: bool = True) -> Case:
+        return Case(f"ckpt: {name}", "import", "ckpt", change, sure, source=file)
+
+    for share in rng.uniform(0, 0.99, 5):
+        yield yielded(f"cut at {share:.3f}", cut(file, share))
+    for place in rng.uniform(0, 1, 8):
+        mask = int(rng.integers(1, 256))
+        yield yielded(f"flip {mask} at {place:.4f}", flip(file, place, mask), sure=False)
+    yield yielded("a zip bomb", _zip_bomb)
+    yield yielded("compressed", _compressed)
+    yield yielded("no zip", text_of(file, b"\x80\x04\x95" + bytes(100)))
+    yield yielded("code alone", text_of(file, pickle.dumps(_Runs())))
+    trees: dict[str, Any] = {
+        "code as weights": {"state_dict": _Runs()},
+        "code among weights": {"state_dict": {"a": _Runs()}},
+        "a list": [1, 2],
+        "weights as text": {"state_dict": "x"},
+    }
+    for name, tree in trees.items():
+        yield yielded(name, lambda folder, tree=tree: write_checkpoint(folder / file, tree) and None)
+    yield yielded("rows without end from one number", _endless_rows)
+    yield yielded("a key that takes for ever", _endless_key)
+
+
+class _Endless:
+    """A tensor whose steps are zero: all its numbers are one."""
+
+    def __init__(self, *shape: int) -> None:
+        self.shape = shape
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return REBUILD, (Storage(np.ones(1, np.float32)), 0, self.shape, (0,) * len(self.shape), False, {})
+
+
+def _endless_rows(folder: Path) -> None:
+    """A vocabulary of 10^8 tokens that takes 12 bytes in the file."""
+    weights = load_file(folder / "plain.safetensors")
+    state: dict[str, Any] = OrderedDict((name, tensor(array)) for name, array in weights.items())
+    for name, array in weights.items():
+        if array.shape[:1] == (32,) and ("vocab_embed" in name or "output_layer.linear" in name):
+            state[name] = _Endless(10**8, *array.shape[1:])
+    write_checkpoint(folder / "last.ckpt", {"state_dict": state})
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(fields | {"vocab_size": 10**8}))
+
+
+def _endless_key(folder: Path) -> None:
+    """A pickle with a key of tuples that hold themselves twice, 2^60 in all."""
+    doubled = b")" + b"q\x00h\x00\x86" * 60  # put it into the memo, take it out, make a pair of both
+    write_checkpoint(folder / "last.ckpt", {}, data_pkl=b"\x80\x02}" + doubled + b"K\x01s.")
+
+
+def _zip_bomb(folder: Path) -> None:
+    with zipfile.ZipFile(folder / "last.ckpt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("last/data.pkl", bytes(2**26))
+
+
+def _compressed(folder: Path) -> None:
+    with named_modules():
+        data, _ = pickled({"state_dict": {}})
+    with zipfile.ZipFile(folder / "last.ckpt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("last/data.pkl", data)
+
+
+def _recordings(rng: np.random.Generator) -> Iterator[Case]:
+    """Recorded logits."""
+    file = "logits.npz"
+
+    def arrays(**changes: Any) -> Change:
+        return lambda folder: np.savez(folder / file, **recording(**changes))
+
+    changes = {
+        "no ids": arrays(input_ids=None),
+        "no logits": arrays(logits=None),
+        "ids as numbers": arrays(input_ids=np.ones((1, 3))),
+        "ids beyond": arrays(input_ids=np.array([[1, 2, 32]])),
+        "ids below": arrays(input_ids=np.array([[1, 2, -1]])),
+        "no rows": arrays(input_ids=np.zeros((0, 3), int), logits=np.zeros((0, 3, 32))),
+        "a row too long": arrays(input_ids=np.ones((1, 129), int), logits=np.zeros((1, 129, 32))),
+        "logits of another shape": arrays(logits=np.zeros((1, 3, 31))),
+        "logits as texts": arrays(logits=np.full((1, 3, 32), "x")),
+        "logits that are complex": arrays(logits=np.zeros((1, 3, 32), complex)),
+        "objects": lambda folder: np.savez(
+            folder / file, input_ids=np.array([_Runs()], dtype=object), logits=np.zeros((1, 3, 32))
+        ),
+        "one array": text_of(file, _npy()),
+        "a bomb": _recorded_bomb,
+        "a header that lies": lambda folder: _header(folder, "(10000000000, 10000)"),
+        "a header that is no Python": lambda folder: _header(folder, "((((" * 500),
+        "a header with code": lambda folder: _header(folder, f"__import__('os').system('touch {SENTINEL}')"),
+    }
+    for name, change in changes.items():
+        yield Case(f"recording: {name}", "check", "recording", change, source=file)
+    for share in rng.uniform(0, 0.99, 4):
+        yield Case(f"recording cut at {share:.3f}", "check", "recording", cut(file, share), source=file)
+
+
+def _npy() -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, np.zeros(3))
+    return buffer.getvalue()
+
+
+def _recorded_bomb(folder: Path) -> None:
+    with (
+        zipfile.ZipFile(folder / "logits.npz", "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("input_ids.npy", "w", force_zip64=True) as file,
+    ):
+        for _ in range(40):
+            file.write(bytes(2**24))
+
+
+def _header(folder: Path, shape: str) -> None:
+    text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    with zipfile.ZipFile(folder / "logits.npz", "w") as archive:
+        archive.writestr("input_ids.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
+
+
+def _former() -> Iterator[Case]:
+    """Folders of format 1: arrays that lie about their size, and files that are damaged."""
+    for name, change in (
+        ("a shape of 10^12", {"shape": [10**6, 10**6]}),
+        ("pieces of 10^12", {"chunks": [10**6, 10**6]}),
+        ("no shape", {"shape": None}),
+    ):
+        yield Case(f"former: {name}", "generate", "former", _array_of(change))
+    yield Case("former: a zip bomb in params", "generate", "former", _chunk_bomb)
+    for file in ("_METADATA", "manifest.ocdbt"):
+        where = f"params/{file}"
+        yield Case(
+            f"former: no {file}", "generate", "former", lambda folder, file=where: (folder / file).unlink()
+        )
+        yield Case(f"former: deep {file}", "generate", "former", text_of(where, DEEP))
+
+
+def _array_of(change: dict[str, Any]) -> Change:
+    """Changes what the files say of the array `embedding`."""
+
+    def apply(folder: Path) -> None:
+        files = _key_values(folder)
+        described = json.loads(files.read("embedding/.zarray").result().value) | change
+        files.write("embedding/.zarray", json.dumps(described).encode()).result()
+
+    return apply
+
+
+def _chunk_bomb(folder: Path) -> None:
+    """Puts a piece of 2^29 zeros, 16 KB as written, in the place of one of the array's."""
+    import tensorstore as ts
+
+    size = 2**29
+    metadata = {"dtype": "|u1", "shape": [size], "chunks": [size], "compressor": {"id": "zstd", "level": 1}}
+    large = ts.open(
+        {"driver": "zarr", "kvstore": "memory://bomb/", "metadata": metadata | {"fill_value": 1}}, create=True
+    ).result()
+    large.write(np.zeros(size, np.uint8)).result()
+    _key_values(folder).write("embedding/0.0", large.kvstore.read("0").result().value).result()
+
+
+def _key_values(folder: Path) -> Any:
+    import tensorstore as ts
+
+    base = {"driver": "file", "path": f"{folder / 'params'}/"}
+    return ts.KvStore.open({"driver": "ocdbt", "base": base}).result()
