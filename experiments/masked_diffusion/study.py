@@ -52,6 +52,7 @@ class Options:
       steps: of the samplers.
       frontier: steps of the teacher's curves, and of the students all but the most.
       temperatures: of the teacher's curves and of the rival's.
+      most_temperatures: of the teacher's curve of most steps, which takes longest; `temperatures` when None.
       samples: texts of a row.
       length: tokens of a text; as long as the teacher when None.
       rows: texts drawn together.
@@ -71,6 +72,7 @@ class Options:
     steps: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
     frontier: tuple[int, ...] = (4, 8, 16, 64)
     temperatures: tuple[float, ...] = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7)
+    most_temperatures: tuple[float, ...] | None = None
     samples: int = 512
     length: int | None = None
     rows: int = 64
@@ -82,6 +84,11 @@ class Options:
     def __post_init__(self) -> None:
         if not self.steps or not self.frontier or not self.temperatures:
             raise ValueError("steps, frontier and temperatures need at least one number each")
+
+    def of_curve(self, steps: int) -> tuple[float, ...]:
+        """Temperatures of the teacher's curve of these steps."""
+        longest = steps == max(self.frontier)
+        return (self.most_temperatures or self.temperatures) if longest else self.temperatures
 
     @property
     def first(self) -> str:
@@ -215,7 +222,7 @@ def of_frontier(options: Options) -> list[Line]:
     lines = [
         Line(f"teacher, {steps} steps", options.first, masked(steps, temperature=temperature))
         for steps in options.frontier
-        for temperature in options.temperatures
+        for temperature in options.of_curve(steps)
     ]
     fewer = [steps for steps in options.frontier if steps < max(options.frontier)]
     for name, place in rounds_of(options):

@@ -76,7 +76,9 @@ def test_lengths_are_chosen_row_by_row_and_each_call_reads_what_a_whole_text_sho
                 continue
             mask = jnp.asarray(np.arange(SIZE) < ends[:, None])
             whole = hidden_of(network, params, tokens[step - 1][row : row + 1, :SIZE], mask)
-            np.testing.assert_allclose(whole[0, start:end], info.hidden[step, row, : end - start], atol=2e-5)
+            # Rounding alone, of numbers to 7 in a network of gain 3; another visibility differs in the first digit.
+            read = info.hidden[step, row, : end - start]
+            np.testing.assert_allclose(whole[0, start:end], read, rtol=0, atol=1e-4)
             ends[end:] = SIZE
 
 

@@ -48,10 +48,9 @@ def base(rule: str = "static", **knobs: Any) -> Any:
 
 
 def totals(result: Any) -> list[tuple[int, ...]]:
-    """Calls, positions and the head's calls of each row."""
-    return list(
-        zip(*(result.counts[n].tolist() for n in ("network_calls", "positions", "head_calls")), strict=True)
-    )
+    """Calls, positions and, where one runs, the head's calls of each row."""
+    names = [name for name in ("network_calls", "positions", "head_calls") if name in result.counts]
+    return list(zip(*(result.counts[name].tolist() for name in names), strict=True))
 
 
 RIGHT, LIAR = StubHead(STUB), StubHead(STUB, "liar")
@@ -194,8 +193,8 @@ def test_a_veto_leaves_masked_what_the_head_doubts(judge):
     )
     assert doubting.completions() == plain.completions(), "the head reveals nothing itself"
     calls = np.asarray(doubting.network_calls)
-    if judge == "confidence":  # with all revealed each looks alike, so the leftmost one stays
-        assert calls.tolist() == base("static").network_calls.tolist()
+    if judge == "confidence":  # one proposal of a step stays, no matter which
+        assert (calls >= np.asarray(base("static").network_calls)).all()
     assert (calls > np.asarray(plain.network_calls)).any()
     assert (doubting.counts["head_calls"] > 0).all()
 

@@ -17,6 +17,8 @@ from paradec_jax import facts
 OTHERWISE = {
     "common/command.py": {"atomic_write_text"},  # whose folder it is
     "masked_diffusion/held_out.py": {"atomic_write_text"},  # beside a trained model
+    "block_diffusion/grounds.py": {"atomic_write_text"},  # likewise
+    "block_diffusion/train_head.py": {"atomic_write_text"},  # likewise
     "recurrent_depth/learn_sampler.py": {"atomic_write_text"},
     "common/runner.py": {"write_csv"},
     "common/record.py": {"write_table"},

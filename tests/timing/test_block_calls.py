@@ -84,7 +84,7 @@ def test_a_loop_is_as_long_as_a_timing_needs(monkeypatch):
 def test_what_cannot_be_timed_is_refused():
     for wrong in ({"passes": 0}, {"context": 124}):
         with pytest.raises(ValueError, match="need a pass and room for two blocks"):
-            block_calls.block_calls(tiny_blocks(), tiny_head(), {}, Limits(1, 1, 1, 1), **wrong)
+            block_calls.block_calls(tiny_blocks(), tiny_head(), {}, Limits(1.0, 1.0, 1.0, 1.0), **wrong)
 
 
 @pytest.mark.slow
