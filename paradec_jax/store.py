@@ -42,7 +42,7 @@ from paradec_jax.disk.description import (
     read_tokenizer,
     sha256,
 )
-from paradec_jax.disk.folders import StoreError, refuse_existing, staged
+from paradec_jax.disk.folders import StoreError, names_of, refuse_existing, staged
 from paradec_jax.disk.tensors import INDEX, Lazy, TensorFiles, digests, finite, listed_in, write_tensors
 from paradec_jax.families import FAMILIES, RESIDUAL_HEAD, Shape, family_named, network_of, parameter_shapes
 from paradec_jax.io import one_sentence
@@ -55,6 +55,7 @@ __all__ = [
     "fingerprint",
     "load",
     "locate",
+    "names_of",
     "refuse_existing",
     "save",
     "staged",
@@ -274,11 +275,9 @@ class _Reader:
 
     def cast(self, config: Any) -> Any:
         """The config of what was read."""
-        return (
-            config
-            if self.dtype is None
-            else dataclasses.replace(config, dtype=self.dtype, param_dtype=self.dtype)
-        )
+        if self.dtype is None:
+            return config
+        return dataclasses.replace(config, dtype=self.dtype, param_dtype=self.dtype)
 
 
 def _read_head(

@@ -18,13 +18,13 @@ import numpy as np
 import tyro
 
 from experiments.common.record import write_record
-from experiments.jacobi.study import jacobi, multiblock, names_of
+from experiments.jacobi.study import jacobi, multiblock
 from paradec_jax import AutoRegressive, Model, facts, load, make_request, run
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.decode import Request
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import word_problems
-from paradec_jax.store import fingerprint
+from paradec_jax.store import fingerprint, names_of
 
 
 @dataclasses.dataclass(frozen=True)

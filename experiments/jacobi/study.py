@@ -30,16 +30,6 @@ def multiblock(
     return Setting("multiblock", decoder, Jacobi.Knobs(spawn=spawn))
 
 
-def names_of(models: Sequence[str]) -> list[str]:
-    """Short names that differ: of a folder .../RUN/round-N/model the run and the round, else the last part."""
-    found = []
-    for model in models:
-        parts = Path(model).parts
-        generic = len(parts) >= 3 and parts[-1] == "model"
-        found.append("/".join(parts[-3:-1]) if generic else parts[-1])
-    return found if len(set(found)) == len(found) else list(models)
-
-
 def table() -> list[Setting]:
     """The rows of tables 1 and 2 at two block sizes, ours, and what needs no training."""
     return [

@@ -14,9 +14,9 @@ def check_sizes(config: Any, *names: str, most: int = MOST) -> None:
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise ValueError(f"{name} must be a whole number, not {value!r}")
-        if value < 1:
+        if int(value) < 1:
             raise ValueError(f"{name} must be at least 1, not {value}")
-        if value > most:
+        if int(value) > most:
             raise ValueError(f"{name} must be at most {most}, not {value}")
 
 

@@ -1,10 +1,10 @@
-"""Folders that appear whole or not at all."""
+"""Folders that appear whole or not at all, and short names of them."""
 
 import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paradec_jax.io import claimed, clear_leftovers
@@ -74,3 +74,13 @@ def _replace(folder: Path, temporary: Path) -> None:
     finally:
         if folder.exists():
             shutil.rmtree(retired, ignore_errors=True)
+
+
+def names_of(models: Sequence[str]) -> list[str]:
+    """Short names that differ: of a folder .../RUN/round-N/model the run and the round, else the last part."""
+    found = []
+    for model in models:
+        parts = Path(model).parts
+        generic = len(parts) >= 3 and parts[-1] == "model"
+        found.append("/".join(parts[-3:-1]) if generic else parts[-1])
+    return found if len(set(found)) == len(found) else list(models)
