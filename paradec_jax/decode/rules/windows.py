@@ -28,13 +28,18 @@ def pad_slots(x: Shaped[Array, "B w *rest"], width: int) -> Shaped[Array, "B W *
 
 
 def put(
-    rows: Shaped[Array, "B S"], new: Shaped[Array, "B W"], at: Int[Array, "B"], where: Bool[Array, "B W"]
-) -> Shaped[Array, "B S"]:
+    rows: Shaped[Array, "B S *rest"],
+    new: Shaped[Array, "B W *rest"],
+    at: Int[Array, "B"],
+    where: Bool[Array, "B W"],
+) -> Shaped[Array, "B S *rest"]:
     """`rows` with `new[i]` at position `at + i` where `where[i]`; only the window is touched."""
 
     def of_row(row: Array, new: Array, at: Array, where: Array) -> Array:
-        old = lax.dynamic_slice(row, (at,), new.shape)
-        return lax.dynamic_update_slice(row, jnp.where(where, new, old), (at,))
+        start = (at, *(0,) * (row.ndim - 1))
+        old = lax.dynamic_slice(row, start, new.shape)
+        kept = where.reshape(-1, *(1,) * (row.ndim - 1))
+        return lax.dynamic_update_slice(row, jnp.where(kept, new, old).astype(row.dtype), start)
 
     return jax.vmap(of_row)(rows, new, at, where)
 
