@@ -1,7 +1,7 @@
 """Block diffusion (SDAR, arXiv 2510.06303): block after block, the positions of a block revealed over a few calls."""
 
 import dataclasses
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, TypeVar
 
 import jax
 from jaxtyping import Array, Bool, Float, Int
@@ -19,6 +19,8 @@ from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.decode.rules.windows import window
+
+AnyDenoised = TypeVar("AnyDenoised", bound="Denoised")
 
 
 @jax.tree_util.register_dataclass
@@ -47,7 +49,7 @@ class Denoised:
     hidden: Float[Array, "B W D"]
 
     @classmethod
-    def of(cls, call: BlockCall, choice: Choice, **more: Any) -> Self:
+    def of(cls: type[AnyDenoised], call: BlockCall, choice: Choice, **more: Any) -> AnyDenoised:
         """What a call and the rule's choice say of themselves; `more` are the fields of a subclass."""
         return cls(
             at=call.start,
