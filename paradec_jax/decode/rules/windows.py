@@ -36,10 +36,9 @@ def put(
     """`rows` with `new[i]` at position `at + i` where `where[i]`; only the window is touched."""
 
     def of_row(row: Array, new: Array, at: Array, where: Array) -> Array:
-        start = (at, *(0,) * (row.ndim - 1))
-        old = lax.dynamic_slice(row, start, new.shape)
-        kept = where.reshape(-1, *(1,) * (row.ndim - 1))
-        return lax.dynamic_update_slice(row, jnp.where(kept, new, old).astype(row.dtype), start)
+        old = lax.dynamic_slice_in_dim(row, at, len(new))
+        kept = jnp.where(where.reshape(-1, *(1,) * (row.ndim - 1)), new, old)
+        return lax.dynamic_update_slice_in_dim(row, kept.astype(row.dtype), at, 0)
 
     return jax.vmap(of_row)(rows, new, at, where)
 
