@@ -177,14 +177,17 @@ def lines_of(study: Study, shop: Shop) -> list[Line]:
     return list({line.label: line for line in study(shop)}.values())
 
 
-def draw(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Right answers against tokens a network call, a line a name."""
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Right answers, or lawful blocks of a chain, against tokens a network call, a line a name."""
     lines: dict[str, list[tuple[float, float, Sequence[float]]]] = {}
+    chain = all("block_share" in row for row in rows)
     for row in sorted(rows, key=lambda row: row["tokens_per_network_call"]):
-        ends = [100 * end for end in row["interval"]]
-        point = row["tokens_per_network_call"], 100 * row["exact"] / row["problems"], ends
+        share = row["block_share"] if chain else row["exact"] / row["problems"]
+        ends = [100 * end for end in row["block_share_interval" if chain else "interval"]]
+        point = row["tokens_per_network_call"], 100 * share, ends
         lines.setdefault(f"{row['line']}, {row['decoder']}", []).append(point)
-    draw_panels({f"{title}: right (%)": lines}, path, x="tokens / network call", log_x=False)
+    what = "lawful blocks (%)" if chain else "right (%)"
+    draw_panels({what: lines}, path, x="tokens / network call", log_x=False)
 
 
 def told(row: Row) -> str:
@@ -226,7 +229,7 @@ def run(name: str, rows: Rows, shop: Shop) -> list[Row]:
         options.folder / f"{stem}.json", shown, {"title": title, "rows": table}, dtypes=dtypes, lines=flat
     )
     try:
-        draw(found, options.folder.parent / "figures" / f"{stem}.png", title)
+        draw(found, options.folder.parent / "figures" / f"{stem}.png")
     except ImportError:
         print("no picture: matplotlib is missing (pip install -e '.[eval]')", file=sys.stderr)
     print(f"{title}: {len(found)} rows of {found[0]['problems']} problems")
