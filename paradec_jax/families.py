@@ -53,7 +53,7 @@ class TextTable:
       tempered: further rows of the first model alone.
       rival: how a model of another family, which predicts the next token, draws texts beside them.
       judge: bundled model that judges the texts; None where there is none.
-      rivals: bundled models of another family.
+      rivals: models of another family, drawn where they lie beside the package; a checkout has them.
     """
 
     settings: tuple[Setting, ...]
@@ -237,6 +237,7 @@ MASKED_DIFFUSION = Family(
         ),
         rival=Setting("autoregressive", AutoRegressive(), AutoRegressive.Knobs(temperature=1.0)),
         judge="tiny-judge",
+        rivals=("tiny-rival",),
     ),
 )
 

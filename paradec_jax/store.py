@@ -69,7 +69,13 @@ MAX_SHARD_BYTES = 5 * 10**9
 CHAT_TEMPLATE = "chat_template.jinja"
 ASSETS = Path(__file__).parent / "assets"
 CHECKOUT = Path(__file__).parents[1] / "experiments"  # a folder a paper, some with `assets`
-ONLY_IN_CHECKOUT = ("tiny-recurrent", "tiny-recurrent-exponential", "tiny-pointers", "wide-pointers")
+ONLY_IN_CHECKOUT = (
+    "tiny-recurrent",
+    "tiny-recurrent-exponential",
+    "tiny-pointers",
+    "wide-pointers",
+    "tiny-rival",
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -338,6 +344,11 @@ def locate(folder: str | os.PathLike[str]) -> Path:
             )
     found = ", ".join(sorted(bundled.name for bundled in _bundled())) or "none"
     raise StoreError(f"there is no model folder {path}, and no bundled model of that name (bundled: {found})")
+
+
+def is_bundled(name: str) -> bool:
+    """Whether a bundled model of this name is here; a wheel has fewer than a checkout."""
+    return any(path.name == name for path in _bundled())
 
 
 def _bundled() -> list[Path]:

@@ -28,6 +28,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from experiments.benchmarks.decoding import Decoding
 from paradec_jax import __version__, chat, facts, store
+from paradec_jax.cli.output import console_of
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.decode.released import ReleasedWavefront
 from paradec_jax.evaluate import execution, wilson
@@ -334,9 +335,7 @@ def print_table(
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; user errors are one sentence on standard error and exit code 1."""
     options = tyro.cli(tyro.conf.OmitArgPrefixes[Options], args=argv, prog="evaluate")
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=140)
+    console = console_of(140)
     try:
         evaluate(options, console)
     except KeyboardInterrupt:

@@ -14,6 +14,7 @@ from typing import Any
 
 import tyro
 
+from experiments.common.candidates import best_of
 from experiments.common.command import run
 from experiments.common.record import write_record
 from paradec_jax import BlockDenoising, ElasticDenoising, Model, facts, load
@@ -96,12 +97,8 @@ def measure(
 
 def chosen(named: Rows, rows: Sequence[dict[str, Any]], call_price: float) -> list[Setting]:
     """Of each group the setting of greatest utility."""
-    best: dict[str, tuple[float, Setting]] = {}
-    for (group, setting), row in zip(named, rows, strict=True):
-        utility = row["exact"] / row["problems"] - call_price * row["network_calls_per_token"]
-        if group not in best or utility > best[group][0]:
-            best[group] = utility, setting
-    return [setting for _, setting in best.values()]
+    best = best_of([group for group, _ in named], rows, call_price)
+    return [named[i][1] for i, _ in best.values()]
 
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:

@@ -23,21 +23,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import tyro
-from rich.progress import track
 
+from experiments.common.candidates import GRADIENT, Contest, descend, listed, optimizer_of
 from experiments.common.command import run as run_command
-from experiments.common.pool import Pool, batch_of, draw_pool
+from experiments.common.pool import Pool, draw_pool
 from experiments.common.record import write_record
-from paradec_jax import BlockDenoising, Model, SoftBlock, facts, load, rollout, run
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax import BlockDenoising, Model, SoftBlock, facts, load, rollout
 from paradec_jax.decode.rules.sampling import log_probability
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.decode.rules.windows import put, window
-from paradec_jax.evaluate import compare, exact_answers, paired, wilson, word_problems
+from paradec_jax.evaluate import paired, wilson
 
-GRADIENT = 4  # forward passes that a gradient through a checkpointed rollout costs
 SDAR = 0.9  # the threshold of the released evaluation
 LEAST = 0.2  # a random threshold is at least this
 METHODS = ("learned", "random search", "one by hand")
@@ -150,96 +147,39 @@ def learn(model: Model, pool: Pool, options: Options) -> dict[str, Any]:
     Returns:
       The history, `candidates` on the way (the last one among them), and the cost.
     """
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(options.learning_rate))
     count = model.network.block if options.thresholds is None else options.thresholds
-    theta: Any = jnp.full(count, np.log(SDAR / (1 - SDAR)), jnp.float32)
-    adam = optimizer.init(theta)
-    value_and_grad = jax.jit(jax.value_and_grad(make_loss(model, pool, options), has_aux=True))
-    marks = set(np.linspace(0, options.updates, options.candidates + 1, dtype=int)[1:].tolist())
+    theta = jnp.full(count, np.log(SDAR / (1 - SDAR)), jnp.float32)
     history: list[dict[str, Any]] = []
     candidates: list[list[float]] = []
-    for i in track(range(options.updates), "learning"):
-        rows = np.random.default_rng([options.seed, i]).choice(options.pool, options.rows, replace=False)
-        batch = batch_of(model, pool, options.seed, rows)
-        (value, parts), gradient = value_and_grad(theta, model.params, batch)
-        entry = {"loss": float(value), "gradient": np.asarray(gradient, np.float64).tolist()}
-        if not np.isfinite([entry["loss"], *entry["gradient"]]).all():
-            raise SystemExit(f"update {i}: the loss or its gradient is not finite: {entry}")
-        history.append(entry | {name: float(x) for name, x in parts.items()})
-        changes, adam = optimizer.update(gradient, adam, theta)
-        theta = optax.apply_updates(theta, changes)
-        if i + 1 in marks:
-            candidates.append(np.asarray(jax.nn.sigmoid(theta), np.float64).tolist())
+    for update in descend(
+        make_loss(model, pool, options),
+        model,
+        pool,
+        theta,
+        optimizer_of(options.learning_rate).init(theta),
+        learning_rate=options.learning_rate,
+        rows=options.rows,
+        updates=options.updates,
+        candidates=options.candidates,
+        seed=options.seed,
+    ):
+        history.append(update.entry)
+        if update.marked:
+            candidates.append(listed(jax.nn.sigmoid(update.theta)))
     positions = pool.prompts.shape[1] + options.calls * 2 * model.network.block
     cost = options.updates * options.rows * GRADIENT * positions
     return {"history": history, "candidates": candidates, "cost": cost}
 
 
-def search(model: Model, pool: Pool, options: Options, budget: float, count: int) -> dict[str, Any]:
-    """Random thresholds, constant or, as often, one for each step, tried on training problems until it is spent."""
-    assert model.tokenizer is not None
-    decoder = dataclasses.replace(sampler(), greedy=True)
-    decoder = decoder.bind(model.network, pool.texts.shape[1], model.token_spec)
-    params = decoder.prepare(model.params)
-    generator = np.random.default_rng([options.seed, 1])
-    rows_of_trial = min(options.trial_rows, options.pool)
-    trials: list[dict[str, Any]] = []
-    cost = 0.0
-    while cost < budget:
-        rows = generator.choice(options.pool, rows_of_trial, replace=False)
-        drawn = generator.uniform(LEAST, 1.0, 1 if generator.random() < 0.5 else count)
-        thresholds = np.broadcast_to(drawn, count).tolist()
-        request = batch_of(model, pool, options.seed, rows)["request"]
-        decoded = run(decoder, params, request, knobs_of(thresholds))
-        texts = [model.tokenizer.decode(ids, skip_special=True) for ids in decoded.completions()]
-        exact = exact_answers([pool.problems[i] for i in rows], texts)
-        calls, tokens = int(decoded.network_calls.sum()), int(decoded.generated.sum())
-        found = utility(float(exact.mean()), calls / tokens, options)
-        trials.append({"thresholds": thresholds, "utility": found, "exact": int(exact.sum())})
-        cost += int(decoded.positions.sum())
-    best = sorted(trials, key=lambda trial: -trial["utility"])[: options.candidates]
-    return {"trials": len(trials), "cost": cost, "candidates": [trial["thresholds"] for trial in best]}
-
-
-def utility(exact: float, calls_per_token: float, options: Options) -> float:
-    """What candidates are chosen by."""
-    return exact - options.call_price * calls_per_token
-
-
-def sampler() -> BlockDenoising:
-    """The decoder that everything is measured in."""
-    return BlockDenoising(rule="dynamic")
+def draw_thresholds(generator: np.random.Generator, count: int) -> list[float]:
+    """Random thresholds: one for all steps or, as often, one for each."""
+    drawn = generator.uniform(LEAST, 1.0, 1 if generator.random() < 0.5 else count)
+    return np.broadcast_to(drawn, count).tolist()
 
 
 def knobs_of(thresholds: Sequence[float]) -> Any:
-    """Thresholds as the decoder's knobs."""
+    """Thresholds as the discrete decoder's knobs."""
     return BlockDenoising.Knobs(threshold=np.asarray(thresholds, np.float32))
-
-
-def measure(
-    model: Model, options: Options, named: Sequence[tuple[str, list[float]]], split: str, count: int
-) -> tuple[list[dict[str, Any]], np.ndarray]:
-    """Rows of the decoder with each of these thresholds, all compared with the first, and what was right."""
-    seed = options.seed + (split == "test")
-    problems = word_problems(count, seed=seed, steps=options.problem_steps, split=split)
-    settings = [
-        Setting(name, sampler(), knobs_of(thresholds), baseline=i == 0)
-        for i, (name, thresholds) in enumerate(named)
-    ]
-    result = compare(model, problems, settings, seed=seed, timed=0)
-    return result.rows, result.exact
-
-
-def choose(model: Model, options: Options, of: dict[str, list[list[float]]]) -> dict[str, Any]:
-    """The candidate of each method with the greatest utility on the tuning problems."""
-    named = [(method, thresholds) for method, found in of.items() for thresholds in found]
-    rows, _ = measure(model, options, named, "tune", options.tuning)
-    chosen: dict[str, Any] = {}
-    for (method, thresholds), row in zip(named, rows, strict=True):
-        found = utility(row["exact"] / row["problems"], row["network_calls_per_token"], options)
-        if method not in chosen or found > chosen[method]["utility"]:
-            chosen[method] = {"utility": found, "thresholds": thresholds}
-    return chosen
 
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
@@ -250,17 +190,28 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     pool = draw_pool(model, options.pool, options.seed, options.problem_steps)
     learned = learn(model, pool, options)
     count = len(learned["candidates"][0])
-    found = search(model, pool, options, learned["cost"], count)
+    contest = Contest(
+        model, BlockDenoising(rule="dynamic"), knobs_of, options.problem_steps, options.call_price
+    )
+    found = contest.search(
+        pool,
+        lambda generator: draw_thresholds(generator, count),
+        lambda decoded: int(decoded.positions.sum()),
+        budget=learned["cost"],
+        rows=options.trial_rows,
+        kept=options.candidates,
+        seed=options.seed,
+    )
     print(
         f"random search: {found['trials']} trials, cost {found['cost']:.2e} (learner {learned['cost']:.2e})"
     )
     by_hand = [[x] * count for x in (*options.hand, SDAR)]
     candidates = (learned["candidates"], found["candidates"], by_hand)
-    chosen = choose(model, options, dict(zip(METHODS, candidates, strict=True)))
+    chosen = contest.choose(dict(zip(METHODS, candidates, strict=True)), options.tuning, options.seed)
 
     final = [("hand-set (SDAR)", [SDAR] * count)]
-    final += [(method, chosen[method]["thresholds"]) for method in METHODS]
-    rows, exact = measure(model, options, final, "test", options.problems)
+    final += [(method, chosen[method][1]) for method in METHODS]
+    rows, exact = contest.measure(final, "test", options.problems, options.seed + 1)
     for (_, thresholds), row in zip(final, rows, strict=True):
         print(table_line(row, thresholds))
     differences = {method: paired(exact[1], exact[1 + METHODS.index(method)]) for method in METHODS[1:]}
@@ -270,7 +221,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     result = {
         "learner": learned,
         "random_search": found,
-        "chosen": chosen,
+        "chosen": {method: {"utility": x, "thresholds": best} for method, (x, best) in chosen.items()},
         "rows": rows,
         "learned_less": {method: rival._asdict() for method, rival in differences.items()},
     }

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from experiments.block_diffusion.problems import Problems
-from experiments.common.record import write_record
+from experiments.common.record import rows_begun, write_record
 from paradec_jax import BlockDenoising, Model, load, store
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import compare
@@ -92,7 +92,7 @@ class Rows:
           ValueError: a file of other options, or of something else.
         """
         self.path, self.problems, self.kept, self.dtype = path, problems, kept, dtype
-        self.rows = _read(path, kept)
+        self.rows: dict[str, Row] = rows_begun(path, kept) or {}
         self._models: dict[str, Loaded] = {}
 
     def of(self, lines: Sequence[Line]) -> list[Row]:
@@ -259,17 +259,3 @@ def _against(name: str, row: Row, other: Row | None) -> Row:
         f"{name}_fewer_calls_interval": ends(ratio(of_rival, calls)),
         f"{name}_equal_texts": float(np.mean([a == b for a, b in zip(*pieces, strict=True)])),
     }
-
-
-def _read(path: Path, kept: dict[str, Any]) -> dict[str, Row]:
-    """Rows by key of a file that was begun with the same options; none where there is no file."""
-    if not path.exists():
-        return {}
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-        before, rows = table["options"], table["rows"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no file of rows ({error}): name another folder") from None
-    if differing := [name for name in {**before, **kept} if before.get(name) != kept.get(name)]:
-        raise ValueError(f"{path} was made with other {', '.join(differing)}: name another folder")
-    return rows

@@ -8,7 +8,6 @@ and batch. Finished rows are kept, so that a run that was stopped goes on.
 
 import dataclasses
 import itertools
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ import tyro
 
 from experiments.block_diffusion.problems import Asked
 from experiments.common.command import run as run_command
-from experiments.common.record import write_record
+from experiments.common.record import rows_begun, write_record
 from paradec_jax import BlockDenoising, Model, ResidualSpeculative, facts, load, run, store
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.compare import Prompts, case_of, prompts_of, with_parameters
@@ -55,7 +54,7 @@ class Options:
     out: Path = Path("experiments/block_diffusion/results/lossless.json")
 
     def __post_init__(self) -> None:
-        if min(*self.batches, self.count) < 1:
+        if min(self.batches, default=0) < 1 or self.count < 1:
             raise ValueError(f"batches and count must be at least 1, not {self.batches}, {self.count}")
 
 
@@ -118,16 +117,10 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     if model.family != "block_diffusion" or model.head is None:
         raise SystemExit(f"{options.model} has no residual head beside a model of block diffusion")
     kept = dataclasses.asdict(options) | {
-        "out": options.out.name,
         "model": store.names_of([options.model])[0],
+        "model_sha256": store.fingerprint(options.model),
     }
-    kept = json.loads(json.dumps(kept | {"model_sha256": store.fingerprint(options.model)}))
-    done: list[dict[str, Any]] = []
-    if options.out.exists():
-        found = json.loads(options.out.read_text(encoding="utf-8"))
-        if found["options"] != kept:
-            raise SystemExit(f"{options.out} holds a run with other options: name another file")
-        done = found["rows"]
+    done: list[dict[str, Any]] = rows_begun(options.out, kept) or []
     for row in rows_of(options, model, done):
         done.append(row)
         lines = [{k: v for k, v in one.items() if k not in ("facts", "settings")} for one in done]

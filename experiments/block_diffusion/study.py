@@ -53,13 +53,13 @@ def table2(shop: Shop) -> list[Line]:
     return found
 
 
-def table3(shop: Shop) -> list[Line]:
-    """Dynamic decoding at several thresholds."""
+def dynamic(shop: Shop, steps_ahead: Sequence[int]) -> list[Line]:
+    """The dynamic rule at several thresholds, alone and with so many steps of a head."""
     found = [shop.baseline()]
     for threshold in shop.options.thresholds:
         found.append(shop.base("dynamic", threshold=threshold))
         for head in (None, HEAD):
-            for k in (1, 2):
+            for k in steps_ahead:
                 found += shop.direct(k, head, rule="dynamic", threshold=threshold)
     return found
 
@@ -101,9 +101,10 @@ def alignment(shop: Shop) -> list[Line]:
 def block_length(shop: Shop) -> list[Line]:
     """One checkpoint, trained with several lengths, decoded at each, and at lengths chosen by entropy."""
     name = "chains-lengths" if shop.options.chains else "lengths"
-    found, place = of_backbone(shop, name), shop.options.there(name, f"train {name}")
+    place = shop.options.there(name, f"train {name}")
     if place is None:
         return []
+    found = of_backbone(shop, name)
     for length in shop.options.lengths:
         static, half = BlockDenoising(length=length, rule="static"), -(-length // 2)
         found += [
@@ -128,17 +129,6 @@ def speculation(shop: Shop) -> list[Line]:
     return found
 
 
-def thresholds(shop: Shop) -> list[Line]:
-    """Thresholds of the backbone and K."""
-    found = [shop.baseline()]
-    for threshold in shop.options.thresholds:
-        found.append(shop.base("dynamic", threshold=threshold))
-        for head in (None, HEAD):
-            for k in shop.options.steps_ahead:
-                found += shop.direct(k, head, rule="dynamic", threshold=threshold)
-    return found
-
-
 def adaptive(shop: Shop) -> list[Line]:
     """Thresholds of backbone and head together, beside fixed K and plain thresholds."""
     most = max(shop.options.steps_ahead)
@@ -154,7 +144,7 @@ def adaptive(shop: Shop) -> list[Line]:
 STUDIES: dict[str, tuple[str, Study]] = {
     "table1": ("Residual against direct modelling (Table 1)", table1),
     "table2": ("Static decoding, direct and speculative (Table 2)", table2),
-    "table3": ("Dynamic decoding at several thresholds (Table 3)", table3),
+    "table3": ("Dynamic decoding at several thresholds (Table 3)", lambda shop: dynamic(shop, (1, 2))),
     "depth": ("Layers of the head (Table 5, Figure 1)", depths),
     "initialisations": (
         "How the head's parameters begin",
@@ -174,7 +164,10 @@ STUDIES: dict[str, tuple[str, Study]] = {
     "alignment": ("Which token a position predicts", alignment),
     "block_length": ("One checkpoint at several block lengths", block_length),
     "speculation": ("Speculation beside what it must write", speculation),
-    "thresholds": ("Thresholds and steps of the head", thresholds),
+    "thresholds": (
+        "Thresholds and steps of the head",
+        lambda shop: dynamic(shop, shop.options.steps_ahead),
+    ),
     "adaptive": ("Thresholds of backbone and head", adaptive),
 }
 
@@ -184,14 +177,17 @@ def lines_of(study: Study, shop: Shop) -> list[Line]:
     return list({line.label: line for line in study(shop)}.values())
 
 
-def draw(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Right answers against tokens a network call, a line a name."""
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Right answers, or lawful blocks of a chain, against tokens a network call, a line a name."""
     lines: dict[str, list[tuple[float, float, Sequence[float]]]] = {}
+    chain = all("block_share" in row for row in rows)
     for row in sorted(rows, key=lambda row: row["tokens_per_network_call"]):
-        ends = [100 * end for end in row["interval"]]
-        point = row["tokens_per_network_call"], 100 * row["exact"] / row["problems"], ends
+        share = row["block_share"] if chain else row["exact"] / row["problems"]
+        ends = [100 * end for end in row["block_share_interval" if chain else "interval"]]
+        point = row["tokens_per_network_call"], 100 * share, ends
         lines.setdefault(f"{row['line']}, {row['decoder']}", []).append(point)
-    draw_panels({f"{title}: right (%)": lines}, path, x="tokens / network call", log_x=False)
+    what = "lawful blocks (%)" if chain else "right (%)"
+    draw_panels({what: lines}, path, x="tokens / network call", log_x=False)
 
 
 def told(row: Row) -> str:
@@ -233,7 +229,7 @@ def run(name: str, rows: Rows, shop: Shop) -> list[Row]:
         options.folder / f"{stem}.json", shown, {"title": title, "rows": table}, dtypes=dtypes, lines=flat
     )
     try:
-        draw(found, options.folder.parent / "figures" / f"{stem}.png", title)
+        draw(found, options.folder.parent / "figures" / f"{stem}.png")
     except ImportError:
         print("no picture: matplotlib is missing (pip install -e '.[eval]')", file=sys.stderr)
     print(f"{title}: {len(found)} rows of {found[0]['problems']} problems")

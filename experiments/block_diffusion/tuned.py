@@ -147,7 +147,7 @@ def write(options: Options, choice: Choice, chosen: dict[str, str], found: list[
     dtypes = [dtype for row in found for dtype in row["facts"]["dtypes"]]
     write_record(path, shown, {"chosen": chosen, "rows": table}, dtypes=dtypes, lines=flat)
     try:
-        draw(found, options.folder.parent / "figures" / f"{path.stem}.png", "Chosen on tuning problems")
+        draw(found, options.folder.parent / "figures" / f"{path.stem}.png")
     except ImportError:
         print("no picture: matplotlib is missing (pip install -e '.[eval]')", file=sys.stderr)
     for row in found:

@@ -3,12 +3,12 @@
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from paradec_jax import Model, make_request
 from paradec_jax.data.batches import encode_prompts
+from paradec_jax.decode.machine.request import keys_of
 from paradec_jax.evaluate import word_problems
 
 
@@ -47,11 +47,6 @@ def draw_pool(model: Model, count: int, seed: int, steps: tuple[int, int]) -> Po
     return Pool(problems, prompts, lengths, texts, ends)
 
 
-def keys_of(seed: int, rows: Any) -> Any:
-    """One key for each problem, whatever batch it is in."""
-    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.asarray(rows))
-
-
 def batch_of(model: Model, pool: Pool, seed: int, rows: np.ndarray) -> dict[str, Any]:
     """The training problems `rows` as a request, with their right texts."""
     request = make_request(
@@ -59,6 +54,6 @@ def batch_of(model: Model, pool: Pool, seed: int, rows: np.ndarray) -> dict[str,
         pool.lengths[rows],
         max_new_tokens=pool.budget,
         stop=model.token_spec.stop,
-        keys=keys_of(seed, rows),
+        keys=keys_of(np.int64(seed), rows.astype(np.int32)),  # a problem's own, whatever batch it is in
     )
     return {"request": request, "texts": jnp.asarray(pool.texts[rows]), "ends": jnp.asarray(pool.ends[rows])}

@@ -1,6 +1,7 @@
-"""What the scripts write: a result beside the command that made it, its options, and the machine."""
+"""What the scripts write, and go on from: results beside the command, the options and the machine that made them."""
 
 import dataclasses
+import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -39,10 +40,33 @@ def record(options: Any, results: Mapping[str, Any], dtypes: Sequence[str] = ())
 
     Paths stand as names, since folders differ between machines.
     """
-    fields = dict(options) if isinstance(options, Mapping) else dataclasses.asdict(options)
-    told = {name: _told(value) for name, value in fields.items()}
+    told = _told_options(options)
     made = facts.facts() | {"commit": facts.commit(parts=PROGRAMS), "dtypes": sorted(set(dtypes))}
     return {"command": command(), "options": told, "facts": made, **results}
+
+
+def rows_begun(path: Path, options: Any) -> Any:
+    """The `rows` of a record that was begun with the same options; None where there is no file.
+
+    Raises:
+      ValueError: a file of other options, or of something else.
+    """
+    if not path.exists():
+        return None
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        before, rows = dict(table["options"]), table["rows"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no file of rows ({error}): name another file or folder") from None
+    now = json.loads(json.dumps(_told_options(options)))
+    if differing := [name for name in before | now if before.get(name) != now.get(name)]:
+        raise ValueError(f"{path} was made with other {', '.join(differing)}: name another file or folder")
+    return rows
+
+
+def _told_options(options: Any) -> dict[str, Any]:
+    fields = dict(options) if isinstance(options, Mapping) else dataclasses.asdict(options)
+    return {name: _told(value) for name, value in fields.items()}
 
 
 def _told(value: Any) -> Any:

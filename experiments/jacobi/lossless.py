@@ -7,7 +7,6 @@ a run that was stopped goes on.
 """
 
 import dataclasses
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,8 @@ import jax
 import numpy as np
 import tyro
 
-from experiments.common.record import write_record
+from experiments.common.command import run as run_command
+from experiments.common.record import rows_begun, write_record
 from experiments.jacobi.study import jacobi, multiblock
 from paradec_jax import AutoRegressive, Model, facts, load, make_request, run
 from paradec_jax.data.batches import encode_prompts
@@ -137,13 +137,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         raise SystemExit(
             f"batches and problems must be at least 1, not {options.batches}, {options.problems}"
         )
-    kept = json.loads(json.dumps(dataclasses.asdict(options) | {"out": options.out.name, "models": None}))
-    done: list[dict[str, Any]] = []
-    if options.out.exists():
-        found = json.loads(options.out.read_text())
-        if found["options"] != kept:
-            raise SystemExit(f"{options.out} holds a run with other options: name another file")
-        done = found["rows"]
+    kept = dataclasses.asdict(options) | {"models": None}
+    done: list[dict[str, Any]] = rows_begun(options.out, kept) or []
     for place, name in zip(options.models, names_of(options.models), strict=True):
         for row in rows_of(place, name, options, done):
             done.append(row)
@@ -160,5 +155,4 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_compilation_cache_dir", str(Path(".cache/jax").resolve()))
-    tyro.cli(main)
+    run_command(main)

@@ -10,7 +10,6 @@ The real continuations stand beside them.
 
 import dataclasses
 import hashlib
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ import tyro
 
 from experiments.common.command import run as run_command
 from experiments.common.plots import draw_panels
-from experiments.common.record import write_record
+from experiments.common.record import rows_begun, write_record
 from experiments.masked_diffusion.study import Options as Models
 from experiments.masked_diffusion.study import masked, rounds_of
 from paradec_jax import Model, facts, load, make_request, run, store
@@ -155,8 +154,8 @@ def measured(model: Model, pieces: Pieces, texts: np.ndarray, copies: int) -> di
 
 def rows_of(options: Options, pieces: Pieces) -> list[dict[str, Any]]:
     """A row a model and number of steps, and one of the real continuations; what is written already is kept."""
-    kept = json.loads(json.dumps(kept_of(options)))
-    rows = _read(options.out, kept)
+    kept = kept_of(options)
+    rows = rows_begun(options.out, kept) or []
     lines: list[tuple[str, str]] = [("teacher", options.models.first), *rounds_of(options.models)]
     for line, place in lines:
         sha256 = store.fingerprint(place)
@@ -197,15 +196,6 @@ def told(row: dict[str, Any]) -> str:
 def _write(options: Options, kept: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
     dtypes = [dtype for row in rows for dtype in row["dtypes"]]
     write_record(options.out, kept, {"rows": rows}, dtypes=dtypes, lines=rows)
-
-
-def _read(path: Path, kept: dict[str, Any]) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    table = json.loads(path.read_text(encoding="utf-8"))
-    if table.get("options") != kept:
-        raise ValueError(f"{path} holds a run with other options: name another file with --out")
-    return table["rows"]
 
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from experiments.common.record import write_record
+from experiments.common.record import rows_begun, write_record
 from experiments.masked_diffusion.held_out import HeldOut
 from paradec_jax import Model, facts, load, store
 from paradec_jax.data.text import read_text, windows
@@ -105,7 +105,7 @@ class Texts:
             which the model does not know or no piece of the length.
         """
         self.drawing, self.kept = drawing, drawing.kept()
-        self.rows = _read(drawing.file, self.kept)
+        self.rows: dict[str, Row] = rows_begun(drawing.file, self.kept) or {}
         judge, model = load(drawing.judge, dtype="float32"), load(drawing.model)
         check_judge(judge, drawing.definition)
         tokenizer = tokenizer_of(model)
@@ -219,17 +219,3 @@ def left_out(ids: Ids, judged: Judgement, groups: int = GROUPS) -> dict[str, lis
         found["log_perplexity"].append(float((nats * weight)[kept].sum() / weight[kept].sum()))
         found["fourgram_entropy"].append(entropy([ids[i] for i in np.flatnonzero(kept)], 4))
     return found
-
-
-def _read(path: Path, kept: dict[str, Any]) -> dict[str, Row]:
-    """Rows by key of a file that was begun with the same options; none where there is no file."""
-    if not path.exists():
-        return {}
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-        before, rows = table["options"], table["rows"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no file of rows ({error}): name another one") from None
-    if differing := [name for name in {**before, **kept} if before.get(name) != kept.get(name)]:
-        raise ValueError(f"{path} was drawn with other {', '.join(differing)}: name another file")
-    return rows

@@ -27,26 +27,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import tyro
-from rich.progress import track
 
-from experiments.common.pool import Pool, batch_of, draw_pool
+from experiments.common.candidates import GRADIENT, Contest, descend, listed, optimizer_of
+from experiments.common.pool import Pool, draw_pool
 from experiments.common.record import write_record
 from experiments.recurrent_depth.sampler_loss import (
     HAND,
     Options,
-    Theta,
     constrained,
     make_loss,
     start,
 )
-from paradec_jax import Model, Wavefront, facts, load, run
-from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate import compare, exact_answers, paired, wilson, word_problems
+from paradec_jax import Decoded, Model, Wavefront, facts, load
+from paradec_jax.evaluate import paired, wilson
 from paradec_jax.io import atomic_write_text
 
-GRADIENT = 4  # forward passes that a gradient through a checkpointed rollout costs
 TUNED = ({**HAND, "momentum": 0.0, "exit_threshold": 0.1}, {**HAND, "momentum": 0.0, "exit_threshold": 0.4})
 
 
@@ -56,9 +52,8 @@ def learn(model: Model, pool: Pool, options: Options, path: Path) -> dict[str, A
     Returns:
       The history, `candidates` schedules on the way (the last one among them), and the cost.
     """
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(options.learning_rate))
     theta: Any = start(options)
-    adam = optimizer.init(theta)
+    adam = optimizer_of(options.learning_rate).init(theta)
     saved: dict[str, Any] = {"options": fingerprint(options), "update": 0, "history": [], "snapshots": []}
     if path.exists() and (found := json.loads(path.read_text()))["options"] == saved["options"]:
         saved = found
@@ -67,27 +62,28 @@ def learn(model: Model, pool: Pool, options: Options, path: Path) -> dict[str, A
             jnp.asarray(x, y.dtype).reshape(y.shape) for x, y in zip(saved["leaves"], like, strict=True)
         ]
         theta, adam = jax.tree.unflatten(tree, leaves)
-    value_and_grad = jax.jit(jax.value_and_grad(make_loss(model, pool, options), has_aux=True))
-    marks = set(np.linspace(0, options.updates, options.candidates + 1, dtype=int)[1:].tolist())
-    for i in track(range(saved["update"], options.updates), "learning"):
-        rows = np.random.default_rng([options.seed, i]).choice(options.pool, options.rows, replace=False)
-        (value, parts), gradient = value_and_grad(
-            theta, model.params, batch_of(model, pool, options.seed, rows)
-        )
-        entry: dict[str, Any] = {"loss": float(value), "gradient": listed(gradient)}
-        if not all(np.isfinite(x).all() for x in (entry["loss"], *entry["gradient"].values())):
-            raise SystemExit(f"update {i}: the loss or its gradient is not finite: {entry}")
-        saved["history"].append(entry | {name: float(x) for name, x in parts.items()})
-        changes, adam = optimizer.update(gradient, adam, theta)
-        theta = optax.apply_updates(theta, changes)
-        if i + 1 in marks:
-            saved["snapshots"].append(listed(constrained(theta)))
-        if (i + 1) % options.save_every == 0 or i + 1 == options.updates:
-            saved["update"] = i + 1
-            saved["leaves"] = [np.asarray(x).tolist() for x in jax.tree.leaves((theta, adam))]
+    for update in descend(
+        make_loss(model, pool, options),
+        model,
+        pool,
+        theta,
+        adam,
+        learning_rate=options.learning_rate,
+        rows=options.rows,
+        updates=options.updates,
+        candidates=options.candidates,
+        seed=options.seed,
+        first=saved["update"],
+    ):
+        saved["history"].append(update.entry)
+        if update.marked:
+            saved["snapshots"].append(listed(constrained(update.theta)))
+        if update.number % options.save_every == 0 or update.number == options.updates:
+            saved["update"] = update.number
+            saved["leaves"] = [np.asarray(x).tolist() for x in jax.tree.leaves((update.theta, update.adam))]
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write_text(path, json.dumps(saved) + "\n")
-            print(f"update {i + 1:4d}  {show(saved['history'][-1])}", flush=True)
+            print(f"update {update.number:4d}  {show(update.entry)}", flush=True)
     prefill = pool.prompts.shape[1] * options.prefill_recurrence
     step = options.steps * options.width * options.inner_recurrence
     taught = pool.texts.shape[1] * model.network.recurrence if options.objective == "distance" else 0
@@ -101,11 +97,6 @@ def show(entry: dict[str, Any]) -> str:
         f"loss {entry['loss']:.4f}  states {entry['loss_of_states']:.4f}  "
         f"steps {entry['expected_steps']:.3f}  {norms}"
     )
-
-
-def listed(knobs: Theta) -> dict[str, list[float]]:
-    """Schedules as lists, for JSON."""
-    return {name: np.asarray(x, np.float64).tolist() for name, x in knobs.items()}
 
 
 def fingerprint(options: Options) -> str:
@@ -125,36 +116,14 @@ def draw_schedule(generator: np.random.Generator, ages: int) -> dict[str, list[f
     return listed({"momentum": draw(0, 0.6), "noise": noise, "exit_threshold": np.exp(draw(-4.6, 0.7))})
 
 
-def search(model: Model, pool: Pool, options: Options, budget: float) -> dict[str, Any]:
-    """Random schedules, each tried in the discrete sampler on training problems, until the budget is used."""
-    assert model.tokenizer is not None
-    decoder = dataclasses.replace(sampler(options), greedy=True)
-    decoder = decoder.bind(model.network, pool.texts.shape[1], model.token_spec)
-    params = decoder.prepare(model.params)
-    generator = np.random.default_rng([options.seed, 1])
-    count = min(options.trial_rows, options.pool)
-    trials: list[dict[str, Any]] = []
-    cost = 0.0
-    while cost < budget:
-        rows = generator.choice(options.pool, count, replace=False)
-        schedule = draw_schedule(generator, options.ages)
-        request = batch_of(model, pool, options.seed, rows)["request"]
-        decoded = run(decoder, params, request, knobs_of(schedule))
-        texts = [model.tokenizer.decode(ids, skip_special=True) for ids in decoded.completions()]
-        exact = exact_answers([pool.problems[i] for i in rows], texts)
-        calls, tokens = int(decoded.network_calls.sum()), int(decoded.generated.sum())
-        found = utility(float(exact.mean()), calls / tokens, options)
-        trials.append({"schedule": schedule, "utility": found, "exact": int(exact.sum())})
-        # A batch goes on until its last row has stopped, but a row's own calls are what its sampler needs.
-        cost += (calls - count) * options.width * options.inner_recurrence
-        cost += count * pool.prompts.shape[1] * options.prefill_recurrence
-    best = sorted(trials, key=lambda trial: -trial["utility"])[: options.candidates]
-    return {"trials": len(trials), "cost": cost, "candidates": [trial["schedule"] for trial in best]}
+def cost_of(decoded: Decoded, pool: Pool, options: Options) -> float:
+    """Passes of the core over a position.
 
-
-def utility(exact: float, calls_per_token: float, options: Options) -> float:
-    """What candidates are chosen by."""
-    return exact - options.call_price * calls_per_token
+    A batch goes on until its last row has stopped, but a row's own calls are what its sampler needs.
+    """
+    rows = len(decoded.generated)
+    steps = (int(decoded.network_calls.sum()) - rows) * options.width * options.inner_recurrence
+    return steps + rows * pool.prompts.shape[1] * options.prefill_recurrence
 
 
 def sampler(options: Options) -> Wavefront:
@@ -176,31 +145,6 @@ def constant(values: dict[str, float], options: Options) -> dict[str, list[float
     return {name: [value] * options.ages for name, value in values.items()}
 
 
-def measure(
-    model: Model, options: Options, schedules: Sequence[tuple[str, dict[str, Any]]], split: str, count: int
-) -> tuple[list[dict[str, Any]], np.ndarray]:
-    """Rows of the discrete sampler with each schedule, all compared with the first, and what was right."""
-    problems = word_problems(count, seed=options.seed + 1, steps=options.problem_steps, split=split)
-    settings = [
-        Setting(name, sampler(options), knobs_of(schedule), baseline=i == 0)
-        for i, (name, schedule) in enumerate(schedules)
-    ]
-    result = compare(model, problems, settings, seed=options.seed + 1, timed=0)
-    return result.rows, result.exact
-
-
-def choose(model: Model, options: Options, of: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """The candidate of each method with the greatest utility on the tuning problems."""
-    named = [(method, schedule) for method, schedules in of.items() for schedule in schedules]
-    rows, _ = measure(model, options, named, "tune", options.tuning)
-    chosen: dict[str, Any] = {}
-    for (method, schedule), row in zip(named, rows, strict=True):
-        found = utility(row["exact"] / row["problems"], row["network_calls_per_token"], options)
-        if method not in chosen or found > chosen[method]["utility"]:
-            chosen[method] = {"utility": found, "schedule": schedule}
-    return chosen
-
-
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Learns, searches, chooses, measures; prints and writes the result."""
     if options.pool < options.rows or min(options.ages, options.updates, options.candidates) < 1:
@@ -212,17 +156,26 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     pool = draw_pool(model, options.pool, options.seed, options.problem_steps)
     learned = learn(model, pool, options, options.out.with_suffix(".state.json"))
     informative(learned["history"])
-    found = search(model, pool, options, learned["cost"])
+    contest = Contest(model, sampler(options), knobs_of, options.problem_steps, options.call_price)
+    found = contest.search(
+        pool,
+        lambda generator: draw_schedule(generator, options.ages),
+        lambda decoded: cost_of(decoded, pool, options),
+        budget=learned["cost"],
+        rows=options.trial_rows,
+        kept=options.candidates,
+        seed=options.seed,
+    )
     print(
         f"random search: {found['trials']} trials, cost {found['cost']:.2e} (learner {learned['cost']:.2e})"
     )
     candidates = {"learned": learned["candidates"], "random search": found["candidates"]}
-    chosen = choose(model, options, candidates)
+    chosen = contest.choose(candidates, options.tuning, options.seed + 1)
 
     hand = [("hand-set (paper)", constant(HAND, options))]
     hand += [(f"tuned by hand, exit {x['exit_threshold']}", constant(x, options)) for x in TUNED]
-    final = [*hand, *((method, best["schedule"]) for method, best in chosen.items())]
-    rows, exact = measure(model, options, final, "test", options.problems)
+    final = [*hand, *((method, best) for method, (_, best) in chosen.items())]
+    rows, exact = contest.measure(final, "test", options.problems, options.seed + 1)
     for row in rows:
         print(table_line(row))
     by_name = [name for name, _ in final]
@@ -233,7 +186,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     result = {
         "learner": learned,
         "random_search": found,
-        "chosen": chosen,
+        "chosen": {method: {"utility": x, "schedule": best} for method, (x, best) in chosen.items()},
         "rows": rows,
         "learned_less_random_search": rival._asdict(),
     }

@@ -28,7 +28,7 @@ def compare_families_texts(
     table = family.texts
     assert table is not None
     judge = table.judge if judge is None else judge
-    names = list(models) or [*family.bundled, *table.rivals]
+    names = list(models) or usual_of(family)
     if not names or judge is None:
         raise ValueError(
             f"no model of family {family.name} is bundled yet: give --model and --judge, folders of models that "
@@ -59,6 +59,12 @@ def compare_families_texts(
     if json != "-":
         print_texts(compared, seed)
     return 0
+
+
+def usual_of(family: Family) -> list[str]:
+    """Models that are compared when none is named: the bundled ones, and rivals of theirs that are here."""
+    assert family.texts is not None
+    return [*family.bundled, *filter(store.is_bundled, family.texts.rivals)] if family.bundled else []
 
 
 def sources_of(family: Family, models: Mapping[str, store.Model]) -> list[Source]:

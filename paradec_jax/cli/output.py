@@ -1,4 +1,4 @@
-"""What commands show besides their tables: bars on standard error, rows as JSON."""
+"""How commands show things: a console for tables, bars on standard error, rows as JSON."""
 
 import contextlib
 import json
@@ -12,6 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tyro.conf import arg
 
 JsonPath = Annotated[str | None, arg(metavar="[PATH]")]  # "-" is standard output
+
+
+def console_of(width: int) -> Console:
+    """Standard output: as wide as the terminal, or this wide where it is none."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=width)
 
 
 @contextlib.contextmanager

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
-from paradec_jax.cli.output import progress
+from paradec_jax.cli.output import console_of, progress
 
 
 def report_command(out: Path = Path("report"), minutes: float = 20.0, parts: tuple[str, ...] = ()) -> int:
@@ -34,9 +33,7 @@ def report_command(out: Path = Path("report"), minutes: float = 20.0, parts: tup
         if claim["figure"] is not None:
             figure = [f"{claim['figure']:.2f}", "{:.2f} to {:.2f}".format(*claim["range"])]
         table.add_row(claim["sentence"], claim["where"], bounds(claim), *figure, claim["verdict"])
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=140)
+    console = console_of(140)
     console.print(table)
     console.print(f"The report is {out / 'report.md'}.")
     return 0

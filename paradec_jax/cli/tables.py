@@ -4,9 +4,9 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from paradec_jax.cli.output import console_of
 from paradec_jax.evaluate.compare import Comparison
 from paradec_jax.evaluate.compare_texts import TextComparison
 from paradec_jax.evaluate.intervals import paired, times
@@ -62,9 +62,7 @@ def print_table(result: Comparison, steps: tuple[int, int], seed: int, split: st
             "" if row["equals_greedy"] is None else f"{100 * row['equals_greedy']:.1f}%",
             style="bold" if row is base else None,
         )
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=170 if more else 140)
+    console = console_of(170 if more else 140)
     console.print(table)
     if more:
         console.print(
@@ -133,9 +131,7 @@ def print_texts(compared: TextComparison, seed: int) -> None:
         ]
         interval = "-".join("" if end is None else f"{end:.2f}" for end in row["interval"])
         table.add_row(row["model"], row["decoder"] or "", label, told[0], interval, *told[1:])
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=160)
+    console = console_of(160)
     console.print(table)
     begin = ", after begin-of-text" if first["judge_begin_of_text"] else ""
     console.print(
@@ -192,9 +188,7 @@ def print_bench(rows: Sequence[dict[str, Any]]) -> None:
             f"{row['compile_seconds']:.1f}",
             "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}",
         )
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=180)
+    console = console_of(180)
     console.print(table)
     console.print(
         f"Prompts left out of tokens/s. {first['device']}, all measured: "
@@ -232,9 +226,7 @@ def print_block_calls(rows: Sequence[dict[str, Any]]) -> None:
             f"{100 * row['flops_fraction']:.0f}%",
             "" if row["break_even"] is None else f"{row['break_even']:.2f}",
         )
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=140)
+    console = console_of(140)
     console.print(table)
     console.print(
         f"After {first['context']} cached positions; the head has {first['head_layers']} layers. break-even: "

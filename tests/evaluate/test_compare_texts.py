@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from stub_table import strict
 
 import paradec_jax as pd
-from paradec_jax import cli
+from paradec_jax import cli, store
+from paradec_jax.cli.compare_texts import usual_of
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.text import character_tokenizer
 from paradec_jax.decode.machine.setting import Setting
@@ -256,6 +258,13 @@ class TestCommand:
         assert all(setting.sampled for setting in settings) and own.texts.rival.sampled
         labels = [setting.label() for setting in settings]
         assert len(set(labels)) == len(labels) and labels[0] == "steps 4"
+
+    def test_rivals_are_compared_where_they_are_here(self, monkeypatch):
+        own = FAMILIES["masked_diffusion"]
+        assert usual_of(own) == [*own.bundled, *own.texts.rivals] and own.texts.rivals
+        monkeypatch.setattr(store, "CHECKOUT", Path("nowhere"))
+        assert usual_of(own) == [*own.bundled]
+        assert usual_of(dataclasses.replace(own, bundled=())) == []
 
     def test_models_that_do_not_belong(self, folders, capsys):
         assert cli.main(["compare", "--family", "causal", "--judge", "x"]) == 1

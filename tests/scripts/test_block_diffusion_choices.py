@@ -139,7 +139,7 @@ def test_a_text_that_differs_is_told(runs, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="8 of 36 rows"):
         lossless.main(options)
     assert len(asked) == 2 and "1 of 2 equal" not in capsys.readouterr().out.splitlines()[-1]
-    with pytest.raises(SystemExit, match="holds a run with other options"):
+    with pytest.raises(ValueError, match="was made with other seed: name another file"):
         lossless.main(dataclasses.replace(options, seed=6))
     with pytest.raises(SystemExit, match="has no residual head"):
         lossless.main(dataclasses.replace(options, model=str(runs / "chains" / "model")))

@@ -117,7 +117,7 @@ def test_the_frontier_compares_at_equal_entropy(done):
 
 def test_rows_of_other_options_are_refused(done, runs, tmp_path):
     folder, _ = done
-    with pytest.raises(ValueError, match="was drawn with other samples: name another file"):
+    with pytest.raises(ValueError, match="was made with other samples: name another file"):
         Texts(options_of(runs, folder, "rounds", samples=6).drawing())
     (folder / "other.json").write_text("[]")
     with pytest.raises(ValueError, match="is no file of rows"):
@@ -250,7 +250,7 @@ def test_prompts_are_continued(runs, tmp_path, capsys):
     drawn, _ = continued.continued(load(options.models.first), pieces, 2, options)
     assert drawn.shape == (6, LENGTH) and (drawn[:, :5] == np.repeat(pieces.ids[:, :5], 2, axis=0)).all()
     assert (drawn[0] != drawn[1]).any()
-    with pytest.raises(ValueError, match="holds a run with other options"):
+    with pytest.raises(ValueError, match="was made with other copies: name another file"):
         continued.main(dataclasses.replace(options, copies=3))
     with pytest.raises(ValueError, match="leaves no room"):
         continued.main(dataclasses.replace(options, prompt=LENGTH))

@@ -64,7 +64,7 @@ class BlockCanvas(Canvas):
         return dataclasses.replace(
             self,
             cache=network.write(self.cache, call.kv, write_after_read(call.at, tokens)),
-            cached=jnp.where(call.clean, self.cached + self.block, self.cached),
+            cached=jnp.where(call.clean, call.start, self.cached),
             step=jnp.where(call.reads, call.step + 1, call.step),
             previous=call.previous,
         )
@@ -78,7 +78,8 @@ class BlockCall:
     Attributes:
       clean: rows of which it read a block without masks, to be stored, [B].
       reads: running rows of which it read a block with masks, [B].
-      start: first position of that block (of the next one, where there is none), [B].
+      start: first position of that block (of the next one, where there is none); of clean rows the end of what is
+        stored, [B].
       step: steps done in it before, [B].
       hidden: head inputs about its positions, by the checkpoint's alignment, [B, W, D].
       own: head inputs of its positions themselves, [B, W, D].

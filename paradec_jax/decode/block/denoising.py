@@ -1,7 +1,7 @@
 """Block diffusion (SDAR, arXiv 2510.06303): block after block, the positions of a block revealed over a few calls."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 from jaxtyping import Array, Bool, Float, Int
@@ -14,11 +14,13 @@ from paradec_jax.decode.block.canvas import (
     read_block,
     read_prompt,
 )
-from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, check_rule, choose
+from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, check_rule, choice_of
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.decode.rules.windows import window
+
+AnyDenoised = TypeVar("AnyDenoised", bound="Denoised")
 
 
 @jax.tree_util.register_dataclass
@@ -45,6 +47,19 @@ class Denoised:
     reads: Bool[Array, "B"]
     stored: Bool[Array, "B"]
     hidden: Float[Array, "B W D"]
+
+    @classmethod
+    def of(cls: type[AnyDenoised], call: BlockCall, choice: Choice, **more: Any) -> AnyDenoised:
+        """What a call and the rule's choice say of themselves; `more` are the fields of a subclass."""
+        return cls(
+            at=call.start,
+            step=call.step,
+            **vars(choice),
+            reads=call.reads,
+            stored=call.clean,
+            hidden=call.hidden,
+            **more,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,35 +131,9 @@ class BlockDenoising(DecoderBase):
         """What follows a call: the rule's choice, the store, the reveal."""
         state = state.spend(call.counts, call.width, call.calls)
         logits = self.network.logits(params, call.hidden)
-        choice = self._choose(logits, state, call, knobs)
+        masked = window(state.open, call.start, self.block) & call.reads[:, None]
+        choice = choice_of(self, self.rule, logits, masked, call.positions, call.step, state.rows, knobs)
         state = state.stored(self.network, call, choice.tokens)
         log_probs = self.scores(without_mask(logits, self.mask), choice.tokens)
         state = state.reveal(choice.tokens, choice.where, call.start, log_probs)
-        info = Denoised(
-            at=call.start,
-            step=call.step,
-            **vars(choice),
-            reads=call.reads,
-            stored=call.clean,
-            hidden=call.hidden,
-        )
-        return state, info
-
-    def _choose(
-        self, logits: Float[Array, "B W V"], state: BlockCanvas, call: BlockCall, knobs: DenoisingKnobs
-    ) -> Choice:
-        masked = window(state.open, call.start, self.block) & call.reads[:, None]
-        rows = state.rows
-        return choose(
-            self.rule,
-            logits,
-            masked,
-            call.positions,
-            call.step,
-            rows.keys,
-            knobs,
-            None if rows.recorded is None else rows.recorded.uniforms,
-            mask=self.mask,
-            top_p_rule=self.top_p_rule,
-            greedy=self.greedy,
-        )
+        return state, Denoised.of(call, choice)

@@ -36,7 +36,7 @@ from paradec_jax.decode.block.canvas import (
     read_prompt,
 )
 from paradec_jax.decode.block.denoising import Denoised
-from paradec_jax.decode.block.rules import DenoisingKnobs, check_rule, choose
+from paradec_jax.decode.block.rules import DenoisingKnobs, check_rule, choice_of
 from paradec_jax.decode.machine.candidates import Shape, on_smallest
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import check_range, knob
@@ -46,7 +46,7 @@ from paradec_jax.decode.rules import score
 from paradec_jax.decode.rules.alignment import aligned
 from paradec_jax.decode.rules.sampling import tempered
 from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.decode.rules.windows import pad_slots, where_rows, window, write_after_read
+from paradec_jax.decode.rules.windows import pad_slots, where_rows, window
 
 
 @jax.tree_util.register_dataclass
@@ -213,42 +213,13 @@ class ElasticDenoising(DecoderBase):
         chosen = choose_length(entropies, masked, call.start, span, self.choices, knobs.length_entropy)
         span = jnp.where((call.step == 0) & call.reads, chosen, span)
         masked &= offset < span[:, None]
-        rows = state.rows
-        choice = choose(
-            self.rule,
-            logits,
-            masked,
-            call.positions,
-            call.step,
-            rows.keys,
-            knobs,
-            None if rows.recorded is None else rows.recorded.uniforms,
-            mask=self.mask,
-            top_p_rule=self.top_p_rule,
-            greedy=self.greedy,
-            block=span,
+        choice = choice_of(
+            self, self.rule, logits, masked, call.positions, call.step, state.rows, knobs, block=span
         )
-        cache = self.network.write(state.cache, call.kv, write_after_read(call.at, choice.tokens))
-        state = dataclasses.replace(
-            state,
-            cache=cache,
-            cached=jnp.where(call.clean, call.start, state.cached),
-            step=jnp.where(call.reads, call.step + 1, call.step),
-            previous=call.previous,
-            span=span,
-        )
+        state = dataclasses.replace(state.stored(self.network, call, choice.tokens), span=span)
         log_probs = self.scores(without_mask(logits, self.mask), choice.tokens)
         state = state.reveal(choice.tokens, choice.where, call.start, log_probs)
-        info = ElasticDenoised(
-            at=call.start,
-            step=call.step,
-            **vars(choice),
-            reads=call.reads,
-            stored=call.clean,
-            hidden=call.hidden,
-            span=span,
-        )
-        return state, info
+        return state, ElasticDenoised.of(call, choice, span=span)
 
 
 def check_lengths(lengths: tuple[int, ...]) -> None:

@@ -22,12 +22,11 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.block.canvas import BlockCall, BlockCanvas, fresh, of_rows
-from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, choose
+from paradec_jax.decode.block.rules import Choice, DenoisingKnobs
 from paradec_jax.decode.machine.candidates import Shape, on_smallest
 from paradec_jax.decode.machine.knobs import UNLIMITED, check_range, knob
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
 from paradec_jax.decode.rules.windows import window
 
@@ -219,32 +218,6 @@ def _unless_idle(call: Any, like: Any, needed: Bool[Array, "B"]) -> Any:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(like))
 
     return lax.cond(jnp.any(needed), call, skip)
-
-
-def choice_of(
-    decoder: Any,
-    rule: str,
-    logits: Float[Array, "B W V"],
-    masked: Bool[Array, "B W"],
-    positions: Int[Array, "B W"],
-    step: Int[Array, "B"],
-    rows: Rows,
-    knobs: DenoisingKnobs,
-) -> Choice:
-    """`rules.choose` with a decoder's own choices."""
-    return choose(
-        rule,
-        logits,
-        masked,
-        positions,
-        step,
-        rows.keys,
-        knobs,
-        None if rows.recorded is None else rows.recorded.uniforms,
-        mask=decoder.mask,
-        top_p_rule=decoder.top_p_rule,
-        greedy=decoder.greedy,
-    )
 
 
 def sure(choice: Choice, knobs: HeadKnobs) -> Bool[Array, "B"]:

@@ -14,7 +14,6 @@ from paradec_jax.decode.block.head import (
     HeadCanvas,
     HeadKnobs,
     check_head,
-    choice_of,
     few,
     first_call,
     fresh_with_head,
@@ -22,7 +21,7 @@ from paradec_jax.decode.block.head import (
     next_call,
     sure,
 )
-from paradec_jax.decode.block.rules import Choice, check_rule
+from paradec_jax.decode.block.rules import Choice, check_rule, choice_of
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import check_range, knob
 from paradec_jax.decode.machine.network import CachedNetwork

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.block.canvas import BlockCall, block_of, read_block, read_prompt
-from paradec_jax.decode.block.head import HeadCanvas, check_head, choice_of, first_call, fresh_with_head
-from paradec_jax.decode.block.rules import DenoisingKnobs, threshold_at
+from paradec_jax.decode.block.head import HeadCanvas, check_head, first_call, fresh_with_head
+from paradec_jax.decode.block.rules import DenoisingKnobs, choice_of, threshold_at
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import check_range, knob
 from paradec_jax.decode.machine.network import CachedNetwork

@@ -16,12 +16,14 @@ and keys give the same answer, whoever asks.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs, check_range, knob
+from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.rules import reveal, score
 from paradec_jax.decode.rules.by_age import Scheduled, at_age
 from paradec_jax.decode.rules.randomness import Purpose, fold
@@ -184,3 +186,31 @@ def choose(
     scores = score.probability(tempered(logits, knobs.temperature), tokens)
     where = select(rule, logits, scores, masked, positions, step, keys, knobs, block)
     return Choice(where, tokens, scores)
+
+
+def choice_of(
+    decoder: Any,
+    rule: str,
+    logits: Float[Array, "B W V"],
+    masked: Bool[Array, "B W"],
+    positions: Int[Array, "B W"],
+    step: Int[Array, "B"],
+    rows: Rows,
+    knobs: DenoisingKnobs,
+    block: Int[Array, "B"] | None = None,
+) -> Choice:
+    """`choose` with a decoder's own mask, filters and greed, and the keys and recorded numbers of its rows."""
+    return choose(
+        rule,
+        logits,
+        masked,
+        positions,
+        step,
+        rows.keys,
+        knobs,
+        None if rows.recorded is None else rows.recorded.uniforms,
+        mask=decoder.mask,
+        top_p_rule=decoder.top_p_rule,
+        greedy=decoder.greedy,
+        block=block,
+    )

@@ -32,7 +32,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.block.canvas import BlockCall, BlockCanvas, block_of, fresh, read_block, read_prompt
 from paradec_jax.decode.block.denoising import Denoised
-from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, check_rule, choose, quota, threshold_at
+from paradec_jax.decode.block.rules import (
+    Choice,
+    DenoisingKnobs,
+    check_rule,
+    choice_of,
+    quota,
+    threshold_at,
+)
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import check_range
 from paradec_jax.decode.machine.request import Request
@@ -40,7 +47,7 @@ from paradec_jax.decode.machine.soft import given_offsets
 from paradec_jax.decode.rules import select
 from paradec_jax.decode.rules.relaxation import RELAXATIONS, noisy, relaxed
 from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.decode.rules.windows import window, write_after_read
+from paradec_jax.decode.rules.windows import put, window, write_after_read
 
 RULES = ("dynamic", "threshold")
 LEAST = 1e-6  # doubt below this is as good as none
@@ -161,18 +168,7 @@ class SoftBlock(DecoderBase):
         state = state.spend(call.counts, call.width, call.calls)
         logits = self.network.logits(params, call.hidden)
         masked = window(state.open, call.start, self.block) & call.reads[:, None]
-        choice = choose(
-            self.rule,
-            logits,
-            masked,
-            call.positions,
-            call.step,
-            state.rows.keys,
-            knobs,
-            mask=self.mask,
-            top_p_rule=self.top_p_rule,
-            greedy=self.greedy,
-        )
+        choice = choice_of(self, self.rule, logits, masked, call.positions, call.step, state.rows, knobs)
         state = state.stored(self.network, call, choice.tokens)
         likely = without_mask(logits, self.mask)
         log_probs = self.scores(likely, choice.tokens)
@@ -196,20 +192,14 @@ class SoftBlock(DecoderBase):
         offsets = vectors - table[window(new.rows.tokens, call.start, self.block)]
         if self.relaxation == "straight_through":
             offsets = offsets - lax.stop_gradient(offsets)
-        offsets = jnp.where(masked[..., None], offsets, window(new.offsets, call.start, self.block))
-        info = SoftDenoised(
-            at=call.start,
-            step=call.step,
-            **vars(choice),
-            reads=call.reads,
-            stored=call.clean,
-            hidden=call.hidden,
-            staying=staying,
-            leaving=staying * jnp.where(choice.where, 1.0, gate),
-        )
+        leaving = staying * jnp.where(choice.where, 1.0, gate)
         at = write_after_read(call.start, choice.tokens)
-        offsets, survival = put_rows(new.offsets, offsets, at), put_rows(new.survival, after, at)
-        return dataclasses.replace(new, offsets=offsets, survival=survival), info
+        new = dataclasses.replace(
+            new,
+            offsets=put(new.offsets, offsets, at, masked),
+            survival=put(new.survival, after, at, masked),
+        )
+        return new, SoftDenoised.of(call, choice, staying=staying, leaving=leaving)
 
     def _gate(
         self, choice: Choice, masked: Bool[Array, "B W"], step: Int[Array, "B"], knobs: SoftBlockKnobs
@@ -225,10 +215,3 @@ class SoftBlock(DecoderBase):
 def vectors_of(table: Float[Array, "V D"], canvas: SoftBlockCanvas) -> Float[Array, "B S D"]:
     """What the network reads of every position."""
     return table[canvas.rows.tokens] + canvas.offsets
-
-
-def put_rows(rows: Array, new: Array, at: Int[Array, "B"]) -> Array:
-    """`rows` [B, S, ...] with `new` [B, W, ...] at positions `at .. at + W - 1` of each."""
-    return jax.vmap(lambda row, x, p: lax.dynamic_update_slice_in_dim(row, x.astype(row.dtype), p, 0))(
-        rows, new, at
-    )

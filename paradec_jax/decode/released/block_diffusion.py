@@ -91,15 +91,7 @@ class ReleasedDenoising(DecoderBase):
         state = state.stored(self.network, call, choice.tokens)
 
         state = revealed_late(state, choice.tokens, choice.where, call.start, call.clean)
-        info = Denoised(
-            at=call.start,
-            step=call.step,
-            **vars(choice),
-            reads=call.reads,
-            stored=call.clean,
-            hidden=call.hidden,
-        )
-        return state, info
+        return state, Denoised.of(call, choice)
 
     def drafts(self, state: BlockCanvas) -> Int[Array, "B S"]:
         """What is revealed after a gap."""

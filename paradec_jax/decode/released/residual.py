@@ -12,7 +12,6 @@ from paradec_jax.decode.block.canvas import BlockCall, block_of, read_block, rea
 from paradec_jax.decode.block.head import (
     HeadCanvas,
     check_head,
-    choice_of,
     first_call,
     fresh_with_head,
     light,
@@ -20,7 +19,7 @@ from paradec_jax.decode.block.head import (
 )
 from paradec_jax.decode.block.residual_speculative import DraftedCanvas, Verified, agreement, steps_from
 from paradec_jax.decode.block.residual_veto import Vetoed, VetoKnobs, check_judge, judged
-from paradec_jax.decode.block.rules import Choice, DenoisingKnobs
+from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, choice_of
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.machine.network import CachedNetwork

@@ -28,13 +28,17 @@ def pad_slots(x: Shaped[Array, "B w *rest"], width: int) -> Shaped[Array, "B W *
 
 
 def put(
-    rows: Shaped[Array, "B S"], new: Shaped[Array, "B W"], at: Int[Array, "B"], where: Bool[Array, "B W"]
-) -> Shaped[Array, "B S"]:
+    rows: Shaped[Array, "B S *rest"],
+    new: Shaped[Array, "B W *rest"],
+    at: Int[Array, "B"],
+    where: Bool[Array, "B W"],
+) -> Shaped[Array, "B S *rest"]:
     """`rows` with `new[i]` at position `at + i` where `where[i]`; only the window is touched."""
 
     def of_row(row: Array, new: Array, at: Array, where: Array) -> Array:
-        old = lax.dynamic_slice(row, (at,), new.shape)
-        return lax.dynamic_update_slice(row, jnp.where(where, new, old), (at,))
+        old = lax.dynamic_slice_in_dim(row, at, len(new))
+        kept = jnp.where(where.reshape(-1, *(1,) * (row.ndim - 1)), new, old)
+        return lax.dynamic_update_slice_in_dim(row, kept.astype(row.dtype), at, 0)
 
     return jax.vmap(of_row)(rows, new, at, where)
 
