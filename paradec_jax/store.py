@@ -27,6 +27,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec
 from paradec_jax.disk import format1
+from paradec_jax.disk.bundled import locate
 from paradec_jax.disk.description import (
     DTYPES,
     build,
@@ -54,7 +55,6 @@ __all__ = [
     "StoreError",
     "fingerprint",
     "load",
-    "locate",
     "names_of",
     "refuse_existing",
     "save",
@@ -67,15 +67,6 @@ HEAD = RESIDUAL_HEAD.name
 PARTS = (NETWORK, HEAD)
 MAX_SHARD_BYTES = 5 * 10**9
 CHAT_TEMPLATE = "chat_template.jinja"
-ASSETS = Path(__file__).parent / "assets"
-CHECKOUT = Path(__file__).parents[1] / "experiments"  # a folder a paper, some with `assets`
-ONLY_IN_CHECKOUT = (
-    "tiny-recurrent",
-    "tiny-recurrent-exponential",
-    "tiny-pointers",
-    "wide-pointers",
-    "tiny-rival",
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -321,40 +312,6 @@ def _read_leaves(
             if verify and recorded[path] != digests(leaf):
                 raise StoreError(f"parameter {path} differs from its digests in config.json")
             yield path, leaf
-
-
-def locate(folder: str | os.PathLike[str]) -> Path:
-    """The folder itself, or the bundled model of that bare name where no such folder exists.
-
-    Raises:
-      StoreError: when there is neither.
-    """
-    path = Path(folder)
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise StoreError(f"{path} is a file; a model is a folder")
-    if path.name == str(folder):
-        for bundled in _bundled():
-            if bundled.name == path.name:
-                return bundled
-        if path.name in ONLY_IN_CHECKOUT:
-            raise StoreError(
-                f"model {path} is not installed with the package; it lies in experiments/*/assets of the repository"
-            )
-    found = ", ".join(sorted(bundled.name for bundled in _bundled())) or "none"
-    raise StoreError(f"there is no model folder {path}, and no bundled model of that name (bundled: {found})")
-
-
-def is_bundled(name: str) -> bool:
-    """Whether a bundled model of this name is here; a wheel has fewer than a checkout."""
-    return any(path.name == name for path in _bundled())
-
-
-def _bundled() -> list[Path]:
-    """The folders of bundled models, those of the package first."""
-    files = [*ASSETS.glob("*/config.json"), *CHECKOUT.glob("*/assets/*/config.json")]
-    return [file.parent for file in files]
 
 
 def fingerprint(folder: str | os.PathLike[str]) -> str:

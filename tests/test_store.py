@@ -13,6 +13,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from paradec_jax import store
 from paradec_jax.config import TokenSpec
+from paradec_jax.disk import bundled
 from paradec_jax.families import PRESETS
 from paradec_jax.store import Model, StoreError
 
@@ -113,8 +114,8 @@ def test_tokenizer_travels_along(tmp_path):
 
 def test_bare_name_finds_a_bundled_model(saved, tmp_path, monkeypatch):
     shutil.copytree(saved, tmp_path / "assets" / "bundled")
-    monkeypatch.setattr(store, "ASSETS", tmp_path / "assets")
-    monkeypatch.setattr(store, "CHECKOUT", tmp_path / "checkout")
+    monkeypatch.setattr(bundled, "ASSETS", tmp_path / "assets")
+    monkeypatch.setattr(bundled, "CHECKOUT", tmp_path / "checkout")
     monkeypatch.chdir(tmp_path)
     assert store.load("bundled").config == CONFIG
     with pytest.raises(StoreError, match=r"no model folder nowhere.*bundled: bundled"):
@@ -282,16 +283,16 @@ class TestLoad:
 
 def test_bundled_models_by_name():
     """Those of the wheel and those of the checkout, all in the newest format."""
-    installed = [path.parent for path in store.ASSETS.glob("*/config.json")]
-    others = [path.parent for path in store.CHECKOUT.glob("*/assets/*/config.json")]
-    assert {folder.name for folder in others} == set(store.ONLY_IN_CHECKOUT)
+    installed = [path.parent for path in bundled.ASSETS.glob("*/config.json")]
+    others = [path.parent for path in bundled.CHECKOUT.glob("*/assets/*/config.json")]
+    assert {folder.name for folder in others} == set(bundled.ONLY_IN_CHECKOUT)
     for folder in (*installed, *others):
-        assert store.locate(folder.name) == folder
+        assert bundled.locate(folder.name) == folder
         assert json.loads((folder / "config.json").read_text())["format_version"] == store.FORMAT_VERSION
 
 
 def test_an_installed_package_says_where_the_other_models_are(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "CHECKOUT", tmp_path / "nowhere")
+    monkeypatch.setattr(bundled, "CHECKOUT", tmp_path / "nowhere")
     with pytest.raises(
         StoreError, match=r"tiny-recurrent is not installed .* experiments/\*/assets of the repos"
     ):

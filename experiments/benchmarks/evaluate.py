@@ -31,6 +31,7 @@ from paradec_jax import __version__, chat, facts, store
 from paradec_jax.cli.output import console_of
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.decode.released import ReleasedWavefront
+from paradec_jax.disk.bundled import locate
 from paradec_jax.evaluate import execution, wilson
 from paradec_jax.evaluate.benchmarks import BENCHMARKS, Benchmark, Item, Source
 from paradec_jax.evaluate.benchmarks.instruct import INSTRUCT
@@ -205,7 +206,7 @@ def settings(
     options: Options, model: Any, source: Source, first: Item, setting: Setting, budget: int
 ) -> dict[str, Any]:
     """All that decides a continuation, for the header of the file; `first` is an item as it is asked."""
-    folder = store.locate(options.model)
+    folder = locate(options.model)
     asked = {"chat_sha256": hashlib.sha256(first.prompt.encode()).hexdigest()} if options.chat else {}
     return asked | {
         "task": options.task,

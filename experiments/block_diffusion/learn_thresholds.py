@@ -149,6 +149,7 @@ def learn(model: Model, pool: Pool, options: Options) -> dict[str, Any]:
     """
     count = model.network.block if options.thresholds is None else options.thresholds
     theta = jnp.full(count, np.log(SDAR / (1 - SDAR)), jnp.float32)
+    optimizer = optimizer_of(options.learning_rate)
     history: list[dict[str, Any]] = []
     candidates: list[list[float]] = []
     for update in descend(
@@ -156,8 +157,8 @@ def learn(model: Model, pool: Pool, options: Options) -> dict[str, Any]:
         model,
         pool,
         theta,
-        optimizer_of(options.learning_rate).init(theta),
-        learning_rate=options.learning_rate,
+        optimizer.init(theta),
+        optimizer,
         rows=options.rows,
         updates=options.updates,
         candidates=options.candidates,

@@ -161,8 +161,8 @@ def descend(
     pool: Pool,
     theta: Any,
     adam: Any,
+    optimizer: optax.GradientTransformation,
     *,
-    learning_rate: float,
     rows: int,
     updates: int,
     candidates: int,
@@ -175,7 +175,7 @@ def descend(
       loss: (theta, params, batch) -> loss and what it is made of.
       model, pool: network and training problems.
       theta, adam: where it begins.
-      learning_rate: of Adam.
+      optimizer: whose state `adam` is.
       rows: training problems of an update.
       updates: of the whole run.
       candidates: evenly spaced updates that are marked, the last one among them.
@@ -185,7 +185,6 @@ def descend(
     Raises:
       SystemExit: a loss or a gradient that is not finite.
     """
-    optimizer = optimizer_of(learning_rate)
     value_and_grad = jax.jit(jax.value_and_grad(loss, has_aux=True))
     marks = set(np.linspace(0, updates, candidates + 1, dtype=int)[1:].tolist())
     for i in track(range(first, updates), "learning"):

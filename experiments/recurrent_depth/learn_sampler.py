@@ -53,7 +53,8 @@ def learn(model: Model, pool: Pool, options: Options, path: Path) -> dict[str, A
       The history, `candidates` schedules on the way (the last one among them), and the cost.
     """
     theta: Any = start(options)
-    adam = optimizer_of(options.learning_rate).init(theta)
+    optimizer = optimizer_of(options.learning_rate)
+    adam = optimizer.init(theta)
     saved: dict[str, Any] = {"options": fingerprint(options), "update": 0, "history": [], "snapshots": []}
     if path.exists() and (found := json.loads(path.read_text()))["options"] == saved["options"]:
         saved = found
@@ -68,7 +69,7 @@ def learn(model: Model, pool: Pool, options: Options, path: Path) -> dict[str, A
         pool,
         theta,
         adam,
-        learning_rate=options.learning_rate,
+        optimizer,
         rows=options.rows,
         updates=options.updates,
         candidates=options.candidates,

@@ -7,6 +7,7 @@ from paradec_jax import store
 from paradec_jax.cli.output import check_json, progress, write_json
 from paradec_jax.cli.tables import print_texts
 from paradec_jax.data.text import read_text
+from paradec_jax.disk.bundled import is_bundled
 from paradec_jax.evaluate.compare_texts import SAMPLES, Source, compare_texts, write_texts
 from paradec_jax.families import Family
 from paradec_jax.generate import tokenizer_of
@@ -64,7 +65,7 @@ def compare_families_texts(
 def usual_of(family: Family) -> list[str]:
     """Models that are compared when none is named: the bundled ones, and rivals of theirs that are here."""
     assert family.texts is not None
-    return [*family.bundled, *filter(store.is_bundled, family.texts.rivals)] if family.bundled else []
+    return [*family.bundled, *filter(is_bundled, family.texts.rivals)] if family.bundled else []
 
 
 def sources_of(family: Family, models: Mapping[str, store.Model]) -> list[Source]:

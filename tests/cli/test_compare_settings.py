@@ -18,8 +18,9 @@ from paradec_jax.cli.options import NAMES, options_of, rows_of
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.decode import Residual
+from paradec_jax.disk.bundled import ASSETS
 from paradec_jax.families import EVERY_STEP, FAMILIES, family_named, family_of, parameter_shapes
-from paradec_jax.store import ASSETS, Model, ResidualHead, save
+from paradec_jax.store import Model, ResidualHead, save
 from paradec_jax.testing import StubCausal, StubDenoiser, StubHead, StubNetwork
 
 TINY = {"recurrent_depth": "test-recurrent", "causal": "test-causal", "block_diffusion": "test-sdar"}

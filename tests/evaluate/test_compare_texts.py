@@ -10,11 +10,12 @@ import pytest
 from stub_table import strict
 
 import paradec_jax as pd
-from paradec_jax import cli, store
+from paradec_jax import cli
 from paradec_jax.cli.compare_texts import usual_of
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.text import character_tokenizer
 from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.disk import bundled
 from paradec_jax.evaluate import compare_texts as table
 from paradec_jax.evaluate.compare_texts import Source, compare_texts, draw, write_texts
 from paradec_jax.evaluate.judge import judge_ids, judge_texts
@@ -262,7 +263,7 @@ class TestCommand:
     def test_rivals_are_compared_where_they_are_here(self, monkeypatch):
         own = FAMILIES["masked_diffusion"]
         assert usual_of(own) == [*own.bundled, *own.texts.rivals] and own.texts.rivals
-        monkeypatch.setattr(store, "CHECKOUT", Path("nowhere"))
+        monkeypatch.setattr(bundled, "CHECKOUT", Path("nowhere"))
         assert usual_of(own) == [*own.bundled]
         assert usual_of(dataclasses.replace(own, bundled=())) == []
 
