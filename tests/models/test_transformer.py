@@ -180,14 +180,14 @@ def test_prepared_parameters_give_the_same_logits(kind):
     prepared = network.prepare(params_of(KINDS[kind]))
     assert network.prepare(prepared) is prepared
     logits, _ = call(network, prepared, TOKENS, positions_of(TOKENS))
-    np.testing.assert_allclose(logits, uncached(kind)[0], atol=1e-6)
+    np.testing.assert_allclose(logits, uncached(kind)[0], atol=ATOL)
 
 
 def test_vectors_may_take_the_place_of_tokens():
     network, params = TransformerNetwork(BASE), params_of(BASE)
     vectors = network.embedding(params)[TOKENS]
     logits, _ = call(network, params, vectors, positions_of(TOKENS))
-    np.testing.assert_allclose(logits, uncached("qwen2")[0], atol=1e-6)
+    np.testing.assert_allclose(logits, uncached("qwen2")[0], atol=ATOL)
 
 
 def test_positions_matter_only_relatively():
