@@ -275,7 +275,7 @@ BLOCK_DIFFUSION = Family(
         ),
         Setting("block", BlockDenoising()),
     ),
-    bundled=(),
+    bundled=("tiny-sdar",),
 )
 
 FAMILIES: dict[str, Family] = {
