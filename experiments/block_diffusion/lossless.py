@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import numpy as np
 import tyro
 
@@ -109,6 +110,7 @@ def rows_of(options: Options, model: Model, done: list[dict[str, Any]]) -> Itera
                 "seconds": time.perf_counter() - clock,
                 "facts": facts.facts() | {"dtypes": facts.dtypes(model.params)},
             }
+            jax.clear_caches()  # with all rows' programs kept, LLVM ran out of memory to map after 57 rows
 
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
