@@ -2,7 +2,8 @@
 
 from paradec_jax.train.checkpoint import Checkpoints, SaveFailed
 from paradec_jax.train.holder import FolderHeld
-from paradec_jax.train.loop import DataIterator, fit
+from paradec_jax.train.iterator import DataIterator
+from paradec_jax.train.loop import fit
 from paradec_jax.train.optimizers import adamw, decay_mask, muon, warmup_stable_decay
 from paradec_jax.train.preempt import Preempted
 from paradec_jax.train.rounds import Rounds

@@ -3,18 +3,13 @@
 import contextlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from paradec_jax.train.checkpoint import Checkpoints
 from paradec_jax.train.holder import held
 from paradec_jax.train.identity import compare, record
+from paradec_jax.train.iterator import DataIterator
 from paradec_jax.train.state import TrainState
-
-
-class Resumable(Protocol):
-    """Data that can be put where it stood."""
-
-    def set_state(self, state: Any) -> None: ...
 
 
 class RunFolder:
@@ -62,7 +57,7 @@ class RunFolder:
         self._run = run
         self._computed = [] if self.newest is None else compare(self.folder, run, allow)
 
-    def restore(self, shape: TrainState, data: Resumable, steps: int) -> TrainState:
+    def restore(self, shape: TrainState, data: DataIterator, steps: int) -> TrainState:
         """The state of the newest readable checkpoint; puts the data where it stood."""
         state, data_state = self.checkpoints.restore(shape)
         if int(state.step) > steps:

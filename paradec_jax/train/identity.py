@@ -17,6 +17,7 @@ import optax
 from paradec_jax import facts
 from paradec_jax.io import atomic_write_text, one_sentence, read_object
 from paradec_jax.train.checkpoint import describe
+from paradec_jax.train.iterator import DataIterator
 from paradec_jax.train.state import TrainState
 
 PyTree = Any
@@ -31,7 +32,7 @@ NAMES = (*SETTINGS, "optimizer", "data", "key", "parameters", "frozen", "recipe"
 def identity(
     shape: TrainState,
     optimizer: optax.GradientTransformation,
-    data: Any,
+    data: DataIterator,
     key: jax.Array,
     *,
     frozen: PyTree = None,
@@ -163,7 +164,7 @@ def _optimizer(optimizer: optax.GradientTransformation, shape: TrainState) -> di
     }
 
 
-def _data(data: Any) -> dict[str, str]:
+def _data(data: DataIterator) -> dict[str, str]:
     place = data.get_state()
     try:
         batch = next(data)

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import optax
@@ -13,6 +13,7 @@ import optax
 from paradec_jax.train.clock import Clock
 from paradec_jax.train.folder import RunFolder
 from paradec_jax.train.identity import check_allowed, identity
+from paradec_jax.train.iterator import DataIterator
 from paradec_jax.train.log import Log
 from paradec_jax.train.preempt import Preemption, leave
 from paradec_jax.train.profile import Profile
@@ -23,17 +24,6 @@ from paradec_jax.train.window import Window
 from paradec_jax.train.writers import Writer
 
 PyTree = Any
-
-
-@runtime_checkable
-class DataIterator(Protocol):
-    """What `fit` asks of its data; Grain's iterators fulfil it. The state is bytes or what JSON can hold."""
-
-    def __next__(self) -> Any: ...
-
-    def get_state(self) -> Any: ...
-
-    def set_state(self, state: Any) -> None: ...
 
 
 def fit(
