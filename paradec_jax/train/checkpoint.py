@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import shutil
+import sys
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ PyTree = Any
 FORMAT = 1
 FORMER = ("qkv", "qk_bias", "gate_up")  # parameters that joined several matrices
 _COUNT = "ema_count"
-_SAVERS = ("future.py", "async_checkpointer.py", "checkpoint_manager.py")
+_SAVERS = ("future.py", "async_checkpointer.py", "checkpoint_manager.py", "checkpoint.py")
 
 
 class SaveFailed(OSError):
@@ -41,6 +42,20 @@ class _Raised(logging.Filter):
 
 
 logging.getLogger("absl").addFilter(_Raised())
+
+
+def _drop_late_answers() -> None:
+    """When a write fails, those beside it find Orbax's event loop closed and print tracebacks that help nobody."""
+    former = sys.unraisablehook
+    if getattr(former, "drops_late_answers", False):
+        return
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            former(unraisable)
+
+    hook.drops_late_answers = True  # type: ignore[attr-defined]
+    sys.unraisablehook = hook
 
 
 class Checkpoints:
@@ -129,6 +144,7 @@ class Checkpoints:
         args = ocp.args.Composite(
             state=ocp.args.StandardSave(tree), run=ocp.args.JsonSave({"crc32": _crc32(body), "body": body})
         )
+        _drop_late_answers()
         with self._saving():
             saved = self._manager.save(int(state.step), args=args)
         if not saved:
