@@ -75,10 +75,10 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages that decide speed; None of one that is not installed."""
+def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str | None]:
+    """Versions of Python and of packages, by default those that decide speed; None of one that is not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
-    for name in PACKAGES:
+    for name in packages:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

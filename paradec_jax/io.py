@@ -84,8 +84,8 @@ def claimed(make: Callable[[], Path]) -> Iterator[Path]:
         ):  # another took it for a leftover: once more
             descriptor = os.open(path, os.O_RDONLY)
             try:
-                with contextlib.suppress(_NoLocks):
-                    _lock(descriptor)
+                with contextlib.suppress(NoLocks):
+                    lock(descriptor)
                 if path.exists():
                     break
             except BaseException:
@@ -109,14 +109,14 @@ def clear_leftovers(path: Path, mark: str) -> None:
     ours = re.compile(rf"\.{re.escape(path.name)}\.{mark}")
     for name in os.listdir(path.parent):
         if ours.fullmatch(name):
-            with contextlib.suppress(FileNotFoundError, BlockingIOError, PermissionError, _NoLocks):
+            with contextlib.suppress(FileNotFoundError, BlockingIOError, PermissionError, NoLocks):
                 _clear(path.with_name(name), path)
 
 
 def _clear(leftover: Path, path: Path) -> None:
     descriptor = os.open(leftover, os.O_RDONLY)
     try:
-        _lock(descriptor)
+        lock(descriptor)
         if leftover.suffix == ".old" and not path.exists():
             leftover.rename(path)
         elif leftover.is_dir():
@@ -127,16 +127,16 @@ def _clear(leftover: Path, path: Path) -> None:
         os.close(descriptor)
 
 
-class _NoLocks(OSError):
-    """The file system has no locks."""
+class NoLocks(OSError):
+    """The file system, or the system, has no locks."""
 
 
-def _lock(descriptor: int) -> None:
+def lock(descriptor: int) -> None:
     """Locks a file or folder for as long as its descriptor is open.
 
     Raises:
       BlockingIOError: another has the lock.
-      _NoLocks: there are none.
+      NoLocks: there are none.
     """
     try:
         import fcntl  # of POSIX alone
@@ -145,4 +145,4 @@ def _lock(descriptor: int) -> None:
     except BlockingIOError:
         raise
     except (ImportError, OSError) as error:
-        raise _NoLocks from error
+        raise NoLocks from error

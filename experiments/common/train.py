@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import tyro
 
+from experiments.common.command import run
 from paradec_jax import store
 from paradec_jax.config import CausalConfig, RecurrentDepthConfig
 from paradec_jax.data import build_tokenizer, token_spec, word_problem_batches
@@ -184,6 +185,7 @@ def main(
     recipe: tyro.conf.OmitSubcommandPrefixes[tyro.extras.subcommand_type_from_defaults(RECIPES)],
     folder: Path | None = None,
     export: Path | None = None,
+    allow: tuple[str, ...] = (),
 ) -> None:
     """Trains a model and, when done, writes the averaged weights as a model folder.
 
@@ -191,6 +193,7 @@ def main(
       recipe: the numbers of the run.
       folder: where checkpoints and metrics go; `runs/NAME` by default.
       export: where the finished model goes; `FOLDER/model` by default.
+      allow: what may differ from what the run was begun with (`FOLDER/run.json`), such as "optimizer" or "recipe".
     """
     jax.config.update("jax_default_matmul_precision", recipe.matmul_precision)
     config = PRESETS[recipe.preset]
@@ -238,6 +241,8 @@ def main(
         checkpoint_every=200,
         log_every=20,
         ema_decay=recipe.ema_decay,
+        recipe=recipe,
+        allow=allow,
     )
     assert state.ema is not None
     params = rounded(state.ema, recipe.exported_bits)
@@ -246,5 +251,4 @@ def main(
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_compilation_cache_dir", str(Path(".cache/jax").resolve()))
-    tyro.cli(main)
+    run(main)

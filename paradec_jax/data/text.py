@@ -230,6 +230,11 @@ class TextBatches:
     def __init__(self, iterator: "grain.DatasetIterator[Batch]", digest: str) -> None:
         self._iterator, self._digest = iterator, digest
 
+    @property
+    def digest(self) -> str:
+        """Of the text, the tokenizer and the split."""
+        return self._digest
+
     def __next__(self) -> Batch:
         return next(self._iterator)
 

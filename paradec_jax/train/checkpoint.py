@@ -1,11 +1,15 @@
 """Checkpoints of a run: Orbax, asynchronous, atomic, verified when read."""
 
 import base64
+import contextlib
 import json
+import logging
 import math
 import shutil
+import sys
 import warnings
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +19,43 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from paradec_jax.train.state import TrainState
+from paradec_jax.io import one_sentence
+from paradec_jax.train.state import TrainState, shapes
 
 PyTree = Any
 
 FORMAT = 1
 FORMER = ("qkv", "qk_bias", "gate_up")  # parameters that joined several matrices
 _COUNT = "ema_count"
+_SAVERS = ("future.py", "async_checkpointer.py", "checkpoint_manager.py", "checkpoint.py")
+
+
+class SaveFailed(OSError):
+    """A checkpoint could not be written, for want of room as a rule; those before it stay."""
+
+
+class _Raised(logging.Filter):
+    """Drops Orbax's tracebacks of saves that failed in its threads: they are raised as `SaveFailed` too."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and record.filename in _SAVERS and "orbax" in record.pathname)
+
+
+logging.getLogger("absl").addFilter(_Raised())
+
+
+def _drop_late_answers() -> None:
+    """When a write fails, those beside it find Orbax's event loop closed and print tracebacks that help nobody."""
+    former = sys.unraisablehook
+    if getattr(former, "drops_late_answers", False):
+        return
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            former(unraisable)
+
+    hook.drops_late_answers = True  # type: ignore[attr-defined]
+    sys.unraisablehook = hook
 
 
 class Checkpoints:
@@ -59,12 +93,22 @@ class Checkpoints:
         self.close()
 
     def close(self) -> None:
-        """Waits for the save in flight and releases the threads."""
-        self._manager.close()
+        """Waits for the save in flight and releases the threads; raises SaveFailed as `wait` does."""
+        with self._saving():
+            self._manager.close()
+
+    def wait(self) -> None:
+        """Waits for the save in flight.
+
+        Raises:
+          SaveFailed: it could not be written.
+        """
+        with self._saving():
+            self._manager.wait_until_finished()
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints on disk, ascending, after waiting for the save in flight."""
-        self._manager.wait_until_finished()
+        """Steps of the checkpoints on disk, ascending, after waiting for the save in flight as `wait` does."""
+        self.wait()
         return sorted(set(self._manager.all_steps()) - set(self._unreadable))
 
     def path(self, step: int) -> Path:
@@ -83,10 +127,11 @@ class Checkpoints:
 
         Raises:
           ValueError: if the state is older than the newest checkpoint, or the folder was opened read-only.
+          SaveFailed: this save could not begin, or the one before it could not end.
         """
         if self._read_only:
             raise ValueError(f"{self.folder} was opened read-only")
-        self._manager.wait_until_finished()
+        self.wait()
         self._set_aside()
         tree = _to_arrays(state)
         body = {
@@ -94,17 +139,28 @@ class Checkpoints:
             "versions": {"jax": jax.__version__, "orbax": ocp.__version__},
             "key": str(jax.random.key_impl(state.key)),
             "data": _encode(data_state),
-            "arrays": _describe(tree, checksums=True),
+            "arrays": describe(tree, checksums=True),
         }
-        saved = self._manager.save(
-            int(state.step),
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(tree),
-                run=ocp.args.JsonSave({"crc32": _crc32(body), "body": body}),
-            ),
+        args = ocp.args.Composite(
+            state=ocp.args.StandardSave(tree), run=ocp.args.JsonSave({"crc32": _crc32(body), "body": body})
         )
+        _drop_late_answers()
+        with self._saving():
+            saved = self._manager.save(int(state.step), args=args)
         if not saved:
             raise ValueError(f"step {state.step} is not beyond the newest checkpoint in {self.folder}")
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Says in one sentence what went wrong: Orbax raises errors of many kinds, some of many lines."""
+        try:
+            yield
+        except Exception as error:
+            reason = "no space left on device" if "No space left" in str(error) else one_sentence(error, 120)
+            raise SaveFailed(
+                f"a checkpoint could not be written to {self.folder} ({reason}); those before it stay, and the same "
+                "command goes on from them"
+            ) from error
 
     def restore(self, state: TrainState) -> tuple[TrainState, Any]:
         """The newest checkpoint that can be read, and the data state saved with it.
@@ -113,7 +169,8 @@ class Checkpoints:
         may resume on another mesh. In checkpoints from before the average had a count of its own, it is the step.
 
         Args:
-          state: a state of the same structure, shapes and dtypes, as `TrainState.create` makes; unchanged.
+          state: a state of the same structure, shapes and dtypes, as `TrainState.create` makes, unchanged; or what
+            `TrainState.shape` tells of one, so that there is never a second state.
 
         Raises:
           FileNotFoundError: if the folder has no checkpoint.
@@ -123,7 +180,7 @@ class Checkpoints:
         steps, reasons = self.steps(), []
         if not steps:
             raise FileNotFoundError(f"no checkpoint in {self.folder}")
-        target = _to_arrays(state)
+        target = shapes(_to_arrays(state))
         for step in reversed(steps):
             try:
                 body = self._read_body(step)
@@ -151,12 +208,15 @@ class Checkpoints:
         return run["body"]
 
     def _read_arrays(self, step: int, body: dict[str, Any], target: PyTree) -> PyTree:
-        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), target)
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
+        free = jnp.zeros(()).sharding
+        placed = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or free), target
+        )
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(placed))
         tree = self._manager.restore(step, args=args)["state"]
         # Orbax commits every array to its devices; what was free to move (step, counts) must stay so.
-        tree = jax.tree.map(lambda x, t: x if t.committed else jnp.asarray(np.asarray(x)), tree, target)
-        found, saved = _describe(tree, checksums=True), body["arrays"]
+        tree = jax.tree.map(lambda x, t: x if t.sharding else _freed(x), tree, target)
+        found, saved = describe(tree, checksums=True), body["arrays"]
         bad = [name for name in saved if found[name] != saved[name]]
         if bad:
             raise OSError(f"{len(bad)} arrays have other checksums than when they were saved, first {bad[0]}")
@@ -170,7 +230,7 @@ class Checkpoints:
         if body["key"] != key:
             raise ValueError(f"{where} has a {body['key']} key, the run a {key} key")
         saved = {name: entry[:2] for name, entry in body["arrays"].items()}
-        here = _describe(target, checksums=False)
+        here = describe(target, checksums=False)
         former = sorted(name for name in saved.keys() - here.keys() if name.rsplit("/", 1)[-1] in FORMER)
         if former:
             raise ValueError(
@@ -204,6 +264,13 @@ class Checkpoints:
         self._manager.reload()
 
 
+def _freed(x: jax.Array) -> jax.Array:
+    """The same array on no device in particular; the given one is deleted, so that one at a time is there twice."""
+    free = jnp.array(np.asarray(x), copy=True)
+    x.delete()
+    return free
+
+
 def _to_arrays(state: TrainState) -> dict[str, PyTree]:
     tree = {"step": state.step, "params": state.params, "opt_state": state.opt_state}
     optional = {name: getattr(state, name) for name in ("ema", _COUNT, "teacher", "round")}
@@ -211,7 +278,7 @@ def _to_arrays(state: TrainState) -> dict[str, PyTree]:
     return tree | {"key": jax.random.key_data(state.key)}
 
 
-def _describe(tree: PyTree, *, checksums: bool) -> dict[str, list[Any]]:
+def describe(tree: PyTree, *, checksums: bool) -> dict[str, list[Any]]:
     """Shape and dtype, and on request the checksum, of every array by its path."""
     leaves = {
         jax.tree_util.keystr(path, simple=True, separator="/"): x

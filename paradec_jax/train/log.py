@@ -1,8 +1,9 @@
 """Metrics of a run: JSON lines on disk, and a progress bar or plain lines on the terminal."""
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from paradec_jax.io import atomic_write_text
+from paradec_jax.train.clock import Clock
+from paradec_jax.train.writers import Writer
 
 
 class Log:
@@ -24,12 +27,24 @@ class Log:
       steps: updates of the whole run.
       progress: whether to show a bar (on a terminal) or lines (elsewhere).
       primary: whether this process is the one that writes.
+      writers: called with the step and the metrics of every line, as they are.
+      clock: of the run, whose `log` writing and showing are; one of its own when None.
     """
 
     def __init__(
-        self, path: str | Path | None, *, step: int, steps: int, progress: bool = True, primary: bool = True
+        self,
+        path: str | Path | None,
+        *,
+        step: int,
+        steps: int,
+        progress: bool = True,
+        primary: bool = True,
+        writers: Sequence[Writer] = (),
+        clock: Clock | None = None,
     ) -> None:
-        self._steps = steps
+        self._clock = Clock() if clock is None else clock
+        self._steps, self._path = steps, path
+        self._writers = tuple(writers) if primary else ()
         self._file = None
         if path is not None and primary:
             _truncate(Path(path), step)
@@ -50,11 +65,29 @@ class Log:
         self.close()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes and shows metrics after `step` updates; `step_s`, seconds an update, gives the ETA."""
-        if self._file is not None:
-            finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
+        """Writes and shows metrics after `step` updates; `step_s`, seconds an update, gives the ETA.
+
+        Raises:
+          OSError: the line could not be written.
+        """
+        with self._clock.on("log"):
+            self._append(step, metrics)
+            for writer in self._writers:
+                writer(step, metrics)
+            self._show(step, metrics)
+
+    def _append(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._file is None:
+            return
+        finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
+        try:
             self._file.write(json.dumps({"step": step} | finite) + "\n")
             self._file.flush()
+        except OSError as error:
+            told = f"a line could not be written to {self._path} ({error.strerror}); the checkpoints stay"
+            raise OSError(told) from error
+
+    def _show(self, step: int, metrics: Mapping[str, float]) -> None:
         text = _summary(metrics, self._steps - step)
         if self._bar is not None:
             self._bar.update(self._task, completed=step, description=text)
@@ -64,7 +97,8 @@ class Log:
     def close(self) -> None:
         """Closes the file and the bar."""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # of a line that was refused before
+                self._file.close()
         if self._bar is not None:
             self._bar.stop()
 
@@ -76,6 +110,12 @@ def _summary(metrics: Mapping[str, float], steps_left: int) -> str:
         parts.append(f"{metrics['tokens_per_s']:,.0f} tokens/s")
     if "step_s" in metrics:
         parts.append(f"ETA {timedelta(seconds=round(steps_left * metrics['step_s']))}")
+    if "wall_s" in metrics:
+        spent = {
+            name.partition("/")[2]: s for name, s in metrics.items() if name.startswith("total_seconds/")
+        }
+        told = ", ".join(f"{name} {seconds:.1f}" for name, seconds in spent.items())
+        parts.append(f"{metrics['wall_s']:.1f} s: {told}")
     return "  ".join(parts)
 
 

@@ -3,49 +3,27 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
-import numpy as np
 import optax
 
-from paradec_jax.train.checkpoint import Checkpoints
+from paradec_jax.train.clock import Clock
+from paradec_jax.train.folder import RunFolder
+from paradec_jax.train.identity import check_allowed, identity
+from paradec_jax.train.iterator import DataIterator
 from paradec_jax.train.log import Log
+from paradec_jax.train.preempt import Preemption, leave
+from paradec_jax.train.profile import Profile
 from paradec_jax.train.rounds import Rounds, next_round
 from paradec_jax.train.state import TrainState
-from paradec_jax.train.step import Loss, Metrics, make_train_step
+from paradec_jax.train.step import Loss, make_train_step
+from paradec_jax.train.window import Window
+from paradec_jax.train.writers import Writer
 
 PyTree = Any
-
-
-class NonFiniteLoss(RuntimeError):
-    """The loss or a gradient of an update was NaN or infinite.
-
-    Attributes:
-      step: the update, counted from 1 as in the log.
-      checkpoint: folder of the last checkpoint, saved before that update, or None.
-    """
-
-    def __init__(self, step: int, loss: float, grad_norm: float, checkpoint: Path | None) -> None:
-        kept = f"the last good checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint"
-        super().__init__(
-            f"update {step} had loss {loss} and gradient norm {grad_norm} and was not applied; {kept}"
-        )
-        self.step = step
-        self.checkpoint = checkpoint
-
-
-@runtime_checkable
-class DataIterator(Protocol):
-    """What `fit` asks of its data; Grain's iterators fulfil it. The state is bytes or what JSON can hold."""
-
-    def __next__(self) -> Any: ...
-
-    def get_state(self) -> Any: ...
-
-    def set_state(self, state: Any) -> None: ...
 
 
 def fit(
@@ -71,16 +49,24 @@ def fit(
     limit_s: float | None = None,
     resume: bool = True,
     progress: bool = True,
+    allow: Sequence[str] = (),
+    recipe: Any = None,
+    donate: bool = False,
+    profile: tuple[int, int] | None = None,
+    flops: Callable[[Any], float] | None = None,
+    writers: Sequence[Writer] = (),
 ) -> TrainState:
     """Trains to `steps` updates, from scratch or from the newest readable checkpoint in `folder`.
 
     A run that is killed and called again with the same arguments ends as the run that was not, to the bit
     where the device's arithmetic is deterministic: parameters, randomness, place in the data, logged losses.
+    So does one that SIGTERM or a first SIGINT asked to end: it saves after the update under way (`Preempted`).
     The host waits for the device only to log, evaluate, save, and once to compile.
 
     Args:
       loss: `(params, frozen, batch, key) -> (scalar, metrics)`, see `make_train_step`.
-      params: initial parameters; copied, never donated.
+      params: initial parameters; copied, and not donated unless `donate` says so. A run that goes on reads their
+        shapes alone.
       data: batches, dicts of arrays.
       frozen: second argument of the loss (a backbone); not trained, not saved.
       teacher: parameters of a teacher, copied and saved with the state; the loss finds them and the round in its
@@ -90,12 +76,14 @@ def fit(
       optimizer: an optax chain, such as `adamw`.
       steps: updates of the whole run, those before a resumption included.
       key: typed PRNG key of the run; ignored on resumption.
-      folder: holds `checkpoints/` and `metrics.jsonl`; None saves and logs nothing on disk.
+      folder: holds `checkpoints/`, `metrics.jsonl` and `run.json`, which says what makes the run (`identity`); one
+        call at a time may have it (`held`). None saves and logs nothing on disk, and takes no signals.
       checkpoint_every: updates between checkpoints; the last update is always saved.
       keep: checkpoints to keep.
       log_every: updates between lines of the log. A line holds the means since the line before it, `step_s`
         (seconds an update), `tokens_per_s` (size of `batch["tokens"]`, else `batch["weights"]`, padding
-        included) and, on the first line of a process, `compile_s`, whose update is left out of the rates.
+        included), from both of which the first update is left out, which compiles, and `seconds/...`, where the time
+        since the line before went (`Clock`). The last line of a call, `wall_s` and `total_seconds/...`, sums them up.
       ema_decay: decay of the moving average of parameters, or None for none.
       ema_warmup: whether that decay is warmed up (`update_ema`).
       accumulate: micro-batches an update.
@@ -106,130 +94,124 @@ def fit(
         no limit.
       resume: whether to go on from a checkpoint in `folder`.
       progress: whether to show progress on the terminal.
+      allow: what may differ from what `run.json` says when a run goes on: names of `identity.NAMES`, as "optimizer".
+      recipe: what else makes the run and is to be compared, such as options of the loss: a dataclass or JSON values.
+      donate: whether the arrays of `params` and `teacher` are given away: deleted as soon as they are copied or, in a
+        run that goes on, not needed, so that the memory holds them and the state only while a new run begins.
+      profile: (first, last) of the updates whose trace is kept in `folder/profile` (`Profile`).
+      flops: operations of an update on a batch, such as `lambda batch: 3 * network.work(rows, length, 0).flops`;
+        lines of the log then have `flops_per_s`, model operations a second.
+      writers: called with the step and the values of every line of the log; see `writers`.
 
     Returns:
       The state after `steps` updates, or after fewer where `limit_s` ended the call.
 
     Raises:
       NonFiniteLoss: at the first line of the log after such an update; the checkpoints stay as they were.
+      Preempted: a signal asked the run to end, and it saved; an exit with code 0 where nobody catches it.
       ValueError: if a count is not positive, if `rounds` come without a teacher or `limit_s` without a folder, if
-        `folder` has checkpoints and `resume` is false, if its newest is beyond `steps`, if the data ends early, or
-        from `make_train_step`, `next_round` and `Checkpoints.restore`.
+        `folder` has checkpoints and `resume` is false, if its newest is beyond `steps`, if the run differs from
+        `run.json` there or that is broken, if the data ends early, or from `make_train_step`, `next_round`, `Profile`
+        and `Checkpoints.restore`.
+      OSError: if `folder` cannot be written, or another call has it, before anything else is done; if it is full.
       RuntimeError: if `folder` has checkpoints and none can be read.
     """
-    counts = {
-        "steps": steps,
-        "checkpoint_every": checkpoint_every,
-        "log_every": log_every,
-        "evaluate_every": evaluate_every,
-    }
-    for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, not {count}")
+    clock = Clock("restore")
+    _check_counts(
+        steps=steps, checkpoint_every=checkpoint_every, log_every=log_every, evaluate_every=evaluate_every
+    )
     if rounds is not None and teacher is None:
         raise ValueError("rounds need a teacher to begin with")
     if limit_s is not None and folder is None:
         raise ValueError("limit_s ends a run that a later call goes on with: give a folder")
+    check_allowed(allow)
     deadline = math.inf if limit_s is None else time.monotonic() + limit_s
-    folder = None if folder is None else Path(folder)
-    train_step = make_train_step(
-        loss, optimizer, ema_decay=ema_decay, ema_warmup=ema_warmup, accumulate=accumulate
-    )
-    state = TrainState.create(params, optimizer, key, ema=ema_decay is not None, teacher=teacher)
+    update: dict[str, Any] = {"accumulate": accumulate, "ema_decay": ema_decay, "ema_warmup": ema_warmup}
+    train_step = make_train_step(loss, optimizer, **update)
+    ema, primary = ema_decay is not None, jax.process_index() == 0
+    shape = TrainState.shape(params, optimizer, key, ema=ema, teacher=teacher)
+    trace = Profile(None if folder is None else Path(folder), profile, clock)
 
     with contextlib.ExitStack() as stack:
-        checkpoints = None
-        if folder is not None:
-            checkpoints = stack.enter_context(Checkpoints(folder / "checkpoints", keep))
-            state = _resume(state, data, checkpoints, resume, steps)
+        disk = None if folder is None else stack.enter_context(RunFolder(Path(folder), keep, primary))
+        if disk is not None:
+            told = {"frozen": frozen, "recipe": recipe, "steps": steps, "rounds": rounds, **update}
+            disk.compare(identity(shape, optimizer, data, key, **told), resume, allow)
+        begins = disk is None or disk.newest is None
+        if begins:
+            state = TrainState.create(params, optimizer, key, ema=ema, teacher=teacher)
+        given = (params, teacher) if donate else None
+        params = teacher = None  # a run that goes on needs no more than their shapes
+        _delete(given)
+        if disk is not None and not begins:
+            state = disk.restore(shape, data, steps)
         start, which = int(state.step), 0 if state.round is None else int(state.round)
-        path = None if folder is None else folder / "metrics.jsonl"
-        primary = jax.process_index() == 0
-        log = stack.enter_context(Log(path, step=start, steps=steps, progress=progress, primary=primary))
-        window = _Window()
+        if disk is not None:
+            disk.record(start + 1)
+        path, checkpoints = (None, None) if disk is None else (disk.log, disk.checkpoints)
+        shown: dict[str, Any] = {"progress": progress, "primary": primary, "writers": writers, "clock": clock}
+        log = stack.enter_context(Log(path, step=start, steps=steps, **shown))
+        signals = stack.enter_context(Preemption(disk is not None))
+        stack.enter_context(trace)
+        window, stop = Window(clock, flops), False
+        clock.switch("steps")
         for step in range(start + 1, steps + 1):
-            try:
-                batch = next(data)
-            except StopIteration:
-                raise ValueError(f"the data ended after {step - 1} batches; steps is {steps}") from None
+            with clock.on("data"):
+                batch = _next(data, step, steps)
             if rounds is not None and (step - 1) // rounds.updates > which:
                 which = (step - 1) // rounds.updates
                 state = next_round(state, rounds, which, optimizer)
-            state, metrics = train_step(state, frozen, batch)
-            window.add(step, metrics, batch)
+            trace.begin(step)
+            with clock.on(window.purpose):
+                state, metrics = train_step(state, frozen, batch)
+                window.add(step, metrics, batch)
+            trace.end(step, metrics)
 
-            late = time.monotonic() > deadline
+            stop = signals.reached(step)
+            last = stop or time.monotonic() > deadline
             test = evaluate if _due(step, evaluate_every, steps) else None
-            save = checkpoints if late or _due(step, checkpoint_every, steps) else None
+            save = checkpoints if last or _due(step, checkpoint_every, steps) else None
             if not (test or save or _due(step, log_every, steps)):
                 continue
             log.write(step, window.flush(checkpoints))
             if test:
-                log.write(step, {f"eval/{name}": float(value) for name, value in test(state).items()})
+                with clock.on("evaluate"):
+                    values = {f"eval/{name}": float(value) for name, value in test(state).items()}
+                log.write(step, values)
             if save:
-                save.save(state, data.get_state())
-            if late:
+                with clock.on("save"):
+                    save.save(state, data.get_state())
+            if last:
                 break
             window.restart_clock()
+        if checkpoints is not None:
+            with clock.on("save"):
+                checkpoints.wait()
+        if start < steps:
+            log.write(step, clock.total())
+    if stop and checkpoints is not None:
+        leave(step, checkpoints.path(step), primary)
     return state
+
+
+def _check_counts(**counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name} must be at least 1, not {count}")
 
 
 def _due(step: int, every: int, steps: int) -> bool:
     return step % every == 0 or step == steps
 
 
-def _resume(
-    state: TrainState, data: DataIterator, checkpoints: Checkpoints, resume: bool, steps: int
-) -> TrainState:
-    if not checkpoints.steps():
-        return state
-    if not resume:
-        raise ValueError(f"{checkpoints.folder} has checkpoints and resume is false; choose another folder")
-    state, data_state = checkpoints.restore(state)
-    if int(state.step) > steps:
-        raise ValueError(f"{checkpoints.path(int(state.step))} is beyond steps={steps}")
-    data.set_state(data_state)
-    return state
+def _next(data: DataIterator, step: int, steps: int) -> Any:
+    try:
+        return next(data)
+    except StopIteration:
+        raise ValueError(f"the data ended after {step - 1} batches; steps is {steps}") from None
 
 
-class _Window:
-    """Metrics since the last line of the log, left on the device until `flush`, and their clock."""
-
-    def __init__(self) -> None:
-        self._pending: list[tuple[int, Metrics]] = []
-        self._compile_s: float | None = None
-        self._first = True
-        self.restart_clock()
-
-    def restart_clock(self) -> None:
-        self._start, self._timed, self._tokens = time.perf_counter(), 0, 0
-
-    def add(self, step: int, metrics: Metrics, batch: Mapping[str, Any]) -> None:
-        self._pending.append((step, metrics))
-        if self._first:  # compiled just now: wait for its result and keep it out of the rates
-            jax.block_until_ready(metrics)
-            self._compile_s, self._first = time.perf_counter() - self._start, False
-            self.restart_clock()
-            return
-        self._timed += 1
-        self._tokens += next((np.size(batch[name]) for name in ("tokens", "weights") if name in batch), 0)
-
-    def flush(self, checkpoints: Checkpoints | None) -> dict[str, float]:
-        """Means over the window, its rates; raises NonFiniteLoss if an update was not applied."""
-        fetched = jax.device_get(self._pending)
-        elapsed = time.perf_counter() - self._start
-        self._pending = []
-        for step, metrics in fetched:
-            if not metrics["finite"]:
-                saved = [checkpoints.path(s) for s in checkpoints.steps()] if checkpoints else []
-                last = saved[-1] if saved else None
-                raise NonFiniteLoss(step, float(metrics["loss"]), float(metrics["grad_norm"]), last)
-        names = [name for name in fetched[0][1] if name != "finite"]
-        line = {name: float(np.mean([m[name] for _, m in fetched], dtype=np.float64)) for name in names}
-        if self._timed:
-            line["step_s"] = elapsed / self._timed
-            if self._tokens:
-                line["tokens_per_s"] = self._tokens / elapsed
-        if self._compile_s is not None:
-            line["compile_s"], self._compile_s = self._compile_s, None
-        return line
+def _delete(tree: PyTree) -> None:
+    for x in jax.tree.leaves(tree):
+        if isinstance(x, jax.Array) and not x.is_deleted():
+            x.delete()

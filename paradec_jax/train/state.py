@@ -67,6 +67,42 @@ class TrainState:
             round=None if teacher is None else jnp.zeros((), jnp.int32),
         )
 
+    @classmethod
+    def shape(
+        cls,
+        params: PyTree,
+        optimizer: optax.GradientTransformation,
+        key: jax.Array,
+        *,
+        ema: bool = False,
+        teacher: PyTree | None = None,
+    ) -> "TrainState":
+        """What `create` makes of the same arguments, as `shapes`, but for the key.
+
+        It makes none of the arrays unless the caller has placed some of `params` or `teacher` on devices, where the
+        optimizer alone knows the place of its own.
+
+        Raises:
+          TypeError: as `create` does.
+        """
+        placed = any(getattr(x, "committed", False) for x in jax.tree.leaves((params, teacher)))
+
+        def make(params: PyTree, teacher: PyTree) -> "TrainState":
+            return cls.create(params, optimizer, key, ema=ema, teacher=teacher)
+
+        made = make(params, teacher) if placed else jax.eval_shape(make, params, teacher)
+        return dataclasses.replace(shapes(made), key=key)
+
+
+def shapes(tree: PyTree) -> PyTree:
+    """Shape and dtype of every array, and its sharding where it is bound to devices."""
+
+    def shape_of(x: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        bound = x.sharding if getattr(x, "committed", isinstance(x, jax.ShapeDtypeStruct)) else None
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=bound)
+
+    return jax.tree.map(shape_of, tree)
+
 
 def update_ema(
     ema: PyTree, params: PyTree, count: jax.Array | int, decay: float, *, warmup: bool = True

@@ -50,7 +50,7 @@ ALLOWED = {
         "timing",
         "tokenizer",
     },
-    "train": {"io"},
+    "train": {"facts", "io"},
 }
 TOP = {
     "__init__",

@@ -71,7 +71,7 @@ def test_finished_run_returns_its_state(tmp_path, whole):
     _, expected = whole
     train(tmp_path)
     before = (tmp_path / "metrics.jsonl").read_text()
-    assert_same(train(tmp_path, Batches(bad=0)), expected)
+    assert_same(train(tmp_path, Batches(bad=1)), expected)
     assert (tmp_path / "metrics.jsonl").read_text() == before
 
 
@@ -102,7 +102,7 @@ def test_damaged_newest_checkpoint_falls_back(tmp_path, whole, how):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert_same(train(tmp_path), expected)
-    assert [line["step"] for line in log_lines(tmp_path)] == [3, 4, 6, 8, 9, 12]
+    assert [step for step, _ in losses_by_step(tmp_path)] == [3, 4, 6, 8, 9, 12]
 
 
 def test_no_readable_checkpoint(tmp_path):
@@ -120,11 +120,11 @@ def test_no_readable_checkpoint(tmp_path):
 def test_checkpoint_of_another_model_is_refused(tmp_path):
     train(tmp_path)
     with pytest.raises(ValueError, match=r"another ema: ema/embedding is .* there and missing in this run"):
-        train(tmp_path, ema_decay=None)
+        train(tmp_path, ema_decay=None, allow=("ema_decay",))
     with pytest.raises(ValueError, match="resume is false"):
         train(tmp_path, resume=False)
     with pytest.raises(ValueError, match="is beyond steps=8"):
-        train(tmp_path, steps=8)
+        train(tmp_path, steps=8, allow=("steps",))
 
 
 def test_nan_stops_and_keeps_the_last_good_checkpoint(tmp_path):
@@ -162,7 +162,7 @@ def test_fit_logs_evaluations_and_rates(tmp_path):
         (12, 12),
     ]
     first, second, *_ = (line for line in lines if "loss" in line)
-    assert first["compile_s"] > 0 and "compile_s" not in second
+    assert first["seconds/compile"] > 0 and second["seconds/compile"] == 0
     np.testing.assert_allclose(second["tokens_per_s"] * second["step_s"], 12)
     with pytest.raises(ValueError, match="the data ended after 2 batches"):
         train(None, data=Short())
@@ -187,4 +187,4 @@ def test_grain_iterator_resumes(tmp_path, whole):
     with pytest.raises(ValueError, match="the data ended after 12 batches"):
         train(tmp_path, data(), steps=STEPS + 4)
     (tmp_path / "checkpoints" / "12").rename(tmp_path / "lost")
-    assert_same(train(tmp_path, data()), whole[1])
+    assert_same(train(tmp_path, data(), allow=("steps",)), whole[1])

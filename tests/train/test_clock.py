@@ -1,0 +1,105 @@
+"""Where time went, and who else is told: lines that sum to the wall time, writers, a trace, operations a second."""
+
+import json
+import sys
+import time
+import types
+
+import numpy as np
+import pytest
+from noisy_regression import STEPS, Batches, train
+
+from paradec_jax.train import writers
+from paradec_jax.train.clock import PURPOSES, Clock
+
+
+def test_every_nanosecond_has_one_purpose():
+    begun = time.perf_counter()
+    clock = Clock("restore")
+    with clock.on("evaluate"):
+        time.sleep(0.02)
+        with clock.on("log"):
+            time.sleep(0.01)
+    first = clock.lap()
+    clock.switch("steps")
+    second, total = clock.lap(), clock.total()
+    elapsed = time.perf_counter() - begun
+    assert first["seconds/evaluate"] >= 0.02 and first["seconds/log"] >= 0.01 and second["seconds/log"] == 0
+    assert set(first) == {f"seconds/{name}" for name in PURPOSES}
+    wall = total.pop("wall_s")
+    np.testing.assert_allclose(sum(total.values()), wall, atol=1e-9)
+    assert sum((*first.values(), *second.values())) <= wall + 1e-9 <= elapsed + 2e-9
+
+
+def test_the_log_of_a_run_sums_to_its_wall_time(tmp_path):
+    seen = []
+
+    def evaluate(state):
+        time.sleep(0.05)
+        return {"one": 1.0}
+
+    begun = time.perf_counter()
+    train(
+        tmp_path,
+        Batches(delay=0.01),
+        evaluate=evaluate,
+        evaluate_every=6,
+        flops=lambda batch: 7.0,
+        writers=[lambda step, values: seen.append({"step": step, **values})],
+        profile=(2, 3),
+    )
+    elapsed = time.perf_counter() - begun
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == seen
+    *before, last = lines
+    spent = {name: last[f"total_seconds/{name}"] for name in PURPOSES}
+    np.testing.assert_allclose(sum(spent.values()), last["wall_s"], atol=1e-9)
+    assert last["step"] == STEPS and last["wall_s"] <= elapsed
+    assert spent["data"] >= 0.01 * STEPS and spent["evaluate"] >= 0.1 and min(spent.values()) > 0
+    laps = [line for line in before if "loss" in line]
+    for name in PURPOSES:
+        assert sum(line[f"seconds/{name}"] for line in laps) <= spent[name] + 1e-9
+    assert laps[0]["seconds/restore"] == spent["restore"] and laps[0]["seconds/compile"] == spent["compile"]
+    for line in laps[1:]:
+        np.testing.assert_allclose(line["flops_per_s"] * line["step_s"], 7.0)
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+@pytest.mark.parametrize("updates", [(0, 3), (3, 2)])
+def test_a_trace_needs_a_range_and_a_folder(tmp_path, updates):
+    with pytest.raises(ValueError, match="profile must be"):
+        train(tmp_path, profile=updates)
+    with pytest.raises(ValueError, match="give a folder"):
+        train(None, profile=(1, 2))
+    assert not list(tmp_path.iterdir())
+
+
+def test_tensorboard_gets_what_is_finite(monkeypatch):
+    told = []
+    events = types.SimpleNamespace(
+        add_scalar=lambda *scalar: told.append(scalar), flush=lambda: told.append("flushed")
+    )
+    monkeypatch.setitem(
+        sys.modules, "tensorboardX", types.SimpleNamespace(SummaryWriter=lambda folder: events)
+    )
+    writers.tensorboard("runs")(3, {"loss": 1.5, "ratio": float("nan")})
+    assert told == [("loss", 1.5, 3), "flushed"]
+
+
+def test_weights_and_biases_gets_a_line_at_once(monkeypatch):
+    told = []
+
+    def init(**options):
+        told.append(options)
+        return types.SimpleNamespace(log=lambda values, step: told.append((step, values)))
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    writers.wandb("mine", mode="offline")(3, {"loss": 1.5, "ratio": float("inf")})
+    assert told == [{"project": "mine", "mode": "offline"}, (3, {"loss": 1.5})]
+
+
+@pytest.mark.parametrize(("module", "extra"), [("tensorboardX", "tensorboard"), ("wandb", "wandb")])
+def test_what_is_missing_is_named(monkeypatch, module, extra):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"paradec-jax\[{extra}\]"):
+        getattr(writers, extra)("runs")
