@@ -13,6 +13,7 @@ import optax
 
 from paradec_jax.train.checkpoint import Checkpoints
 from paradec_jax.train.log import Log
+from paradec_jax.train.place import create_state
 from paradec_jax.train.rounds import Rounds, next_round
 from paradec_jax.train.state import TrainState
 from paradec_jax.train.step import Loss, Metrics, make_train_step
@@ -71,6 +72,7 @@ def fit(
     limit_s: float | None = None,
     resume: bool = True,
     progress: bool = True,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> TrainState:
     """Trains to `steps` updates, from scratch or from the newest readable checkpoint in `folder`.
 
@@ -105,7 +107,9 @@ def fit(
       limit_s: seconds after which this call saves and returns, before `steps`; needs a folder to go on from. None for
         no limit.
       resume: whether to go on from a checkpoint in `folder`.
-      progress: whether to show progress on the terminal.
+      progress: whether to show progress on the terminal, on a mesh first where the parameters lie.
+      mesh: of `make_mesh`, on which the state lies by the rules of `sharding`, and every batch by rows; that on which
+        `params` lie already, or none, when None. A run may be resumed on another one.
 
     Returns:
       The state after `steps` updates, or after fewer where `limit_s` ended the call.
@@ -114,7 +118,7 @@ def fit(
       NonFiniteLoss: at the first line of the log after such an update; the checkpoints stay as they were.
       ValueError: if a count is not positive, if `rounds` come without a teacher or `limit_s` without a folder, if
         `folder` has checkpoints and `resume` is false, if its newest is beyond `steps`, if the data ends early, or
-        from `make_train_step`, `next_round` and `Checkpoints.restore`.
+        from `make_train_step`, `create_state`, `next_round` and `Checkpoints.restore`.
       RuntimeError: if `folder` has checkpoints and none can be read.
     """
     counts = {
@@ -135,16 +139,19 @@ def fit(
     train_step = make_train_step(
         loss, optimizer, ema_decay=ema_decay, ema_warmup=ema_warmup, accumulate=accumulate
     )
-    state = TrainState.create(params, optimizer, key, ema=ema_decay is not None, teacher=teacher)
+    state, place = create_state(mesh, params, optimizer, key, ema=ema_decay is not None, teacher=teacher)
+    train_step, frozen = place.step(train_step), place.frozen(frozen)
 
     with contextlib.ExitStack() as stack:
         checkpoints = None
         if folder is not None:
             checkpoints = stack.enter_context(Checkpoints(folder / "checkpoints", keep))
-            state = _resume(state, data, checkpoints, resume, steps)
+            state = place.put(_resume(state, data, checkpoints, resume, steps))
         start, which = int(state.step), 0 if state.round is None else int(state.round)
         path = None if folder is None else folder / "metrics.jsonl"
         primary = jax.process_index() == 0
+        if place.mesh is not None and progress and primary:
+            print(place.layout(state), flush=True)
         log = stack.enter_context(Log(path, step=start, steps=steps, progress=progress, primary=primary))
         window = _Window()
         for step in range(start + 1, steps + 1):
@@ -154,8 +161,8 @@ def fit(
                 raise ValueError(f"the data ended after {step - 1} batches; steps is {steps}") from None
             if rounds is not None and (step - 1) // rounds.updates > which:
                 which = (step - 1) // rounds.updates
-                state = next_round(state, rounds, which, optimizer)
-            state, metrics = train_step(state, frozen, batch)
+                state = place.put(next_round(state, rounds, which, optimizer))
+            state, metrics = train_step(state, frozen, place.batch(batch))
             window.add(step, metrics, batch)
 
             late = time.monotonic() > deadline
