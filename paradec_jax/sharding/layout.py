@@ -6,24 +6,24 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from paradec_jax.models import axes
-from paradec_jax.sharding.mesh import check_mesh, placed_on
+from paradec_jax.sharding.mesh import AnyMesh, check_mesh, placed_on
 from paradec_jax.sharding.rules import assign, row_axes
 
 PyTree = Any
 _SAME = re.compile(r"_\d+(?=/|$)")
 
 
-def shardings(params: PyTree, mesh: Mesh) -> PyTree:
+def shardings(params: PyTree, mesh: AnyMesh) -> PyTree:
     """Where each parameter lies on a mesh, by its logical axes (`models.axes`) and the rules (`sharding.rules`).
 
     Args:
       params: parameters of any family, raw or prepared, or shapes of them; those of several networks in one tree
         as well. Arrays that lie on the mesh already stay as they lie.
-      mesh: of `make_mesh`.
+      mesh: of `make_mesh`; a `jax.sharding.AbstractMesh` where it is a plan.
 
     Returns:
       A NamedSharding for each, for `jax.device_put`, `jax.jit` or a ShapeDtypeStruct.
@@ -42,7 +42,7 @@ def shardings(params: PyTree, mesh: Mesh) -> PyTree:
     return jax.tree_util.tree_map_with_path(place, params)
 
 
-def shardings_like(tree: PyTree, params: PyTree, placed: PyTree, mesh: Mesh) -> PyTree:
+def shardings_like(tree: PyTree, params: PyTree, placed: PyTree, mesh: AnyMesh) -> PyTree:
     """Where the arrays of a tree lie that holds trees like the parameters': a state, an optimizer's, an average.
 
     An array lies as the parameter whose path ends its own and whose shape it has; every other one lies whole on every
@@ -65,7 +65,7 @@ def shardings_like(tree: PyTree, params: PyTree, placed: PyTree, mesh: Mesh) -> 
     return jax.tree_util.tree_map_with_path(place, tree)
 
 
-def row_shardings(tree: PyTree, mesh: Mesh) -> PyTree:
+def row_shardings(tree: PyTree, mesh: AnyMesh) -> PyTree:
     """Where the arrays of a batch or a request lie: the leading axis by rows where that divides, the others whole.
 
     Raises:
@@ -81,7 +81,7 @@ def row_shardings(tree: PyTree, mesh: Mesh) -> PyTree:
     return jax.tree.map(place, tree)
 
 
-def layout(params: PyTree, mesh: Mesh) -> str:
+def layout(params: PyTree, mesh: AnyMesh) -> str:
     """A table for people: where the parameters lie, which rules did not divide an axis, and the bytes of a device.
 
     Parameters of equal names, layers aside, and shapes share a line. Rules that do not divide an axis are named for

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
+AnyMesh = Mesh | AbstractMesh  # of devices, or of their numbers alone
 AXES = ("data", "fsdp", "tensor")
 
 
@@ -44,7 +45,7 @@ def make_mesh(
     )
 
 
-def check_mesh(mesh: Mesh) -> None:
+def check_mesh(mesh: AnyMesh) -> None:
     """Refuses a mesh with axes that are not Auto. Raises ValueError."""
     other = [
         name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind != AxisType.Auto

@@ -63,8 +63,9 @@ def assign(names: tuple[str, ...], shape: tuple[int, ...], sizes: Sizes) -> tupl
 
 
 def row_axes(count: int, sizes: Sizes) -> tuple[str, ...] | None:
-    """Axes of the mesh over which so many rows lie: data and fsdp, one of them, or None."""
-    for axes in (ROWS, *((name,) for name in ROWS)):
+    """Axes of the mesh over which so many rows lie: data and fsdp, the larger one that divides them, or None."""
+    alone = sorted(ROWS, key=lambda name: -sizes.get(name, 1))
+    for axes in (ROWS, *((name,) for name in alone)):
         present = tuple(name for name in axes if sizes.get(name, 1) > 1)
         if present and count % math.prod(sizes[name] for name in present) == 0:
             return present
