@@ -106,7 +106,7 @@ def layout(params: PyTree, mesh: AnyMesh) -> str:
             if axis
         )
         matrix = len(shape) > 1 and not parts[-1].endswith("_bias")
-        why = "; ".join(missed) if matrix and spec == where.spec else ""
+        why = "; ".join(missed) if matrix and _trimmed(spec) == _trimmed(where.spec) else ""
         lines[_SAME.sub("_*", "/".join(parts)), shape] = (over, why)
     rows = [(name, str(list(shape)), over or "whole", why) for (name, shape), (over, why) in lines.items()]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
@@ -114,6 +114,14 @@ def layout(params: PyTree, mesh: AnyMesh) -> str:
     sizes = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
     head = f"mesh {sizes}: {own / 2**20:.1f} of {total / 2**20:.1f} MiB of parameters a device"
     return "\n".join([head, *table])
+
+
+def _trimmed(spec: P) -> tuple[Any, ...]:
+    """A spec without the axes at its end that lie whole, which programs leave out."""
+    axes_of_mesh = list(spec)
+    while axes_of_mesh and axes_of_mesh[-1] is None:
+        axes_of_mesh.pop()
+    return tuple(axes_of_mesh)
 
 
 def _parts(path: tuple[Any, ...]) -> tuple[str, ...]:

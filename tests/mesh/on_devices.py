@@ -326,6 +326,14 @@ def path_of(pair: tuple[Any, Any]) -> str:
     return jax.tree_util.keystr(pair[0], simple=True, separator="/")
 
 
+def layouts() -> list[str]:
+    """The table of parameters that are nowhere yet, of placed ones, and of what a program returned."""
+    where, params = pd.make_mesh(1, 1, 4), tiny_causal_params()
+    placed = jax.device_put(params, pd.shardings(params, where))
+    again = jax.jit(lambda tree: jax.tree.map(jax.numpy.copy, tree))(placed)
+    return [pd.layout(tree, where) for tree in (params, placed, again)]
+
+
 def refusals() -> dict[str, str]:
     """What is said of meshes with Explicit axes, which jax.make_mesh makes by default."""
     mesh = jax.make_mesh((4,), ("fsdp",))

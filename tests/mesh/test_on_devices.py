@@ -19,6 +19,7 @@ def quick():
         ["train", ["next token"], [HALF], 5, ["adamw"]],
         ["collectives", ["test-causal"], [2, 1, 2]],
         ["drivers", HALF, []],
+        ["layouts"],
     )
 
 
@@ -58,6 +59,11 @@ def check_drivers(found):
 
 def test_run_and_stream_give_the_same_tokens_and_a_stream_compiles_once():
     check_drivers(quick()[3])
+
+
+def test_a_layout_says_the_same_before_and_after():
+    before, *after = quick()[4]
+    assert after == [before] * 2 and "kv_heads 2 is not a multiple of tensor 4" in before
 
 
 @pytest.mark.slow
