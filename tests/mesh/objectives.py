@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from paradec_jax import losses
 from paradec_jax.config import TokenSpec
@@ -91,6 +92,8 @@ class Objective:
     teacher: Callable[[], Any] = lambda: None
 
     def optimizer(self, name: str, steps: int) -> Any:
+        if name == "sgd":
+            return optax.sgd(0.1)
         if name == "adamw":
             return adamw(3e-3, steps, warmup=2)
         return muon(3e-3, steps, axes=matrix_axes(self.network().config), warmup=2)

@@ -100,6 +100,12 @@ def trained(
     return state, found
 
 
+def relative(found: list[float], wanted: list[float]) -> float:
+    """The largest relative difference of two series."""
+    sizes = np.maximum(np.abs(wanted), 1e-30)
+    return float(np.max(np.abs(np.subtract(found, wanted)) / sizes))
+
+
 def apart(found: Any, wanted: Any) -> tuple[Any, Any]:
     """The difference of all parameters but biases of keys, and theirs.
 
@@ -131,7 +137,7 @@ def train(names: list[str], meshes: list[str], steps: int, optimizers: list[str]
                 for mesh in meshes:
                     other, told = trained(name, mesh_named(mesh), folder=Path(folder) / "mesh", **options)
                     (Path(folder) / "mesh").rename(Path(folder) / mesh)
-                    told["losses"] = float(np.max(np.abs(np.divide(told["losses"], one["losses"]) - 1)))
+                    told["losses"] = relative(told["losses"], one["losses"])
                     told["params"], told["k_bias"] = apart(other.params, state.params)
                     told["ema"], _ = apart(other.ema, state.ema)
                     found[f"{name}, {optimizer}, {mesh}"] = told
@@ -267,7 +273,7 @@ def resume(meshes: list[str], steps: int) -> float:
             options = {"steps": steps * (i + 1), "checkpoint_every": steps}
             _, other = trained("next token", mesh_named(mesh), folder=Path(folder) / "other", **options)
             assert not other["moved"] and not other["compiled"], other
-    return float(np.max(np.abs(np.divide(other["losses"], one["losses"]) - 1)))
+    return relative(other["losses"], one["losses"])
 
 
 def gradient(mesh: str) -> dict[str, Any]:
