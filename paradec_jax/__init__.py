@@ -53,6 +53,8 @@ from paradec_jax.decode import (
 from paradec_jax.families import FAMILIES, PRESETS
 from paradec_jax.generate import Generation, generate
 from paradec_jax.infill import infill
+from paradec_jax.sharding.layout import layout, row_shardings, shardings
+from paradec_jax.sharding.mesh import make_mesh
 from paradec_jax.store import Model, StoreError, load, save
 from paradec_jax.tokenizer import StreamDecoder, Tokenizer
 
@@ -103,12 +105,16 @@ __all__ = [
     "Wavefront",
     "generate",
     "infill",
+    "layout",
     "load",
+    "make_mesh",
     "make_request",
     "rollout",
+    "row_shardings",
     "run",
     "save",
     "serve",
+    "shardings",
     "stream",
     "trace",
 ]

@@ -17,6 +17,8 @@ from paradec_jax.decode import Decoded, Reason, Request, make_request, run, stre
 from paradec_jax.decode.machine.drive import finish
 from paradec_jax.decode.machine.request import keys_of
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
+from paradec_jax.sharding.layout import shardings
+from paradec_jax.sharding.mesh import mesh_of
 from paradec_jax.store import Model
 from paradec_jax.tokenizer import StreamDecoder, Tokenizer
 
@@ -68,6 +70,7 @@ def generate(
     bucket: int = 32,
     network: Any = None,
     every: int = 8,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Generation:
     """Continues texts.
 
@@ -90,6 +93,8 @@ def generate(
       network: the network to use; the decoder's own, or else the model's, by default.
       every: steps between two looks for a stop string. It changes no token; rows run on for up to as many
         steps less one, and the counts say so.
+      mesh: of `make_mesh`, on which parameters are put by the rules of `sharding` and rows lie over `data` and
+        `fsdp`; that on which the model lies already (`load`), or none, when None. No token depends on it.
 
     Raises:
       ValueError: no prompt, a prompt too long for the model, no tokenizer, or a number below 1.
@@ -109,7 +114,7 @@ def generate(
         network=network,
     )
     decoder, request = prepared.decoder, prepared.request
-    params = decoder.prepare(parameters_for(model, decoder))
+    params = decoder.prepare(on_mesh(parameters_for(model, decoder), mesh))
     if prepared.watch is None:
         return prepared.collect(run(decoder, params, request, knobs))
     states = stream(decoder, params, request, knobs, every=every, interrupt=prepared.watch)
@@ -255,6 +260,16 @@ def parameters_for(model: Model, decoder: Any) -> Any:
     if not decoder.further_networks:
         return model.params
     return {"network": model.params} | ({} if model.head is None else {"head": model.head.params})
+
+
+def on_mesh(params: Any, mesh: jax.sharding.Mesh | None) -> Any:
+    """The parameters on a mesh, by the rules of `sharding`; where they are when None.
+
+    Raises:
+      ValueError: a mesh with Explicit axes, given or theirs.
+    """
+    mesh_of(params)
+    return params if mesh is None else jax.device_put(params, shardings(params, mesh))
 
 
 def check_positive(**values: int) -> None:

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode import Masked, make_request, run
 from paradec_jax.generate import (
@@ -12,6 +14,7 @@ from paradec_jax.generate import (
     check_positive,
     equipped,
     network_for,
+    on_mesh,
     parameters_for,
     row_keys,
     tokenizer_of,
@@ -33,6 +36,7 @@ def infill(
     log_probs: bool = False,
     bucket: int = 32,
     network: Any = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Generation:
     """Fills the gaps of texts.
 
@@ -46,7 +50,7 @@ def infill(
       model: a model with a tokenizer.
       pieces: texts and numbers of tokens to be filled in between, before or after them; or a list of such lists.
       decoder: any decoder that fills holes; `Masked()` when None.
-      knobs, seed, samples, log_probs, network: as of `generate`.
+      knobs, seed, samples, log_probs, network, mesh: as of `generate`.
       bucket: the canvas is rounded up to a multiple of it; what is too much is invisible.
 
     Raises:
@@ -62,7 +66,7 @@ def infill(
         bucket=bucket,
         network=network,
     )
-    params = prepared.decoder.prepare(parameters_for(model, prepared.decoder))
+    params = prepared.decoder.prepare(on_mesh(parameters_for(model, prepared.decoder), mesh))
     return prepared.collect(run(prepared.decoder, params, prepared.request, knobs))
 
 

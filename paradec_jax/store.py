@@ -47,6 +47,8 @@ from paradec_jax.disk.folders import StoreError, names_of, refuse_existing, stag
 from paradec_jax.disk.tensors import INDEX, Lazy, TensorFiles, digests, finite, listed_in, write_tensors
 from paradec_jax.families import FAMILIES, RESIDUAL_HEAD, Shape, family_named, network_of, parameter_shapes
 from paradec_jax.io import one_sentence
+from paradec_jax.sharding.layout import shardings
+from paradec_jax.sharding.mesh import check_mesh
 from paradec_jax.tokenizer import Tokenizer
 
 __all__ = [
@@ -217,6 +219,7 @@ def load(
     verify: bool = True,
     host: bool = False,
     allow_nonfinite: bool = False,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Model:
     """Reads a model folder.
 
@@ -226,17 +229,23 @@ def load(
       verify: whether every parameter is compared with its digests.
       host: whether parameters stay NumPy arrays instead of moving to the default device.
       allow_nonfinite: whether parameters may be NaN or infinite.
+      mesh: of `make_mesh`, on which parameters are put by the rules of `sharding`; the default device when None.
 
     Raises:
       StoreError: when the folder is missing, of another format, damaged or contradicts itself.
+      ValueError: a mesh with Explicit axes, or one together with `host`.
     """
     if dtype is not None and dtype not in DTYPES:
         raise StoreError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if mesh is not None:
+        check_mesh(mesh)
+        if host:
+            raise ValueError("host keeps parameters off every device, so it does not go with a mesh")
     folder = locate(folder)
     description = read_description(folder, FORMAT_VERSION)
     config, part = _part(folder, description, NETWORK)
     token_spec = build(TokenSpec, description.get("token_spec"), f"token_spec of {folder / 'config.json'}")
-    reader = _Reader(folder, description["format_version"], dtype, verify, host, allow_nonfinite)
+    reader = _Reader(folder, description["format_version"], dtype, verify, host, allow_nonfinite, mesh)
     try:
         check_facts(config, token_spec)
         params = reader.params(config, part)
@@ -259,6 +268,7 @@ class _Reader:
     verify: bool
     host: bool
     allow_nonfinite: bool
+    mesh: jax.sharding.Mesh | None
 
     def params(self, config: Shape, part: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters of a part."""
@@ -267,8 +277,9 @@ class _Reader:
             if not self.allow_nonfinite and not finite(leaf):
                 raise StoreError(f"parameter {path} holds numbers that are NaN or infinite (allow_nonfinite)")
             leaf = leaf if self.dtype is None else leaf.astype(self.dtype)
-            leaves[path] = leaf if self.host else jax.device_put(leaf)
-        return unflatten_dict(leaves, sep="/")
+            leaves[path] = leaf if self.host or self.mesh is not None else jax.device_put(leaf)
+        params = unflatten_dict(leaves, sep="/")
+        return params if self.mesh is None else jax.device_put(params, shardings(params, self.mesh))
 
     def cast(self, config: Any) -> Any:
         """The config of what was read."""

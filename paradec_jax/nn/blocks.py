@@ -15,6 +15,7 @@ from paradec_jax.nn.backend import cpu_layouts
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.rope import Rotation, rotate, rotate_halves
+from paradec_jax.sharding.rules import by_rows
 
 ROTATIONS = {"interleaved": rotate, "halves": rotate_halves}
 PrefixMask = Bool[Array, "B S"] | Bool[Array, "B W S"]
@@ -275,9 +276,10 @@ class SandwichBlock(nn.Module):
         prefix_mask: PrefixMask | None = None,
     ) -> tuple[Float[Array, "B W D"], KV]:
         """The block's output and the window's keys and values."""
+        x = by_rows(x)
         mixed, own = self.attention(self.norm(1, x), angles, window_mask, prefix, prefix_mask)
         x = self.norm(2, x + mixed)
-        return self.norm(4, x + self.mlp(self.norm(3, x))), own
+        return by_rows(self.norm(4, x + self.mlp(self.norm(3, x)))), own
 
     def norm(self, which: int, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
         """The `which`-th of the four norms."""
@@ -312,9 +314,9 @@ class PreNormBlock(nn.Module):
         prefix_mask: PrefixMask | None = None,
     ) -> tuple[Float[Array, "B W D"], KV]:
         """The block's output and the window's keys and values."""
-        eps = self.config.norm_eps
+        x, eps = by_rows(x), self.config.norm_eps
         mixed, own = self.attention(
             rms_norm(x, self.attention_norm, eps), angles, window_mask, prefix, prefix_mask
         )
         x = x + mixed
-        return x + self.mlp(rms_norm(x, self.mlp_norm, eps)), own
+        return by_rows(x + self.mlp(rms_norm(x, self.mlp_norm, eps))), own

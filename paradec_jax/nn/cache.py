@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from paradec_jax.sharding.rules import by_rows
+
 
 class KV(NamedTuple):
     """Keys (after bias and rotation) and values of S positions.
@@ -29,9 +31,14 @@ class KV(NamedTuple):
 def empty(
     batch: int, heads: int, size: int, head_dim: int, dtype: jnp.dtype, slots: tuple[int, ...] = ()
 ) -> KV:
-    """Zeros for `size` positions, keys and values each a buffer of its own."""
+    """Zeros for `size` positions, keys and values each a buffer of its own; on a mesh by rows and heads."""
     rows = (batch, *slots, heads)
-    return KV(jnp.zeros((*rows, head_dim, size), dtype), jnp.zeros((*rows, size, head_dim), dtype))
+    return on_mesh(KV(jnp.zeros((*rows, head_dim, size), dtype), jnp.zeros((*rows, size, head_dim), dtype)))
+
+
+def on_mesh(cache: KV) -> KV:
+    """The same keys and values, on a mesh by rows and heads (`sharding.rules`)."""
+    return KV(*(by_rows(x, heads=x.ndim - 3) for x in cache))
 
 
 def write_rows(
@@ -55,7 +62,7 @@ def write_rows(
 
 def write(cache: KV, window: KV, at: Int[Array, "B"]) -> KV:
     """Writes the keys and values of a window at positions `at .. at + W - 1` of each row."""
-    return KV(write_rows(cache.k, window.k, at, -1), write_rows(cache.v, window.v, at, -2))
+    return on_mesh(KV(write_rows(cache.k, window.k, at, -1), write_rows(cache.v, window.v, at, -2)))
 
 
 def widen(window: KV, width: int) -> KV:

@@ -12,6 +12,7 @@ from paradec_jax.nn.blocks import Attention, BlockConfig, dense, parameter, unif
 from paradec_jax.nn.norms import layer_norm
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.rope import Rotation
+from paradec_jax.sharding.rules import by_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,11 +130,12 @@ class ModulatedBlock(nn.Module):
           conditioning: the vector, one for all rows or one a row; None for prepared parameters alone.
           key: of the dropped outputs; None drops nothing.
         """
+        x = by_rows(x)
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.vectors(conditioning)
         keys = (None, None) if key is None else jax.random.split(key)
         mixed, _ = self.attention(self.normed(x, scale_1, shift_1), angles, mask)
         x = x + gate_1 * self.kept(mixed, keys[0])
-        return x + gate_2 * self.kept(self.mlp(self.normed(x, scale_2, shift_2)), keys[1])
+        return by_rows(x + gate_2 * self.kept(self.mlp(self.normed(x, scale_2, shift_2)), keys[1]))
 
     def vectors(self, conditioning: Array | None) -> tuple[Array, ...]:
         """Shift, scale and gate of each branch, [1, 1, D] or one a row."""

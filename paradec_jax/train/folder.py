@@ -65,7 +65,7 @@ class RunFolder:
         data.set_state(data_state)
         return state
 
-    def record(self, update: int) -> None:
-        """Writes `run.json` before this update, the first of the call."""
+    def record(self, update: int, mesh: dict[str, int] | None = None) -> None:
+        """Writes `run.json` before this update, the first of the call, which is computed on a mesh of such axes."""
         if self._primary:
-            record(self.folder, self._run, self._computed, update)
+            record(self.folder, self._run, self._computed, update, mesh)

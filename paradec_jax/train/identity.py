@@ -89,7 +89,13 @@ def compare(folder: Path, run: Mapping[str, Any], allow: Collection[str] = ()) -
     return computed
 
 
-def record(folder: Path, run: Mapping[str, Any], computed: list[dict[str, Any]], update: int) -> None:
+def record(
+    folder: Path,
+    run: Mapping[str, Any],
+    computed: list[dict[str, Any]],
+    update: int,
+    mesh: dict[str, int] | None = None,
+) -> None:
     """Writes `run.json`: what the run is from now on, and where it was and is computed (device, versions, commit).
 
     Args:
@@ -97,8 +103,9 @@ def record(folder: Path, run: Mapping[str, Any], computed: list[dict[str, Any]],
       run: of `identity`.
       computed: of `compare`, empty for a new run; where it is computed now is added where that is another place.
       update: the next one.
+      mesh: sizes of the mesh's axes by their names, where it is computed on one.
     """
-    here = surroundings()
+    here = surroundings() | {"mesh": mesh}
     if not computed or any(computed[-1].get(name) != here[name] for name in here):
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         computed = [*computed, {"from_update": update, "date": date, **here}]

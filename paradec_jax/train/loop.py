@@ -15,6 +15,7 @@ from paradec_jax.train.folder import RunFolder
 from paradec_jax.train.identity import check_allowed, identity
 from paradec_jax.train.iterator import DataIterator
 from paradec_jax.train.log import Log
+from paradec_jax.train.place import Place, create_state, planned
 from paradec_jax.train.preempt import Preemption, leave
 from paradec_jax.train.profile import Profile
 from paradec_jax.train.rounds import Rounds, next_round
@@ -55,6 +56,7 @@ def fit(
     profile: tuple[int, int] | None = None,
     flops: Callable[[Any], float] | None = None,
     writers: Sequence[Writer] = (),
+    mesh: jax.sharding.Mesh | None = None,
 ) -> TrainState:
     """Trains to `steps` updates, from scratch or from the newest readable checkpoint in `folder`.
 
@@ -93,7 +95,7 @@ def fit(
       limit_s: seconds after which this call saves and returns, before `steps`; needs a folder to go on from. None for
         no limit.
       resume: whether to go on from a checkpoint in `folder`.
-      progress: whether to show progress on the terminal.
+      progress: whether to show progress on the terminal, on a mesh first where the parameters lie.
       allow: what may differ from what `run.json` says when a run goes on: names of `identity.NAMES`, as "optimizer".
       recipe: what else makes the run and is to be compared, such as options of the loss: a dataclass or JSON values.
       donate: whether the arrays of `params` and `teacher` are given away: deleted as soon as they are copied or, in a
@@ -102,6 +104,8 @@ def fit(
       flops: operations of an update on a batch, such as `lambda batch: 3 * network.work(rows, length, 0).flops`;
         lines of the log then have `flops_per_s`, model operations a second.
       writers: called with the step and the values of every line of the log; see `writers`.
+      mesh: of `make_mesh`, on which the state lies by the rules of `sharding`, and every batch by rows; that on which
+        `params` lie already, or none, when None. A run may be resumed on another one.
 
     Returns:
       The state after `steps` updates, or after fewer where `limit_s` ended the call.
@@ -111,8 +115,8 @@ def fit(
       Preempted: a signal asked the run to end, and it saved; an exit with code 0 where nobody catches it.
       ValueError: if a count is not positive, if `rounds` come without a teacher or `limit_s` without a folder, if
         `folder` has checkpoints and `resume` is false, if its newest is beyond `steps`, if the run differs from
-        `run.json` there or that is broken, if the data ends early, or from `make_train_step`, `next_round`, `Profile`
-        and `Checkpoints.restore`.
+        `run.json` there or that is broken, if the data ends early, or from `make_train_step`, `planned`,
+        `next_round`, `Profile` and `Checkpoints.restore`.
       OSError: if `folder` cannot be written, or another call has it, before anything else is done; if it is full.
       RuntimeError: if `folder` has checkpoints and none can be read.
     """
@@ -129,7 +133,7 @@ def fit(
     update: dict[str, Any] = {"accumulate": accumulate, "ema_decay": ema_decay, "ema_warmup": ema_warmup}
     train_step = make_train_step(loss, optimizer, **update)
     ema, primary = ema_decay is not None, jax.process_index() == 0
-    shape = TrainState.shape(params, optimizer, key, ema=ema, teacher=teacher)
+    shape, place = planned(mesh, params, optimizer, key, ema=ema, teacher=teacher)
     trace = Profile(None if folder is None else Path(folder), profile, clock)
 
     with contextlib.ExitStack() as stack:
@@ -139,15 +143,18 @@ def fit(
             disk.compare(identity(shape, optimizer, data, key, **told), resume, allow)
         begins = disk is None or disk.newest is None
         if begins:
-            state = TrainState.create(params, optimizer, key, ema=ema, teacher=teacher)
+            state = create_state(place, params, optimizer, key, ema=ema, teacher=teacher)
         given = (params, teacher) if donate else None
         params = teacher = None  # a run that goes on needs no more than their shapes
         _delete(given)
         if disk is not None and not begins:
-            state = disk.restore(shape, data, steps)
+            state = place.put(disk.restore(shape, data, steps))
+        train_step, frozen = place.step(train_step), place.frozen(frozen)
         start, which = int(state.step), 0 if state.round is None else int(state.round)
         if disk is not None:
-            disk.record(start + 1)
+            disk.record(start + 1, place.axes)
+        if progress and primary:
+            _show(place, state)
         path, checkpoints = (None, None) if disk is None else (disk.log, disk.checkpoints)
         shown: dict[str, Any] = {"progress": progress, "primary": primary, "writers": writers, "clock": clock}
         log = stack.enter_context(Log(path, step=start, steps=steps, **shown))
@@ -160,10 +167,10 @@ def fit(
                 batch = _next(data, step, steps)
             if rounds is not None and (step - 1) // rounds.updates > which:
                 which = (step - 1) // rounds.updates
-                state = next_round(state, rounds, which, optimizer)
+                state = place.put(next_round(state, rounds, which, optimizer))
             trace.begin(step)
             with clock.on(window.purpose):
-                state, metrics = train_step(state, frozen, batch)
+                state, metrics = train_step(state, frozen, place.batch(batch))
                 window.add(step, metrics, batch)
             trace.end(step, metrics)
 
@@ -209,6 +216,11 @@ def _next(data: DataIterator, step: int, steps: int) -> Any:
         return next(data)
     except StopIteration:
         raise ValueError(f"the data ended after {step - 1} batches; steps is {steps}") from None
+
+
+def _show(place: Place, state: TrainState) -> None:
+    if table := place.layout(state):
+        print(table, flush=True)
 
 
 def _delete(tree: PyTree) -> None:

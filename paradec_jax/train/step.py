@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from paradec_jax.sharding.rules import by_rows
 from paradec_jax.train.state import TrainState, update_ema
 
 PyTree = Any
@@ -122,6 +123,6 @@ def _split(batch: PyTree, n: int) -> PyTree:
             raise ValueError(
                 f"batch[{name!r}] has shape {x.shape}; its first axis must be a multiple of accumulate={n}"
             )
-        return x.reshape(n, x.shape[0] // n, *x.shape[1:])
+        return by_rows(x.reshape(n, x.shape[0] // n, *x.shape[1:]), axis=1)
 
     return jax.tree_util.tree_map_with_path(split, batch)

@@ -11,7 +11,7 @@ PACKAGE = "paradec_jax"
 
 # What a part may import of the package besides itself; a dotted name admits that module alone. Parts of `decode` are
 # its storeys: `rules` stands on the ground, `machine` on the rules, the families beside each other on both.
-BELOW = {"config", "noise", "nn.cache", "nn.masks", "nn.precision"}
+BELOW = {"config", "noise", "nn.cache", "nn.masks", "nn.precision", "sharding.mesh", "sharding.rules"}
 RULES = {"decode.rules", *BELOW}
 FAMILY = {"decode.machine", *RULES}
 ALLOWED = {
@@ -22,8 +22,8 @@ ALLOWED = {
     "tokenizer": {"io", "tokenizer_rules"},
     "tokenizer_rules": set(),
     "disk": {"chat", "config", "io", "tokenizer"},
-    "sharding": {"config"},
-    "nn": {"config"},
+    "sharding": {"models.axes"},  # its ground floor, `mesh` and `rules`, nothing
+    "nn": {"config", "sharding.rules"},
     "noise": {"config"},
     "models": {"config", "nn", "decode.machine.network"},
     "decode.rules": BELOW,
@@ -50,7 +50,7 @@ ALLOWED = {
         "timing",
         "tokenizer",
     },
-    "train": {"facts", "io"},
+    "train": {"facts", "io", "sharding"},
 }
 TOP = {
     "__init__",

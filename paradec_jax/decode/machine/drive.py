@@ -7,7 +7,8 @@
 | `rollout` | nested `lax.scan` with checkpoint | as `trace`, and reverse mode in bounded memory         |
 | `stream`  | a Python loop over jitted steps   | states as they come                                    |
 
-Parameters are raw or prepared (`decoder.prepare`, once, by whoever owns them); no driver prepares them.
+Parameters are raw or prepared (`decoder.prepare`, once, by whoever owns them); no driver prepares them. Where they
+or the request lie on a mesh, the state lies on it by rows (`placing`).
 """
 
 import functools
@@ -19,8 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from paradec_jax.decode.machine.placing import placed
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Decoded
+from paradec_jax.sharding.mesh import mesh_of, on
 
 Record = Callable[[Any, Any], Any]
 UNBOUNDED = np.iinfo(np.int32).max
@@ -49,13 +52,23 @@ def run(
     """
     decoder.check(request)
     bound = np.int32(UNBOUNDED if max_steps is None else max_steps)
-    return compiled_run(decoder, params, request, decoder.knobs(knobs), bound)
+    knobs = decoder.knobs(knobs)
+    with on(mesh_of(params, request)):
+        return compiled_run(decoder, params, request, knobs, bound)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def compiled_run(decoder: Any, params: Any, request: Request, knobs: Any, max_steps: Any) -> Decoded:
     """The program behind `run`, without its checks."""
-    return decoder.finish(_silent(decoder, params, decoder.init(params, request, knobs), knobs, max_steps)[0])
+    return decoder.finish(
+        _silent(decoder, params, _begin(decoder, params, request, knobs), knobs, max_steps)[0]
+    )
+
+
+def _begin(decoder: Any, params: Any, request: Request, knobs: Any) -> Any:
+    """The state after the prompt; on a mesh by rows, as the prompt was read."""
+    batch = request.batch
+    return placed(decoder.init(params, placed(request, batch), knobs), batch)
 
 
 def _silent(decoder: Any, params: Any, state: Any, knobs: Any, steps: Any) -> tuple[Any, Any]:
@@ -93,7 +106,9 @@ def trace(
     one function object, not a new lambda each time.
     """
     decoder.check(request)
-    return compiled_trace(decoder, record, n, params, request, decoder.knobs(knobs))
+    knobs = decoder.knobs(knobs)
+    with on(mesh_of(params, request)):
+        return compiled_trace(decoder, record, n, params, request, knobs)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -106,7 +121,7 @@ def compiled_trace(
         state, info = decoder.step(params, state, knobs)
         return state, record(state, info)
 
-    state, records = lax.scan(body, decoder.init(params, request, knobs), length=n)
+    state, records = lax.scan(body, _begin(decoder, params, request, knobs), length=n)
     return decoder.finish(state), records
 
 
@@ -151,8 +166,10 @@ def rollout(
     def of_segment(state: Any, _: None) -> tuple[Any, Any]:
         return lax.scan(body, state, length=segment)
 
-    state, records = lax.scan(of_segment, decoder.init(params, request, knobs), length=n // segment)
-    return decoder.finish(state), jax.tree.map(lambda x: x.reshape(n, *x.shape[2:]), records)
+    with on(mesh_of(params, request)):
+        state = _begin(decoder, params, request, knobs)
+        state, records = lax.scan(of_segment, state, length=n // segment)
+        return decoder.finish(state), jax.tree.map(lambda x: x.reshape(n, *x.shape[2:]), records)
 
 
 def stream(
@@ -177,30 +194,33 @@ def stream(
       interrupt: looks at each state on the host and returns rows [B] to stop, or None.
     """
     decoder.check(request)
-    knobs = decoder.knobs(knobs)
-    state, info = start(decoder, params, request, knobs), None
+    knobs, mesh = decoder.knobs(knobs), mesh_of(params, request)
+    with on(mesh):
+        state, info = start(decoder, params, request, knobs), None
     count = 0
     while True:
         if interrupt is not None and (rows := interrupt(state)) is not None and np.any(rows):
-            state = _interrupt(decoder, state, np.asarray(rows))
+            with on(mesh):
+                state = _interrupt(decoder, state, np.asarray(rows))
         yield state, info
         if np.all(np.asarray(decoder.done(state))) or (max_steps is not None and count >= max_steps):
             return
         steps = every if max_steps is None else min(every, max_steps - count)
-        state, info = advance_with_info(decoder, params, state, knobs, np.int32(steps))
+        with on(mesh):
+            state, info = advance_with_info(decoder, params, state, knobs, np.int32(steps))
         count += steps
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def start(decoder: Any, params: Any, request: Request, knobs: Any) -> Any:
     """The state after the prompt."""
-    return decoder.init(params, request, knobs)
+    return _begin(decoder, params, request, knobs)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _interrupt(decoder: Any, state: Any, rows: Any) -> Any:
     """The state after rows [B] have been stopped from outside."""
-    return decoder.interrupt(state, rows)
+    return placed(decoder.interrupt(state, rows))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -212,7 +232,8 @@ def finish(decoder: Any, state: Any) -> Decoded:
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def advance(decoder: Any, params: Any, state: Any, knobs: Any, count: Any) -> tuple[Any, Any]:
     """The state after at most `count` steps, and how many there were."""
-    return _silent(decoder, params, state, knobs, count)
+    state, did = _silent(decoder, params, state, knobs, count)
+    return placed(state), did
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
@@ -224,4 +245,5 @@ def advance_with_info(decoder: Any, params: Any, state: Any, knobs: Any, count: 
 
     shapes = jax.eval_shape(step, (state, None))[1]
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return _while_running(step, decoder.done, (state, empty), count)[0]
+    state, info = _while_running(step, decoder.done, (state, empty), count)[0]
+    return placed(state), info

@@ -15,8 +15,10 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from paradec_jax.decode.machine import drive
+from paradec_jax.decode.machine.placing import placed
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import NETWORK_CALLS, Decoded
+from paradec_jax.sharding.mesh import mesh_of, on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +69,20 @@ def serve(
         raise ValueError(f"rows and every must be at least 1, not {rows} and {every}")
     decoder.check(request)
     knobs = decoder.knobs(knobs)
+    with on(mesh_of(params, request)):
+        return _serve(decoder, params, request, knobs, rows, every, report)
+
+
+def _serve(
+    decoder: Any,
+    params: Any,
+    request: Request,
+    knobs: Any,
+    rows: int,
+    every: int,
+    report: Callable[[int, int], None],
+) -> QueueResult:
+    """As `serve`, after its checks."""
     total = request.batch
     rows = min(rows, total)
     first = np.arange(rows)
@@ -134,11 +150,11 @@ def _admit(
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _place(axes: tuple[int, ...], state: Any, new: Any, places: Int[Array, " K"]) -> Any:
     leaves, tree = jax.tree.flatten(state)
-    placed = [
+    leaves = [
         old if axis < 0 else old.at[(slice(None),) * axis + (places,)].set(value)
         for axis, old, value in zip(axes, leaves, jax.tree.leaves(new), strict=True)
     ]
-    return jax.tree.unflatten(tree, placed)
+    return placed(jax.tree.unflatten(tree, leaves))
 
 
 def _batch_axes(decoder: Any, params: Any, request: Request, knobs: Any) -> tuple[int, ...]:

@@ -1,0 +1,146 @@
+"""A run's arrays on a mesh: the state made where it lies, batches by rows, a step that moves nothing."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from paradec_jax.sharding.layout import layout, row_shardings, shardings, shardings_like
+from paradec_jax.sharding.mesh import check_mesh, mesh_of, on, placed_on
+from paradec_jax.train.state import TrainState
+from paradec_jax.train.step import Step
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the arrays of a run lie: nowhere in particular, or on a mesh.
+
+    Attributes:
+      mesh: the mesh, or None.
+      state: a sharding for each array of the state; None without a mesh.
+    """
+
+    mesh: Mesh | None = None
+    state: Any = None
+
+    @property
+    def axes(self) -> dict[str, int] | None:
+        """Sizes of the mesh's axes by their names; None without a mesh."""
+        return None if self.mesh is None else {str(name): size for name, size in self.mesh.shape.items()}
+
+    def layout(self, state: TrainState) -> str:
+        """The table of where the parameters lie, for people; empty without a mesh."""
+        return "" if self.mesh is None else layout(state.params, self.mesh)
+
+    def put(self, state: TrainState) -> TrainState:
+        """The state where it belongs, after it was restored or a round began."""
+        return state if self.mesh is None else jax.device_put(state, self.state)
+
+    def frozen(self, frozen: PyTree) -> PyTree:
+        """Parameters that are not trained, by the same rules."""
+        if self.mesh is None or frozen is None:
+            return frozen
+        return jax.device_put(frozen, shardings(frozen, self.mesh))
+
+    def batch(self, batch: PyTree) -> PyTree:
+        """A batch by rows; arrays that lie on a mesh already stay as they lie."""
+        mesh = self.mesh
+        if mesh is None:
+            return batch
+        return jax.tree.map(
+            lambda x: x if placed_on(x) is not None else jax.device_put(x, row_shardings(x, mesh)), batch
+        )
+
+    def step(self, step: Step) -> Step:
+        """The step, whose state comes back where it went in: it compiles once and no array moves."""
+        mesh = self.mesh
+        if mesh is None:
+            return step
+        pinned = jax.jit(
+            lambda state, frozen, batch: step(state, frozen, batch),
+            out_shardings=(self.state, NamedSharding(mesh, P())),
+            donate_argnums=0,
+        )
+
+        def on_mesh(
+            state: TrainState, frozen: PyTree, batch: PyTree
+        ) -> tuple[TrainState, dict[str, jax.Array]]:
+            with on(mesh):
+                return pinned(state, frozen, batch)
+
+        return on_mesh
+
+
+def planned(
+    mesh: Mesh | None,
+    params: PyTree,
+    optimizer: optax.GradientTransformation,
+    key: jax.Array,
+    *,
+    ema: bool = False,
+    teacher: PyTree | None = None,
+) -> tuple[TrainState, Place]:
+    """Shapes of the state before the first step (`TrainState.shape`), and where its arrays are to lie.
+
+    Args:
+      mesh: of `make_mesh`; None for that on which the parameters lie already, or for none.
+      params, optimizer, key, ema, teacher: of `TrainState.create`.
+
+    Raises:
+      ValueError: a mesh with Explicit axes, or a parameter that no rule says anything of.
+      TypeError: from `TrainState.create`.
+    """
+    found = mesh_of(params, teacher)
+    mesh = found if mesh is None else mesh
+    if mesh is None:
+        return TrainState.shape(params, optimizer, key, ema=ema, teacher=teacher), Place()
+    check_mesh(mesh)
+    abstract = jax.eval_shape(_maker(optimizer, ema), params, key, teacher)
+    of_state = shardings_like(abstract, params, shardings(params, mesh), mesh)
+
+    def shape_of(x: jax.ShapeDtypeStruct, where: NamedSharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
+    shape = jax.tree.map(shape_of, abstract, of_state)
+    return dataclasses.replace(shape, key=key), Place(mesh, of_state)
+
+
+def create_state(
+    place: Place,
+    params: PyTree,
+    optimizer: optax.GradientTransformation,
+    key: jax.Array,
+    *,
+    ema: bool = False,
+    teacher: PyTree | None = None,
+) -> TrainState:
+    """The state before the first step (`TrainState.create`), its arrays where they are to lie.
+
+    On a mesh one program makes all of it where it lies: each device gets its part of the parameters, and its part of
+    the optimizer's state, the average and the teacher is made there.
+
+    Args:
+      place: of `planned`.
+      params, optimizer, key, ema, teacher: of `TrainState.create`.
+    """
+    if place.mesh is None:
+        return TrainState.create(params, optimizer, key, ema=ema, teacher=teacher)
+    where = place.state
+    given = jax.device_put(params, where.params), jax.device_put(key, where.key)
+    teacher = None if teacher is None else jax.device_put(teacher, where.teacher)
+    return jax.jit(_maker(optimizer, ema), out_shardings=where)(*given, teacher)
+
+
+def _maker(
+    optimizer: optax.GradientTransformation, ema: bool
+) -> Callable[[PyTree, jax.Array, PyTree], TrainState]:
+    def make(params: PyTree, key: jax.Array, teacher: PyTree) -> TrainState:
+        return TrainState.create(params, optimizer, key, ema=ema, teacher=teacher)
+
+    return make

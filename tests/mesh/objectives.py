@@ -1,0 +1,180 @@
+"""Every objective on a tiny network, with four rows of a batch that has no randomness of its own."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from paradec_jax import losses
+from paradec_jax.config import TokenSpec
+from paradec_jax.families import matrix_axes
+from paradec_jax.testing import (
+    tiny_blocks,
+    tiny_blocks_params,
+    tiny_causal,
+    tiny_causal_params,
+    tiny_denoiser,
+    tiny_denoiser_params,
+    tiny_head,
+    tiny_head_params,
+    tiny_network,
+    tiny_params,
+)
+from paradec_jax.train import adamw, muon
+
+ROWS, LENGTH = 4, 8
+SPEC = TokenSpec(bos=1, stop=(2,), pad=0)
+MASKED = TokenSpec(mask=31, alignment="own")
+
+
+def three(key: Any, step: Any) -> Any:
+    """Recurrences of a step."""
+    del key, step
+    return jnp.int32(3)
+
+
+def texts(seed: int, *shape: int) -> np.ndarray:
+    """Tokens that are neither special nor the mask."""
+    return np.random.default_rng(seed).integers(3, 30, shape).astype(np.int32)
+
+
+def next_token_batch(seed: int) -> dict[str, np.ndarray]:
+    return {
+        "tokens": texts(seed, ROWS, LENGTH),
+        "targets": texts(seed + 1000, ROWS, LENGTH),
+        "weights": np.ones((ROWS, LENGTH), np.float32),
+    }
+
+
+def pair_batch(seed: int, pairs: int = 2) -> dict[str, np.ndarray]:
+    return {
+        "prompt": texts(seed, ROWS, 4),
+        "prompt_lengths": np.asarray([4, 3, 2, 4], np.int32),
+        "noisy": texts(seed + 1000, ROWS, pairs, 3),
+        "clean": texts(seed + 2000, ROWS, pairs, 3),
+        "pairs": np.full(ROWS, pairs, np.int32),
+    }
+
+
+def stepwise_batch(seed: int) -> dict[str, np.ndarray]:
+    return {
+        "tokens": texts(seed, ROWS, 6),
+        "targets": texts(seed + 1000, 3, ROWS, 2),
+        "recurrences": np.int32(3),
+        "prompt_targets": texts(seed + 2000, ROWS, 4),
+        "prompt_weights": np.ones((ROWS, 4), np.float32),
+    }
+
+
+def denoiser_batch(seed: int) -> dict[str, np.ndarray]:
+    return {"tokens": texts(seed, ROWS, LENGTH), "weights": np.ones((ROWS, LENGTH), np.float32)}
+
+
+def block_batch(seed: int) -> dict[str, np.ndarray]:
+    positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (ROWS, LENGTH)).copy()
+    return {"tokens": texts(seed, ROWS, LENGTH), "labelled": positions >= 2, "positions": positions}
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """A loss, the parameters that it trains and those that it reads, and its batches by number."""
+
+    network: Callable[[], Any]
+    params: Callable[[], Any]
+    loss: Callable[[], Any]
+    batch: Callable[[int], dict[str, np.ndarray]]
+    frozen: Callable[[], Any] = lambda: None
+    teacher: Callable[[], Any] = lambda: None
+
+    def optimizer(self, name: str, steps: int) -> Any:
+        if name == "sgd":
+            return optax.sgd(0.1)
+        if name == "adamw":
+            return adamw(3e-3, steps, warmup=2)
+        return muon(3e-3, steps, axes=matrix_axes(self.network().config), warmup=2)
+
+
+def causal(loss: Callable[[Any], Any], batch: Callable[[int], Any]) -> Objective:
+    return Objective(
+        lambda: tiny_causal(),
+        lambda: tiny_causal_params(),
+        lambda: loss(tiny_causal()),
+        batch,
+    )
+
+
+def recurrent(loss: Callable[[Any], Any], batch: Callable[[int], Any]) -> Objective:
+    return Objective(lambda: tiny_network(), lambda: tiny_params(), lambda: loss(tiny_network()), batch)
+
+
+RULES = losses.ConsistencyRules(context="clean", after_eos="keep", ar_weight=2.0)
+OBJECTIVES = {
+    "next token": causal(losses.next_token_loss, next_token_batch),
+    "consistency": causal(lambda net: losses.consistency_loss(net, SPEC), pair_batch),
+    "cllm": causal(lambda net: losses.cllm_loss(net, SPEC), functools.partial(pair_batch, pairs=1)),
+    "recurrent": recurrent(lambda net: losses.recurrent_loss(net, three, 2), next_token_batch),
+    "stepwise": recurrent(lambda net: losses.stepwise_loss(net, three, 2), stepwise_batch),
+    "recurrent consistency": recurrent(
+        lambda net: losses.recurrent_consistency_loss(net, three, 2, SPEC, RULES), pair_batch
+    ),
+    "masked diffusion": Objective(
+        lambda: tiny_denoiser(),
+        lambda: tiny_denoiser_params(),
+        lambda: losses.masked_diffusion_loss(tiny_denoiser(), MASKED),
+        denoiser_batch,
+    ),
+    "self-distillation": Objective(
+        lambda: tiny_denoiser(),
+        lambda: tiny_denoiser_params(),
+        lambda: losses.self_distillation_loss(tiny_denoiser(), MASKED),
+        denoiser_batch,
+        teacher=lambda: tiny_denoiser_params(seed=1),
+    ),
+    "block diffusion": Objective(
+        lambda: tiny_blocks(),
+        lambda: tiny_blocks_params(),
+        lambda: losses.block_diffusion_loss(tiny_blocks(), MASKED),
+        block_batch,
+    ),
+    "residual": Objective(
+        lambda: tiny_head(),
+        lambda: tiny_head_params(),
+        lambda: losses.residual_loss(tiny_blocks(), tiny_head(), MASKED),
+        block_batch,
+        frozen=lambda: tiny_blocks_params(),
+    ),
+}
+
+
+class Batches:
+    """Batch i is a function of i alone."""
+
+    def __init__(self, make: Callable[[int], dict[str, np.ndarray]]) -> None:
+        self.make, self.position = make, 0
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        self.position += 1
+        return self.make(self.position)
+
+    def get_state(self) -> int:
+        return self.position
+
+    def set_state(self, state: int) -> None:
+        self.position = state
+
+
+def difference(found: Any, wanted: Any) -> tuple[float, str]:
+    """The largest difference of two trees, over the largest number of its array, and where it is."""
+
+    def of_leaf(path: Any, a: Any, b: Any) -> tuple[float, str]:
+        a, b = np.asarray(a), np.asarray(b)
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return float(np.max(np.abs(a - b)) / max(np.max(np.abs(b)), 1e-30)), name
+
+    of_leaves = jax.tree_util.tree_map_with_path(of_leaf, found, wanted)
+    return max(jax.tree.leaves(of_leaves, is_leaf=lambda node: isinstance(node, tuple)))

@@ -1,0 +1,377 @@
+"""What is compared on four simulated devices; run by `devices.py`.
+
+`python on_devices.py CALLS` with a JSON list of calls, each a list of a function's name and its arguments; prints the
+list of what they return.
+"""
+
+import json
+import re
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import monitoring
+from objectives import OBJECTIVES, Batches, difference
+
+import paradec_jax as pd
+from paradec_jax.config import TokenSpec
+from paradec_jax.families import PRESETS, init_params, network_of
+from paradec_jax.testing import (
+    StubCausal,
+    StubDenoiser,
+    StubNetwork,
+    tiny_blocks,
+    tiny_blocks_params,
+    tiny_causal,
+    tiny_causal_params,
+    tiny_denoiser,
+    tiny_denoiser_params,
+    tiny_head,
+    tiny_head_params,
+    tiny_network,
+    tiny_params,
+    tiny_request,
+)
+from paradec_jax.train import fit
+
+TESTS = Path(__file__).parents[1]
+sys.path += [str(TESTS), str(TESTS / "laws")]
+
+MESHES = {"one": None, "fsdp": (1, 4, 1), "fsdp x tensor": (1, 2, 2), "data x tensor": (2, 1, 2)}
+COLLECTIVES = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+COMPILED: Counter[str] = Counter()
+
+
+def count_compilation(event: str, _: float, **__: Any) -> None:
+    COMPILED[event] += event == "/jax/core/compile/backend_compile_duration"
+
+
+monitoring.register_event_duration_secs_listener(count_compilation)
+
+
+def mesh_named(name: str) -> Any:
+    sizes = MESHES[name]
+    return None if sizes is None else pd.make_mesh(*sizes)
+
+
+def place_of(tree: Any) -> list[str]:
+    """Where each array lies, in words that can be compared."""
+    return [str(getattr(leaf.sharding, "spec", leaf.sharding)) for leaf in jax.tree.leaves(tree)]
+
+
+def trained(
+    name: str, mesh: Any, *, steps: int, optimizer: str = "adamw", folder: Path, **options: Any
+) -> Any:
+    """A run's last state, its losses, and what compiled and moved after the first update."""
+    one, seen = OBJECTIVES[name], []
+
+    def look(state: Any) -> dict[str, float]:
+        seen.append((place_of(state), sum(COMPILED.values())))
+        return {}
+
+    state = fit(
+        one.loss(),
+        one.params(),
+        Batches(one.batch),
+        frozen=one.frozen(),
+        teacher=one.teacher(),
+        optimizer=one.optimizer(optimizer, steps),
+        steps=steps,
+        key=jax.random.key(3),
+        folder=folder,
+        log_every=1,
+        ema_decay=0.9,
+        evaluate=look,
+        evaluate_every=1,
+        progress=False,
+        mesh=mesh,
+        **options,
+    )
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    found = {"losses": [line["loss"] for line in lines if "loss" in line]}
+    found["moved"] = sum(place != seen[0][0] for place, _ in seen)
+    found["compiled"] = seen[-1][1] - seen[0][1]
+    whole = [leaf.sharding.shard_shape(leaf.shape) == leaf.shape for leaf in jax.tree.leaves(state)]
+    found["split"] = len(whole) - sum(whole)
+    return state, found
+
+
+def relative(found: list[float], wanted: list[float]) -> float:
+    """The largest relative difference of two series."""
+    sizes = np.maximum(np.abs(wanted), 1e-30)
+    return float(np.max(np.abs(np.subtract(found, wanted)) / sizes))
+
+
+def apart(found: Any, wanted: Any) -> tuple[Any, Any]:
+    """The difference of all parameters but biases of keys, and theirs.
+
+    Those begin at zero and hardly move a softmax; Adam divides their small gradients by their own size, with what
+    rounding is in them.
+    """
+    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves_of(wanted)]
+    pairs = {name: pair for name, *pair in zip(paths, *map(jax.tree.leaves, (found, wanted)), strict=True)}
+    biases = {name: pair for name, pair in pairs.items() if name.endswith("k_bias")}
+    others = {name: pair for name, pair in pairs.items() if name not in biases}
+    return tuple(
+        difference(*({name: pair[i] for name, pair in part.items()} for i in range(2))) if part else None
+        for part in (others, biases)
+    )
+
+
+def leaves_of(tree: Any) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_leaves_with_path(tree)
+
+
+def train(names: list[str], meshes: list[str], steps: int, optimizers: list[str]) -> dict[str, Any]:
+    """Each objective on each mesh against one device."""
+    found = {}
+    for name in names:
+        for optimizer in optimizers:
+            with tempfile.TemporaryDirectory() as folder:
+                options = {"steps": steps, "optimizer": optimizer}
+                state, one = trained(name, None, folder=Path(folder) / "one", **options)
+                for mesh in meshes:
+                    other, told = trained(name, mesh_named(mesh), folder=Path(folder) / "mesh", **options)
+                    (Path(folder) / "mesh").rename(Path(folder) / mesh)
+                    told["losses"] = relative(told["losses"], one["losses"])
+                    told["params"], told["k_bias"] = apart(other.params, state.params)
+                    told["ema"], _ = apart(other.ema, state.ema)
+                    found[f"{name}, {optimizer}, {mesh}"] = told
+    return found
+
+
+PROMPTS = ((3, 1, 4), (1, 5, 2, 6, 5), (2, 7), (8, 3, 9))
+
+
+def bound(row: Any) -> tuple[Any, Any, bool]:
+    """A decoder of the laws' table on networks of random weights, their parameters; on stubs where it needs those."""
+    from decoder_rows import SIZE
+
+    head: tuple[Any, Any] = (None, None)
+    mask, alignment = None, row.stub.get("alignment", "own")
+    if row.net is StubNetwork:
+        network, params = tiny_network(), tiny_params()
+    elif row.net is StubCausal:
+        network, params = tiny_causal(), tiny_causal_params()
+    elif "block" in row.stub:
+        changes: dict[str, Any] = {"block": row.stub["block"]}
+        head = tiny_head(**changes), tiny_head_params(**changes)
+        if "others" in row.stub:
+            changes["blocks"] = (row.stub["block"], *row.stub["others"])
+        network, params, mask = tiny_blocks(**changes), tiny_blocks_params(**changes), 31
+    else:
+        network, params, mask = tiny_denoiser(), tiny_denoiser_params(), 31
+    options = dict(row.options)
+    if row.kind.further_networks:
+        if row.net is not StubDenoiser:
+            head = network, tiny_causal_params(seed=1)
+        if not isinstance(options["head"], str):
+            options["head"] = head[0]
+            params = {"network": params, "head": head[1]}
+        else:
+            params = {"network": params}
+    spec = TokenSpec(pad=9, mask=mask, alignment=alignment) if mask else TokenSpec(pad=10)
+    try:
+        return row.kind(network, SIZE, spec, **options), params, True
+    except (ValueError, TypeError, AttributeError):
+        return row.decoder(), row.params, False
+
+
+def plain(decoded: Any) -> dict[str, Any]:
+    """What must not depend on the mesh."""
+    from results import listed
+
+    found = listed(decoded)
+    found.pop("log_probs", None)
+    return found
+
+
+def decode(names: list[str], mesh: str) -> dict[str, Any]:
+    """Decoders of the laws' table on a mesh against one device."""
+    from decoders import ROWS
+
+    found, where = {}, mesh_named(mesh)
+    for name in names or list(ROWS):
+        decoder, params, real = bound(ROWS[name])
+        request = tiny_request(6, prompts=PROMPTS)
+        knobs = ROWS[name].values()
+        one = plain(pd.run(decoder, params, request, knobs))
+        if params is not None:
+            params = jax.device_put(params, pd.shardings(params, where))
+            prepared = decoder.prepare(params)
+        else:
+            prepared = None
+        placed = jax.device_put(request, pd.row_shardings(request, where))
+        other = plain(pd.run(decoder, prepared, placed, knobs))
+        found[name] = {"same": one == other, "real": real}
+        if one != other:
+            found[name] |= {key: [one[key], other[key]] for key in one if one[key] != other[key]}
+    return found
+
+
+def drivers(mesh: str, names: list[str]) -> dict[str, Any]:
+    """Drivers of one decoder on a mesh, where its state lies, what a stream compiles after its first step."""
+    where = mesh_named(mesh)
+    decoder, params = pd.Jacobi(tiny_causal(), 20, block=4), tiny_causal_params()
+    request = tiny_request(6, prompts=PROMPTS)
+    one = plain(pd.run(decoder, params, request))
+    placed = jax.device_put(params, pd.shardings(params, where))
+    found: dict[str, Any] = {"run": plain(pd.run(decoder, placed, request)) == one}
+    for name in names:
+        found[name] = plain(getattr(pd, name)(decoder, placed, request, n=8)[0]) == one
+    places, compiled = [], []
+    for state, _ in pd.stream(decoder, placed, request):
+        places.append(place_of(state))
+        compiled.append(sum(COMPILED.values()))
+    found["stream"] = plain(decoder.finish(state)) == one
+    found["steps"], found["moved"] = len(places), sum(place != places[0] for place in places)
+    found["compiled"] = compiled[-1] - compiled[1]
+    found["cache"] = str(state.cache[0].k.sharding.spec)
+    found["tokens"] = str(state.rows.tokens.sharding.spec)
+    return found
+
+
+def serve(mesh: str) -> bool:
+    """Whether a queue on a mesh gives what a batch on one device does."""
+    decoder, params = pd.Jacobi(tiny_causal(), 20, block=4), tiny_causal_params()
+    request = tiny_request(6, prompts=PROMPTS)
+    placed = jax.device_put(params, pd.shardings(params, mesh_named(mesh)))
+    served = pd.serve(decoder, placed, request, rows=2, every=2)
+    return plain(served.decoded) == plain(pd.run(decoder, params, request))
+
+
+def generate(mesh: str) -> dict[str, bool]:
+    """Whether a bundled model writes the same on a mesh, put there by `generate` or by `load`."""
+    where, prompts = mesh_named(mesh), ["Ana has 3 apples.", "Ben has 5 pears and eats 2."]
+    options = {"max_new_tokens": 12, "samples": 2}
+    model, found = pd.load("tiny-causal"), {}
+    one = pd.generate(model, prompts, pd.AutoRegressive(), **options)
+    split = pd.load("tiny-causal", mesh=where)
+    calls = {
+        "generate": lambda: pd.generate(model, prompts, pd.AutoRegressive(), mesh=where, **options),
+        "load": lambda: pd.generate(split, prompts, pd.AutoRegressive(), **options),
+        "stops": lambda: pd.generate(split, prompts, pd.AutoRegressive(), stop_strings=("~",), **options),
+    }
+    for name, call in calls.items():
+        other = call()
+        found[name] = (
+            other.tokens == one.tokens and other.network_calls.tolist() == one.network_calls.tolist()
+        )
+    return found
+
+
+def resume(meshes: list[str], steps: int) -> float:
+    """The largest difference of a run that goes on from mesh to mesh from one on one device, of losses."""
+    with tempfile.TemporaryDirectory() as folder:
+        last = steps * len(meshes)
+        _, one = trained("next token", None, steps=last, folder=Path(folder) / "one")
+        for i, mesh in enumerate(meshes):
+            options = {"steps": steps * (i + 1), "checkpoint_every": steps}
+            _, other = trained("next token", mesh_named(mesh), folder=Path(folder) / "other", **options)
+            assert not other["moved"] and not other["compiled"], other
+    return relative(other["losses"], one["losses"])
+
+
+def gradient(mesh: str) -> dict[str, Any]:
+    """The gradient of a rollout on a mesh against one device."""
+    where = mesh_named(mesh)
+    decoder = pd.SoftWavefront(tiny_network(), 20, window=4, inner_recurrence=2)
+    request, params = tiny_request(6, prompts=PROMPTS), tiny_params()
+
+    def loss(params: Any) -> Any:
+        _, records = pd.rollout(decoder, params, request, n=6, record=squares)
+        return sum(jax.numpy.sum(x) for x in jax.tree.leaves(records))
+
+    def squares(state: Any, info: Any) -> Any:
+        del info
+        return [
+            jax.numpy.sum(x**2)
+            for x in jax.tree.leaves(state)
+            if jax.numpy.issubdtype(x.dtype, jax.numpy.floating)
+        ]
+
+    one = jax.jit(jax.grad(loss))(params)
+    with jax.set_mesh(where):
+        other = jax.jit(jax.grad(loss))(jax.device_put(params, pd.shardings(params, where)))
+    return {"difference": difference(other, one)}
+
+
+def collectives(presets: list[str], sizes: list[int]) -> dict[str, Any]:
+    """Collectives of a forward pass with its scores, and blocks of the network."""
+    where, found = pd.make_mesh(*sizes), {}
+    for name in presets:
+        config = PRESETS[name]
+        network, params = network_of(config), init_params(config, jax.random.key(0))
+        recurrent = name == "test-recurrent"
+        network = network.at(1) if recurrent else network
+        params = jax.device_put(params, pd.shardings(params, where))
+        tokens = np.zeros((4, 8), np.int32)
+        tokens = jax.device_put(tokens, pd.row_shardings(tokens, where))
+
+        def forward(params: Any, tokens: Any, network: Any = network, recurrent: bool = recurrent) -> Any:
+            positions = jax.numpy.broadcast_to(jax.numpy.arange(tokens.shape[1]), tokens.shape)
+            prefix = None
+            if recurrent:
+                keys = jax.random.split(jax.random.key(1), len(tokens))
+                prefix = pd.Prefix(network.init_cache(keys, tokens.shape[1]), None)
+            return network.logits(params, network.forward(params, tokens, positions, prefix).hidden)
+
+        with jax.set_mesh(where):
+            text = jax.jit(forward).lower(params, tokens).compile().as_text()
+        found[name] = dict(Counter(re.findall(COLLECTIVES, text)))
+        blocks = {path.split("/")[0] for path in map(path_of, leaves_of(params))}
+        found[name]["blocks"] = sum(part.rpartition("_")[2].isdigit() for part in blocks)
+    return found
+
+
+def path_of(pair: tuple[Any, Any]) -> str:
+    return jax.tree_util.keystr(pair[0], simple=True, separator="/")
+
+
+def layouts() -> list[str]:
+    """The table of parameters that are nowhere yet, of placed ones, and of what a program returned."""
+    where, params = pd.make_mesh(1, 1, 4), tiny_causal_params()
+    placed = jax.device_put(params, pd.shardings(params, where))
+    again = jax.jit(lambda tree: jax.tree.map(jax.numpy.copy, tree))(placed)
+    return [pd.layout(tree, where) for tree in (params, placed, again)]
+
+
+def refusals() -> dict[str, str]:
+    """What is said of meshes with Explicit axes, which jax.make_mesh makes by default."""
+    mesh = jax.make_mesh((4,), ("fsdp",))
+    params = jax.device_put(tiny_causal_params(), jax.NamedSharding(mesh, jax.P()))
+    decoder, request = pd.AutoRegressive(tiny_causal(), 20), tiny_request(2)
+    one = OBJECTIVES["next token"]
+    options = {
+        "optimizer": one.optimizer("adamw", 2),
+        "steps": 1,
+        "key": jax.random.key(0),
+        "progress": False,
+    }
+    calls = {
+        "shardings": lambda: pd.shardings(params, mesh),
+        "run": lambda: pd.run(decoder, params, request),
+        "stream": lambda: next(pd.stream(decoder, params, request)),
+        "serve": lambda: pd.serve(decoder, params, request),
+        "trace": lambda: pd.trace(decoder, params, request, n=1),
+        "rollout": lambda: pd.rollout(decoder, params, request, n=1),
+        "load": lambda: pd.load("tiny-causal", mesh=mesh),
+        "fit": lambda: fit(one.loss(), params, Batches(one.batch), **options),
+        "fit mesh": lambda: fit(one.loss(), one.params(), Batches(one.batch), **options, mesh=mesh),
+    }
+    found = {}
+    for name, call in calls.items():
+        try:
+            call()
+            found[name] = ""
+        except ValueError as error:
+            found[name] = str(error)
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps([globals()[name](*arguments) for name, *arguments in json.loads(sys.argv[1])]))

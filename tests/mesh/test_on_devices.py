@@ -1,0 +1,110 @@
+"""Four simulated devices against one: training, decoding, collectives, what is refused."""
+
+import functools
+
+import pytest
+from decoders import ROWS
+from devices import on_devices
+from objectives import OBJECTIVES
+
+BLOCKS = {"test-causal": 2, "test-sdar": 2, "test-recurrent": 4, "test-mdlm": 2}
+CLOSE = 1e-5
+HALF = "fsdp x tensor"
+
+
+@functools.cache
+def quick():
+    return on_devices(
+        ["refusals"],
+        ["train", ["next token"], [HALF], 5, ["adamw"]],
+        ["collectives", ["test-causal"], [2, 1, 2]],
+        ["drivers", HALF, []],
+        ["layouts"],
+    )
+
+
+def test_explicit_axes_are_refused_in_one_sentence():
+    for name, told in quick()[0].items():
+        assert "are Explicit" in told and "paradec_jax.make_mesh" in told and "\n" not in told, name
+
+
+def check_training(found):
+    assert found.pop("moved") == 0, "an array changed its sharding"
+    assert found.pop("compiled") == 0, "something was compiled after the first update"
+    assert found["losses"] < CLOSE and found.pop("split") > 0
+    return found
+
+
+def test_a_step_compiles_once_and_moves_nothing():
+    (found,) = quick()[1].values()
+    check_training(found)
+
+
+def check_collectives(found):
+    for name, counts in found.items():
+        assert counts.pop("blocks") == BLOCKS[name]
+        assert set(counts) == {"all-reduce"}, name
+        assert 2 * BLOCKS[name] <= counts["all-reduce"] <= 2 * BLOCKS[name] + 2, name
+
+
+def test_a_tensor_parallel_forward_has_two_all_reduces_a_block():
+    check_collectives(quick()[2])
+
+
+def check_drivers(found):
+    assert found.pop("cache") == "P('fsdp', 'tensor')" and found.pop("tokens") == "P('fsdp',)"
+    assert found.pop("moved") == found.pop("compiled") == 0 and found.pop("steps") > 2
+    assert all(found.values()), found
+
+
+def test_run_and_stream_give_the_same_tokens_and_a_stream_compiles_once():
+    check_drivers(quick()[3])
+
+
+def test_a_layout_says_the_same_before_and_after():
+    before, *after = quick()[4]
+    assert after == [before] * 2 and "kv_heads 2 is not a multiple of tensor 4" in before
+
+
+@pytest.mark.slow
+def test_every_driver_and_the_gradient_of_a_rollout():
+    found, same, gradient = on_devices(
+        ["drivers", HALF, ["trace", "rollout"]], ["serve", HALF], ["gradient", HALF]
+    )
+    check_drivers(found)
+    assert same and gradient["difference"][0] < CLOSE, gradient
+
+
+@pytest.mark.slow
+def test_generate_and_load_on_a_mesh():
+    (found,) = on_devices(["generate", HALF])
+    assert all(found.values()), found
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_mesh_to_mesh():
+    (difference,) = on_devices(["resume", ["fsdp", HALF, "one", "fsdp"], 3])
+    assert difference < CLOSE
+
+
+@pytest.mark.slow
+def test_collectives_of_every_family():
+    (found,) = on_devices(["collectives", list(BLOCKS), [2, 1, 2]])
+    check_collectives(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective(name):
+    (found,) = on_devices(["train", [name], ["fsdp", HALF], 20, ["sgd", "adamw", "muon"]])
+    for case, told in found.items():
+        check_training(told)
+        # Adam divides gradients by their size, those too that are hardly more than rounding.
+        assert told["params"][0] < (CLOSE if "sgd" in case else 1e-3), (case, told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROWS)
+def test_every_decoder(name):
+    (found,) = on_devices(["decode", [name], HALF])
+    assert found[name]["same"], found
