@@ -270,10 +270,17 @@ def resume(meshes: list[str], steps: int) -> float:
         last = steps * len(meshes)
         _, one = trained("next token", None, steps=last, folder=Path(folder) / "one")
         for i, mesh in enumerate(meshes):
-            options = {"steps": steps * (i + 1), "checkpoint_every": steps}
+            options = {"steps": steps * (i + 1), "checkpoint_every": steps, "allow": ("steps", "optimizer")}
             _, other = trained("next token", mesh_named(mesh), folder=Path(folder) / "other", **options)
             assert not other["moved"] and not other["compiled"], other
+            computed = json.loads((Path(folder) / "other" / "run.json").read_text())["computed"]
+            assert computed[-1]["mesh"] == sizes_of(mesh), computed
     return relative(other["losses"], one["losses"])
+
+
+def sizes_of(mesh: str) -> dict[str, int] | None:
+    where = mesh_named(mesh)
+    return None if where is None else dict(where.shape)
 
 
 def gradient(mesh: str) -> dict[str, Any]:
