@@ -46,8 +46,9 @@ class Preemption:
     """Notices SIGTERM and the first SIGINT within its block, and gives the caller's handlers back after it.
 
     A second SIGINT is the caller's again, as a rule a KeyboardInterrupt. In a thread that is not the main one nothing
-    is noticed, since Python takes signals in the main thread alone. After `jax.distributed.initialize` JAX's own
-    service notices SIGTERM and finds the update at which all processes stop; SIGINT is handed on to it.
+    is noticed, since Python takes signals in the main thread alone; what the process ignores, as under nohup, stays
+    ignored. After `jax.distributed.initialize` JAX's own service notices SIGTERM and finds the update at which all
+    processes stop; SIGINT is handed on to it.
 
     Args:
       active: whether anything is noticed at all.
@@ -65,9 +66,9 @@ class Preemption:
             numbers = SIGNALS
         if self._active and threading.current_thread() is threading.main_thread():
             for number in numbers:
-                if (
-                    former := signal.getsignal(number)
-                ) is not None:  # None is a handler that Python does not know
+                former = signal.getsignal(number)
+                # None is a handler that Python does not know; a background job of a shell is to ignore SIGINT.
+                if former not in (None, signal.SIG_IGN):
                     self._former[number] = former
                     signal.signal(number, self._notice)
         return self

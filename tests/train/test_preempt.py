@@ -26,6 +26,16 @@ class Interrupting(Batches):
         return super().__next__()
 
 
+@pytest.fixture(autouse=True)
+def _terminal():
+    """Python's own handlers: a background job of a shell, which tests may be, ignores SIGINT."""
+    defaults = (signal.SIG_DFL, signal.default_int_handler)
+    former = [signal.signal(number, own) for number, own in zip(SIGNALS, defaults, strict=True)]
+    yield
+    for number, handler in zip(SIGNALS, former, strict=True):
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_it_saves_after_the_update_under_way_and_goes_on(tmp_path, capsys, number):
     handlers = [signal.getsignal(n) for n in SIGNALS]
@@ -55,6 +65,13 @@ def test_the_second_interrupt_is_the_callers():
         assert signals.reached(2)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_what_is_ignored_stays_ignored():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with Preemption() as signals:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert not signals.reached(1) and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_repeated_requests_are_one():
