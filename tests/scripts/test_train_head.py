@@ -54,6 +54,9 @@ def test_what_is_logged_and_judged(whole):
     assert any({"kl", "uncorrected_kl", "kl_ratio", "agreement"} <= line.keys() for line in lines)
     judged = lines[-2]  # the last line sums the seconds up
     assert {"eval/kl_ratio", "eval/kl_ratio_1", "eval/kl_ratio_2"} <= judged.keys()
+    found = json.loads((whole / "held_out.json").read_text())
+    assert found["kl_ratio"] == pytest.approx(found["kl"] / found["uncorrected_kl"])
+    assert found["rules"]["unroll"] == 2 and found["matmul_precision"] == "highest"
 
 
 def test_a_head_that_adds_nothing_is_judged_to_be_none(start):
