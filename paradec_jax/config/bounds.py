@@ -5,6 +5,7 @@ from typing import Any
 
 MOST = 2**31 - 1  # sizes and positions are int32 on devices
 MOST_RECURRENCES = 4096  # a call runs them one after the other
+ATTENTIONS = ("dense", "blocked", "cudnn")  # backends of nn.attention
 SMALLEST, LARGEST = 1e-37, 1e37  # normal numbers of float32, in which the network computes
 
 
@@ -26,3 +27,11 @@ def check_positive(config: Any, *names: str) -> None:
         value = getattr(config, name)
         if not SMALLEST <= value <= LARGEST:  # false for NaN
             raise ValueError(f"{name} must be a positive number of float32, not {value}")
+
+
+def check_choice(config: Any, name: str, allowed: tuple[str, ...]) -> None:
+    """Refuses a field that is none of the words. Raises ValueError."""
+    value = getattr(config, name)
+    if value not in allowed:
+        words = ", ".join(map(repr, allowed[:-1]))
+        raise ValueError(f"{name} must be {words} or {allowed[-1]!r}, not {value!r}")

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from paradec_jax.config.bounds import check_positive, check_sizes
+from paradec_jax.config.bounds import ATTENTIONS, check_choice, check_positive, check_sizes
 
 MOST_LAYERS = 8
 
@@ -23,6 +23,8 @@ class ResidualHeadConfig:
       qkv_bias, qk_norm: as in the backbone.
       dtype: dtype of activations; norms and softmax are float32 whatever it is.
       param_dtype: dtype of parameters.
+      attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
+        at a time, or "cudnn", on CUDA in 16 bits, elsewhere as "blocked".
       remat: "none" or "layer" (one rematerialised region per block).
     """
 
@@ -40,6 +42,7 @@ class ResidualHeadConfig:
     qk_norm: bool = True
     dtype: str = "float32"
     param_dtype: str = "float32"
+    attention: str = "blocked"
     remat: str = "none"
 
     family = "residual_head"
@@ -49,6 +52,7 @@ class ResidualHeadConfig:
         if self.head_channels is not None:
             check_sizes(self, "head_channels")
         check_positive(self, "rope_base", "norm_eps")
+        check_choice(self, "attention", ATTENTIONS)
         if not 1 <= self.layers <= MOST_LAYERS:
             raise ValueError(f"layers of a residual head must be 1 to {MOST_LAYERS}, not {self.layers}")
         if self.heads % self.kv_heads:
@@ -57,8 +61,7 @@ class ResidualHeadConfig:
             raise ValueError(f"width {self.width} does not split into {self.heads} heads: give head_channels")
         if self.head_dim < 2 or self.head_dim % 2:
             raise ValueError(f"a head must have an even number of channels, not {self.head_dim}")
-        if self.remat not in ("none", "layer"):
-            raise ValueError(f"remat must be 'none' or 'layer', not {self.remat!r}")
+        check_choice(self, "remat", ("none", "layer"))
 
     @classmethod
     def of(cls, backbone: Any, layers: int = 3) -> "ResidualHeadConfig":

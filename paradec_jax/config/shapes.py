@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Any, ClassVar
 
-from paradec_jax.config.bounds import MOST_RECURRENCES, check_positive, check_sizes
+from paradec_jax.config.bounds import ATTENTIONS, MOST_RECURRENCES, check_choice, check_positive, check_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +52,8 @@ class RecurrentDepthConfig:
       mean_backprop_depth: last recurrences of a training step that carry gradient, unless a loss is told otherwise.
       dtype: dtype of activations; norms, softmax and logits are float32 whatever it is.
       param_dtype: dtype of parameters.
+      attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
+        at a time, or "cudnn", on CUDA in 16 bits, elsewhere as "blocked".
       remat: "none" or "iteration" (a loss rematerialises each recurrence), unless a loss is told otherwise.
     """
 
@@ -71,6 +73,7 @@ class RecurrentDepthConfig:
     mean_backprop_depth: int = 8
     dtype: str = "float32"
     param_dtype: str = "float32"
+    attention: str = "blocked"
     remat: str = "none"
 
     family = "recurrent_depth"
@@ -80,12 +83,12 @@ class RecurrentDepthConfig:
         check_sizes(self, *sizes.split())
         check_sizes(self, "mean_recurrence", "mean_backprop_depth", most=MOST_RECURRENCES)
         check_positive(self, "rope_base", "norm_eps")
+        check_choice(self, "attention", ATTENTIONS)
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ValueError(
                 f"width {self.width} must split into {self.heads} heads of an even number of channels"
             )
-        if self.remat not in ("none", "iteration"):
-            raise ValueError(f"remat must be 'none' or 'iteration', not {self.remat!r}")
+        check_choice(self, "remat", ("none", "iteration"))
 
     @property
     def head_dim(self) -> int:
@@ -127,6 +130,8 @@ class TransformerConfig:
       tie_embeddings: whether the output matrix is the embedding.
       dtype: dtype of activations; norms, softmax and logits are float32 whatever it is.
       param_dtype: dtype of parameters.
+      attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
+        at a time, or "cudnn", on CUDA in 16 bits, elsewhere as "blocked".
       remat: "none" or "layer" (one rematerialised region per block).
     """
 
@@ -145,6 +150,7 @@ class TransformerConfig:
     tie_embeddings: bool = True
     dtype: str = "float32"
     param_dtype: str = "float32"
+    attention: str = "blocked"
     remat: str = "none"
 
     family: ClassVar[str]
@@ -154,14 +160,14 @@ class TransformerConfig:
         if self.head_channels is not None:
             check_sizes(self, "head_channels")
         check_positive(self, "rope_base", "norm_eps")
+        check_choice(self, "attention", ATTENTIONS)
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
         if self.head_channels is None and self.width % self.heads:
             raise ValueError(f"width {self.width} does not split into {self.heads} heads: give head_channels")
         if self.head_dim < 2 or self.head_dim % 2:
             raise ValueError(f"a head must have an even number of channels, not {self.head_dim}")
-        if self.remat not in ("none", "layer"):
-            raise ValueError(f"remat must be 'none' or 'layer', not {self.remat!r}")
+        check_choice(self, "remat", ("none", "layer"))
 
     @property
     def head_dim(self) -> int:
@@ -232,6 +238,8 @@ class MaskedDiffusionConfig:
       dropout: share of each branch's outputs that a training step drops.
       dtype: dtype of the products; the residual stream, norms, softmax and logits are float32 whatever it is.
       param_dtype: dtype of parameters.
+      attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
+        at a time, or "cudnn", on CUDA in 16 bits, elsewhere as "blocked".
       remat: "none" or "layer" (one rematerialised region per block).
     """
 
@@ -244,6 +252,7 @@ class MaskedDiffusionConfig:
     dropout: float = 0.1
     dtype: str = "float32"
     param_dtype: str = "float32"
+    attention: str = "cudnn"
     remat: str = "none"
 
     family = "masked_diffusion"
@@ -256,10 +265,10 @@ class MaskedDiffusionConfig:
             raise ValueError(
                 f"width {self.width} must split into {self.heads} heads of an even number of channels"
             )
+        check_choice(self, "attention", ATTENTIONS)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout}")
-        if self.remat not in ("none", "layer"):
-            raise ValueError(f"remat must be 'none' or 'layer', not {self.remat!r}")
+        check_choice(self, "remat", ("none", "layer"))
 
     @property
     def head_dim(self) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import MaskedDiffusionConfig
 from paradec_jax.models.base import shapes_of
@@ -25,6 +25,7 @@ from paradec_jax.nn.modulated import ModulatedBlock, ModulatedConfig, modulation
 from paradec_jax.nn.norms import layer_norm
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.rope import rotation
+from paradec_jax.nn.visibility import Seen
 
 Inputs = Int[Array, "B W"] | Float[Array, "B W D"]  # tokens, or a vector in the place of each
 FREQUENCIES = 128  # of the noise level's cosines and sines
@@ -103,7 +104,7 @@ class Denoiser(nn.Module):
         self,
         tokens: Inputs,
         positions: Int[Array, "B W"],
-        mask: Bool[Array, "*B W W"] | None,
+        mask: Seen | None,
         dropout: Array | None = None,
         level: Float[Array, "_"] | None = None,
     ) -> Float[Array, "B W D"]:
@@ -151,7 +152,7 @@ def block_config(config: MaskedDiffusionConfig) -> ModulatedConfig:
         std=c.width**-0.5,
         std_out=c.width**-0.5,
         uniform=True,
-        full=True,
+        attention=c.attention,
         param_dtype=c.param_dtype,
     )
     return ModulatedConfig(block, c.conditioning, c.dropout, c.dtype)

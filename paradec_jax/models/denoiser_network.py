@@ -5,13 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import MaskedDiffusionConfig
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
 from paradec_jax.models.base import Work, apply, raw
 from paradec_jax.models.denoiser import Denoiser, Inputs
 from paradec_jax.models.prepare import prepare_denoiser
+from paradec_jax.nn.visibility import Seen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +96,7 @@ class DenoiserNetwork:
         inputs: Inputs,
         positions: Int[Array, "B W"],
         prefix: Prefix | None = None,
-        mask: Bool[Array, "*B W W"] | None = None,
+        mask: Seen | None = None,
         *,
         dropout: Array | None = None,
     ) -> Forward:

@@ -14,16 +14,16 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.models.base import shapes_of
 from paradec_jax.models.recurrent_cache import Layers, RecurrentKV
-from paradec_jax.nn import masks
 from paradec_jax.nn.blocks import BlockConfig, PrefixMask, SandwichBlock, dense, parameter, truncated_normal
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.rope import Rotation, rotation
+from paradec_jax.nn.visibility import CAUSAL, Seen
 
 Inputs = Int[Array, "B W"] | Float[Array, "B W D"]  # tokens, or a vector in the place of each
 
@@ -34,7 +34,7 @@ class View:
     """All that a window of positions sees besides its own states: angles, masks and the cached prefix."""
 
     angles: Rotation
-    window_mask: Bool[Array, "*B W W"]
+    seen: Seen
     cache: RecurrentKV | None = None
     prefix_mask: PrefixMask | None = None
 
@@ -75,7 +75,7 @@ class RecurrentDepth(nn.Module):
         """One pass with a zero state and one recurrence; touches every parameter, for `init`."""
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         c = self.config
-        view = View(rotation(positions, c.head_dim, c.rope_base), masks.causal(tokens.shape[1]))
+        view = View(rotation(positions, c.head_dim, c.rope_base), CAUSAL)
         e, _ = self.embed(tokens, view)
         state, _ = self.iterate(jnp.zeros_like(e), e, view)
         hidden, _ = self.readout(state, view)
@@ -127,7 +127,7 @@ class RecurrentDepth(nn.Module):
     ) -> tuple[Float[Array, "B W D"], Layers]:
         own = []
         for i, block in enumerate(blocks):
-            x, kv = block(x, view.angles, view.window_mask, prefix[i] if prefix else None, prefix_mask)
+            x, kv = block(x, view.angles, view.seen, prefix[i] if prefix else None, prefix_mask)
             own.append(kv)
         return x, tuple(own)
 
@@ -146,6 +146,7 @@ def block_config(config: RecurrentDepthConfig) -> BlockConfig:
         std=c.init_std,
         std_out=c.init_std / (2 * c.effective_depth) ** 0.5,
         biases="qk" if c.qk_bias else "",
+        attention=c.attention,
         param_dtype=c.param_dtype,
     )
 

@@ -18,7 +18,9 @@ from paradec_jax.models.prepare import prepare_params
 from paradec_jax.models.recurrent_cache import CACHE_MODES, RecurrentCache, RecurrentKV
 from paradec_jax.models.recurrent_depth import Inputs, RecurrentDepth, View, parameter_shapes
 from paradec_jax.nn import masks
+from paradec_jax.nn.attention import once
 from paradec_jax.nn.rope import rotation
+from paradec_jax.nn.visibility import CAUSAL, Seen
 
 # Recurrences of a decoding step are unrolled up to this many layers.
 UNROLLED_LAYERS = 8
@@ -173,11 +175,11 @@ class RecurrentDepthNetwork:
         self,
         positions: Int[Array, "B W"],
         prefix: Prefix | None = None,
-        mask: Bool[Array, "*B W W"] | None = None,
+        mask: Seen | None = None,
     ) -> View:
         """What a window at `positions` sees: of the cache what the prefix says, and itself, causally by default."""
         if mask is None:
-            mask = masks.causal(positions.shape[1])
+            mask = once(CAUSAL, positions.shape[1], self.config.attention)
         angles = rotation(positions, self.config.head_dim, self.config.rope_base)
         if prefix is None or prefix.visible is None:
             return View(angles, mask)
@@ -264,7 +266,7 @@ class RecurrentDepthNetwork:
         inputs: Inputs,
         positions: Int[Array, "B W"],
         prefix: Prefix | None = None,
-        mask: Bool[Array, "*B W W"] | None = None,
+        mask: Seen | None = None,
     ) -> Forward:
         """Reads a window through prelude, r recurrences and coda. The caller stores the keys and values.
 
@@ -292,7 +294,7 @@ class RecurrentDepthNetwork:
         positions: Int[Array, "B W"],
         states: Float[Array, "B W D"],
         prefix: Prefix | None = None,
-        mask: Bool[Array, "*B W W"] | None = None,
+        mask: Seen | None = None,
     ) -> tuple[Forward, Float[Array, "B W D"]]:
         """As `forward` from given latents; returns the latents after the last recurrence as well."""
         view = self.view(positions, prefix, mask)

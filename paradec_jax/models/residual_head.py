@@ -18,15 +18,15 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.models.base import shapes_of
-from paradec_jax.nn import masks
 from paradec_jax.nn.blocks import BlockConfig, PrefixMask, PreNormBlock, dense, parameter, truncated_normal
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.rope import rotation
+from paradec_jax.nn.visibility import FULL, Seen
 
 Layers = tuple[KV, ...]
 INITS = ("normal_0.2", "ordinary", "zero_gain")
@@ -59,14 +59,14 @@ class ResidualHead(nn.Module):
     def __call__(self, positions: Int[Array, "B W"]) -> Float[Array, "B W D"]:
         """One pass over zeros; touches every parameter, for `init`."""
         zeros = jnp.zeros((*positions.shape, self.config.width))
-        return self.residual(zeros, zeros, positions, masks.full(positions.shape[1]), None, None)[0]
+        return self.residual(zeros, zeros, positions, FULL, None, None)[0]
 
     def residual(
         self,
         vectors: Float[Array, "B W D"],
         hidden: Float[Array, "B W D"],
         positions: Int[Array, "B W"],
-        window_mask: Bool[Array, "*B W W"],
+        seen: Seen,
         cache: Layers | None,
         prefix_mask: PrefixMask | None,
     ) -> tuple[Float[Array, "B W D"], Layers]:
@@ -77,7 +77,7 @@ class ResidualHead(nn.Module):
         x = dense(jnp.concatenate([e, u], axis=-1), self.fusion)
         angles = rotation(positions, c.head_dim, c.rope_base)
         for i, layer in enumerate(self.layer):
-            x, kv = layer(x, angles, window_mask, cache[i] if cache else None, prefix_mask)
+            x, kv = layer(x, angles, seen, cache[i] if cache else None, prefix_mask)
             own.append(kv)
         return rms_norm(x, self.final_norm, c.norm_eps), tuple(own)
 
@@ -97,6 +97,7 @@ def block_config(config: ResidualHeadConfig) -> BlockConfig:
         std_out=c.init_std / (2 * c.layers) ** 0.5,
         biases="qkv" if c.qkv_bias else "",
         qk_norm=c.qk_norm,
+        attention=c.attention,
         param_dtype=c.param_dtype,
     )
 

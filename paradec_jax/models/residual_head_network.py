@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
@@ -16,6 +16,8 @@ from paradec_jax.models.prepare import prepare_head
 from paradec_jax.models.residual_head import Layers, ResidualHead, parameter_shapes
 from paradec_jax.nn import cache as kv_cache
 from paradec_jax.nn import masks
+from paradec_jax.nn.attention import once
+from paradec_jax.nn.visibility import Seen, by_block
 
 
 @functools.lru_cache
@@ -121,7 +123,7 @@ class ResidualHeadNetwork:
         vectors: Float[Array, "B W D"],
         positions: Int[Array, "B W"],
         prefix: Prefix | None = None,
-        mask: Bool[Array, "*B W W"] | None = None,
+        mask: Seen | None = None,
         *,
         hidden: Float[Array, "B W D"],
     ) -> Forward:
@@ -135,7 +137,8 @@ class ResidualHeadNetwork:
           hidden: the backbone's head inputs before the reveals, or their sum with earlier residuals.
         """
         if mask is None:
-            mask = masks.block_causal(positions, self.config.block)
+            rule = by_block(positions, self.config.block)
+            mask = once(rule, positions.shape[1], self.config.attention)
         cache = prefix_mask = None
         if prefix is not None and prefix.visible is not None:
             cache = prefix.kv

@@ -7,7 +7,7 @@
     x <- x + MLP(norm(x))
     logits = norm(x) head
 
-What a position sees is the caller's affair: a mask of the window, and one of what is cached before it.
+What a position sees is the caller's affair: a mask of the window or a rule, and a mask of what is cached before it.
 """
 
 from typing import Any
@@ -15,16 +15,16 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import TransformerConfig
 from paradec_jax.models.base import shapes_of
-from paradec_jax.nn import masks
 from paradec_jax.nn.blocks import BlockConfig, PrefixMask, PreNormBlock, dense, parameter, truncated_normal
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.rope import rotation
+from paradec_jax.nn.visibility import CAUSAL, Seen
 
 Layers = tuple[KV, ...]
 Inputs = Int[Array, "B W"] | Float[Array, "B W D"]  # tokens, or a vector in the place of each
@@ -62,14 +62,14 @@ class Transformer(nn.Module):
     def __call__(self, tokens: Int[Array, "B W"]) -> Float[Array, "B W V"]:
         """One causal pass without a cache; touches every parameter, for `init` alone."""
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        hidden, _ = self.hidden(tokens, positions, masks.causal(tokens.shape[1]), None, None)
+        hidden, _ = self.hidden(tokens, positions, CAUSAL, None, None)
         return self.logits(hidden)
 
     def hidden(
         self,
         tokens: Inputs,
         positions: Int[Array, "B W"],
-        window_mask: Bool[Array, "*B W W"],
+        seen: Seen,
         cache: Layers | None,
         prefix_mask: PrefixMask | None,
     ) -> tuple[Float[Array, "B W D"], Layers]:
@@ -79,7 +79,7 @@ class Transformer(nn.Module):
         x, own = vectors.astype(jnp.dtype(c.dtype)), []
         angles = rotation(positions, c.head_dim, c.rope_base)
         for i, layer in enumerate(self.layer):
-            x, kv = layer(x, angles, window_mask, cache[i] if cache else None, prefix_mask)
+            x, kv = layer(x, angles, seen, cache[i] if cache else None, prefix_mask)
             own.append(kv)
         return rms_norm(x, self.final_norm, c.norm_eps), tuple(own)
 
@@ -103,6 +103,7 @@ def block_config(config: TransformerConfig) -> BlockConfig:
         std_out=c.init_std / (2 * c.layers) ** 0.5,
         biases="qkv" if c.qkv_bias else "",
         qk_norm=c.qk_norm,
+        attention=c.attention,
         param_dtype=c.param_dtype,
     )
 

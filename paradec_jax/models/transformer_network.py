@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import BlockDiffusionConfig, TransformerConfig
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
@@ -17,6 +17,8 @@ from paradec_jax.models.prepare import prepare_params
 from paradec_jax.models.transformer import Inputs, Layers, Transformer, parameter_shapes
 from paradec_jax.nn import cache as kv_cache
 from paradec_jax.nn import masks
+from paradec_jax.nn.attention import once
+from paradec_jax.nn.visibility import CAUSAL, Seen, by_block
 
 
 @functools.lru_cache
@@ -128,7 +130,7 @@ class TransformerNetwork:
         inputs: Inputs,
         positions: Int[Array, "B W"],
         prefix: Prefix | None = None,
-        mask: Bool[Array, "*B W W"] | None = None,
+        mask: Seen | None = None,
     ) -> Forward:
         """Reads a window. The caller stores the keys and values.
 
@@ -140,7 +142,8 @@ class TransformerNetwork:
         """
         if mask is None:
             block = self.block
-            mask = masks.causal(positions.shape[1]) if block is None else masks.block_causal(positions, block)
+            rule = CAUSAL if block is None else by_block(positions, block)
+            mask = once(rule, positions.shape[1], self.config.attention)
         cache = prefix_mask = None
         if prefix is not None and prefix.visible is not None:
             cache = prefix.kv

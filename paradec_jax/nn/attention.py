@@ -1,4 +1,12 @@
-"""Attention of a window over a cached prefix and over itself, or over itself alone and whole."""
+"""Attention of a window over a cached prefix and over itself, and who computes it.
+
+=========  ==================================================================================================
+dense      all scores at once, [B, H, W, S + W]
+blocked    `QUERIES` queries at a time and their scores anew going backward; short windows as dense
+cudnn      cuDNN's program, which keeps no scores: where it is there (`nn.backend`), in 16 bits, for an even number of
+           positions without a cache and at most 128 channels a head, a multiple of 8; elsewhere as blocked
+=========  ==================================================================================================
+"""
 
 import jax
 import jax.numpy as jnp
@@ -6,12 +14,46 @@ from einops import rearrange
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from paradec_jax.nn import masks
 from paradec_jax.nn.backend import cudnn_attention
 from paradec_jax.nn.cache import KV
+from paradec_jax.nn.visibility import FULL, Rule, Seen, mask_of
 
 MASKED = float(jnp.finfo(jnp.float32).min)
-QUERIES = 256  # of a long window whose scores are in memory at once, outside cuDNN
+QUERIES = 256  # of a long window whose scores are in memory at once
+PrefixMask = Bool[Array, "B S"] | Bool[Array, "B W S"]
+
+
+def attention(
+    q: Float[Array, "B H W C"],
+    window: KV,
+    seen: Seen | None = None,
+    prefix: KV | None = None,
+    prefix_mask: PrefixMask | None = None,
+    *,
+    backend: str = "dense",
+) -> Float[Array, "B H W C"]:
+    """Softmax attention `softmax(q k^T / sqrt(C)) v` over prefix and window keys together, by a backend.
+
+    Every backend gives the values and gradients of `attend`, up to the order of sums.
+
+    Args:
+      q: queries after bias and rotation.
+      window: keys [B, G, C, W] and values [B, G, W, C] of the window itself.
+      seen: which window keys a query sees, a mask or a rule; all of them for None.
+      prefix: cached keys [B, G, C, S] and values [B, G, S, C], or None.
+      prefix_mask: which cached positions a row sees, or each of its queries.
+      backend: "dense", "blocked" or "cudnn", see above.
+    """
+    width, channels = q.shape[2:]
+    seen = FULL if seen is None else seen
+    alone = prefix is None or prefix_mask is None
+    if backend == "cudnn" and alone and cudnn_attention():
+        sixteen = q.dtype in (jnp.bfloat16, jnp.float16)
+        if sixteen and channels % 8 == 0 and channels <= 128 and width % 2 == 0:
+            return _cudnn(q, window, seen)
+    if backend == "dense" or width <= QUERIES:
+        return attend(q, window, mask_of(seen, width), prefix, prefix_mask)
+    return _blocked(q, window, seen, *((None, None) if alone else (prefix, prefix_mask)))
 
 
 def attend(
@@ -55,45 +97,49 @@ def attend(
     return rearrange(out, "b g r w c -> b (g r) w c")
 
 
-def attend_all(
-    q: Float[Array, "B H W C"], window: KV, mask: Bool[Array, "*B W W"] | None = None
+def once(rule: Rule, width: int, backend: str) -> Seen:
+    """The rule's mask where the backend wants it whole, so that it is made once for all layers; else the rule."""
+    whole = backend == "dense" or (backend == "blocked" and width <= QUERIES)
+    return rule.mask(width) if whole else rule
+
+
+def _blocked(
+    q: Float[Array, "B H W C"], window: KV, seen: Seen, prefix: KV | None, prefix_mask: PrefixMask | None
 ) -> Float[Array, "B H W C"]:
-    """As `attend` of a window over itself, without ever holding all its scores where the window is long.
-
-    On CUDA, cuDNN's attention computes it in 16 bits (`nn.backend.cudnn_attention`), which keeps no scores at all;
-    elsewhere, and in float32, `QUERIES` queries are taken at a time and their scores computed anew going backward.
-
-    Args:
-      q: queries after the rotation.
-      window: keys [B, G, C, W] and values [B, G, W, C].
-      mask: which keys a query sees; all of them by default.
-    """
-    width, channels = q.shape[2:]
-    sixteen = q.dtype in (jnp.bfloat16, jnp.float16)
-    if cudnn_attention() and sixteen and channels % 8 == 0 and channels <= 128 and width % 2 == 0:
-        return _cudnn(q, window, mask)
-    mask = masks.full(width) if mask is None else mask
-    if width <= QUERIES:
-        return attend(q, window, mask)
+    """As `attend`, of `QUERIES` queries at a time; what they see of the window is made with them from a rule."""
+    width = q.shape[2]
     extra = -width % QUERIES
-    queries = jnp.pad(q, [(0, 0), (0, 0), (0, extra), (0, 0)])
-    rows = jnp.pad(mask, [(0, 0)] * (mask.ndim - 2) + [(0, extra), (0, 0)])
+
+    def split(rows: Array) -> Array:
+        """[..., W, K] -> [parts, ..., QUERIES, K]"""
+        padded = jnp.pad(rows, [(0, 0)] * (rows.ndim - 2) + [(0, extra), (0, 0)])
+        return rearrange(padded, "... (n w) k -> n ... w k", w=QUERIES)
+
+    each = prefix_mask is not None and prefix_mask.ndim == 3
+    mask = jnp.arange(width + extra).reshape(-1, QUERIES) if isinstance(seen, Rule) else split(seen)
+    parts = (split(q), mask, split(prefix_mask) if each else None)
 
     @jax.checkpoint
-    def some(part: tuple[Array, Array]) -> Array:
-        return attend(part[0], window, part[1])
+    def some(part: tuple[Array, Array, Array | None]) -> Array:
+        queries, mask, of_prefix = part
+        if isinstance(seen, Rule):
+            mask = seen.rows(mask, width)
+        return attend(queries, window, mask, prefix, of_prefix if each else prefix_mask)
 
-    parts = rearrange(queries, "b h (n w) c -> n b h w c", w=QUERIES)
-    out = lax.map(some, (parts, rearrange(rows, "... (n w) s -> n ... w s", w=QUERIES)))
+    out = lax.map(some, parts)
     return rearrange(out, "n b h w c -> b h (n w) c")[:, :, :width]
 
 
-def _cudnn(q: Array, window: KV, mask: Array | None) -> Array:
+def _cudnn(q: Float[Array, "B H W C"], window: KV, seen: Seen) -> Float[Array, "B H W C"]:
     """Attention as cuDNN's program; it fails to trace where the default backend is not CUDA."""
     keys = rearrange(window.k, "b g c w -> b w g c")
     values = rearrange(window.v, "b g w c -> b w g c")
-    if mask is not None:
+    rule, mask = seen.name if isinstance(seen, Rule) else "mask", None
+    if rule not in ("causal", "full"):
+        mask = mask_of(seen, q.shape[2])
         mask = mask[None, None] if mask.ndim == 2 else mask[:, None]
     queries = rearrange(q, "b h w c -> b w h c")
-    out = jax.nn.dot_product_attention(queries, keys, values, mask=mask, implementation="cudnn")
+    out = jax.nn.dot_product_attention(
+        queries, keys, values, mask=mask, is_causal=rule == "causal", implementation="cudnn"
+    )
     return rearrange(out, "b w h c -> b h w c")

@@ -8,17 +8,17 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from einops import rearrange
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from paradec_jax.nn.attention import attend, attend_all
+from paradec_jax.nn.attention import PrefixMask, attention
 from paradec_jax.nn.backend import cpu_layouts
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.rope import Rotation, rotate, rotate_halves
+from paradec_jax.nn.visibility import Seen
 from paradec_jax.sharding.rules import by_rows
 
 ROTATIONS = {"interleaved": rotate, "halves": rotate_halves}
-PrefixMask = Bool[Array, "B S"] | Bool[Array, "B W S"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class BlockConfig:
       biases: which of queries, keys and values carry a bias: "", "qk" or "qkv".
       qk_norm: whether queries and keys of each head pass an RMSNorm.
       uniform: whether random matrices are drawn uniformly between their bounds.
-      full: whether a position sees the later ones too; there is no prefix then, and no mask means all.
+      attention: who computes it, a backend of `nn.attention`.
       param_dtype: dtype of parameters.
     """
 
@@ -53,7 +53,7 @@ class BlockConfig:
     biases: str = ""
     qk_norm: bool = False
     uniform: bool = False
-    full: bool = False
+    attention: str = "dense"
     param_dtype: str = "float32"
 
     def random(self, spread: float) -> Callable[..., Array]:
@@ -182,7 +182,7 @@ class Attention(nn.Module):
         self,
         x: Float[Array, "B W D"],
         angles: Rotation,
-        window_mask: Bool[Array, "*B W W"] | None,
+        seen: Seen | None,
         prefix: KV | None = None,
         prefix_mask: PrefixMask | None = None,
     ) -> tuple[Float[Array, "B W D"], KV]:
@@ -195,12 +195,7 @@ class Attention(nn.Module):
             heads[name] = rms_norm(heads[name], gain, self.config.norm_eps)
         own = KV(rearrange(turn(heads["k"], angles), "b g w c -> b g c w"), heads["v"])
         queries = turn(heads["q"], angles)
-        if self.config.full:
-            mixed = attend_all(queries, own, window_mask)
-        elif window_mask is None:
-            raise ValueError("a window that does not see itself whole needs a mask")
-        else:
-            mixed = attend(queries, own, window_mask, prefix, prefix_mask)
+        mixed = attention(queries, own, seen, prefix, prefix_mask, backend=self.config.attention)
         mixed = rearrange(mixed, "b h w c -> b w (h c)")
         return dense(mixed, rearrange(self.out, "h c d -> (h c) d")), own
 
@@ -271,13 +266,13 @@ class SandwichBlock(nn.Module):
         self,
         x: Float[Array, "B W D"],
         angles: Rotation,
-        window_mask: Bool[Array, "*B W W"],
+        seen: Seen,
         prefix: KV | None = None,
         prefix_mask: PrefixMask | None = None,
     ) -> tuple[Float[Array, "B W D"], KV]:
         """The block's output and the window's keys and values."""
         x = by_rows(x)
-        mixed, own = self.attention(self.norm(1, x), angles, window_mask, prefix, prefix_mask)
+        mixed, own = self.attention(self.norm(1, x), angles, seen, prefix, prefix_mask)
         x = self.norm(2, x + mixed)
         return by_rows(self.norm(4, x + self.mlp(self.norm(3, x)))), own
 
@@ -309,14 +304,12 @@ class PreNormBlock(nn.Module):
         self,
         x: Float[Array, "B W D"],
         angles: Rotation,
-        window_mask: Bool[Array, "*B W W"],
+        seen: Seen,
         prefix: KV | None = None,
         prefix_mask: PrefixMask | None = None,
     ) -> tuple[Float[Array, "B W D"], KV]:
         """The block's output and the window's keys and values."""
         x, eps = by_rows(x), self.config.norm_eps
-        mixed, own = self.attention(
-            rms_norm(x, self.attention_norm, eps), angles, window_mask, prefix, prefix_mask
-        )
+        mixed, own = self.attention(rms_norm(x, self.attention_norm, eps), angles, seen, prefix, prefix_mask)
         x = x + mixed
         return by_rows(x + self.mlp(rms_norm(x, self.mlp_norm, eps))), own

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from paradec_jax.nn.blocks import Attention, BlockConfig, dense, parameter, uniform
 from paradec_jax.nn.norms import layer_norm
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.rope import Rotation
+from paradec_jax.nn.visibility import Seen
 from paradec_jax.sharding.rules import by_rows
 
 
@@ -117,7 +118,7 @@ class ModulatedBlock(nn.Module):
         self,
         x: Float[Array, "B W D"],
         angles: Rotation,
-        mask: Bool[Array, "*B W W"] | None,
+        mask: Seen | None,
         conditioning: Float[Array, "_ K"] | None = None,
         key: Array | None = None,
     ) -> Float[Array, "B W D"]:

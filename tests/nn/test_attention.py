@@ -1,21 +1,36 @@
-"""Attention of whole canvases: some queries at a time, and cuDNN's on CUDA."""
+"""Attention by every backend: values and gradients of the dense one, no scores of a long window, cuDNN on CUDA."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paradec_jax.nn import attention, backend, masks
-from paradec_jax.nn.attention import QUERIES, attend, attend_all
+from paradec_jax.nn import attention as module
+from paradec_jax.nn import backend, masks
+from paradec_jax.nn.attention import attend, attention
 from paradec_jax.nn.cache import KV
+from paradec_jax.nn.visibility import CAUSAL, FULL, by_block, mask_of
 
-LONG = QUERIES + 44
+QUERIES = 16  # of a block, in these tests
+LONG = 3 * QUERIES - 5
+EVEN = LONG + 1
+SIZE = 24  # of a cache
 
 
-def drawn(width: int, channels: int = 8, dtype=jnp.float32):
-    """Queries of four heads, keys and values of two."""
-    rng = np.random.default_rng(0)
-    q, k, v = (jnp.asarray(rng.normal(size=(2, n, width, channels)), dtype) for n in (4, 2, 2))
+@pytest.fixture(autouse=True)
+def short_blocks(monkeypatch):
+    monkeypatch.setattr(module, "QUERIES", QUERIES)
+
+
+def drawn(width: int, channels: int = 8, dtype=jnp.float32, size: int | None = None):
+    """Queries of four heads, keys and values of two, of a window or of a cache of `size` positions."""
+    rng = np.random.default_rng(0 if size is None else 2)
+    size = width if size is None else size
+    q, k, v = (
+        jnp.asarray(rng.normal(size=(2, *s, channels)), dtype) for s in ((4, width), (2, size), (2, size))
+    )
     return q, KV(k.swapaxes(-1, -2), v)
 
 
@@ -24,33 +39,105 @@ def random_masks(width: int):
     return {"all": None, "one for all rows": seen[0], "one a row": seen}
 
 
-@pytest.mark.parametrize("kind", random_masks(2))
-@pytest.mark.parametrize("width", [QUERIES - 3, LONG])
-def test_some_queries_at_a_time(width, kind):
-    q, window = drawn(width)
-    mask = random_masks(width)[kind]
-    got = jax.jit(attend_all)(q, window, mask)
-    want = attend(q, window, masks.full(width) if mask is None else mask)
-    np.testing.assert_allclose(got, want, atol=1e-6)
+def rules(width: int):
+    positions = jnp.arange(width) + jnp.asarray([[0], [3]])
+    return {"causal": CAUSAL, "full": FULL, "blocks": by_block(positions, 5)}
+
+
+def prefixes(width: int):
+    """None, what each row sees of a cache, and what each of its queries sees."""
+    cache, lengths = drawn(width, size=SIZE)[1], jnp.asarray([SIZE, 7])
+    each = jnp.asarray(np.random.default_rng(3).random((2, width, SIZE)) < 0.5)
+    return {
+        "no prefix": (None, None),
+        "a length": (cache, masks.prefix(lengths, SIZE)),
+        "a query": (cache, each),
+    }
+
+
+def gradients(attending, q, window, seen, cache, cached):
+    """The attended heads, and gradients by queries, keys and values of window and cache."""
+
+    @jax.jit
+    def both(arrays, seen, cached):
+        def value(arrays):
+            q, window, cache = arrays
+            out = attending(q, window, seen, cache, cached)
+            return jnp.sum(out * jnp.cos(jnp.arange(out.size).reshape(out.shape))), out
+
+        return jax.value_and_grad(value, has_aux=True)(arrays)
+
+    (_, out), found = both((q, window, cache), seen, cached)
+    return out, found
+
+
+def dense(q, window, seen, cache, cached):
+    return attend(q, window, mask_of(seen, q.shape[2]), cache, cached)
+
+
+CASES = [
+    *((kind, "no prefix") for kind in (*random_masks(2), *rules(2))),
+    ("one a row", "a length"),
+    ("causal", "a query"),
+    ("blocks", "a length"),
+]
+
+
+@pytest.mark.parametrize(("kind", "prefix"), CASES)
+def test_values_and_gradients_of_the_dense_one(kind, prefix):
+    """In blocks of queries, whose last is not whole, under masks and rules, with and without a cache."""
+    q, window = drawn(LONG)
+    seen = (random_masks(LONG) | rules(LONG))[kind]
+    arguments = (q, window, seen, *prefixes(LONG)[prefix])
+    got = gradients(functools.partial(attention, backend="blocked"), *arguments)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, gradients(dense, *arguments))
+
+
+def test_a_short_window_is_the_dense_one():
+    q, window = drawn(QUERIES)
+    got, want = (
+        jax.jit(functools.partial(attention, backend=name)).lower(q, window, CAUSAL).as_text()
+        for name in ("blocked", "dense")
+    )
+    assert got == want
+
+
+@pytest.mark.parametrize("name", rules(2))
+def test_rules_are_the_masks(name):
+    rule, positions = rules(LONG)[name], jnp.arange(LONG) + jnp.asarray([[0], [3]])
+    want = {
+        "causal": masks.causal(LONG),
+        "full": masks.full(LONG),
+        "blocks": masks.block_causal(positions, 5),
+    }
+    np.testing.assert_array_equal(rule.mask(LONG), want[name])
+    np.testing.assert_array_equal(rule.rows(jnp.asarray([4, 20]), LONG), want[name][..., [4, 20], :])
 
 
 def whole_scores(text: str, width: int) -> bool:
     return f"x{width}x{width}xf32" in text
 
 
-def test_a_long_canvas_never_has_all_its_scores():
-    """Neither forward nor backward."""
+@pytest.mark.parametrize("prefix", prefixes(2))
+def test_a_long_window_never_has_all_its_scores(prefix):
+    """Neither forward nor backward, and of a rule not even its mask."""
     q, window = drawn(LONG)
+    cache, cached = prefixes(LONG)[prefix]
 
-    def gradient(attending):
-        return jax.jit(jax.grad(lambda q: jnp.sum(attending(q, window) ** 2))).lower(q).as_text()
+    def gradient(name):
+        def value(q):
+            return jnp.sum(attention(q, window, CAUSAL, cache, cached, backend=name) ** 2)
+
+        return jax.jit(jax.grad(value)).lower(q).as_text()
 
     padded = QUERIES * -(-LONG // QUERIES)
-    assert not any(whole_scores(gradient(attend_all), width) for width in (LONG, padded))
-    assert whole_scores(gradient(lambda q, window: attend(q, window, masks.full(LONG))), LONG)
+    keys = (LONG, padded, LONG + SIZE)
+    text = gradient("blocked")
+    assert not any(f"{rows}x{k}x" in text for rows in (LONG, padded) for k in keys)
+    assert whole_scores(gradient("dense"), LONG)
 
 
-@pytest.mark.parametrize("kind", random_masks(2))
+@pytest.mark.parametrize("kind", random_masks(2) | rules(2))
 def test_what_cudnn_is_asked_for(kind, monkeypatch):
     """The same attention by jax.nn's definition, to which cuDNN's is an implementation."""
     monkeypatch.setenv(backend.ATTENTION, "cudnn")
@@ -61,14 +148,16 @@ def test_what_cudnn_is_asked_for(kind, monkeypatch):
         return definition(*arguments, **options)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", define)
+    attending = functools.partial(attention, backend="cudnn")
     q, window = drawn(12, dtype=jnp.bfloat16)
-    mask = random_masks(12)[kind]
-    got = attend_all(q, window, mask)
-    want = attend(q, window, masks.full(12) if mask is None else mask)
+    seen = (random_masks(12) | rules(12))[kind]
+    got = attending(q, window, seen)
+    want = attend(q, window, mask_of(seen, 12))
     np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), atol=0.03)
     assert asked == ["cudnn"] and got.dtype == jnp.bfloat16
     for other in (drawn(12), drawn(12, 4, jnp.bfloat16), drawn(11, dtype=jnp.bfloat16)):
-        attend_all(*other)  # float32, few channels, an odd number of positions
+        attending(*other)  # float32, few channels, an odd number of positions
+    attending(q, window, seen, *prefixes(12)["a length"])
     assert asked == ["cudnn"]
 
 
@@ -79,17 +168,17 @@ def test_cudnn_program_of_a_gradient(monkeypatch):
     monkeypatch.setattr(checks, "check_compute_capability", lambda capability: True)
     monkeypatch.setattr(checks, "is_cuda_compute_capability_equal", lambda capability: False)
     monkeypatch.setenv(backend.ATTENTION, "cudnn")
-    q, window = drawn(LONG, dtype=jnp.bfloat16)
-    mask = jnp.ones((2, LONG, LONG), bool)
+    q, window = drawn(EVEN, dtype=jnp.bfloat16)
+    mask = jnp.ones((2, EVEN, EVEN), bool)
 
     def loss(q, window, mask):
-        return jnp.sum(attend_all(q, window, mask).astype(jnp.float32) ** 2)
+        return jnp.sum(attention(q, window, mask, backend="cudnn").astype(jnp.float32) ** 2)
 
-    for seen in (None, mask):
+    for seen in (None, mask, CAUSAL):
         lowered = jax.jit(jax.grad(loss)).trace(q, window, seen).lower(lowering_platforms=("cuda",))
         text = lowered.as_text()
         assert "fmhaScaleBias" in text or "fmhaSoftmax" in text
-        assert not whole_scores(text, LONG)
+        assert not whole_scores(text, EVEN)
 
 
 def test_the_switch(monkeypatch):
@@ -98,4 +187,4 @@ def test_the_switch(monkeypatch):
     assert not backend.cudnn_attention()
     monkeypatch.setenv(backend.ATTENTION, "flash")
     with pytest.raises(ValueError, match="PARADEC_ATTENTION must be 'cudnn' or 'plain', not 'flash'"):
-        attention.attend_all(*drawn(2))
+        attention(*drawn(2), backend="cudnn")

@@ -47,12 +47,12 @@ def call(network, params, tokens, level=None):
     """Head inputs and logits, what each block puts out, and the attended heads of the first; of a noise level."""
     heads = []
 
-    def spied(*arguments):
-        heads.append(attend_all(*arguments))
+    def spied(*arguments, **options):
+        heads.append(attention(*arguments, **options))
         return heads[-1]
 
-    attend_all = blocks.attend_all
-    blocks.attend_all = spied
+    attention = blocks.attention
+    blocks.attention = spied
     try:
         hidden, captured = network.module.apply(
             {"params": params},
@@ -66,7 +66,7 @@ def call(network, params, tokens, level=None):
             mutable=["intermediates"],
         )
     finally:
-        blocks.attend_all = attend_all
+        blocks.attention = attention
     kept = captured["intermediates"]
     outputs = [kept[f"layer_{i}"]["__call__"][0] for i in range(network.config.layers)]
     joined = jnp.reshape(jnp.swapaxes(heads[0], 1, 2), hidden.shape)

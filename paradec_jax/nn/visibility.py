@@ -1,0 +1,58 @@
+"""Visibility of a window over itself as a rule, so that no mask [W, W] need lie in memory."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from paradec_jax.nn import masks
+
+RULES = ("causal", "full", "block")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A rule of `nn.masks` of which attention makes the rows that it is about to use.
+
+    Attributes:
+      name: "causal", "full" or "block" (`masks.block_causal`).
+      blocks: number of each position's block where the rule is "block", else None.
+    """
+
+    name: str = dataclasses.field(metadata={"static": True})
+    blocks: Int[Array, "B W"] | None = None
+
+    def mask(self, width: int) -> Bool[Array, "*B W W"]:
+        """The whole mask of a window of `width` positions."""
+        if self.name == "causal":
+            return masks.causal(width)
+        if self.name == "full":
+            return masks.full(width)
+        return self.rows(jnp.arange(width), width)
+
+    def rows(self, queries: Int[Array, "Q"], width: int) -> Bool[Array, "*B Q W"]:
+        """Which positions of the window these queries see; queries beyond the window may see anything."""
+        if self.name == "causal":
+            return jnp.arange(width) <= queries[:, None]
+        if self.blocks is None:
+            return jnp.ones((len(queries), width), bool)
+        own = jnp.take(self.blocks, queries, axis=1, mode="clip")
+        return own[:, :, None] >= self.blocks[:, None]
+
+
+Seen = Bool[Array, "*B W W"] | Rule
+CAUSAL = Rule("causal")
+FULL = Rule("full")
+
+
+def by_block(positions: Int[Array, "B W"], block: masks.BlockLength) -> Rule:
+    """The rule of `masks.block_causal`."""
+    return Rule("block", positions // jnp.reshape(jnp.asarray(block), (-1, 1)))
+
+
+def mask_of(seen: Seen | None, width: int) -> Bool[Array, "*B W W"]:
+    """The whole mask of what a window sees of itself; all of it for None."""
+    seen = FULL if seen is None else seen
+    return seen.mask(width) if isinstance(seen, Rule) else seen

@@ -1,0 +1,106 @@
+"""Fields of a config that change how a network is computed and not what: the same values, gradients, platforms."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+from paradec_jax.config import ResidualHeadConfig
+from paradec_jax.config.bounds import ATTENTIONS
+from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.families import PRESETS, network_of, parameter_shapes
+from paradec_jax.nn import attention
+
+QUERIES, WIDTH = 4, 11
+CONFIGS = {name: PRESETS[f"test-{name}"] for name in ("recurrent", "causal", "sdar", "mdlm")}
+CONFIGS["head"] = ResidualHeadConfig.of(CONFIGS["sdar"], layers=2)
+CACHED = [name for name in CONFIGS if name != "mdlm"]
+TOKENS = jnp.arange(2 * WIDTH, dtype=jnp.int32).reshape(2, WIDTH) % 7 + 3
+
+
+@pytest.fixture(autouse=True)
+def short_blocks(monkeypatch):
+    monkeypatch.setattr(attention, "QUERIES", QUERIES)
+
+
+def changed(name: str, **fields):
+    """A network of a family at fewer recurrences, with fields of its config changed."""
+    network = network_of(dataclasses.replace(CONFIGS[name], **fields))
+    return network.at(2) if name == "recurrent" else network
+
+
+@functools.cache
+def params_of(name: str):
+    leaves, tree = jax.tree.flatten(parameter_shapes(CONFIGS[name]))
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    drawn = [0.3 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(tree, drawn)
+
+
+def read(name, network, params, tokens, positions, prefix=None):
+    """The head inputs of a window and what it leaves; a head reads vectors."""
+    if name == "recurrent" and prefix is None:
+        keys = jax.random.split(jax.random.key(0), len(tokens))
+        prefix = Prefix(network.init_cache(keys, WIDTH), None)
+    if name != "head":
+        return network.forward(params, tokens, positions, prefix)
+    vectors = jnp.sin(tokens[..., None] * jnp.arange(1.0, 1 + network.config.width))
+    return network.forward(params, vectors, positions, prefix, hidden=jnp.cos(vectors))
+
+
+def squares(name, network, split: int):
+    """Of the head inputs, those after the first `split` positions over a cache that holds these."""
+    positions = jnp.broadcast_to(jnp.arange(WIDTH), TOKENS.shape)
+
+    def value(params):
+        if not split:
+            return jnp.mean(read(name, network, params, TOKENS, positions).hidden ** 2)
+        first = read(name, network, params, TOKENS[:, :split], positions[:, :split])
+        empty = network.init_cache(jax.random.split(jax.random.key(0), len(TOKENS)), WIDTH)
+        cache = network.write(empty, first.kv, jnp.zeros(2, jnp.int32))
+        prefix = Prefix(cache, jnp.asarray([split, 1]))
+        return jnp.mean(
+            read(name, network, params, TOKENS[:, split:], positions[:, split:], prefix).hidden ** 2
+        )
+
+    return jax.jit(jax.value_and_grad(value))
+
+
+def same(name, split=0, atol=1e-5, **fields):
+    """Values and gradients with fields changed, against those without."""
+    params = params_of(name)
+    want = squares(name, changed(name, attention="dense", remat="none"), split)(params)
+    got = squares(name, changed(name, **fields), split)(params)
+    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(want))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a / scale, b / scale, atol=atol), got, want)
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        *((name, 0) for name in CONFIGS),
+        *(pytest.param(name, 2, marks=pytest.mark.slow if name != "causal" else ()) for name in CACHED),
+    ],
+)
+def test_blocked_attention_is_dense_attention(name, split):
+    same(name, split, attention="blocked")
+
+
+@pytest.mark.parametrize("backend", ATTENTIONS)
+def test_every_backend_lowers(backend):
+    """For GPU and TPU, from a process that has neither; a backend that is not there gives way."""
+    params = params_of("causal")
+    exported = export.export(
+        squares("causal", changed("causal", attention=backend), 0), platforms=("cuda", "tpu")
+    )
+    assert exported(params).platforms == ("cuda", "tpu")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_unknown_backend_is_refused(name):
+    with pytest.raises(ValueError, match=r"attention must be 'dense', 'blocked'.* not 'flash'"):
+        changed(name, attention="flash")
