@@ -9,7 +9,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from paradec_jax.sharding.layout import layout, row_shardings, shardings, shardings_like
+from paradec_jax.sharding.layout import layout, placed_shapes, row_shardings, shardings, shardings_like
 from paradec_jax.sharding.mesh import check_mesh, mesh_of, on, placed_on
 from paradec_jax.train.state import TrainState
 from paradec_jax.train.step import Step
@@ -62,11 +62,7 @@ class Place:
         mesh = self.mesh
         if mesh is None:
             return step
-        pinned = jax.jit(
-            lambda state, frozen, batch: step(state, frozen, batch),
-            out_shardings=(self.state, NamedSharding(mesh, P())),
-            donate_argnums=0,
-        )
+        pinned = self._pinned(step)
 
         def on_mesh(
             state: TrainState, frozen: PyTree, batch: PyTree
@@ -75,6 +71,32 @@ class Place:
                 return pinned(state, frozen, batch)
 
         return on_mesh
+
+    def traced(self, step: Step, state: TrainState, frozen: PyTree, batch: PyTree) -> jax.stages.Traced:
+        """The program behind `step`, traced for shapes: `lower().compile()` of it tells its price, and nothing runs.
+
+        Args:
+          step: of `make_train_step`.
+          state: of `planned`.
+          frozen, batch: shapes of the step's other arguments.
+
+        Raises:
+          ValueError: a place without a mesh.
+        """
+        mesh = self.mesh
+        if mesh is None:
+            raise ValueError("a program is planned for the devices of a mesh: give one to planned")
+        where = self.state, shardings(frozen, mesh), row_shardings(batch, mesh)
+        with on(mesh):
+            return self._pinned(step).trace(*placed_shapes((state, frozen, batch), where))
+
+    def _pinned(self, step: Step) -> Any:
+        assert self.mesh is not None
+        return jax.jit(
+            lambda state, frozen, batch: step(state, frozen, batch),
+            out_shardings=(self.state, NamedSharding(self.mesh, P())),
+            donate_argnums=0,
+        )
 
 
 def planned(
@@ -104,10 +126,7 @@ def planned(
     abstract = jax.eval_shape(_maker(optimizer, ema), params, key, teacher)
     of_state = shardings_like(abstract, params, shardings(params, mesh), mesh)
 
-    def shape_of(x: jax.ShapeDtypeStruct, where: NamedSharding) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
-
-    shape = jax.tree.map(shape_of, abstract, of_state)
+    shape = placed_shapes(abstract, of_state)
     return dataclasses.replace(shape, key=key), Place(mesh, of_state)
 
 

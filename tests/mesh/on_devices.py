@@ -19,6 +19,7 @@ from objectives import OBJECTIVES, Batches, difference
 
 import paradec_jax as pd
 from paradec_jax.config import TokenSpec
+from paradec_jax.decode.machine import drive
 from paradec_jax.families import PRESETS, init_params, network_of
 from paradec_jax.testing import (
     StubCausal,
@@ -36,12 +37,20 @@ from paradec_jax.testing import (
     tiny_params,
     tiny_request,
 )
+from paradec_jax.timing.collectives import Collectives, unknown_loops
+from paradec_jax.timing.collectives import collectives as collectives_of
 from paradec_jax.train import fit
 
 TESTS = Path(__file__).parents[1]
 sys.path += [str(TESTS), str(TESTS / "laws")]
 
-MESHES = {"one": None, "fsdp": (1, 4, 1), "fsdp x tensor": (1, 2, 2), "data x tensor": (2, 1, 2)}
+MESHES = {
+    "one": None,
+    "rows": (4, 1, 1),
+    "fsdp": (1, 4, 1),
+    "fsdp x tensor": (1, 2, 2),
+    "data x tensor": (2, 1, 2),
+}
 COLLECTIVES = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
 COMPILED: Counter[str] = Counter()
 
@@ -332,6 +341,33 @@ def collectives(presets: list[str], sizes: list[int]) -> dict[str, Any]:
         found[name] = dict(Counter(re.findall(COLLECTIVES, text)))
         blocks = {path.split("/")[0] for path in map(path_of, leaves_of(params))}
         found[name]["blocks"] = sum(part.rpartition("_")[2].isdigit() for part in blocks)
+    return found
+
+
+def stop_tests(names: list[str]) -> dict[str, Any]:
+    """Collectives of an iteration of a decoding loop whose rows lie on all devices, its loops, and the bytes."""
+    from decoders import ROWS
+
+    found, where = {}, mesh_named("rows")
+    for name in names or list(ROWS):
+        decoder, params, _ = bound(ROWS[name])
+        request = tiny_request(6, prompts=PROMPTS)
+        request = jax.device_put(request, pd.row_shardings(request, where))
+        knobs = decoder.knobs(ROWS[name].values())
+        with jax.set_mesh(where):
+            params = jax.device_put(params, jax.NamedSharding(where, jax.P()))
+            program = drive.compiled_run.lower(decoder, params, request, knobs, np.int32(99))
+        text = program.compile().as_text()
+        never, once = collectives_of(text, unknown=0), collectives_of(text, unknown=1)
+        none = Collectives(0, 0)
+        of_loop = {kind: one.count - never.get(kind, none).count for kind, one in once.items()}
+        bytes_of_loop = {kind: one.bytes - never.get(kind, none).bytes for kind, one in once.items()}
+        found[name] = {
+            "loop": {kind: count for kind, count in of_loop.items() if count},
+            "bytes": sum(bytes_of_loop.values()),
+            "loops": unknown_loops(text),
+            "outside": {kind: one.count for kind, one in never.items()},
+        }
     return found
 
 

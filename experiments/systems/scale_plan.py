@@ -1,0 +1,213 @@
+"""What training or decoding a large model costs on a cluster, by its compiler: nothing is made or run.
+
+`python -m experiments.systems.scale_plan qwen2.5-coder-7b --target v5p:2x2x2 --mesh fsdp=8 --batch 8 --seq 4096`, and
+with `--decode NAME` a decoder's two programs: reading the prompts, and a step. The target's devices need not be there:
+"v5p:4x4x4" is planned by the TPU's compiler, which comes with the extra `tpu` (0.7 GB: in an environment of its own).
+"cpu:8" tries the command out; the memory that the CPU's compiler tells is no plan.
+
+The train step is the one of `fit(mesh=)`: AdamW, float32 parameters and state, computed in bfloat16. Memory of a chip is
+what its arguments, results and temporaries take, results that lie in arguments once, and the program. Operations are
+told three ways: XLA's count, which takes the body of a loop once; products of the traced program with loops counted,
+work that is done anew included; and the network's own `work`, what the model asks for. Collectives are read from the
+compiled program (`paradec_jax/timing/collectives.py`).
+
+`--largest` compiles twice the batch as well, and tells by a line through the two which batch fits in 80 GB, 141 GB and a
+v5p. For GPUs that is an estimate: another compiler plans there.
+"""
+
+import dataclasses
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import tyro
+
+from experiments.common.record import write_record
+from experiments.systems.plan_programs import Program, decode_programs, train_program
+from experiments.systems.plan_target import GIB, LIMITS, devices_of, mesh_of_target
+from paradec_jax.config import ModelConfig, RecurrentDepthConfig
+from paradec_jax.families import PRESETS, parameter_shapes
+from paradec_jax.timing.collectives import collectives, unknown_loops
+from paradec_jax.timing.products import products
+
+_USED = re.compile(r"Used ([\d.]+)([MG]) of [\d.]+[MG] hbm")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to plan.
+
+    Attributes:
+      preset: shape of the model.
+      target: devices, "v5p:2x2x2" (a TPU's topology) or "cpu:8".
+      mesh: sizes of its axes; with fewer devices than the target has, its first ones.
+      batch: rows on all devices.
+      seq: tokens of a row; of a prompt with `decode`.
+      decode: a decoder's name; the train step when None.
+      new: tokens that decoding may write.
+      remat: what a train step computes anew; by layer, or of a recurrent model by recurrence, when None.
+      attention: who computes it; the config's own when None.
+      chunk: positions whose logits a train step makes at a time; all at once when None.
+      backprop: recurrences that carry gradient; the config's when None.
+      layers: of the model, fewer for a trial; the preset's when None.
+      largest: whether to find the largest batch.
+      json: whether to print the record instead of a table.
+      out: where the record goes; nowhere when None.
+    """
+
+    preset: tyro.conf.Positional[str]
+    target: str = "v5p:2x2x2"
+    mesh: str = "fsdp=8"
+    batch: int = 8
+    seq: int = 4096
+    decode: str | None = None
+    new: int = 64
+    remat: str | None = None
+    attention: str | None = None
+    chunk: int | None = 512
+    backprop: int | None = None
+    layers: int | None = None
+    largest: bool = False
+    json: bool = False
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            raise ValueError(f"preset must be one of {', '.join(PRESETS)}, not {self.preset!r}")
+        for name in ("batch", "seq", "new"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+def config_of(options: Options) -> ModelConfig:
+    """The preset's shape as it is to be trained (float32 parameters) or served (bfloat16)."""
+    config = PRESETS[options.preset]
+    recurrent = isinstance(config, RecurrentDepthConfig)
+    remat = options.remat or ("iteration" if recurrent else "layer")
+    training = {"remat": remat, "param_dtype": "float32"}
+    changes: dict[str, Any] = training if options.decode is None else {"param_dtype": "bfloat16"}
+    changes |= {"dtype": "bfloat16"}
+    if options.attention is not None:
+        changes["attention"] = options.attention
+    for name, value in (("mean_backprop_depth", options.backprop), ("layers", options.layers)):
+        if value is not None:
+            if not hasattr(config, name):
+                raise ValueError(f"{options.preset} has no {name}")
+            changes[name] = value
+    return dataclasses.replace(config, **changes)
+
+
+def price(name: str, program: Program, devices: int) -> tuple[dict[str, Any], Any]:
+    """What a program takes on one chip, and the compiled program; None where the compiler says it does not fit."""
+    start = time.perf_counter()
+    lowered = program.traced.lower()
+    lowering = time.perf_counter() - start
+    row: dict[str, Any] = {
+        "program": name,
+        "products": products(program.traced.jaxpr, program.loops) // devices,
+        "work": None if program.work is None else program.work // devices,
+    }
+    start = time.perf_counter()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        used = _USED.search(str(error))
+        if used is None:
+            raise
+        seconds = time.perf_counter() - start
+        size = float(used[1]) / (1024 if used[2] == "M" else 1)
+        return row | {"fits": False, "gib": size, "compile_seconds": seconds, "said": str(error)[:4000]}, None
+    seconds = time.perf_counter() - start
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    kinds = ("argument", "output", "alias", "temp", "generated_code")
+    parts = {kind: getattr(memory, f"{kind}_size_in_bytes") / GIB for kind in kinds}
+    cost = compiled.cost_analysis()
+    found = collectives(text, program.loops)
+    return row | {
+        "fits": True,
+        "gib": sum(parts.values()) - 2 * parts["alias"],
+        "gib_of": parts,
+        "xla_flops": cost.get("flops"),
+        "xla_bytes": cost.get("bytes accessed"),
+        "collectives": {kind: dataclasses.asdict(one) for kind, one in found.items()},
+        "loops_by_data": unknown_loops(text),
+        "iterations_of_those": program.loops,
+        "trace_and_lower_seconds": lowering,
+        "compile_seconds": seconds,
+    }, compiled
+
+
+def plan(options: Options, mesh: Any, batch: int) -> list[dict[str, Any]]:
+    """The rows of a batch: one of the train step, or those of reading prompts and of a step of decoding."""
+    config = config_of(options)
+    if options.decode is None:
+        row, _ = price("train step", train_program(config, mesh, batch, options.seq, options.chunk), mesh.size)
+        return [row | {"batch": batch}]
+    start, advance = decode_programs(config, mesh, batch, options.seq, options.new, options.decode)
+    row, compiled = price("prompt", start, mesh.size)
+    rows = [row | {"batch": batch}]
+    if compiled is not None:
+        row, _ = price("decode step", advance(compiled.output_shardings), mesh.size)
+        rows.append(row | {"batch": batch})
+    return rows
+
+
+def largest(one: dict[str, Any], two: dict[str, Any], unit: int) -> dict[str, int]:
+    """The largest batch in each memory by the line through two plans, in multiples of `unit` rows; 0 for none."""
+    each = (two["gib"] - one["gib"]) / (two["batch"] - one["batch"])
+    fixed = one["gib"] - each * one["batch"]
+    rooms = {name: (limit / GIB - fixed) / max(each, 1e-9) for name, limit in LIMITS.items()}
+    return {name: max(int(room // unit) * unit, 0) for name, room in rooms.items()}
+
+
+def show(row: dict[str, Any]) -> None:
+    """One program for people."""
+    head = f"{row['program']}, {row['batch']} rows: {row['gib']:.2f} GiB a chip"
+    if not row["fits"]:
+        print(f"{head}, more than there is; compiled {row['compile_seconds']:.0f} s")
+        return
+    parts = ", ".join(f"{kind} {size:.2f}" for kind, size in row["gib_of"].items())
+    work = "" if row["work"] is None else f", of which the model asks {row['work'] / 1e12:.2f}"
+    print(f"{head} ({parts}); compiled {row['compile_seconds']:.0f} s")
+    print(f"  {row['products'] / 1e12:.2f} Tflop a chip{work}; XLA counts {row['xla_flops'] / 1e12:.2f}")
+    for kind, one in row["collectives"].items():
+        print(f"  {kind}: {one['count']}, {one['bytes'] / GIB:.3f} GiB a chip")
+    if row["loops_by_data"]:
+        print(f"  loops that the data ends: {row['loops_by_data']}, {row['iterations_of_those']} iterations each")
+
+
+def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
+    """Prints and writes the plan."""
+    jax.config.update("jax_enable_compilation_cache", False)  # which would hide the seconds
+    mesh = mesh_of_target(devices_of(options.target), options.mesh)
+    rows = plan(options, mesh, options.batch)
+    found: dict[str, Any] = {"rows": rows, "chips": mesh.size}
+    if options.largest:
+        rows += plan(options, mesh, 2 * options.batch)
+        half, unit = len(rows) // 2, mesh.shape["data"] * mesh.shape["fsdp"]
+        pairs = zip(rows[:half], rows[half:], strict=True)
+        found["largest_batch"] = {one["program"]: largest(one, two, unit) for one, two in pairs}
+    if options.target.startswith("cpu"):
+        found["memory"] = "by the CPU's compiler: no plan"
+    if options.out is not None:
+        dtypes = ["bfloat16", *({"float32"} if options.decode is None else ())]
+        write_record(options.out, options, found, dtypes=dtypes)
+    if options.json:
+        print(json.dumps(found))
+        return
+    for row in rows:
+        show(row)
+    for name, sizes in found.get("largest_batch", {}).items():
+        print(f"largest batch, {name}: " + ", ".join(f"{limit} {size}" for limit, size in sizes.items()))
+    if "memory" in found:
+        print(found["memory"])
+
+
+if __name__ == "__main__":
+    try:
+        tyro.cli(main)
+    except (ValueError, OSError) as error:
+        raise SystemExit(str(error)) from None
