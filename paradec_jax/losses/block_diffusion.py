@@ -25,7 +25,7 @@ from paradec_jax.losses.block_streams import (
     read_doubled,
     read_twice,
 )
-from paradec_jax.losses.cross_entropy import in_chunks, token_losses
+from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, token_losses
 from paradec_jax.losses.masked_diffusion import mask_of
 from paradec_jax.noise import BlockNoise, Hidden
 
@@ -73,8 +73,7 @@ def block_diffusion_loss(
     lengths = chosen.blocks or ((network.block,) if network.block else ())
     if not lengths:
         raise ValueError("a network without blocks of its own needs the lengths of blocks (rules.blocks)")
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk must be at least 1, not {chunk}")
+    check_chunk(chunk)
     read = read_doubled if chosen.doubled else read_twice
 
     def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:

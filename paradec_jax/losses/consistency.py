@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.losses import block_passes
-from paradec_jax.losses.cross_entropy import in_chunks, soft_cross_entropy, token_losses
+from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, soft_cross_entropy, token_losses
 
 _CHOICES = {
     "context": ("nc", "clean", "nc_ic"),
@@ -203,8 +203,7 @@ def consistency_loss(
     """
     if packed and rules.teacher_context == "noisy":
         raise ValueError("packed has no place for a third copy: teacher_context must be 'clean'")
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk must be at least 1, not {chunk}")
+    check_chunk(chunk)
     read = block_passes.read_packed if packed else block_passes.read_passes
 
     forward = block_passes.forward_of(network, spec, rules.padding_gradient)

@@ -16,7 +16,20 @@ def cross_entropy(
     logits: Float[Array, "B T V"], targets: Int[Array, "B T"], weights: Float[Array, "B T"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Mean negative log-likelihood `sum(w * nll) / sum(w)` in nats, and the weighted top-1 accuracy."""
-    nll, hits = token_losses(logits, targets)
+    return chunked_cross_entropy(lambda logits: logits, logits, targets, weights, None)
+
+
+def chunked_cross_entropy(
+    score: Callable[[Array], Array],
+    hidden: Float[Array, "B T D"],
+    targets: Int[Array, "B T"],
+    weights: Float[Array, "B T"],
+    chunk: int | None,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """As `cross_entropy` of the logits `score(hidden)`, made of `chunk` positions at a time (`in_chunks`)."""
+    nll, hits = in_chunks(
+        lambda vectors, targets: token_losses(score(vectors), targets), chunk, hidden, targets
+    )
     total = jnp.maximum(jnp.sum(weights), 1e-9)
     return jnp.sum(weights * nll) / total, jnp.sum(weights * hits) / total
 
@@ -65,3 +78,9 @@ def in_chunks(score: Callable[..., Any], chunk: int | None, *arrays: Array) -> A
 
     parts = lax.map(jax.checkpoint(lambda xs: score(*xs)), tuple(split(x) for x in arrays))
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :size], parts)
+
+
+def check_chunk(chunk: int | None) -> None:
+    """Refuses a chunk below 1. Raises ValueError."""
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk must be at least 1, not {chunk}")

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.losses.cross_entropy import in_chunks, token_losses
+from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, token_losses
 from paradec_jax.noise import (
     MDLM_TIMES,
     LogLinear,
@@ -134,8 +134,7 @@ def masked_diffusion_loss(
       ValueError: no mask token, or a `chunk` below 1.
     """
     mask, chosen = mask_of(spec), BoundRules() if rules is None else rules
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk must be at least 1, not {chunk}")
+    check_chunk(chunk)
 
     def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
         del frozen

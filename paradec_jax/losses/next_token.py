@@ -1,12 +1,13 @@
 """Training of causal models: the next token's cross-entropy."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from paradec_jax.losses.cross_entropy import cross_entropy
+from paradec_jax.losses.cross_entropy import check_chunk, chunked_cross_entropy
 
 
 class CausalNetwork(Protocol):
@@ -19,28 +20,35 @@ class CausalNetwork(Protocol):
 
 
 def next_token_loss(
-    network: CausalNetwork,
+    network: CausalNetwork, *, chunk: int | None = None
 ) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
     """Mean cross-entropy of the next token in nats, `-sum w log p(target) / sum w`.
+
+    Args:
+      network: a causal network.
+      chunk: positions whose logits are made at a time, and again in the backward pass; all at once when None.
 
     Returns:
       A loss over batches of `tokens`, `targets` [B, T] and `weights` [B, T].
 
     Raises:
-      ValueError: a network that sees what it would have to predict.
+      ValueError: a network that sees what it would have to predict, or a `chunk` below 1.
     """
     if network.visibility != "causal":
         raise ValueError(
             f"next_token_loss trains networks of visibility 'causal', but this one's is {network.visibility!r}: "
             "it sees the token that it would be asked for"
         )
+    check_chunk(chunk)
 
     def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
         del frozen, key
         tokens = batch["tokens"]
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        logits = network.logits(params, network.forward(params, tokens, positions).hidden)
-        value, accuracy = cross_entropy(logits, batch["targets"], batch["weights"])
+        hidden = network.forward(params, tokens, positions).hidden
+        value, accuracy = chunked_cross_entropy(
+            functools.partial(network.logits, params), hidden, batch["targets"], batch["weights"], chunk
+        )
         return value, {"accuracy": accuracy}
 
     return loss

@@ -3,6 +3,7 @@
 Geiping et al. 2025, arXiv 2502.05171, section 3.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
-from paradec_jax.losses.cross_entropy import cross_entropy
+from paradec_jax.losses.cross_entropy import check_chunk, chunked_cross_entropy
 
 Draw = Callable[[Array, Array], Int[Array, ""]]
 Mean = float | Callable[[Array], Array]
@@ -123,6 +124,7 @@ def recurrent_loss(
     *,
     init_scale: float = 1.0,
     remat: bool | None = None,
+    chunk: int | None = None,
 ) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
     """Next-token cross-entropy at a random recurrence, one draw a step for the whole batch.
 
@@ -132,15 +134,17 @@ def recurrent_loss(
       backprop_depth: K, the last recurrences that carry gradient; the config's mean when None.
       init_scale: scale of the random initial states.
       remat: whether the backward pass recomputes each recurrence; as the config says when None.
+      chunk: positions whose logits are made at a time, and again in the backward pass; all at once when None.
 
     Returns:
       A loss over batches of `tokens`, `targets` [B, T], `weights` [B, T] and the scalar `step`. A batch may
       bring its own `state` [B, T, D] and `recurrence`, which take the place of the draws.
 
     Raises:
-      ValueError: `backprop_depth` below 1.
+      ValueError: `backprop_depth` or `chunk` below 1.
     """
     depth, remat = settle(network.config, backprop_depth, remat)
+    check_chunk(chunk)
 
     def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
         del frozen
@@ -157,7 +161,9 @@ def recurrent_loss(
         e, window = network.embed(params, tokens, view, window)
         state = unroll(network, params, state, e, view, recurrence, depth, remat)
         hidden = network.readout(params, state, view, window).hidden
-        value, accuracy = cross_entropy(network.logits(params, hidden), batch["targets"], batch["weights"])
+        value, accuracy = chunked_cross_entropy(
+            functools.partial(network.logits, params), hidden, batch["targets"], batch["weights"], chunk
+        )
         return value, {"accuracy": accuracy, "recurrence": jnp.asarray(recurrence, jnp.float32)}
 
     return loss

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.losses.consistency import ConsistencyRules, consistency_loss
+from paradec_jax.losses.cross_entropy import check_chunk
 from paradec_jax.losses.recurrent import Draw, settle, unroll
 
 
@@ -82,6 +83,7 @@ def recurrent_consistency_loss(
     *,
     filler_share: float = 0.0,
     remat: bool | None = None,
+    chunk: int | None = None,
 ) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
     """The progressive consistency loss at a random recurrence, both copies packed under one mask.
 
@@ -94,6 +96,7 @@ def recurrent_consistency_loss(
       filler_share: share of the noisy blocks whose wrong tokens give way to random ones, uniform over the vocabulary:
         what a wave fills its newest positions with, which iterates of a Jacobi trajectory never show.
       remat: whether the backward pass recomputes each recurrence; as the config says when None.
+      chunk: see `consistency_loss`.
 
     Returns:
       A loss over the batches of `consistency_loss` with the scalar `step`; `recurrence` is one metric more.
@@ -104,6 +107,7 @@ def recurrent_consistency_loss(
     if not 0 <= filler_share <= 1:
         raise ValueError(f"filler_share must be in [0, 1], not {filler_share}")
     depth, remat = settle(network.config, backprop_depth, remat)
+    check_chunk(chunk)
 
     def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
         of_recurrence, of_state, of_rows, of_tokens = jax.random.split(key, 4)
@@ -113,7 +117,9 @@ def recurrent_consistency_loss(
         filler = jax.random.randint(of_tokens, noisy.shape, 0, network.vocab_size, noisy.dtype)
         batch = batch | {"noisy": jnp.where(filled, filler, noisy)}
         unrolled = Unrolled(network, recurrence, of_state, depth, remat)
-        value, terms = consistency_loss(unrolled, spec, rules, packed=True)(params, frozen, batch, key)
+        value, terms = consistency_loss(unrolled, spec, rules, packed=True, chunk=chunk)(
+            params, frozen, batch, key
+        )
         return value, terms | {"recurrence": jnp.asarray(recurrence, jnp.float32)}
 
     return loss

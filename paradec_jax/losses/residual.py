@@ -28,7 +28,7 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.block_streams import BlockNetwork, Layout, Streams, before_each, layout_of, masks_of
-from paradec_jax.losses.cross_entropy import in_chunks, soft_cross_entropy, token_losses
+from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, soft_cross_entropy, token_losses
 from paradec_jax.losses.masked_diffusion import mask_of
 from paradec_jax.noise import BlockNoise, Hidden, choose
 
@@ -367,8 +367,7 @@ def residual_loss(
     unrolling = Unrolling(backbone, head, spec, ResidualRules() if rules is None else rules, chunk)
     if not unrolling.lengths:
         raise ValueError("a network without blocks of its own needs the lengths of blocks (rules.blocks)")
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk must be at least 1, not {chunk}")
+    check_chunk(chunk)
 
     def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
         of_texts, of_reveals = jax.random.split(key)

@@ -29,7 +29,7 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.decode.rules.race import race, reverse_weights
 from paradec_jax.decode.rules.sampling import gumbel
 from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.losses.cross_entropy import in_chunks
+from paradec_jax.losses.cross_entropy import check_chunk, in_chunks
 from paradec_jax.losses.masked_diffusion import DenoisingNetwork, mask_of, read
 from paradec_jax.noise import SDTT_TIMES, LogLinear, Times, hide
 
@@ -151,8 +151,7 @@ def self_distillation_loss(
       ValueError: no mask token, or a `chunk` below 1.
     """
     mask, chosen = mask_of(spec), DistillationRules() if rules is None else rules
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk must be at least 1, not {chunk}")
+    check_chunk(chunk)
 
     def loss(
         params: Any, frozen: dict[str, Any], batch: dict[str, Array], key: Array

@@ -1,5 +1,6 @@
 """Training of recurrent-depth models in which every recurrence has a target of its own."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ from jax import lax
 from jaxtyping import Array
 
 from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.losses.cross_entropy import cross_entropy
+from paradec_jax.losses.cross_entropy import check_chunk, chunked_cross_entropy
 from paradec_jax.losses.recurrent import Draw, settle
 
 
@@ -20,6 +21,7 @@ def stepwise_loss(
     *,
     init_scale: float = 1.0,
     remat: bool | None = None,
+    chunk: int | None = None,
 ) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
     """Cross-entropy of the answers after each recurrence, after a prompt that is read apart from them.
 
@@ -37,6 +39,7 @@ def stepwise_loss(
         when None.
       init_scale: scale of the random initial states.
       remat: whether the backward pass recomputes each of the answers' recurrences; as the config says when None.
+      chunk: positions whose logits are made at a time, and again in the backward pass; all at once when None.
 
     Returns:
       A loss over batches of `tokens` [B, T], `targets` [K, B, A] of the last A positions after each of K recurrences,
@@ -45,9 +48,14 @@ def stepwise_loss(
       `prompt_recurrence`.
 
     Raises:
-      ValueError: `backprop_depth` below 1.
+      ValueError: `backprop_depth` or `chunk` below 1.
     """
     depth, remat = settle(network.config, backprop_depth, remat)
+    check_chunk(chunk)
+
+    def nats(params: Any, hidden: Array, targets: Array, weights: Array) -> tuple[Array, Array]:
+        score = functools.partial(network.logits, params)
+        return chunked_cross_entropy(score, hidden, targets, weights, chunk)
 
     def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
         del frozen
@@ -70,9 +78,7 @@ def stepwise_loss(
         )
         state, window = network.iterate(params, state, e, view, window, 0)
         out = network.readout(params, state, view, window)
-        said, _ = cross_entropy(
-            network.logits(params, out.hidden), batch["prompt_targets"], batch["prompt_weights"]
-        )
+        said, _ = nats(params, out.hidden, batch["prompt_targets"], batch["prompt_weights"])
         start = jnp.zeros(rows, jnp.int32)
         cache = network.init_cache(jax.random.split(of_state, rows), prompt, states=states[0])
         cache = network.write(cache, out.kv, start)
@@ -83,7 +89,7 @@ def stepwise_loss(
         def recur(params: Any, state: Array, e: Array, target: Array) -> tuple[Array, tuple[Array, Array]]:
             state, window = network.iterate(params, state, e, view, own, 0)
             hidden = network.readout(params, state, view, window).hidden
-            return state, cross_entropy(network.logits(params, hidden), target, jnp.ones(target.shape))
+            return state, nats(params, hidden, target, jnp.ones(target.shape))
 
         step = jax.checkpoint(recur) if remat else recur
 
