@@ -133,6 +133,8 @@ class TransformerConfig:
       attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
         at a time, or "cudnn", on CUDA in 16 bits, elsewhere as "blocked".
       remat: "none" or "layer" (one rematerialised region per block).
+      scan_layers: whether a window without a cache passes the blocks by a loop over their stacked parameters (`nn.scan`),
+        which compiles one of them: for training deep models.
     """
 
     vocab_size: int
@@ -152,6 +154,7 @@ class TransformerConfig:
     param_dtype: str = "float32"
     attention: str = "blocked"
     remat: str = "none"
+    scan_layers: bool = False
 
     family: ClassVar[str]
 
@@ -241,6 +244,8 @@ class MaskedDiffusionConfig:
       attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
         at a time, or "cudnn", on CUDA in 16 bits, elsewhere as "blocked".
       remat: "none" or "layer" (one rematerialised region per block).
+      scan_layers: whether a window without a cache passes the blocks by a loop over their stacked parameters (`nn.scan`),
+        which compiles one of them: for training deep models.
     """
 
     vocab_size: int
@@ -254,6 +259,7 @@ class MaskedDiffusionConfig:
     param_dtype: str = "float32"
     attention: str = "cudnn"
     remat: str = "none"
+    scan_layers: bool = False
 
     family = "masked_diffusion"
 

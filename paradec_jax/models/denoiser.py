@@ -25,6 +25,7 @@ from paradec_jax.nn.modulated import ModulatedBlock, ModulatedConfig, modulation
 from paradec_jax.nn.norms import layer_norm
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.rope import rotation
+from paradec_jax.nn.scan import scanned
 from paradec_jax.nn.visibility import Seen
 
 Inputs = Int[Array, "B W"] | Float[Array, "B W D"]  # tokens, or a vector in the place of each
@@ -67,9 +68,9 @@ class Denoiser(nn.Module):
 
     def setup(self) -> None:
         c, kind, zeros = self.config, self.config.param_dtype, nn.initializers.zeros
-        block = nn.remat(ModulatedBlock) if c.remat == "layer" else ModulatedBlock
+        self.block = nn.remat(ModulatedBlock) if c.remat == "layer" else ModulatedBlock
         self.embedding = parameter(self, "embedding", uniform(c.width**-0.5), (c.vocab_size, c.width), kind)
-        self.layer = [block(block_config(c), self.prepared) for _ in range(c.layers)]
+        self.layer = [self.block(block_config(c), self.prepared) for _ in range(c.layers)]
         if self.prepared:
             self.final_constants = parameter(self, "final_constants", zeros, (2, c.width), "float32")
         else:
@@ -122,9 +123,22 @@ class Denoiser(nn.Module):
             vector = jax.nn.silu(self.noise_map(jnp.zeros(1) if level is None else level))
         x = at_least_float32(self.embedding[tokens] if tokens.ndim == 2 else tokens)
         angles = rotation(positions, c.head_dim, LONGEST)
-        for i, layer in enumerate(self.layer):
-            key = None if dropout is None or c.dropout == 0 else jax.random.fold_in(dropout, i)
-            x = layer(x, angles, mask, vector, key)
+        key = None if c.dropout == 0 else dropout
+
+        def of_layer(i: int | Array) -> Array | None:
+            return None if key is None else jax.random.fold_in(key, i)
+
+        if c.scan_layers and not self.is_initializing():
+            block = self.block(block_config(c), self.prepared, parent=None)
+
+            def body(x: Array, params: Any, i: Array) -> tuple[Array, None]:
+                return block.apply({"params": params}, x, angles, mask, vector, of_layer(i)), None
+
+            params = self.variables["params"]
+            x, _ = scanned(body, x, [params[f"layer_{i}"] for i in range(c.layers)], c.dtype)
+        else:
+            for i, layer in enumerate(self.layer):
+                x = layer(x, angles, mask, vector, of_layer(i))
         if vector is None:
             shift, scale = self.final_constants
         else:

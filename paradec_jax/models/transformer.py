@@ -23,7 +23,8 @@ from paradec_jax.nn.blocks import BlockConfig, PrefixMask, PreNormBlock, dense, 
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.precision import at_least_float32
-from paradec_jax.nn.rope import rotation
+from paradec_jax.nn.rope import Rotation, rotation
+from paradec_jax.nn.scan import of_layers, scanned
 from paradec_jax.nn.visibility import CAUSAL, Seen
 
 Layers = tuple[KV, ...]
@@ -47,12 +48,12 @@ class Transformer(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        block = nn.remat(PreNormBlock) if c.remat == "layer" else PreNormBlock
+        self.block = nn.remat(PreNormBlock) if c.remat == "layer" else PreNormBlock
         # A tied embedding must be small, or the first logits are large; one of its own starts at the scale of a
         # normalised stream, so that what the blocks add does not drown it.
         of_embedding = truncated_normal(c.init_std if c.tie_embeddings else 1.0)
         self.embedding = parameter(self, "embedding", of_embedding, (c.vocab_size, c.width), c.param_dtype)
-        self.layer = [block(block_config(c), self.prepared) for _ in range(c.layers)]
+        self.layer = [self.block(block_config(c), self.prepared) for _ in range(c.layers)]
         self.final_norm = parameter(self, "final_norm", nn.initializers.ones, (c.width,), c.param_dtype)
         self.has_head = not c.tie_embeddings or (self.prepared and self.has_variable("params", "head"))
         if self.has_head:
@@ -78,10 +79,26 @@ class Transformer(nn.Module):
         vectors = self.embedding[tokens] if tokens.ndim == 2 else tokens
         x, own = vectors.astype(jnp.dtype(c.dtype)), []
         angles = rotation(positions, c.head_dim, c.rope_base)
+        if c.scan_layers and cache is None and not self.is_initializing():
+            x, own = self._scanned(x, angles, seen)
+            return rms_norm(x, self.final_norm, c.norm_eps), own
         for i, layer in enumerate(self.layer):
             x, kv = layer(x, angles, seen, cache[i] if cache else None, prefix_mask)
             own.append(kv)
         return rms_norm(x, self.final_norm, c.norm_eps), tuple(own)
+
+    def _scanned(
+        self, x: Float[Array, "B W D"], angles: Rotation, seen: Seen
+    ) -> tuple[Float[Array, "B W D"], Layers]:
+        """The stream after all blocks, and the window's keys and values, by a loop."""
+        c, params = self.config, self.variables["params"]
+        block = self.block(block_config(c), self.prepared, parent=None)
+
+        def body(x: Array, params: Any, _: Array) -> Any:
+            return block.apply({"params": params}, x, angles, seen)
+
+        x, kept = scanned(body, x, [params[f"layer_{i}"] for i in range(c.layers)], c.dtype)
+        return x, of_layers(kept, c.layers)
 
     def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Output scores, multiplied in the model's dtype and returned in at least float32."""

@@ -90,6 +90,21 @@ def test_blocked_attention_is_dense_attention(name, split):
     same(name, split, attention="blocked")
 
 
+@pytest.mark.parametrize("remat", ["none", "layer"])
+@pytest.mark.parametrize("name", ["causal", "mdlm", pytest.param("sdar", marks=pytest.mark.slow)])
+def test_scanned_layers_are_layers_one_by_one(name, remat):
+    same(name, remat=remat, scan_layers=True)
+
+
+def test_a_scan_keeps_what_the_layers_keep():
+    params, positions = params_of("causal"), jnp.broadcast_to(jnp.arange(WIDTH), TOKENS.shape)
+    want, got = (
+        read("causal", changed("causal", scan_layers=scan), params, TOKENS, positions).kv
+        for scan in (False, True)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
+
+
 @pytest.mark.parametrize("backend", ATTENTIONS)
 def test_every_backend_lowers(backend):
     """For GPU and TPU, from a process that has neither; a backend that is not there gives way."""
