@@ -34,7 +34,7 @@ class Program:
 
     Attributes:
       traced: of `jax.jit(..).trace`.
-      work: the least operations that the network's own `work` says it can cost, on all devices; None without a saying.
+      work: the least operations that it can cost by the network's own `work`, on all devices; None where unknown.
       loops: iterations to expect of loops whose number only the data knows.
     """
 
@@ -53,9 +53,9 @@ def loss_of(config: ModelConfig, chunk: int | None) -> Any:
     """The family's objective, logits made for `chunk` positions at a time."""
     network, spec = network_of(config), spec_of(config)
     if isinstance(config, RecurrentDepthConfig):
-        return losses.recurrent_loss(network, losses.poisson_lognormal(config.mean_recurrence))
+        return losses.recurrent_loss(network, losses.poisson_lognormal(config.mean_recurrence), chunk=chunk)
     if isinstance(config, CausalConfig):
-        return losses.next_token_loss(network)
+        return losses.next_token_loss(network, chunk=chunk)
     of_family = losses.block_diffusion_loss
     if isinstance(config, MaskedDiffusionConfig):
         of_family = losses.masked_diffusion_loss
@@ -87,8 +87,8 @@ def train_program(config: ModelConfig, mesh: Any, rows: int, length: int, chunk:
 def train_work(config: ModelConfig, rows: int, length: int) -> int:
     """Operations of an update by the network's `work`: a forward and twice as many backward, nothing anew.
 
-    Of a recurrent model the mean recurrence goes forward, and the last ones, as many as carry gradient, backward. Block
-    diffusion reads a row twice: the clean copy, and the noisy one beside it.
+    Of a recurrent model the mean recurrence goes forward, and the last ones, as many as carry gradient, backward.
+    Block diffusion reads a row twice: the clean copy, and the noisy one beside it.
     """
     network = network_of(config)
     if isinstance(config, RecurrentDepthConfig):

@@ -1,5 +1,6 @@
 """Devices that a program is planned for: their numbers and their compiler, without the devices."""
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -30,25 +31,30 @@ def devices_of(target: str) -> list[Any]:
     """
     kind, _, shape = target.partition(":")
     if kind == "cpu" and shape.isdigit() and int(shape):
-        jax.config.update("jax_num_cpu_devices", int(shape))
-        if len(jax.devices("cpu")) != int(shape):
-            raise ValueError(f"target {target!r} came too late: JAX runs already, on {len(jax.devices())} devices")
-        return jax.devices("cpu")
+        with contextlib.suppress(RuntimeError):  # JAX runs already
+            jax.config.update("jax_num_cpu_devices", int(shape))
+        found = jax.devices("cpu")
+        if len(found) < int(shape):
+            raise ValueError(
+                f"target {target!r} comes too late: JAX runs already, with {len(found)} of the CPU's"
+            )
+        return found[: int(shape)]
     if kind == "cpu" or not all(part.isdigit() for part in shape.split("x")):
         raise ValueError(f"target must be like 'v5p:2x2x2' (chips of a TPU) or 'cpu:8', not {target!r}")
     from jax.experimental import topologies
 
-    os.environ["PARADEC_LAYOUTS"] = "plain"
     for name, value in _NO_HOST.items():
         os.environ.setdefault(name, value)
     try:
-        return list(topologies.get_topology_desc(platform="tpu", topology_name=target).devices)
+        found = list(topologies.get_topology_desc(platform="tpu", topology_name=target).devices)
     except Exception as error:  # of the plugin: any
         said = " ".join(str(error).split())[:160]
         raise ValueError(
             f"the TPU's compiler does not start for {target!r} ({said}): install the extra 'tpu', in an environment "
             f"of its own, or plan for 'cpu:8'"
         ) from None
+    os.environ["PARADEC_LAYOUTS"] = "plain"
+    return found
 
 
 def mesh_of_target(devices: Sequence[Any], mesh: str) -> Any:

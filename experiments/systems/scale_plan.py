@@ -1,18 +1,18 @@
 """What training or decoding a large model costs on a cluster, by its compiler: nothing is made or run.
 
 `python -m experiments.systems.scale_plan qwen2.5-coder-7b --target v5p:2x2x2 --mesh fsdp=8 --batch 8 --seq 4096`, and
-with `--decode NAME` a decoder's two programs: reading the prompts, and a step. The target's devices need not be there:
-"v5p:4x4x4" is planned by the TPU's compiler, which comes with the extra `tpu` (0.7 GB: in an environment of its own).
-"cpu:8" tries the command out; the memory that the CPU's compiler tells is no plan.
+with `--decode NAME` the two programs of a decoder: reading the prompts, and a step. The target's devices need not be
+there: "v5p:4x4x4" is planned by the TPU's compiler, which comes with the extra `tpu` (0.7 GB, so in an environment of
+its own). "cpu:8" tries the command out; the memory that the CPU's compiler tells is no plan.
 
-The train step is the one of `fit(mesh=)`: AdamW, float32 parameters and state, computed in bfloat16. Memory of a chip is
-what its arguments, results and temporaries take, results that lie in arguments once, and the program. Operations are
-told three ways: XLA's count, which takes the body of a loop once; products of the traced program with loops counted,
-work that is done anew included; and the network's own `work`, what the model asks for. Collectives are read from the
-compiled program (`paradec_jax/timing/collectives.py`).
+The train step is that of `fit(mesh=)`: AdamW, float32 parameters and state, computed in bfloat16. Memory of a chip is
+what arguments, results and temporaries take, results that lie in arguments once, and the program. Operations are told
+three ways: XLA's count, which takes the body of a loop once; products of the traced program, loops counted and those
+done anew as well; and the network's own `work`, what the model asks for. Collectives are read from the compiled
+program (`paradec_jax/timing/collectives.py`).
 
-`--largest` compiles twice the batch as well, and tells by a line through the two which batch fits in 80 GB, 141 GB and a
-v5p. For GPUs that is an estimate: another compiler plans there.
+`--largest` compiles twice the batch as well, and tells by a line through the two which batch fits in 80 GB, 141 GB and
+a v5p. For GPUs that is an estimate: another compiler plans there.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from experiments.common.record import write_record
 from experiments.systems.plan_programs import Program, decode_programs, train_program
 from experiments.systems.plan_target import GIB, LIMITS, devices_of, mesh_of_target
 from paradec_jax.config import ModelConfig, RecurrentDepthConfig
-from paradec_jax.families import PRESETS, parameter_shapes
+from paradec_jax.families import PRESETS
 from paradec_jax.timing.collectives import collectives, unknown_loops
 from paradec_jax.timing.products import products
 
@@ -52,6 +52,8 @@ class Options:
       attention: who computes it; the config's own when None.
       chunk: positions whose logits a train step makes at a time; all at once when None.
       backprop: recurrences that carry gradient; the config's when None.
+      scan: whether layers are a loop (`scan_layers` of the config) in train steps and where prompts are read; a
+        recurrent model has a loop of its own.
       layers: of the model, fewer for a trial; the preset's when None.
       largest: whether to find the largest batch.
       json: whether to print the record instead of a table.
@@ -69,6 +71,7 @@ class Options:
     attention: str | None = None
     chunk: int | None = 512
     backprop: int | None = None
+    scan: bool = True
     layers: int | None = None
     largest: bool = False
     json: bool = False
@@ -86,10 +89,12 @@ def config_of(options: Options) -> ModelConfig:
     """The preset's shape as it is to be trained (float32 parameters) or served (bfloat16)."""
     config = PRESETS[options.preset]
     recurrent = isinstance(config, RecurrentDepthConfig)
-    remat = options.remat or ("iteration" if recurrent else "layer")
-    training = {"remat": remat, "param_dtype": "float32"}
-    changes: dict[str, Any] = training if options.decode is None else {"param_dtype": "bfloat16"}
-    changes |= {"dtype": "bfloat16"}
+    changes: dict[str, Any] = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
+    if options.decode is None:
+        remat = options.remat or ("iteration" if recurrent else "layer")
+        changes |= {"remat": remat, "param_dtype": "float32"}
+    if options.scan and not recurrent:
+        changes["scan_layers"] = True
     if options.attention is not None:
         changes["attention"] = options.attention
     for name, value in (("mean_backprop_depth", options.backprop), ("layers", options.layers)):
@@ -110,17 +115,16 @@ def price(name: str, program: Program, devices: int) -> tuple[dict[str, Any], An
         "products": products(program.traced.jaxpr, program.loops) // devices,
         "work": None if program.work is None else program.work // devices,
     }
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), time.process_time()
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         used = _USED.search(str(error))
         if used is None:
             raise
-        seconds = time.perf_counter() - start
         size = float(used[1]) / (1024 if used[2] == "M" else 1)
-        return row | {"fits": False, "gib": size, "compile_seconds": seconds, "said": str(error)[:4000]}, None
-    seconds = time.perf_counter() - start
+        return row | {"fits": False, "gib": size, "said": str(error)[:4000]} | _seconds(start, busy), None
+    seconds = _seconds(start, busy)
     memory, text = compiled.memory_analysis(), compiled.as_text()
     kinds = ("argument", "output", "alias", "temp", "generated_code")
     parts = {kind: getattr(memory, f"{kind}_size_in_bytes") / GIB for kind in kinds}
@@ -135,16 +139,24 @@ def price(name: str, program: Program, devices: int) -> tuple[dict[str, Any], An
         "collectives": {kind: dataclasses.asdict(one) for kind, one in found.items()},
         "loops_by_data": unknown_loops(text),
         "iterations_of_those": program.loops,
-        "trace_and_lower_seconds": lowering,
-        "compile_seconds": seconds,
+        "lower_seconds": lowering,
+        **seconds,
     }, compiled
+
+
+def _seconds(start: float, busy: float) -> dict[str, float]:
+    """Wall and processor time since; the first is the machine's, which may have other work."""
+    passed = time.perf_counter() - start, time.process_time() - busy
+    return dict(zip(("compile_seconds", "compile_processor_seconds"), passed, strict=True))
 
 
 def plan(options: Options, mesh: Any, batch: int) -> list[dict[str, Any]]:
     """The rows of a batch: one of the train step, or those of reading prompts and of a step of decoding."""
     config = config_of(options)
     if options.decode is None:
-        row, _ = price("train step", train_program(config, mesh, batch, options.seq, options.chunk), mesh.size)
+        row, _ = price(
+            "train step", train_program(config, mesh, batch, options.seq, options.chunk), mesh.size
+        )
         return [row | {"batch": batch}]
     start, advance = decode_programs(config, mesh, batch, options.seq, options.new, options.decode)
     row, compiled = price("prompt", start, mesh.size)
@@ -167,16 +179,21 @@ def show(row: dict[str, Any]) -> None:
     """One program for people."""
     head = f"{row['program']}, {row['batch']} rows: {row['gib']:.2f} GiB a chip"
     if not row["fits"]:
-        print(f"{head}, more than there is; compiled {row['compile_seconds']:.0f} s")
+        print(f"{head}, more than there is")
         return
     parts = ", ".join(f"{kind} {size:.2f}" for kind, size in row["gib_of"].items())
     work = "" if row["work"] is None else f", of which the model asks {row['work'] / 1e12:.2f}"
-    print(f"{head} ({parts}); compiled {row['compile_seconds']:.0f} s")
+    print(
+        f"{head} ({parts}); compiled in "
+        f"{row['compile_seconds']:.0f} s, {row['compile_processor_seconds']:.0f} s of processor time"
+    )
     print(f"  {row['products'] / 1e12:.2f} Tflop a chip{work}; XLA counts {row['xla_flops'] / 1e12:.2f}")
     for kind, one in row["collectives"].items():
         print(f"  {kind}: {one['count']}, {one['bytes'] / GIB:.3f} GiB a chip")
     if row["loops_by_data"]:
-        print(f"  loops that the data ends: {row['loops_by_data']}, {row['iterations_of_those']} iterations each")
+        print(
+            f"  loops that the data ends: {row['loops_by_data']}, {row['iterations_of_those']} iterations each"
+        )
 
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:

@@ -133,8 +133,8 @@ class TransformerConfig:
       attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
         at a time, or "cudnn", on CUDA in 16 bits, elsewhere as "blocked".
       remat: "none" or "layer" (one rematerialised region per block).
-      scan_layers: whether a window without a cache passes the blocks by a loop over their stacked parameters (`nn.scan`),
-        which compiles one of them: for training deep models.
+      scan_layers: whether a window without a cache passes the blocks by a loop over their stacked parameters
+        (`nn.scan`), which compiles one of them: for training deep models.
     """
 
     vocab_size: int
@@ -244,8 +244,8 @@ class MaskedDiffusionConfig:
       attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
         at a time, or "cudnn", on CUDA in 16 bits, elsewhere as "blocked".
       remat: "none" or "layer" (one rematerialised region per block).
-      scan_layers: whether a window without a cache passes the blocks by a loop over their stacked parameters (`nn.scan`),
-        which compiles one of them: for training deep models.
+      scan_layers: whether a window without a cache passes the blocks by a loop over their stacked parameters
+        (`nn.scan`), which compiles one of them: for training deep models.
     """
 
     vocab_size: int

@@ -14,7 +14,13 @@ from paradec_jax.tokenizer import Tokenizer
 
 DTYPES = ("float32", "bfloat16")
 LAYERS = ("layers", "prelude_layers", "core_layers", "coda_layers")  # fields of configs that count layers
-IDLE_FIELDS = ("attention", "remat", "scan_layers", "mean_backprop_depth", "dropout")  # of a config: they change no output
+IDLE_FIELDS = (
+    "attention",
+    "remat",
+    "scan_layers",
+    "mean_backprop_depth",
+    "dropout",
+)  # of a config: they change no output
 
 
 def read_description(folder: Path, newest: int) -> dict[str, Any]:

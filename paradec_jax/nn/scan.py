@@ -21,8 +21,8 @@ def scanned(
 ) -> tuple[Float[Array, "B W D"], Any]:
     """`x` after `x, kept = body(x, params, i)` of every layer i, and what they kept, stacked [N, ...].
 
-    Matrices of attention and MLPs are cast to the dtype of the products that they stand in before they are stacked: on
-    a mesh a layer's are then gathered in that dtype, in its turn of the loop.
+    Matrices of attention and MLPs are cast to the dtype of their products before they are stacked: on a mesh those of
+    a layer are then gathered in that dtype, in its turn of the loop.
 
     Args:
       body: calls a block on its parameters.

@@ -146,7 +146,9 @@ class _Program:
         first, last = (self._number(str(one), condition, name, loop) for one in names)
         return None if first is None or last is None else max(last - first, 0)
 
-    def _number(self, wanted: str, condition: dict[str, _Instruction], name: str, loop: _Instruction) -> int | None:
+    def _number(
+        self, wanted: str, condition: dict[str, _Instruction], name: str, loop: _Instruction
+    ) -> int | None:
         """A number in a loop's condition before the first iteration: a constant, or one that the loop begins with."""
         place, inside = wanted, condition
         for _ in range(len(condition) + len(self.computations[name])):
@@ -212,10 +214,9 @@ def _argument(name: str, inside: dict[str, _Instruction], outer: tuple[str, ...]
 def _through(one: _Instruction, inside: dict[str, _Instruction]) -> int:
     """Bytes that go through a collective: the larger of operand and result."""
     given = sum(inside[name].bytes for name in one.operands if name in inside)
-    result = one.bytes
-    if one.op.endswith("-start") and one.shape.startswith("(") and one.kind != "all-reduce":
-        result -= given  # the operand stands beside the result
-    return max(given, result)
+    if one.op == "collective-permute-start":
+        return given  # its result names the operand too, and flags
+    return max(given, one.bytes - (given if one.op == "all-gather-start" else 0))
 
 
 def _bytes_of(shape: str) -> int:
