@@ -199,7 +199,7 @@ def format_config(config: RecurrentDepthConfig) -> dict[str, Any]:
         | fields
         | {
             "model_type": MODEL_TYPES[0],
-            "activation_checkpoint_impl": {ours: name for name, ours in REMAT.items()}[config.remat],
+            "activation_checkpoint_impl": "none" if config.remat == "none" else "per-iteration",
             "effective_expected_depth": config.effective_depth,
             "head_dim": config.head_dim,
             "init_values": {

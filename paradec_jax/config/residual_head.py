@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from paradec_jax.config.bounds import ATTENTIONS, check_choice, check_positive, check_sizes
+from paradec_jax.config.bounds import ATTENTIONS, REMATS, check_choice, check_positive, check_sizes
 
 MOST_LAYERS = 8
 
@@ -25,7 +25,7 @@ class ResidualHeadConfig:
       param_dtype: dtype of parameters.
       attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
         at a time, or "cudnn", on CUDA in 16 bits, elsewhere as "blocked".
-      remat: "none" or "layer" (one rematerialised region per block).
+      remat: what backward passes compute anew of every block (`nn.remat`), "none", "layer", "dots" or "offload".
     """
 
     width: int
@@ -61,7 +61,7 @@ class ResidualHeadConfig:
             raise ValueError(f"width {self.width} does not split into {self.heads} heads: give head_channels")
         if self.head_dim < 2 or self.head_dim % 2:
             raise ValueError(f"a head must have an even number of channels, not {self.head_dim}")
-        check_choice(self, "remat", ("none", "layer"))
+        check_choice(self, "remat", REMATS)
 
     @classmethod
     def of(cls, backbone: Any, layers: int = 3) -> "ResidualHeadConfig":

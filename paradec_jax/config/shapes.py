@@ -4,7 +4,14 @@ import dataclasses
 import math
 from typing import Any, ClassVar
 
-from paradec_jax.config.bounds import ATTENTIONS, MOST_RECURRENCES, check_choice, check_positive, check_sizes
+from paradec_jax.config.bounds import (
+    ATTENTIONS,
+    MOST_RECURRENCES,
+    REMATS,
+    check_choice,
+    check_positive,
+    check_sizes,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +61,8 @@ class RecurrentDepthConfig:
       param_dtype: dtype of parameters.
       attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
         at a time, or "cudnn", on CUDA in 16 bits, elsewhere as "blocked".
-      remat: "none" or "iteration" (a loss rematerialises each recurrence), unless a loss is told otherwise.
+      remat: what backward passes compute anew: "none", "iteration", each recurrence unless a loss is told otherwise,
+        or of every block, by `nn.remat`, "layer", "dots" or "offload".
     """
 
     vocab_size: int
@@ -88,7 +96,7 @@ class RecurrentDepthConfig:
             raise ValueError(
                 f"width {self.width} must split into {self.heads} heads of an even number of channels"
             )
-        check_choice(self, "remat", ("none", "iteration"))
+        check_choice(self, "remat", ("iteration", *REMATS))
 
     @property
     def head_dim(self) -> int:
@@ -132,7 +140,7 @@ class TransformerConfig:
       param_dtype: dtype of parameters.
       attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
         at a time, or "cudnn", on CUDA in 16 bits, elsewhere as "blocked".
-      remat: "none" or "layer" (one rematerialised region per block).
+      remat: what backward passes compute anew of every block (`nn.remat`), "none", "layer", "dots" or "offload".
       scan_layers: whether a window without a cache passes the blocks by a loop over their stacked parameters
         (`nn.scan`), which compiles one of them: for training deep models.
     """
@@ -170,7 +178,7 @@ class TransformerConfig:
             raise ValueError(f"width {self.width} does not split into {self.heads} heads: give head_channels")
         if self.head_dim < 2 or self.head_dim % 2:
             raise ValueError(f"a head must have an even number of channels, not {self.head_dim}")
-        check_choice(self, "remat", ("none", "layer"))
+        check_choice(self, "remat", REMATS)
 
     @property
     def head_dim(self) -> int:
@@ -243,7 +251,7 @@ class MaskedDiffusionConfig:
       param_dtype: dtype of parameters.
       attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
         at a time, or "cudnn", on CUDA in 16 bits, elsewhere as "blocked".
-      remat: "none" or "layer" (one rematerialised region per block).
+      remat: what backward passes compute anew of every block (`nn.remat`), "none", "layer", "dots" or "offload".
       scan_layers: whether a window without a cache passes the blocks by a loop over their stacked parameters
         (`nn.scan`), which compiles one of them: for training deep models.
     """
@@ -274,7 +282,7 @@ class MaskedDiffusionConfig:
         check_choice(self, "attention", ATTENTIONS)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout}")
-        check_choice(self, "remat", ("none", "layer"))
+        check_choice(self, "remat", REMATS)
 
     @property
     def head_dim(self) -> int:

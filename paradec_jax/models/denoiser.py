@@ -24,6 +24,7 @@ from paradec_jax.nn.blocks import BlockConfig, dense, parameter, uniform
 from paradec_jax.nn.modulated import ModulatedBlock, ModulatedConfig, modulation
 from paradec_jax.nn.norms import layer_norm
 from paradec_jax.nn.precision import at_least_float32
+from paradec_jax.nn.remat import rematerialised
 from paradec_jax.nn.rope import rotation
 from paradec_jax.nn.scan import scanned
 from paradec_jax.nn.visibility import Seen
@@ -68,7 +69,7 @@ class Denoiser(nn.Module):
 
     def setup(self) -> None:
         c, kind, zeros = self.config, self.config.param_dtype, nn.initializers.zeros
-        self.block = nn.remat(ModulatedBlock) if c.remat == "layer" else ModulatedBlock
+        self.block = rematerialised(ModulatedBlock, c.remat)
         self.embedding = parameter(self, "embedding", uniform(c.width**-0.5), (c.vocab_size, c.width), kind)
         self.layer = [self.block(block_config(c), self.prepared) for _ in range(c.layers)]
         if self.prepared:

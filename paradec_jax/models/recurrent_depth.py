@@ -22,6 +22,7 @@ from paradec_jax.models.recurrent_cache import Layers, RecurrentKV
 from paradec_jax.nn.blocks import BlockConfig, PrefixMask, SandwichBlock, dense, parameter, truncated_normal
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.precision import at_least_float32
+from paradec_jax.nn.remat import rematerialised
 from paradec_jax.nn.rope import Rotation, rotation
 from paradec_jax.nn.visibility import CAUSAL, Seen
 
@@ -58,8 +59,10 @@ class RecurrentDepth(nn.Module):
         c = self.config
         init, shape = truncated_normal(c.init_std), block_config(c)
 
+        block = rematerialised(SandwichBlock, c.remat)
+
         def blocks(number: int) -> list[SandwichBlock]:
-            return [SandwichBlock(shape, self.prepared) for _ in range(number)]
+            return [block(shape, self.prepared) for _ in range(number)]
 
         self.embedding = parameter(self, "embedding", init, (c.vocab_size, c.width), c.param_dtype)
         self.prelude = blocks(c.prelude_layers)

@@ -25,6 +25,7 @@ from paradec_jax.models.base import shapes_of
 from paradec_jax.nn.blocks import BlockConfig, PrefixMask, PreNormBlock, dense, parameter, truncated_normal
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.norms import rms_norm
+from paradec_jax.nn.remat import rematerialised
 from paradec_jax.nn.rope import rotation
 from paradec_jax.nn.visibility import FULL, Seen
 
@@ -48,7 +49,7 @@ class ResidualHead(nn.Module):
 
     def setup(self) -> None:
         c, ones = self.config, nn.initializers.ones
-        block = nn.remat(PreNormBlock) if c.remat == "layer" else PreNormBlock
+        block = rematerialised(PreNormBlock, c.remat)
         self.embedding_norm = parameter(self, "embedding_norm", ones, (c.width,), c.param_dtype)
         self.hidden_norm = parameter(self, "hidden_norm", ones, (c.width,), c.param_dtype)
         of_fusion = truncated_normal(c.init_std)

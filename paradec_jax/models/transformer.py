@@ -23,6 +23,7 @@ from paradec_jax.nn.blocks import BlockConfig, PrefixMask, PreNormBlock, dense, 
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.precision import at_least_float32
+from paradec_jax.nn.remat import rematerialised
 from paradec_jax.nn.rope import Rotation, rotation
 from paradec_jax.nn.scan import of_layers, scanned
 from paradec_jax.nn.visibility import CAUSAL, Seen
@@ -48,7 +49,7 @@ class Transformer(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        self.block = nn.remat(PreNormBlock) if c.remat == "layer" else PreNormBlock
+        self.block = rematerialised(PreNormBlock, c.remat)
         # A tied embedding must be small, or the first logits are large; one of its own starts at the scale of a
         # normalised stream, so that what the blocks add does not drown it.
         of_embedding = truncated_normal(c.init_std if c.tie_embeddings else 1.0)

@@ -37,3 +37,22 @@ def cudnn_attention() -> bool:
     if told is None:
         return jax.default_backend() == "gpu" and "cuda" in jax.devices()[0].client.platform_version
     return told == "cudnn"
+
+
+def check_host_memory() -> None:
+    """Refuses to keep arrays of a program in the host's memory where devices cannot.
+
+    The devices are those of the mesh in force, which a plan may only know by name, else the default backend's.
+
+    Raises:
+      ValueError: devices without "pinned_host" memory.
+    """
+    planned = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
+    device = jax.devices()[0]
+    if planned is not None and planned.device_kind != device.device_kind:
+        return  # compiled for devices that are not here
+    if "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
+        raise ValueError(
+            "remat 'offload' keeps arrays in the host's memory, which devices of kind "
+            f"{device.device_kind!r} cannot: use 'layer'"
+        )

@@ -14,6 +14,7 @@ from paradec_jax.nn.attention import PrefixMask, attention
 from paradec_jax.nn.backend import cpu_layouts
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.norms import rms_norm
+from paradec_jax.nn.remat import block_input
 from paradec_jax.nn.rope import Rotation, rotate, rotate_halves
 from paradec_jax.nn.visibility import Seen
 from paradec_jax.sharding.rules import by_rows
@@ -271,7 +272,7 @@ class SandwichBlock(nn.Module):
         prefix_mask: PrefixMask | None = None,
     ) -> tuple[Float[Array, "B W D"], KV]:
         """The block's output and the window's keys and values."""
-        x = by_rows(x)
+        x = block_input(by_rows(x))
         mixed, own = self.attention(self.norm(1, x), angles, seen, prefix, prefix_mask)
         x = self.norm(2, x + mixed)
         return by_rows(self.norm(4, x + self.mlp(self.norm(3, x)))), own
@@ -309,7 +310,7 @@ class PreNormBlock(nn.Module):
         prefix_mask: PrefixMask | None = None,
     ) -> tuple[Float[Array, "B W D"], KV]:
         """The block's output and the window's keys and values."""
-        x, eps = by_rows(x), self.config.norm_eps
+        x, eps = block_input(by_rows(x)), self.config.norm_eps
         mixed, own = self.attention(rms_norm(x, self.attention_norm, eps), angles, seen, prefix, prefix_mask)
         x = x + mixed
         return by_rows(x + self.mlp(rms_norm(x, self.mlp_norm, eps))), own

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from paradec_jax.nn.blocks import Attention, BlockConfig, dense, parameter, uniform
 from paradec_jax.nn.norms import layer_norm
 from paradec_jax.nn.precision import at_least_float32
+from paradec_jax.nn.remat import block_input
 from paradec_jax.nn.rope import Rotation
 from paradec_jax.nn.visibility import Seen
 from paradec_jax.sharding.rules import by_rows
@@ -131,7 +132,7 @@ class ModulatedBlock(nn.Module):
           conditioning: the vector, one for all rows or one a row; None for prepared parameters alone.
           key: of the dropped outputs; None drops nothing.
         """
-        x = by_rows(x)
+        x = block_input(by_rows(x))
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.vectors(conditioning)
         keys = (None, None) if key is None else jax.random.split(key)
         mixed, _ = self.attention(self.normed(x, scale_1, shift_1), angles, mask)

@@ -10,10 +10,10 @@ import pytest
 from jax import export
 
 from paradec_jax.config import ResidualHeadConfig
-from paradec_jax.config.bounds import ATTENTIONS
+from paradec_jax.config.bounds import ATTENTIONS, REMATS
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.families import PRESETS, network_of, parameter_shapes
-from paradec_jax.nn import attention
+from paradec_jax.nn import attention, backend
 
 QUERIES, WIDTH = 4, 11
 CONFIGS = {name: PRESETS[f"test-{name}"] for name in ("recurrent", "causal", "sdar", "mdlm")}
@@ -105,12 +105,12 @@ def test_a_scan_keeps_what_the_layers_keep():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
 
 
-@pytest.mark.parametrize("backend", ATTENTIONS)
-def test_every_backend_lowers(backend):
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_every_backend_lowers(name):
     """For GPU and TPU, from a process that has neither; a backend that is not there gives way."""
     params = params_of("causal")
     exported = export.export(
-        squares("causal", changed("causal", attention=backend), 0), platforms=("cuda", "tpu")
+        squares("causal", changed("causal", attention=name), 0), platforms=("cuda", "tpu")
     )
     assert exported(params).platforms == ("cuda", "tpu")
 
@@ -119,3 +119,38 @@ def test_every_backend_lowers(backend):
 def test_an_unknown_backend_is_refused(name):
     with pytest.raises(ValueError, match=r"attention must be 'dense', 'blocked'.* not 'flash'"):
         changed(name, attention="flash")
+
+
+@pytest.mark.parametrize("remat", [name for name in REMATS if name != "none"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name != "causal" else ()) for name in CONFIGS]
+)
+def test_what_is_computed_anew_changes_no_gradient(name, remat):
+    same(name, remat=remat)
+
+
+def test_what_the_backward_pass_keeps():
+    """Of a block of 4 D x D and 3 D x F products: its input, the products' outputs too, its input on the host."""
+    params = params_of("causal")
+
+    def value(remat):
+        return squares("causal", changed("causal", attention="dense", remat=remat), 0)
+
+    texts = {remat: str(jax.make_jaxpr(value(remat))(params)) for remat in REMATS}
+    assert "checkpoint" not in texts["none"] and "remat" not in texts["none"]
+    products = {remat: text.count("dot_general") for remat, text in texts.items()}
+    scores = 2 * CONFIGS["causal"].layers  # products of activations, two a layer
+    assert products["none"] + scores == products["dots"] < products["layer"] == products["offload"]
+    assert "MemorySpace.Host" in texts["offload"] and "MemorySpace.Host" not in texts["layer"]
+
+
+def test_offload_is_refused_where_the_host_keeps_nothing(monkeypatch):
+    class Device:
+        device_kind = "abacus"
+
+        def addressable_memories(self):
+            return []
+
+    monkeypatch.setattr(backend.jax, "devices", lambda: [Device()])
+    with pytest.raises(ValueError, match="devices of kind 'abacus' cannot: use 'layer'"):
+        jax.eval_shape(squares("causal", changed("causal", remat="offload"), 0), params_of("causal"))

@@ -69,7 +69,7 @@ def test_presets_have_the_numbers_of_parameters_of_the_original(name, count):
         ({"heads": 3}, "width 16 must split into 3 heads"),
         ({"heads": 16}, "even number of channels"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, not 1.0"),
-        ({"remat": "iteration"}, "remat must be 'none' or 'layer'"),
+        ({"remat": "iteration"}, "remat must be 'none', 'layer', 'dots' or 'offload'"),
     ],
 )
 def test_impossible_shapes(changes, message):

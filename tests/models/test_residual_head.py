@@ -211,7 +211,7 @@ def test_it_is_a_network_without_a_vocabulary():
         ({"kv_heads": 3}, "heads 4 must be a multiple of kv_heads 3"),
         ({"width": 18}, "18 does not split into 4 heads"),
         ({"head_channels": 5}, "an even number of channels, not 5"),
-        ({"remat": "block"}, "remat must be 'none' or 'layer'"),
+        ({"remat": "block"}, "remat must be 'none', 'layer', 'dots' or 'offload'"),
     ],
 )
 def test_shapes_that_cannot_be(changes, message):

@@ -92,7 +92,7 @@ def test_releases_have_their_published_numbers_of_parameters(name, count):
         ({"kv_heads": 3}, "heads 4 must be a multiple of kv_heads 3"),
         ({"width": 18}, "width 18 does not split into 4 heads"),
         ({"head_channels": 5}, "even number of channels, not 5"),
-        ({"remat": "iteration"}, "remat must be 'none' or 'layer'"),
+        ({"remat": "iteration"}, "remat must be 'none', 'layer', 'dots' or 'offload'"),
     ],
 )
 def test_impossible_shapes(changes, message):

@@ -1,0 +1,48 @@
+"""Rematerialisation by name: what of a block is kept for the backward pass, and what is computed anew.
+
+=========  =================================================================================================
+none       everything is kept
+layer      the block's input is kept
+dots       the outputs of its products with matrices too, so that norms, attention and activations are made anew
+offload    as `layer`, but the block's input waits in the host's memory
+=========  =================================================================================================
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float
+
+from paradec_jax.nn.backend import check_host_memory
+
+INPUT = "block input"
+
+
+def rematerialised(block: type[nn.Module], name: str) -> Any:
+    """The class of blocks whose backward pass keeps what `name` says.
+
+    Raises:
+      ValueError: "offload" where devices cannot keep arrays in the host's memory.
+    """
+    policies = jax.checkpoint_policies
+    if name == "layer":
+        return nn.remat(block)
+    if name == "dots":
+        return nn.remat(block, policy=policies.dots_with_no_batch_dims_saveable)
+    if name == "offload":
+        check_host_memory()
+        policy = policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=[INPUT],
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+        return nn.remat(block, policy=policy)
+    return block
+
+
+def block_input(x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+    """Names the stream where it enters a block, for "offload"."""
+    return checkpoint_name(x, INPUT)
