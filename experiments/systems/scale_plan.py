@@ -5,14 +5,14 @@ with `--decode NAME` the two programs of a decoder: reading the prompts, and a s
 there: "v5p:4x4x4" is planned by the TPU's compiler, which comes with the extra `tpu` (0.7 GB, so in an environment of
 its own). "cpu:8" tries the command out; the memory that the CPU's compiler tells is no plan.
 
-The train step is that of `fit(mesh=)`: AdamW, float32 parameters and state, computed in bfloat16. Memory of a chip is
+The train step is that of `fit(mesh=)`: AdamW, float32 parameters and state, products in bfloat16. Memory of a chip is
 what arguments, results and temporaries take, results that lie in arguments once, and the program. Operations are told
-three ways: XLA's count, which takes the body of a loop once; products of the traced program, loops counted and those
-done anew as well; and the network's own `work`, what the model asks for. Collectives are read from the compiled
-program (`paradec_jax/timing/collectives.py`).
+three ways: XLA's count, which takes the body of a loop once; products of the traced program, those of loops as often
+as they run and what is done anew as well; and the network's own `work`, what the model asks for. Collectives are read
+from the compiled program (`paradec_jax/timing/collectives.py`).
 
-`--largest` compiles twice the batch as well, and tells by a line through the two which batch fits in 80 GB, 141 GB and
-a v5p. For GPUs that is an estimate: another compiler plans there.
+`--largest` compiles twice the batch as well, and tells by a line through the two which batch fits in 80 GB, 141 GB
+and a v5p. For GPUs that is an estimate: another compiler plans there.
 """
 
 import dataclasses

@@ -20,6 +20,7 @@ def quick():
         ["collectives", ["test-causal"], [2, 1, 2]],
         ["drivers", HALF, []],
         ["layouts"],
+        ["stop_tests", ["jacobi"]],
     )
 
 
@@ -64,6 +65,23 @@ def test_run_and_stream_give_the_same_tokens_and_a_stream_compiles_once():
 def test_a_layout_says_the_same_before_and_after():
     before, *after = quick()[4]
     assert after == [before] * 2 and "kv_heads 2 is not a multiple of tensor 4" in before
+
+
+def check_stop_tests(found):
+    for name, told in found.items():
+        assert set(told["loop"]) == {"all-reduce"}, (name, told)
+        assert 1 <= told["loop"]["all-reduce"] <= told["loops"], (name, told)
+        assert told["bytes"] == told["loop"]["all-reduce"], (name, told)  # a truth value each
+
+
+def test_a_loop_over_sharded_rows_has_the_all_reduce_of_its_stop_test_alone():
+    check_stop_tests(quick()[5])
+
+
+@pytest.mark.slow
+def test_every_loop_over_sharded_rows_has_the_all_reduces_of_its_stop_tests_alone():
+    (found,) = on_devices(["stop_tests", []])
+    check_stop_tests(found)
 
 
 @pytest.mark.slow

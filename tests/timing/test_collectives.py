@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from paradec_jax.timing.collectives import Collectives, collectives, unknown_loops
 from paradec_jax.timing.products import products
 
-# What a TPU's compiler writes, shortened: a loop of 6 - 1 turns whose bound the loop carries, one of 3 that XLA counted,
-# one that the data ends, a conditional, a collective in two halves, and one inside a fusion.
+# What a TPU's compiler writes, shortened: a loop of 6 - 1 turns whose bound the loop carries, one of 3 that XLA
+# counted, one that the data ends, a conditional, a collective in two halves, and one inside a fusion.
 TEXT = """\
 HloModule jit_step, is_scheduled=true
 
