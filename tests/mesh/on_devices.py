@@ -4,6 +4,7 @@
 list of what they return.
 """
 
+import dataclasses
 import json
 import re
 import sys
@@ -316,11 +317,11 @@ def gradient(mesh: str) -> dict[str, Any]:
     return {"difference": difference(other, one)}
 
 
-def collectives(presets: list[str], sizes: list[int]) -> dict[str, Any]:
-    """Collectives of a forward pass with its scores, and blocks of the network."""
+def collectives(presets: list[str], sizes: list[int], changes: dict[str, int]) -> dict[str, Any]:
+    """Collectives of a forward pass with its scores, and blocks of the network, fields of its config changed."""
     where, found = pd.make_mesh(*sizes), {}
     for name in presets:
-        config = PRESETS[name]
+        config = dataclasses.replace(PRESETS[name], **changes)
         network, params = network_of(config), init_params(config, jax.random.key(0))
         recurrent = name == "test-recurrent"
         network = network.at(1) if recurrent else network

@@ -17,7 +17,7 @@ def quick():
     return on_devices(
         ["refusals"],
         ["train", ["next token"], [HALF], 5, ["adamw"]],
-        ["collectives", ["test-causal"], [2, 1, 2]],
+        ["collectives", ["test-causal"], [2, 1, 2], {}],
         ["drivers", HALF, []],
         ["layouts"],
         ["stop_tests", ["jacobi"]],
@@ -41,11 +41,11 @@ def test_a_step_compiles_once_and_moves_nothing():
     check_training(found)
 
 
-def check_collectives(found):
+def check_collectives(found, of_block=2):
     for name, counts in found.items():
         assert counts.pop("blocks") == BLOCKS[name]
         assert set(counts) == {"all-reduce"}, name
-        assert 2 * BLOCKS[name] <= counts["all-reduce"] <= 2 * BLOCKS[name] + 2, name
+        assert of_block * BLOCKS[name] <= counts["all-reduce"] <= of_block * BLOCKS[name] + 2, name
 
 
 def test_a_tensor_parallel_forward_has_two_all_reduces_a_block():
@@ -107,8 +107,18 @@ def test_a_run_goes_on_from_mesh_to_mesh():
 
 @pytest.mark.slow
 def test_collectives_of_every_family():
-    (found,) = on_devices(["collectives", list(BLOCKS), [2, 1, 2]])
+    (found,) = on_devices(["collectives", list(BLOCKS), [2, 1, 2], {}])
     check_collectives(found)
+
+
+@pytest.mark.slow
+def test_a_forward_whose_heads_do_not_divide_has_one_all_reduce_a_block():
+    one = {"heads": 1}  # as Huginn's 55
+    recurrent, others = on_devices(
+        ["collectives", ["test-recurrent", "test-mdlm"], [2, 1, 2], one],
+        ["collectives", ["test-causal", "test-sdar"], [2, 1, 2], one | {"kv_heads": 1}],
+    )
+    check_collectives(recurrent | others, of_block=1)
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def planned(*words):
     return json.loads(done.stdout)
 
 
-def test_a_train_step_has_a_price(tmp_path):
+def test_a_train_step_has_a_price(tmp_path, capsys):
     out = tmp_path / "plan.json"
     found = planned("--mesh", "fsdp=2,tensor=2", "--chunk", "8", "--out", str(out))
     (row,) = found["rows"]
@@ -51,6 +51,9 @@ def test_a_train_step_has_a_price(tmp_path):
     assert {"all-reduce", "all-gather"} <= set(row["collectives"])
     record = json.loads(out.read_text())
     assert record["rows"] == found["rows"] and record["options"]["mesh"] == "fsdp=2,tensor=2"
+    script("systems/plan_table")["main"](tmp_path)
+    head, _, line = capsys.readouterr().out.splitlines()
+    assert head.count("|") == line.count("|") and "| 4, fsdp=2,tensor=2 | 4 x 16 |" in line
 
 
 @pytest.mark.slow
