@@ -56,10 +56,9 @@ def loss_of(config: ModelConfig, chunk: int | None) -> Any:
         return losses.recurrent_loss(network, losses.poisson_lognormal(config.mean_recurrence), chunk=chunk)
     if isinstance(config, CausalConfig):
         return losses.next_token_loss(network, chunk=chunk)
-    of_family = losses.block_diffusion_loss
     if isinstance(config, MaskedDiffusionConfig):
-        of_family = losses.masked_diffusion_loss
-    return of_family(network, spec, chunk=chunk)
+        return losses.masked_diffusion_loss(network, spec, chunk=chunk)
+    return losses.block_diffusion_loss(network, spec, chunk=chunk)
 
 
 def batch_of(config: ModelConfig, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -19,8 +19,8 @@ HEAD = (
     "GiB a chip",
     "Tflop a chip: done, asked",
     "collectives, GiB",
+    "seconds: processor, wall",
 )
-HEAD += ("seconds: processor, wall",)
 SHORT = {
     "all-reduce": "AR",
     "all-gather": "AG",

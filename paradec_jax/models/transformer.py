@@ -78,11 +78,12 @@ class Transformer(nn.Module):
         """Head input of each position of a window, and the window's keys and values."""
         c = self.config
         vectors = self.embedding[tokens] if tokens.ndim == 2 else tokens
-        x, own = vectors.astype(jnp.dtype(c.dtype)), []
+        x = vectors.astype(jnp.dtype(c.dtype))
         angles = rotation(positions, c.head_dim, c.rope_base)
         if c.scan_layers and cache is None and not self.is_initializing():
-            x, own = self._scanned(x, angles, seen)
-            return rms_norm(x, self.final_norm, c.norm_eps), own
+            x, kept = self._scanned(x, angles, seen)
+            return rms_norm(x, self.final_norm, c.norm_eps), kept
+        own = []
         for i, layer in enumerate(self.layer):
             x, kv = layer(x, angles, seen, cache[i] if cache else None, prefix_mask)
             own.append(kv)

@@ -10,13 +10,12 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-_BITS = {"pred": 8, "token": 0, "opaque": 0}
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.-]+) = ")
-_CALLED = re.compile(r"(?:calls|to_apply|condition|body|true_computation|false_computation)=%?([\w.-]+)")
+_NAMED = re.compile(r"(calls|to_apply|condition|body|true_computation|false_computation)=%?([\w.-]+)")
 _KNOWN = re.compile(r'known_trip_count\D*"n":"(\d+)"')
 _SAME = ("bitcast", "convert", "copy", "copy-done", "copy-start", "reshape")  # hand a number on
 
@@ -105,7 +104,7 @@ class _Program:
 
         return of(self.entry)
 
-    def _own(self, name: str, unknown: int, of) -> Totals:
+    def _own(self, name: str, unknown: int, of: Callable[[str], Totals]) -> Totals:
         count: Counter[str] = Counter()
         size: Counter[str] = Counter()
         inside = self.computations[name]
@@ -133,7 +132,9 @@ class _Program:
         """Iterations of a loop in the computation `name`; None where only the data knows."""
         if found := _KNOWN.search(loop.rest):
             return int(found[1])
-        condition = self.computations[_attribute(loop, "condition")]
+        condition = next(
+            self.computations[part] for kind, part in _NAMED.findall(loop.rest) if kind == "condition"
+        )
         root = next(one for one in condition.values() if one.root)
         if root.op in ("fusion", "call"):
             outer, parts = root.operands, self.computations[_called(root)[0]]
@@ -191,14 +192,10 @@ def _balanced(text: str) -> tuple[str, str]:
 
 def _called(one: _Instruction) -> list[str]:
     """Computations that an instruction runs."""
-    found = _CALLED.findall(one.rest)
+    found = [part for _, part in _NAMED.findall(one.rest)]
     for names in re.findall(r"(?:branch_computations|called_computations)=\{([^}]*)\}", one.rest):
         found += re.findall(r"%?([\w.-]+)", names)
     return found
-
-
-def _attribute(one: _Instruction, name: str) -> str:
-    return re.search(rf"{name}=%?([\w.-]+)", one.rest)[1]
 
 
 def _argument(name: str, inside: dict[str, _Instruction], outer: tuple[str, ...]) -> str | None:
@@ -222,6 +219,13 @@ def _through(one: _Instruction, inside: dict[str, _Instruction]) -> int:
 def _bytes_of(shape: str) -> int:
     total = 0
     for name, sizes in _ARRAY.findall(shape):
-        bits = _BITS.get(name) if name in _BITS else int(re.search(r"\d+", name)[0])
-        total += math.prod(int(size) for size in sizes.split(",") if size) * bits
+        total += math.prod(int(size) for size in sizes.split(",") if size) * _bits(name)
     return total // 8
+
+
+def _bits(name: str) -> int:
+    """Of one number of a type: "bf16", "s32", "f8e4m3fn", "pred"; none of what is no number."""
+    if name == "pred":
+        return 8
+    found = re.search(r"\d+", name)
+    return 0 if found is None else int(found[0])
