@@ -20,6 +20,7 @@ def quick():
         ["collectives", ["test-causal"], [2, 1, 2]],
         ["drivers", HALF, []],
         ["layouts"],
+        ["weights", ["test-causal"]],
     )
 
 
@@ -64,6 +65,20 @@ def test_run_and_stream_give_the_same_tokens_and_a_stream_compiles_once():
 def test_a_layout_says_the_same_before_and_after():
     before, *after = quick()[4]
     assert after == [before] * 2 and "kv_heads 2 is not a multiple of tensor 4" in before
+
+
+def check_weights(found):
+    for name, one in found.items():
+        assert one == {"same": True, "cast": True, "reads": 1}, name
+
+
+def test_a_mesh_gets_its_slices_and_each_byte_is_read_once():
+    check_weights(quick()[5])
+
+
+@pytest.mark.slow
+def test_slices_of_every_family():
+    check_weights(*on_devices(["weights", list(BLOCKS)]))
 
 
 @pytest.mark.slow
