@@ -27,7 +27,7 @@ PROGRAMS = {"import": "convert", "check": "convert", "generate": "paradec_jax.cl
 MOST_SECONDS = 10  # of processor time, which other processes do not lengthen
 MOST_MEBIBYTES = 2048
 TOO_LONG, TOO_LARGE = 60, 4096  # seconds of wall time, and MiB, at which a command is killed
-WORKERS = 2
+WORKERS = int(os.environ.get("PARADEC_WORKERS", "2"))
 
 pytestmark = pytest.mark.cluster
 
