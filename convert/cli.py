@@ -24,7 +24,6 @@ from paradec_jax import store
 from paradec_jax.chat import DEFAULT, named_templates
 from paradec_jax.chat import check as check_template
 from paradec_jax.disk.description import read_tokenizer
-from paradec_jax.disk.tensors import finite
 from paradec_jax.io import WRONG_INPUT, one_sentence
 
 ARCHITECTURES: tuple[ModuleType, ...] = (huginn, qwen2, sdar, mdlm)
@@ -69,19 +68,18 @@ def import_model(
     of_blocks = {name: value for name, value in given.items() if value is not None}
     if src.suffix == LIGHTNING and src.is_file():
         _refuse(of_blocks, src)
-        model = mdlm.read_checkpoint(src, weights or "raw", dtype)
+        reading = mdlm.read_checkpoint(src, weights or "raw", dtype)
     else:
         if weights is not None:
             raise ConvertError(f"--weights chooses those of a {LIGHTNING} file, but {src} is none")
-        model = _read_folder(src, dtype, of_blocks)
+        reading = _read_folder(src, dtype, of_blocks)
     if tokenizer is None and (src / "tokenizer.json").is_file():
         tokenizer = src / "tokenizer.json"
-    if tokenizer is not None:
-        model = dataclasses.replace(model, tokenizer=read_tokenizer(tokenizer, model.config.vocab_size))
-    if not allow_nonfinite:
-        _refuse_nonfinite(model)
-    store.save(dst, model, overwrite=overwrite)
-    return _report("imported", model, dst)
+    with reading as model:
+        if tokenizer is not None:
+            model = dataclasses.replace(model, tokenizer=read_tokenizer(tokenizer, model.config.vocab_size))
+        store.save(dst, model, overwrite=overwrite, allow_nonfinite=allow_nonfinite)
+        return _report("imported", model, dst)
 
 
 @app.command(name="export")
@@ -104,15 +102,15 @@ def export_model(
     store.refuse_existing(dst, overwrite=overwrite)
     if not max_shard_gigabytes > 0:
         raise ConvertError(f"--max-shard-gigabytes must be positive, not {max_shard_gigabytes}")
-    model = store.load(src, host=True, allow_nonfinite=allow_nonfinite)
-    module = _find("family", {module.FAMILY: module for module in ARCHITECTURES}, model.family)
-    with store.staged(dst, overwrite=overwrite) as folder:
-        module.write(folder, model, int(max_shard_gigabytes * 1e9))
-        if model.tokenizer is not None:
-            model.tokenizer.save(folder / "tokenizer.json")
-        if model.chat_template is not None:
-            (folder / store.CHAT_TEMPLATE).write_text(model.chat_template, encoding="utf-8", newline="")
-    return _report("exported", model, dst)
+    with store.opened(src, allow_nonfinite=allow_nonfinite) as model:
+        module = _find("family", {module.FAMILY: module for module in ARCHITECTURES}, model.family)
+        with store.staged(dst, overwrite=overwrite) as folder:
+            module.write(folder, model, int(max_shard_gigabytes * 1e9))
+            if model.tokenizer is not None:
+                model.tokenizer.save(folder / "tokenizer.json")
+            if model.chat_template is not None:
+                (folder / store.CHAT_TEMPLATE).write_text(model.chat_template, encoding="utf-8", newline="")
+        return _report("exported", model, dst)
 
 
 @app.command(name="migrate")
@@ -126,9 +124,9 @@ def migrate_model(src: Source, dst: Target, allow_nonfinite: bool = False, overw
       overwrite: replace a model folder at DST.
     """
     store.refuse_existing(dst, overwrite=overwrite)
-    model = store.load(src, host=True, allow_nonfinite=allow_nonfinite)
-    store.save(dst, model, overwrite=overwrite)
-    return _report("migrated", model, dst)
+    with store.opened(src, allow_nonfinite=allow_nonfinite) as model:
+        store.save(dst, model, overwrite=overwrite)
+        return _report("migrated", model, dst)
 
 
 @app.command(name="check")
@@ -204,17 +202,8 @@ def _stopped_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, former or signal.SIG_DFL)
 
 
-def _refuse_nonfinite(model: store.Model) -> None:
-    trees = [model.params] if model.head is None else [model.params, model.head.params]
-    for tree in trees:
-        for path, leaf in flatten_dict(tree, sep="/").items():
-            if not finite(leaf):
-                raise ConvertError(
-                    f"parameter {path} holds numbers that are NaN or infinite; --allow-nonfinite takes them"
-                )
-
-
-def _read_folder(src: Path, dtype: str | None, of_blocks: Mapping[str, Any]) -> store.Model:
+@contextlib.contextmanager
+def _read_folder(src: Path, dtype: str | None, of_blocks: Mapping[str, Any]) -> Iterator[store.Model]:
     """The model of a Hugging Face folder, without its tokenizer; `of_blocks` is told to block diffusion alone."""
     if src.suffix in PICKLES and src.is_file():
         raise refuse_pickle(src)
@@ -226,8 +215,8 @@ def _read_folder(src: Path, dtype: str | None, of_blocks: Mapping[str, Any]) -> 
     module = _find("model_type", kinds, fields.get("model_type"))
     if module is not sdar:
         _refuse(of_blocks, src)
-    model = module.read(src, fields, dtype, **of_blocks)
-    return dataclasses.replace(model, chat_template=_read_chat_template(src))
+    with module.read(src, fields, dtype, **of_blocks) as model:
+        yield dataclasses.replace(model, chat_template=_read_chat_template(src))
 
 
 def _refuse(of_blocks: Mapping[str, Any], src: Path) -> None:

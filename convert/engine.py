@@ -14,6 +14,7 @@ from einops import rearrange
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from paradec_jax.disk import tensors
+from paradec_jax.disk.blocks import BLOCK
 from paradec_jax.disk.description import check_layers
 from paradec_jax.disk.tensors import DTYPES, Lazy, TensorFiles, listed_in, pickle_refused
 from paradec_jax.io import read_object
@@ -246,8 +247,13 @@ def check_tied(checkpoint: Source, head: str, embedding: str, field: str) -> Non
     """
     if head not in checkpoint.names:
         return
-    a, b = checkpoint.read(head), checkpoint.read(embedding)
-    if a.dtype != b.dtype or not np.array_equal(a.view(np.uint8), b.view(np.uint8)):
+    shape = checkpoint.shape(embedding)
+    same = checkpoint.dtype(head) == checkpoint.dtype(embedding)
+    rows = max(BLOCK // max(8 * math.prod(shape[1:]), 1), 1)  # of at most 8 bytes a number
+    for begin in range(0, shape[0] if same else 0, rows):
+        a, b = (checkpoint.read(name, slice(begin, begin + rows)) for name in (head, embedding))
+        same &= np.array_equal(a.view(np.uint8), b.view(np.uint8))
+    if not same:
         raise ConvertError(
             f"tensor {head} differs from {embedding}, although config.json ties them ({field})"
         )
@@ -272,39 +278,48 @@ def common_dtype(checkpoint: Source, names: Sequence[str], allowed: Sequence[str
 def import_tree(
     checkpoint: Source, rows: Sequence[Row], axes: Mapping[str, int], dtype: str
 ) -> dict[str, Any]:
-    """The parameter tree of a checkpoint whose names and shapes were checked.
+    """The parameter tree of a checkpoint whose names and shapes were checked; each is read when it is indexed.
 
     Raises:
       ConvertError: when a tensor is not floating point.
     """
 
+    def read(row: Row, shape: tuple[int, ...], pieces: Sequence[Piece], place: Any) -> np.ndarray:
+        if len(pieces) == 1 and pieces[0].place == (...,):
+            return row.load(checkpoint.read(pieces[0].name, pieces[0].rows), axes)[place]
+        stacked = np.empty(shape, dtype)
+        for piece in pieces:
+            with np.errstate(over="ignore"):  # what becomes infinite is refused when it is written
+                stacked[piece.place] = row.load(checkpoint.read(piece.name, piece.rows), axes)
+        return stacked[place]
+
     leaves = {}
     for row in rows:
         for path, shape, pieces in row.leaves(axes):
-            leaves[path] = np.empty(shape, dtype)
             for piece in pieces:
                 kind = checkpoint.dtype(piece.name)
                 if kind not in DTYPES.values():
                     raise ConvertError(f"tensor {piece.name} is {kind}, which is not floating point")
-                with np.errstate(over="ignore"):  # what becomes infinite is refused later
-                    leaves[path][piece.place] = row.load(checkpoint.read(piece.name, piece.rows), axes)
+            leaves[path] = Lazy(shape, np.dtype(dtype), functools.partial(read, row, shape, pieces))
     return unflatten_dict(leaves, sep="/")
 
 
 def export_tree(params: Mapping[str, Any], rows: Sequence[Row], axes: Mapping[str, int]) -> dict[str, Lazy]:
-    """The tensors of a checkpoint by name, made from a parameter tree one at a time when written."""
+    """The tensors of a checkpoint by name, made of parameters (`Lazy` ones too) when they are indexed."""
     leaves = flatten_dict(params, sep="/")
-    parts: dict[str, list[tuple[int, Row, np.ndarray]]] = {}
+    shapes = table_shapes(rows, axes)
+    parts: dict[str, list[tuple[Row, str, tuple[Any, ...]]]] = {}
     for row in rows:
         for path, _, pieces in row.leaves(axes):
             for piece in pieces:
-                parts.setdefault(piece.name, []).append((row.part, row, leaves[path][piece.place]))
+                parts.setdefault(piece.name, []).append((row, path, piece.place))
 
-    def make(sources: list[tuple[int, Row, np.ndarray]]) -> np.ndarray:
-        dumped = [row.dump(leaf, axes) for _, row, leaf in sorted(sources, key=lambda source: source[0])]
-        return dumped[0] if len(dumped) == 1 else np.concatenate(dumped)
+    def read(sources: list[tuple[Row, str, tuple[Any, ...]]], place: Any) -> np.ndarray:
+        sources = sorted(sources, key=lambda source: source[0].part)
+        dumped = [row.dump(np.asarray(leaves[path][at]), axes) for row, path, at in sources]
+        return (dumped[0] if len(dumped) == 1 else np.concatenate(dumped))[place]
 
     return {
-        name: Lazy(sum(leaf.nbytes for *_, leaf in sources), functools.partial(make, sources))
+        name: Lazy(shapes[name], leaves[sources[0][1]].dtype, functools.partial(read, sources))
         for name, sources in parts.items()
     }

@@ -1,8 +1,9 @@
 """Huginn-0125 and its kin (model type `huginn_raven`): names, layouts and config fields on both sides."""
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from convert.engine import (
 )
 from convert.fields import Fields, activation_dtype, check_derived, check_fixed, parse_fields, token_ids
 from paradec_jax.config import RecurrentDepthConfig, TokenSpec
-from paradec_jax.disk.tensors import Lazy, write_tensors
+from paradec_jax.disk.tensors import Lazy
+from paradec_jax.disk.writing import write_tensors
 from paradec_jax.store import DTYPES, Model
 
 MODEL_TYPES = ("huginn_raven",)
@@ -76,8 +78,9 @@ INFORMATIVE: dict[str, Any] = {
 RELEASE_VOCAB, BOS, STOP, PAD = 65_536, 65_504, (65_504, 65_505, 65_508), 65_509
 
 
-def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> Model:
-    """Reads a Hugging Face folder into a model on the host, without a tokenizer.
+@contextlib.contextmanager
+def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> Iterator[Model]:
+    """A Hugging Face folder as a model without a tokenizer, whose parameters are read when they are indexed.
 
     Args:
       folder: the folder.
@@ -104,10 +107,10 @@ def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> M
             _check_rope(checkpoint, shape["rope_base"])
         param_dtype = dtype or common_dtype(checkpoint, names, DTYPES)
         params = import_tree(checkpoint, rows, axes, param_dtype)
-    config = RecurrentDepthConfig(
-        **shape, dtype=activation_dtype(fields, param_dtype), param_dtype=param_dtype
-    )
-    return Model(config, params, parse_tokens(fields, config.vocab_size))
+        config = RecurrentDepthConfig(
+            **shape, dtype=activation_dtype(fields, param_dtype), param_dtype=param_dtype
+        )
+        yield Model(config, params, parse_tokens(fields, config.vocab_size))
 
 
 def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
@@ -117,7 +120,7 @@ def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
     axes, rows = table(model.config)
     tensors = export_tree(model.params, rows, axes)
     rope = rope_table(model.config.max_length, model.config.head_dim, model.config.rope_base)
-    tensors[ROPE] = Lazy(rope.nbytes, lambda: rope)
+    tensors[ROPE] = Lazy.of(rope)
     write_tensors(folder, tensors, max_shard_bytes)
     fields = format_config(model.config) | format_tokens(model.token_spec)
     text = json.dumps(fields, indent=2, sort_keys=True)

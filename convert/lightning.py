@@ -23,6 +23,7 @@ import numpy as np
 from convert import inert
 from convert.engine import ConvertError
 from convert.inert import Global, Inert, Reference
+from paradec_jax.disk.blocks import BLOCK
 
 STORAGES = {
     "FloatStorage": np.dtype(np.float32),
@@ -112,7 +113,7 @@ class Archive:
             )
         data = self._bytes("data.pkl")
         try:
-            return inert.read(data, KNOWN)
+            return inert.read(bytes(data), KNOWN)
         except ValueError as error:
             raise ConvertError(f"data.pkl in {self.path} is damaged: {error}") from error
 
@@ -124,12 +125,19 @@ class Archive:
     ) -> None:
         self._zip.close()
 
-    def _bytes(self, name: str) -> bytes:
+    def _bytes(self, name: str) -> bytearray:
         try:
             entry = self._zip.getinfo(self._root + name)
             if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > self._size:
                 raise ConvertError(f"{name} in {self.path} is compressed, which PyTorch never does")
-            return self._zip.read(entry)
+            content = bytearray(entry.file_size)
+            with self._zip.open(entry) as file, memoryview(content) as view:
+                done = 0
+                while count := file.readinto(view[done : done + BLOCK]):
+                    done += count
+            if done != entry.file_size:
+                raise EOFError(f"it has {done} of {entry.file_size} bytes")
+            return content
         except KeyError as error:
             raise ConvertError(f"{self.path} lacks {name}, although its data.pkl refers to it") from error
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
@@ -140,14 +148,14 @@ class Archive:
         return self._storage(tensor)[0]
 
     def array(self, tensor: Tensor) -> np.ndarray:
-        """A copy of a tensor's numbers."""
+        """A tensor's numbers, of any strides, not to be written to."""
         dtype, key, count = self._storage(tensor)
         content = self._bytes(f"data/{key}")
         if len(content) != count * dtype.itemsize or max(tensor.end, math.prod(tensor.shape)) > count:
             raise ConvertError(f"data/{key} in {self.path} is not as long as its data.pkl says")
         numbers = np.frombuffer(content, dtype)[tensor.offset :]
         steps = [step * dtype.itemsize for step in tensor.stride]
-        return np.lib.stride_tricks.as_strided(numbers, tensor.shape, steps, writeable=False).copy()
+        return np.lib.stride_tricks.as_strided(numbers, tensor.shape, steps, writeable=False)
 
     def _storage(self, tensor: Tensor) -> tuple[np.dtype, str, int]:
         """Type, key and length of a tensor's storage."""

@@ -4,8 +4,9 @@ The released files agree in the network and differ in what is around it: MDLM's 
 (model type `mdlm`), SDTT's the nested config of its training, which checkpoints of Lightning hold as well.
 """
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +28,8 @@ from convert.engine import (
 )
 from convert.fields import Fields, activation_dtype, check_fixed, parse_fields, token_ids
 from paradec_jax.config import MaskedDiffusionConfig, TokenSpec
-from paradec_jax.disk.tensors import Lazy, write_tensors
+from paradec_jax.disk.tensors import Lazy
+from paradec_jax.disk.writing import write_tensors
 from paradec_jax.models.denoiser import FREQUENCIES, LONGEST
 from paradec_jax.store import DTYPES, Model
 
@@ -61,8 +63,9 @@ TOKENS = {
 }
 
 
-def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> Model:
-    """Reads a Hugging Face folder into a model on the host, without a tokenizer.
+@contextlib.contextmanager
+def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> Iterator[Model]:
+    """A Hugging Face folder as a model without a tokenizer, whose parameters are read when they are indexed.
 
     Args:
       folder: the folder.
@@ -73,11 +76,12 @@ def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> M
       ConvertError: when config and weights are not those of one complete, supported model.
     """
     with Checkpoint(folder, plain_name) as checkpoint:
-        return read_tensors(checkpoint, fields, dtype)
+        yield read_tensors(checkpoint, fields, dtype)
 
 
-def read_checkpoint(path: Path, weights: str = "raw", dtype: str | None = None) -> Model:
-    """Reads a checkpoint of Lightning into a model on the host, without unpickling it and without a tokenizer.
+@contextlib.contextmanager
+def read_checkpoint(path: Path, weights: str = "raw", dtype: str | None = None) -> Iterator[Model]:
+    """As `read`, of a checkpoint of Lightning, which is not unpickled.
 
     The model's sizes are those of a config.json beside the file, or else of the settings that the file holds.
 
@@ -96,10 +100,10 @@ def read_checkpoint(path: Path, weights: str = "raw", dtype: str | None = None) 
             raise ConvertError(f"{path} does not tell the model's sizes; put its config.json beside it")
         raw = lightning.state_dict(archive, plain_name)
         model = read_tensors(raw, fields, dtype)
-        if weights == "raw":
-            return model
-        order = parameter_order(cast(MaskedDiffusionConfig, model.config))
-        return read_tensors(lightning.averages(archive, order), fields, dtype)
+        if weights == "ema":
+            order = parameter_order(cast(MaskedDiffusionConfig, model.config))
+            model = read_tensors(lightning.averages(archive, order), fields, dtype)
+        yield model
 
 
 def read_tensors(checkpoint: Source, fields: Mapping[str, Any], dtype: str | None = None) -> Model:
@@ -136,7 +140,7 @@ def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
     axes, rows = table(model.config)
     tensors = {PREFIX + name: tensor for name, tensor in export_tree(model.params, rows, axes).items()}
     rope = inverse_frequencies(axes["c"])
-    tensors[PREFIX + ROPE] = Lazy(rope.nbytes, lambda: rope)
+    tensors[PREFIX + ROPE] = Lazy.of(rope)
     write_tensors(folder, tensors, max_shard_bytes)
     fields = format_config(model.config) | format_tokens(model.token_spec)
     text = json.dumps(fields, indent=2, sort_keys=True)

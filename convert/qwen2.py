@@ -3,9 +3,10 @@
 `convert.sdar` has the layout of `qwen3` and reads and writes it with what is here.
 """
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -27,7 +28,8 @@ from convert.engine import (
 )
 from convert.fields import Fields, activation_dtype, check_fixed, parse_fields, token_ids
 from paradec_jax.config import CausalConfig, ResidualHeadConfig, TokenSpec, TransformerConfig
-from paradec_jax.disk.tensors import Lazy, write_tensors
+from paradec_jax.disk.tensors import Lazy
+from paradec_jax.disk.writing import write_tensors
 from paradec_jax.store import DTYPES, Model
 from paradec_jax.tokenizer import Tokenizer
 
@@ -68,8 +70,9 @@ FIXED: dict[str, Any] = {
 PLAIN_ROPE: dict[str, Any] = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
 
 
-def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> Model:
-    """Reads a Hugging Face folder into a model on the host, without a tokenizer.
+@contextlib.contextmanager
+def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> Iterator[Model]:
+    """A Hugging Face folder as a model without a tokenizer, whose parameters are read when they are indexed.
 
     Args:
       folder: the folder.
@@ -82,7 +85,7 @@ def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> M
     config = CausalConfig(**parse_config(fields))
     with Checkpoint(folder) as checkpoint:
         params, config = read_params(checkpoint, fields, config, dtype)
-    return Model(config, params, parse_tokens(folder, fields, config.vocab_size))
+        yield Model(config, params, parse_tokens(folder, fields, config.vocab_size))
 
 
 def read_params(
@@ -141,7 +144,7 @@ def write_layout(
     tensors = export_tree(model.params, rows, axes) | dict(further or {})
     zero = np.zeros(axes["d"], config.param_dtype)
     for name in _out_biases(config, kind):
-        tensors[name] = Lazy(zero.nbytes, zero.copy)
+        tensors[name] = Lazy.of(zero)
     write_tensors(folder, tensors, max_shard_bytes)
     ids = format_tokens(model.token_spec)
     _write_json(folder / "config.json", format_config(config, kind) | ids | more)

@@ -3,8 +3,9 @@
 The published config.json names neither, so the caller may. A folder may hold a residual head beside its backbone.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ LENGTHS = "block_sizes"  # another one, where training mixed lengths of blocks
 BLOCK_FIELD: Fields = {"block": (("block_size",), int, BLOCK)}
 
 
+@contextlib.contextmanager
 def read(
     folder: Path,
     fields: Mapping[str, Any],
@@ -32,8 +34,8 @@ def read(
     block: int | None = None,
     mask: int | None = None,
     alignment: str | None = None,
-) -> Model:
-    """Reads a Hugging Face folder into a model on the host, without a tokenizer.
+) -> Iterator[Model]:
+    """A Hugging Face folder as a model without a tokenizer, whose parameters are read when they are indexed.
 
     Args:
       folder: the folder.
@@ -52,7 +54,7 @@ def read(
         backbone, head = parted(checkpoint, mrp.PREFIX)
         params, config = qwen2.read_params(backbone, fields, config, dtype)
         found = mrp.read(head, fields, config, dtype) if mrp.there(head, fields) else None
-    return Model(config, params, tokens, head=found)
+        yield Model(config, params, tokens, head=found)
 
 
 def write(folder: Path, model: Model, max_shard_bytes: int) -> None:

@@ -13,20 +13,20 @@ that a reader checks what it reads. Folders of format 1 (`paradec_jax.disk.forma
 Nothing in a folder is ever unpickled.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
-import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec
-from paradec_jax.disk import format1
+from paradec_jax.disk.blocks import digests, refuse_nonfinite, whole
 from paradec_jax.disk.bundled import locate
 from paradec_jax.disk.description import (
     DTYPES,
@@ -44,7 +44,9 @@ from paradec_jax.disk.description import (
     sha256,
 )
 from paradec_jax.disk.folders import StoreError, names_of, refuse_existing, staged
-from paradec_jax.disk.tensors import INDEX, Lazy, TensorFiles, digests, finite, listed_in, write_tensors
+from paradec_jax.disk.parts import PartFiles
+from paradec_jax.disk.tensors import Lazy
+from paradec_jax.disk.writing import write_tensors
 from paradec_jax.families import FAMILIES, RESIDUAL_HEAD, Shape, family_named, network_of, parameter_shapes
 from paradec_jax.io import one_sentence
 from paradec_jax.sharding.layout import shardings
@@ -58,6 +60,7 @@ __all__ = [
     "fingerprint",
     "load",
     "names_of",
+    "opened",
     "refuse_existing",
     "save",
     "staged",
@@ -140,17 +143,20 @@ def save(
     *,
     overwrite: bool = False,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    allow_nonfinite: bool = True,
 ) -> None:
-    """Writes a model folder, whole or not at all.
+    """Writes a model folder, whole or not at all, one parameter at a time.
 
     Args:
       folder: where to; parents are made.
-      model: parameters may lie on a device or on the host.
+      model: parameters may lie on a device or on the host, or be read when they are written (`disk.tensors.Lazy`).
       overwrite: whether a model folder already there is replaced.
       max_shard_bytes: weights beyond this size are split into shards with an index.
+      allow_nonfinite: whether parameters may be NaN or infinite; `load` is told so again.
 
     Raises:
-      StoreError: when the folder exists, the parameters contradict the config, or the head is another network's.
+      StoreError: when the folder exists, the parameters contradict the config or are no numbers, or the head is
+        another network's.
     """
     refuse_existing(folder, overwrite=overwrite)
     check_facts(model.config, model.token_spec)
@@ -158,12 +164,13 @@ def save(
         check_ids(model.tokenizer, model.config.vocab_size)
     network = _tensors(model.config, model.params)
     head = None if model.head is None else _tensors(model.head.config, model.head.params)
+    how = max_shard_bytes, allow_nonfinite
     with staged(folder, overwrite=overwrite) as temporary:
-        parts = {NETWORK: _write_part(temporary, NETWORK, model.config, network, max_shard_bytes)}
+        parts = {NETWORK: _written(temporary, NETWORK, model.config, network, *how)}
         if model.head is not None and head is not None:
             own = sha256({NETWORK: identity(model.config, parts[NETWORK]["sha256"])})
             _check_head(model.head.config, model.config, model.head.backbone or own, own)
-            part = _write_part(temporary, HEAD, model.head.config, head, max_shard_bytes)
+            part = _written(temporary, HEAD, model.head.config, head, *how)
             parts[HEAD] = part | {"backbone": own}
         description = {
             "format_version": FORMAT_VERSION,
@@ -184,18 +191,20 @@ def _tensors(config: Shape, params: Mapping[str, Any]) -> dict[str, Lazy]:
     check_names(expected, leaves.keys())
     for path, leaf in leaves.items():
         check_leaf(expected, path, leaf)
-    return {path: Lazy(leaf.nbytes, functools.partial(np.asarray, leaf)) for path, leaf in leaves.items()}
+    return {path: leaf if isinstance(leaf, Lazy) else Lazy.of(leaf) for path, leaf in leaves.items()}
 
 
-def _write_part(
-    folder: Path, name: str, config: Shape, tensors: Mapping[str, Lazy], max_shard_bytes: int
+def _written(
+    folder: Path, name: str, config: Shape, tensors: Mapping[str, Lazy], most: int, allow_nonfinite: bool
 ) -> dict[str, Any]:
     """Writes the tensors of a part; its section of config.json."""
+    check = (lambda path, block: None) if allow_nonfinite else refuse_nonfinite
+    file, digests = write_tensors(folder, tensors, most, name, check)
     return {
         "family": config.family,
         "config": config.to_dict(),
-        "weights": write_tensors(folder, tensors, max_shard_bytes, name),
-        "sha256": {path: digests(tensor.make()) for path, tensor in sorted(tensors.items())},
+        "weights": file,
+        "sha256": dict(sorted(digests.items())),
     }
 
 
@@ -221,12 +230,14 @@ def load(
     allow_nonfinite: bool = False,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Model:
-    """Reads a model folder.
+    """Reads a model folder: names, shapes and types of all parameters are checked before any number is read.
+
+    A process reads and verifies, in blocks of 16 MiB, what its own devices hold, and keeps nothing else.
 
     Args:
       folder: path of the folder, or the bare name of a bundled model ("tiny-causal").
       dtype: "float32" or "bfloat16" to cast the parameters and compute in that type; as stored by default.
-      verify: whether every parameter is compared with its digests.
+      verify: whether what is read is compared with its digests.
       host: whether parameters stay NumPy arrays instead of moving to the default device.
       allow_nonfinite: whether parameters may be NaN or infinite.
       mesh: of `make_mesh`, on which parameters are put by the rules of `sharding`; the default device when None.
@@ -241,88 +252,93 @@ def load(
         check_mesh(mesh)
         if host:
             raise ValueError("host keeps parameters off every device, so it does not go with a mesh")
+    with _opened(folder, verify, allow_nonfinite) as found:
+        return found.model(lambda part: _read(part, dtype, host, mesh), dtype)
+
+
+@contextlib.contextmanager
+def opened(folder: str | os.PathLike[str], *, allow_nonfinite: bool = False) -> Iterator[Model]:
+    """A model whose parameters are read, and verified, when they are indexed: `model.params["embedding"][...]`.
+
+    Args:
+      folder: as for `load`.
+      allow_nonfinite: whether parameters may be NaN or infinite.
+
+    Raises:
+      StoreError: as `load`, but for what numbers alone tell, which reading a parameter raises.
+    """
+    with _opened(folder, True, allow_nonfinite) as found:
+        yield found.model(lambda part: unflatten_dict(part.lazy(), sep="/"), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """What a folder holds, before any number is read; the head's part with the fingerprint of its backbone."""
+
+    network: PartFiles
+    head: PartFiles | None
+    own: str
+    token_spec: TokenSpec
+    tokenizer: Tokenizer | None
+    template: str | None
+
+    def model(self, read: Callable[[PartFiles], dict[str, Any]], dtype: str | None) -> Model:
+        """The model with parameters as `read` gives them, in that type."""
+
+        def cast(config: Any) -> Any:
+            return config if dtype is None else dataclasses.replace(config, dtype=dtype, param_dtype=dtype)
+
+        config = cast(self.network.config)
+        params, head = read(self.network), None
+        if self.head is not None:
+            rounded = config != self.network.config  # other numbers, so of another fingerprint
+            head = ResidualHead(cast(self.head.config), read(self.head), None if rounded else self.own)
+        return Model(config, params, self.token_spec, self.tokenizer, self.template, head)
+
+
+@contextlib.contextmanager
+def _opened(folder: str | os.PathLike[str], verify: bool, allow_nonfinite: bool) -> Iterator[_Found]:
+    """The folder's parts, which agree with their configs and each other as far as headers tell."""
     folder = locate(folder)
     description = read_description(folder, FORMAT_VERSION)
     config, part = _part(folder, description, NETWORK)
     token_spec = build(TokenSpec, description.get("token_spec"), f"token_spec of {folder / 'config.json'}")
-    reader = _Reader(folder, description["format_version"], dtype, verify, host, allow_nonfinite, mesh)
-    try:
-        check_facts(config, token_spec)
-        params = reader.params(config, part)
-        head = _read_head(reader, description, config, part["sha256"])
-    except StoreError as error:
-        raise StoreError(f"{folder}: {error}") from error
-    path = folder / "tokenizer.json"
-    tokenizer = read_tokenizer(path, config.vocab_size) if path.exists() else None
-    template = read_chat_template(folder / CHAT_TEMPLATE)
-    return Model(reader.cast(config), params, token_spec, tokenizer, template, head)
+    with contextlib.ExitStack() as files:
+        try:
+            check_facts(config, token_spec)
+            own = sha256({NETWORK: identity(config, part["sha256"])})
+            shapes = {NETWORK: (config, part)}
+            if HEAD in description.get("parts", ()):
+                of_head, its = shapes[HEAD] = _part(folder, description, HEAD)
+                check_dtypes(of_head)
+                _check_head(of_head, config, its.get("backbone"), own)
+            expected = {name: _expected(shape, part) for name, (shape, part) in shapes.items()}
+        except StoreError as error:
+            raise StoreError(f"{folder}: {error}") from error
+        version, options = description["format_version"], (verify, allow_nonfinite)
+        parts = {
+            name: files.enter_context(PartFiles(folder, version, shape, part, expected[name], *options))
+            for name, (shape, part) in shapes.items()
+        }
+        path = folder / "tokenizer.json"
+        tokenizer = read_tokenizer(path, config.vocab_size) if path.exists() else None
+        template = read_chat_template(folder / CHAT_TEMPLATE)
+        yield _Found(parts[NETWORK], parts.get(HEAD), own, token_spec, tokenizer, template)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Reader:
-    """How the parts of a folder are read: see `load`."""
-
-    folder: Path
-    version: int
-    dtype: str | None
-    verify: bool
-    host: bool
-    allow_nonfinite: bool
-    mesh: jax.sharding.Mesh | None
-
-    def params(self, config: Shape, part: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters of a part."""
-        leaves: dict[str, Any] = {}
-        for path, leaf in _read_leaves(self.folder, self.version, config, part, self.verify):
-            if not self.allow_nonfinite and not finite(leaf):
-                raise StoreError(f"parameter {path} holds numbers that are NaN or infinite (allow_nonfinite)")
-            leaf = leaf if self.dtype is None else leaf.astype(self.dtype)
-            leaves[path] = leaf if self.host or self.mesh is not None else jax.device_put(leaf)
-        params = unflatten_dict(leaves, sep="/")
-        return params if self.mesh is None else jax.device_put(params, shardings(params, self.mesh))
-
-    def cast(self, config: Any) -> Any:
-        """The config of what was read."""
-        if self.dtype is None:
-            return config
-        return dataclasses.replace(config, dtype=self.dtype, param_dtype=self.dtype)
+def _expected(config: Shape, part: Mapping[str, Any]) -> dict[str, Any]:
+    """Shapes of a part's parameters by their paths, of no more layers than there are digests."""
+    check_layers(config, len(part["sha256"]))
+    return flatten_dict(expected_shapes(config), sep="/")
 
 
-def _read_head(
-    reader: _Reader, description: Mapping[str, Any], network: ModelConfig, recorded: Mapping[str, Any]
-) -> ResidualHead | None:
-    """The head of a folder whose network has this config and these digests."""
-    if HEAD not in description.get("parts", ()):
-        return None
-    config, part = _part(reader.folder, description, HEAD)
-    check_dtypes(config)
-    own = sha256({NETWORK: identity(network, recorded)})
-    _check_head(config, network, part.get("backbone"), own)
-    rounded = reader.cast(network) != network  # other numbers, so of another fingerprint
-    return ResidualHead(reader.cast(config), reader.params(config, part), None if rounded else own)
-
-
-def _read_leaves(
-    folder: Path, version: int, config: Shape, part: Mapping[str, Any], verify: bool
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Parameters one after the other, checked against the config and on request against their digests."""
-    recorded = part["sha256"]
-    check_layers(config, len(recorded))
-    expected = flatten_dict(expected_shapes(config), sep="/")
-    if version == 1:
-        network = cast(ModelConfig, config)  # which knows no other part
-        yield from format1.read(folder, network, recorded, expected, verify=verify)
-        return
-    check_names(expected, recorded.keys())
-    file = folder / part["weights"]
-    with TensorFiles(listed_in(file) if file.name.endswith(INDEX) else {file: []}) as tensors:
-        check_names(expected, tensors.names)
-        for path in expected:
-            check_leaf(expected, path, tensors.header(path))
-            leaf = tensors.read(path)
-            if verify and recorded[path] != digests(leaf):
-                raise StoreError(f"parameter {path} differs from its digests in config.json")
-            yield path, leaf
+def _read(part: PartFiles, dtype: str | None, host: bool, mesh: jax.sharding.Mesh | None) -> dict[str, Any]:
+    """The parameters of a part, on the host, the default device or a mesh."""
+    if mesh is not None:
+        places = flatten_dict(shardings(unflatten_dict(part.expected, sep="/"), mesh), sep="/")
+        return unflatten_dict(part.placed(places, dtype), sep="/")
+    leaves = part.each(lambda path: [whole(part.expected[path].shape)], dtype)
+    return unflatten_dict({path: leaf if host else jax.device_put(leaf) for path, (leaf,) in leaves}, sep="/")
 
 
 def fingerprint(folder: str | os.PathLike[str]) -> str:
@@ -339,10 +355,11 @@ def fingerprint(folder: str | os.PathLike[str]) -> str:
     recorded = part["sha256"]
     if description["format_version"] == 1:
         try:
-            leaves = _read_leaves(folder, 1, config, part, verify=True)
-            recorded = {path: digests(leaf) for path, leaf in leaves}
+            expected = _expected(config, part)
         except StoreError as error:
             raise StoreError(f"{folder}: {error}") from error
+        with PartFiles(folder, 1, config, part, expected, allow_nonfinite=True) as files:
+            recorded = {path: digests(leaf) for path, leaf in files.lazy().items()}
     content = {NETWORK: identity(config, recorded)}
     if HEAD in description.get("parts", ()):
         head, part = _part(folder, description, HEAD)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from imported import in_memory
 
 from convert import mrp, sdar
 from convert.engine import parted, read_json
@@ -33,7 +34,7 @@ def cases(name: str) -> Any:
 @functools.cache
 def model():
     """Network, parameters and special tokens, as the converter imports them."""
-    read = sdar.read(FOLDER, read_json(FOLDER / "config.json"), "float32")
+    read = in_memory(sdar.read(FOLDER, read_json(FOLDER / "config.json"), "float32"))
     return read.network, jax.tree.map(jnp.asarray, read.params), read.token_spec
 
 
@@ -50,7 +51,7 @@ def head():
         _, tensors = parted(file, mrp.PREFIX)
         fields = read_json(FOLDER / "config.json") | read_json(FOLDER / "mrp_config.json")
         read = mrp.read(tensors, fields, model()[0].config)
-    return read.network, jax.tree.map(jnp.asarray, read.params)
+        return read.network, jax.tree.map(lambda leaf: jnp.asarray(leaf[...]), read.params)
 
 
 def positions_of(tokens, start=0):

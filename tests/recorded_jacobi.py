@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from imported import in_memory
 
 from convert import qwen2
 from convert.engine import read_json
@@ -36,7 +37,7 @@ def folder_of(name: str) -> Path:
 def model(name: str):
     """Network, parameters and special tokens, as the converter imports them."""
     folder = folder_of(name)
-    read = qwen2.read(folder, read_json(folder / "config.json"), "float32")
+    read = in_memory(qwen2.read(folder, read_json(folder / "config.json"), "float32"))
     return read.network, jax.tree.map(jnp.asarray, read.params), read.token_spec
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from imported import in_memory
 
 from convert import mdlm
 from convert.engine import read_json
@@ -25,7 +26,7 @@ def arrays(name: str) -> dict[str, np.ndarray]:
 @functools.cache
 def model():
     """Network, parameters and special tokens, as the converter imports them: the teacher."""
-    read = mdlm.read(FOLDER, read_json(FOLDER / "config.json"), "float32")
+    read = in_memory(mdlm.read(FOLDER, read_json(FOLDER / "config.json"), "float32"))
     return read.network, jax.tree.map(jnp.asarray, read.params), read.token_spec
 
 

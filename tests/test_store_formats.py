@@ -16,7 +16,7 @@ from test_store import CONFIG, TOKENS, assert_same, make_model
 from convert.cli import main
 from paradec_jax import store
 from paradec_jax.config import CausalConfig
-from paradec_jax.disk import format1, tensors
+from paradec_jax.disk import blocks, format1
 from paradec_jax.families import PRESETS, family_named
 from paradec_jax.store import StoreError
 
@@ -77,13 +77,13 @@ class TestShards:
 
 
 def test_each_block_has_a_digest_of_its_own(monkeypatch):
-    monkeypatch.setattr(tensors, "BLOCK", 16)
+    monkeypatch.setattr(blocks, "BLOCK", 16)
     array = np.arange(10, dtype=np.float32)
-    found = tensors.digests(array)
-    assert len(found) == 3 and found[:2] == tensors.digests(array[:8])
-    changed = tensors.digests(np.where(array == 5, -1, array).astype(np.float32))
+    found = blocks.digests(array)
+    assert len(found) == 3 and found[:2] == blocks.digests(array[:8])
+    changed = blocks.digests(np.where(array == 5, -1, array).astype(np.float32))
     assert [a == b for a, b in zip(found, changed, strict=True)] == [True, False, True]
-    assert len(tensors.digests(array[:0])) == 1
+    assert len(blocks.digests(array[:0])) == 1
 
 
 # Format 1

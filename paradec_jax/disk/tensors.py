@@ -1,32 +1,66 @@
-"""Tensors in safetensors: one file, or shards with an index, read one tensor at a time and checked block by block."""
+"""Tensors in safetensors: one file, or shards with an index, read one tensor, or some slices of one, at a time.
 
+The library checks the headers and maps files into memory; bytes are read from the files themselves, since pages of a
+map that were read count as the process's own.
+"""
+
+import contextlib
 import dataclasses
-import hashlib
+import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-import ml_dtypes  # noqa: F401  (teaches NumPy, and so safetensors, the name "bfloat16")
+import ml_dtypes  # noqa: F401  (teaches NumPy the name "bfloat16")
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
+from paradec_jax.disk import blocks
 from paradec_jax.disk.folders import StoreError
 from paradec_jax.io import read_object
 
-BLOCK = 16 * 2**20
 INDEX = ".safetensors.index.json"
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
+OTHERS = {"BOOL": "bool", "U8": "uint8", **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)}}
+MOST_AT_ONCE = 2**30  # bytes; systems read 2 GiB in one call at most
 
 
 @dataclasses.dataclass(frozen=True)
 class Lazy:
-    """A tensor to be written: its size in bytes, and how to make it."""
+    """A tensor that is read, or made, when it is indexed.
 
-    nbytes: int
-    make: Callable[[], np.ndarray]
+    Attributes:
+      shape: its shape.
+      dtype: its type.
+      read: gives what lies at an index; of any strides, and perhaps still of another type.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    read: Callable[[Any], np.ndarray]
+
+    @classmethod
+    def of(cls, array: Any) -> "Lazy":
+        """An array on a device or on the host."""
+        return cls(array.shape, array.dtype, lambda place: np.asarray(array)[place])
+
+    def __getitem__(self, place: Any) -> np.ndarray:
+        with np.errstate(over="ignore"):  # whether numbers are infinite is looked at elsewhere
+            return np.ascontiguousarray(self.read(place), self.dtype)
+
+    @property
+    def size(self) -> int:
+        """How many numbers."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes."""
+        return self.size * np.dtype(self.dtype).itemsize
 
 
 class Header(NamedTuple):
@@ -36,56 +70,13 @@ class Header(NamedTuple):
     dtype: str
 
 
-def write_tensors(
-    folder: Path, tensors: Mapping[str, Lazy], max_shard_bytes: int, stem: str = "model"
-) -> str:
-    """Writes one safetensors file, or shards of at most `max_shard_bytes` (or one tensor) and their index.
+class _Stored(NamedTuple):
+    """A tensor in a file: its header, and where its bytes begin and end."""
 
-    Returns:
-      The name of the file, or of the index.
-    """
-    shards: list[list[str]] = [[]]
-    room = max_shard_bytes
-    for name in sorted(tensors):
-        if tensors[name].nbytes > room and shards[-1]:
-            shards.append([])
-            room = max_shard_bytes
-        shards[-1].append(name)
-        room -= tensors[name].nbytes
-    if len(shards) == 1:
-        _write_shard(folder / f"{stem}.safetensors", tensors, shards[0])
-        return f"{stem}.safetensors"
-    weight_map: dict[str, str] = {}
-    for i, names in enumerate(shards, start=1):
-        file = f"{stem}-{i:05d}-of-{len(shards):05d}.safetensors"
-        _write_shard(folder / file, tensors, names)
-        weight_map |= dict.fromkeys(names, file)
-    total = sum(tensor.nbytes for tensor in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / f"{stem}{INDEX}").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    return f"{stem}{INDEX}"
-
-
-def _write_shard(path: Path, tensors: Mapping[str, Lazy], names: Sequence[str]) -> None:
-    path.touch()
-    mode = path.stat().st_mode  # safetensors makes files that only their owner can read
-    arrays = {name: np.ascontiguousarray(tensors[name].make()) for name in names}
-    save_file(arrays, path, metadata={"format": "pt"})
-    path.chmod(mode)
-
-
-def digests(array: np.ndarray) -> list[str]:
-    """SHA-256 of each block of 16 MiB of an array's little-endian bytes, so that parts can be checked alone."""
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    blocks = range(0, max(data.size, 1), BLOCK)
-    return [hashlib.sha256(data[start : start + BLOCK].data).hexdigest() for start in blocks]
-
-
-def finite(array: np.ndarray) -> bool:
-    """Whether no number is NaN or infinite, looked at block by block."""
-    data = np.ascontiguousarray(array).reshape(-1)
-    step = BLOCK // data.itemsize
-    return all(np.isfinite(data[start : start + step]).all() for start in range(0, data.size, step))
+    file: BinaryIO
+    header: Header
+    begin: int
+    end: int
 
 
 class TensorFiles:
@@ -102,20 +93,19 @@ class TensorFiles:
     def __init__(
         self, listed: Mapping[Path, Sequence[str]], rename: Callable[[str], str] = lambda name: name
     ) -> None:
-        self._tensors: dict[str, tuple[Any, str]] = {}
-        self._files: list[Any] = []
-        for path in listed:
-            file = _open(path)
-            self._files.append(file)
-            for stored in file.keys():  # noqa: SIM118  (not a mapping)
-                name = rename(stored)
-                if name in self._tensors:
-                    raise StoreError(f"tensor {name} occurs twice in {path.parent}")
-                self._tensors[name] = file, stored
-        for path, names in listed.items():
-            for name in names:
-                if rename(name) not in self._tensors:
-                    raise StoreError(f"tensor {name} is listed in an index, but {path} does not hold it")
+        self._tensors: dict[str, _Stored] = {}
+        with contextlib.ExitStack() as files:
+            for path in listed:
+                for stored, tensor in _stored(path, files.enter_context(_open(path))):
+                    name = rename(stored)
+                    if name in self._tensors:
+                        raise StoreError(f"tensor {name} occurs twice in {path.parent}")
+                    self._tensors[name] = tensor
+            for path, names in listed.items():
+                for name in names:
+                    if rename(name) not in self._tensors:
+                        raise StoreError(f"tensor {name} is listed in an index, but {path} does not hold it")
+            self._files = files.pop_all()
 
     def __enter__(self) -> "TensorFiles":
         return self
@@ -123,8 +113,7 @@ class TensorFiles:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for file in self._files:
-            file.__exit__(kind, value, trace)
+        self._files.close()
 
     @property
     def names(self) -> set[str]:
@@ -133,32 +122,71 @@ class TensorFiles:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, from the header."""
-        file, stored = self._tensors[name]
-        return tuple(file.get_slice(stored).get_shape())
+        return self._tensors[name].header.shape
 
     def dtype(self, name: str) -> str:
         """Type of a tensor, from the header: NumPy's name of a floating point type, else the file's own."""
-        file, stored = self._tensors[name]
-        kind = file.get_slice(stored).get_dtype()
-        return DTYPES.get(kind, kind)
+        return self._tensors[name].header.dtype
 
-    def header(self, name: str) -> "Header":
+    def header(self, name: str) -> Header:
         """Shape and type of a tensor, before any of it is read."""
-        return Header(self.shape(name), self.dtype(name))
+        return self._tensors[name].header
 
     def read(self, name: str, rows: slice = slice(None)) -> np.ndarray:
-        """The tensor itself, or these rows of it.
+        """The tensor itself, or these rows of it, as they are.
 
         Raises:
-          StoreError: a type that NumPy does not know.
+          StoreError: a type that NumPy does not know, or a file that ends too early.
         """
-        file, stored = self._tensors[name]
-        try:
-            return file.get_tensor(stored) if rows == slice(None) else file.get_slice(stored)[rows]
-        except (SafetensorError, AttributeError, TypeError, KeyError) as error:
-            raise StoreError(
-                f"tensor {name} is {self.dtype(name)}, which cannot be read ({error})"
-            ) from error
+        shape, dtype = self.shape(name), self._numpy(name)
+        begin, end, _ = rows.indices(shape[0]) if shape else (0, 1, 1)
+        array = np.empty((max(end - begin, 0), *shape[1:]) if shape else (), dtype)
+        row = math.prod(shape[1:]) * dtype.itemsize
+        self._fill(name, begin * row, array.reshape(-1).view(np.uint8).data)
+        return array
+
+    def slices(
+        self, name: str, wanted: Sequence[blocks.Spans], dtype: Any, check: blocks.Check
+    ) -> list[np.ndarray]:
+        """Slices of a tensor, cast to a type; `check` is shown each block that they lie in (`blocks.read_slices`).
+
+        Raises:
+          StoreError: as `read`.
+        """
+        fill = functools.partial(self._fill, name)
+        return blocks.read_slices(fill, self.shape(name), self._numpy(name), wanted, dtype, check)
+
+    def _numpy(self, name: str) -> np.dtype:
+        kind = self.dtype(name)
+        if kind not in DTYPES.values() and kind not in OTHERS:
+            raise StoreError(f"tensor {name} is {kind}, which cannot be read")
+        return np.dtype(OTHERS.get(kind, kind))
+
+    def _fill(self, name: str, place: int, buffer: memoryview) -> None:
+        """Puts a tensor's bytes, from a place on, into a buffer."""
+        file, _, begin, end = self._tensors[name]
+        if place + buffer.nbytes > end - begin:
+            raise StoreError(f"tensor {name} has fewer bytes than its shape says")
+        done = 0
+        while done < buffer.nbytes:
+            count = os.preadv(file.fileno(), [buffer[done : done + MOST_AT_ONCE]], begin + place + done)
+            if not count:
+                raise StoreError(f"{file.name} is truncated")
+            done += count
+
+
+def _stored(path: Path, file: BinaryIO) -> Iterator[tuple[str, _Stored]]:
+    """The tensors of an open file, from its header, which the library has checked."""
+    with _checked(path) as known:
+        names = known.keys()
+        size = int.from_bytes(file.read(8), "little")
+        fields = json.loads(file.read(size))
+        for name in names:
+            one = known.get_slice(name)
+            kind = one.get_dtype()
+            header = Header(tuple(one.get_shape()), DTYPES.get(kind, kind))
+            begin, end = (8 + size + place for place in fields[name]["data_offsets"])
+            yield name, _Stored(file, header, begin, end)
 
 
 def listed_in(index: Path) -> dict[Path, list[str]]:
@@ -190,12 +218,18 @@ def pickle_refused(path: Path) -> str:
     return f"{path} is a pickle, which is never unpickled; convert it to safetensors"
 
 
-def _open(path: Path) -> Any:
+def _open(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise StoreError(f"{path} is missing") from error
+
+
+def _checked(path: Path) -> Any:
+    """The file as the library sees it."""
     try:
         return safe_open(path, framework="numpy")
     except (SafetensorError, OSError, ValueError) as error:
-        if not path.is_file():
-            raise StoreError(f"{path} is missing") from error
         if _magic(path).startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04")):
             raise StoreError(pickle_refused(path)) from error
         raise StoreError(f"{path} is truncated or not a safetensors file ({error})") from error

@@ -101,7 +101,7 @@ def _write_former(folder: Path, model: store.Model) -> None:
     from etils import epath
 
     leaves = dict(store._tensors(model.config, model.params))
-    arrays = {path: leaf.make() for path, leaf in leaves.items()}
+    arrays = {path: leaf[...] for path, leaf in leaves.items()}
     folder.mkdir()
     description = {
         "format_version": 1,

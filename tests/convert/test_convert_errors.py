@@ -21,7 +21,7 @@ from exports import (
 from convert import engine, huginn
 from convert.cli import main
 from paradec_jax import store
-from paradec_jax.disk import tensors
+from paradec_jax.disk import writing
 
 
 def truncate(folder: Path) -> None:
@@ -119,7 +119,7 @@ class TestErrors:
         model = source.parent / "model"
         assert main(["import", str(source), str(model)]) == 0
         with monkeypatch.context() as patch:
-            patch.setattr(tensors, "save_file", full)
+            patch.setattr(writing, "_header", full)
             assert "No space left" in fails(capsys, "export", model)
 
     def test_export_of_a_foreign_folder(self, capsys, source):

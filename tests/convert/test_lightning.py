@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from exports import fails
+from imported import in_memory
 from lightning_files import (
     DICT_CONFIG,
     Harmful,
@@ -61,7 +62,7 @@ def source(tensors, tmp_path) -> Path:
 
 @pytest.fixture(scope="module")
 def want() -> store.Model:
-    return mdlm.read(GOLDEN, read_json(GOLDEN / "config.json"))
+    return in_memory(mdlm.read(GOLDEN, read_json(GOLDEN / "config.json")))
 
 
 def imported(source: Path, *options: str) -> store.Model:

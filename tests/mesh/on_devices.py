@@ -9,6 +9,7 @@ import json
 import re
 import sys
 import tempfile
+import unittest.mock
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ from objectives import OBJECTIVES, Batches, difference
 import paradec_jax as pd
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine import drive
+from paradec_jax.disk import blocks
+from paradec_jax.disk.tensors import TensorFiles
 from paradec_jax.families import PRESETS, init_params, network_of
+from paradec_jax.store import Model, save
 from paradec_jax.testing import (
     StubCausal,
     StubDenoiser,
@@ -54,6 +58,7 @@ MESHES = {
 }
 COLLECTIVES = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
 COMPILED: Counter[str] = Counter()
+FILL = TensorFiles._fill
 
 
 def count_compilation(event: str, _: float, **__: Any) -> None:
@@ -382,6 +387,40 @@ def layouts() -> list[str]:
     placed = jax.device_put(params, pd.shardings(params, where))
     again = jax.jit(lambda tree: jax.tree.map(jax.numpy.copy, tree))(placed)
     return [pd.layout(tree, where) for tree in (params, placed, again)]
+
+
+def weights(names: list[str]) -> dict[str, Any]:
+    """Models of each family loaded on meshes: whether values and places are right, and how often a byte was read."""
+    found = {}
+    for name in names:
+        config = PRESETS[name]
+        model = Model(config, init_params(config, jax.random.key(0)), TokenSpec())
+        with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.object(blocks, "BLOCK", 256):
+            save(Path(folder) / "model", model)
+            total = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
+            for mesh, sizes in MESHES.items():
+                if sizes is None:
+                    continue
+                with unittest.mock.patch.object(TensorFiles, "_fill", autospec=True) as fill:
+                    read = []
+                    fill.side_effect = lambda *call, r=read: (r.append(call[-1].nbytes), FILL(*call))[1]
+                    loaded = pd.load(Path(folder) / "model", mesh=mesh_named(mesh)).params
+                cast = pd.load(Path(folder) / "model", mesh=mesh_named(mesh), dtype="bfloat16").params
+                wanted = jax.device_put(model.params, pd.shardings(model.params, mesh_named(mesh)))
+                found[f"{name}, {mesh}"] = {
+                    "same": all(map(same, *map(jax.tree.leaves, (loaded, wanted)))),
+                    "cast": all(
+                        same(a, b.astype("bfloat16"))
+                        for a, b in zip(*map(jax.tree.leaves, (cast, wanted)), strict=True)
+                    ),
+                    "reads": sum(read) / total,
+                }
+    return found
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two arrays have the same numbers in the same places."""
+    return a.sharding == b.sharding and a.dtype == b.dtype and bool((np.asarray(a) == np.asarray(b)).all())
 
 
 def refusals() -> dict[str, str]:

@@ -21,6 +21,7 @@ def quick():
         ["drivers", HALF, []],
         ["layouts"],
         ["stop_tests", ["jacobi"]],
+        ["weights", ["test-causal"]],
     )
 
 
@@ -82,6 +83,20 @@ def test_a_loop_over_sharded_rows_has_the_all_reduce_of_its_stop_test_alone():
 def test_every_loop_over_sharded_rows_has_the_all_reduces_of_its_stop_tests_alone():
     (found,) = on_devices(["stop_tests", []])
     check_stop_tests(found)
+
+
+def check_weights(found):
+    for name, one in found.items():
+        assert one == {"same": True, "cast": True, "reads": 1}, name
+
+
+def test_a_mesh_gets_its_slices_and_each_byte_is_read_once():
+    check_weights(quick()[6])
+
+
+@pytest.mark.slow
+def test_slices_of_every_family():
+    check_weights(*on_devices(["weights", list(BLOCKS)]))
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from imported import in_memory
 
 from convert import huginn
 from convert.engine import read_json
@@ -62,7 +63,7 @@ def pools() -> dict[str, np.ndarray]:
 @functools.cache
 def model():
     """The weights, as the converter imports them."""
-    return huginn.read(FOLDER, read_json(FOLDER / "config.json"), "float32")
+    return in_memory(huginn.read(FOLDER, read_json(FOLDER / "config.json"), "float32"))
 
 
 @functools.cache

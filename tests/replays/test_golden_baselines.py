@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from imported import in_memory
 
 from convert import qwen2
 from convert.engine import read_json
@@ -42,7 +43,7 @@ def model(part: str):
     """Network, parameters and end-of-text tokens of a folder of the `llama` layout, as the converter imports them."""
     fields = read_json(FOLDER / part / "config.json")
     assert fields["model_type"] == "llama", f"{part} holds a model of type {fields['model_type']}"
-    read = qwen2.read(FOLDER / part, fields, "float32")
+    read = in_memory(qwen2.read(FOLDER / part, fields, "float32"))
     return read.network, jax.tree.map(jnp.asarray, read.params), read.token_spec.stop
 
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from imported import in_memory
 from recorded_jacobi import FOLDER, MODELS, folder_of
 from recorded_jacobi import arrays_if_any as arrays
 
@@ -42,7 +43,7 @@ def fields_of(model: str) -> dict[str, Any]:
 @functools.cache
 def loaded(model: str) -> tuple[TransformerNetwork, Any]:
     """Network and parameters; a tied output matrix is written out beforehand, so that models share programs."""
-    read = qwen2.read(folder_of(model), fields_of(model))
+    read = in_memory(qwen2.read(folder_of(model), fields_of(model)))
     params = jax.tree.map(jnp.asarray, read.params)
     if read.config.tie_embeddings:
         params["head"] = params["embedding"].T

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from imported import in_memory
 from recorded_masked_diffusion import FOLDER, arrays, assert_close, model
 
 from convert import mdlm
@@ -95,7 +96,7 @@ def test_names_and_their_order():
 
 def test_both_configs_describe_the_model():
     network, params, spec = model()
-    nested = mdlm.read(FOLDER, read_json(FOLDER / "sdtt_config.json"), "float32")
+    nested = in_memory(mdlm.read(FOLDER, read_json(FOLDER / "sdtt_config.json"), "float32"))
     assert (nested.config, nested.token_spec) == (network.config, spec)
     assert spec.mask == network.vocab_size - 1 and spec.alignment == "own"
     jax.tree.map(np.testing.assert_array_equal, nested.params, params)

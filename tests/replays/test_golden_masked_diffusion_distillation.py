@@ -183,8 +183,7 @@ def graded(mode: str):
 def tensors_of(tree) -> dict[str, np.ndarray]:
     axes, rows = mdlm.table(model()[0].config)
     return {
-        name: tensor.make()
-        for name, tensor in export_tree(jax.tree.map(np.asarray, tree), rows, axes).items()
+        name: tensor[...] for name, tensor in export_tree(jax.tree.map(np.asarray, tree), rows, axes).items()
     }
 
 

@@ -1,0 +1,162 @@
+"""The parameters of a part of a model folder: all that headers tell is checked first, then slices are read."""
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from paradec_jax.config import ModelConfig
+from paradec_jax.disk import blocks, format1
+from paradec_jax.disk.blocks import Spans
+from paradec_jax.disk.description import check_leaf, check_names
+from paradec_jax.disk.folders import StoreError
+from paradec_jax.disk.tensors import INDEX, Lazy, TensorFiles, listed_in
+
+
+class PartFiles:
+    """The files of a part. Names, shapes, types and lengths of all its parameters were checked, and no number read.
+
+    Args:
+      folder: the model folder.
+      version: its format.
+      config: the part's.
+      part: the section of config.json: where the weights are, and their digests.
+      expected: shape and type of each parameter by its path.
+      verify: whether what is read is compared with its digests.
+      allow_nonfinite: whether numbers may be NaN or infinite.
+
+    Raises:
+      StoreError: files that are missing, damaged, or not those of the config.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        version: int,
+        config: Any,
+        part: Mapping[str, Any],
+        expected: Mapping[str, Any],
+        verify: bool = True,
+        allow_nonfinite: bool = False,
+    ) -> None:
+        self.folder, self.config, self.expected = folder, config, expected
+        self.recorded: Mapping[str, Any] = part["sha256"]
+        self._verify, self._allow_nonfinite = verify, allow_nonfinite
+        self._files: TensorFiles | None = None
+        with self._named():
+            if version == 1:
+                former = {name for path in self.recorded for name in format1.names(path)}
+                check_names(expected, former)
+                return
+            check_names(expected, self.recorded.keys())
+            file = folder / part["weights"]
+            with contextlib.ExitStack() as closing:
+                listed = listed_in(file) if file.name.endswith(INDEX) else {file: []}
+                files = closing.enter_context(TensorFiles(listed))
+                check_names(expected, files.names)
+                for path in expected:
+                    check_leaf(expected, path, files.header(path))
+                    if verify:
+                        blocks.check_recorded(path, self.recorded[path], _nbytes(expected[path]))
+                closing.pop_all()
+            self._files = files
+
+    def __enter__(self) -> "PartFiles":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._files is not None:
+            self._files.__exit__(kind, value, trace)
+
+    def each(
+        self, wanted: Callable[[str], Sequence[Spans]], dtype: str | None = None
+    ) -> Iterator[tuple[str, list[np.ndarray]]]:
+        """The paths of all parameters, each with the slices of it that are wanted, in that type or as stored.
+
+        Raises:
+          StoreError: bytes that differ from their digests, or numbers that are NaN or infinite.
+        """
+        if self._files is None:
+            for path, leaf in self._former():
+                taken = (leaf[tuple(slice(*span) for span in spans)] for spans in wanted(path))
+                yield path, [one.astype(dtype or one.dtype) for one in taken]
+            return
+        for path in self.expected:
+            yield path, self._slices(path, wanted(path), dtype)
+
+    def placed(self, places: Mapping[str, jax.sharding.Sharding], dtype: str | None) -> dict[str, jax.Array]:
+        """Arrays that lie as `places` says, by their paths; this process reads what its own devices hold."""
+
+        def held(path: str) -> list[Spans]:
+            shape = self.expected[path].shape
+            indices = places[path].addressable_devices_indices_map(shape).values()
+            return list(dict.fromkeys(blocks.spans(index or (), shape) for index in indices))
+
+        return {
+            path: _array(self.expected[path], places[path], dict(zip(held(path), slices, strict=True)), dtype)
+            for path, slices in self.each(held, dtype)
+        }
+
+    def lazy(self) -> dict[str, Any]:
+        """All parameters by their paths, to be read when they are indexed; those of format 1 are read at once."""
+        if self._files is None:
+            return dict(self._former())
+        return {
+            path: Lazy(leaf.shape, leaf.dtype, functools.partial(self._at, path))
+            for path, leaf in self.expected.items()
+        }
+
+    def _at(self, path: str, place: Any) -> np.ndarray:
+        """A parameter, or one layer of parameters that are stacked: `(i, ...)`."""
+        shape = self.expected[path].shape
+        first = place[0] if isinstance(place, tuple) and isinstance(place[0], int) else None
+        if first is None:
+            return self._slices(path, [blocks.whole(shape)], None)[0][place]
+        spans = ((first, first + 1), *blocks.whole(shape[1:]))
+        return self._slices(path, [spans], None)[0][(0, *place[1:])]
+
+    def _slices(self, path: str, wanted: Sequence[Spans], dtype: str | None) -> list[np.ndarray]:
+        recorded = self.recorded[path] if self._verify else None
+        check = blocks.checking(path, recorded, self._allow_nonfinite)
+        with self._named():
+            files = cast(TensorFiles, self._files)
+            return files.slices(path, wanted, dtype or self.expected[path].dtype, check)
+
+    def _former(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Parameters of format 1."""
+        config = cast(ModelConfig, self.config)  # that format knows no other part
+        with self._named():
+            leaves = format1.read(self.folder, config, self.recorded, self.expected, verify=self._verify)
+            for path, leaf in leaves:
+                if not self._allow_nonfinite:
+                    blocks.refuse_nonfinite(path, leaf)
+                yield path, leaf
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """What goes wrong inside names the folder."""
+        try:
+            yield
+        except StoreError as error:
+            raise StoreError(f"{self.folder}: {error}") from error
+
+
+def _array(
+    leaf: Any, place: jax.sharding.Sharding, slices: Mapping[Spans, np.ndarray], dtype: str | None
+) -> jax.Array:
+    """A parameter of this process's slices; of none, where its devices hold nothing of it."""
+    return jax.make_array_from_callback(
+        leaf.shape, place, lambda index: slices[blocks.spans(index, leaf.shape)], dtype=dtype or leaf.dtype
+    )
+
+
+def _nbytes(leaf: Any) -> int:
+    return math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
