@@ -6,7 +6,9 @@ arguments; process I leaves the list of what they return in FOLDER/found-I.json.
 
 import json
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ if __name__ == "__main__":  # before anything asks for a device
 
 import jax
 import numpy as np
-from objectives import OBJECTIVES, Batches
+from objectives import LENGTH, OBJECTIVES, ROWS, Batches
 
 import paradec_jax as pd
+from paradec_jax.data.text import WindowMaker, text_batches
 from paradec_jax.sharding.processes import gathered
 from paradec_jax.train import fit
 
@@ -52,17 +55,57 @@ def options_of(name: str, steps: int, mesh: Any, **changes: Any) -> dict[str, An
     return options | changes
 
 
-def train(name: str, steps: int, mesh: Any, folder: str | None) -> dict[str, Any]:
-    """Losses of a run, and its last parameters."""
-    seen: list[float] = []
-    state = fit(**options_of(name, steps, mesh, folder=folder, writers=[lambda step, line: keep(seen, line)]))
+class Windows:
+    """Windows of a text, and which rows of each batch were made."""
+
+    def __init__(self) -> None:
+        self.maker, self.made = WindowMaker(np.arange(3, 30, dtype=np.int32), 5, ROWS, LENGTH, bos=1), set()
+
+    def __call__(self, index: int) -> Any:
+        return self.maker(index)
+
+    def part(self, index: int, share: Any) -> Any:
+        part = self.maker.part(index, share)
+        self.made.add((part.first, part.first + len(part.rows["tokens"])))
+        return part
+
+
+def train(name: str, steps: int, mesh: Any, text: bool = False, **changes: Any) -> dict[str, Any]:
+    """Losses of a run, its last parameters, and the rows that this process made."""
+    seen: list[Any] = []
+    windows = Windows()
+    if text:
+        changes["data"] = text_batches(windows, "digest", prefetch=0)
+    options = options_of(name, steps, mesh, writers=[lambda step, line: seen.append(line)], **changes)
+    state = fit(**options)
     params = [np.asarray(x).tolist() for x in jax.tree.leaves(gathered(state.params))]
-    return {"losses": seen, "params": params, "step": int(state.step)}
+    losses = [line["loss"] for line in seen if "loss" in line]
+    rates = [line["tokens_per_s"] * line["step_s"] for line in seen if "tokens_per_s" in line]
+    return {"losses": losses, "params": params, "made": sorted(windows.made), "tokens": rates}
 
 
-def keep(seen: list[float], line: Any) -> None:
-    if "loss" in line:
-        seen.append(line["loss"])
+class Watched(Batches):
+    """Batches that come slowly; with the one numbered `end_at` the last process asks itself to end."""
+
+    def __init__(self, make: Any, delay: float, end_at: int | None) -> None:
+        super().__init__(make)
+        self.delay, self.end_at = delay, end_at
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        time.sleep(self.delay)
+        batch = super().__next__()
+        if self.position == self.end_at and jax.process_index() == jax.process_count() - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return batch
+
+
+def command(folder: str, steps: int, delay: float = 0.0, end_at: int | None = None) -> dict[str, Any]:
+    """A training as a command, whose user reads one sentence of what goes wrong."""
+    data = Watched(OBJECTIVES["next token"].batch, delay, end_at)
+    try:
+        return train("next token", steps, HALF, data=data, folder=folder, checkpoint_every=1, ema_decay=0.9)
+    except (ValueError, OSError) as error:
+        raise SystemExit(str(error)) from None
 
 
 def refused(name: str) -> dict[str, str]:
@@ -74,7 +117,7 @@ def refused(name: str) -> dict[str, str]:
         "mesh of its own": {"mesh": pd.make_mesh(1, 2, 1, devices=jax.local_devices())},
         "steps": {"steps": 2 + mine},
         "log": {"log_every": 1 + mine},
-        "data": {"data": Own(one.batch)},
+        "batches": {"data": Own(one.batch)},
         "parameters": {"params": shifted},
         "folder": {"folder": "/proc/none"},
     }
