@@ -17,7 +17,12 @@ LONG = 600  # seconds
 
 @contextlib.contextmanager
 def started(
-    folder: Path, *calls: list[Any], processes: int = 2, devices: int = 2, heartbeat: int = 20
+    folder: Path,
+    *calls: list[Any],
+    processes: int = 2,
+    devices: int = 2,
+    heartbeat: int = 20,
+    patience: int = 5,
 ) -> Iterator[subprocess.Popen[str]]:
     """The launcher of processes that make calls of `on_processes.py`, ended with them at the end of the block."""
     path = [ROOT, HERE, HERE.parent, HERE.parent / "mesh", HERE.parent / "laws"]
@@ -27,6 +32,7 @@ def started(
     }
     folder.mkdir(parents=True, exist_ok=True)
     command = ["-m", "experiments.launch.local", "--processes", str(processes), "--devices", str(devices)]
+    command += ["--patience", str(patience)]
     program = [sys.executable, str(HERE / "on_processes.py"), str(folder), str(heartbeat), json.dumps(calls)]
     with (folder / "said").open("w") as said:
         launcher = subprocess.Popen(
