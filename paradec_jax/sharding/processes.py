@@ -51,7 +51,9 @@ def put(tree: PyTree, where: PyTree) -> PyTree:
 
 
 def _put(x: Any, where: Any) -> jax.Array:
-    if where.is_fully_addressable or shared(x):
+    if shared(x):
+        return x if x.sharding == where else _moved(where)(x)
+    if where.is_fully_addressable:
         return jax.device_put(x, where)
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(_put(jax.random.key_data(x), where), impl=jax.random.key_impl(x))
@@ -64,15 +66,15 @@ def gathered(tree: PyTree) -> PyTree:
     leaves, structure = jax.tree.flatten(tree)
     apart = [i for i, leaf in enumerate(leaves) if shared(leaf) and not leaf.is_fully_replicated]
     if apart:
-        whole = _whole(leaves[apart[0]].sharding.mesh)([leaves[i] for i in apart])
+        whole = _moved(NamedSharding(leaves[apart[0]].sharding.mesh, P()))([leaves[i] for i in apart])
         for i, leaf in zip(apart, whole, strict=True):
             leaves[i] = leaf
     return jax.tree.unflatten(structure, leaves)
 
 
 @functools.lru_cache
-def _whole(mesh: Mesh) -> Any:
-    return jax.jit(_same, out_shardings=NamedSharding(mesh, P()))
+def _moved(where: NamedSharding) -> Any:
+    return jax.jit(_same, out_shardings=where)
 
 
 def _same(tree: PyTree) -> PyTree:

@@ -15,6 +15,7 @@ from paradec_jax.io import MOST_CHARACTERS, one_sentence
 
 _ROOM = 4 * MOST_CHARACTERS  # bytes of a sentence, whose characters have at most four
 _SHORT = 40
+_LOST = ("Gloo", "heartbeat", "coordination service", "UNAVAILABLE")
 
 
 def texts_of_all(text: str) -> list[str]:
@@ -33,6 +34,27 @@ def any_of_all(flag: bool) -> bool:
     if jax.process_count() == 1:
         return flag
     return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
+
+
+class PeerLost(OSError):
+    """Another process of the run is dead or cannot be reached; the checkpoints stay."""
+
+
+@contextlib.contextmanager
+def telling_of_lost_peers() -> Iterator[None]:
+    """A block whose collectives fail with `PeerLost` where JAX finds a process gone.
+
+    Where a process waits for another outside of a collective, JAX ends it with SIGABRT within the heartbeat.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1 or not any(word in str(error) for word in _LOST):
+            raise
+        raise PeerLost(
+            f"process {jax.process_index()} of {jax.process_count()} lost another one ({one_sentence(error, 120)}); "
+            "the same command goes on from the last checkpoint"
+        ) from error
 
 
 class Deadline:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import optax
 
-from paradec_jax.train.agree import Deadline, all_or_none, check_same
+from paradec_jax.train.agree import Deadline, all_or_none, check_same, telling_of_lost_peers
 from paradec_jax.train.clock import Clock
 from paradec_jax.train.folder import RunFolder
 from paradec_jax.train.identity import check_allowed, identity, values_of
@@ -117,6 +117,7 @@ def fit(
         `run.json` there or that is broken, if the data ends early, or from `make_train_step`, `planned`,
         `next_round`, `Profile` and `Checkpoints.restore`.
       OSError: if `folder` cannot be written, or another call has it, before anything else is done; if it is full.
+      PeerLost: a collective failed because another process is gone.
       RuntimeError: if `folder` has checkpoints and none can be read.
     """
     clock = Clock("restore")
@@ -176,6 +177,7 @@ def fit(
         log = stack.enter_context(Log(path, step=start, steps=steps, **shown))
         signals = stack.enter_context(Preemption(disk is not None))
         stack.enter_context(trace)
+        stack.enter_context(telling_of_lost_peers())
         window, stop = Window(clock, flops), False
         clock.switch("steps")
         for step in range(start + 1, steps + 1):

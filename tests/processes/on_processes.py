@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paradec_jax.train.launch import initialize
+from paradec_jax.train.launch import initialize, leave
 
 if __name__ == "__main__":  # before anything asks for a device
     initialize(heartbeat_s=int(sys.argv[2]))
@@ -20,10 +20,12 @@ if __name__ == "__main__":  # before anything asks for a device
 import jax
 import numpy as np
 from objectives import LENGTH, OBJECTIVES, ROWS, Batches
+from on_devices import PROMPTS, bound, plain
 
 import paradec_jax as pd
 from paradec_jax.data.text import WindowMaker, text_batches
-from paradec_jax.sharding.processes import gathered
+from paradec_jax.sharding.processes import gathered, put
+from paradec_jax.testing import tiny_causal, tiny_causal_params, tiny_request
 from paradec_jax.train import fit
 
 HALF = (1, 2, 2)
@@ -105,7 +107,7 @@ def command(folder: str, steps: int, delay: float = 0.0, end_at: int | None = No
     try:
         return train("next token", steps, HALF, data=data, folder=folder, checkpoint_every=1, ema_decay=0.9)
     except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
+        leave(error)
 
 
 def refused(name: str) -> dict[str, str]:
@@ -128,6 +130,51 @@ def refused(name: str) -> dict[str, str]:
             found[case] = ""
         except (ValueError, OSError) as error:
             found[case] = str(error)
+    return found
+
+
+def decode(drivers: list[str], names: list[str]) -> dict[str, Any]:
+    """What drivers give on all devices, by the request each has or by a global one, is what they give on one.
+
+    Args:
+      drivers: of `Jacobi`.
+      names: decoders of the laws' table that `run` runs.
+    """
+    from decoders import ROWS as TABLE
+
+    mesh, request = pd.make_mesh(*HALF), tiny_request(6, prompts=PROMPTS)
+    decoder, params = pd.Jacobi(tiny_causal(), 20, block=4), tiny_causal_params()
+    one = plain(pd.run(decoder, params, request))
+    placed = put(params, pd.shardings(params, mesh))
+    rows = put(request, pd.row_shardings(request, mesh))
+    calls = {
+        "run": lambda: pd.run(decoder, placed, request),
+        "run, by rows": lambda: pd.run(decoder, placed, rows),
+        "trace": lambda: pd.trace(decoder, placed, request, n=8)[0],
+        "serve": lambda: pd.serve(decoder, placed, rows, rows=2, every=2).decoded,
+        "stream": lambda: gathered(
+            decoder.finish([state for state, _ in pd.stream(decoder, placed, rows)][-1])
+        ),
+    }
+    found = {name: plain(calls[name]()) == one for name in drivers}
+    for name in names:
+        decoder, params, _ = bound(TABLE[name])
+        knobs = TABLE[name].values()
+        one = plain(pd.run(decoder, params, request, knobs))
+        placed = decoder.prepare(put(params, pd.shardings(params, mesh)))
+        found[name] = plain(pd.run(decoder, placed, request, knobs)) == one
+    return found
+
+
+def generate() -> dict[str, bool]:
+    """Whether a bundled model writes the same on all devices, with and without stop strings."""
+    mesh, prompts = pd.make_mesh(*HALF), ["Ana has 3 apples.", "Ben has 5 pears and eats 2."]
+    model, found = pd.load("tiny-causal"), {}
+    for name, stop in (("plain", ()), ("stop", (".",))):
+        options = {"max_new_tokens": 12, "samples": 2, "stop_strings": stop}
+        one = pd.generate(model, prompts, pd.AutoRegressive(), **options)
+        other = pd.generate(model, prompts, pd.AutoRegressive(), mesh=mesh, **options)
+        found[name] = (other.text, other.tokens, other.reasons) == (one.text, one.tokens, one.reasons)
     return found
 
 

@@ -66,7 +66,7 @@ def test_a_run_goes_on_with_other_numbers_of_processes(tmp_path, whole, record_p
     curve, end = finished(tmp_path)
     assert [step for step, _ in curve] == list(range(1, STEPS + 1))
     np.testing.assert_allclose([loss for _, loss in curve], [loss for _, loss in whole[0]], CLOSE)
-    losses, params = apart(end | {"losses": [1.0]}, whole[1] | {"losses": [1.0]})
+    _, params = apart(end | {"losses": [1.0]}, whole[1] | {"losses": [1.0]})
     computed = json.loads((tmp_path / "run" / "run.json").read_text())["computed"]
     held = params < CLOSE and [place["processes"] for place in computed] == [2, 1, 2]
     count(record_property, "begun on two, on one, on two", 1, int(held), apart=params)

@@ -1,6 +1,7 @@
 """Two processes of two simulated devices against one process."""
 
 import numpy as np
+import pytest
 from launched import launched
 from objectives import LENGTH, ROWS
 from on_processes import HALF, train
@@ -38,3 +39,11 @@ def test_a_run_of_two_processes_is_that_of_one_and_differences_are_refused(tmp_p
         for case, sentence in DIFFERENCES.items():
             assert sentence in told[case] and "\n" not in told[case], told[case]
     assert found[1][1]["folder"].startswith("process 0: ")
+
+
+@pytest.mark.slow
+def test_drivers_give_every_process_the_tokens_of_one(tmp_path):
+    drivers, names = ["run", "run, by rows", "trace", "serve", "stream"], ["masked", "wavefront"]
+    for drivers_found, generated in launched(tmp_path, ["decode", drivers, names], ["generate"]):
+        assert len(drivers_found) == 7 and all(drivers_found.values()), drivers_found
+        assert generated == {"plain": True, "stop": True}
