@@ -15,8 +15,8 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from paradec_jax.train.launch import VARIABLES
-
+# What `paradec_jax.train.launch` reads; to import it would take seconds.
+VARIABLES = ("PARADEC_COORDINATOR", "PARADEC_PROCESSES", "PARADEC_PROCESS")
 # Without the second, collectives of simulated devices may wait for each other for ever in jaxlib 0.10.
 FLAGS = "--xla_force_host_platform_device_count={} --xla_cpu_enable_concurrency_optimized_scheduler=false"
 
