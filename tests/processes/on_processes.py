@@ -26,7 +26,7 @@ import paradec_jax as pd
 from paradec_jax.data.text import WindowMaker, text_batches
 from paradec_jax.sharding.processes import gathered, put
 from paradec_jax.testing import tiny_causal, tiny_causal_params, tiny_request
-from paradec_jax.train import fit
+from paradec_jax.train import Rounds, fit
 
 HALF = (1, 2, 2)
 
@@ -72,10 +72,20 @@ class Windows:
         return part
 
 
-def train(name: str, steps: int, mesh: Any, text: bool = False, **changes: Any) -> dict[str, Any]:
+def train(
+    name: str,
+    steps: int,
+    mesh: Any,
+    text: bool = False,
+    optimizer: str = "adamw",
+    rounds: int | None = None,
+    **changes: Any,
+) -> dict[str, Any]:
     """Losses of a run, its last parameters, and the rows that this process made."""
     seen: list[Any] = []
     windows = Windows()
+    changes["rounds"] = None if rounds is None else Rounds(rounds, reset_optimizer=True)
+    changes["optimizer"] = OBJECTIVES[name].optimizer(optimizer, steps)
     if text:
         changes["data"] = text_batches(windows, "digest", prefetch=0)
     options = options_of(name, steps, mesh, writers=[lambda step, line: seen.append(line)], **changes)

@@ -47,3 +47,17 @@ def test_drivers_give_every_process_the_tokens_of_one(tmp_path):
     for drivers_found, generated in launched(tmp_path, ["decode", drivers, names], ["generate"]):
         assert len(drivers_found) == 7 and all(drivers_found.values()), drivers_found
         assert generated == {"plain": True, "stop": True}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_every_kind_of_run_is_that_of_one_process(tmp_path, optimizer):
+    """On the same mesh: one process of four devices, two of two."""
+    names = ["next token", "recurrent", "masked diffusion", "self-distillation", "residual"]
+    calls = [["train", name, 20, HALF, False, optimizer] for name in names]
+    names, calls = [*names, "rounds"], [*calls, ["train", "self-distillation", 20, HALF, False, optimizer, 8]]
+    one = launched(tmp_path / "one", *calls, processes=1, devices=4)[0]
+    two = launched(tmp_path / "two", *calls)[0]
+    found = {name: apart(*pair) for name, *pair in zip(names, two, one, strict=True)}
+    print(found)
+    assert max(max(pair) for pair in found.values()) < CLOSE, found
