@@ -19,6 +19,7 @@ from paradec_jax.decode.machine.request import keys_of
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.sharding.layout import shardings
 from paradec_jax.sharding.mesh import mesh_of
+from paradec_jax.sharding.processes import gathered, put
 from paradec_jax.store import Model
 from paradec_jax.tokenizer import StreamDecoder, Tokenizer
 
@@ -119,7 +120,7 @@ def generate(
         return prepared.collect(run(decoder, params, request, knobs))
     states = stream(decoder, params, request, knobs, every=every, interrupt=prepared.watch)
     last, _ = collections.deque(states, maxlen=1).pop()
-    return prepared.collect(finish(decoder, last))
+    return prepared.collect(gathered(finish(decoder, last)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -269,7 +270,7 @@ def on_mesh(params: Any, mesh: jax.sharding.Mesh | None) -> Any:
       ValueError: a mesh with Explicit axes, given or theirs.
     """
     mesh_of(params)
-    return params if mesh is None else jax.device_put(params, shardings(params, mesh))
+    return params if mesh is None else put(params, shardings(params, mesh))
 
 
 def check_positive(**values: int) -> None:

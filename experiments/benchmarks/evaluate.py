@@ -14,6 +14,7 @@ in the model's chat template, and what of the answer is judged says
 `paradec_jax/evaluate/benchmarks/instruct.py`.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import sys
@@ -37,6 +38,7 @@ from paradec_jax.evaluate.benchmarks import BENCHMARKS, Benchmark, Item, Source
 from paradec_jax.evaluate.benchmarks.instruct import INSTRUCT
 from paradec_jax.evaluate.continuations import continuations, prompt_lengths
 from paradec_jax.evaluate.options import choose
+from paradec_jax.evaluate.parts import Parts, results_of
 from paradec_jax.evaluate.results import Results, write_lines
 from paradec_jax.families import FAMILIES
 
@@ -73,6 +75,9 @@ class Options:
       execute: run the code that the model wrote.
       seconds: processor time that each of its programs gets; by the clock it is three times as much.
       dtype: of weights and activations.
+      process: which of several processes this is, from 0.
+      processes: how many share the items, each started with the same command but for its number: item i is for
+        process i mod their number. Another number may go on, and none waits for another; the last to end merges all.
       decoding: settings of the decoder.
     """
 
@@ -92,6 +97,8 @@ class Options:
     execute: Flag = False
     seconds: int = execution.ResourceLimits().processor
     dtype: Literal["stored", "float32", "bfloat16"] = "stored"
+    process: int = 0
+    processes: int = 1
     decoding: Decoding = Decoding()  # noqa: RUF009
 
 
@@ -117,8 +124,35 @@ def evaluate(options: Options, console: Console) -> None:
     left_out = len(wanted) - len(items)
     judge = judge_of(task, options, {item.id: item for item in wanted})
     made = facts.facts() | {"dtypes": facts.dtypes(model.params)}
-    results = Results(options.out, settings(options, model, source, items[0], setting, budget), made)
-    todo = [item for item in items if item.id not in results.lines]
+    told = settings(options, model, source, items[0], setting, budget)
+    numbers = {"process": options.process, "processes": options.processes}
+    with contextlib.closing(results_of(options.out, told, made, **numbers)) as results:
+        if not decode(model, setting, options, budget, width, items, results, judge, console):
+            return
+    lines = [results.lines[item.id] for item in items]
+    print_table(console, options, task, setting, lines, left_out)
+    if task.program is not None:
+        samples = options.out.with_suffix(".samples.jsonl")
+        judged = INSTRUCT[options.task].judged if options.chat else str
+        write_lines(samples, [{"task_id": line["id"], "completion": judged(line["text"])} for line in lines])
+        told = "" if options.execute else "Nothing was run: add --execute to judge the code. "
+        console.print(f"{told}Samples for other judges: {samples}")
+
+
+def decode(
+    model: Any,
+    setting: Setting,
+    options: Options,
+    budget: int,
+    width: int,
+    items: Sequence[Item],
+    results: Results | Parts,
+    judge: "Judge",
+    console: Console,
+) -> bool:
+    """Decodes and judges the items of this process; says whether those of all are there, in one file then."""
+    mine = results.mine(items)
+    todo = [item for item in mine if item.id not in results.lines]
     if todo:
         batches = continuations(
             model,
@@ -134,16 +168,15 @@ def evaluate(options: Options, console: Console) -> None:
         waiting = iter(todo)
         for batch in batches:
             results.add([line_of(next(waiting), done, judge, options.rows) for done in batch])
-            console.print(f"{sum(item.id in results.lines for item in items)} of {len(items)} items")
-    judge_later(items, results, judge)
-    lines = [results.lines[item.id] for item in items]
-    print_table(console, options, task, setting, lines, left_out)
-    if task.program is not None:
-        samples = options.out.with_suffix(".samples.jsonl")
-        judged = INSTRUCT[options.task].judged if options.chat else str
-        write_lines(samples, [{"task_id": line["id"], "completion": judged(line["text"])} for line in lines])
-        told = "" if options.execute else "Nothing was run: add --execute to judge the code. "
-        console.print(f"{told}Samples for other judges: {samples}")
+            console.print(f"{sum(item.id in results.lines for item in mine)} of {len(mine)} items")
+    judge_later(mine, results, judge)
+    judged = options.execute or BENCHMARKS[options.task].program is None
+    if results.merge(items, lambda line: line["score"] is not None or not judged):
+        return True
+    console.print(
+        f"Process {options.process} of {options.processes} has done its items; the one that ends last merges all."
+    )
+    return False
 
 
 def decoding_of(model: Any, options: Options) -> Setting:
@@ -284,15 +317,15 @@ def line_of(item: Item, done: Any, judge: Judge, rows: int) -> dict[str, Any]:
     }
 
 
-def judge_later(items: Sequence[Item], results: Results, judge: Judge) -> None:
+def judge_later(items: Sequence[Item], results: Results | Parts, judge: Judge) -> None:
     """Scores lines that an earlier run without --execute has left without a score."""
-    changed = False
+    changed = []
     for item in items:
         line = results.lines[item.id]
         if line["score"] is None and (score := judge(item, line["text"])) is not None:
-            line["score"], changed = score, True
+            changed.append(line | {"score": score})
     if changed:
-        results.rewrite()
+        results.change(changed)
 
 
 def print_table(

@@ -10,6 +10,7 @@ import jax
 import tyro
 
 from paradec_jax.io import atomic_write_text
+from paradec_jax.train.launch import leave
 
 
 def run(main: Callable[..., Any]) -> None:
@@ -21,7 +22,7 @@ def run(main: Callable[..., Any]) -> None:
     try:
         tyro.cli(main, config=(tyro.conf.CascadeSubcommandArgs,))
     except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
+        leave(error)
 
 
 def claim(folder: Path, recipe: Any) -> None:

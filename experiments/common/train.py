@@ -5,7 +5,7 @@ length, a recurrence whose mean grows with the step, truncated backpropagation. 
 is that model finetuned with a recurrence drawn from an exponential distribution, as the math model of arXiv
 2510.14961 was. `tiny-causal` is a plain causal transformer on the same problems, trained in three runs:
 look-ups are practised once the first has learned to make any, and the third goes on with a low learning rate.
-A run that was stopped goes on where its last checkpoint stood.
+A run that was stopped goes on where its last checkpoint stood. `experiments/launch` starts it on several processes.
 """
 
 import dataclasses
@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import tyro
 
+from experiments.common.cluster import Cluster
 from experiments.common.command import run
 from paradec_jax import store
 from paradec_jax.config import CausalConfig, RecurrentDepthConfig
@@ -24,6 +25,7 @@ from paradec_jax.data.batches import Bucket, Mixture
 from paradec_jax.families import PRESETS, init_params, matrix_axes
 from paradec_jax.losses import exponential, next_token_loss, poisson_lognormal, recurrent_loss
 from paradec_jax.models import RecurrentDepthNetwork, TransformerNetwork
+from paradec_jax.sharding.processes import gathered
 from paradec_jax.train import fit, muon
 
 # Nine problems of ten fit; with room for the longest, a fifth to a third of a batch would be padding.
@@ -186,6 +188,7 @@ def main(
     folder: Path | None = None,
     export: Path | None = None,
     allow: tuple[str, ...] = (),
+    cluster: tyro.conf.OmitArgPrefixes[Cluster] = Cluster(),  # noqa: B008
 ) -> None:
     """Trains a model and, when done, writes the averaged weights as a model folder.
 
@@ -194,7 +197,9 @@ def main(
       folder: where checkpoints and metrics go; `runs/NAME` by default.
       export: where the finished model goes; `FOLDER/model` by default.
       allow: what may differ from what the run was begun with (`FOLDER/run.json`), such as "optimizer" or "recipe".
+      cluster: processes and devices.
     """
+    mesh = cluster.join()
     jax.config.update("jax_default_matmul_precision", recipe.matmul_precision)
     config = PRESETS[recipe.preset]
     folder = Path("runs") / recipe.name if folder is None else folder
@@ -243,9 +248,12 @@ def main(
         ema_decay=recipe.ema_decay,
         recipe=recipe,
         allow=allow,
+        mesh=mesh,
     )
     assert state.ema is not None
-    params = rounded(state.ema, recipe.exported_bits)
+    params = rounded(gathered(state.ema), recipe.exported_bits)
+    if jax.process_index() > 0:
+        return
     trained = store.Model(config=config, params=params, token_spec=token_spec(), tokenizer=tokenizer)
     store.save(folder / "model" if export is None else export, trained, overwrite=True)
 

@@ -2,20 +2,16 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int32
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.auxiliary import auxiliary_task
-from paradec_jax.data.endless import endless
+from paradec_jax.data.endless import Endless, Part, Share, endless, whole
 from paradec_jax.data.vocabulary import token_spec
 from paradec_jax.data.word_problems import WordProblem, problem
 from paradec_jax.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    import grain
 
 Batch = dict[str, np.ndarray]
 Mixture = tuple[tuple[int, tuple[float, ...]], ...]
@@ -92,12 +88,13 @@ class BatchMaker:
         """The problems of batch `index`, none in one of an auxiliary task; no two batches share a problem index."""
         if self.bucket_of(index).task is not None:
             return []
-        return [item for item, _, _ in self._fitting(index)]
+        return [
+            item for item, _, _ in self._fitting(index, self.batch_tokens // self.bucket_of(index).length)
+        ]
 
-    def _fitting(self, index: int) -> list[tuple[WordProblem, list[int], list[int]]]:
-        """The problems of batch `index` and their ids; those too long for the bucket are passed over."""
+    def _fitting(self, index: int, wanted: int) -> list[tuple[WordProblem, list[int], list[int]]]:
+        """The first problems of batch `index` and their ids; those too long for the bucket are passed over."""
         bucket = self.bucket_of(index)
-        wanted = self.batch_tokens // bucket.length
         stride = _TRIES * (self.batch_tokens // min(bucket.length for bucket in self.buckets))
         steps = (bucket.steps_low, bucket.steps_high)
         fitting: list[tuple[WordProblem, list[int], list[int]]] = []
@@ -114,10 +111,19 @@ class BatchMaker:
 
     def __call__(self, index: int) -> Batch:
         """Batch `index` as {"tokens", "targets", "weights"}, each [B, T]."""
+        return self.part(index, whole).rows
+
+    def part(self, index: int, share: Share) -> Part:
+        """Rows of batch `index`; of problems those before them are drawn too, since some are passed over."""
         bucket = self.bucket_of(index)
-        if bucket.task is not None:
-            return self._practice(index, bucket)
-        rows = [(prompt, solution) for _, prompt, solution in self._fitting(index)]
+        count = self.batch_tokens // bucket.length
+        first, last = share(count)
+        make = self._solutions if bucket.task is None else self._practice
+        return Part(make(index, bucket, first, last), first, count)
+
+    def _solutions(self, index: int, bucket: Bucket, first: int, last: int) -> Batch:
+        """Rows of problems, weighted at their prompts and solutions."""
+        rows = [(prompt, solution) for _, prompt, solution in self._fitting(index, last)[first:]]
         tokens = np.full((len(rows), bucket.length + 1), self.spec.pad, np.int32)
         weights = np.zeros((len(rows), bucket.length), np.float32)
         for i, (prompt, solution) in enumerate(rows):
@@ -127,15 +133,15 @@ class BatchMaker:
             weights[i, len(prompt) - 1 : end - 1] = 1
         return {"tokens": tokens[:, :-1].copy(), "targets": tokens[:, 1:].copy(), "weights": weights}
 
-    def _practice(self, index: int, bucket: Bucket) -> Batch:
-        """A batch of practice rows, weighted at the tokens of their spans."""
+    def _practice(self, index: int, bucket: Bucket, first: int, last: int) -> Batch:
+        """Rows of practice, weighted at the tokens of their spans."""
         assert bucket.task is not None
-        count, width = self.batch_tokens // bucket.length, bucket.length
+        count, width = last - first, bucket.length
         stride = self.batch_tokens // min(bucket.length for bucket in self.buckets)
         tokens = np.full((count, width + 1), self.spec.pad, np.int32)
         weights = np.zeros((count, width + 1), np.float32)
         for i in range(count):
-            ids, counted = self.practice(index * stride + i, bucket.task)
+            ids, counted = self.practice(index * stride + first + i, bucket.task)
             tokens[i, : len(ids)] = ids[: width + 1]
             weights[i, : len(counted)] = counted[: width + 1]
         return {
@@ -183,7 +189,7 @@ def word_problem_batches(
     prompt_weight: float = 0.0,
     spec: TokenSpec | None = None,
     prefetch: int = 2,
-) -> "grain.DatasetIterator[Batch]":
+) -> Endless:
     """An endless iterator over batches of word problems; `get_state` and `set_state` resume it exactly.
 
     A row is bos + prompt + solution + stop. A batch is B = batch_tokens // T rows of one bucket of length T:

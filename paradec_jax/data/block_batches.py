@@ -11,18 +11,15 @@ their number: {"tokens": int32 [B, T], "labelled": bool [B, T], "positions": int
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.batches import BUCKETS, MIXTURE, Batch, BatchMaker, Bucket, Mixture
 from paradec_jax.data.chains import MarkovLaw
-from paradec_jax.data.endless import endless
+from paradec_jax.data.endless import Endless, Part, Share, endless, whole
 from paradec_jax.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    import grain
 
 TRIES = 4  # samples drawn for each row of one sample, before the bucket counts as too short
 
@@ -102,19 +99,25 @@ class BlockBatchMaker:
 
     def __call__(self, index: int) -> Batch:
         """Batch `index`."""
-        first, tokens = index * self.source.batch_tokens, self.source.batch_tokens
+        return self.part(index, whole).rows
+
+    def part(self, index: int, share: Share) -> Part:
+        """Rows of batch `index`; samples before them are drawn too, and all where rows are packed."""
+        start, tokens, pad = index * self.source.batch_tokens, self.source.batch_tokens, self.source.spec.pad
         if self.length is not None:
-            return pack(
-                list(self._enough(index, first)), tokens // self.length, self.length, self.source.spec.pad
-            )
+            count = tokens // self.length
+            batch = pack(list(self._enough(index, start)), count, self.length, pad)
+            first, last = share(count)
+            return Part({name: rows[first:last] for name, rows in batch.items()}, first, count)
         bucket = self.source.bucket_of(index)
-        rows, found = tokens // bucket.length, list[Sample]()
-        for number in range(first, first + TRIES * rows):
+        count, found = tokens // bucket.length, list[Sample]()
+        first, last = share(count)
+        for number in range(start, start + TRIES * count):
             one = self.sample(number, bucket)
             found += [] if one is None else [one]
-            if len(found) == rows:
+            if len(found) == last:
                 width = -(-(bucket.length + 1) // self.block) * self.block
-                return alone(found, width, self.source.spec.pad)
+                return Part(alone(found[first:], width, pad), first, count)
         raise ValueError(f"most samples of {bucket} do not fit into {bucket.length} positions")
 
     def _enough(self, index: int, first: int) -> Iterator[Sample]:
@@ -149,7 +152,7 @@ def block_batches(
     mixture: Mixture = MIXTURE,
     length: int | None = None,
     prefetch: int = 2,
-) -> "grain.DatasetIterator[Batch]":
+) -> Endless:
     """An endless iterator over batches of word problems; `get_state` and `set_state` resume it exactly.
 
     Args:
@@ -230,8 +233,6 @@ class ChainBatchMaker:
         return {"tokens": tokens, "labelled": places >= self.prompt, "positions": places.copy()}
 
 
-def chain_batches(
-    law: MarkovLaw, *, seed: int, rows: int, prompt: int, prefetch: int = 2
-) -> "grain.DatasetIterator[Batch]":
+def chain_batches(law: MarkovLaw, *, seed: int, rows: int, prompt: int, prefetch: int = 2) -> Endless:
     """An endless iterator over texts of a law (`ChainBatchMaker`); `get_state` and `set_state` resume it exactly."""
     return endless(ChainBatchMaker(law, seed, rows, prompt), prefetch)

@@ -3,17 +3,13 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int
 
-from paradec_jax.data.endless import endless
+from paradec_jax.data.endless import Endless, Part, Share, endless, whole
 from paradec_jax.data.noisy_iterates import Example, Selection, pack, pack_block
 from paradec_jax.data.trajectories import Generation, Trajectories
-
-if TYPE_CHECKING:
-    import grain
 
 Batch = dict[str, np.ndarray]
 
@@ -111,11 +107,12 @@ class PairBatchMaker:
         rows = self.rows(self.buckets[which])
         return self.buckets[which], np.take(shuffled, range(part * rows, (part + 1) * rows), mode="wrap")
 
-    def examples(self, index: int) -> list[Example]:
-        """The examples of batch `index`, cut to its bucket."""
+    def examples(self, index: int, share: Share = whole) -> list[Example]:
+        """The examples of batch `index`, cut to its bucket; of some of its rows alone."""
         bucket, items = self.plan(index)
         examples = []
-        for row, item in enumerate(items):
+        for row in range(*share(len(items))):
+            item = items[row]
             which, block, _, _ = self.items[item]
             generation, rng = self.trajectories[int(which)], self._rng("noise", index, row)
             if block >= 0:
@@ -127,7 +124,12 @@ class PairBatchMaker:
 
     def __call__(self, index: int) -> Batch:
         """Batch `index`; see `pair_batches`."""
-        return collate(self.examples(index), self.plan(index)[0])
+        return self.part(index, whole).rows
+
+    def part(self, index: int, share: Share) -> Part:
+        """Rows of batch `index`."""
+        bucket, items = self.plan(index)
+        return Part(collate(self.examples(index, share), bucket), share(len(items))[0], len(items))
 
 
 def collate(examples: Sequence[Example], bucket: PairBucket) -> Batch:
@@ -171,7 +173,7 @@ def pair_batches(
     unit: str = "generation",
     longer: str = "drop",
     prefetch: int = 2,
-) -> "grain.DatasetIterator[Batch]":
+) -> Endless:
     """An endless iterator over batches for `consistency_loss`; `get_state` and `set_state` resume it exactly.
 
     An epoch shuffles the items of each bucket, cuts them into batches, and mixes the batches of all buckets. Noise

@@ -10,19 +10,16 @@ No look-up is written down, and no answer helps with another. All prompts of a t
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.data.endless import endless
+from paradec_jax.data.endless import Endless, endless
 from paradec_jax.data.vocabulary import token_spec
 from paradec_jax.data.word_problems import NAMES, SPLITS
 from paradec_jax.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    import grain
 
 HAS, ASK, BEGIN = " has", "?", " ="
 
@@ -220,7 +217,7 @@ def pointer_batches(
     noisy_share: float = 0.7,
     spec: TokenSpec | None = None,
     prefetch: int = 2,
-) -> "grain.DatasetIterator[dict[str, np.ndarray]]":
+) -> Endless:
     """An endless iterator over batches for `losses.stepwise_loss`; `get_state` and `set_state` resume it exactly.
 
     A row is bos, the table, the queries, " =" and the answers. Targets are what is to be said after each recurrence:

@@ -15,7 +15,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -23,12 +23,9 @@ from jaxtyping import Int32
 from tokenizers import decoders, models, pre_tokenizers
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.data.endless import endless
+from paradec_jax.data.endless import Endless, Part, Share, endless, whole
 from paradec_jax.data.vocabulary import MASK
 from paradec_jax.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    import grain
 
 Batch = dict[str, np.ndarray]
 
@@ -190,9 +187,15 @@ class WindowMaker:
 
     def __call__(self, index: int) -> Batch:
         """Batch `index`; see `text_batches`."""
+        return self.part(index, whole).rows
+
+    def part(self, index: int, share: Share) -> Part:
+        """Rows of batch `index`."""
         rng = np.random.Generator(np.random.Philox([self.seed, index]))
-        starts = rng.integers(0, len(self.ids) - self.length + 1, self.rows)
-        return batch_of(self.ids[starts[:, None] + np.arange(self.length)], self.bos)
+        first, last = share(self.rows)
+        starts = rng.integers(0, len(self.ids) - self.length + 1, self.rows)[first:last]
+        rows = self.ids[starts[:, None] + np.arange(self.length)]
+        return Part(batch_of(rows, self.bos), first, self.rows)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -210,9 +213,15 @@ class RowMaker:
 
     def __call__(self, index: int) -> Batch:
         """Batch `index`; see `text_batches`."""
+        return self.part(index, whole).rows
+
+    def part(self, index: int, share: Share) -> Part:
+        """Rows of batch `index`."""
         epoch, place = divmod(index, len(self.table) // self.rows)
         order = np.random.Generator(np.random.Philox([self.seed, epoch])).permutation(len(self.table))
-        return batch_of(self.table[order[place * self.rows : (place + 1) * self.rows]], self.bos)
+        first, last = share(self.rows)
+        mine = order[place * self.rows : (place + 1) * self.rows][first:last]
+        return Part(batch_of(self.table[mine], self.bos), first, self.rows)
 
 
 def batch_of(rows: Int32[np.ndarray, "B L"], bos: int | None) -> Batch:
@@ -227,7 +236,7 @@ def batch_of(rows: Int32[np.ndarray, "B L"], bos: int | None) -> Batch:
 class TextBatches:
     """An endless iterator over batches whose state names the text that they come from."""
 
-    def __init__(self, iterator: "grain.DatasetIterator[Batch]", digest: str) -> None:
+    def __init__(self, iterator: Endless, digest: str) -> None:
         self._iterator, self._digest = iterator, digest
 
     @property
@@ -237,6 +246,10 @@ class TextBatches:
 
     def __next__(self) -> Batch:
         return next(self._iterator)
+
+    def take(self, share: Share) -> None:
+        """As `Endless.take`."""
+        self._iterator.take(share)
 
     def get_state(self) -> dict[str, Any]:
         """Where it stands, as JSON values."""

@@ -8,7 +8,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,22 @@ class Results:
             file.flush()
             os.fsync(file.fileno())
 
+    def change(self, lines: Sequence[Line]) -> None:
+        """Puts lines in the place of those of the same items."""
+        self.lines |= {line["id"]: line for line in lines}
+        self.rewrite()
+
+    def mine(self, items: Sequence[Any]) -> list[Any]:
+        """The items of this process: all (see `parts.Parts`)."""
+        return list(items)
+
+    def merge(self, items: Sequence[Any], complete: Callable[[Line], bool]) -> bool:
+        """Whether every item has a complete line; there is nothing to merge."""
+        return all(item.id in self.lines and complete(self.lines[item.id]) for item in items)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
     def rewrite(self) -> None:
         """Writes the file anew, whole or not at all, after lines were changed."""
         write_lines(self.path, [self._header, *self.lines.values()])
@@ -76,12 +92,14 @@ class Results:
             self._header |= {"facts": header["facts"]} if "facts" in header else {}
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{self.path} exists and is no file of results: name another one") from error
-        _refuse_others(self.path, _flat(before), _flat(self._header["settings"]))
+        refuse_others(self.path, before, self._header["settings"])
         if torn:
             self.rewrite()
 
 
-def _refuse_others(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def refuse_others(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises ValueError for settings that differ."""
+    before, now = _flat(before), _flat(now)
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if names:
         told = [f"{name} is {now.get(name)!r} and was {before.get(name)!r}" for name in names[:_TOLD]]

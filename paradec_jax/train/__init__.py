@@ -1,8 +1,10 @@
 """Training: state, step, optimizers, checkpoints, loop. Knows only the signature of a loss."""
 
+from paradec_jax.train.agree import PeerLost
 from paradec_jax.train.checkpoint import Checkpoints, SaveFailed
 from paradec_jax.train.holder import FolderHeld
 from paradec_jax.train.iterator import DataIterator
+from paradec_jax.train.launch import initialize
 from paradec_jax.train.loop import fit
 from paradec_jax.train.optimizers import adamw, decay_mask, muon, warmup_stable_decay
 from paradec_jax.train.preempt import Preempted
@@ -19,6 +21,7 @@ __all__ = [
     "Loss",
     "Metrics",
     "NonFiniteLoss",
+    "PeerLost",
     "Preempted",
     "Rounds",
     "SaveFailed",
@@ -27,6 +30,7 @@ __all__ = [
     "adamw",
     "decay_mask",
     "fit",
+    "initialize",
     "make_train_step",
     "muon",
     "update_ema",

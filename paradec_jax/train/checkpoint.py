@@ -20,6 +20,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from paradec_jax.io import one_sentence
+from paradec_jax.train.agree import PeerLost
 from paradec_jax.train.state import TrainState, shapes
 
 PyTree = Any
@@ -89,8 +90,9 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or not issubclass(kind, PeerLost):  # who is gone would be waited for
+            self.close()
 
     def close(self) -> None:
         """Waits for the save in flight and releases the threads; raises SaveFailed as `wait` does."""

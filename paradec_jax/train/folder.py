@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from paradec_jax.train.agree import all_or_none
 from paradec_jax.train.checkpoint import Checkpoints
 from paradec_jax.train.holder import held
 from paradec_jax.train.identity import compare, record
@@ -33,8 +34,9 @@ class RunFolder:
 
     def __enter__(self) -> "RunFolder":
         with contextlib.ExitStack() as stack:
-            if self._primary:
-                stack.enter_context(held(self.folder))
+            with all_or_none():
+                if self._primary:
+                    stack.enter_context(held(self.folder))
             self.checkpoints = stack.enter_context(Checkpoints(self.folder / "checkpoints", self._keep))
             found = self.checkpoints.steps()
             self.newest = found[-1] if found else None

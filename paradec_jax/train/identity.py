@@ -16,6 +16,7 @@ import optax
 
 from paradec_jax import facts
 from paradec_jax.io import atomic_write_text, one_sentence, read_object
+from paradec_jax.sharding.processes import gathered, shared
 from paradec_jax.train.checkpoint import describe
 from paradec_jax.train.iterator import DataIterator
 from paradec_jax.train.state import TrainState
@@ -63,6 +64,15 @@ def identity(
         "frozen": describe(_numbers(frozen), checksums=True),
         "recipe": _json("recipe", recipe),
     }
+
+
+def values_of(*trees: PyTree) -> dict[str, list[Any]]:
+    """Shapes and checksums of what this process has of its own: to be the same on all.
+
+    Of arrays that lie on all processes already, these are the copies of those that lie whole on each.
+    """
+    own = [x for x in jax.tree.leaves(trees) if not shared(x) or x.is_fully_replicated]
+    return describe(_numbers([x.addressable_data(0) if shared(x) else x for x in own]), checksums=True)
 
 
 def compare(folder: Path, run: Mapping[str, Any], allow: Collection[str] = ()) -> list[dict[str, Any]]:
@@ -182,7 +192,7 @@ def _data(data: DataIterator) -> dict[str, str]:
     data.set_state(place)
     parts = []
     for path, x in jax.tree_util.tree_leaves_with_path(batch):
-        x = np.ascontiguousarray(x)
+        x = np.ascontiguousarray(gathered(x))
         parts += [f"{jax.tree_util.keystr(path)} {x.shape} {x.dtype}".encode(), x.tobytes()]
     found = {"first batch": _digest(*parts)}
     digest = getattr(data, "digest", None)

@@ -1,5 +1,6 @@
 """What a run asks of its data."""
 
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 
@@ -8,6 +9,10 @@ class DataIterator(Protocol):
     """What `fit` asks of its data; Grain's iterators fulfil it. The state is bytes or what JSON can hold.
 
     Data that has a `digest` besides, a text or a function, is told apart from other data by it.
+
+    Over several processes every one of them asks for every batch. Data that has `take` is told which rows of a batch
+    its process needs, by a function from their number B to (first, one past the last), and may give a `Part` in place
+    of a batch from then on.
     """
 
     def __next__(self) -> Any: ...
@@ -15,3 +20,21 @@ class DataIterator(Protocol):
     def get_state(self) -> Any: ...
 
     def set_state(self, state: Any) -> None: ...
+
+
+@runtime_checkable
+class Part(Protocol):
+    """The rows of a batch that a process needs.
+
+    Attributes:
+      rows: arrays of those rows alone, by the names of the batch; each has rows on its leading axis.
+      first: of them.
+      count: B, the rows of the whole batch.
+    """
+
+    @property
+    def rows(self) -> Mapping[str, Any]: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def count(self) -> int: ...

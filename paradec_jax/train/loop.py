@@ -1,8 +1,6 @@
 """The training loop: steps, logs, checkpoints, resumption."""
 
 import contextlib
-import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +8,10 @@ from typing import Any
 import jax
 import optax
 
+from paradec_jax.train.agree import Deadline, all_or_none, check_same, telling_of_lost_peers
 from paradec_jax.train.clock import Clock
 from paradec_jax.train.folder import RunFolder
-from paradec_jax.train.identity import check_allowed, identity
+from paradec_jax.train.identity import check_allowed, identity, values_of
 from paradec_jax.train.iterator import DataIterator
 from paradec_jax.train.log import Log
 from paradec_jax.train.place import Place, create_state, planned
@@ -118,6 +117,7 @@ def fit(
         `run.json` there or that is broken, if the data ends early, or from `make_train_step`, `planned`,
         `next_round`, `Profile` and `Checkpoints.restore`.
       OSError: if `folder` cannot be written, or another call has it, before anything else is done; if it is full.
+      PeerLost: a collective failed because another process is gone.
       RuntimeError: if `folder` has checkpoints and none can be read.
     """
     clock = Clock("restore")
@@ -129,18 +129,35 @@ def fit(
     if limit_s is not None and folder is None:
         raise ValueError("limit_s ends a run that a later call goes on with: give a folder")
     check_allowed(allow)
-    deadline = math.inf if limit_s is None else time.monotonic() + limit_s
+    deadline, several = Deadline(limit_s), jax.process_count() > 1
     update: dict[str, Any] = {"accumulate": accumulate, "ema_decay": ema_decay, "ema_warmup": ema_warmup}
     train_step = make_train_step(loss, optimizer, **update)
     ema, primary = ema_decay is not None, jax.process_index() == 0
     shape, place = planned(mesh, params, optimizer, key, ema=ema, teacher=teacher)
-    trace = Profile(None if folder is None else Path(folder), profile, clock)
+    trace = Profile(None if folder is None else Path(folder), profile if primary else None, clock)
+    check_same(
+        {
+            "folder": None if folder is None else str(folder),
+            "resume": resume,
+            "allow": sorted(allow),
+            "keep": keep,
+        }
+        | {"checkpoint_every": checkpoint_every, "log_every": log_every, "mesh": place.axes}
+        | {"evaluate_every": evaluate_every, "evaluate": evaluate is None, "limit_s": limit_s is None}
+    )
 
     with contextlib.ExitStack() as stack:
         disk = None if folder is None else stack.enter_context(RunFolder(Path(folder), keep, primary))
+        told = {"frozen": frozen, "recipe": recipe, "steps": steps, "rounds": rounds, **update}
+        if disk is not None or several:
+            with all_or_none():
+                run = identity(shape, optimizer, data, key, **told)
+            check_same(run | ({"parameters": values_of(params, teacher)} if several else {}))
         if disk is not None:
-            told = {"frozen": frozen, "recipe": recipe, "steps": steps, "rounds": rounds, **update}
-            disk.compare(identity(shape, optimizer, data, key, **told), resume, allow)
+            with all_or_none():
+                disk.compare(run, resume, allow)
+        if several and hasattr(data, "take"):
+            data.take(place.share)
         begins = disk is None or disk.newest is None
         if begins:
             state = create_state(place, params, optimizer, key, ema=ema, teacher=teacher)
@@ -160,22 +177,23 @@ def fit(
         log = stack.enter_context(Log(path, step=start, steps=steps, **shown))
         signals = stack.enter_context(Preemption(disk is not None))
         stack.enter_context(trace)
+        stack.enter_context(telling_of_lost_peers())
         window, stop = Window(clock, flops), False
         clock.switch("steps")
         for step in range(start + 1, steps + 1):
             with clock.on("data"):
-                batch = _next(data, step, steps)
+                batch = place.batch(_next(data, step, steps))
             if rounds is not None and (step - 1) // rounds.updates > which:
                 which = (step - 1) // rounds.updates
                 state = place.put(next_round(state, rounds, which, optimizer))
             trace.begin(step)
             with clock.on(window.purpose):
-                state, metrics = train_step(state, frozen, place.batch(batch))
+                state, metrics = train_step(state, frozen, batch)
                 window.add(step, metrics, batch)
             trace.end(step, metrics)
 
             stop = signals.reached(step)
-            last = stop or time.monotonic() > deadline
+            last = deadline.over(_due(step, log_every, steps)) or stop
             test = evaluate if _due(step, evaluate_every, steps) else None
             save = checkpoints if last or _due(step, checkpoint_every, steps) else None
             if not (test or save or _due(step, log_every, steps)):

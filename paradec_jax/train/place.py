@@ -11,6 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from paradec_jax.sharding.layout import layout, placed_shapes, row_shardings, shardings, shardings_like
 from paradec_jax.sharding.mesh import check_mesh, mesh_of, on, placed_on
+from paradec_jax.sharding.processes import check_whole, put
+from paradec_jax.train.iterator import Part
 from paradec_jax.train.state import TrainState
 from paradec_jax.train.step import Step
 
@@ -40,22 +42,36 @@ class Place:
 
     def put(self, state: TrainState) -> TrainState:
         """The state where it belongs, after it was restored or a round began."""
-        return state if self.mesh is None else jax.device_put(state, self.state)
+        return state if self.mesh is None else put(state, self.state)
 
     def frozen(self, frozen: PyTree) -> PyTree:
         """Parameters that are not trained, by the same rules."""
         if self.mesh is None or frozen is None:
             return frozen
-        return jax.device_put(frozen, shardings(frozen, self.mesh))
+        return put(frozen, shardings(frozen, self.mesh))
 
-    def batch(self, batch: PyTree) -> PyTree:
-        """A batch by rows; arrays that lie on a mesh already stay as they lie."""
+    def batch(self, batch: PyTree | Part) -> PyTree:
+        """A batch by rows, of all processes; arrays that lie on the mesh already stay as they lie."""
         mesh = self.mesh
         if mesh is None:
             return batch
-        return jax.tree.map(
-            lambda x: x if placed_on(x) is not None else jax.device_put(x, row_shardings(x, mesh)), batch
-        )
+        if isinstance(batch, Part):
+            return {name: _whole(x, batch.first, batch.count, mesh) for name, x in batch.rows.items()}
+
+        def place(x: Any) -> jax.Array:
+            there = placed_on(x)
+            stays = there is not None and (jax.process_count() == 1 or there == mesh)
+            return x if stays else put(x, row_shardings(x, mesh))
+
+        return jax.tree.map(place, batch)
+
+    def share(self, count: int) -> tuple[int, int]:
+        """Which rows of a batch of `count` the devices of this process hold: the first, and one past the last."""
+        if self.mesh is None:
+            return 0, count
+        where = row_shardings(jax.ShapeDtypeStruct((count,), bool), self.mesh)
+        rows = [index[0].indices(count) for index in where.addressable_devices_indices_map((count,)).values()]
+        return min(first for first, _, _ in rows), max(last for _, last, _ in rows)
 
     def step(self, step: Step) -> Step:
         """The step, whose state comes back where it went in: it compiles once and no array moves."""
@@ -115,11 +131,13 @@ def planned(
       params, optimizer, key, ema, teacher: of `TrainState.create`.
 
     Raises:
-      ValueError: a mesh with Explicit axes, or a parameter that no rule says anything of.
+      ValueError: a mesh with Explicit axes or, where there are several processes, none or one that leaves out some of
+        them, or a parameter that no rule says anything of.
       TypeError: from `TrainState.create`.
     """
     found = mesh_of(params, teacher)
     mesh = found if mesh is None else mesh
+    check_whole(mesh)
     if mesh is None:
         return TrainState.shape(params, optimizer, key, ema=ema, teacher=teacher), Place()
     check_mesh(mesh)
@@ -151,9 +169,21 @@ def create_state(
     if place.mesh is None:
         return TrainState.create(params, optimizer, key, ema=ema, teacher=teacher)
     where = place.state
-    given = jax.device_put(params, where.params), jax.device_put(key, where.key)
-    teacher = None if teacher is None else jax.device_put(teacher, where.teacher)
+    given = put(params, where.params), put(key, where.key)
+    teacher = None if teacher is None else put(teacher, where.teacher)
     return jax.jit(_maker(optimizer, ema), out_shardings=where)(*given, teacher)
+
+
+def _whole(x: Any, first: int, count: int, mesh: Mesh) -> jax.Array:
+    """The array of all rows, of which this process has those from `first` on."""
+    shape = (count, *x.shape[1:])
+    where = row_shardings(jax.ShapeDtypeStruct(shape, x.dtype), mesh)
+
+    def own(index: tuple[slice, ...]) -> Any:
+        start, stop, _ = index[0].indices(count)
+        return x[start - first : stop - first]
+
+    return jax.make_array_from_callback(shape, where, own)
 
 
 def _maker(

@@ -11,7 +11,16 @@ PACKAGE = "paradec_jax"
 
 # What a part may import of the package besides itself; a dotted name admits that module alone. Parts of `decode` are
 # its storeys: `rules` stands on the ground, `machine` on the rules, the families beside each other on both.
-BELOW = {"config", "noise", "nn.cache", "nn.masks", "nn.precision", "sharding.mesh", "sharding.rules"}
+BELOW = {
+    "config",
+    "noise",
+    "nn.cache",
+    "nn.masks",
+    "nn.precision",
+    "sharding.mesh",
+    "sharding.processes",
+    "sharding.rules",
+}
 RULES = {"decode.rules", *BELOW}
 FAMILY = {"decode.machine", *RULES}
 ALLOWED = {

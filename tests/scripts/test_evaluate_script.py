@@ -83,6 +83,21 @@ class TestScript:
         assert self.run(folder, tmp_path, *task, "--seed", "2") == 1
         assert len(self.decoded) == 4
 
+    def test_processes_share_the_items_and_the_last_merges(self, folder, tmp_path, capsys):
+        path = write(tmp_path / "f.jsonl", SUMS)
+        task = ["gsm8k", path, "--shots", "0", "--max-new-tokens", "4", "--rows", "2"]
+        assert self.run(folder, tmp_path, *task, "--process", "1", "--processes", "2") == 0
+        assert "Process 1 of 2 has done its items" in capsys.readouterr().out
+        assert len(self.decoded) == 2 and "1,000 + 1" in self.decoded[0]  # the second item, and padding
+        assert not (tmp_path / "out.jsonl").exists()
+        assert self.run(folder, tmp_path, *task, "--process", "2", "--processes", "2") == 1
+        assert "--process must be from 0 to 1" in capsys.readouterr().err
+        assert self.run(folder, tmp_path, *task) == 0  # alone: what is missing
+        assert "3 by budget" in capsys.readouterr().out and len(self.decoded) == 4
+        _, *lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+        assert [line["id"] for line in lines] == ["gsm8k/0", "gsm8k/1", "gsm8k/2"]
+        assert [file.name for file in tmp_path.iterdir() if "part" in file.name] == []
+
     def test_long_prompts(self, folder, tmp_path, capsys):
         rows = [*SUMS, {"question": "Why? " * 60, "answer": "#### 1"}]
         task = ["gsm8k", write(tmp_path / "f.jsonl", rows), "--shots", "0", "--max-new-tokens", "4"]

@@ -8,9 +8,11 @@
 | `stream`  | a Python loop over jitted steps   | states as they come                                    |
 
 Parameters are raw or prepared (`decoder.prepare`, once, by whoever owns them); no driver prepares them. Where they
-or the request lie on a mesh, the state lies on it by rows (`placing`).
+or the request lie on a mesh, the state lies on it by rows (`placing`). On a mesh of several processes every one of
+them calls the driver with the same request, its own copy or one by rows; results come whole to each, states by rows.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,10 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from paradec_jax.decode.machine.placing import placed
+from paradec_jax.decode.machine.placing import over_processes, placed
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Decoded
 from paradec_jax.sharding.mesh import mesh_of, on
+from paradec_jax.sharding.processes import gathered, shared
 
 Record = Callable[[Any, Any], Any]
 UNBOUNDED = np.iinfo(np.int32).max
@@ -50,11 +53,19 @@ def run(
     Raises:
       ValueError: what `decoder.check` and `decoder.knobs` refuse, before anything is compiled.
     """
-    decoder.check(request)
     bound = np.int32(UNBOUNDED if max_steps is None else max_steps)
-    knobs = decoder.knobs(knobs)
-    with on(mesh_of(params, request)):
-        return compiled_run(decoder, params, request, knobs, bound)
+    mesh, request, knobs = checked(decoder, params, request, knobs)
+    with on(mesh):
+        return gathered(compiled_run(decoder, params, request, knobs, bound))
+
+
+def checked(
+    decoder: Any, params: Any, request: Request, knobs: Any
+) -> tuple[jax.sharding.Mesh | None, Request, Any]:
+    """The mesh of a call, its request and its knobs as its program takes them; raises ValueError as `run` does."""
+    decoder.check(gathered(request))
+    knobs, mesh = decoder.knobs(knobs), mesh_of(params, request)
+    return mesh, *over_processes(mesh, params, request, knobs)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -105,10 +116,10 @@ def trace(
     Rows that have stopped do not move, so `n` may exceed what they need. `record` is a static argument: pass
     one function object, not a new lambda each time.
     """
-    decoder.check(request)
-    knobs = decoder.knobs(knobs)
-    with on(mesh_of(params, request)):
-        return compiled_trace(decoder, record, n, params, request, knobs)
+    mesh, request, knobs = checked(decoder, params, request, knobs)
+    with on(mesh):
+        decoded, records = compiled_trace(decoder, record, n, params, request, knobs)
+        return gathered(decoded), records
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -191,24 +202,33 @@ def stream(
       decoder, params, request, knobs: as for `run`.
       every: steps of one call.
       max_steps: a bound on the number of steps.
-      interrupt: looks at each state on the host and returns rows [B] to stop, or None.
+      interrupt: looks at each state on the host and returns rows [B] to stop, or None; over processes it sees all
+        rows on each, and must answer the same.
     """
-    decoder.check(request)
-    knobs, mesh = decoder.knobs(knobs), mesh_of(params, request)
+    mesh, request, knobs = checked(decoder, params, request, knobs)
     with on(mesh):
         state, info = start(decoder, params, request, knobs), None
     count = 0
     while True:
-        if interrupt is not None and (rows := interrupt(state)) is not None and np.any(rows):
+        if interrupt is not None and (rows := interrupt(readable(state))) is not None and np.any(rows):
             with on(mesh):
                 state = _interrupt(decoder, state, np.asarray(rows))
         yield state, info
-        if np.all(np.asarray(decoder.done(state))) or (max_steps is not None and count >= max_steps):
+        if np.all(np.asarray(gathered(decoder.done(state)))) or (
+            max_steps is not None and count >= max_steps
+        ):
             return
         steps = every if max_steps is None else min(every, max_steps - count)
         with on(mesh):
             state, info = advance_with_info(decoder, params, state, knobs, np.int32(steps))
         count += steps
+
+
+def readable(state: Any) -> Any:
+    """The state, its rows whole where they lie on several processes; caches stay where they are."""
+    if not shared(state.rows.length):
+        return state
+    return dataclasses.replace(state, rows=gathered(state.rows))
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -4,9 +4,39 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from paradec_jax.decode.machine.request import Request
 from paradec_jax.nn.cache import KV, on_mesh
-from paradec_jax.sharding.rules import by_rows, sizes_in_force, whole
+from paradec_jax.sharding.processes import put, shared
+from paradec_jax.sharding.rules import by_rows, row_axes, sizes_in_force, whole
+
+
+def over_processes(mesh: Mesh | None, params: Any, request: Request, knobs: Any) -> tuple[Request, Any]:
+    """The request by rows and the knobs on every device, where a mesh has devices of several processes.
+
+    What each process has of them on its host must be the same. Other meshes, and none, take them as they are.
+
+    Raises:
+      ValueError: parameters that lie on devices of one process.
+    """
+    if mesh is None or not mesh.is_multi_process:
+        return request, knobs
+    if not all(shared(leaf) for leaf in jax.tree.leaves(params)):
+        raise ValueError(
+            "the request lies on a mesh of several processes and the parameters do not: put them there "
+            "(paradec_jax.sharding.processes.put with paradec_jax.shardings, or generate(mesh=))"
+        )
+
+    def place(leaf: Any) -> NamedSharding:
+        by_row = np.ndim(leaf) and leaf.shape[0] == request.batch
+        axes = row_axes(request.batch, mesh.shape) if by_row else None
+        return NamedSharding(mesh, P(axes) if axes else P())
+
+    where = jax.tree.map(place, request)
+    return put(request, where), put(knobs, jax.tree.map(lambda leaf: NamedSharding(mesh, P()), knobs))
 
 
 def placed(tree: Any, batch: int | None = None) -> Any:

@@ -15,10 +15,11 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from paradec_jax.decode.machine import drive
-from paradec_jax.decode.machine.placing import placed
+from paradec_jax.decode.machine.placing import over_processes, placed
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import NETWORK_CALLS, Decoded
-from paradec_jax.sharding.mesh import mesh_of, on
+from paradec_jax.sharding.mesh import on
+from paradec_jax.sharding.processes import gathered, shared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,10 +68,15 @@ def serve(
     """
     if rows < 1 or every < 1:
         raise ValueError(f"rows and every must be at least 1, not {rows} and {every}")
-    decoder.check(request)
-    knobs = decoder.knobs(knobs)
-    with on(mesh_of(params, request)):
-        return _serve(decoder, params, request, knobs, rows, every, report)
+    mesh, request, knobs = drive.checked(decoder, params, request, knobs)
+    request, take = gathered(request), _take if shared(request.tokens) else Request.take
+
+    def start(which: Any) -> Any:
+        some, _ = over_processes(mesh, params, take(request, which), None)
+        return drive.start(decoder, params, some, knobs)
+
+    with on(mesh):
+        return _serve(decoder, params, request, knobs, rows, every, report, start)
 
 
 def _serve(
@@ -81,27 +87,28 @@ def _serve(
     rows: int,
     every: int,
     report: Callable[[int, int], None],
+    start: Callable[[Any], Any],
 ) -> QueueResult:
-    """As `serve`, after its checks."""
+    """As `serve`, after its checks; `start` gives the state after some rows' prompts, by their numbers."""
     total = request.batch
     rows = min(rows, total)
     first = np.arange(rows)
     owners = first.copy()  # the prompt in each row, -1 where none is left
-    state = drive.start(decoder, params, request.take(first), knobs)
+    state = start(first)
     waiting, admissions = rows, 1
     axes = _batch_axes(decoder, params, request, knobs)
     results: dict[int, Decoded] = {}
     steps = busy = 0
     while (owners >= 0).any():
-        before = np.asarray(state.rows.counts[NETWORK_CALLS])
+        before = np.asarray(gathered(state.rows.counts[NETWORK_CALLS]))
         state, did = drive.advance(decoder, params, state, knobs, np.int32(every))
         steps += int(did)
-        done = np.asarray(decoder.done(state))
+        done = np.asarray(gathered(decoder.done(state)))
         busy += _row_steps(state, before, int(did), done, owners >= 0)
         ended = np.flatnonzero(done & (owners >= 0))
         if not len(ended):
             continue
-        finished = jax.tree.map(np.asarray, drive.finish(decoder, state))
+        finished = jax.tree.map(np.asarray, gathered(drive.finish(decoder, state)))
         for row in ended:
             results[int(owners[row])] = jax.tree.map(lambda x, row=row: x[row], finished)
             report(len(results), total)
@@ -112,7 +119,7 @@ def _serve(
             owners[places] = fresh
             waiting += len(fresh)
             admissions += 1
-            state = _admit(decoder, params, axes, state, request, fresh, places, knobs)
+            state = _admit(axes, state, fresh, places, start)
     ordered = [results[i] for i in range(total)]
     decoded = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *ordered)
     return QueueResult(decoded, steps, busy / max(steps * rows, 1), admissions)
@@ -120,21 +127,18 @@ def _serve(
 
 def _row_steps(state: Any, before: Any, did: int, done: Any, owned: Any) -> int:
     """Steps that rows were running: all of them unless a row stopped, which its count of calls tells."""
-    calls = np.asarray(state.rows.counts[NETWORK_CALLS]) - before
+    calls = np.asarray(gathered(state.rows.counts[NETWORK_CALLS])) - before
     longest = max(int(calls[owned].max(initial=0)), 1)
     share = np.where(done, calls / longest, 1.0)
     return round(float((share * owned).sum()) * did)
 
 
 def _admit(
-    decoder: Any,
-    params: Any,
     axes: tuple[int, ...],
     state: Any,
-    request: Request,
     fresh: Any,
     places: Any,
-    knobs: Any,
+    start: Callable[[Any], Any],
 ) -> Any:
     """The state with prompts `fresh` in rows `places`, read in one call of a power-of-two batch."""
     size = 1
@@ -143,8 +147,14 @@ def _admit(
     padding = size - len(fresh)  # the last prompt again, written to the same row
     fresh = np.concatenate([fresh, np.repeat(fresh[-1:], padding)])
     places = np.concatenate([places, np.repeat(places[-1:], padding)])
-    new = drive.start(decoder, params, request.take(fresh), knobs)
-    return _place(axes, state, new, jnp.asarray(places, jnp.int32))
+    new = start(fresh)
+    return _place(axes, state, new, np.asarray(places, np.int32))
+
+
+@jax.jit
+def _take(request: Request, rows: Any) -> Request:
+    """Some rows of a request that lies on several processes, where nothing is done outside of a program."""
+    return request.take(rows)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)

@@ -1,0 +1,130 @@
+"""What the processes of a run say to each other before its first update: that they do the same, or why one cannot."""
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from paradec_jax.io import MOST_CHARACTERS, one_sentence
+
+_ROOM = 4 * MOST_CHARACTERS  # bytes of a sentence, whose characters have at most four
+_SHORT = 40
+_LOST = ("Gloo", "heartbeat", "coordination service", "UNAVAILABLE")
+
+
+def texts_of_all(text: str) -> list[str]:
+    """What each process says, by its number; of a long text the beginning. All must ask at the same place."""
+    if jax.process_count() == 1:
+        return [text]
+    room = np.zeros(_ROOM, np.uint8)
+    said = text.encode()[:_ROOM]
+    room[: len(said)] = np.frombuffer(said, np.uint8)
+    heard = multihost_utils.process_allgather(room)
+    return [bytes(line).rstrip(b"\0").decode(errors="ignore") for line in np.asarray(heard)]
+
+
+def any_of_all(flag: bool) -> bool:
+    """Whether any process says so. All must ask at the same place."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
+
+
+class PeerLost(OSError):
+    """Another process of the run is dead or cannot be reached; the checkpoints stay."""
+
+
+@contextlib.contextmanager
+def telling_of_lost_peers() -> Iterator[None]:
+    """A block whose collectives fail with `PeerLost` where JAX finds a process gone.
+
+    Where a process waits for another outside of a collective, JAX ends it with SIGABRT within the heartbeat.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1 or not any(word in str(error) for word in _LOST):
+            raise
+        raise PeerLost(
+            f"process {jax.process_index()} of {jax.process_count()} lost another one ({one_sentence(error, 120)}); "
+            "the same command goes on from the last checkpoint"
+        ) from error
+
+
+class Deadline:
+    """When a call ends before its run.
+
+    Args:
+      limit_s: seconds from now; never when None.
+    """
+
+    def __init__(self, limit_s: float | None) -> None:
+        self._at = None if limit_s is None else time.monotonic() + limit_s
+
+    def over(self, due: bool) -> bool:
+        """Whether it is over; several processes find out together, where all of them say that it is `due`."""
+        if self._at is None:
+            return False
+        over = time.monotonic() > self._at
+        return over if jax.process_count() == 1 else due and any_of_all(over)
+
+
+@contextlib.contextmanager
+def all_or_none() -> Iterator[None]:
+    """A block that fails in every process where it fails in one, so that none waits for it.
+
+    Raises:
+      OSError, ValueError: what the block of this process raised or, in the others, the first such sentence.
+    """
+    failed: Exception | None = None
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, TypeError) as error:
+        if jax.process_count() == 1:
+            raise
+        failed = error
+    kind = "" if failed is None else "OSError " if isinstance(failed, OSError) else "ValueError "
+    heard = texts_of_all(kind + ("" if failed is None else one_sentence(failed)))
+    if failed is not None:
+        raise failed
+    for process, text in enumerate(heard):
+        if text:
+            kind, _, sentence = text.partition(" ")
+            raise {"OSError": OSError, "ValueError": ValueError}[kind](f"process {process}: {sentence}")
+
+
+def check_same(told: Mapping[str, Any]) -> None:
+    """Refuses processes that differ, in one sentence that names what differs; nothing for one process.
+
+    Args:
+      told: JSON values by names, the same names on all processes.
+
+    Raises:
+      ValueError: they differ; on every process.
+    """
+    if jax.process_count() == 1:
+        return
+    words = [
+        np.frombuffer(hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest(), np.uint32)
+        for value in told.values()
+    ]
+    heard = np.asarray(multihost_utils.process_allgather(np.stack(words)))  # [processes, names, 8]
+    other = np.any(heard != heard[:1], axis=2)
+    if not other.any():
+        return
+    names = [name for name, differs in zip(told, other.any(axis=0), strict=True) if differs]
+    process = int(np.flatnonzero(other.any(axis=1))[0])
+    values = texts_of_all(json.dumps(told[names[0]], sort_keys=True))
+    if max(map(len, values)) <= _SHORT:
+        names[0] += f" [{values[0]} there, {values[process]} here]"
+    raise ValueError(
+        one_sentence(
+            f"process {process} differs from process 0 in {', '.join(names)}: start all with the same command"
+        )
+    )

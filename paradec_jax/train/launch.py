@@ -1,0 +1,100 @@
+"""One run in several processes: how each finds the others."""
+
+import os
+import sys
+from typing import NoReturn
+
+import jax
+
+VARIABLES = ("PARADEC_COORDINATOR", "PARADEC_PROCESSES", "PARADEC_PROCESS")
+
+
+def initialize(
+    coordinator: str | None = None,
+    processes: int | None = None,
+    process: int | None = None,
+    *,
+    heartbeat_s: int = 100,
+    start_s: int = 300,
+) -> None:
+    """Joins the processes of a run, to be called before anything asks JAX for a device; nothing for one process.
+
+    Without a coordinator, given or in the environment (`VARIABLES`, which experiments/launch/local.py sets), the
+    processes are those that JAX finds: a SLURM step, a slice of TPUs, a job of Kubernetes, mpirun.
+
+    Args:
+      coordinator: HOST:PORT of process 0, which the others can reach.
+      processes: how many there are.
+      process: which this one is, from 0.
+      heartbeat_s: seconds after which a process that is silent counts as dead, and the others end.
+      start_s: seconds to wait for all of them.
+
+    Raises:
+      ValueError: a part of the three alone, numbers that do not fit, or a time below a second.
+      OSError: not all processes came in time.
+    """
+    if min(heartbeat_s, start_s) < 1:
+        raise ValueError(f"heartbeat_s and start_s must be at least 1, not {heartbeat_s} and {start_s}")
+    given = (coordinator, processes, process)
+    if given == (None, None, None):
+        given = _from_environment()
+    times = {
+        "initialization_timeout": start_s,
+        "heartbeat_timeout_seconds": heartbeat_s,
+        "shutdown_timeout_seconds": heartbeat_s,
+    }
+    if given == (None, None, None):
+        _detect(times)
+        return
+    coordinator, processes, process = given
+    _check(coordinator, processes, process)
+    if processes == 1:
+        return
+    try:
+        jax.distributed.initialize(
+            coordinator, processes, process, cluster_detection_method="deactivate", **times
+        )
+    except RuntimeError as error:
+        raise OSError(f"not all of {processes} processes came to {coordinator} in {start_s} s") from error
+
+
+def leave(error: BaseException | str) -> NoReturn:
+    """Ends a process that cannot go on: one sentence, code 1, and over processes no wait for the others.
+
+    An exit of Python would have JAX wait until all processes end, or the heartbeat is over, and abort.
+    """
+    if jax.process_count() == 1:
+        raise SystemExit(str(error)) from None
+    print(error, file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(1)
+
+
+def _detect(times: dict[str, int]) -> None:
+    """Joins what JAX finds; nothing where it finds nothing."""
+    try:
+        jax.distributed.initialize(**times)
+    except ValueError as error:
+        if "coordinator_address should be defined" not in str(error):
+            raise
+
+
+def _from_environment() -> tuple[str | None, int | None, int | None]:
+    coordinator, *numbers = (os.environ.get(name) for name in VARIABLES)
+    try:
+        processes, process = (None if number is None else int(number) for number in numbers)
+    except ValueError:
+        raise ValueError(f"{VARIABLES[1]} and {VARIABLES[2]} must be whole numbers, not {numbers}") from None
+    return coordinator, processes, process
+
+
+def _check(coordinator: str | None, processes: int | None, process: int | None) -> None:
+    if coordinator is None or processes is None or process is None:
+        raise ValueError(
+            f"coordinator, processes and process belong together, not {coordinator}, {processes} and {process}"
+        )
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"coordinator must be HOST:PORT, not {coordinator}")
+    if processes < 1 or not 0 <= process < processes:
+        raise ValueError(f"process must be from 0 to {processes - 1} of {processes}, not {process}")

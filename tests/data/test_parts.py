@@ -1,0 +1,88 @@
+"""Rows of a batch that are made without the others are those of the whole batch, in every cut."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from paradec_jax.data import build_tokenizer, denoising_spec, token_spec
+from paradec_jax.data.batches import BatchMaker, Bucket
+from paradec_jax.data.block_batches import block_batch_maker
+from paradec_jax.data.endless import MakesParts, Part, endless
+from paradec_jax.data.pair_batches import pair_batch_maker
+from paradec_jax.data.text import RowMaker, WindowMaker, text_batches
+from paradec_jax.data.trajectories import Generation, Trajectories, TrajectoryWriter
+
+BUCKETS = (Bucket(2, 2, 102), Bucket(3, 4, 161), Bucket(0, 0, 64, task="sums"))
+EVEN = ((0, (1.0, 1.0, 1.0)),)
+
+
+def problems(_):
+    return BatchMaker(build_tokenizer(), 3, "train", 500, BUCKETS, EVEN, 0.0, token_spec())
+
+
+def blocks(length=None):
+    tokenizer = build_tokenizer(mask=True)
+    options = {"block": 8, "spec": denoising_spec(tokenizer), "batch_tokens": 800, "buckets": BUCKETS}
+    return block_batch_maker(tokenizer, seed=5, mixture=EVEN, length=length, **options)
+
+
+def pairs(folder):
+    rng = np.random.default_rng(0)
+    with TrajectoryWriter(folder, block_size=4, shard_size=4) as writer:
+        for i in range(6):
+            drafts = [rng.integers(2, 30, (3, 4)).astype(np.int32) for _ in range(1 + i % 3)]
+            writer.add(Generation(i, rng.integers(2, 30, 3).astype(np.int32), drafts))
+    return pair_batch_maker(Trajectories(folder), seed=1, batch_tokens=120)
+
+
+MAKERS = {
+    "windows": lambda _: WindowMaker(np.arange(100, dtype=np.int32), 5, 4, 16, bos=0),
+    "rows": lambda _: RowMaker(np.arange(60, dtype=np.int32).reshape(20, 3), 2, 6),
+    "problems": problems,
+    "blocks": lambda _: blocks(),
+    "packed blocks": lambda _: blocks(200),
+    "pairs": pairs,
+}
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert one[name].dtype == other[name].dtype
+        np.testing.assert_array_equal(one[name], other[name])
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_part_is_cut_from_the_whole(name, tmp_path):
+    make = MAKERS[name](tmp_path / "run")
+    assert isinstance(make, MakesParts)
+    for index in range(5):
+        batch = make(index)
+        rows = len(next(iter(batch.values())))
+        for pieces in (2, rows):
+            cuts = np.linspace(0, rows, pieces + 1).astype(int).tolist()
+            for first, last in itertools.pairwise(cuts):
+                part = make.part(index, lambda count, cut=(first, last): cut)
+                assert (part.first, part.count) == (first, rows)
+                assert_same(part.rows, {key: x[first:last] for key, x in batch.items()})
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_iterator_takes_a_part_where_it_stands(prefetch):
+    make = WindowMaker(np.arange(100, dtype=np.int32), 5, 4, 16)
+    data = text_batches(make, "digest", prefetch)
+    next(data)
+    data.take(lambda count: (count // 2, count))
+    part, place = next(data), data.get_state()
+    assert isinstance(part, Part)
+    assert_same(part.rows, {key: x[2:] for key, x in make(1).items()})
+    later = next(data)
+    data.set_state(place)
+    assert_same(next(data).rows, later.rows)
+
+
+def test_what_makes_no_parts_gives_whole_batches():
+    data = endless(lambda index: {"tokens": np.full((4, 2), index)}, 0)
+    data.take(lambda count: (0, 1))
+    assert next(data)["tokens"].shape == (4, 2)

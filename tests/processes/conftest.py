@@ -1,0 +1,7 @@
+"""What the tests on simulated devices have: objectives, decoders."""
+
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+sys.path += [str(TESTS / "mesh"), str(TESTS / "laws")]

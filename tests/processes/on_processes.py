@@ -1,0 +1,195 @@
+"""What several processes do together; run by `launched.py`.
+
+`python on_processes.py FOLDER HEARTBEAT CALLS` with a JSON list of calls, each a list of a function's name and its
+arguments; process I leaves the list of what they return in FOLDER/found-I.json.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from paradec_jax.train.launch import initialize, leave
+
+if __name__ == "__main__":  # before anything asks for a device
+    initialize(heartbeat_s=int(sys.argv[2]))
+
+import jax
+import numpy as np
+from objectives import LENGTH, OBJECTIVES, ROWS, Batches
+from on_devices import PROMPTS, bound, plain
+
+import paradec_jax as pd
+from paradec_jax.data.text import WindowMaker, text_batches
+from paradec_jax.sharding.processes import gathered, put
+from paradec_jax.testing import tiny_causal, tiny_causal_params, tiny_request
+from paradec_jax.train import Rounds, fit
+
+HALF = (1, 2, 2)
+
+
+class Own(Batches):
+    """Batches of the process's own."""
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        self.position += 1
+        return self.make(self.position + 100 * jax.process_index())
+
+
+def options_of(name: str, steps: int, mesh: Any, **changes: Any) -> dict[str, Any]:
+    one = OBJECTIVES[name]
+    options = {
+        "loss": one.loss(),
+        "params": one.params(),
+        "data": Batches(one.batch),
+        "frozen": one.frozen(),
+        "teacher": one.teacher(),
+        "optimizer": one.optimizer("adamw", steps),
+        "steps": steps,
+        "key": jax.random.key(3),
+        "log_every": 1,
+        "progress": False,
+        "mesh": None if mesh is None else pd.make_mesh(*mesh),
+    }
+    return options | changes
+
+
+class Windows:
+    """Windows of a text, and which rows of each batch were made."""
+
+    def __init__(self) -> None:
+        self.maker, self.made = WindowMaker(np.arange(3, 30, dtype=np.int32), 5, ROWS, LENGTH, bos=1), set()
+
+    def __call__(self, index: int) -> Any:
+        return self.maker(index)
+
+    def part(self, index: int, share: Any) -> Any:
+        part = self.maker.part(index, share)
+        self.made.add((part.first, part.first + len(part.rows["tokens"])))
+        return part
+
+
+def train(
+    name: str,
+    steps: int,
+    mesh: Any,
+    text: bool = False,
+    optimizer: str = "adamw",
+    rounds: int | None = None,
+    **changes: Any,
+) -> dict[str, Any]:
+    """Losses of a run, its last parameters, and the rows that this process made."""
+    seen: list[Any] = []
+    windows = Windows()
+    changes["rounds"] = None if rounds is None else Rounds(rounds, reset_optimizer=True)
+    changes["optimizer"] = OBJECTIVES[name].optimizer(optimizer, steps)
+    if text:
+        changes["data"] = text_batches(windows, "digest", prefetch=0)
+    options = options_of(name, steps, mesh, writers=[lambda step, line: seen.append(line)], **changes)
+    state = fit(**options)
+    params = [np.asarray(x).tolist() for x in jax.tree.leaves(gathered(state.params))]
+    losses = [line["loss"] for line in seen if "loss" in line]
+    rates = [line["tokens_per_s"] * line["step_s"] for line in seen if "tokens_per_s" in line]
+    return {"losses": losses, "params": params, "made": sorted(windows.made), "tokens": rates}
+
+
+class Watched(Batches):
+    """Batches that come slowly; with the one numbered `end_at` the last process asks itself to end."""
+
+    def __init__(self, make: Any, delay: float, end_at: int | None) -> None:
+        super().__init__(make)
+        self.delay, self.end_at = delay, end_at
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        time.sleep(self.delay)
+        batch = super().__next__()
+        if self.position == self.end_at and jax.process_index() == jax.process_count() - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return batch
+
+
+def command(folder: str, steps: int, delay: float = 0.0, end_at: int | None = None) -> dict[str, Any]:
+    """A training as a command, whose user reads one sentence of what goes wrong."""
+    data = Watched(OBJECTIVES["next token"].batch, delay, end_at)
+    try:
+        return train("next token", steps, HALF, data=data, folder=folder, checkpoint_every=1, ema_decay=0.9)
+    except (ValueError, OSError) as error:
+        leave(error)
+
+
+def refused(name: str) -> dict[str, str]:
+    """What `fit` says to processes that differ, by what differs."""
+    one, mine = OBJECTIVES[name], jax.process_index()
+    shifted = jax.tree.map(lambda x: x + mine, one.params())
+    cases: dict[str, dict[str, Any]] = {
+        "no mesh": {"mesh": None},
+        "mesh of its own": {"mesh": pd.make_mesh(1, 2, 1, devices=jax.local_devices())},
+        "steps": {"steps": 2 + mine},
+        "log": {"log_every": 1 + mine},
+        "batches": {"data": Own(one.batch)},
+        "parameters": {"params": shifted},
+        "folder": {"folder": "/proc/none"},
+    }
+    found = {}
+    for case, changes in cases.items():
+        try:
+            fit(**options_of(name, 2, HALF) | changes)
+            found[case] = ""
+        except (ValueError, OSError) as error:
+            found[case] = str(error)
+    return found
+
+
+def decode(drivers: list[str], names: list[str]) -> dict[str, Any]:
+    """What drivers give on all devices, by the request each has or by a global one, is what they give on one.
+
+    Args:
+      drivers: of `Jacobi`.
+      names: decoders of the laws' table that `run` runs.
+    """
+    from decoders import ROWS as TABLE
+
+    mesh, request = pd.make_mesh(*HALF), tiny_request(6, prompts=PROMPTS)
+    decoder, params = pd.Jacobi(tiny_causal(), 20, block=4), tiny_causal_params()
+    one = plain(pd.run(decoder, params, request))
+    placed = put(params, pd.shardings(params, mesh))
+    rows = put(request, pd.row_shardings(request, mesh))
+    calls = {
+        "run": lambda: pd.run(decoder, placed, request),
+        "run, by rows": lambda: pd.run(decoder, placed, rows),
+        "trace": lambda: pd.trace(decoder, placed, request, n=8)[0],
+        "serve": lambda: pd.serve(decoder, placed, rows, rows=2, every=2).decoded,
+        "stream": lambda: gathered(
+            decoder.finish([state for state, _ in pd.stream(decoder, placed, rows)][-1])
+        ),
+    }
+    found = {name: plain(calls[name]()) == one for name in drivers}
+    for name in names:
+        decoder, params, _ = bound(TABLE[name])
+        knobs = TABLE[name].values()
+        one = plain(pd.run(decoder, params, request, knobs))
+        placed = decoder.prepare(put(params, pd.shardings(params, mesh)))
+        found[name] = plain(pd.run(decoder, placed, request, knobs)) == one
+    return found
+
+
+def generate() -> dict[str, bool]:
+    """Whether a bundled model writes the same on all devices, with and without stop strings."""
+    mesh, prompts = pd.make_mesh(*HALF), ["Ana has 3 apples.", "Ben has 5 pears and eats 2."]
+    model, found = pd.load("tiny-causal"), {}
+    for name, stop in (("plain", ()), ("stop", (".",))):
+        options = {"max_new_tokens": 12, "samples": 2, "stop_strings": stop}
+        one = pd.generate(model, prompts, pd.AutoRegressive(), **options)
+        other = pd.generate(model, prompts, pd.AutoRegressive(), mesh=mesh, **options)
+        found[name] = (other.text, other.tokens, other.reasons) == (one.text, one.tokens, one.reasons)
+    return found
+
+
+if __name__ == "__main__":
+    folder, mine = Path(sys.argv[1]), jax.process_index()
+    (folder / f"pid-{mine}").write_text(str(os.getpid()))
+    found = [globals()[name](*arguments) for name, *arguments in json.loads(sys.argv[3])]
+    (folder / f"found-{mine}.json").write_text(json.dumps(found))

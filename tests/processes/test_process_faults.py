@@ -1,0 +1,130 @@
+"""Runs of several processes that are killed, asked to end, or go on with fewer: counts for `make cluster`."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+from launched import launched, pids, said, started
+from test_processes import CLOSE, apart
+
+KILLS = int(os.environ.get("PARADEC_KILLS", "50")) // 5
+ENDS = int(os.environ.get("PARADEC_ENDS", "10"))
+STEPS = 12
+LONG = 300  # seconds
+HEARTBEAT = 10
+
+
+def updates(folder):
+    """Update and loss of every line."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    found = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [(line["step"], line["loss"]) for line in found if "loss" in line]
+
+
+def wait_for(launcher, ready, folder):
+    begun = time.monotonic()
+    while not ready():
+        assert launcher.poll() is None, said(folder)
+        assert time.monotonic() - begun < LONG, said(folder)
+        time.sleep(0.01)
+
+
+def count(record_property, what, cases, held, **more):
+    record_property("cluster", {"part": "processes", "what": what, "cases": cases, "held": held, **more})
+    assert cases == held > 0
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of two processes that nothing happened to: its curve, and what it returned."""
+    folder = tmp_path_factory.mktemp("whole")
+    (found, other) = launched(folder / "told", ["command", str(folder / "run"), STEPS])
+    assert other[0]["params"] == found[0]["params"]
+    return updates(folder / "run"), found[0]
+
+
+def finished(folder, **options):
+    """Goes on to the end of the run, and returns its curve and its last parameters."""
+    found = launched(folder / "end", ["command", str(folder / "run"), STEPS], **options)
+    return updates(folder / "run"), found[0][0]
+
+
+@pytest.mark.cluster
+def test_a_run_goes_on_with_other_numbers_of_processes(tmp_path, whole, record_property):
+    run = ["command", str(tmp_path / "run"), STEPS, 0.2]
+    for turn, processes in enumerate((2, 1)):
+        options = {"processes": processes, "devices": 4 // processes}
+        with started(tmp_path / str(turn), [*run, 4 * (turn + 1)], **options) as launcher:
+            assert launcher.wait(LONG) == 0, said(tmp_path / str(turn))
+        assert 4 * (turn + 1) <= len(updates(tmp_path / "run")) < STEPS
+    curve, end = finished(tmp_path)
+    assert [step for step, _ in curve] == list(range(1, STEPS + 1))
+    np.testing.assert_allclose([loss for _, loss in curve], [loss for _, loss in whole[0]], CLOSE)
+    _, params = apart(end | {"losses": [1.0]}, whole[1] | {"losses": [1.0]})
+    computed = json.loads((tmp_path / "run" / "run.json").read_text())["computed"]
+    held = params < CLOSE and [place["processes"] for place in computed] == [2, 1, 2]
+    count(record_property, "begun on two, on one, on two", 1, int(held), apart=params)
+
+
+@pytest.mark.cluster
+def test_a_signal_to_one_of_two_ends_both_and_loses_nothing(tmp_path, whole, record_property):
+    rng, held = random.Random(0), 0
+    for which in range(ENDS):
+        folder, asked = tmp_path / f"run-{which}", which % 2
+        told = folder / "first"
+        with started(told, ["command", str(folder / "run"), STEPS, 0.3]) as launcher:
+            wait_for(launcher, lambda: len(updates(folder / "run")) > 0, told)  # noqa: B023
+            time.sleep(rng.uniform(0, 1.5))
+            os.kill(pids(told)[asked], signal.SIGTERM)
+            code = launcher.wait(LONG)
+        step = len(updates(folder / "run"))
+        good = code == 0 and f"saved update {step} as" in said(told) and step < STEPS
+        curve, end = finished(folder)
+        assert good, (code, step, said(told))
+        held += curve == whole[0] and end["params"] == whole[1]["params"]
+    count(record_property, "SIGTERM to one of two, then the same command", ENDS, held)
+
+
+@pytest.mark.cluster
+def test_kills_of_one_of_two_change_no_bit(tmp_path, whole, record_property):
+    rng, held, codes = random.Random(1), 0, []
+    for which in range(KILLS):
+        folder = tmp_path / f"run-{which}"
+        told = folder / "first"
+        with started(told, ["command", str(folder / "run"), STEPS, 0.2], heartbeat=HEARTBEAT) as launcher:
+            wait_for(launcher, lambda: len(updates(folder / "run")) > 0, told)  # noqa: B023
+            time.sleep(rng.uniform(0, 1.5))
+            os.kill(pids(told)[which % 2], signal.SIGKILL)
+            codes.append(launcher.wait(LONG))
+        assert f"process {which % 2} of 2 was ended by SIGKILL" in said(told)
+        curve, end = finished(folder)
+        held += (
+            codes[-1] == 128 + signal.SIGKILL and curve == whole[0] and end["params"] == whole[1]["params"]
+        )
+    count(record_property, "kill -9 of one of two, then the same command", KILLS, held)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_dead_peer_ends_the_other_within_the_heartbeat(tmp_path, dead, record_property):
+    """Without the launcher, which would end it sooner."""
+    told = tmp_path / "told"
+    options = {"heartbeat": HEARTBEAT, "patience": LONG}
+    with started(told, ["command", str(tmp_path / "run"), 1000, 0.2], **options) as launcher:
+        wait_for(launcher, lambda: len(updates(tmp_path / "run")) > 2, told)
+        os.kill(pids(told)[dead], signal.SIGKILL)
+        begun, other = time.monotonic(), pids(told)[1 - dead]
+        with contextlib.suppress(ProcessLookupError):
+            while time.monotonic() - begun < 10 * HEARTBEAT:
+                os.kill(other, 0)
+                time.sleep(0.1)
+        took = time.monotonic() - begun
+        launcher.wait(LONG)
+    print(took, said(told))
+    count(record_property, f"process {dead} dies", 1, int(took < 3 * HEARTBEAT), seconds=round(took, 1))

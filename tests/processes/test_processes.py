@@ -1,0 +1,63 @@
+"""Two processes of two simulated devices against one process."""
+
+import numpy as np
+import pytest
+from launched import launched
+from objectives import LENGTH, ROWS
+from on_processes import HALF, train
+
+CLOSE = 1e-5
+DIFFERENCES = {
+    "no mesh": "there are 2 processes and the parameters lie on devices of one: give mesh=make_mesh(...)",
+    "mesh of its own": "the mesh has devices of 1 of 2 processes",
+    "steps": "process 1 differs from process 0 in steps [2 there, 3 here]: start all with the same command",
+    "log": "process 1 differs from process 0 in log_every [1 there, 2 here]",
+    "batches": "process 1 differs from process 0 in data:",
+    "parameters": "process 1 differs from process 0 in parameters:",
+    "folder": "/proc/none cannot be written",
+}
+
+
+def apart(found, wanted):
+    """The largest difference of two runs: of losses, and of parameters over the largest number of their array."""
+    losses = np.max(np.abs(np.subtract(found["losses"], wanted["losses"])) / np.abs(wanted["losses"]))
+    pairs = [(np.asarray(x), np.asarray(y)) for x, y in zip(found["params"], wanted["params"], strict=True)]
+    return losses, max(np.max(np.abs(x - y)) / max(np.max(np.abs(y)), 1e-30) for x, y in pairs)
+
+
+def test_a_run_of_two_processes_is_that_of_one_and_differences_are_refused(tmp_path):
+    run = ["next token", 5, HALF, True]
+    found = launched(tmp_path, ["train", *run], ["refused", "next token"])
+    (mine, _), (other, _) = found
+    assert (mine["made"], other["made"]) == ([[0, 2]], [[2, 4]])
+    assert other["losses"] == [] and other["params"] == mine["params"]
+    np.testing.assert_allclose(mine["tokens"], ROWS * LENGTH)
+    losses, params = apart(mine, train("next token", 5, None, True))
+    assert losses < CLOSE and params < 1e-3  # AdamW divides small gradients by their size
+    for _, told in found:
+        assert told.keys() == DIFFERENCES.keys()
+        for case, sentence in DIFFERENCES.items():
+            assert sentence in told[case] and "\n" not in told[case], told[case]
+    assert found[1][1]["folder"].startswith("process 0: ")
+
+
+@pytest.mark.slow
+def test_drivers_give_every_process_the_tokens_of_one(tmp_path):
+    drivers, names = ["run", "run, by rows", "trace", "serve", "stream"], ["masked", "wavefront"]
+    for drivers_found, generated in launched(tmp_path, ["decode", drivers, names], ["generate"]):
+        assert len(drivers_found) == 7 and all(drivers_found.values()), drivers_found
+        assert generated == {"plain": True, "stop": True}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_every_kind_of_run_is_that_of_one_process(tmp_path, optimizer):
+    """On the same mesh: one process of four devices, two of two."""
+    names = ["next token", "recurrent", "masked diffusion", "self-distillation", "residual"]
+    calls = [["train", name, 20, HALF, False, optimizer] for name in names]
+    names, calls = [*names, "rounds"], [*calls, ["train", "self-distillation", 20, HALF, False, optimizer, 8]]
+    one = launched(tmp_path / "one", *calls, processes=1, devices=4)[0]
+    two = launched(tmp_path / "two", *calls)[0]
+    found = {name: apart(*pair) for name, *pair in zip(names, two, one, strict=True)}
+    print(found)
+    assert max(max(pair) for pair in found.values()) < CLOSE, found
