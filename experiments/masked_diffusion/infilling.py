@@ -3,9 +3,9 @@
     python -m experiments.block_diffusion.train tiny-sdar-next --blocks 96 --steps 400 --folder runs/infilling
     python -m experiments.masked_diffusion.infilling --model runs/infilling/model
 
-A network whose one block is as long as a short problem and its answer is a masked denoiser: all positions of the block
-see one another, the question is given, the answer is hidden. It is trained from the weights of `tiny-causal`, which
-solves these problems from left to right. Filled are unseen problems, in each number of steps a block, the surest
+A network whose one block is as long as a short problem and its answer is a masked denoiser: all positions of the
+block see one another, the question is given, the answer is hidden. It is trained from the weights of `tiny-causal`,
+which solves these problems from left to right. Filled are unseen problems in each number of steps a block, the surest
 positions first, beside one position a step; and beside the causal model itself.
 """
 

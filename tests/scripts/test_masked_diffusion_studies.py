@@ -203,6 +203,26 @@ def test_bars_of_the_last_student():
     assert frontier.bars({8: teacher[8], 64: teacher[8]}, student)[-1]["value"] is None
 
 
+def test_students_have_temperatures_too(runs, tmp_path):
+    options = options_of(
+        runs, tmp_path, "frontier", frontier=(8, 16, 64), temperatures=(1.0,), student_temperatures=(1.0, 0.9)
+    )
+    lines = [line for line in study.of_frontier(options) if "round" in line.name]
+    assert [line.name for line in lines[:4]] == ["1 round, 8 steps"] * 2 + ["1 round, 16 steps"] * 2
+    assert [line.setting.label() for line in lines[:2]] == ["steps 8", "temperature 0.9, steps 8"]
+    rows = [row_of(f"teacher, {steps} steps", steps, math.log(20), 8.0) for steps in (8, 16, 64)]
+    for temperature, perplexity in ((1.0, 25), (0.9, 21)):
+        row = row_of("1 round, 16 steps", 16, math.log(perplexity), 8.0, temperature)
+        rows.append(row | {"model_sha256": "s"})
+    found = [bar for bar in study.equal_entropy(rows, options)["bars"] if "perplexity" in bar["bar"]]
+    assert [(bar["temperature"], bar["value"]) for bar in found] == [
+        (1.0, pytest.approx(25 / 20)),
+        (0.9, pytest.approx(21 / 20)),
+    ]
+    with pytest.raises(ValueError, match="all temperatures need at least one"):
+        study.Options(("frontier",), student_temperatures=())
+
+
 @pytest.mark.parametrize("definition", ["sdtt", "mdlm"])
 def test_rows_know_what_they_would_be_without_some_samples(runs, definition):
     judge = load(str(runs / "tiny-judge" / "model"))
