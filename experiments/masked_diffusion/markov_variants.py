@@ -7,9 +7,9 @@ own students', which are `halves`; where a round jumps farther there are fewer r
 
     half-rounds 32 -> 16 -> 8 -> 4 -> 2      fourths 32 -> 8 -> 2      eighths 16 -> 2
 
-The last student of each is measured as `markov_study` does it, at equal seeds, and those of all rounds where the
-length of rounds is studied. A network in bfloat16 stands beside its float32 one. What was trained and measured stays
-in FOLDER/variants and FOLDER/measured: a call that was stopped goes on when it is given again.
+The last student of each is measured as `markov_study` does it, at equal seeds, and on request those of all rounds
+where the length of rounds is studied. A network in bfloat16 stands beside its float32 one. What was trained and
+measured stays in FOLDER/variants and FOLDER/measured: a call that was stopped goes on when it is given again.
 """
 
 import dataclasses
@@ -56,6 +56,7 @@ class Options:
       texts: by which bounds are taken.
       masks: of each of them.
       seed: of all draws.
+      each_round: whether students of all rounds are measured where the length of rounds is studied.
       minutes: after so many a training saves and the call ends; the next one goes on.
       out: where the JSON goes, and a CSV of the same name.
       figures: the folder of the pictures.
@@ -70,6 +71,7 @@ class Options:
     texts: int = 256
     masks: int = 32
     seed: int = 0
+    each_round: bool = False
     minutes: float = 60.0
     out: Path = Path("experiments/masked_diffusion/results/markov_variants.json")
     figures: Path = Path("experiments/masked_diffusion/figures")
@@ -155,14 +157,16 @@ def trained(options: Options) -> dict[str, tuple[distill.Recipe, Path]] | None:
     return found
 
 
-def students_of(runs: Mapping[str, tuple[distill.Recipe, Path]], folder: Path) -> Iterator[Student]:
+def students_of(
+    runs: Mapping[str, tuple[distill.Recipe, Path]], folder: Path, each_round: bool
+) -> Iterator[Student]:
     """Whom to measure: the last student of each variant, more rounds of some, and some in bfloat16."""
     recipe = runs[REFERENCE][0]
     reference = f"{REFERENCE}-{recipe.rounds}"
     for name, (recipe, place) in runs.items():
         for which in range(recipe.rounds):
             last = which == recipe.rounds - 1
-            if last or name in STUDIES["round_lengths"]:
+            if last or (each_round and name in STUDIES["round_lengths"]):
                 model = place / f"round-{which}" / "model"
                 aim, writer = markov_study.aim_of(recipe, which), f"{name}-{which + 1}"
                 other = reference if last else TEACHER
@@ -238,7 +242,10 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             markov_study.row_of((PERFECT, steps, t), one)
             for t, one in zip(temperatures, sweeps[steps], strict=True)
         ]
-    students = [Student(TEACHER, 0, None, teacher, TEACHER), *students_of(runs, options.folder)]
+    students = [
+        Student(TEACHER, 0, None, teacher, TEACHER),
+        *students_of(runs, options.folder, options.each_round),
+    ]
     costs = markov_study.bounds_of([perfect, *(one.writer for one in students)], run.chain, measures)
     of_model = {cost["model"]: cost for cost in costs}
     found = {}

@@ -141,6 +141,7 @@ def test_variants_are_trained_once_and_measured(folder, tmp_path, monkeypatch):
         temperatures=(0.5,),
         texts=3,
         masks=2,
+        each_round=True,
         minutes=0.0,
         out=tmp_path / "variants.json",
         figures=tmp_path,
