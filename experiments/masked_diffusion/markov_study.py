@@ -19,7 +19,6 @@ Each row is kept in FOLDER/measured when it is done, so that a study that was st
 
 import dataclasses
 import itertools
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,8 +32,9 @@ import tyro
 from experiments.common.command import run as run_command
 from experiments.common.plots import draw_panels
 from experiments.common.record import write_record
+from experiments.masked_diffusion import distill
 from experiments.masked_diffusion.markov import Chain, ChainDenoiser
-from experiments.masked_diffusion.markov_train import law_of
+from experiments.masked_diffusion.markov_train import law_of, recipe_of
 from experiments.masked_diffusion.sample_law import log_law, log_law_between
 from paradec_jax import facts, load, make_request, run, store
 from paradec_jax.config import TokenSpec
@@ -127,16 +127,24 @@ Key = tuple[str, int, float]  # model, steps, temperature
 
 def writers_of(folder: Path, chain: Chain) -> list[Writer]:
     """The perfect denoiser, the teacher, and the students, each called by the steps that it aims at."""
-    told = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))["students"]
-    places = {TEACHER: folder / "teacher" / "model"}
-    for which in range(told["rounds"]):
-        aim = told["first_steps"] / told["jump"] ** (which + 1)
-        places[f"student-{aim:g}"] = folder / "students" / f"round-{which}" / "model"
+    students = recipe_of(folder).students
     found = [Writer(PERFECT, ChainDenoiser(chain), None, chain.digest)]
-    for name, place in places.items():
-        model = load(place, dtype="float32")
-        found.append(Writer(name, model.network, model.params, store.fingerprint(place)))
+    found.append(writer_of(TEACHER, folder / "teacher" / "model"))
+    for which in range(students.rounds):
+        place = folder / "students" / f"round-{which}" / "model"
+        found.append(writer_of(f"student-{aim_of(students, which):g}", place))
     return found
+
+
+def writer_of(name: str, place: Path, dtype: str = "float32") -> Writer:
+    """A model folder's."""
+    model = load(place, dtype=dtype)
+    return Writer(name, model.network, model.params, store.fingerprint(place))
+
+
+def aim_of(recipe: distill.Recipe, which: int) -> float:
+    """The steps that the student of a round, counted from 0, aims at."""
+    return recipe.first_steps / recipe.jump ** (which + 1)
 
 
 def plan(writers: Sequence[Writer], options: Options) -> Iterator[tuple[Writer, int, float]]:

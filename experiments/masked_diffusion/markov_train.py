@@ -79,8 +79,8 @@ def source_of(recipe: Recipe) -> tuple[Text, Tokenizer]:
     return Text((walked,), (held_out.reshape(-1),), f"{chain.digest} {recipe.symbols}"), tokenizer
 
 
-def law_of(folder: Path) -> Chain:
-    """The law that a run was trained on.
+def recipe_of(folder: Path) -> Recipe:
+    """The recipe of a run.
 
     Raises:
       ValueError: a folder without a run.
@@ -88,8 +88,23 @@ def law_of(folder: Path) -> Chain:
     path = folder / "recipe.json"
     if not path.is_file():
         raise ValueError(f"there is no run in {folder}: train with `markov_train` first")
-    told = json.loads(path.read_text(encoding="utf-8"))["chain"]
-    return Chain(tuple(told["weights"]), told["length"], told["seed"])
+    told = json.loads(path.read_text(encoding="utf-8"))
+    law = told["chain"]
+    return Recipe(
+        Chain(tuple(law["weights"]), law["length"], law["seed"]),
+        told["symbols"],
+        train.Recipe(**told["teacher"]),
+        distill.Recipe(**told["students"]),
+    )
+
+
+def law_of(folder: Path) -> Chain:
+    """The law that a run was trained on.
+
+    Raises:
+      ValueError: a folder without a run.
+    """
+    return recipe_of(folder).chain
 
 
 def main(recipe: Recipe = Recipe(), folder: Path = Path("runs/markov"), minutes: float = 30.0) -> None:

@@ -53,6 +53,7 @@ class Options:
       frontier: steps of the teacher's curves, and of the students all but the most.
       temperatures: of the teacher's curves and of the rival's.
       most_temperatures: of the teacher's curve of most steps, which takes longest; `temperatures` when None.
+      student_temperatures: of the students beside the teacher's curves.
       samples: texts of a row.
       length: tokens of a text; as long as the teacher when None.
       rows: texts drawn together.
@@ -73,6 +74,7 @@ class Options:
     frontier: tuple[int, ...] = (4, 8, 16, 64)
     temperatures: tuple[float, ...] = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7)
     most_temperatures: tuple[float, ...] | None = None
+    student_temperatures: tuple[float, ...] = (1.0,)
     samples: int = 512
     length: int | None = None
     rows: int = 64
@@ -82,8 +84,8 @@ class Options:
     folder: Path = Path("experiments/masked_diffusion/results")
 
     def __post_init__(self) -> None:
-        if not self.steps or not self.frontier or not self.temperatures:
-            raise ValueError("steps, frontier and temperatures need at least one number each")
+        if not (self.steps and self.frontier and self.temperatures and self.student_temperatures):
+            raise ValueError("steps, frontier and all temperatures need at least one number each")
 
     def of_curve(self, steps: int) -> tuple[float, ...]:
         """Temperatures of the teacher's curve of these steps."""
@@ -226,7 +228,12 @@ def of_frontier(options: Options) -> list[Line]:
     ]
     fewer = [steps for steps in options.frontier if steps < max(options.frontier)]
     for name, place in rounds_of(options):
-        lines += [Line(name, place, masked(steps)) for steps in fewer or options.frontier]
+        for steps in fewer or options.frontier:
+            curve = f"{name}, {steps} steps" if len(options.student_temperatures) > 1 else name
+            lines += [
+                Line(curve, place, masked(steps, temperature=temperature))
+                for temperature in options.student_temperatures
+            ]
     if (rival_place := options.other) is not None:
         for temperature in options.temperatures:
             rival = Setting("autoregressive", AutoRegressive(), AutoRegressive.Knobs(temperature=temperature))
@@ -278,11 +285,20 @@ def equal_entropy(rows: Sequence[Row], options: Options) -> dict[str, list[dict[
     students = [row for row in rows if "round" in row["line"]]
     pairs = [(row, steps) for row in students for steps in {row["steps"], max(options.frontier)}]
     at_one = {steps: row for steps, curve in curves.items() for row in curve if row["temperature"] == 1}
-    last = students[-1]["line"]
-    of_last = {row["steps"]: row for row in students if row["line"] == last}
+    last, bars = students[-1]["model_sha256"], []
+    for temperature in options.student_temperatures:
+        of_last = {
+            row["steps"]: row
+            for row in students
+            if row["model_sha256"] == last and row["temperature"] == temperature
+        }
+        bars += [{"temperature": temperature} | bar for bar in frontier.bars(at_one, of_last)]
     return {
-        "at_equal_entropy": [frontier.compared(row, curves[steps]) for row, steps in pairs],
-        "bars": frontier.bars(at_one, of_last),
+        "at_equal_entropy": [
+            {"temperature": row["temperature"]} | frontier.compared(row, curves[steps])
+            for row, steps in pairs
+        ],
+        "bars": bars,
     }
 
 
@@ -327,10 +343,16 @@ def run(name: str, texts: Texts, options: Options) -> list[Row]:
             if one["ratio"] is None
             else times(one["ratio"], one["ratio_interval"])
         )
-        print(f"{one['line']}, {one['steps']} steps, over {one['curve']} at equal entropy: {ratio}")
+        print(
+            f"{one['line'].partition(',')[0]}, {one['steps']} steps, temperature {one['temperature']:g}, "
+            f"over {one['curve']} at equal entropy: {ratio}"
+        )
     for one in more.get("bars", ()):
         value = "none" if one["value"] is None else times(one["value"], one["interval"])
-        print(f"last student, {one['steps']} steps: {one['bar']} {value}, wanted {one['wanted']}")
+        print(
+            f"last student, {one['steps']} steps, temperature {one['temperature']:g}: {one['bar']} {value}, "
+            f"wanted {one['wanted']}"
+        )
     return rows
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from experiment import read
 
-from experiments.masked_diffusion import distill, markov_study, markov_train, train
+from experiments.masked_diffusion import distill, markov_study, markov_train, markov_variants, train
 from experiments.masked_diffusion.markov import Chain
 from paradec_jax import load
 
@@ -116,6 +116,75 @@ def test_a_study_goes_on_with_the_rows_that_are_done(folder, tmp_path, monkeypat
     markov_study.main(options)
     again = read(options.out)[0]
     assert all(again[name] == table[name] for name in ("rows", "bounds", "bars"))
+
+
+def test_variants_are_called_as_on_the_other_ground():
+    own = dataclasses.replace(markov_train.STUDENTS, seed=5)
+    of = {name: markov_variants.variant(name, own) for name in markov_variants.NAMES}
+    assert of["halves"] == dataclasses.replace(own, name="halves") and of.keys() == distill.RECIPES.keys()
+    assert [of[name].updates for name in markov_variants.STUDIES["round_lengths"]] == [400, 200, 100]
+    assert {of[name].rounds * of[name].updates for name in of.keys() - {"halves", "short-rounds"}} == {800}
+    assert {markov_study.aim_of(recipe, recipe.rounds - 1) for recipe in of.values()} == {2}
+    assert (of["eighths"].jump, of["eighths"].rounds, of["fourths"].first_steps) == (8, 1, 32)
+    for name, recipe in of.items():
+        for field in ("divergence", "released", "grid", "weights", "reset_optimizer", "reset_ema", "jump"):
+            assert getattr(recipe, field) == getattr(distill.RECIPES[name], field)
+
+
+def test_variants_are_trained_once_and_measured(folder, tmp_path, monkeypatch):
+    options = markov_variants.Options(
+        folder,
+        ("halves", "half-rounds"),
+        samples=12,
+        draws=2,
+        steps=(2,),
+        temperatures=(0.5,),
+        texts=3,
+        masks=2,
+        each_round=True,
+        minutes=0.0,
+        out=tmp_path / "variants.json",
+        figures=tmp_path,
+    )
+    markov_variants.main(options)  # a single update, then its minutes are over
+    assert not options.out.exists() and (folder / "variants" / "half-rounds" / "checkpoints").exists()
+    options = dataclasses.replace(options, minutes=5.0)
+    markov_variants.main(options)
+    table, lines = read(options.out)
+    rows = {(row["model"], row["steps"]): row for row in table["rows"]}
+    students = {"halves-1": 4, "halves-2": 2, "half-rounds-1": 4, "half-rounds-2": 2}
+    others = {"teacher": None, "teacher-bfloat16": None, "half-rounds-2-bfloat16": 2}
+    assert rows.keys() == {(name, 2) for name in students | others}
+    assert all(row["aims_at"] == (students | others)[name] for (name, _), row in rows.items())
+    assert len(lines) == len(rows) and [row["temperature"] for row in table["perfect"]] == [1, 0.5]
+    kls = {name: row["kl"] for name, row in rows.items()}
+    for (_, steps), row in rows.items():
+        assert row["over_the_other"] == pytest.approx(row["kl"] - kls[row["other"], steps])
+        assert row["over_the_other_interval"][0] <= row["over_the_other"] <= row["over_the_other_interval"][1]
+        assert row["bound"] > 0 and row["over_the_floor_interval"][0] < row["over_the_floor"]
+    assert abs(rows["teacher-bfloat16", 2]["over_the_other"]) < 0.1
+    pictures = {path.name: path.stat().st_size > 1000 for path in tmp_path.glob("*.png")}
+    assert pictures == {"markov-round_lengths.png": True}  # of the other studies there is one variant alone
+
+    def again(*_):
+        raise AssertionError("what is done")
+
+    monkeypatch.setattr(distill, "go_on", again)
+    monkeypatch.setattr(markov_study, "sampled", again)
+    markov_variants.main(options)
+    assert read(options.out)[0]["rows"] == table["rows"]
+
+
+def test_variants_refuse(folder, tmp_path):
+    with pytest.raises(ValueError, match="half-rounds and others of"):
+        markov_variants.Options(variants=("mse",))
+    with pytest.raises(ValueError, match="half-rounds and others of"):
+        markov_variants.Options(variants=("half-rounds", "thirds"))
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        markov_variants.Options(temperatures=(2.0,))
+    (tmp_path / "recipe.json").write_text((folder / "recipe.json").read_text())
+    with pytest.raises(ValueError, match="teacher is not done"):
+        markov_variants.main(markov_variants.Options(tmp_path))
 
 
 def test_bars_say_what_is_met():

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.masked_diffusion import continued, frontier, study, texts
+from experiments.masked_diffusion import between, continued, frontier, study, texts
 from experiments.masked_diffusion.texts import Texts, left_out
 from paradec_jax.config import CAUSAL_PRESETS, MASKED_DIFFUSION_PRESETS
 from paradec_jax.data.text import character_spec, character_tokenizer
@@ -201,6 +201,65 @@ def test_bars_of_the_last_student():
     }
     assert found["share", 8]["wanted"] == "at least 0.4" and frontier.bars(teacher, {}) == []
     assert frontier.bars({8: teacher[8], 64: teacher[8]}, student)[-1]["value"] is None
+
+
+def test_students_have_temperatures_too(runs, tmp_path):
+    options = options_of(
+        runs, tmp_path, "frontier", frontier=(8, 16, 64), temperatures=(1.0,), student_temperatures=(1.0, 0.9)
+    )
+    lines = [line for line in study.of_frontier(options) if "round" in line.name]
+    assert [line.name for line in lines[:4]] == ["1 round, 8 steps"] * 2 + ["1 round, 16 steps"] * 2
+    assert [line.setting.label() for line in lines[:2]] == ["steps 8", "temperature 0.9, steps 8"]
+    rows = [row_of(f"teacher, {steps} steps", steps, math.log(20), 8.0) for steps in (8, 16, 64)]
+    for temperature, perplexity in ((1.0, 25), (0.9, 21)):
+        row = row_of("1 round, 16 steps", 16, math.log(perplexity), 8.0, temperature)
+        rows.append(row | {"model_sha256": "s"})
+    found = [bar for bar in study.equal_entropy(rows, options)["bars"] if "perplexity" in bar["bar"]]
+    assert [(bar["temperature"], bar["value"]) for bar in found] == [
+        (1.0, pytest.approx(25 / 20)),
+        (0.9, pytest.approx(21 / 20)),
+    ]
+    with pytest.raises(ValueError, match="all temperatures need at least one"):
+        study.Options(("frontier",), student_temperatures=())
+
+
+def test_models_between_a_teacher_and_its_student(runs, tmp_path):
+    options = between.Options(
+        str(runs / "tiny-mdlm" / "model"),
+        str(runs / "halves" / "round-1" / "model"),
+        str(runs / "tiny-judge" / "model"),
+        runs / "text.txt",
+        shares=(0.5, 1.0),
+        steps=(2,),
+        temperatures=(1.0, 0.5),
+        samples=5,
+        length=LENGTH,
+        rows=3,
+        runs=tmp_path,
+        out=tmp_path / "between.json",
+        figure=tmp_path / "between.png",
+    )
+    between.main(options)
+    table = json.loads(options.out.read_text())
+    told = [(row["line"], row["temperature"], row["share"]) for row in table["rows"]]
+    assert told == [
+        ("teacher, 2 steps", 1.0, 0),
+        ("teacher, 2 steps", 0.5, 0),
+        ("share 0.5", 1.0, 0.5),
+        ("share 1", 1.0, 1.0),
+        ("real text", None, None),
+    ]
+    assert [one["share"] for one in table["at_equal_entropy"]] == [0.5, 1.0] and table["bars"] == []
+    middle, end = (load(place).params["head"] for place in between.between(options).values())
+    teacher, student = (load(place).params["head"] for place in (options.teacher, options.student))
+    np.testing.assert_array_equal(end, student)
+    np.testing.assert_allclose(middle, (np.asarray(teacher) + student) / 2, rtol=1e-6)
+    with pytest.raises(ValueError, match="above 0 and at most 1"):
+        between.Options(shares=(0.0,))
+    with pytest.raises(ValueError, match="must have 1"):
+        between.Options(temperatures=(0.9,))
+    with pytest.raises(ValueError, match="differ in shape"):
+        between.between(dataclasses.replace(options, student=str(runs / "tiny-judge" / "model")))
 
 
 @pytest.mark.parametrize("definition", ["sdtt", "mdlm"])
