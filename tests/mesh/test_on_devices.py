@@ -20,6 +20,7 @@ def quick():
         ["collectives", ["test-causal"], [2, 1, 2]],
         ["drivers", HALF, []],
         ["layouts"],
+        ["gathers", 4],
     )
 
 
@@ -49,6 +50,11 @@ def check_collectives(found):
 
 def test_a_tensor_parallel_forward_has_two_all_reduces_a_block():
     check_collectives(quick()[2])
+
+
+def test_masters_are_cast_before_they_are_gathered_and_a_head_is_gathered_once_for_all_chunks():
+    found = quick()[5]
+    assert "f32" not in found and found["f16"] > 2 * 7 and found["head"] == 1
 
 
 def check_drivers(found):
