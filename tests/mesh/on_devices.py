@@ -21,7 +21,8 @@ from objectives import OBJECTIVES, Batches, difference
 import paradec_jax as pd
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine import drive
-from paradec_jax.families import PRESETS, init_params, network_of
+from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
+from paradec_jax.losses import next_token_loss
 from paradec_jax.testing import (
     StubCausal,
     StubDenoiser,
@@ -345,31 +346,9 @@ def collectives(presets: list[str], sizes: list[int], changes: dict[str, int]) -
     return found
 
 
-def stop_tests(names: list[str]) -> dict[str, Any]:
-    """Collectives of an iteration of a decoding loop whose rows lie on all devices, its loops, and the bytes."""
-    from decoders import ROWS
-
-    found, where = {}, mesh_named("rows")
-    for name in names or list(ROWS):
-        decoder, params, _ = bound(ROWS[name])
-        request = tiny_request(6, prompts=PROMPTS)
-        request = jax.device_put(request, pd.row_shardings(request, where))
-        knobs = decoder.knobs(ROWS[name].values())
-        with jax.set_mesh(where):
-            params = jax.device_put(params, jax.NamedSharding(where, jax.P()))
-            program = drive.compiled_run.lower(decoder, params, request, knobs, np.int32(99))
-        text = program.compile().as_text()
-        never, once = collectives_of(text, unknown=0), collectives_of(text, unknown=1)
-        none = Collectives(0, 0)
-        of_loop = {kind: one.count - never.get(kind, none).count for kind, one in once.items()}
-        bytes_of_loop = {kind: one.bytes - never.get(kind, none).bytes for kind, one in once.items()}
-        found[name] = {
-            "loop": {kind: count for kind, count in of_loop.items() if count},
-            "bytes": sum(bytes_of_loop.values()),
-            "loops": unknown_loops(text),
-            "outside": {kind: one.count for kind, one in never.items()},
-        }
-    return found
+from paradec_jax.decode.machine import drive
+from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
+from paradec_jax.losses import next_token_loss
 
 
 def path_of(pair: tuple[Any, Any]) -> str:
