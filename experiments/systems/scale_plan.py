@@ -58,6 +58,7 @@ class Options:
       largest: whether to find the largest batch.
       json: whether to print the record instead of a table.
       out: where the record goes; nowhere when None.
+      text: folder for the compiled programs, where one sees what takes the memory; nowhere when None.
     """
 
     preset: tyro.conf.Positional[str]
@@ -76,6 +77,7 @@ class Options:
     largest: bool = False
     json: bool = False
     out: Path | None = None
+    text: Path | None = None
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
@@ -105,7 +107,9 @@ def config_of(options: Options) -> ModelConfig:
     return dataclasses.replace(config, **changes)
 
 
-def price(name: str, program: Program, devices: int) -> tuple[dict[str, Any], Any]:
+def price(
+    name: str, program: Program, devices: int, folder: Path | None = None
+) -> tuple[dict[str, Any], Any]:
     """What a program takes on one chip, and the compiled program; None where the compiler says it does not fit."""
     start = time.perf_counter()
     lowered = program.traced.lower()
@@ -126,6 +130,9 @@ def price(name: str, program: Program, devices: int) -> tuple[dict[str, Any], An
         return row | {"fits": False, "gib": size, "said": str(error)[:4000]} | _seconds(start, busy), None
     seconds = _seconds(start, busy)
     memory, text = compiled.memory_analysis(), compiled.as_text()
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name.replace(' ', '-')}.txt").write_text(text, encoding="utf-8")
     kinds = ("argument", "output", "alias", "temp", "generated_code")
     parts = {kind: getattr(memory, f"{kind}_size_in_bytes") / GIB for kind in kinds}
     cost = compiled.cost_analysis()
@@ -154,15 +161,15 @@ def plan(options: Options, mesh: Any, batch: int) -> list[dict[str, Any]]:
     """The rows of a batch: one of the train step, or those of reading prompts and of a step of decoding."""
     config = config_of(options)
     if options.decode is None:
-        row, _ = price(
-            "train step", train_program(config, mesh, batch, options.seq, options.chunk), mesh.size
-        )
+        program = train_program(config, mesh, batch, options.seq, options.chunk)
+        row, _ = price("train step", program, mesh.size, options.text)
         return [row | {"batch": batch}]
     start, advance = decode_programs(config, mesh, batch, options.seq, options.new, options.decode)
-    row, compiled = price("prompt", start, mesh.size)
+    row, compiled = price("prompt", start, mesh.size, options.text)
     rows = [row | {"batch": batch}]
     if compiled is not None:
-        row, _ = price("decode step", advance(compiled.output_shardings), mesh.size)
+        program = advance(compiled.output_shardings)
+        row, _ = price("decode step", program, mesh.size, options.text)
         rows.append(row | {"batch": batch})
     return rows
 

@@ -25,7 +25,7 @@ from paradec_jax.losses.block_streams import (
     read_doubled,
     read_twice,
 )
-from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, token_losses
+from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, token_losses
 from paradec_jax.losses.masked_diffusion import mask_of
 from paradec_jax.noise import BlockNoise, Hidden
 
@@ -88,8 +88,10 @@ def block_diffusion_loss(
         streams = read(network, params, tokens, jnp.where(hidden.where, mask, tokens), layout)
         vectors = before_each(streams, layout) if spec.alignment == "next" else streams.noisy
 
+        logits = scorer(network, params)
+
         def score(vectors: Array, targets: Array) -> tuple[Array, Array]:
-            return token_losses(network.logits(params, vectors), targets)
+            return token_losses(logits(vectors), targets)
 
         nll, hits = in_chunks(score, chunk, vectors, tokens)
         weights = jnp.where(hidden.where, 1 / jnp.where(hidden.where, hidden.probability, 1.0), 0.0)

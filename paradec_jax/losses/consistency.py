@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.losses import block_passes
-from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, soft_cross_entropy, token_losses
+from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, soft_cross_entropy, token_losses
 
 _CHOICES = {
     "context": ("nc", "clean", "nc_ic"),
@@ -233,9 +233,10 @@ def _next_token(
     chunk: int | None,
 ) -> dict[str, Array]:
     """Cross-entropy of prompt and clean blocks."""
+    logits = scorer(network, params)
 
     def nll(hidden: Array, targets: Array) -> tuple[Array, Array]:
-        return token_losses(network.logits(params, hidden), targets, rules.label_smoothing)
+        return token_losses(logits(hidden), targets, rules.label_smoothing)
 
     parts = [(hidden.before, pairs.clean, pairs.block_weight)]
     if rules.prompt_weight and pairs.prompt.shape[1] > 1:
@@ -265,9 +266,10 @@ def _consistency(
     chunk: int | None,
 ) -> dict[str, Array]:
     """Divergence of the noisy positions from the clean ones."""
+    student, taught = scorer(network, params), scorer(network, teacher)
 
     def divergence(student_hidden: Array, teacher_hidden: Array) -> tuple[Array, Array]:
-        said, wanted = network.logits(params, student_hidden), network.logits(teacher, teacher_hidden)
+        said, wanted = student(student_hidden), taught(teacher_hidden)
         value, entropy = soft_cross_entropy(said, wanted, rules.temperature)
         if rules.divergence == "kl":
             value = value - entropy

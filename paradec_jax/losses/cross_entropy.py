@@ -1,5 +1,6 @@
 """Cross-entropies: weighted over a batch, token by token, and to a teacher's distribution."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -60,6 +61,12 @@ def soft_cross_entropy(
     teacher = at_least_float32(lax.stop_gradient(teacher)) / temperature
     student, q = at_least_float32(student) / temperature, jax.nn.softmax(teacher)
     return optax.softmax_cross_entropy(student, q), optax.softmax_cross_entropy(teacher, q)
+
+
+def scorer(network: Any, params: Any) -> Callable[[Array], Array]:
+    """`network.logits` of these parameters; one with an `output` gathers its matrix once for all chunks."""
+    output = getattr(network, "output", None)
+    return functools.partial(network.logits, params if output is None else output(params))
 
 
 def in_chunks(score: Callable[..., Any], chunk: int | None, *arrays: Array) -> Any:

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, token_losses
+from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, token_losses
 from paradec_jax.noise import (
     MDLM_TIMES,
     LogLinear,
@@ -143,8 +143,10 @@ def masked_diffusion_loss(
         weights = jnp.ones(tokens.shape) if weights is None else weights.astype(jnp.float32)
         noised, hidden, weight = noise(batch, chosen, mask, of_times, of_masks)
 
+        logits = scorer(network, params)
+
         def score(vectors: Array, targets: Array) -> tuple[Array, Array]:
-            return token_losses(without_mask(network.logits(params, vectors), mask), targets)
+            return token_losses(without_mask(logits(vectors), mask), targets)
 
         vectors = read(network, params, noised, of_dropout if dropout else None)
         nll, hits = in_chunks(score, chunk, vectors, tokens)

@@ -1,13 +1,12 @@
 """Training of causal models: the next token's cross-entropy."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from paradec_jax.losses.cross_entropy import check_chunk, chunked_cross_entropy
+from paradec_jax.losses.cross_entropy import check_chunk, chunked_cross_entropy, scorer
 
 
 class CausalNetwork(Protocol):
@@ -47,7 +46,7 @@ def next_token_loss(
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         hidden = network.forward(params, tokens, positions).hidden
         value, accuracy = chunked_cross_entropy(
-            functools.partial(network.logits, params), hidden, batch["targets"], batch["weights"], chunk
+            scorer(network, params), hidden, batch["targets"], batch["weights"], chunk
         )
         return value, {"accuracy": accuracy}
 

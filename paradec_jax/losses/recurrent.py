@@ -3,7 +3,6 @@
 Geiping et al. 2025, arXiv 2502.05171, section 3.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -13,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
-from paradec_jax.losses.cross_entropy import check_chunk, chunked_cross_entropy
+from paradec_jax.losses.cross_entropy import check_chunk, chunked_cross_entropy, scorer
 
 Draw = Callable[[Array, Array], Int[Array, ""]]
 Mean = float | Callable[[Array], Array]
@@ -162,7 +161,7 @@ def recurrent_loss(
         state = unroll(network, params, state, e, view, recurrence, depth, remat)
         hidden = network.readout(params, state, view, window).hidden
         value, accuracy = chunked_cross_entropy(
-            functools.partial(network.logits, params), hidden, batch["targets"], batch["weights"], chunk
+            scorer(network, params), hidden, batch["targets"], batch["weights"], chunk
         )
         return value, {"accuracy": accuracy, "recurrence": jnp.asarray(recurrence, jnp.float32)}
 

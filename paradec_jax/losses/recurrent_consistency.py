@@ -57,6 +57,10 @@ class Unrolled:
         """Output scores in at least float32."""
         return self.network.logits(params, hidden)
 
+    def output(self, params: Any) -> Any:
+        """See `RecurrentDepthNetwork.output`."""
+        return self.network.output(params)
+
     def forward(
         self,
         params: Any,

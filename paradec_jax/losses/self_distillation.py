@@ -29,7 +29,7 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.decode.rules.race import race, reverse_weights
 from paradec_jax.decode.rules.sampling import gumbel
 from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.losses.cross_entropy import check_chunk, in_chunks
+from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer
 from paradec_jax.losses.masked_diffusion import DenoisingNetwork, mask_of, read
 from paradec_jax.noise import SDTT_TIMES, LogLinear, Times, hide
 
@@ -164,8 +164,10 @@ def self_distillation_loss(
         )
         said = read(network, params, noised, of_dropout if dropout else None)
 
+        student, taught = scorer(network, params), scorer(network, teacher)
+
         def score(said: Array, wanted: Array) -> tuple[Array, Array]:
-            mine, other = network.logits(params, said), network.logits(teacher, wanted)
+            mine, other = student(said), taught(wanted)
             best = [jnp.argmax(without_mask(logits, mask), axis=-1) for logits in (mine, other)]
             return divergence(mine, other, mask, chosen), best[0] == best[1]
 

@@ -1,6 +1,5 @@
 """Training of recurrent-depth models in which every recurrence has a target of its own."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ from jax import lax
 from jaxtyping import Array
 
 from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.losses.cross_entropy import check_chunk, chunked_cross_entropy
+from paradec_jax.losses.cross_entropy import check_chunk, chunked_cross_entropy, scorer
 from paradec_jax.losses.recurrent import Draw, settle
 
 
@@ -54,8 +53,7 @@ def stepwise_loss(
     check_chunk(chunk)
 
     def nats(params: Any, hidden: Array, targets: Array, weights: Array) -> tuple[Array, Array]:
-        score = functools.partial(network.logits, params)
-        return chunked_cross_entropy(score, hidden, targets, weights, chunk)
+        return chunked_cross_entropy(scorer(network, params), hidden, targets, weights, chunk)
 
     def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
         del frozen

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from paradec_jax.decode.machine.network import Prepared
+from paradec_jax.sharding.rules import gathered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,14 @@ def apply(module: type, config: Any, params: Any, method: Callable, *args: Any) 
     """A method of a Linen module on raw or prepared parameters."""
     prepared = isinstance(params, Prepared)
     return module(config, prepared).apply({"params": raw(params)}, *args, method=method)
+
+
+def output(params: Any, dtype: str) -> Any:
+    """The parameters with the output matrix cast and gathered (`sharding.rules.gathered`), for `logits` alone."""
+    if isinstance(params, Prepared):
+        return params
+    name, axes = ("head", ("embed", "vocab")) if "head" in params else ("embedding", ("vocab", "embed"))
+    return {**params, name: gathered(params[name], dtype, *axes)}
 
 
 def shapes_of(module: Callable[[Any], Any], config: Any, parts: Mapping[str, str]) -> dict[str, Any]:

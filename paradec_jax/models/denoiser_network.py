@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import MaskedDiffusionConfig
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
-from paradec_jax.models.base import Work, apply, raw
+from paradec_jax.models.base import Work, apply, output, raw
 from paradec_jax.models.denoiser import Denoiser, Inputs
 from paradec_jax.models.prepare import prepare_denoiser
 from paradec_jax.nn.visibility import Seen
@@ -85,6 +85,10 @@ class DenoiserNetwork:
     def embedding(self, params: Any) -> Float[Array, "V D"]:
         """The vector of each token. `forward` also takes vectors, such as mixtures `p @ embedding`."""
         return raw(params)["embedding"]
+
+    def output(self, params: Any) -> Any:
+        """Parameters for `logits` alone, which a loss makes in chunks: the output matrix is gathered once for all."""
+        return output(params, self.config.dtype)
 
     def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Scores of all V columns in at least float32; `decode.rules.subs` rules out the mask's."""

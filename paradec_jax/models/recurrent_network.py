@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
 from paradec_jax.models import axes, recurrent_cache
-from paradec_jax.models.base import Work, apply, raw
+from paradec_jax.models.base import Work, apply, output, raw
 from paradec_jax.models.prepare import prepare_params
 from paradec_jax.models.recurrent_cache import CACHE_MODES, RecurrentCache, RecurrentKV
 from paradec_jax.models.recurrent_depth import Inputs, RecurrentDepth, View, parameter_shapes
@@ -251,6 +251,10 @@ class RecurrentDepthNetwork:
     def widen(self, window: RecurrentKV, width: int) -> RecurrentKV:
         """The window with room for `width` positions, the new ones zero."""
         return recurrent_cache.widen(window, width)
+
+    def output(self, params: Any) -> Any:
+        """Parameters for `logits` alone, which a loss makes in chunks: the output matrix is gathered once for all."""
+        return output(params, self.config.dtype)
 
     def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Output scores in at least float32."""

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from paradec_jax.config import BlockDiffusionConfig, TransformerConfig
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
 from paradec_jax.models import axes
-from paradec_jax.models.base import Work, apply, raw
+from paradec_jax.models.base import Work, apply, output, raw
 from paradec_jax.models.prepare import prepare_params
 from paradec_jax.models.transformer import Inputs, Layers, Transformer, parameter_shapes
 from paradec_jax.nn import cache as kv_cache
@@ -119,6 +119,10 @@ class TransformerNetwork:
     def embedding(self, params: Any) -> Float[Array, "V D"]:
         """The vector of each token. `forward` also takes vectors, such as mixtures `p @ embedding`."""
         return raw(params)["embedding"]
+
+    def output(self, params: Any) -> Any:
+        """Parameters for `logits` alone, which a loss makes in chunks: the output matrix is gathered once for all."""
+        return output(params, self.config.dtype)
 
     def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Output scores in at least float32."""

@@ -13,11 +13,13 @@ embed          fsdp                        another axis of the parameter: mlp or
 `embed_pair` and `conditioning` are as `embed`. Vectors do not lie over fsdp: to gather them costs more than it saves.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
@@ -99,3 +101,41 @@ def whole(x: Any) -> Any:
     """Constrains an array to lie whole on every device; does nothing where `by_rows` does nothing."""
     traced = isinstance(x, jax.core.Tracer)
     return lax.with_sharding_constraint(x, P()) if traced and sizes_in_force() else x
+
+
+def gathered(weight: Any, dtype: Any, *names: str) -> Any:
+    """A matrix that lies over fsdp, cast to the narrower dtype of its products and only then gathered.
+
+    Between devices it moves in that dtype, and so does its gradient, which each device gets its part of. Does nothing
+    to a matrix that is as narrow, and where nothing is traced for a mesh with an axis `fsdp`.
+
+    Args:
+      weight: the matrix, whole or split over `tensor` afterwards.
+      dtype: of the products.
+      names: of its logical axes.
+    """
+    sizes, dtype = sizes_in_force(), jnp.dtype(dtype)
+    narrow = dtype.itemsize < weight.dtype.itemsize
+    if not narrow or "fsdp" not in sizes or not isinstance(weight, jax.core.Tracer):
+        return weight
+    stored, _ = assign(names, weight.shape, sizes)
+    after, _ = assign(names, weight.shape, {"tensor": sizes.get("tensor", 1)})
+    return _gathered(weight, dtype, stored, after)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _gathered(weight: Any, dtype: Any, stored: P, after: P) -> Any:
+    return lax.with_sharding_constraint(lax.with_sharding_constraint(weight.astype(dtype), stored), after)
+
+
+def _gathered_forward(weight: Any, dtype: Any, stored: P, after: P) -> tuple[Any, Any]:
+    return _gathered(weight, dtype, stored, after), jnp.zeros((), weight.dtype)
+
+
+def _gathered_backward(dtype: Any, stored: P, after: P, like: Any, gradient: Any) -> tuple[Any]:
+    """Without a constraint to lie whole, which would sum all of it on every device before each took its part."""
+    del dtype, after
+    return (lax.with_sharding_constraint(gradient, stored).astype(like.dtype),)
+
+
+_gathered.defvjp(_gathered_forward, _gathered_backward)

@@ -34,7 +34,7 @@ ALLOWED = {
     "sharding": {"models.axes"},  # its ground floor, `mesh` and `rules`, nothing
     "nn": {"config", "sharding.rules"},
     "noise": {"config"},
-    "models": {"config", "nn", "decode.machine.network"},
+    "models": {"config", "nn", "decode.machine.network", "sharding.rules"},
     "decode.rules": BELOW,
     "decode.machine": RULES,
     "decode.autoregressive": FAMILY,

@@ -24,7 +24,8 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine import drive
 from paradec_jax.disk import blocks
 from paradec_jax.disk.tensors import TensorFiles
-from paradec_jax.families import PRESETS, init_params, network_of
+from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
+from paradec_jax.losses import next_token_loss
 from paradec_jax.store import Model, save
 from paradec_jax.testing import (
     StubCausal,
@@ -375,6 +376,35 @@ def stop_tests(names: list[str]) -> dict[str, Any]:
             "outside": {kind: one.count for kind, one in never.items()},
         }
     return found
+
+
+def gathers(chunk: int | None) -> dict[str, int]:
+    """Matrices that the gradient of a model with float32 masters and products of 16 bits gathers, by numeric type.
+
+    XLA's CPU compiler moves bfloat16 as float32; float16 it leaves as it is.
+    """
+    where = pd.make_mesh(1, 4, 1)
+    config = dataclasses.replace(PRESETS["test-causal"], dtype="float16", remat="layer")
+    params, objective = parameter_shapes(config), next_token_loss(network_of(config), chunk=chunk)
+
+    def placed(leaf: Any, place: Any) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+
+    def gradient(params: Any, tokens: Any) -> Any:
+        batch = {"tokens": tokens, "targets": tokens, "weights": jax.numpy.ones(tokens.shape)}
+        return jax.grad(lambda p: objective(p, None, batch, jax.random.key(0))[0])(params)
+
+    tokens = jax.ShapeDtypeStruct((4, 12), np.int32)
+    arguments = jax.tree.map(
+        placed, (params, tokens), (pd.shardings(params, where), pd.row_shardings(tokens, where))
+    )
+    with jax.set_mesh(where):
+        text = jax.jit(gradient).lower(*arguments).compile().as_text()
+    head = sorted((config.vocab_size, config.width))
+    found = re.findall(r"= (f16|f32)\[([\d,]+)\]\S* all-gather(?:-start)?\(", text)
+    counts = Counter(kind for kind, shape in found)
+    counts["head"] = sum(sorted(map(int, shape.split(","))) == head for _, shape in found)
+    return dict(counts)
 
 
 def path_of(pair: tuple[Any, Any]) -> str:

@@ -20,6 +20,7 @@ def quick():
         ["collectives", ["test-causal"], [2, 1, 2], {}],
         ["drivers", HALF, []],
         ["layouts"],
+        ["gathers", 4],
         ["stop_tests", ["jacobi"]],
         ["weights", ["test-causal"]],
     )
@@ -53,6 +54,11 @@ def test_a_tensor_parallel_forward_has_two_all_reduces_a_block():
     check_collectives(quick()[2])
 
 
+def test_masters_are_cast_before_they_are_gathered_and_a_head_is_gathered_once_for_all_chunks():
+    found = quick()[5]
+    assert "f32" not in found and found["f16"] > 2 * 7 and found["head"] == 1
+
+
 def check_drivers(found):
     assert found.pop("cache") == "P('fsdp', 'tensor')" and found.pop("tokens") == "P('fsdp',)"
     assert found.pop("moved") == found.pop("compiled") == 0 and found.pop("steps") > 2
@@ -76,7 +82,7 @@ def check_stop_tests(found):
 
 
 def test_a_loop_over_sharded_rows_has_the_all_reduce_of_its_stop_test_alone():
-    check_stop_tests(quick()[5])
+    check_stop_tests(quick()[6])
 
 
 @pytest.mark.slow
