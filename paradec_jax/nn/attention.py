@@ -5,6 +5,8 @@ dense      all scores at once, [B, H, W, S + W]
 blocked    `QUERIES` queries at a time and their scores anew going backward; short windows as dense
 cudnn      cuDNN's program, which keeps no scores: where it is there (`nn.backend`), in 16 bits, for an even number of
            positions without a cache and at most 128 channels a head, a multiple of 8; elsewhere as blocked
+splash     a Pallas kernel for TPUs (`nn.splash`), which keeps none either: in long windows without a cache, causal or
+           full by a rule, positions and channels multiples of 128; elsewhere, and on other devices, as blocked
 =========  ==================================================================================================
 """
 
@@ -16,6 +18,7 @@ from jaxtyping import Array, Bool, Float
 
 from paradec_jax.nn.backend import cudnn_attention
 from paradec_jax.nn.cache import KV
+from paradec_jax.nn.splash import serves, splash
 from paradec_jax.nn.visibility import FULL, Rule, Seen, mask_of
 
 MASKED = float(jnp.finfo(jnp.float32).min)
@@ -42,7 +45,7 @@ def attention(
       seen: which window keys a query sees, a mask or a rule; all of them for None.
       prefix: cached keys [B, G, C, S] and values [B, G, S, C], or None.
       prefix_mask: which cached positions a row sees, or each of its queries.
-      backend: "dense", "blocked" or "cudnn", see above.
+      backend: "dense", "blocked", "cudnn" or "splash", see above.
     """
     width, channels = q.shape[2:]
     seen = FULL if seen is None else seen
@@ -53,6 +56,15 @@ def attention(
             return _cudnn(q, window, seen)
     if backend == "dense" or width <= QUERIES:
         return attend(q, window, mask_of(seen, width), prefix, prefix_mask)
+    if backend == "splash" and alone and serves(q, seen):
+
+        def kernel(q: Array, window: KV) -> Array:
+            return splash(q, window, seen)
+
+        def elsewhere(q: Array, window: KV) -> Array:
+            return _blocked(q, window, seen, None, None)
+
+        return lax.platform_dependent(q, window, tpu=kernel, default=elsewhere)
     return _blocked(q, window, seen, *((None, None) if alone else (prefix, prefix_mask)))
 
 
@@ -99,7 +111,7 @@ def attend(
 
 def once(rule: Rule, width: int, backend: str) -> Seen:
     """The rule's mask where the backend wants it whole, so that it is made once for all layers; else the rule."""
-    whole = backend == "dense" or (backend == "blocked" and width <= QUERIES)
+    whole = backend == "dense" or (backend != "cudnn" and width <= QUERIES)
     return rule.mask(width) if whole else rule
 
 
