@@ -126,8 +126,15 @@ def test_a_dead_peer_ends_the_other_within_the_heartbeat(tmp_path, dead, record_
                 time.sleep(0.1)
         took = time.monotonic() - begun
         launcher.wait(LONG)
-    print(took, said(told))
-    count(record_property, f"process {dead} dies", 1, int(took < 3 * HEARTBEAT), seconds=round(took, 1))
+    told_of_it = "lost another one" in said(told)
+    count(
+        record_property,
+        f"process {dead} dies",
+        1,
+        int(took < 3 * HEARTBEAT),
+        seconds=round(took, 1),
+        sentence=told_of_it,
+    )
 
 
 @pytest.mark.cluster
