@@ -135,8 +135,8 @@ def evaluate(options: Options, console: Console) -> None:
         samples = options.out.with_suffix(".samples.jsonl")
         judged = INSTRUCT[options.task].judged if options.chat else str
         write_lines(samples, [{"task_id": line["id"], "completion": judged(line["text"])} for line in lines])
-        told = "" if options.execute else "Nothing was run: add --execute to judge the code. "
-        console.print(f"{told}Samples for other judges: {samples}")
+        unjudged = "" if options.execute else "Nothing was run: add --execute to judge the code. "
+        console.print(f"{unjudged}Samples for other judges: {samples}")
 
 
 def decode(

@@ -90,7 +90,8 @@ class Parts:
 
     def refresh(self) -> None:
         """Reads what all processes have done so far."""
-        self.lines, self._told = {}, []
+        self.lines = {}
+        self._told: list[Any] = []
         # The merged file last: whoever merges writes it before it removes the parts.
         for path in [*self._parts(), self.path]:
             for header, lines in _read(path):

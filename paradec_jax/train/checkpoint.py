@@ -9,7 +9,7 @@ import shutil
 import sys
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from paradec_jax.io import one_sentence
-from paradec_jax.train.agree import PeerLost
+from paradec_jax.train.agree import PeerLost, any_of_all
 from paradec_jax.train.state import TrainState, shapes
 
 PyTree = Any
@@ -184,17 +184,15 @@ class Checkpoints:
             raise FileNotFoundError(f"no checkpoint in {self.folder}")
         target = shapes(_to_arrays(state))
         for step in reversed(steps):
-            try:
-                body = self._read_body(step)
-            except Exception as error:
+            body, error = _tried(self._read_body, step)
+            if any_of_all(error is not None):
                 reasons.append(self._reject(step, error))
                 continue
             counted = _COUNT in body["arrays"] or _COUNT not in target
             wanted = target if counted else {name: x for name, x in target.items() if name != _COUNT}
             self._check_layout(step, body, wanted, state)
-            try:
-                tree = self._read_arrays(step, body, wanted)
-            except Exception as error:
+            tree, error = _tried(self._read_arrays, step, body, wanted)
+            if any_of_all(error is not None):
                 reasons.append(self._reject(step, error))
                 continue
             key = jax.random.wrap_key_data(tree.pop("key"), impl=jax.random.key_impl(state.key))
@@ -246,7 +244,8 @@ class Checkpoints:
                 f"{name} is {saved.get(name, 'missing')} there and {here.get(name, 'missing')} in this run"
             )
 
-    def _reject(self, step: int, error: Exception) -> str:
+    def _reject(self, step: int, error: Exception | None) -> str:
+        error = OSError("another process could not read it") if error is None else error
         summary = (str(error).splitlines() or [""])[0]
         reason = f"{self.path(step)}: {type(error).__name__}: {summary}"
         warnings.warn(f"cannot read checkpoint {reason}", RuntimeWarning, stacklevel=3)
@@ -264,6 +263,14 @@ class Checkpoints:
         multihost_utils.sync_global_devices("set aside unreadable checkpoints")
         self._unreadable = []
         self._manager.reload()
+
+
+def _tried(read: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception | None]:
+    """What a call returned, or what it raised."""
+    try:
+        return read(*arguments), None
+    except Exception as error:
+        return None, error
 
 
 def _freed(x: jax.Array) -> jax.Array:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 
@@ -38,7 +38,7 @@ def initialize(
     given = (coordinator, processes, process)
     if given == (None, None, None):
         given = _from_environment()
-    times = {
+    times: dict[str, Any] = {
         "initialization_timeout": start_s,
         "heartbeat_timeout_seconds": heartbeat_s,
         "shutdown_timeout_seconds": heartbeat_s,
@@ -70,7 +70,7 @@ def leave(error: BaseException | str) -> NoReturn:
     os._exit(1)
 
 
-def _detect(times: dict[str, int]) -> None:
+def _detect(times: dict[str, Any]) -> None:
     """Joins what JAX finds; nothing where it finds nothing."""
     try:
         jax.distributed.initialize(**times)

@@ -179,7 +179,7 @@ def _whole(x: Any, first: int, count: int, mesh: Mesh) -> jax.Array:
     shape = (count, *x.shape[1:])
     where = row_shardings(jax.ShapeDtypeStruct(shape, x.dtype), mesh)
 
-    def own(index: tuple[slice, ...]) -> Any:
+    def own(index: Any) -> Any:
         start, stop, _ = index[0].indices(count)
         return x[start - first : stop - first]
 

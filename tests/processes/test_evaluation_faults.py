@@ -69,8 +69,8 @@ def test_an_evaluation_loses_and_doubles_nothing(tmp_path, record_property):
     assert whole.wait(LONG) == 0, whole.stderr.read()
     rng, kills, torn = random.Random(0), 0, 0
     while kills < KILLS:
-        with started(tmp_path, rng.randint(1, 3)) as children:
-            before, begun = written(tmp_path), time.monotonic()
+        before, begun = written(tmp_path), time.monotonic()
+        with started(tmp_path, rng.randint(1 if before else 2, 3)) as children:
             while written(tmp_path) == before and any(child.poll() is None for child in children):
                 assert time.monotonic() - begun < LONG
                 time.sleep(0.01)

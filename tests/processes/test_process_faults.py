@@ -126,5 +126,32 @@ def test_a_dead_peer_ends_the_other_within_the_heartbeat(tmp_path, dead, record_
                 time.sleep(0.1)
         took = time.monotonic() - begun
         launcher.wait(LONG)
-    print(took, said(told))
-    count(record_property, f"process {dead} dies", 1, int(took < 3 * HEARTBEAT), seconds=round(took, 1))
+    told_of_it = "lost another one" in said(told)
+    count(
+        record_property,
+        f"process {dead} dies",
+        1,
+        int(took < 3 * HEARTBEAT),
+        seconds=round(took, 1),
+        sentence=told_of_it,
+    )
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("change", ["cut", "delete"])
+def test_both_go_on_from_the_checkpoint_before_a_damaged_one(tmp_path, whole, change, record_property):
+    with started(tmp_path / "first", ["command", str(tmp_path / "run"), STEPS, 0.2, 4]) as launcher:
+        assert launcher.wait(LONG) == 0, said(tmp_path / "first")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    newest = checkpoints / str(max(int(path.name) for path in checkpoints.iterdir()))
+    arrays = max(
+        (path for path in newest.rglob("d/*") if path.is_file()), key=lambda path: path.stat().st_size
+    )
+    if change == "cut":
+        arrays.write_bytes(arrays.read_bytes()[:-100])
+    else:
+        arrays.unlink()
+    curve, end = finished(tmp_path)
+    held = curve == whole[0] and end["params"] == whole[1]["params"]
+    aside = (checkpoints / f"{newest.name}.unreadable").exists()
+    count(record_property, f"newest checkpoint damaged: {change}", 1, int(held and aside))
