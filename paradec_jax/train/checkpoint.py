@@ -294,28 +294,24 @@ def describe(tree: PyTree, *, checksums: bool) -> dict[str, list[Any]]:
         for path, x in jax.tree_util.tree_leaves_with_path(tree)
     }
     entries: dict[str, list[Any]] = {name: [list(x.shape), str(x.dtype)] for name, x in leaves.items()}
-    if checksums:
-        for name, total in jax.device_get(_checksums(leaves)).items():
+    if checksums:  # one program an array: the CPU's take as much room as what they add up
+        for name, total in jax.device_get({name: _checksum(x) for name, x in leaves.items()}).items():
             entries[name].append(int(total))
     return entries
 
 
 @jax.jit
-def _checksums(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """sum_i (2 i + 1) bits_i mod 2^32 of each array, on its devices: no change of one word goes unseen."""
-
-    def checksum(x: jax.Array) -> jax.Array:
-        if x.dtype == jnp.bool_:
-            x = x.astype(jnp.uint8)
-        word = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
-        bits = jax.lax.bitcast_convert_type(x, word).astype(jnp.uint32)
-        index = jnp.zeros(bits.shape, jnp.uint32)
-        for axis in range(bits.ndim):  # not a ravelled iota, which would gather a sharded array
-            stride = math.prod(bits.shape[axis + 1 :]) % 2**32
-            index += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(stride)
-        return jnp.sum((2 * index + 1) * bits, dtype=jnp.uint32)
-
-    return {name: checksum(x) for name, x in arrays.items()}
+def _checksum(x: jax.Array) -> jax.Array:
+    """sum_i (2 i + 1) bits_i mod 2^32 of an array, on its devices: no change of one word goes unseen."""
+    if x.dtype == jnp.bool_:
+        x = x.astype(jnp.uint8)
+    word = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
+    bits = jax.lax.bitcast_convert_type(x, word).astype(jnp.uint32)
+    index = jnp.zeros(bits.shape, jnp.uint32)
+    for axis in range(bits.ndim):  # not a ravelled iota, which would gather a sharded array
+        stride = math.prod(bits.shape[axis + 1 :]) % 2**32
+        index += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(stride)
+    return jnp.sum((2 * index + 1) * bits, dtype=jnp.uint32)
 
 
 def _crc32(body: dict[str, Any]) -> int:
