@@ -77,13 +77,16 @@ def say(sentence: str) -> None:
 
 @contextlib.contextmanager
 def handing_on(children: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """SIGTERM and SIGINT go on to the children, as SIGTERM."""
+    """SIGTERM and SIGINT go on to the children, as SIGTERM; a second SIGINT kills them."""
+    interrupts = 0
 
     def hand_on(number: int, frame: object) -> None:
-        del number, frame
+        nonlocal interrupts
+        del frame
+        interrupts += number == signal.SIGINT
         for child in children:
             if child.poll() is None:
-                child.terminate()
+                child.send_signal(signal.SIGKILL if interrupts > 1 else signal.SIGTERM)
 
     former = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

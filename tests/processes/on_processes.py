@@ -19,13 +19,13 @@ if __name__ == "__main__":  # before anything asks for a device
 
 import jax
 import numpy as np
-from objectives import LENGTH, OBJECTIVES, ROWS, Batches
+from objectives import LENGTH, OBJECTIVES, ROWS, Batches, difference
 from on_devices import PROMPTS, bound, plain
 
 import paradec_jax as pd
 from paradec_jax.data.text import WindowMaker, text_batches
 from paradec_jax.sharding.processes import gathered, put
-from paradec_jax.testing import tiny_causal, tiny_causal_params, tiny_request
+from paradec_jax.testing import tiny_causal, tiny_causal_params, tiny_network, tiny_params, tiny_request
 from paradec_jax.train import Rounds, fit
 
 HALF = (1, 2, 2)
@@ -174,6 +174,28 @@ def decode(drivers: list[str], names: list[str]) -> dict[str, Any]:
         placed = decoder.prepare(put(params, pd.shardings(params, mesh)))
         found[name] = plain(pd.run(decoder, placed, request, knobs)) == one
     return found
+
+
+def gradient() -> float:
+    """How far the gradient of a rollout on all devices is from that on one."""
+    decoder = pd.SoftWavefront(tiny_network(), 20, window=4, inner_recurrence=2)
+    request, params, mesh = tiny_request(6, prompts=PROMPTS), tiny_params(), pd.make_mesh(*HALF)
+
+    def loss(params: Any) -> Any:
+        _, records = pd.rollout(decoder, params, request, n=6, record=squares)
+        return sum(jax.numpy.sum(x) for x in jax.tree.leaves(records))
+
+    one = jax.jit(jax.grad(loss))(params)
+    placed = put(params, pd.shardings(params, mesh))
+    with jax.set_mesh(mesh):
+        other = gathered(jax.jit(jax.grad(loss))(placed))
+    return difference(other, one)[0]
+
+
+def squares(state: Any, info: Any) -> Any:
+    del info
+    floats = [x for x in jax.tree.leaves(state) if jax.numpy.issubdtype(x.dtype, jax.numpy.floating)]
+    return [jax.numpy.sum(x**2) for x in floats]
 
 
 def generate() -> dict[str, bool]:

@@ -60,15 +60,28 @@ def test_one_that_fails_ends_all():
     assert err == "launch: process 1 of 2 ended with code 7: the others are ended\n"
 
 
-def test_a_signal_goes_on_to_all(tmp_path):
-    process = launch(WAIT.replace("FOLDER", repr(str(tmp_path))), "--processes", "2")
-    begun = time.monotonic()
-    while len(list(tmp_path.iterdir())) < 2:
+def waiting(folder, code):
+    process, begun = launch(code.replace("FOLDER", repr(str(folder))), "--processes", "2"), time.monotonic()
+    while len(list(folder.iterdir())) < 2:
         assert time.monotonic() - begun < 60
         time.sleep(0.05)
+    return process
+
+
+def test_a_signal_goes_on_to_all(tmp_path):
+    process = waiting(tmp_path, WAIT)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
+
+
+def test_the_second_interrupt_kills(tmp_path):
+    process = waiting(tmp_path, WAIT.replace("lambda *_: sys.exit(0)", "signal.SIG_IGN"))
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGKILL and "was ended by SIGKILL" in err
 
 
 def test_what_the_launcher_refuses():
