@@ -1,5 +1,6 @@
 """Moves tensors between safetensors files and parameter trees, both ways, as a table of rows says."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import jax
 import numpy as np
 from einops import rearrange
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -18,6 +20,7 @@ from paradec_jax.disk.blocks import BLOCK
 from paradec_jax.disk.description import check_layers
 from paradec_jax.disk.tensors import DTYPES, Lazy, TensorFiles, listed_in, pickle_refused
 from paradec_jax.io import read_object
+from paradec_jax.store import Model
 
 INDEX = f"model{tensors.INDEX}"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -323,3 +326,10 @@ def export_tree(params: Mapping[str, Any], rows: Sequence[Row], axes: Mapping[st
         name: Lazy(shapes[name], leaves[sources[0][1]].dtype, functools.partial(read, sources))
         for name, sources in parts.items()
     }
+
+
+def in_memory(reading: contextlib.AbstractContextManager[Model]) -> Model:
+    """The model that a converter reads, its parameters as NumPy arrays; without a head."""
+    with reading as model:
+        params = jax.tree.map(lambda leaf: leaf[...], model.params)
+        return dataclasses.replace(model, params=params, head=None)

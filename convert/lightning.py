@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import ml_dtypes
 import numpy as np
@@ -131,8 +131,8 @@ class Archive:
             if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > self._size:
                 raise ConvertError(f"{name} in {self.path} is compressed, which PyTorch never does")
             content = bytearray(entry.file_size)
-            with self._zip.open(entry) as file, memoryview(content) as view:
-                done = 0
+            with self._zip.open(entry) as opened, memoryview(content) as view:
+                file, done = cast(BinaryIO, opened), 0
                 while count := file.readinto(view[done : done + BLOCK]):
                     done += count
             if done != entry.file_size:

@@ -9,10 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from imported import in_memory
 
 from convert import mrp, sdar
-from convert.engine import parted, read_json
+from convert.engine import in_memory, parted, read_json
 from paradec_jax.disk.tensors import TensorFiles
 
 FOLDER = Path(os.environ.get("PARADEC_GOLDEN") or Path(__file__).parent / "golden") / "block_diffusion"

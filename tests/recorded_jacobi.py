@@ -7,10 +7,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from imported import in_memory
 
 from convert import qwen2
-from convert.engine import read_json
+from convert.engine import in_memory, read_json
 
 FOLDER = Path(os.environ.get("PARADEC_GOLDEN") or Path(__file__).parent / "golden") / "jacobi"
 MODELS = sorted(path.name.removesuffix("_greedy.npz") for path in FOLDER.glob("*_greedy.npz"))

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from convert import qwen2
-from convert.engine import read_json
+from convert.engine import in_memory, read_json
 from experiments.common.record import write_record
 from paradec_jax import Jacobi, Lookahead, PromptLookup, facts, make_request, run
 
@@ -65,7 +65,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Prints and writes the mean number of calls of each decoder."""
     folder = options.golden / "overfit"
     fields = read_json(folder / "config.json")
-    model = qwen2.read(folder, fields, "float32")
+    model = in_memory(qwen2.read(folder, fields, "float32"))
     recorded = np.load(options.golden / "overfit_greedy.npz", allow_pickle=False)
     prompts, outputs = (
         [row[:count].tolist() for row, count in zip(recorded[name], recorded[length], strict=True)]

@@ -153,9 +153,11 @@ def _array(
     leaf: Any, place: jax.sharding.Sharding, slices: Mapping[Spans, np.ndarray], dtype: str | None
 ) -> jax.Array:
     """A parameter of this process's slices; of none, where its devices hold nothing of it."""
-    return jax.make_array_from_callback(
-        leaf.shape, place, lambda index: slices[blocks.spans(index, leaf.shape)], dtype=dtype or leaf.dtype
-    )
+
+    def own(index: Any) -> np.ndarray:
+        return slices[blocks.spans(index, leaf.shape)]
+
+    return jax.make_array_from_callback(leaf.shape, place, own, dtype=dtype or leaf.dtype)
 
 
 def _nbytes(leaf: Any) -> int:

@@ -11,7 +11,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from exports import fails
-from imported import in_memory
 from lightning_files import (
     DICT_CONFIG,
     Harmful,
@@ -28,7 +27,7 @@ from safetensors.numpy import load_file
 
 from convert import inert, lightning, mdlm
 from convert.cli import main
-from convert.engine import ConvertError, read_json
+from convert.engine import ConvertError, in_memory, read_json
 from paradec_jax import store
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "masked_diffusion"

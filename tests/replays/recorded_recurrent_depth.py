@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imported import in_memory
 
 from convert import huginn
-from convert.engine import read_json
+from convert.engine import in_memory, read_json
 from paradec_jax import decode
 from paradec_jax.models import RecurrentDepthNetwork
 

@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imported import in_memory
 
 from convert import qwen2
-from convert.engine import read_json
+from convert.engine import in_memory, read_json
 from paradec_jax import decode
 from paradec_jax.decode import released
 from paradec_jax.decode.causal.lookahead_call import RecordedLookahead

@@ -15,12 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imported import in_memory
 from recorded_jacobi import FOLDER, MODELS, folder_of
 from recorded_jacobi import arrays_if_any as arrays
 
 from convert import qwen2
-from convert.engine import read_json
+from convert.engine import in_memory, read_json
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode import released

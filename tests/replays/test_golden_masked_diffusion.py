@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imported import in_memory
 from recorded_masked_diffusion import FOLDER, arrays, assert_close, model
 
 from convert import mdlm
-from convert.engine import read_json, table_shapes
+from convert.engine import in_memory, read_json, table_shapes
 from paradec_jax.decode.rules.subs import subs, without_mask
 from paradec_jax.models.denoiser import Denoiser
 from paradec_jax.nn import blocks
