@@ -8,6 +8,7 @@
 """
 
 import dataclasses
+import io
 import math
 import struct
 import zipfile
@@ -15,7 +16,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -132,7 +133,7 @@ class Archive:
                 raise ConvertError(f"{name} in {self.path} is compressed, which PyTorch never does")
             content = bytearray(entry.file_size)
             with self._zip.open(entry) as opened, memoryview(content) as view:
-                file, done = cast(BinaryIO, opened), 0
+                file, done = cast(io.BufferedIOBase, opened), 0
                 while count := file.readinto(view[done : done + BLOCK]):
                     done += count
             if done != entry.file_size:
