@@ -18,8 +18,7 @@ LANES = 128  # of a TPU: channels and positions come in multiples of it
 
 def serves(q: Float[Array, "B H W C"], seen: Rule) -> bool:
     """Whether the kernel computes this window: causal or full, positions and channels multiples of 128."""
-    width, channels = q.shape[2:]
-    return seen.name in ("causal", "full") and width % LANES == 0 and channels % LANES == 0
+    return seen.name in ("causal", "full") and not any(size % LANES for size in q.shape[2:])
 
 
 def splash(
@@ -57,11 +56,10 @@ def _kernel(heads: int, width: int, rule: str, interpret: bool) -> Any:
     size = next(size for size in (512, 256, LANES) if width % size == 0)
     names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
     blocks: dict[str, Any] = {f"block_{name}": size for name in names}
-    sizes = splash_attention.BlockSizes(**blocks)
     with jax.ensure_compile_time_eval():
         kernel = splash_attention.make_splash_mha(
             splash_attention.MultiHeadMask([one] * heads),
-            block_sizes=sizes,
+            block_sizes=splash_attention.BlockSizes(**blocks),
             head_shards=1,
             q_seq_shards=1,
             interpret=interpret,

@@ -139,6 +139,19 @@ def test_a_long_window_never_has_all_its_scores(prefix):
     assert whole_scores(gradient("dense"), LONG)
 
 
+def test_many_rows_take_fewer_queries_at_a_time(monkeypatch):
+    """Eight prompts of 4,000 under 55 heads, a row of 4,096 for each device, and what is never gone below."""
+    monkeypatch.setattr(module, "QUERIES", 256)
+
+    def count(rows, heads):
+        return module._at_a_time((rows, heads, 4000, 96), 4000)
+
+    assert [count(rows, 55) for rows in (1, 8, 1000)] == [256, 64, 32]
+    mesh = jax.sharding.AbstractMesh((8, 5), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert [count(8, 55), count(80, 55), count(80, 54)] == [256, 256, 32]  # 54 heads are never cut in 5
+
+
 @pytest.mark.parametrize("kind", random_masks(2) | rules(2))
 def test_what_cudnn_is_asked_for(kind, monkeypatch):
     """The same attention by jax.nn's definition, to which cuDNN's is an implementation."""
