@@ -5,7 +5,7 @@ from typing import Any
 
 MOST = 2**31 - 1  # sizes and positions are int32 on devices
 MOST_RECURRENCES = 4096  # a call runs them one after the other
-ATTENTIONS = ("dense", "blocked", "cudnn")  # backends of nn.attention
+ATTENTIONS = ("dense", "blocked", "cudnn", "splash")  # backends of nn.attention
 REMATS = ("none", "layer", "dots", "offload")  # of nn.remat
 SMALLEST, LARGEST = 1e-37, 1e37  # normal numbers of float32, in which the network computes
 

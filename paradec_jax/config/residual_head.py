@@ -24,7 +24,7 @@ class ResidualHeadConfig:
       dtype: dtype of activations; norms and softmax are float32 whatever it is.
       param_dtype: dtype of parameters.
       attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
-        at a time, or "cudnn", on CUDA in 16 bits, elsewhere as "blocked".
+        at a time, "cudnn", on CUDA in 16 bits, or "splash", on TPUs; the last two elsewhere as "blocked".
       remat: what backward passes compute anew of every block (`nn.remat`), "none", "layer", "dots" or "offload".
     """
 

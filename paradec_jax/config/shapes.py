@@ -60,7 +60,7 @@ class RecurrentDepthConfig:
       dtype: dtype of activations; norms, softmax and logits are float32 whatever it is.
       param_dtype: dtype of parameters.
       attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
-        at a time, or "cudnn", on CUDA in 16 bits, elsewhere as "blocked".
+        at a time, "cudnn", on CUDA in 16 bits, or "splash", on TPUs; the last two elsewhere as "blocked".
       remat: what backward passes compute anew: "none", "iteration", each recurrence unless a loss is told otherwise,
         or of every block, by `nn.remat`, "layer", "dots" or "offload".
     """
@@ -139,7 +139,7 @@ class TransformerConfig:
       dtype: dtype of activations; norms, softmax and logits are float32 whatever it is.
       param_dtype: dtype of parameters.
       attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
-        at a time, or "cudnn", on CUDA in 16 bits, elsewhere as "blocked".
+        at a time, "cudnn", on CUDA in 16 bits, or "splash", on TPUs; the last two elsewhere as "blocked".
       remat: what backward passes compute anew of every block (`nn.remat`), "none", "layer", "dots" or "offload".
       scan_layers: whether a window without a cache passes the blocks by a loop over their stacked parameters
         (`nn.scan`), which compiles one of them: for training deep models.
@@ -250,7 +250,7 @@ class MaskedDiffusionConfig:
       dtype: dtype of the products; the residual stream, norms, softmax and logits are float32 whatever it is.
       param_dtype: dtype of parameters.
       attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
-        at a time, or "cudnn", on CUDA in 16 bits, elsewhere as "blocked".
+        at a time, "cudnn", on CUDA in 16 bits, or "splash", on TPUs; the last two elsewhere as "blocked".
       remat: what backward passes compute anew of every block (`nn.remat`), "none", "layer", "dots" or "offload".
       scan_layers: whether a window without a cache passes the blocks by a loop over their stacked parameters
         (`nn.scan`), which compiles one of them: for training deep models.

@@ -2,11 +2,15 @@
 
 =========  ==================================================================================================
 dense      all scores at once, [B, H, W, S + W]
-blocked    `QUERIES` queries at a time and their scores anew going backward; short windows as dense
+blocked    `QUERIES` queries at a time, or fewer (`SCORES`), their scores anew going backward; short windows as dense
 cudnn      cuDNN's program, which keeps no scores: where it is there (`nn.backend`), in 16 bits, for an even number of
            positions without a cache and at most 128 channels a head, a multiple of 8; elsewhere as blocked
+splash     a Pallas kernel for TPUs (`nn.splash`), which keeps none either: in long windows without a cache, causal or
+           full by a rule, positions and channels multiples of 128; elsewhere, and on other devices, as blocked
 =========  ==================================================================================================
 """
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +20,13 @@ from jaxtyping import Array, Bool, Float
 
 from paradec_jax.nn.backend import cudnn_attention
 from paradec_jax.nn.cache import KV
+from paradec_jax.nn.splash import serves, splash
 from paradec_jax.nn.visibility import FULL, Rule, Seen, mask_of
+from paradec_jax.sharding.rules import row_axes, sizes_in_force
 
 MASKED = float(jnp.finfo(jnp.float32).min)
 QUERIES = 256  # of a long window whose scores are in memory at once
+SCORES = 2**27  # that a device may hold at once, 512 MiB; many rows and heads take fewer queries at a time
 PrefixMask = Bool[Array, "B S"] | Bool[Array, "B W S"]
 
 
@@ -42,7 +49,7 @@ def attention(
       seen: which window keys a query sees, a mask or a rule; all of them for None.
       prefix: cached keys [B, G, C, S] and values [B, G, S, C], or None.
       prefix_mask: which cached positions a row sees, or each of its queries.
-      backend: "dense", "blocked" or "cudnn", see above.
+      backend: "dense", "blocked", "cudnn" or "splash", see above.
     """
     width, channels = q.shape[2:]
     seen = FULL if seen is None else seen
@@ -53,6 +60,15 @@ def attention(
             return _cudnn(q, window, seen)
     if backend == "dense" or width <= QUERIES:
         return attend(q, window, mask_of(seen, width), prefix, prefix_mask)
+    if backend == "splash" and alone and serves(q, seen):
+
+        def kernel(q: Array, window: KV) -> Array:
+            return splash(q, window, seen)
+
+        def elsewhere(q: Array, window: KV) -> Array:
+            return _blocked(q, window, seen, None, None)
+
+        return lax.platform_dependent(q, window, tpu=kernel, default=elsewhere)
     return _blocked(q, window, seen, *((None, None) if alone else (prefix, prefix_mask)))
 
 
@@ -99,24 +115,25 @@ def attend(
 
 def once(rule: Rule, width: int, backend: str) -> Seen:
     """The rule's mask where the backend wants it whole, so that it is made once for all layers; else the rule."""
-    whole = backend == "dense" or (backend == "blocked" and width <= QUERIES)
+    whole = backend == "dense" or (backend != "cudnn" and width <= QUERIES)
     return rule.mask(width) if whole else rule
 
 
 def _blocked(
     q: Float[Array, "B H W C"], window: KV, seen: Seen, prefix: KV | None, prefix_mask: PrefixMask | None
 ) -> Float[Array, "B H W C"]:
-    """As `attend`, of `QUERIES` queries at a time; what they see of the window is made with them from a rule."""
+    """As `attend`, of some queries at a time; what they see of the window is made with them from a rule."""
     width = q.shape[2]
-    extra = -width % QUERIES
+    count = _at_a_time(q.shape, width + (0 if prefix is None else prefix.k.shape[-1]))
+    extra = -width % count
 
     def split(rows: Array) -> Array:
-        """[..., W, K] -> [parts, ..., QUERIES, K]"""
+        """[..., W, K] -> [parts, ..., queries, K]"""
         padded = jnp.pad(rows, [(0, 0)] * (rows.ndim - 2) + [(0, extra), (0, 0)])
-        return rearrange(padded, "... (n w) k -> n ... w k", w=QUERIES)
+        return rearrange(padded, "... (n w) k -> n ... w k", w=count)
 
     each = prefix_mask is not None and prefix_mask.ndim == 3
-    mask = jnp.arange(width + extra).reshape(-1, QUERIES) if isinstance(seen, Rule) else split(seen)
+    mask = jnp.arange(width + extra).reshape(-1, count) if isinstance(seen, Rule) else split(seen)
     parts = (split(q), mask, split(prefix_mask) if each else None)
 
     @jax.checkpoint
@@ -128,6 +145,18 @@ def _blocked(
 
     out = lax.map(some, parts)
     return rearrange(out, "n b h w c -> b h (n w) c")[:, :, :width]
+
+
+def _at_a_time(shape: tuple[int, ...], keys: int) -> int:
+    """Queries of a block: `QUERIES`, halved while a device's scores are more than `SCORES`, but 32 or more."""
+    (rows, heads), sizes = shape[:2], sizes_in_force()
+    tensor = sizes.get("tensor", 1)
+    heads //= 1 if heads % tensor else tensor
+    rows //= math.prod(sizes[axis] for axis in row_axes(rows, sizes) or ())
+    count = QUERIES
+    while count >= 64 and rows * heads * count * keys > SCORES:
+        count //= 2
+    return count
 
 
 def _cudnn(q: Float[Array, "B H W C"], window: KV, seen: Seen) -> Float[Array, "B H W C"]:

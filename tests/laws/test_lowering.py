@@ -184,6 +184,23 @@ def test_a_step_of_several_rows_copies_no_cache(mode):
     assert moved and not {"copy", "transpose"} & set(moved), moved
 
 
+CAUSAL_READERS = (decode.Jacobi, decode.AutoRegressive, decode.PromptLookup, decode.Lookahead)
+READERS = (decode.Static, *CAUSAL_READERS, decode.Wavefront, decode.Adaptive)
+
+
+@pytest.mark.parametrize(
+    "kind", [*READERS[:2], *(pytest.param(kind, marks=pytest.mark.slow) for kind in READERS[2:])]
+)
+def test_a_prompt_is_scored_at_its_end_alone(kind):
+    """No program that reads prompts of 13 tokens holds scores of 37 tokens at each of them."""
+    network = (tiny_causal if kind in CAUSAL_READERS else tiny_network)(vocab_size=37)
+    decoder, request = kind(network, 24), tiny_request(4, prompts=[range(3, 16)] * 2)
+    arguments = (parameter_shapes(network.config), request, decoder.knobs(None))
+    text = drive.start.lower(decoder, *arguments).as_text()
+    found = re.findall(r"tensor<([0-9x]+)x37xf32>", text)
+    assert found and not any("13" in shape.split("x") or shape == "26" for shape in found)
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_train_step(accumulate):
     network, optimizer = tiny_network(remat="iteration"), adamw(1e-3, 10)

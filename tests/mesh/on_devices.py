@@ -22,6 +22,10 @@ from objectives import OBJECTIVES, Batches, difference
 import paradec_jax as pd
 from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
 from paradec_jax.losses import next_token_loss
+from paradec_jax.nn.attention import attend
+from paradec_jax.nn.cache import KV
+from paradec_jax.nn.splash import splash
+from paradec_jax.nn.visibility import CAUSAL
 from paradec_jax.testing import (
     tiny_causal,
     tiny_causal_params,
@@ -318,6 +322,17 @@ def gathers(chunk: int | None) -> dict[str, int]:
     counts = Counter(kind for kind, shape in found)
     counts["head"] = sum(sorted(map(int, shape.split(","))) == head for _, shape in found)
     return dict(counts)
+
+
+def splashed(mesh: str) -> dict[str, Any]:
+    """The TPU's kernel of attention on a mesh, run as plain JAX, against dense attention on one device."""
+    rng, where = np.random.default_rng(0), mesh_named(mesh)
+    q, k, v = (jax.numpy.asarray(rng.normal(size=(4, n, 128, 128)), "float32") for n in (4, 2, 2))
+    window = KV(k.swapaxes(-1, -2), v)
+    with jax.set_mesh(where):
+        got = jax.jit(lambda q, window: splash(q, window, CAUSAL, interpret=True))(q, window)
+    want = attend(q, window, CAUSAL.mask(128))
+    return {"difference": float(np.abs(np.asarray(got) - want).max()), "lies": str(got.sharding.spec)}
 
 
 def path_of(pair: tuple[Any, Any]) -> str:

@@ -142,3 +142,10 @@ def test_every_objective(name):
 def test_every_decoder(name):
     (found,) = on_devices(["decode", [name], HALF])
     assert found[name]["same"], found
+
+
+@pytest.mark.slow
+def test_a_tpus_kernel_of_attention_on_a_mesh():
+    """Each device computes its rows and heads."""
+    (found,) = on_devices(["splashed", HALF])
+    assert found["difference"] < CLOSE and found["lies"] == "P('fsdp', 'tensor')"

@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 
 from paradec_jax.nn import attention as module
 from paradec_jax.nn import backend, masks
 from paradec_jax.nn.attention import attend, attention
 from paradec_jax.nn.cache import KV
+from paradec_jax.nn.splash import splash
 from paradec_jax.nn.visibility import CAUSAL, FULL, by_block, mask_of
 
 QUERIES = 16  # of a block, in these tests
@@ -137,6 +139,19 @@ def test_a_long_window_never_has_all_its_scores(prefix):
     assert whole_scores(gradient("dense"), LONG)
 
 
+def test_many_rows_take_fewer_queries_at_a_time(monkeypatch):
+    """Eight prompts of 4,000 under 55 heads, a row of 4,096 for each device, and what is never gone below."""
+    monkeypatch.setattr(module, "QUERIES", 256)
+
+    def count(rows, heads):
+        return module._at_a_time((rows, heads, 4000, 96), 4000)
+
+    assert [count(rows, 55) for rows in (1, 8, 1000)] == [256, 64, 32]
+    mesh = jax.sharding.AbstractMesh((8, 5), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert [count(8, 55), count(80, 55), count(80, 54)] == [256, 256, 32]  # 54 heads are never cut in 5
+
+
 @pytest.mark.parametrize("kind", random_masks(2) | rules(2))
 def test_what_cudnn_is_asked_for(kind, monkeypatch):
     """The same attention by jax.nn's definition, to which cuDNN's is an implementation."""
@@ -188,3 +203,40 @@ def test_the_switch(monkeypatch):
     monkeypatch.setenv(backend.ATTENTION, "flash")
     with pytest.raises(ValueError, match="PARADEC_ATTENTION must be 'cudnn' or 'plain', not 'flash'"):
         attention(*drawn(2), backend="cudnn")
+
+
+def of_lanes(width: int):
+    """Queries of two heads, keys and values of one, as long and wide as a TPU's kernel wants them."""
+    rng = np.random.default_rng(4)
+    q, k, v = (jnp.asarray(rng.normal(size=(1, n, width, 128)), jnp.float32) for n in (2, 1, 1))
+    return q, KV(k.swapaxes(-1, -2), v)
+
+
+@pytest.mark.parametrize(
+    "seen", [CAUSAL, pytest.param(FULL, marks=pytest.mark.slow)], ids=lambda rule: rule.name
+)
+def test_splash_is_the_dense_one(seen):
+    """Values and gradients of the TPU's kernel, run as plain JAX."""
+
+    def kernel(q, window, seen, *_):
+        return splash(q, window, seen, interpret=True)
+
+    arguments = (*of_lanes(256), seen, None, None)
+    got, want = gradients(kernel, *arguments), gradients(dense, *arguments)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
+
+
+def test_splash_is_a_kernel_on_tpus_alone():
+    """And only where it serves: a rule, whole lanes, no cache."""
+    q, window = of_lanes(256)
+
+    def kernels(platform, *arguments):
+        def value(q):
+            return jnp.sum(attention(q, *arguments, backend="splash") ** 2)
+
+        exported = export.export(jax.jit(jax.grad(value)), platforms=(platform,))(q)
+        return exported.mlir_module().count("tpu_custom_call")
+
+    assert kernels("tpu", window, CAUSAL) == 2  # forward, and backward by queries
+    assert kernels("cuda", window, CAUSAL) == kernels("tpu", window, masks.causal(256)) == 0
+    assert kernels("tpu", window, CAUSAL, window, masks.prefix(jnp.asarray([9]), 256)) == 0
