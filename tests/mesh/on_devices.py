@@ -17,11 +17,10 @@ from typing import Any
 import jax
 import numpy as np
 from jax import monitoring
+from loops import PROMPTS, bound, stop_tests  # noqa: F401
 from objectives import OBJECTIVES, Batches, difference
 
 import paradec_jax as pd
-from paradec_jax.config import TokenSpec
-from paradec_jax.decode.machine import drive
 from paradec_jax.disk import blocks
 from paradec_jax.disk.tensors import TensorFiles
 from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
@@ -32,35 +31,18 @@ from paradec_jax.nn.splash import splash
 from paradec_jax.nn.visibility import CAUSAL
 from paradec_jax.store import Model, save
 from paradec_jax.testing import (
-    StubCausal,
-    StubDenoiser,
-    StubNetwork,
-    tiny_blocks,
-    tiny_blocks_params,
     tiny_causal,
     tiny_causal_params,
-    tiny_denoiser,
-    tiny_denoiser_params,
-    tiny_head,
-    tiny_head_params,
     tiny_network,
     tiny_params,
     tiny_request,
 )
-from paradec_jax.timing.collectives import Collectives, unknown_loops
-from paradec_jax.timing.collectives import collectives as collectives_of
 from paradec_jax.train import fit
 
 TESTS = Path(__file__).parents[1]
 sys.path += [str(TESTS), str(TESTS / "laws")]
 
-MESHES = {
-    "one": None,
-    "rows": (4, 1, 1),
-    "fsdp": (1, 4, 1),
-    "fsdp x tensor": (1, 2, 2),
-    "data x tensor": (2, 1, 2),
-}
+MESHES = {"one": None, "fsdp": (1, 4, 1), "fsdp x tensor": (1, 2, 2), "data x tensor": (2, 1, 2)}
 COLLECTIVES = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
 COMPILED: Counter[str] = Counter()
 FILL = TensorFiles._fill
@@ -162,43 +144,6 @@ def train(names: list[str], meshes: list[str], steps: int, optimizers: list[str]
                     told["ema"], _ = apart(other.ema, state.ema)
                     found[f"{name}, {optimizer}, {mesh}"] = told
     return found
-
-
-PROMPTS = ((3, 1, 4), (1, 5, 2, 6, 5), (2, 7), (8, 3, 9))
-
-
-def bound(row: Any) -> tuple[Any, Any, bool]:
-    """A decoder of the laws' table on networks of random weights, their parameters; on stubs where it needs those."""
-    from decoder_rows import SIZE
-
-    head: tuple[Any, Any] = (None, None)
-    mask, alignment = None, row.stub.get("alignment", "own")
-    if row.net is StubNetwork:
-        network, params = tiny_network(), tiny_params()
-    elif row.net is StubCausal:
-        network, params = tiny_causal(), tiny_causal_params()
-    elif "block" in row.stub:
-        changes: dict[str, Any] = {"block": row.stub["block"]}
-        head = tiny_head(**changes), tiny_head_params(**changes)
-        if "others" in row.stub:
-            changes["blocks"] = (row.stub["block"], *row.stub["others"])
-        network, params, mask = tiny_blocks(**changes), tiny_blocks_params(**changes), 31
-    else:
-        network, params, mask = tiny_denoiser(), tiny_denoiser_params(), 31
-    options = dict(row.options)
-    if row.kind.further_networks:
-        if row.net is not StubDenoiser:
-            head = network, tiny_causal_params(seed=1)
-        if not isinstance(options["head"], str):
-            options["head"] = head[0]
-            params = {"network": params, "head": head[1]}
-        else:
-            params = {"network": params}
-    spec = TokenSpec(pad=9, mask=mask, alignment=alignment) if mask else TokenSpec(pad=10)
-    try:
-        return row.kind(network, SIZE, spec, **options), params, True
-    except (ValueError, TypeError, AttributeError):
-        return row.decoder(), row.params, False
 
 
 def plain(decoded: Any) -> dict[str, Any]:
@@ -352,33 +297,6 @@ def collectives(presets: list[str], sizes: list[int], changes: dict[str, int]) -
         found[name] = dict(Counter(re.findall(COLLECTIVES, text)))
         blocks = {path.split("/")[0] for path in map(path_of, leaves_of(params))}
         found[name]["blocks"] = sum(part.rpartition("_")[2].isdigit() for part in blocks)
-    return found
-
-
-def stop_tests(names: list[str]) -> dict[str, Any]:
-    """Collectives of an iteration of a decoding loop whose rows lie on all devices, its loops, and the bytes."""
-    from decoders import ROWS
-
-    found, where = {}, mesh_named("rows")
-    for name in names or list(ROWS):
-        decoder, params, _ = bound(ROWS[name])
-        request = tiny_request(6, prompts=PROMPTS)
-        request = jax.device_put(request, pd.row_shardings(request, where))
-        knobs = decoder.knobs(ROWS[name].values())
-        with jax.set_mesh(where):
-            params = jax.device_put(params, jax.NamedSharding(where, jax.P()))
-            program = drive.compiled_run.lower(decoder, params, request, knobs, np.int32(99))
-        text = program.compile().as_text()
-        never, once = collectives_of(text, unknown=0), collectives_of(text, unknown=1)
-        none = Collectives(0, 0)
-        of_loop = {kind: one.count - never.get(kind, none).count for kind, one in once.items()}
-        bytes_of_loop = {kind: one.bytes - never.get(kind, none).bytes for kind, one in once.items()}
-        found[name] = {
-            "loop": {kind: count for kind, count in of_loop.items() if count},
-            "bytes": sum(bytes_of_loop.values()),
-            "loops": unknown_loops(text),
-            "outside": {kind: one.count for kind, one in never.items()},
-        }
     return found
 
 

@@ -51,9 +51,35 @@ def test_a_train_step_has_a_price(tmp_path, capsys):
     assert {"all-reduce", "all-gather"} <= set(row["collectives"])
     record = json.loads(out.read_text())
     assert record["rows"] == found["rows"] and record["options"]["mesh"] == "fsdp=2,tensor=2"
-    script("systems/plan_table")["main"](tmp_path)
-    head, _, line = capsys.readouterr().out.splitlines()
-    assert head.count("|") == line.count("|") and "| 4, fsdp=2,tensor=2 | 4 x 16 |" in line
+    table = script("systems/plan_table", CELLS=[])
+    cells = [table["Cell"](preset, 4, 16) for preset in ("test-causal", "test-sdar")]
+    table["main"].__globals__["CELLS"] = cells
+    out.rename(tmp_path / f"{cells[0].name}.json")
+    table["main"](table["Options"](tmp_path))
+    head, _, computed, missing = capsys.readouterr().out.splitlines()
+    assert head.count("|") == computed.count("|") == missing.count("|")
+    assert (
+        "| 4, fsdp=2,tensor=2 | 4 x 16 |" in computed and "| 4, fsdp=4 | 4 x 16 | not computed |" in missing
+    )
+
+
+def test_the_table_makes_what_is_missing(monkeypatch, tmp_path):
+    table, asked = script("systems/plan_table"), []
+
+    def called(words, check):
+        asked.append(words[3:])
+        return subprocess.CompletedProcess(words, 1)
+
+    monkeypatch.setattr(subprocess, "run", called)
+    (tmp_path / "mdlm-8b-train-8.json").write_text('{"rows": []}')
+    table["make"](table["Options"](tmp_path, make=True, only=("mdlm-8b",)))
+    names = [Path(words[words.index("--out") + 1]).stem for words in asked]
+    assert names == [f"mdlm-8b-{what}-{chips}" for chips in (8, 64, 256) for what in ("train", "masked")][1:]
+    scale = script("systems/scale_plan")
+    for words in asked:
+        options = scale["tyro"].cli(scale["Options"], args=words)
+        sizes = dict(part.split("=") for part in options.mesh.split(","))
+        assert options.batch % int(sizes.get("data") or sizes["fsdp"]) == 0
 
 
 @pytest.mark.slow
