@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -133,7 +133,7 @@ class Archive:
             content = bytearray(entry.file_size)
             with self._zip.open(entry) as file, memoryview(content) as view:
                 done = 0
-                while count := file.readinto(view[done : done + BLOCK]):
+                while count := cast(zipfile.ZipExtFile, file).readinto(view[done : done + BLOCK]):
                     done += count
             if done != entry.file_size:
                 raise EOFError(f"it has {done} of {entry.file_size} bytes")

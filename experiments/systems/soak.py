@@ -117,7 +117,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     )
     for call in first_pass(model, options, rng):
         decode(model, options, call)
-    before, begun, rows = counts["compiled"], time.monotonic(), []
+    before, begun = counts["compiled"], time.monotonic()
+    rows: list[dict[str, Any]] = []
     print(f"{before} programs compiled or read from the cache in the first pass", flush=True)
     for call in calls(model, options, rng):
         counts.update({call[0]: 1, "tokens": decode(model, options, call)})

@@ -154,7 +154,10 @@ def _array(
 ) -> jax.Array:
     """A parameter of this process's slices; of none, where its devices hold nothing of it."""
     return jax.make_array_from_callback(
-        leaf.shape, place, lambda index: slices[blocks.spans(index, leaf.shape)], dtype=dtype or leaf.dtype
+        leaf.shape,
+        place,
+        lambda index: slices[blocks.spans(index or (), leaf.shape)],
+        dtype=dtype or leaf.dtype,
     )
 
 
