@@ -8,7 +8,6 @@
 """
 
 import dataclasses
-import io
 import math
 import struct
 import zipfile
@@ -132,9 +131,9 @@ class Archive:
             if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > self._size:
                 raise ConvertError(f"{name} in {self.path} is compressed, which PyTorch never does")
             content = bytearray(entry.file_size)
-            with self._zip.open(entry) as opened, memoryview(content) as view:
-                file, done = cast(io.BufferedIOBase, opened), 0
-                while count := file.readinto(view[done : done + BLOCK]):
+            with self._zip.open(entry) as file, memoryview(content) as view:
+                done = 0
+                while count := cast(zipfile.ZipExtFile, file).readinto(view[done : done + BLOCK]):
                     done += count
             if done != entry.file_size:
                 raise EOFError(f"it has {done} of {entry.file_size} bytes")

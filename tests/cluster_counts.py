@@ -1,9 +1,11 @@
 """A plugin of pytest for `make cluster`: one table of what tests count, and a JSON file with all of it.
 
 A test hands over a row with `record_property("cluster", {"part": ..., "what": ..., "cases": n, "held": m, ...})`:
-of `n` cases `m` came out as they must. Further entries of a row are its own. Rows of tests that fail are there too.
+of `n` cases `m` came out as they must. Further entries of a row are its own. Rows of tests that fail are there too,
+and so are, from the file as it was, those of tests that were not run: each row says of which commit it is.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +37,21 @@ def rows_of(reporter: Any) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["part"], row["what"]))
 
 
+def joined(rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+    """The rows, and those of other tests that the file holds."""
+    former = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    run = {row["test"] for row in rows}
+    return sorted(
+        [*rows, *(row for row in former if row["test"] not in run)],
+        key=lambda row: (row["part"], row["what"]),
+    )
+
+
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """Lines of a table in Markdown."""
     lines = [f"| {' | '.join(COLUMNS)} | besides |", "|" + "---|" * (len(COLUMNS) + 1)]
     for row in rows:
-        others = [f"{name} {row[name]}" for name in row if name not in (*COLUMNS, "test", "passed")]
+        others = [f"{name} {row[name]}" for name in row if name not in (*COLUMNS, "test", "passed", "commit")]
         lines.append(f"| {' | '.join(str(row[name]) for name in COLUMNS)} | {', '.join(others)} |")
     return lines
 
@@ -49,8 +61,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     rows = rows_of(terminalreporter)
     if not rows:
         return
-    from experiments.common.record import write_record
+    from experiments.common.record import PROGRAMS, write_record
+    from paradec_jax import facts
 
+    commit = facts.commit(parts=PROGRAMS)
+    rows = joined([{**row, "commit": commit} for row in rows], config.getoption("--counts"))
     terminalreporter.section("counts")
     for line in table(rows):
         terminalreporter.line(line)
