@@ -59,7 +59,7 @@ def test_the_gradient_of_a_rollout_is_that_of_one(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "mesh"), [("adamw", HALF), ("muon", HALF), ("sgd", (1, 4, 1))])
 def test_every_kind_of_run_is_that_of_one_process(tmp_path, optimizer, mesh):
-    """On the same mesh: one process of four devices, two of two. Sums of two numbers have one order, of four several."""
+    """One process of four devices, two of two. Sums of two numbers have one order, of four several."""
     names = ["next token", "recurrent", "masked diffusion", "self-distillation", "residual"]
     calls = [["train", name, 20, mesh, False, optimizer] for name in names]
     names, calls = [*names, "rounds"], [*calls, ["train", "self-distillation", 20, mesh, False, optimizer, 8]]
