@@ -17,10 +17,9 @@ from collections.abc import Iterator, Sequence
 
 # What `paradec_jax.train.launch` reads; to import it would take seconds.
 VARIABLES = ("PARADEC_COORDINATOR", "PARADEC_PROCESSES", "PARADEC_PROCESS")
-# Without the second, collectives of simulated devices may wait for each other for ever in jaxlib 0.10. With it they still
-# hold a thread each while they wait, and XLA's pool has no more than devices or cores, unless NPROC says otherwise.
+# Without the second, collectives of simulated devices may wait for each other for ever in jaxlib 0.10. With it each
+# still holds a thread while it waits, and XLA's pool has no more than devices or cores unless NPROC says otherwise.
 FLAGS = "--xla_force_host_platform_device_count={} --xla_cpu_enable_concurrency_optimized_scheduler=false"
-
 THREADS = 16  # of a device
 
 
