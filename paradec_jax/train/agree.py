@@ -122,7 +122,7 @@ def check_same(told: Mapping[str, Any]) -> None:
     process = int(np.flatnonzero(other.any(axis=1))[0])
     values = texts_of_all(json.dumps(told[names[0]], sort_keys=True))
     if max(map(len, values)) <= _SHORT:
-        names[0] += f" [{values[0]} there, {values[process]} here]"
+        names[0] += f" [{values[0]} on process 0, {values[process]} on process {process}]"
     raise ValueError(
         one_sentence(
             f"process {process} differs from process 0 in {', '.join(names)}: start all with the same command"

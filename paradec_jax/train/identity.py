@@ -18,7 +18,7 @@ from paradec_jax import facts
 from paradec_jax.io import atomic_write_text, one_sentence, read_object
 from paradec_jax.sharding.processes import gathered, shared
 from paradec_jax.train.checkpoint import describe
-from paradec_jax.train.iterator import DataIterator
+from paradec_jax.train.iterator import DataIterator, Part
 from paradec_jax.train.state import TrainState
 
 PyTree = Any
@@ -190,6 +190,7 @@ def _data(data: DataIterator) -> dict[str, str]:
             "the data has no batch where it stands; give it as it is before the first update"
         ) from None
     data.set_state(place)
+    batch = batch.rows if isinstance(batch, Part) else batch
     parts = []
     for path, x in jax.tree_util.tree_leaves_with_path(batch):
         x = np.ascontiguousarray(gathered(x))

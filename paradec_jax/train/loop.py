@@ -12,7 +12,7 @@ from paradec_jax.train.agree import Deadline, all_or_none, check_same, telling_o
 from paradec_jax.train.clock import Clock
 from paradec_jax.train.folder import RunFolder
 from paradec_jax.train.identity import check_allowed, identity, values_of
-from paradec_jax.train.iterator import DataIterator
+from paradec_jax.train.iterator import DataIterator, TakesRows
 from paradec_jax.train.log import Log
 from paradec_jax.train.place import Place, create_state, planned
 from paradec_jax.train.preempt import Preemption, leave
@@ -64,6 +64,9 @@ def fit(
     So does one that SIGTERM or a first SIGINT asked to end: it saves after the update under way (`Preempted`).
     The host waits for the device only to log, evaluate, save, and once to compile.
 
+    Over several processes (`initialize`) every one of them calls it alike, with a mesh of the devices of all; arrays
+    are what each has on its host, the same on all, or lie on that mesh. Calls that differ are refused on all.
+
     Args:
       loss: `(params, frozen, batch, key) -> (scalar, metrics)`, see `make_train_step`.
       params: initial parameters; copied, and not donated unless `donate` says so. A run that goes on reads their
@@ -91,8 +94,8 @@ def fit(
       evaluate: called with the state every `evaluate_every` updates and at the end, logged as `eval/NAME`;
         must not keep the state, whose arrays are donated to the next update.
       evaluate_every: updates between evaluations.
-      limit_s: seconds after which this call saves and returns, before `steps`; needs a folder to go on from. None for
-        no limit.
+      limit_s: seconds after which this call saves and returns, before `steps`; needs a folder to go on from. Several
+        processes look at it with each line of the log. None for no limit.
       resume: whether to go on from a checkpoint in `folder`.
       progress: whether to show progress on the terminal, on a mesh first where the parameters lie.
       allow: what may differ from what `run.json` says when a run goes on: names of `identity.NAMES`, as "optimizer".
@@ -135,35 +138,32 @@ def fit(
     ema, primary = ema_decay is not None, jax.process_index() == 0
     shape, place = planned(mesh, params, optimizer, key, ema=ema, teacher=teacher)
     trace = Profile(None if folder is None else Path(folder), profile if primary else None, clock)
-    check_same(
-        {
-            "folder": None if folder is None else str(folder),
-            "resume": resume,
-            "allow": sorted(allow),
-            "keep": keep,
-        }
-        | {"checkpoint_every": checkpoint_every, "log_every": log_every, "mesh": place.axes}
-        | {"evaluate_every": evaluate_every, "evaluate": evaluate is None, "limit_s": limit_s is None}
-    )
+    every = {"checkpoint_every": checkpoint_every, "log_every": log_every, "evaluate_every": evaluate_every}
+    given = {"keep": keep, "resume": resume, "limit_s": limit_s is None, "evaluate": evaluate is None}
+    check_same({"folder": str(folder), "mesh": place.axes, "allow": sorted(allow), **every, **given})
 
     with contextlib.ExitStack() as stack:
         disk = None if folder is None else stack.enter_context(RunFolder(Path(folder), keep, primary))
+        stack.enter_context(telling_of_lost_peers())
         told = {"frozen": frozen, "recipe": recipe, "steps": steps, "rounds": rounds, **update}
+        if several and isinstance(data, TakesRows):
+            data.take(lambda count: (0, count))  # what another call has taken
         if disk is not None or several:
             with all_or_none():
                 run = identity(shape, optimizer, data, key, **told)
             check_same(run | ({"parameters": values_of(params, teacher)} if several else {}))
         if disk is not None:
+            check_same({"the newest checkpoint in the folder": disk.newest})
             with all_or_none():
                 disk.compare(run, resume, allow)
-        if several and hasattr(data, "take"):
+        if several and isinstance(data, TakesRows):
             data.take(place.share)
         begins = disk is None or disk.newest is None
         if begins:
             state = create_state(place, params, optimizer, key, ema=ema, teacher=teacher)
-        given = (params, teacher) if donate else None
+        own = (params, teacher) if donate else None
         params = teacher = None  # a run that goes on needs no more than their shapes
-        _delete(given)
+        _delete(own)
         if disk is not None and not begins:
             state = place.put(disk.restore(shape, data, steps))
         train_step, frozen = place.step(train_step), place.frozen(frozen)
@@ -177,7 +177,6 @@ def fit(
         log = stack.enter_context(Log(path, step=start, steps=steps, **shown))
         signals = stack.enter_context(Preemption(disk is not None))
         stack.enter_context(trace)
-        stack.enter_context(telling_of_lost_peers())
         window, stop = Window(clock, flops), False
         clock.switch("steps")
         for step in range(start + 1, steps + 1):

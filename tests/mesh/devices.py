@@ -18,6 +18,7 @@ def on_devices(*calls: list[Any]) -> list[Any]:
     told = {
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}",
         "JAX_PLATFORMS": "cpu",
+        "NPROC": "64",  # threads of XLA's pool, of which a collective holds one while it waits; else four
         "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax"),
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT, HERE))),
     }

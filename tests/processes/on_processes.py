@@ -61,14 +61,14 @@ class Windows:
     """Windows of a text, and which rows of each batch were made."""
 
     def __init__(self) -> None:
-        self.maker, self.made = WindowMaker(np.arange(3, 30, dtype=np.int32), 5, ROWS, LENGTH, bos=1), set()
+        self.maker, self.made = WindowMaker(np.arange(3, 30, dtype=np.int32), 5, ROWS, LENGTH, bos=1), []
 
     def __call__(self, index: int) -> Any:
         return self.maker(index)
 
     def part(self, index: int, share: Any) -> Any:
         part = self.maker.part(index, share)
-        self.made.add((part.first, part.first + len(part.rows["tokens"])))
+        self.made.append((part.first, part.first + len(part.rows["tokens"])))
         return part
 
 
@@ -93,7 +93,7 @@ def train(
     params = [np.asarray(x).tolist() for x in jax.tree.leaves(gathered(state.params))]
     losses = [line["loss"] for line in seen if "loss" in line]
     rates = [line["tokens_per_s"] * line["step_s"] for line in seen if "tokens_per_s" in line]
-    return {"losses": losses, "params": params, "made": sorted(windows.made), "tokens": rates}
+    return {"losses": losses, "params": params, "made": windows.made, "tokens": rates}
 
 
 class Watched(Batches):
