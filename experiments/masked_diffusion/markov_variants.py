@@ -174,8 +174,8 @@ def students_of(
     half = markov_study.writer_of(f"{TEACHER}-bfloat16", folder / TEACHER / "model", "bfloat16")
     yield Student(f"{TEACHER}, bfloat16", 0, None, half, TEACHER)
     recipe, place = runs[REFERENCE]
-    last = place / f"round-{recipe.rounds - 1}" / "model"
-    half = markov_study.writer_of(f"{reference}-bfloat16", last, "bfloat16")
+    model = place / f"round-{recipe.rounds - 1}" / "model"
+    half = markov_study.writer_of(f"{reference}-bfloat16", model, "bfloat16")
     aim = markov_study.aim_of(recipe, recipe.rounds - 1)
     yield Student(f"{REFERENCE}, bfloat16", recipe.rounds, aim, half, reference)
 
