@@ -60,13 +60,14 @@ def attention(
             return _cudnn(q, window, seen)
     if backend == "dense" or width <= QUERIES:
         return attend(q, window, mask_of(seen, width), prefix, prefix_mask)
-    if backend == "splash" and alone and serves(q, seen):
+    if backend == "splash" and alone and isinstance(seen, Rule) and serves(q, seen):
+        rule = seen
 
         def kernel(q: Array, window: KV) -> Array:
-            return splash(q, window, seen)
+            return splash(q, window, rule)
 
         def elsewhere(q: Array, window: KV) -> Array:
-            return _blocked(q, window, seen, None, None)
+            return _blocked(q, window, rule, None, None)
 
         return lax.platform_dependent(q, window, tpu=kernel, default=elsewhere)
     return _blocked(q, window, seen, *((None, None) if alone else (prefix, prefix_mask)))
@@ -132,16 +133,16 @@ def _blocked(
         padded = jnp.pad(rows, [(0, 0)] * (rows.ndim - 2) + [(0, extra), (0, 0)])
         return rearrange(padded, "... (n w) k -> n ... w k", w=count)
 
-    each = prefix_mask is not None and prefix_mask.ndim == 3
+    each = prefix_mask if prefix_mask is not None and prefix_mask.ndim == 3 else None
     mask = jnp.arange(width + extra).reshape(-1, count) if isinstance(seen, Rule) else split(seen)
-    parts = (split(q), mask, split(prefix_mask) if each else None)
+    parts = (split(q), mask, None if each is None else split(each))
 
     @jax.checkpoint
     def some(part: tuple[Array, Array, Array | None]) -> Array:
         queries, mask, of_prefix = part
         if isinstance(seen, Rule):
             mask = seen.rows(mask, width)
-        return attend(queries, window, mask, prefix, of_prefix if each else prefix_mask)
+        return attend(queries, window, mask, prefix, prefix_mask if each is None else of_prefix)
 
     out = lax.map(some, parts)
     return rearrange(out, "n b h w c -> b h (n w) c")[:, :, :width]

@@ -10,21 +10,15 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from paradec_jax.nn.cache import KV
-from paradec_jax.nn.visibility import Rule, Seen
+from paradec_jax.nn.visibility import Rule
 from paradec_jax.sharding.rules import row_axes, sizes_in_force
 
 LANES = 128  # of a TPU: channels and positions come in multiples of it
 
 
-def serves(q: Float[Array, "B H W C"], seen: Seen) -> bool:
+def serves(q: Float[Array, "B H W C"], seen: Rule) -> bool:
     """Whether the kernel computes this window: causal or full, positions and channels multiples of 128."""
-    width, channels = q.shape[2:]
-    return (
-        isinstance(seen, Rule)
-        and seen.name in ("causal", "full")
-        and width % LANES == 0
-        and channels % LANES == 0
-    )
+    return seen.name in ("causal", "full") and not any(size % LANES for size in q.shape[2:])
 
 
 def splash(
@@ -61,11 +55,11 @@ def _kernel(heads: int, width: int, rule: str, interpret: bool) -> Any:
     one = (splash_attention.CausalMask if rule == "causal" else splash_attention.FullMask)((width, width))
     size = next(size for size in (512, 256, LANES) if width % size == 0)
     names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
-    sizes = splash_attention.BlockSizes(**{f"block_{name}": size for name in names})
+    blocks: dict[str, Any] = {f"block_{name}": size for name in names}
     with jax.ensure_compile_time_eval():
         kernel = splash_attention.make_splash_mha(
             splash_attention.MultiHeadMask([one] * heads),
-            block_sizes=sizes,
+            block_sizes=splash_attention.BlockSizes(**blocks),
             head_shards=1,
             q_seq_shards=1,
             interpret=interpret,
