@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import tyro
 
-from experiments.common.record import write_record
+from experiments.common.record import record, write_record
 from experiments.systems.plan_programs import Program, decode_programs, train_program
 from experiments.systems.plan_target import GIB, LIMITS, devices_of, mesh_of_target
 from paradec_jax.config import ModelConfig, RecurrentDepthConfig
@@ -207,6 +207,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Prints and writes the plan."""
     jax.config.update("jax_enable_compilation_cache", False)  # which would hide the seconds
     mesh = mesh_of_target(devices_of(options.target), options.mesh)
+    dtypes = ["bfloat16", *({"float32"} if options.decode is None else ())]
+    begun = record(options, {}, dtypes)["facts"]  # of the sources as they are now: compilations take minutes
     rows = plan(options, mesh, options.batch)
     found: dict[str, Any] = {"rows": rows, "chips": mesh.size}
     if options.largest:
@@ -217,8 +219,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     if options.target.startswith("cpu"):
         found["memory"] = "by the CPU's compiler: no plan"
     if options.out is not None:
-        dtypes = ["bfloat16", *({"float32"} if options.decode is None else ())]
-        write_record(options.out, options, found, dtypes=dtypes)
+        write_record(options.out, options, found | {"facts": begun}, dtypes=dtypes)
     if options.json:
         print(json.dumps(found))
         return

@@ -1,8 +1,9 @@
 """Collectives of a compiled program, read from its HLO: how often each kind runs in a call, and on how many bytes.
 
 A collective in the body of a loop runs once an iteration. The iterations of a loop are what XLA wrote beside it
-(`known_trip_count`) or follow from its condition, `i < n` with constants n and first i; those of any other loop only
-the data knows, and they count as the caller says. Of the branches of a conditional the one with most bytes counts.
+(`known_trip_count`) or follow from its condition, `i < n` with constants n and first i, which XLA's loops raise by
+one; those of any other loop only the data knows, and they count as the caller says. Of the branches of a conditional
+the one with most bytes counts.
 """
 
 import dataclasses
