@@ -19,9 +19,7 @@ from collections.abc import Iterator, Sequence
 VARIABLES = ("PARADEC_COORDINATOR", "PARADEC_PROCESSES", "PARADEC_PROCESS")
 # Without the second, collectives of simulated devices may wait for each other for ever in jaxlib 0.10.
 FLAGS = "--xla_force_host_platform_device_count={} --xla_cpu_enable_concurrency_optimized_scheduler=false"
-# Threads of XLA's pool, by the variable NPROC. Within a process a collective holds one while it waits, so there must
-# be many. Between processes, collectives that do not need each other must begin in one order on all, and nothing but
-# few threads sees to that: with 32, a process has received what it did not wait for.
+# Threads of XLA's pool, by the variable NPROC: a collective holds one while it waits, so there must be many.
 MANY = 16  # a device
 
 
@@ -32,7 +30,7 @@ def environments(processes: int, devices: int | None, port: int) -> list[dict[st
         told = {
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {FLAGS.format(devices)}".strip(),
-            "NPROC": os.environ.get("NPROC", str(devices if processes > 1 else MANY * devices)),
+            "NPROC": os.environ.get("NPROC", str(MANY * devices)),
         }
     values = [(f"localhost:{port}", str(processes), str(process)) for process in range(processes)]
     return [told | dict(zip(VARIABLES, value, strict=True)) for value in values]
