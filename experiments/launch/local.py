@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 
 # What `paradec_jax.train.launch` reads; to import it would take seconds.
 VARIABLES = ("PARADEC_COORDINATOR", "PARADEC_PROCESSES", "PARADEC_PROCESS")
-# Without the second, collectives of simulated devices may wait for each other for ever in jaxlib 0.10. With it each
-# still holds a thread while it waits, and XLA's pool has no more than devices or cores unless NPROC says otherwise.
+# Without the second, collectives of simulated devices may wait for each other for ever in jaxlib 0.10.
 FLAGS = "--xla_force_host_platform_device_count={} --xla_cpu_enable_concurrency_optimized_scheduler=false"
-THREADS = 16  # of a device
+# Threads of XLA's pool, by the variable NPROC: a collective holds one while it waits, so there must be many.
+MANY = 16  # a device
 
 
 def environments(processes: int, devices: int | None, port: int) -> list[dict[str, str]]:
@@ -30,7 +30,7 @@ def environments(processes: int, devices: int | None, port: int) -> list[dict[st
         told = {
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {FLAGS.format(devices)}".strip(),
-            "NPROC": os.environ.get("NPROC", str(THREADS * devices)),
+            "NPROC": os.environ.get("NPROC", str(MANY * devices)),
         }
     values = [(f"localhost:{port}", str(processes), str(process)) for process in range(processes)]
     return [told | dict(zip(VARIABLES, value, strict=True)) for value in values]

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import time
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from launched import launched, pids, said, started
 from test_processes import CLOSE, apart
 
-KILLS = int(os.environ.get("PARADEC_KILLS", "50")) // 5
+KILLS = int(os.environ.get("PARADEC_KILLS", "50"))
 ENDS = int(os.environ.get("PARADEC_ENDS", "10"))
 STEPS = 12
 LONG = 300  # seconds
@@ -93,21 +94,26 @@ def test_a_signal_to_one_of_two_ends_both_and_loses_nothing(tmp_path, whole, rec
 
 @pytest.mark.cluster
 def test_kills_of_one_of_two_change_no_bit(tmp_path, whole, record_property):
-    rng, held, codes = random.Random(1), 0, []
-    for which in range(KILLS):
-        folder = tmp_path / f"run-{which}"
-        told = folder / "first"
-        with started(told, ["command", str(folder / "run"), STEPS, 0.2], heartbeat=HEARTBEAT) as launcher:
-            wait_for(launcher, lambda: len(updates(folder / "run")) > 0, told)  # noqa: B023
-            time.sleep(rng.uniform(0, 1.5))
-            os.kill(pids(told)[which % 2], signal.SIGKILL)
-            codes.append(launcher.wait(LONG))
-        assert f"process {which % 2} of 2 was ended by SIGKILL" in said(told)
+    rng, kills, held, saving, which = random.Random(1), 0, 0, 0, 0
+    while kills < KILLS:
+        folder, here = tmp_path / f"run-{which}", 0
+        which += 1
+        for turn in range(min(4, KILLS - kills)):
+            told, dead = folder / f"turn-{turn}", rng.randrange(2)
+            with started(told, ["command", str(folder / "run"), STEPS, 0.2], heartbeat=HEARTBEAT) as launcher:
+                wait_for(launcher, lambda: len(pids(told)) == 2, told)  # noqa: B023
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    launcher.wait(rng.uniform(0, 15))
+                if launcher.poll() is not None:
+                    break
+                saving += any((folder / "run" / "checkpoints").glob("*tmp*"))
+                os.kill(pids(told)[dead], signal.SIGKILL)
+                here += launcher.wait(LONG) == 128 + signal.SIGKILL
+            assert f"process {dead} of 2 was ended by SIGKILL" in said(told)
         curve, end = finished(folder)
-        held += (
-            codes[-1] == 128 + signal.SIGKILL and curve == whole[0] and end["params"] == whole[1]["params"]
-        )
-    count(record_property, "kill -9 of one of two, then the same command", KILLS, held)
+        kills += here
+        held += here if curve == whole[0] and end["params"] == whole[1]["params"] else 0
+    count(record_property, "kill -9 of one of two, then the same command", kills, held, in_a_save=saving)
 
 
 @pytest.mark.cluster
