@@ -97,7 +97,7 @@ def check_weights(found):
 
 
 def test_a_mesh_gets_its_slices_and_each_byte_is_read_once():
-    check_weights(quick()[6])
+    check_weights(quick()[7])
 
 
 @pytest.mark.slow
