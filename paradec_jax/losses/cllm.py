@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.losses import block_passes
-from paradec_jax.losses.cross_entropy import in_chunks, soft_cross_entropy, token_losses
+from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, soft_cross_entropy, token_losses
 from paradec_jax.nn import masks
 
 
@@ -57,15 +57,13 @@ def cllm_loss(
     Raises:
       ValueError: an argument out of range or, while tracing, more than one pair a row.
     """
-    if ar_weight < 0 or not 0 <= label_smoothing < 1 or (chunk is not None and chunk < 1):
+    if ar_weight < 0 or not 0 <= label_smoothing < 1:
         raise ValueError(
-            "ar_weight must not be negative, label_smoothing in [0, 1) and chunk at least 1, "
-            f"not {ar_weight}, {label_smoothing}, {chunk}"
+            "ar_weight must not be negative and label_smoothing in [0, 1), "
+            f"not {ar_weight} and {label_smoothing}"
         )
+    check_chunk(chunk)
     forward = block_passes.forward_of(network, spec, padding_gradient)
-
-    def nll(hidden: Array, params: Any, targets: Array) -> tuple[Array, Array]:
-        return token_losses(network.logits(params, hidden), targets, label_smoothing)
 
     def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
         del frozen, key
@@ -76,14 +74,16 @@ def cllm_loss(
         inside = jnp.arange(1, tokens.shape[2]) < lengths[:, None]
         differs = jnp.cumsum(tokens[:, 0] != tokens[:, 1], axis=1)[:, 1:] > 0
         keep = inside & differs & (tokens[:, 0, 1:] != spec.pad)
+        logits = scorer(network, params)
 
         def divergence(student: Array, teacher: Array) -> Array:
-            return soft_cross_entropy(network.logits(params, student), network.logits(params, teacher))[0]
+            return soft_cross_entropy(logits(student), logits(teacher))[0]
+
+        def nll(hidden: Array, targets: Array) -> tuple[Array, Array]:
+            return token_losses(logits(hidden), targets, label_smoothing)
 
         value = in_chunks(divergence, chunk, noisy[:, :-1], lax.stop_gradient(clean)[:, :-1])
-        smoothed, hits = in_chunks(
-            lambda hidden, targets: nll(hidden, params, targets), chunk, plain[:, :-1], tokens[:, 1, 1:]
-        )
+        smoothed, hits = in_chunks(nll, chunk, plain[:, :-1], tokens[:, 1, 1:])
         rows = batch["pairs"] > 0
         terms = {
             "ar": _mean(smoothed, inside, rows),

@@ -28,7 +28,7 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.block_streams import BlockNetwork, Layout, Streams, before_each, layout_of, masks_of
-from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, soft_cross_entropy, token_losses
+from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, soft_cross_entropy, token_losses
 from paradec_jax.losses.masked_diffusion import mask_of
 from paradec_jax.noise import BlockNoise, Hidden, choose
 
@@ -271,10 +271,10 @@ class Unrolling:
 
     def best(self, frozen: Any, texts: Texts, base: Streams, start: Streams) -> Int[Array, "B T"]:
         """The best token of each position, never the mask."""
+        logits = scorer(self.backbone, frozen)
 
         def of_chunk(vectors: Array) -> Array:
-            logits = without_mask(self.backbone.logits(frozen, vectors), mask_of(self.spec))
-            return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+            return jnp.argmax(without_mask(logits(vectors), mask_of(self.spec)), axis=-1).astype(jnp.int32)
 
         return in_chunks(of_chunk, self.chunk, lax.stop_gradient(self.predicting(texts, base.noisy, start)))
 
@@ -300,9 +300,10 @@ class Unrolling:
 
         said = joined(self.said(step) for step in steps.each)
         plain, targets = joined([steps.start.noisy] * count), jnp.tile(texts.tokens, (count, 1))
+        logits_of = scorer(self.backbone, frozen)
 
         def score(said: Array, taught: Array, plain: Array, targets: Array) -> tuple[Array, dict[str, Array]]:
-            mine, teacher, before = (self.backbone.logits(frozen, v) for v in (said, taught, plain))
+            mine, teacher, before = (logits_of(v) for v in (said, taught, plain))
             cross, entropy = soft_cross_entropy(mine, teacher)
             found = {
                 "kl": cross - entropy,

@@ -13,7 +13,8 @@ The student reads the noised text alone and is drawn to the target at every hidd
 teacher, and Δ is m times as large.
 
 Where each position is revealed its head input is kept (width D, not vocabulary V); the teacher's head reads all of
-them after the last step, beside the student's, so that no array [B, S, V] ever exists where `chunk` is set.
+them after the last step, beside the student's, so that no array [B, S, V] ever exists where `chunk` is set, unless
+`teacher_uniforms` bring one: of recorded draws the teacher makes all logits at once.
 """
 
 import dataclasses
@@ -143,7 +144,8 @@ def self_distillation_loss(
     Returns:
       A loss whose second argument holds `teacher`, its parameters, and `round`, a traced number counted from 0.
       Batches are those of `masked_diffusion_loss`; tokens of weight 0 are never hidden. A batch may bring its own
-      `times` [B], `mask_uniforms` [B, S] and `teacher_uniforms` [m - 1 or more, B, S, V], in place of the draws.
+      `times` [B], `mask_uniforms` [B, S] and `teacher_uniforms` [m - 1 or more, B, S, V], in place of the draws; with
+      the last the teacher's logits are made all at once, whatever `chunk` is.
       Metrics: `agreement` (share of hidden positions where both prefer the same token), `hidden`, their share,
       `teacher_steps`, 1 / Δ, and `round`.
 
@@ -227,7 +229,7 @@ def teach(
       mask: the mask's id.
       chunk: positions whose logits are made at a time.
       recorded: numbers in [0, 1), of which each step draws by the race that also decides the reveal, as the released
-        program does.
+        program does; the logits of all positions are then made at once, whatever `chunk` is.
 
     Returns:
       The head input of each hidden position at its target's step, and the text before each step.
@@ -280,9 +282,10 @@ def _draw(
 ) -> Int[Array, "B S"]:
     """A token of every position, the same whatever the chunk."""
     index = jnp.arange(vectors.shape[0] * vectors.shape[1]).reshape(vectors.shape[:2])
+    logits_of = scorer(network, teacher)
 
     def of_chunk(vectors: Array, index: Array) -> Array:
-        logits = without_mask(network.logits(teacher, vectors), mask)
+        logits = without_mask(logits_of(vectors), mask)
         keys = jax.vmap(jax.vmap(lambda i: jax.random.fold_in(key, i)))(index)
         return jnp.argmax(logits + gumbel(keys, logits.shape[-1]), axis=-1).astype(jnp.int32)
 

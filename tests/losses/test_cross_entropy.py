@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
+from paradec_jax.config import TokenSpec
+from paradec_jax.losses import ResidualRules, cllm_loss, residual_loss, self_distillation_loss
 from paradec_jax.losses.cross_entropy import cross_entropy, soft_cross_entropy, token_losses
+from paradec_jax.testing import (
+    tiny_blocks,
+    tiny_blocks_params,
+    tiny_causal,
+    tiny_causal_params,
+    tiny_denoiser,
+    tiny_denoiser_params,
+    tiny_head,
+    tiny_head_params,
+)
 
 RNG = np.random.default_rng(0)
 LOGITS, TEACHER = RNG.normal(scale=4, size=(2, 3, 5, 11)).astype(np.float32)
@@ -52,3 +64,55 @@ def test_soft_cross_entropy_and_its_gradient():
     of_student, of_teacher = jax.grad(total, argnums=(0, 1))(jnp.asarray(LOGITS), jnp.asarray(TEACHER))
     np.testing.assert_allclose(of_student, (np.exp(log_p) - np.exp(log_q)) / temperature, atol=1e-6)
     assert not np.any(of_teacher)
+
+
+class Watched:
+    """A network whose logits are made of what `output` gave alone."""
+
+    def __init__(self, network):
+        self._network, self.gathered = network, 0
+
+    def __getattr__(self, name):
+        return getattr(self._network, name)
+
+    def output(self, params):
+        self.gathered += 1
+        return {"gathered": self._network.output(params)}
+
+    def logits(self, params, hidden):
+        return self._network.logits(params["gathered"], hidden)
+
+
+TEXT, MASKED = jnp.arange(3, 19).reshape(2, 8), TokenSpec(mask=31, alignment="own")
+PAIRS = {name: TEXT[:, None, :3] for name in ("noisy", "clean")}
+PROMPTS = {"prompt": TEXT, "prompt_lengths": jnp.full(2, 8), "pairs": jnp.ones(2, jnp.int32)}
+BLOCKS = {
+    "tokens": TEXT,
+    "labelled": jnp.ones((2, 8), bool),
+    "positions": jnp.broadcast_to(jnp.arange(8), (2, 8)),
+}
+
+
+@pytest.mark.parametrize("name", ["cllm", "residual", "self-distillation"])
+def test_losses_gather_an_output_matrix_outside_of_their_chunks(name):
+    """Once a pass over the positions: of CLLM's student; of the head's own two steps and of what judges them; of the
+
+    step that the teacher draws, of the student and of the teacher.
+    """
+    if name == "cllm":
+        network, params, frozen, batch = Watched(tiny_causal()), tiny_causal_params(), None, PROMPTS | PAIRS
+        loss, times = cllm_loss(network, TokenSpec(stop=(2,), pad=0), chunk=3), 1
+    elif name == "residual":
+        network, params, frozen, batch = (
+            Watched(tiny_blocks()),
+            tiny_head_params(),
+            tiny_blocks_params(),
+            BLOCKS,
+        )
+        loss, times = residual_loss(network, tiny_head(), MASKED, ResidualRules(2, tokens="own"), chunk=3), 3
+    else:
+        network, params, batch = Watched(tiny_denoiser()), tiny_denoiser_params(), {"tokens": TEXT}
+        frozen = {"teacher": params, "round": jnp.int32(0)}
+        loss, times = self_distillation_loss(network, MASKED, chunk=3), 3
+    jax.eval_shape(loss, params, frozen, batch, jax.random.key(0))
+    assert network.gathered == times
