@@ -115,13 +115,14 @@ class PartFiles:
         }
 
     def _at(self, path: str, place: Any) -> np.ndarray:
-        """A parameter, or one layer of parameters that are stacked: `(i, ...)`."""
+        """What NumPy's indexing gives; of a leading integer that layer of stacked parameters alone is read."""
         shape = self.expected[path].shape
-        first = place[0] if isinstance(place, tuple) and isinstance(place[0], int) else None
-        if first is None:
-            return self._slices(path, [blocks.whole(shape)], None)[0][place]
-        spans = ((first, first + 1), *blocks.whole(shape[1:]))
-        return self._slices(path, [spans], None)[0][(0, *place[1:])]
+        first, *rest = place if isinstance(place, tuple) and place else (place,)
+        if isinstance(first, bool) or not isinstance(first, int | np.integer) or not shape:
+            return np.asarray(self._slices(path, [blocks.whole(shape)], None)[0][place])
+        layer = range(shape[0])[first]  # from the end where negative; IndexError beyond
+        spans = ((layer, layer + 1), *blocks.whole(shape[1:]))
+        return np.asarray(self._slices(path, [spans], None)[0][(0, *rest)])
 
     def _slices(self, path: str, wanted: Sequence[Spans], dtype: str | None) -> list[np.ndarray]:
         recorded = self.recorded[path] if self._verify else None

@@ -50,7 +50,7 @@ class Lazy:
 
     def __getitem__(self, place: Any) -> np.ndarray:
         with np.errstate(over="ignore"):  # whether numbers are infinite is looked at elsewhere
-            return np.ascontiguousarray(self.read(place), self.dtype)
+            return np.asarray(self.read(place), self.dtype, order="C")
 
     @property
     def size(self) -> int:

@@ -193,6 +193,50 @@ def test_parameters_of_an_opened_model_are_read_when_they_are_indexed(folder):
             model.params["embedding"][...]
 
 
+INDICES = [
+    (),
+    ...,
+    0,
+    -1,
+    np.int64(1),
+    (1,),
+    (-1, ...),
+    (np.int32(1), 2),
+    (0, 1, 2),
+    (0, slice(1, 3), None),
+    (1, [0, 2]),
+    ([0, 1], 1),
+    slice(1),
+    (slice(None), 1),
+    True,
+    (True, ...),
+    (False, 1),
+    (..., 0),
+    None,
+    np.array(1),
+    np.array([1, 0]),
+    np.array(True),
+]
+
+
+@pytest.mark.parametrize("place", INDICES, ids=str)
+def test_parameters_of_an_opened_model_are_indexed_like_arrays(folder, place):
+    whole = np.asarray(tiny_causal_params()["layer_0"]["attention"]["q"])
+    with opened(folder) as model:
+        found = model.params["layer_0"]["attention"]["q"][place]
+        assert found.shape == whole[place].shape and found.flags.c_contiguous
+        np.testing.assert_array_equal(found, whole[place])
+
+
+def test_an_index_beyond_an_opened_parameter_is_refused_as_of_an_array(folder):
+    with opened(folder) as model:
+        norm = model.params["final_norm"]
+        assert norm[0].shape == norm[-1,].shape == () and norm[-1] == norm[...][-1]
+        for place in (norm.shape[0], -norm.shape[0] - 1, (norm.shape[0], ...), (0, 0), 0.5, "a"):
+            with pytest.raises(IndexError):
+                norm[place]
+
+
 def test_weights_that_are_no_numbers_are_refused_when_they_are_written(tmp_path):
     params = dict(tiny_causal_params())
     params["final_norm"] = params["final_norm"].at[3].set(np.nan)

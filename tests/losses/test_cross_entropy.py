@@ -84,7 +84,7 @@ class Watched:
 
 
 TEXT, MASKED = jnp.arange(3, 19).reshape(2, 8), TokenSpec(mask=31, alignment="own")
-PAIRS = {name: TEXT[:, None, :3] for name in ("noisy", "clean")}
+PAIRS = dict.fromkeys(("noisy", "clean"), TEXT[:, None, :3])
 PROMPTS = {"prompt": TEXT, "prompt_lengths": jnp.full(2, 8), "pairs": jnp.ones(2, jnp.int32)}
 BLOCKS = {
     "tokens": TEXT,
