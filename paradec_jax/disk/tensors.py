@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
 
+import jax
 import ml_dtypes  # noqa: F401  (teaches NumPy the name "bfloat16")
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -46,7 +47,7 @@ class Lazy:
     @classmethod
     def of(cls, array: Any) -> "Lazy":
         """An array on a device or on the host."""
-        return cls(array.shape, array.dtype, lambda place: np.asarray(array)[place])
+        return cls(array.shape, array.dtype, lambda place: _on_host(array)[place])
 
     def __getitem__(self, place: Any) -> np.ndarray:
         with np.errstate(over="ignore"):  # whether numbers are infinite is looked at elsewhere
@@ -61,6 +62,18 @@ class Lazy:
     def nbytes(self) -> int:
         """How many bytes."""
         return self.size * np.dtype(self.dtype).itemsize
+
+
+def _on_host(array: Any) -> np.ndarray:
+    """The numbers of an array.
+
+    JAX keeps in an array what was copied from its devices, as long as the array lives. So another array over the same
+    buffers is asked, and dropped.
+    """
+    if not isinstance(array, jax.Array):
+        return np.asarray(array)
+    held = [shard.data for shard in array.addressable_shards]
+    return np.asarray(jax.make_array_from_single_device_arrays(array.shape, array.sharding, held))
 
 
 class Header(NamedTuple):

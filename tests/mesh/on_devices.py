@@ -21,6 +21,7 @@ from loops import PROMPTS, bound, stop_tests  # noqa: F401
 from objectives import OBJECTIVES, Batches, difference
 
 import paradec_jax as pd
+from paradec_jax.config import TokenSpec
 from paradec_jax.disk import blocks
 from paradec_jax.disk.tensors import TensorFiles
 from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
@@ -353,7 +354,10 @@ def layouts() -> list[str]:
 
 
 def weights(names: list[str]) -> dict[str, Any]:
-    """Models of each family loaded on meshes: whether values and places are right, and how often a byte was read."""
+    """Models of each family loaded on meshes: whether values and places are right, how often a byte was read,
+
+    and whether saving them leaves copies on the host.
+    """
     found = {}
     for name in names:
         config = PRESETS[name]
@@ -368,6 +372,8 @@ def weights(names: list[str]) -> dict[str, Any]:
                     read = []
                     fill.side_effect = lambda *call, r=read: (r.append(call[-1].nbytes), FILL(*call))[1]
                     loaded = pd.load(Path(folder) / "model", mesh=mesh_named(mesh)).params
+                save(Path(folder) / "again", dataclasses.replace(model, params=loaded), overwrite=True)
+                kept = copies(loaded)
                 cast = pd.load(Path(folder) / "model", mesh=mesh_named(mesh), dtype="bfloat16").params
                 wanted = jax.device_put(model.params, pd.shardings(model.params, mesh_named(mesh)))
                 found[f"{name}, {mesh}"] = {
@@ -377,8 +383,17 @@ def weights(names: list[str]) -> dict[str, Any]:
                         for a, b in zip(*map(jax.tree.leaves, (cast, wanted)), strict=True)
                     ),
                     "reads": sum(read) / total,
+                    "again": pd.store.fingerprint(Path(folder) / "again")
+                    == pd.store.fingerprint(Path(folder) / "model"),
+                    "kept": kept,
+                    "could be kept": copies(loaded) > 0,  # `same` has read them in JAX's way
                 }
     return found
+
+
+def copies(params: Any) -> int:
+    """Arrays that keep a copy of their numbers on the host."""
+    return sum(leaf._npy_value is not None for leaf in jax.tree.leaves(params))
 
 
 def same(a: Any, b: Any) -> bool:
