@@ -2,6 +2,8 @@
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.sharding import PartitionSpec as P
 
 from paradec_jax.timing.collectives import Collectives, collectives, unknown_loops
 from paradec_jax.timing.products import products
@@ -121,6 +123,38 @@ def test_products_of_loops_branches_and_what_is_done_anew():
     assert products(jax.make_jaxpr(jax.grad(value))(x)) == 5 * 3 * once  # forward, anew, backward to x
     assert products(jax.make_jaxpr(branches)(x, True)) == 2 * once
     assert products(jax.make_jaxpr(by_data)(x), unknown=3) == 3 * once
+
+
+def test_products_of_every_device_and_of_every_step_of_a_kernel():
+    x, weight = jnp.ones((8, 4)), jnp.ones((4, 4))
+    of_all = 2 * 8 * 4 * 4
+    mesh = jax.sharding.AbstractMesh((2, 3), ("a", "b"))
+
+    def over(axes, rows):
+        return jax.shard_map(jnp.matmul, mesh=mesh, in_specs=(rows, P()), out_specs=rows, axis_names=axes)
+
+    def kernel(x, weight, out):
+        out[...] = x[...] @ weight[...]
+
+    def blocks(*grid):
+        rows, one = pl.BlockSpec((2, 4), lambda *i: (i[0], 0)), pl.BlockSpec((4, 4), lambda *_: (0, 0))
+        out = jax.ShapeDtypeStruct((8, 4), x.dtype)
+        return pl.pallas_call(kernel, out, grid=grid, in_specs=[rows, one], out_specs=rows)
+
+    def of_data(x, weight, n):
+        return blocks(n)(x, weight)
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        split, again, inside = (
+            products(jax.make_jaxpr(one)(x, weight))
+            for one in (over({"a"}, P("a")), over({"a", "b"}, P("a")), over({"a"}, P()))
+        )
+    assert split == of_all
+    assert again == 3 * of_all  # each of three devices computes the same
+    assert inside == 2 * of_all
+    assert products(jax.make_jaxpr(blocks(4))(x, weight)) == of_all
+    assert products(jax.make_jaxpr(blocks(4, 5))(x, weight)) == 5 * of_all
+    assert products(jax.make_jaxpr(of_data)(x, weight, 3), unknown=3) == 3 * of_all // 4
 
 
 def test_a_program_of_one_device_has_no_collectives_and_its_loop_an_end():
