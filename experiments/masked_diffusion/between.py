@@ -26,6 +26,7 @@ from experiments.masked_diffusion import frontier
 from experiments.masked_diffusion.study import masked
 from experiments.masked_diffusion.texts import REAL, Drawing, Line, Row, Texts
 from paradec_jax import load, store
+from paradec_jax.disk.description import counting
 from paradec_jax.evaluate.intervals import times
 
 
@@ -83,10 +84,13 @@ def between(options: Options) -> dict[float, str]:
       ValueError: models of two shapes or tokenizers.
     """
     teacher, student = (load(place, dtype="float32") for place in (options.teacher, options.student))
-    if teacher.config != student.config:
-        raise ValueError(
-            f"{options.teacher} and {options.student} differ in shape: give a teacher and its student"
-        )
+    shapes = [(model.family, counting(model.config)) for model in (teacher, student)]
+    tokenizers = [model.tokenizer and model.tokenizer.digest() for model in (teacher, student)]
+    for what, (one, other) in (("shape", shapes), ("tokenizer", tokenizers)):
+        if one != other:
+            raise ValueError(
+                f"{options.teacher} and {options.student} differ in {what}: give a teacher and its student"
+            )
     found = {}
     names = "-".join(store.fingerprint(place)[:8] for place in (options.teacher, options.student))
     for share in options.shares:

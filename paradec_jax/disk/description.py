@@ -117,15 +117,19 @@ def check_leaf(expected: Mapping[str, Any], path: str, leaf: Any) -> None:
         raise StoreError(f"parameter {path} is {leaf.dtype}, but the config asks for {want.dtype}")
 
 
-def identity(config: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes a network that one: its shape, without what changes no output, and the digests."""
+def counting(config: Any) -> dict[str, Any]:
+    """The fields of a config that are not at their defaults, without those that change no output."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    shape = {
+    return {
         name: value
         for name, value in config.to_dict().items()
         if name not in IDLE_FIELDS and value != defaults[name]
     }
-    return {"family": config.family, "config": shape, "sha256": recorded}
+
+
+def identity(config: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a network that one: its shape, without what changes no output, and the digests."""
+    return {"family": config.family, "config": counting(config), "sha256": recorded}
 
 
 def sha256(content: Mapping[str, Any]) -> str:

@@ -262,6 +262,24 @@ def test_models_between_a_teacher_and_its_student(runs, tmp_path):
         between.between(dataclasses.replace(options, student=str(runs / "tiny-judge" / "model")))
 
 
+def test_models_of_other_tokenizers_have_nothing_between_them(runs, tmp_path):
+    place = str(runs / "tiny-mdlm" / "model")
+    teacher = load(place)
+    students = {
+        "letters": dataclasses.replace(teacher, tokenizer=character_tokenizer(TEXT.replace("T", "Z"))),
+        "none": dataclasses.replace(teacher, tokenizer=None),
+        "idle": dataclasses.replace(teacher, config=dataclasses.replace(teacher.config, remat="layer")),
+    }
+    for name, student in students.items():
+        save(tmp_path / name, student)
+        options = between.Options(place, str(tmp_path / name), shares=(1.0,), runs=tmp_path)
+        if name == "idle":
+            assert list(between.between(options)) == [1.0]
+            continue
+        with pytest.raises(ValueError, match="differ in tokenizer"):
+            between.between(options)
+
+
 @pytest.mark.parametrize("definition", ["sdtt", "mdlm"])
 def test_rows_know_what_they_would_be_without_some_samples(runs, definition):
     judge = load(str(runs / "tiny-judge" / "model"))
