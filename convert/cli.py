@@ -23,6 +23,7 @@ from convert.fields import check_dense
 from paradec_jax import store
 from paradec_jax.chat import DEFAULT, named_templates
 from paradec_jax.chat import check as check_template
+from paradec_jax.disk.blocks import TAKEN_BY
 from paradec_jax.disk.description import read_tokenizer
 from paradec_jax.io import WRONG_INPUT, one_sentence
 
@@ -176,7 +177,8 @@ def main(args: Sequence[str] | None = None) -> int:
         print("error: stopped by SIGTERM", file=sys.stderr)
         return STOPPED
     except WRONG_INPUT as error:
-        print(f"error: {one_sentence(error)}", file=sys.stderr)
+        told = str(error).replace(TAKEN_BY, "; --allow-nonfinite takes them")  # as each command calls it
+        print(f"error: {one_sentence(told or error)}", file=sys.stderr)
         return 1
 
 

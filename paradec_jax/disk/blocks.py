@@ -14,6 +14,7 @@ import numpy as np
 from paradec_jax.disk.folders import StoreError
 
 BLOCK = 16 * 2**20
+TAKEN_BY = " (allow_nonfinite)"  # ends the sentence about numbers that are none
 ALIGNMENT = 64  # bytes; JAX takes arrays on the host as they lie only if they begin at a multiple of it
 Spans = tuple[tuple[int, int], ...]
 Check = Callable[[int, np.ndarray], None]
@@ -79,7 +80,7 @@ def finite(block: np.ndarray) -> bool:
 def refuse_nonfinite(path: str, block: np.ndarray) -> None:
     """Refuses numbers that are NaN or infinite. Raises StoreError."""
     if not finite(block):
-        raise StoreError(f"parameter {path} holds numbers that are NaN or infinite (allow_nonfinite)")
+        raise StoreError(f"parameter {path} holds numbers that are NaN or infinite{TAKEN_BY}")
 
 
 def check_recorded(path: str, recorded: Any, nbytes: int) -> None:

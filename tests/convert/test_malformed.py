@@ -68,12 +68,17 @@ def test_former_arrays_that_lie_about_their_size(models, tmp_path, monkeypatch, 
     test_one_sentence_and_nothing_left(case, models, tmp_path, monkeypatch, capfd)
 
 
-def test_a_flag_takes_weights_that_are_no_numbers(models, tmp_path):
+def test_a_flag_takes_weights_that_are_no_numbers(models, tmp_path, capsys):
     (case,) = [case for case in CASES if case.name == "tensors: a number that is nan"]
     source, target = tmp_path / "source", tmp_path / "model"
     shutil.copytree(models / "qwen2", source)
     case.change(source)
+    assert converters.main(["import", str(source), str(target)]) == 1 and not target.exists()
+    sentence = "parameter embedding holds numbers that are NaN or infinite; --allow-nonfinite takes them"
+    assert capsys.readouterr().err == f"error: {sentence}\n"
     assert converters.main(["import", str(source), str(target), "--allow-nonfinite"]) == 0
+    assert converters.main(["migrate", str(target), str(tmp_path / "again")]) == 1
+    assert capsys.readouterr().err == f"error: {target}: {sentence}\n"
     with pytest.raises(StoreError, match="embedding holds numbers that are NaN or infinite"):
         store.load(target)
     assert np.isnan(store.load(target, host=True, allow_nonfinite=True).params["embedding"]).sum() == 1
