@@ -64,8 +64,10 @@ class Cell:
     @property
     def mesh(self) -> str:
         """As `scale_plan` takes it."""
-        shared = "fsdp" if self.decode is None else "data"
-        return f"{shared}={self.chips // self.tensor}" + (f",tensor={self.tensor}" if self.tensor > 1 else "")
+        others = self.chips // self.tensor
+        fsdp = 1 if self.decode else min(others, MOST_FSDP.get(self.preset, others))
+        sizes = {"data": others // fsdp, "fsdp": fsdp, "tensor": self.tensor}
+        return ",".join(f"{name}={size}" for name, size in sizes.items() if size > 1) or "data=1"
 
     def words(self, folder: Path) -> list[str]:
         """Of the command that makes the record."""
@@ -75,6 +77,7 @@ class Cell:
         return words + ["--largest"] * self.largest
 
 
+MOST_FSDP = {"huginn-0125": 32}  # its width, 5280, is 32 * 165
 # A tensor axis as far as the key-value heads of the model divide; Huginn's 55 heads divide by none.
 DECODING = {
     "huginn-0125": ("wavefront", 1, 4000),

@@ -1,7 +1,4 @@
-"""Blocks of one shape as a loop over their stacked parameters, so that one of them is compiled and not each.
-
-A train step of 24 layers took the TPU's compiler 229 s of processor time without the loop.
-"""
+"""Blocks of one shape as a loop over their stacked parameters, so that one of them is compiled and not each."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

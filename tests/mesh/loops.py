@@ -59,7 +59,7 @@ def bound(row: Any) -> tuple[Any, Any, bool]:
             params = {"network": params}
     spec = TokenSpec(pad=9, mask=mask, alignment=alignment) if mask else TokenSpec(pad=10)
     try:
-        return row.kind(network, SIZE, spec, **options), params, True
+        return row.kind(network, SIZE, spec, **options).bind(network, SIZE, spec), params, True
     except (ValueError, TypeError, AttributeError):
         return row.decoder(), row.params, False
 

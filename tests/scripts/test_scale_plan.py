@@ -79,7 +79,9 @@ def test_the_table_makes_what_is_missing(monkeypatch, tmp_path):
     for words in asked:
         options = scale["tyro"].cli(scale["Options"], args=words)
         sizes = dict(part.split("=") for part in options.mesh.split(","))
-        assert options.batch % int(sizes.get("data") or sizes["fsdp"]) == 0
+        rows = int(sizes.get("data", 1)) * int(sizes.get("fsdp", 1))
+        assert options.batch % rows == 0 and rows * int(sizes.get("tensor", 1)) in table["CHIPS"]
+    assert table["Cell"]("huginn-0125", 64, 16).mesh == "data=2,fsdp=32"
 
 
 @pytest.mark.slow

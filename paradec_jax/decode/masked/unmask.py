@@ -158,8 +158,10 @@ def by_chunks(
     def body(i: Array, found: Any) -> Any:
         new, slots = some(i)
         used = i * chunk + jnp.arange(chunk) < count[:, None]
-        slots, rows = jnp.where(used, slots, width), jnp.arange(batch)[:, None]
-        return jax.tree.map(lambda old, x: old.at[rows, slots].set(x, mode="drop"), found, new)
+        slots = jnp.where(used, slots, width)
+        # Row by row: numbers of rows as indices would gather all rows on every device of a mesh.
+        put = jax.vmap(lambda old, at, x: old.at[at].set(x, mode="drop"))
+        return jax.tree.map(lambda old, x: put(old, slots, x), found, new)
 
     shapes = jax.eval_shape(lambda: some(jnp.int32(0))[0])
     empty = jax.tree.map(lambda x: jnp.zeros((batch, width, *x.shape[2:]), x.dtype), shapes)
