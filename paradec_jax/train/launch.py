@@ -35,7 +35,8 @@ def initialize(
     Raises:
       ValueError: a part of the three alone, numbers that do not fit, a time below a second, a second call, or one after
         JAX was asked for a device where there are other processes.
-      OSError: not all processes came in time, or what else JAX says.
+      OSError: not all processes came in time, or what else JAX says; jaxlib 0.10 itself aborts a process (SIGABRT) for
+        which the others are late, and crashes one whose port is taken.
     """
     if min(heartbeat_s, start_s) < 1:
         raise ValueError(f"heartbeat_s and start_s must be at least 1, not {heartbeat_s} and {start_s}")

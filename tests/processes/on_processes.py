@@ -27,6 +27,7 @@ from paradec_jax.data.text import WindowMaker, text_batches
 from paradec_jax.sharding.processes import gathered, put
 from paradec_jax.testing import tiny_causal, tiny_causal_params, tiny_network, tiny_params, tiny_request
 from paradec_jax.train import Rounds, fit
+from paradec_jax.train.agree import wait_for_all
 
 HALF = (1, 2, 2)
 
@@ -208,6 +209,15 @@ def generate() -> dict[str, bool]:
         other = pd.generate(model, prompts, pd.AutoRegressive(), mesh=mesh, **options)
         found[name] = (other.text, other.tokens, other.reasons) == (one.text, one.tokens, one.reasons)
     return found
+
+
+def export(seconds: float) -> float:
+    """Seconds until process 0 has done what takes it so many."""
+    begun = time.monotonic()
+    if jax.process_index() == 0:
+        time.sleep(seconds)
+    wait_for_all("export")
+    return time.monotonic() - begun
 
 
 if __name__ == "__main__":

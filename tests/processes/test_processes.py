@@ -57,6 +57,12 @@ def test_the_gradient_of_a_rollout_is_that_of_one(tmp_path):
         assert apart_by < CLOSE
 
 
+@pytest.mark.slow
+def test_an_export_may_be_longer_than_the_heartbeat(tmp_path):
+    (mine,), (other,) = launched(tmp_path, ["export", 14.0], heartbeat=6)
+    assert min(mine, other) > 13
+
+
 KINDS = ("next token", "recurrent", "masked diffusion", "self-distillation", "residual")
 GLOO = (
     "next token",
