@@ -100,23 +100,31 @@ def all_or_none() -> Iterator[None]:
     """A block that fails in every process where it fails in one, so that none waits for it.
 
     Raises:
-      OSError, ValueError: what the block of this process raised or, in the others, the first such sentence.
+      Exception: what the block of this process raised.
+      OSError, ValueError: in the others, the first sentence of those that failed.
     """
     failed: Exception | None = None
     try:
         yield
-    except (OSError, ValueError, RuntimeError, TypeError) as error:
+    except Exception as error:
         if jax.process_count() == 1:
             raise
         failed = error
-    kind = "" if failed is None else "OSError " if isinstance(failed, OSError) else "ValueError "
-    heard = texts_of_all(kind + ("" if failed is None else one_sentence(failed)))
+    heard = texts_of_all("" if failed is None else _told(failed))
     if failed is not None:
         raise failed
     for process, text in enumerate(heard):
         if text:
             kind, _, sentence = text.partition(" ")
             raise {"OSError": OSError, "ValueError": ValueError}[kind](f"process {process}: {sentence}")
+
+
+def _told(error: Exception) -> str:
+    """A kind and a sentence; of an error whose text says little alone, such as a KeyError, its name before it."""
+    if isinstance(error, OSError):
+        return f"OSError {one_sentence(error)}"
+    name = "" if isinstance(error, ValueError | RuntimeError | TypeError) else f"{type(error).__name__}: "
+    return f"ValueError {one_sentence(name + str(error))}"
 
 
 def check_same(told: Mapping[str, Any]) -> None:

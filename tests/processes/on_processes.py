@@ -40,6 +40,15 @@ class Own(Batches):
         return self.make(self.position + 100 * jax.process_index())
 
 
+class Broken(Batches):
+    """Batches that process 1 cannot make."""
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        if jax.process_index() == 1:
+            raise KeyError("rows")
+        return super().__next__()
+
+
 def options_of(name: str, steps: int, mesh: Any, **changes: Any) -> dict[str, Any]:
     one = OBJECTIVES[name]
     options = {
@@ -132,6 +141,8 @@ def refused(name: str) -> dict[str, str]:
         "log": {"log_every": 1 + mine},
         "batches": {"data": Own(one.batch)},
         "parameters": {"params": shifted},
+        "broken": {"data": Broken(one.batch)},
+        "profile": {"profile": (3, 1) if mine else None},
         "folder": {"folder": "/proc/none"},
     }
     found = {}
@@ -139,7 +150,7 @@ def refused(name: str) -> dict[str, str]:
         try:
             fit(**options_of(name, 2, HALF) | changes)
             found[case] = ""
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, KeyError) as error:
             found[case] = str(error)
     return found
 
