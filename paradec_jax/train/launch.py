@@ -22,8 +22,8 @@ def initialize(
     """Joins the processes of a run, to be called before anything asks JAX for a device; nothing for one process.
 
     Without a coordinator, given or in the environment (`VARIABLES`, which experiments/launch/local.py sets), the
-    processes are those that JAX finds: a SLURM step, a slice of TPUs, a job of Kubernetes, mpirun. `processes=1` alone
-    is one process, whatever there is to be found.
+    processes are those that JAX finds: a SLURM step, a slice of TPUs, a job of Kubernetes, mpirun. With `processes=1`
+    alone there is one, whatever JAX finds.
 
     Args:
       coordinator: HOST:PORT of process 0, which the others can reach.
@@ -33,10 +33,10 @@ def initialize(
       start_s: seconds to wait for all of them.
 
     Raises:
-      ValueError: a part of the three alone, numbers that do not fit, a time below a second, a second call, or one after
-        JAX was asked for a device where there are other processes.
-      OSError: not all processes came in time, or what else JAX says; jaxlib 0.10 itself aborts a process (SIGABRT) for
-        which the others are late, and crashes one whose port is taken.
+      ValueError: a part of the three alone, numbers that do not fit, a time below a second, a second call, or one
+        after JAX was asked for a device where there are other processes.
+      OSError: not all processes came in time, or what else JAX says; jaxlib 0.10 itself aborts a process (SIGABRT)
+        for which the others are late, and crashes one whose port is taken.
     """
     if min(heartbeat_s, start_s) < 1:
         raise ValueError(f"heartbeat_s and start_s must be at least 1, not {heartbeat_s} and {start_s}")

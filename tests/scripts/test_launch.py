@@ -151,7 +151,7 @@ def test_what_jax_says_is_told_as_what_it_is(alone, monkeypatch):
         with pytest.raises(ValueError, match="must be called before anything asks JAX for a device"):
             initialize(*given)
     alone(RuntimeError("UNKNOWN: port 1\nis in use"))
-    with pytest.raises(OSError, match="^UNKNOWN: port 1 is in use$"):
+    with pytest.raises(OSError, match=r"^UNKNOWN: port 1 is in use$"):
         initialize("host:1", 2, 0)
     alone(RuntimeError("DEADLINE_EXCEEDED: late"))
     with pytest.raises(OSError, match="not all of 2 processes came to host:1 in 5 s"):
@@ -168,7 +168,7 @@ def test_leaving_asks_for_no_device(monkeypatch):
         raise AssertionError
 
     monkeypatch.setattr(jax, "process_count", started)
-    with pytest.raises(SystemExit, match="^no room$"):
+    with pytest.raises(SystemExit, match=r"^no room$"):
         leave(OSError("no room"))
 
 
