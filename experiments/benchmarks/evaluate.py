@@ -127,7 +127,7 @@ def evaluate(options: Options, console: Console) -> None:
     made = facts.facts() | {"dtypes": facts.dtypes(model.params)}
     told = settings(options, model, source, items[0], setting, budget)
     asked = {"limit": options.limit, "skip_long": options.skip_long or None}
-    numbers = {"process": options.process, "processes": options.processes, "asked": asked}
+    numbers: dict[str, Any] = {"process": options.process, "processes": options.processes, "asked": asked}
     with contextlib.closing(results_of(options.out, told, made, **numbers)) as results:
         if not decode(model, setting, options, budget, width, items, results, judge, console):
             return
