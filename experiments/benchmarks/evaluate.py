@@ -77,7 +77,8 @@ class Options:
       dtype: of weights and activations.
       process: which of several processes this is, from 0.
       processes: how many share the items, each started with the same command but for its number: item i is for
-        process i mod their number. Another number may go on, and none waits for another; the last to end merges all.
+        process i mod their number. Another number may go on, with the same limit and skip_long, and none waits for
+        another; the last to end merges all.
       decoding: settings of the decoder.
     """
 
@@ -125,7 +126,8 @@ def evaluate(options: Options, console: Console) -> None:
     judge = judge_of(task, options, {item.id: item for item in wanted})
     made = facts.facts() | {"dtypes": facts.dtypes(model.params)}
     told = settings(options, model, source, items[0], setting, budget)
-    numbers = {"process": options.process, "processes": options.processes}
+    asked = {"limit": options.limit, "skip_long": options.skip_long or None}
+    numbers: dict[str, Any] = {"process": options.process, "processes": options.processes, "asked": asked}
     with contextlib.closing(results_of(options.out, told, made, **numbers)) as results:
         if not decode(model, setting, options, budget, width, items, results, judge, console):
             return

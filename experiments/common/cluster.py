@@ -15,7 +15,7 @@ class Cluster:
     Attributes:
       coordinator: HOST:PORT of process 0, where neither experiments/launch/local.py nor what JAX finds of the cluster
         says it.
-      processes: how many there are; with coordinator.
+      processes: how many there are; with coordinator. 1 alone is one process, whatever JAX finds.
       process: which this one is, from 0; with coordinator.
       heartbeat_s: seconds after which a silent process counts as dead and the others end.
       data: copies of the parameters.

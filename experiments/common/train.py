@@ -27,6 +27,7 @@ from paradec_jax.losses import exponential, next_token_loss, poisson_lognormal, 
 from paradec_jax.models import RecurrentDepthNetwork, TransformerNetwork
 from paradec_jax.sharding.processes import gathered
 from paradec_jax.train import fit, muon
+from paradec_jax.train.agree import wait_for_all
 
 # Nine problems of ten fit; with room for the longest, a fifth to a third of a batch would be padding.
 BUCKETS = (Bucket(2, 2, 102), Bucket(3, 4, 161), Bucket(5, 6, 226), Bucket(7, 8, 286))
@@ -252,10 +253,10 @@ def main(
     )
     assert state.ema is not None
     params = rounded(gathered(state.ema), recipe.exported_bits)
-    if jax.process_index() > 0:
-        return
-    trained = store.Model(config=config, params=params, token_spec=token_spec(), tokenizer=tokenizer)
-    store.save(folder / "model" if export is None else export, trained, overwrite=True)
+    if jax.process_index() == 0:
+        trained = store.Model(config=config, params=params, token_spec=token_spec(), tokenizer=tokenizer)
+        store.save(folder / "model" if export is None else export, trained, overwrite=True)
+    wait_for_all("export")
 
 
 if __name__ == "__main__":

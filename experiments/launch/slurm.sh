@@ -1,7 +1,8 @@
 #!/bin/bash
 # One process a node of SLURM: `sbatch experiments/launch/slurm.sh -m experiments.common.train tiny-recurrent`.
 # JAX finds the coordinator, the number of processes and its own in the variables of the step. Two minutes before the
-# time limit every process gets SIGTERM: the run saves and ends with code 0, and the job is queued again.
+# time limit scancel sends SIGTERM to the processes of the step (srun would end them, were it sent there): the run saves
+# and ends with code 0, and the job is queued again.
 #SBATCH --job-name=paradec
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -14,7 +15,7 @@
 export JAX_LOCAL_DEVICE_IDS=0,1,2,3,4,5,6,7  # else JAX gives each process of a step one GPU
 
 stopped=
-trap 'stopped=1; kill -TERM "$step"' TERM
+trap 'stopped=1; scancel --signal=TERM "$SLURM_JOB_ID.0"' TERM
 srun --kill-on-bad-exit=1 python "$@" &
 step=$!
 wait "$step"

@@ -80,6 +80,15 @@ class Options:
     text: Path | None = None
 
     def __post_init__(self) -> None:
+        train = self.decode is None
+        other = ("new",) if train else ("remat", "chunk", "backprop")
+        usual = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in other:
+            if getattr(self, name) != usual[name]:
+                where = (
+                    "with --decode, not of a train step" if train else "of a train step, not with --decode"
+                )
+                raise ValueError(f"{name} is an option {where}")
         if self.preset not in PRESETS:
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}, not {self.preset!r}")
         for name in ("batch", "seq", "new"):
@@ -174,6 +183,16 @@ def plan(options: Options, mesh: Any, batch: int) -> list[dict[str, Any]]:
     return rows
 
 
+def largest_of(
+    rows: list[dict[str, Any]], twice: list[dict[str, Any]], unit: int
+) -> dict[str, dict[str, int]]:
+    """The largest batch of each program that both plans have; where a prompt does not fit, its step has none."""
+    second = {row["program"]: row for row in twice}
+    return {
+        row["program"]: largest(row, second[row["program"]], unit) for row in rows if row["program"] in second
+    }
+
+
 def largest(one: dict[str, Any], two: dict[str, Any], unit: int) -> dict[str, int]:
     """The largest batch in each memory by the line through two plans, in multiples of `unit` rows; 0 for none."""
     each = (two["gib"] - one["gib"]) / (two["batch"] - one["batch"])
@@ -212,10 +231,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     rows = plan(options, mesh, options.batch)
     found: dict[str, Any] = {"rows": rows, "chips": mesh.size}
     if options.largest:
-        rows += plan(options, mesh, 2 * options.batch)
-        half, unit = len(rows) // 2, mesh.shape["data"] * mesh.shape["fsdp"]
-        pairs = zip(rows[:half], rows[half:], strict=True)
-        found["largest_batch"] = {one["program"]: largest(one, two, unit) for one, two in pairs}
+        twice, unit = plan(options, mesh, 2 * options.batch), mesh.shape["data"] * mesh.shape["fsdp"]
+        found |= {"rows": [*rows, *twice], "largest_batch": largest_of(rows, twice, unit)}
     if options.target.startswith("cpu"):
         found["memory"] = "by the CPU's compiler: no plan"
     if options.out is not None:
@@ -223,7 +240,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     if options.json:
         print(json.dumps(found))
         return
-    for row in rows:
+    for row in found["rows"]:
         show(row)
     for name, sizes in found.get("largest_batch", {}).items():
         print(f"largest batch, {name}: " + ", ".join(f"{limit} {size}" for limit, size in sizes.items()))

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,12 +11,18 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from orbax.checkpoint.multihost import get_barrier_sync_fn
 
 from paradec_jax.io import MOST_CHARACTERS, one_sentence
 
 _ROOM = 4 * MOST_CHARACTERS  # bytes of a sentence, whose characters have at most four
 _SHORT = 40
-_LOST = ("Gloo", "heartbeat", "coordination service", "UNAVAILABLE")
+# Gloo's own faults, such as two collectives that met each other, name it too; NCCL's words are not known here.
+_LOST = re.compile(
+    r"gloo.*(connection (closed|reset|refused)|broken pipe|timed? ?out)"
+    r"|heartbeat|coordination service|barrier timed out|UNAVAILABLE",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def texts_of_all(text: str) -> list[str]:
@@ -49,12 +56,25 @@ def telling_of_lost_peers() -> Iterator[None]:
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() == 1 or not any(word in str(error) for word in _LOST):
+        if jax.process_count() == 1 or not _LOST.search(str(error)):
             raise
         raise PeerLost(
             f"process {jax.process_index()} of {jax.process_count()} lost another one ({one_sentence(error, 120)}); "
             "the same command goes on from the last checkpoint"
         ) from error
+
+
+def wait_for_all(what: str, most_s: int = 24 * 3600) -> None:
+    """Waits until all processes have come to `what`, a name that a run uses once; nothing for one process.
+
+    JAX's shutdown gives the others a heartbeat, and its collectives a time of their own: too little where one process
+    alone has work to finish, such as the export of a model.
+
+    Raises:
+      PeerLost: one of them did not come within `most_s` seconds, or died and JAX left this process alive.
+    """
+    with telling_of_lost_peers():
+        get_barrier_sync_fn()(key=what, timeout_ms=1000 * most_s)
 
 
 class Deadline:
@@ -80,23 +100,31 @@ def all_or_none() -> Iterator[None]:
     """A block that fails in every process where it fails in one, so that none waits for it.
 
     Raises:
-      OSError, ValueError: what the block of this process raised or, in the others, the first such sentence.
+      Exception: what the block of this process raised.
+      OSError, ValueError: in the others, the first sentence of those that failed.
     """
     failed: Exception | None = None
     try:
         yield
-    except (OSError, ValueError, RuntimeError, TypeError) as error:
+    except Exception as error:
         if jax.process_count() == 1:
             raise
         failed = error
-    kind = "" if failed is None else "OSError " if isinstance(failed, OSError) else "ValueError "
-    heard = texts_of_all(kind + ("" if failed is None else one_sentence(failed)))
+    heard = texts_of_all("" if failed is None else _told(failed))
     if failed is not None:
         raise failed
     for process, text in enumerate(heard):
         if text:
             kind, _, sentence = text.partition(" ")
             raise {"OSError": OSError, "ValueError": ValueError}[kind](f"process {process}: {sentence}")
+
+
+def _told(error: Exception) -> str:
+    """A kind and a sentence; of an error whose text says little alone, such as a KeyError, its name before it."""
+    if isinstance(error, OSError):
+        return f"OSError {one_sentence(error)}"
+    name = "" if isinstance(error, ValueError | RuntimeError | TypeError) else f"{type(error).__name__}: "
+    return f"ValueError {one_sentence(name + str(error))}"
 
 
 def check_same(told: Mapping[str, Any]) -> None:

@@ -6,6 +6,8 @@ from typing import Any, NoReturn
 
 import jax
 
+from paradec_jax.io import one_sentence
+
 VARIABLES = ("PARADEC_COORDINATOR", "PARADEC_PROCESSES", "PARADEC_PROCESS")
 
 
@@ -20,7 +22,8 @@ def initialize(
     """Joins the processes of a run, to be called before anything asks JAX for a device; nothing for one process.
 
     Without a coordinator, given or in the environment (`VARIABLES`, which experiments/launch/local.py sets), the
-    processes are those that JAX finds: a SLURM step, a slice of TPUs, a job of Kubernetes, mpirun.
+    processes are those that JAX finds: a SLURM step, a slice of TPUs, a job of Kubernetes, mpirun. With `processes=1`
+    alone there is one, whatever JAX finds.
 
     Args:
       coordinator: HOST:PORT of process 0, which the others can reach.
@@ -30,32 +33,46 @@ def initialize(
       start_s: seconds to wait for all of them.
 
     Raises:
-      ValueError: a part of the three alone, numbers that do not fit, or a time below a second.
-      OSError: not all processes came in time.
+      ValueError: a part of the three alone, numbers that do not fit, a time below a second, a second call, or one
+        after JAX was asked for a device where there are other processes.
+      OSError: not all processes came in time, or what else JAX says; jaxlib 0.10 itself aborts a process (SIGABRT)
+        for which the others are late, and crashes one whose port is taken.
     """
     if min(heartbeat_s, start_s) < 1:
         raise ValueError(f"heartbeat_s and start_s must be at least 1, not {heartbeat_s} and {start_s}")
     given = (coordinator, processes, process)
+    if given == (None, 1, None):
+        return
     if given == (None, None, None):
         given = _from_environment()
+    found = given == (None, None, None)
+    if not found:
+        _check(*given)
+        if given[1] == 1:
+            return
+    if jax.distributed.is_initialized():
+        raise ValueError("the processes of this run have met already: call initialize once")
     times: dict[str, Any] = {
         "initialization_timeout": start_s,
         "heartbeat_timeout_seconds": heartbeat_s,
         "shutdown_timeout_seconds": heartbeat_s,
     }
-    if given == (None, None, None):
-        _detect(times)
-        return
-    coordinator, processes, process = given
-    _check(coordinator, processes, process)
-    if processes == 1:
-        return
     try:
-        jax.distributed.initialize(
-            coordinator, processes, process, cluster_detection_method="deactivate", **times
-        )
+        if found:
+            _detect(times)
+        else:
+            jax.distributed.initialize(*given, cluster_detection_method="deactivate", **times)
     except RuntimeError as error:
-        raise OSError(f"not all of {processes} processes came to {coordinator} in {start_s} s") from error
+        if "must be called before" in str(error):
+            if found and not _in_a_cluster():
+                return
+            raise ValueError(
+                "initialize must be called before anything asks JAX for a device, such as jax.devices()"
+            ) from error
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise OSError(one_sentence(error)) from error
+        told = "the processes came" if found else f"{given[1]} processes came to {given[0]}"
+        raise OSError(f"not all of {told} in {start_s} s") from error
 
 
 def leave(error: BaseException | str) -> NoReturn:
@@ -63,7 +80,7 @@ def leave(error: BaseException | str) -> NoReturn:
 
     An exit of Python would have JAX wait until all processes end, or the heartbeat is over, and abort.
     """
-    if jax.process_count() == 1:
+    if not jax.distributed.is_initialized():
         raise SystemExit(str(error)) from None
     print(error, file=sys.stderr, flush=True)
     sys.stdout.flush()
@@ -77,6 +94,14 @@ def _detect(times: dict[str, Any]) -> None:
     except ValueError as error:
         if "coordinator_address should be defined" not in str(error):
             raise
+
+
+def _in_a_cluster() -> bool:
+    """Whether JAX finds one, which its public functions tell only before a device is asked for."""
+    from jax._src.clusters import ClusterEnv
+
+    kinds = [kind for kind in ClusterEnv._cluster_types if not kind.opt_in_only_method]
+    return "JAX_COORDINATOR_ADDRESS" in os.environ or any(kind.is_env_present() for kind in kinds)
 
 
 def _from_environment() -> tuple[str | None, int | None, int | None]:

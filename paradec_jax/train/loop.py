@@ -124,21 +124,20 @@ def fit(
       RuntimeError: if `folder` has checkpoints and none can be read.
     """
     clock = Clock("restore")
-    _check_counts(
-        steps=steps, checkpoint_every=checkpoint_every, log_every=log_every, evaluate_every=evaluate_every
-    )
-    if rounds is not None and teacher is None:
-        raise ValueError("rounds need a teacher to begin with")
-    if limit_s is not None and folder is None:
-        raise ValueError("limit_s ends a run that a later call goes on with: give a folder")
-    check_allowed(allow)
     deadline, several = Deadline(limit_s), jax.process_count() > 1
     update: dict[str, Any] = {"accumulate": accumulate, "ema_decay": ema_decay, "ema_warmup": ema_warmup}
-    train_step = make_train_step(loss, optimizer, **update)
     ema, primary = ema_decay is not None, jax.process_index() == 0
-    shape, place = planned(mesh, params, optimizer, key, ema=ema, teacher=teacher)
-    trace = Profile(None if folder is None else Path(folder), profile if primary else None, clock)
     every = {"checkpoint_every": checkpoint_every, "log_every": log_every, "evaluate_every": evaluate_every}
+    with all_or_none():
+        _check_counts(steps=steps, **every)
+        if rounds is not None and teacher is None:
+            raise ValueError("rounds need a teacher to begin with")
+        if limit_s is not None and folder is None:
+            raise ValueError("limit_s ends a run that a later call goes on with: give a folder")
+        check_allowed(allow)
+        train_step = make_train_step(loss, optimizer, **update)
+        shape, place = planned(mesh, params, optimizer, key, ema=ema, teacher=teacher)
+        trace = Profile(None if folder is None else Path(folder), profile, clock, primary)
     given = {"keep": keep, "resume": resume, "limit_s": limit_s is None, "evaluate": evaluate is None}
     check_same({"folder": str(folder), "mesh": place.axes, "allow": sorted(allow), **every, **given})
 
@@ -146,18 +145,20 @@ def fit(
         disk = None if folder is None else stack.enter_context(RunFolder(Path(folder), keep, primary))
         stack.enter_context(telling_of_lost_peers())
         told = {"frozen": frozen, "recipe": recipe, "steps": steps, "rounds": rounds, **update}
-        if several and isinstance(data, TakesRows):
-            data.take(lambda count: (0, count))  # what another call has taken
         if disk is not None or several:
             with all_or_none():
+                if several and isinstance(data, TakesRows):
+                    data.take(lambda count: (0, count))  # what another call has taken
                 run = identity(shape, optimizer, data, key, **told)
-            check_same(run | ({"parameters": values_of(params, teacher)} if several else {}))
+                mine = {"parameters": values_of(params, teacher)} if several else {}
+            check_same(run | mine)
         if disk is not None:
             check_same({"the newest checkpoint in the folder": disk.newest})
             with all_or_none():
                 disk.compare(run, resume, allow)
         if several and isinstance(data, TakesRows):
-            data.take(place.share)
+            with all_or_none():
+                data.take(place.share)
         begins = disk is None or disk.newest is None
         if begins:
             state = create_state(place, params, optimizer, key, ema=ema, teacher=teacher)
@@ -169,12 +170,14 @@ def fit(
         train_step, frozen = place.step(train_step), place.frozen(frozen)
         start, which = int(state.step), 0 if state.round is None else int(state.round)
         if disk is not None:
-            disk.record(start + 1, place.axes)
+            with all_or_none():
+                disk.record(start + 1, place.axes)
         if progress and primary:
             _show(place, state)
         path, checkpoints = (None, None) if disk is None else (disk.log, disk.checkpoints)
         shown: dict[str, Any] = {"progress": progress, "primary": primary, "writers": writers, "clock": clock}
-        log = stack.enter_context(Log(path, step=start, steps=steps, **shown))
+        with all_or_none():
+            log = stack.enter_context(Log(path, step=start, steps=steps, **shown))
         signals = stack.enter_context(Preemption(disk is not None))
         stack.enter_context(trace)
         window, stop = Window(clock, flops), False

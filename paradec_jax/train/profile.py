@@ -17,17 +17,20 @@ class Profile:
       folder: of the run.
       updates: (first, last), counted from 1; None keeps none.
       clock: of the run, whose `log` starting and writing the trace are.
+      primary: whether this process is the one that keeps it.
 
     Raises:
       ValueError: updates that are no range, or a run without a folder.
     """
 
-    def __init__(self, folder: Path | None, updates: tuple[int, int] | None, clock: Clock) -> None:
+    def __init__(
+        self, folder: Path | None, updates: tuple[int, int] | None, clock: Clock, primary: bool = True
+    ) -> None:
         if updates is not None and not 1 <= updates[0] <= updates[1]:
             raise ValueError(f"profile must be (first, last) with 1 <= first <= last, not {updates}")
         if updates is not None and folder is None:
             raise ValueError("profile keeps a trace in the run's folder: give a folder")
-        self._folder, self._updates, self._clock = folder, updates, clock
+        self._folder, self._updates, self._clock = folder, updates if primary else None, clock
         self._running = False
 
     def __enter__(self) -> "Profile":

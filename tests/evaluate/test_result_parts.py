@@ -72,6 +72,7 @@ def test_restarts_with_any_number_lose_and_double_nothing(tmp_path):
                         with file.open("a") as torn:
                             torn.write('{"id": "sums/3", "sco')
                 merged = rng.choice(living).merge(ITEMS, done)
+                assert not merged or all(part.merge(ITEMS, done) for part in living)
                 if processes == 1 and isinstance(living[0], Results):
                     merged = len(living[0].lines) == len(ITEMS)
         assert sorted(written) == sorted(item.id for item in ITEMS), seed
@@ -89,6 +90,39 @@ def test_a_score_that_comes_later_takes_the_place_of_none(tmp_path):
         second.change([line_of(item) for item in second.mine(ITEMS)])
         assert second.merge(ITEMS, done) and first.merge(ITEMS, done)
     assert lines_of(path)[1] == [line_of(item) for item in ITEMS]
+
+
+def test_a_merge_leaves_the_parts_of_the_living(tmp_path):
+    path, facts = tmp_path / "out.jsonl", {"machine": "one"}
+    with opened(path, 0, 3, facts) as dead:
+        dead.add([line_of(item) for item in dead.mine(ITEMS)])
+    with opened(path, 1, 3, facts) as first, opened(path, 2, 3, facts) as second:
+        for part in (first, second):
+            part.add([line_of(item) for item in part.mine(ITEMS)])
+        assert first.merge(ITEMS, done)
+        assert [part.name for part in parts_of(path)] == ["out.jsonl.part-2"]
+        second.add([{"id": "sums/11", "score": 11}])
+        assert second.merge(ITEMS, done) and not parts_of(path)
+    header, lines = lines_of(path)
+    assert [line["score"] for line in lines] == list(range(12)) and header["facts"] == [facts]
+    assert [file.name for file in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_parts_are_of_the_items_that_were_asked_for(tmp_path):
+    path = tmp_path / "out.jsonl"
+    for process in range(2):
+        with contextlib.closing(
+            Parts(path, SETTINGS, process=process, processes=2, asked={"limit": 3})
+        ) as part:
+            part.add([line_of(item) for item in part.mine(ITEMS[:3])])
+            if process == 0:
+                with pytest.raises(ValueError, match="limit is 11 and was 3; name another file"):
+                    Parts(path, SETTINGS, process=1, processes=2, asked={"limit": 11})
+                with pytest.raises(ValueError, match="limit is None and was 3"):
+                    results_of(path, SETTINGS, process=2, processes=3)
+            assert part.merge(ITEMS[:3], done) == (process == 1)
+    with contextlib.closing(Parts(path, SETTINGS, process=1, processes=2, asked={"limit": 11})) as part:
+        assert len(part.lines) == 3  # a file that is whole may grow
 
 
 def test_what_is_refused(tmp_path):

@@ -27,6 +27,7 @@ from paradec_jax.data.text import WindowMaker, text_batches
 from paradec_jax.sharding.processes import gathered, put
 from paradec_jax.testing import tiny_causal, tiny_causal_params, tiny_network, tiny_params, tiny_request
 from paradec_jax.train import Rounds, fit
+from paradec_jax.train.agree import wait_for_all
 
 HALF = (1, 2, 2)
 
@@ -37,6 +38,15 @@ class Own(Batches):
     def __next__(self) -> dict[str, np.ndarray]:
         self.position += 1
         return self.make(self.position + 100 * jax.process_index())
+
+
+class Broken(Batches):
+    """Batches that process 1 cannot make."""
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        if jax.process_index() == 1:
+            raise KeyError("rows")
+        return super().__next__()
 
 
 def options_of(name: str, steps: int, mesh: Any, **changes: Any) -> dict[str, Any]:
@@ -131,6 +141,8 @@ def refused(name: str) -> dict[str, str]:
         "log": {"log_every": 1 + mine},
         "batches": {"data": Own(one.batch)},
         "parameters": {"params": shifted},
+        "broken": {"data": Broken(one.batch)},
+        "profile": {"profile": (3, 1) if mine else None},
         "folder": {"folder": "/proc/none"},
     }
     found = {}
@@ -138,7 +150,7 @@ def refused(name: str) -> dict[str, str]:
         try:
             fit(**options_of(name, 2, HALF) | changes)
             found[case] = ""
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, KeyError) as error:
             found[case] = str(error)
     return found
 
@@ -208,6 +220,15 @@ def generate() -> dict[str, bool]:
         other = pd.generate(model, prompts, pd.AutoRegressive(), mesh=mesh, **options)
         found[name] = (other.text, other.tokens, other.reasons) == (one.text, one.tokens, one.reasons)
     return found
+
+
+def export(seconds: float) -> float:
+    """Seconds until process 0 has done what takes it so many."""
+    begun = time.monotonic()
+    if jax.process_index() == 0:
+        time.sleep(seconds)
+    wait_for_all("export")
+    return time.monotonic() - begun
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ DIFFERENCES = {
     "log": "process 1 differs from process 0 in log_every [1 on process 0, 2 on process 1]",
     "batches": "process 1 differs from process 0 in data:",
     "parameters": "process 1 differs from process 0 in parameters:",
+    "broken": "'rows'",
+    "profile": "profile must be (first, last) with 1 <= first <= last, not (3, 1)",
     "folder": "/proc/none cannot be written",
 }
 
@@ -41,6 +43,7 @@ def test_a_run_of_two_processes_is_that_of_one_and_differences_are_refused(tmp_p
         for case, sentence in DIFFERENCES.items():
             assert sentence in told[case] and "\n" not in told[case], told[case]
     assert found[1][1]["folder"].startswith("process 0: ")
+    assert found[0][1]["broken"] == "process 1: KeyError: 'rows'"
 
 
 @pytest.mark.slow
@@ -55,6 +58,12 @@ def test_drivers_give_every_process_the_tokens_of_one(tmp_path):
 def test_the_gradient_of_a_rollout_is_that_of_one(tmp_path):
     for (apart_by,) in launched(tmp_path, ["gradient"]):
         assert apart_by < CLOSE
+
+
+@pytest.mark.slow
+def test_an_export_may_be_longer_than_the_heartbeat(tmp_path):
+    (mine,), (other,) = launched(tmp_path, ["export", 14.0], heartbeat=6)
+    assert min(mine, other) > 13
 
 
 KINDS = ("next token", "recurrent", "masked diffusion", "self-distillation", "residual")

@@ -8,11 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import pytest
 import yaml
 
 from experiments.launch import local
-from paradec_jax.train.launch import VARIABLES, initialize
+from paradec_jax.train.launch import VARIABLES, initialize, leave
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "experiments" / "launch"
@@ -109,12 +110,66 @@ def test_what_initialize_refuses(given, sentence, monkeypatch):
         initialize()
 
 
-def test_one_process_needs_nothing(monkeypatch):
-    import jax
+@pytest.fixture
+def alone(monkeypatch):
+    """No cluster to be found, and a function that counts the calls of JAX's own and raises what it is given."""
+    for name in (*VARIABLES, "KUBERNETES_SERVICE_HOST", "SLURM_JOB_ID", "JAX_COORDINATOR_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith("OMPI_")]:
+        monkeypatch.delenv(name)
 
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    def refuse(error):
+        asked = []
+
+        def initialized(*given, **options):
+            asked.append(given)
+            raise error
+
+        monkeypatch.setattr(jax.distributed, "initialize", initialized)
+        return asked
+
+    return refuse
+
+
+def test_one_process_needs_nothing(alone, monkeypatch):
     initialize("host:1", 1, 0)
+    jax.devices()
+    initialize()  # a device was asked for
     assert not jax.distributed.is_initialized()
+    asked = alone(ValueError("coordinator_address should be defined."))
+    initialize()
+    assert len(asked) == 1
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    initialize(processes=1)
+    assert len(asked) == 1
+
+
+def test_what_jax_says_is_told_as_what_it_is(alone, monkeypatch):
+    jax.devices()
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "host:1")
+    for given in ((), ("host:1", 2, 0)):
+        with pytest.raises(ValueError, match="must be called before anything asks JAX for a device"):
+            initialize(*given)
+    alone(RuntimeError("UNKNOWN: port 1\nis in use"))
+    with pytest.raises(OSError, match=r"^UNKNOWN: port 1 is in use$"):
+        initialize("host:1", 2, 0)
+    alone(RuntimeError("DEADLINE_EXCEEDED: late"))
+    with pytest.raises(OSError, match="not all of 2 processes came to host:1 in 5 s"):
+        initialize("host:1", 2, 0, start_s=5)
+    with pytest.raises(OSError, match="not all of the processes came in 300 s"):
+        initialize()
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    with pytest.raises(ValueError, match="call initialize once"):
+        initialize("host:1", 2, 0)
+
+
+def test_leaving_asks_for_no_device(monkeypatch):
+    def started():
+        raise AssertionError
+
+    monkeypatch.setattr(jax, "process_count", started)
+    with pytest.raises(SystemExit, match=r"^no room$"):
+        leave(OSError("no room"))
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,6 @@ def planned(*words):
         "4",
         "--seq",
         "16",
-        "--new",
-        "4",
         *words,
         "--json",
     )
@@ -86,7 +84,7 @@ def test_the_table_makes_what_is_missing(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_a_decoder_has_two_prices_and_a_largest_batch():
-    found = planned("--mesh", "data=4", "--decode", "jacobi", "--largest")
+    found = planned("--mesh", "data=4", "--decode", "jacobi", "--new", "4", "--largest")
     names = [(row["program"], row["batch"]) for row in found["rows"]]
     assert names == [("prompt", 4), ("decode step", 4), ("prompt", 8), ("decode step", 8)]
     assert found["rows"][1]["collectives"] == {
@@ -104,6 +102,15 @@ def test_the_largest_batch_lies_on_the_line_through_two_plans():
     assert largest(one | {"gib": 200.0}, two | {"gib": 210.0}, 8) == {"80 GB": 0, "141 GB": 0, "v5p": 0}
 
 
+def test_a_program_that_does_not_fit_twice_costs_the_others_nothing():
+    found = script("systems/scale_plan")
+    rows = [{"program": name, "gib": 20.0, "batch": 8} for name in ("prompt", "decode step")]
+    twice = [{"program": "prompt", "gib": 24.0, "batch": 16, "fits": False}]  # and no step after it
+    sizes = found["largest_of"](rows, twice, 8)
+    assert sizes == {"prompt": {"80 GB": 112, "141 GB": 224, "v5p": 152}}
+    assert found["largest_of"](twice, [], 8) == {}
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -113,6 +120,14 @@ def test_the_largest_batch_lies_on_the_line_through_two_plans():
         (lambda found: found["mesh_of_target"]([1, 2], "rows=2"), "mesh must be sizes of data, fsdp, tensor"),
         (lambda found: found["Options"]("gpt"), "preset must be one of"),
         (lambda found: found["Options"]("test-causal", seq=0), "seq must be at least 1"),
+        (
+            lambda found: found["Options"]("test-causal", decode="jacobi", chunk=8),
+            "chunk is an option of a train step, not with --decode",
+        ),
+        (
+            lambda found: found["Options"]("test-causal", new=8),
+            "new is an option with --decode, not of a train step",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_refused(call, message, monkeypatch):
