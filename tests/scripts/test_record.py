@@ -23,6 +23,7 @@ OTHERWISE = {
     "common/runner.py": {"write_csv"},
     "common/record.py": {"write_table"},
     "systems/first_answer_child.py": {"write_text"},  # for its parent
+    "systems/scale_plan.py": {"write_text"},  # compiled programs, which are no results
     "benchmarks/evaluate.py": {"write_lines"},
 }
 
