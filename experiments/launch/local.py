@@ -17,8 +17,12 @@ from collections.abc import Iterator, Sequence
 
 # What `paradec_jax.train.launch` reads; to import it would take seconds.
 VARIABLES = ("PARADEC_COORDINATOR", "PARADEC_PROCESSES", "PARADEC_PROCESS")
-# Without the second, collectives of simulated devices may wait for each other for ever in jaxlib 0.10.
-FLAGS = "--xla_force_host_platform_device_count={} --xla_cpu_enable_concurrency_optimized_scheduler=false"
+# In jaxlib 0.10, without the second, collectives of simulated devices may wait for each other for ever; without the
+# third, joined all-reduces meet others of the next process, and gloo ends both ("Received data size doesn't match").
+FLAGS = (
+    "--xla_force_host_platform_device_count={} --xla_cpu_enable_concurrency_optimized_scheduler=false "
+    "--xla_disable_hlo_passes=cpu-all-reduce-combiner"
+)
 # Threads of XLA's pool, by the variable NPROC: a collective holds one while it waits, so there must be many.
 MANY = 16  # a device
 

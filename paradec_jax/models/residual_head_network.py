@@ -135,7 +135,15 @@ class ResidualHeadNetwork:
           prefix: the head's own cache and what the window sees of it; None for no cache.
           mask: which window keys a query sees; its block and the ones before it by default.
           hidden: the backbone's head inputs before the reveals, or their sum with earlier residuals.
+
+        Raises:
+          ValueError: vectors of another width than the head's, which are another backbone's.
         """
+        width = self.config.width
+        if {vectors.shape[-1], hidden.shape[-1]} != {width}:
+            raise ValueError(
+                f"the head corrects vectors of width {width}, not of {hidden.shape[-1]}: it is another network's"
+            )
         if mask is None:
             rule = by_block(positions, self.config.block)
             mask = once(rule, positions.shape[1], self.config.attention)

@@ -232,6 +232,16 @@ def test_a_head_of_another_backbone():
             check_fits(CONFIG, refused)
 
 
+def test_a_head_of_another_width_is_refused_before_it_runs():
+    positions = jnp.arange(2)[None]
+    for width in (WIDTH - 1, 2 * WIDTH):
+        vectors = jnp.zeros((1, 2, width))
+        with pytest.raises(
+            ValueError, match=f"vectors of width {WIDTH}, not of {width}: it is another network's"
+        ):
+            jax.eval_shape(lambda v: NETWORK.forward(PARAMS, v, positions, hidden=v), vectors)
+
+
 def test_remat_changes_no_gradient():
     def gradient(config):
         network = network_of(config)
