@@ -207,6 +207,15 @@ def test_a_veto_leaves_masked_what_the_head_doubts(judge):
     assert (doubting.counts["head_calls"] > 0).all()
 
 
+@pytest.mark.parametrize("judge", ["change", "confidence"])
+def test_without_a_head_nothing_falls_of_what_fewer_steps_reveal(judge):
+    knobs = {"threshold": 0.999, "steps": 2}
+    plain, trusting = base("dynamic", **knobs), run(decode.ResidualVeto, "zero", knobs, judge=judge)
+    assert trusting.completions() == plain.completions()
+    assert trusting.network_calls.tolist() == plain.network_calls.tolist()
+    assert (plain.network_calls < base("static").network_calls).all()
+
+
 def test_a_head_that_agrees_vetoes_nothing():
     knobs = {"threshold": 0.3}
     right = run(decode.ResidualVeto, RIGHT, knobs, judge="change")

@@ -165,8 +165,19 @@ class TestInstruct:
         item = Item("gsm8k/0", "Q: What is 2 + 3?\nA:", (), "1,005")
         assert instruct.INSTRUCT["gsm8k"].message(item).startswith("What is 2 + 3?\n\nReason")
         judge = instruct.INSTRUCT["gsm8k"].judged
-        right = gsm8k.score(item, judge("First \\boxed{7}, then \\boxed{\\$1005} of 3."))
-        assert right.flexible and not right.strict
+        for box in (
+            "\\$1005",
+            "1005\\text{ dollars}",
+            "{1005}",
+            "1{,}005",
+            "\\text{in all } 1,005 \\text{ of them}",
+        ):
+            right = gsm8k.score(item, judge(f"First \\boxed{{7}}, then \\boxed{{{box}}} for 3 days."))
+            assert right.flexible, box
+        wrong = gsm8k.score(
+            item, judge("Of \\boxed{1005} or \\boxed{18 + 3} then \\boxed{1005 is not closed")
+        )
+        assert not wrong.flexible
         plain = gsm8k.score(item, judge("So \\boxed{1,005} of 3."))
         assert plain.flexible and plain.strict
         assert judge("The answer is 4.") == "The answer is 4."

@@ -91,10 +91,6 @@ def test_a_loop_over_sharded_rows_has_the_all_reduce_of_its_stop_test_alone():
 @pytest.mark.parametrize("name", ROWS)
 def test_every_loop_over_sharded_rows_has_the_all_reduces_of_its_stop_tests_alone(name):
     (found,) = on_devices(["stop_tests", [name]])
-    options = ROWS[name].options
-    if options.get("pool") or options.get("candidates", 1) > 1:  # the CPU's compiler gathers what top_k ranks
-        assert found[name]["loop"].pop("all-gather", 1) == 1
-        found[name]["bytes"] = 0
     check_stop_tests(found)
 
 

@@ -82,7 +82,8 @@ class ResidualVeto(DecoderBase):
         confidence   softmax(z + U r)_x <= tau     it reads it with all proposals revealed (the authors' later form)
 
     If all of a step fall, the one that moved least, or is surest, stays. So a step with one proposal needs no head,
-    and none is asked.
+    and none is asked. By confidence only those fall that were above tau before: what a schedule of fewer steps adds
+    was not proposed for being sure.
 
     Attributes:
       head: the head's network, that of the model's folder where it is not given; "zero" runs none, and nothing falls.
@@ -159,8 +160,9 @@ def judged(
     corrected = network.logits(params["network"], hidden)
     if decoder.judge == "confidence":
         gate = score.probability(tempered(corrected, knobs.temperature), choice.tokens)
-        stays = select.above(gate, choice.where, threshold_at(call.step, knobs))
-        best = gate
+        tau = threshold_at(call.step, knobs)
+        added = choice.where & ~select.above(choice.scores, choice.where, tau)
+        stays, best = select.above(gate, choice.where, tau) | added, gate
     else:
         moved = jnp.take_along_axis(corrected - logits, choice.tokens[..., None], axis=-1)[..., 0]
         gate = jnp.abs(moved)

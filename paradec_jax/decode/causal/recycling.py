@@ -8,7 +8,6 @@ been rejected; the next-best tokens of its distribution are the likeliest repair
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 EMPTY = -1  # no token: never equal to one
@@ -42,9 +41,20 @@ def alternatives(
     logits: Float[Array, "B V"], draft: Int[Array, "B drafts"], count: int
 ) -> Int[Array, "B count drafts"]:
     """The draft with its first guess replaced by the second, third, ... best token of `logits`."""
-    ranked = lax.top_k(logits, count + 1)[1][:, 1:]
     copies = jnp.broadcast_to(draft[:, None], (draft.shape[0], count, draft.shape[1]))
-    return copies.at[:, :, 0].set(ranked.astype(jnp.int32))
+    return copies.at[:, :, 0].set(_ranked(logits, count + 1)[:, 1:])
+
+
+def _ranked(logits: Float[Array, "B V"], count: int) -> Int[Array, "B count"]:
+    """The best tokens, the best first, the lower one of equals; by maxima, which sharded rows have by themselves.
+
+    XLA gathers the logits of all rows for `top_k`.
+    """
+    ids, found = jnp.arange(logits.shape[-1]), []
+    for _ in range(count):
+        found.append(jnp.argmax(logits, axis=-1))
+        logits = jnp.where(ids == found[-1][:, None], -jnp.inf, logits)
+    return jnp.stack(found, axis=1).astype(jnp.int32)
 
 
 def distinct(

@@ -30,8 +30,11 @@ def probability(
 
 def margin(logits: Float[Array, "*shape V"]) -> Float[Array, "*shape"]:
     """Difference between the two largest probabilities (Dream's "topk_margin")."""
-    top = jax.lax.top_k(jax.nn.softmax(at_least_float32(logits), axis=-1), 2)[0]
-    return top[..., 0] - top[..., 1]
+    probs = jax.nn.softmax(at_least_float32(logits), axis=-1)
+    # By maxima: XLA gathers sharded rows for `top_k`.
+    best = jnp.argmax(probs, axis=-1, keepdims=True)
+    others = jnp.where(jnp.arange(probs.shape[-1]) == best, 0, probs)
+    return jnp.max(probs, axis=-1) - jnp.max(others, axis=-1)
 
 
 def entropy(logits: Float[Array, "*shape V"]) -> Float[Array, "*shape"]:

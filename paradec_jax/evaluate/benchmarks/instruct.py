@@ -11,7 +11,7 @@ from collections.abc import Callable
 from paradec_jax.evaluate.benchmarks.items import Item
 
 _FENCE = re.compile(r"```[ \t]*(\w*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+_NUMBER = re.compile(r"-?[\d,]*\.?\d+")
 
 HUMANEVAL = (
     "Complete this Python function. Leave the code that is given as it is, and answer with the whole function in one "
@@ -45,9 +45,26 @@ def first_code(text: str) -> str:
 
 
 def last_boxed(text: str) -> str:
-    r"""The text, or "The answer is N." where it has a `\boxed{N}`, of which the last one counts."""
-    found = _BOXED.findall(text)
-    return f"The answer is {found[-1].strip()}." if found else text
+    r"""The text, or "The answer is N." where it has a `\boxed{...}` whose braces balance: the last one counts.
+
+    N is the number in the box, `\boxed{18\text{ dollars}}`, and all that stands there where it holds not just one.
+    """
+    found = [box for box in map(_balanced, text.split("\\boxed{")[1:]) if box is not None]
+    if not found:
+        return text
+    box = found[-1].replace("{,}", ",").strip()
+    numbers = _NUMBER.findall(box)
+    return f"The answer is {numbers[0] if len(numbers) == 1 else box}."
+
+
+def _balanced(text: str) -> str | None:
+    """What stands before the brace that closes an open one; None where none does."""
+    depth = 1
+    for at, character in enumerate(text):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0:
+            return text[:at]
+    return None
 
 
 def _humaneval_message(item: Item) -> str:
