@@ -8,22 +8,31 @@ import jax
 from paradec_jax import facts
 from paradec_jax.cli.output import JsonPath, check_json, progress, write_json
 from paradec_jax.cli.tables import print_bench, print_block_calls
-from paradec_jax.config import BlockDiffusionConfig, ResidualHeadConfig, TokenSpec
+from paradec_jax.config import ResidualHeadConfig, TokenSpec
 from paradec_jax.decode import AutoRegressive, BlockDenoising, Jacobi, Masked, Static
 from paradec_jax.families import PRESETS, init_params, network_of
 from paradec_jax.timing.bench import Limits, bench, limits_of, paced_wavefront
 from paradec_jax.timing.block_calls import block_calls
 
+# What the options of one kind of model are where they are left out; another kind refuses them.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "recurrent models": {"recurrence": None, "inner_recurrence": (1, 2, 4)},
+    "causal models": {"block": (16, 64)},
+    "denoisers": {"steps": (64, 16)},
+    "block diffusion": {"block_length": None, "candidates": (2, 3, 4), "head_layers": 3},
+}
+LEAST = {"candidates": 2, "tokens": 2}  # of the other numbers it is 1
+
 
 def bench_command(
     preset: str = "tiny-recurrent",
     recurrence: int | None = None,
-    inner_recurrence: tuple[int, ...] = (1, 2, 4),
-    block: tuple[int, ...] = (16, 64),
-    steps: tuple[int, ...] = (64, 16),
+    inner_recurrence: tuple[int, ...] | None = None,
+    block: tuple[int, ...] | None = None,
+    steps: tuple[int, ...] | None = None,
     block_length: int | None = None,
-    candidates: tuple[int, ...] = (2, 3, 4),
-    head_layers: int = 3,
+    candidates: tuple[int, ...] | None = None,
+    head_layers: int | None = None,
     batch: tuple[int, ...] = (1,),
     context: int = 64,
     tokens: int = 64,
@@ -43,13 +52,13 @@ def bench_command(
 
     Args:
       preset: shape of the model.
-      recurrence: recurrences a token; the preset's default if left out.
-      inner_recurrence: recurrences of a wavefront's step, one row each.
-      block: tokens of a Jacobi window, one row each (causal models).
-      steps: steps of the sampler, one row each (denoisers).
-      block_length: tokens of a block; the preset's if left out (block diffusion).
-      candidates: states that a call verifies, two rows each (block diffusion).
-      head_layers: layers of the residual head (block diffusion).
+      recurrence: recurrences a token of a recurrent model; the preset's default if left out.
+      inner_recurrence: recurrences of a wavefront's step, one row each (recurrent models; 1 2 4 if left out).
+      block: tokens of a Jacobi window, one row each (causal models; 16 64 if left out).
+      steps: steps of the sampler, one row each (denoisers; 64 16 if left out).
+      block_length: tokens of a block (block diffusion; the preset's if left out).
+      candidates: states that a call verifies, two rows each (block diffusion; 2 3 4 if left out).
+      head_layers: layers of the residual head (block diffusion; 3 if left out).
       batch: batch sizes.
       context: prompt tokens of each row.
       tokens: tokens to generate in each row.
@@ -59,63 +68,35 @@ def bench_command(
       json: print nothing but a list of JSON objects; with a PATH, write the list there as well as printing
         the table.
     """
+    given = {
+        "recurrence": recurrence,
+        "inner_recurrence": inner_recurrence,
+        "block": block,
+        "steps": steps,
+        "block_length": block_length,
+        "candidates": candidates,
+        "head_layers": head_layers,
+    }
     if preset not in PRESETS:
         raise ValueError(f"--preset must be one of {', '.join(PRESETS)}, not {preset}")
-    for name, values in (
-        ("batch", batch),
-        ("inner-recurrence", inner_recurrence),
-        ("block", block),
-        ("steps", steps),
-        ("passes", (passes,)),
-        ("context", (context,)),
-        ("recurrence", (1 if recurrence is None else recurrence,)),
-        ("block-length", (1 if block_length is None else block_length,)),
-        ("candidates", candidates),
-    ):
-        if min(values, default=0) < 1:
-            raise ValueError(f"--{name} must be at least 1, not {values}")
-    if tokens < 2:
-        raise ValueError(f"--tokens must be at least 2, not {tokens}")
+    _check_numbers(given | {"batch": batch, "context": context, "tokens": tokens, "passes": passes})
     check_json(json)
     config = PRESETS[preset]
     if dtype != "preset":
         config = dataclasses.replace(config, dtype=dtype, param_dtype=dtype)
-    if isinstance(config, BlockDiffusionConfig):
-        config = dataclasses.replace(config, block=config.block if block_length is None else block_length)
-    elif block_length is not None:
-        raise ValueError(
-            f"--block-length {block_length} is for block diffusion, and {preset} is of another kind"
-        )
-    if context + tokens > config.max_length:
-        raise ValueError(
-            f"--context {context} and --tokens {tokens} are more than the {config.max_length} positions of {preset}"
-        )
+    own = _own_options(preset, config, given)
+    if own.get("block_length") is not None:
+        config = dataclasses.replace(config, block=own["block_length"])
     network = network_of(config)
-    decoders: list[tuple[str, str, tuple[Any, Any]]]
-    if "recurrences" in network.counters:
-        count = network.recurrence if recurrence is None else recurrence
-        decoders = [("autoregressive", f"r {count}", (Static(recurrence=count, greedy=True), None))]
-        decoders += [("wavefront", f"inner r {n}", paced_wavefront(count, n)) for n in inner_recurrence]
-    elif recurrence is not None:
+    # Of block diffusion, kinds of calls are timed on two blocks after whole ones.
+    room = max(tokens, 2 * network.block - context % network.block) if "candidates" in own else tokens
+    if context + room > config.max_length:
         raise ValueError(
-            f"--recurrence {recurrence} is for recurrent models, and {preset} is of another kind"
+            f"--context {context} and {room} positions after it (--tokens {tokens}) are more than the "
+            f"{config.max_length} positions of {preset}"
         )
-    elif network.visibility == "full":
-        mask = TokenSpec(mask=config.vocab_size - 1, alignment="own")
-        decoders = [("masked", f"{n} steps", (Masked(spec=mask), Masked.Knobs(steps=n))) for n in steps]
-    elif network.visibility == "block":
-        static = BlockDenoising(
-            rule="static", greedy=True, spec=TokenSpec(mask=config.vocab_size - 1, alignment="own")
-        )
-        decoders = [
-            ("block", f"{n} steps of {network.block}", (static, static.Knobs(steps=n)))
-            for n in dict.fromkeys((network.block, -(-network.block // 2)))
-        ]
-    else:
-        decoders = [("autoregressive", "", (AutoRegressive(greedy=True), None))]
-        decoders += [
-            ("jacobi", f"block {n}", (Jacobi(block=n, running=True, greedy=True), None)) for n in block
-        ]
+    head = ResidualHeadConfig.of(config, own["head_layers"]) if "head_layers" in own else None
+    decoders = decoders_of(network, own)
     rows: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     with progress() as report:
@@ -129,15 +110,10 @@ def bench_command(
             rows.append(
                 {"preset": preset, "family": config.family} | row | {"decoder": name, "settings": label}
             )
-        if network.visibility == "block":
+        if head is not None:
+            asked = {"context": context, "passes": passes, "candidates": own["candidates"]}
             for size in batch:
-                asked: dict[str, Any] = {
-                    "batch": size,
-                    "context": context,
-                    "passes": passes,
-                    "candidates": candidates,
-                }
-                found = calls_of(network, params, head_layers, seed, device, asked)
+                found = calls_of(network, params, head, seed, device, asked | {"batch": size})
                 calls += [{"preset": preset, "family": config.family} | row for row in found]
         report("benchmarks", len(cases), len(cases))
     if json is not None:
@@ -150,11 +126,65 @@ def bench_command(
     return 0
 
 
+def _check_numbers(given: dict[str, Any]) -> None:
+    """Raises ValueError for a number below its least."""
+    for name, value in given.items():
+        numbers = value if isinstance(value, tuple) else () if value is None else (value,)
+        least = LEAST.get(name, 1)
+        if value is not None and min(numbers, default=0) < least:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, not {value}")
+
+
+def _own_options(preset: str, config: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """The options of this kind of model, as given or by default.
+
+    Raises:
+      ValueError: one of another kind.
+    """
+    network = network_of(config)
+    kind = {"full": "denoisers", "block": "block diffusion"}.get(network.visibility, "causal models")
+    kind = "recurrent models" if "recurrences" in network.counters else kind
+    for other, options in DEFAULTS.items():
+        for name in options:
+            if other != kind and given[name] is not None:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} {given[name]} is for {other}, and {preset} is of another kind"
+                )
+    return {
+        name: left_out if given[name] is None else given[name] for name, left_out in DEFAULTS[kind].items()
+    }
+
+
+def decoders_of(network: Any, options: dict[str, Any]) -> list[tuple[str, str, tuple[Any, Any]]]:
+    """Name, label, and decoder with its knobs, the baseline first."""
+    if "recurrence" in options:
+        count = network.recurrence if options["recurrence"] is None else options["recurrence"]
+        static = ("autoregressive", f"r {count}", (Static(recurrence=count, greedy=True), None))
+        waves = [
+            ("wavefront", f"inner r {n}", paced_wavefront(count, n)) for n in options["inner_recurrence"]
+        ]
+        return [static, *waves]
+    if "block" in options:
+        windows = [
+            ("jacobi", f"block {n}", (Jacobi(block=n, running=True, greedy=True), None))
+            for n in options["block"]
+        ]
+        return [("autoregressive", "", (AutoRegressive(greedy=True), None)), *windows]
+    spec = TokenSpec(mask=network.vocab_size - 1, alignment="own")
+    if "steps" in options:
+        masked = Masked(spec=spec)
+        return [("masked", f"{n} steps", (masked, masked.Knobs(steps=n))) for n in options["steps"]]
+    block = BlockDenoising(rule="static", greedy=True, spec=spec)
+    return [
+        ("block", f"{n} steps of {network.block}", (block, block.Knobs(steps=n)))
+        for n in dict.fromkeys((network.block, -(-network.block // 2)))
+    ]
+
+
 def calls_of(
-    network: Any, params: Any, layers: int, seed: int, device: Limits, options: dict[str, Any]
+    network: Any, params: Any, shape: ResidualHeadConfig, seed: int, device: Limits, options: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Every kind of call of a network that sees in blocks, with a residual head of random weights."""
-    shape = ResidualHeadConfig.of(network.config, layers)
     head, own = network_of(shape), init_params(shape, jax.random.key(seed + 1))
     both = {"network": network.prepare(params), "head": head.prepare(own)}
     return block_calls(network, head, both, device, **options)

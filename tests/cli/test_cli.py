@@ -282,6 +282,20 @@ def test_bench_knows_denoisers(capsys, tmp_path, monkeypatch):
         (("--batch", "0"), "--batch must be at least 1"),
         (("--inner-recurrence", "0"), "--inner-recurrence must be at least 1"),
         (("--preset", "test-recurrent", "--context", "64"), "more than the 64 positions"),
+        (
+            ("--preset", "test-sdar", "--context", "124", "--tokens", "2"),
+            "124 and 8 positions after it (--tokens 2)",
+        ),
+        (
+            ("--preset", "test-sdar", "--block", "8"),
+            "--block (8,) is for causal models, and test-sdar is of another",
+        ),
+        (("--preset", "test-sdar", "--candidates", "1"), "--candidates must be at least 2, not (1,)"),
+        (("--preset", "test-sdar", "--head-layers", "9"), "layers of a residual head must be 1 to 8, not 9"),
+        (
+            ("--preset", "test-mdlm", "--head-layers", "2"),
+            "--head-layers 2 is for block diffusion, and test-mdlm",
+        ),
         (("--json", "/nowhere/x.json"), "there is no folder"),
     ],
 )
