@@ -1,5 +1,6 @@
 """What the studies of block diffusion choose from: models by name, and decoders with the knobs of a row."""
 
+import contextlib
 import dataclasses
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from experiments.block_diffusion.lines import Line, baseline_of
 from experiments.block_diffusion.problems import Asked
 from paradec_jax import BlockDenoising, Residual, ResidualSpeculative
 from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.disk.bundled import locate
+from paradec_jax.disk.folders import StoreError
 from paradec_jax.evaluate.options import choose
 
 HEAD = "head"
@@ -28,7 +31,8 @@ class Options:
       study: names of studies; "all" for every one.
       asked: which problems.
       backbone: model folder, or name of a bundled model; RUNS/tiny-sdar/model or RUNS/chains/model when None.
-      heads: NAME=DIR of heads (a folder holds backbone and head) and of other backbones; RUNS/NAME/model else.
+      heads: NAME=DIR of heads (a folder holds backbone and head) and of other backbones, DIR a model folder or the
+        name of a bundled model; RUNS/NAME/model else.
       runs: folder of the runs.
       steps_ahead: K of direct decoding and of what speculation verifies.
       thresholds: of the dynamic rule.
@@ -91,7 +95,8 @@ class Options:
     def there(self, name: str, command: str) -> str | None:
         """The folder of that name, None and a sentence where there is none."""
         place = self.place(name)
-        if Path(place).exists():
+        with contextlib.suppress(StoreError):
+            locate(place)
             return place
         print(
             f"left out: {name}, which is not at {place}; "

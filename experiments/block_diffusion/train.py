@@ -154,7 +154,7 @@ RECIPES = {
     "chains-next": Recipe(name="chains-next", alignment="next", **_CHAINS),
     "chains-block-noise": Recipe(name="chains-block-noise", noise="block", **_CHAINS),
     "chains-count-noise": Recipe(name="chains-count-noise", noise="count", **_CHAINS),
-    "chains-lengths": Recipe(name="chains-lengths", blocks=(8, 4, 16), prompt=16, **_CHAINS),
+    "chains-lengths": Recipe(name="chains-lengths", blocks=(8, 4, 16), **_CHAINS),
 }
 
 
