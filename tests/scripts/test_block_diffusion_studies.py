@@ -106,7 +106,9 @@ def test_missing_heads_are_left_out_and_said(runs, tmp_path, capsys):
     said = capsys.readouterr().err
     assert "left out: chains-init-released" in said and "train_head chains-init-released --start" in said
     given = dataclasses.replace(options, heads=("depth-1=elsewhere",))
-    assert given.place("depth-1") == "elsewhere"
+    assert given.place("depth-1") == "elsewhere" and given.there("depth-1", "train") is None
+    bundled = dataclasses.replace(options, heads=("depth-1=tiny-sdar",))
+    assert bundled.there("depth-1", "train") == "tiny-sdar"
 
 
 def test_what_is_no_study_is_refused(runs, tmp_path):
