@@ -166,8 +166,8 @@ def test_every_recipe_has_a_shape_and_batches():
         assert ground.spec(recipe.alignment).mask < config.vocab_size
         batch = ground.maker(0, recipe.batch_tokens, int(np.lcm.reduce(recipe.blocks)))(0)
         assert batch["labelled"].any() and batch["tokens"].max() < config.vocab_size
-    with pytest.raises(ValueError, match="whole blocks of 16"):
-        grounds.Chains().maker(0, 256, 16)
+    with pytest.raises(ValueError, match="whole blocks of 24"):
+        grounds.Chains().maker(0, 256, 24)
     with pytest.raises(ValueError, match="symbols must be at most 62"):
         grounds.Chains(Followers(symbols=63))
     with pytest.raises(ValueError, match="prompt must be from 1"):
