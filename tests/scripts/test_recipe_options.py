@@ -1,4 +1,4 @@
-"""What recipes have in common: traces, writers, utilisation, processes; and the recipe of word problems at toy size."""
+"""What recipes have in common: traces, writers, utilisation, processes; and that of word problems at toy size."""
 
 import dataclasses
 import functools
@@ -43,7 +43,9 @@ ALONE = (
 @pytest.fixture(scope="module")
 def toy():
     """A recipe of two shapes of batches, two updates of each, drawn one after the other."""
-    train.PRESETS["toy"] = dataclasses.replace(train.PRESETS["test-recurrent"], vocab_size=384, max_length=512)
+    train.PRESETS["toy"] = dataclasses.replace(
+        train.PRESETS["test-recurrent"], vocab_size=384, max_length=512
+    )
     yield train.Recipe(
         name="toy",
         preset="toy",
@@ -186,7 +188,9 @@ def test_two_processes_train_what_one_does(name, tmp_path):
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
 
     def run(name, options, *launcher):
-        told = [{"TEXT": str(text), "START": str(start / "model")}.get(word, word) for word in options.split()]
+        told = [
+            {"TEXT": str(text), "START": str(start / "model")}.get(word, word) for word in options.split()
+        ]
         command = [sys.executable, *launcher, "-m", f"experiments.{name}", *told]
         return subprocess.run(command, cwd=ROOT, env=environment, check=False, text=True, capture_output=True)
 

@@ -13,6 +13,7 @@ from noisy_regression import STEPS, Batches, train
 
 from paradec_jax.train import writers
 from paradec_jax.train.clock import PURPOSES, Clock
+from paradec_jax.train.log import Log
 from paradec_jax.train.window import Window
 
 
@@ -130,6 +131,12 @@ def test_a_peak_needs_flops_and_is_a_rate(tmp_path, given, sentence):
     with pytest.raises(ValueError, match=sentence):
         train(tmp_path / "run", **given)
     assert not list(tmp_path.iterdir())
+
+
+def test_people_are_told_the_share_of_the_peak(capsys):
+    with Log(None, step=0, steps=9) as log:
+        log.write(3, {"loss": 2.0, "tokens_per_s": 1234.0, "step_s": 2.0, "utilisation": 0.4567})
+    assert capsys.readouterr().out == "step 3/9  loss 2  1,234 tokens/s  45.7% of peak  ETA 0:00:12\n"
 
 
 @pytest.mark.parametrize("updates", [(0, 3), (3, 2)])
