@@ -20,6 +20,7 @@ import tyro
 
 from experiments.block_diffusion import train, train_head
 from experiments.common.command import claim, run
+from experiments.common.processes import alone
 from paradec_jax import store
 
 RUNS = ("tiny-sdar", "tiny-sdar-next", "tiny-head", "chains", "chains-head")
@@ -73,6 +74,7 @@ def recipes(options: Options) -> list[Any]:
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Trains what is not done."""
+    alone()
     for recipe in recipes(options):
         folder, of_head = options.runs / recipe.name, isinstance(recipe, train_head.Recipe)
         start = str(options.runs / options.backbones[recipe.ground == "chains"] / "model")

@@ -24,14 +24,18 @@ import tyro
 
 from experiments.block_diffusion.grounds import Chains, Ground, HeldOut, Words, batches_of
 from experiments.common import precision
-from experiments.common.command import claim, run
+from experiments.common.cluster import Cluster
+from experiments.common.command import run
+from experiments.common.processes import by_first, claim_together, on_this
 from experiments.common.runs import in_half, optimizer_of, over
+from experiments.common.watch import Watch
 from paradec_jax import Model, load, store
 from paradec_jax.config import BLOCK_DIFFUSION_PRESETS, BlockDiffusionConfig
 from paradec_jax.data.batches import Mixture
 from paradec_jax.data.chains import Followers
 from paradec_jax.families import init_params, parameter_shapes
 from paradec_jax.losses import BlockRules, block_diffusion_loss
+from paradec_jax.models import batch_flops
 from paradec_jax.noise import BlockNoise
 from paradec_jax.train import TrainState, fit
 
@@ -208,13 +212,15 @@ def above(params: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]
     return moved | {"layer_0": dict(layer) | {"attention": attention, "mlp": mlp}}
 
 
-def train(recipe: Recipe, model: Model, ground: Ground, folder: Path, minutes: float) -> TrainState:
-    """The state after the training, or where its minutes were over."""
+def train(
+    recipe: Recipe, model: Model, ground: Ground, folder: Path, minutes: float, **options: Any
+) -> TrainState:
+    """The state after the training, or where its minutes were over; `options` are further ones of `fit`."""
     rules = BlockRules(BlockNoise(recipe.noise), recipe.blocks)
     judge = HeldOut(ground, recipe.blocks[0], batches=2).of(model)
 
     def evaluate(state: TrainState) -> Mapping[str, float]:
-        return judge(state.ema)
+        return judge(on_this(state.ema))
 
     return fit(
         block_diffusion_loss(model.network, model.token_spec, rules),
@@ -230,6 +236,8 @@ def train(recipe: Recipe, model: Model, ground: Ground, folder: Path, minutes: f
         evaluate=evaluate,
         evaluate_every=EVALUATE_EVERY,
         limit_s=60 * minutes,
+        flops=batch_flops(model.network),
+        **options,
     )
 
 
@@ -238,6 +246,10 @@ def main(
     folder: Path | None = None,
     export: Path | None = None,
     minutes: float = 75.0,
+    allow: tuple[str, ...] = (),
+    peak_flops: float | None = None,
+    cluster: tyro.conf.OmitArgPrefixes[Cluster] = Cluster(),  # noqa: B008
+    watch: tyro.conf.OmitArgPrefixes[Watch] = Watch(),  # noqa: B008
 ) -> None:
     """Trains a model and, when done, writes the averaged weights as a model folder and what held-out text costs.
 
@@ -246,22 +258,33 @@ def main(
       folder: where checkpoints, metrics, `held_out.json` and `model` go; `runs/NAME` by default.
       export: where a copy of the model with parameters in bfloat16 goes; none by default.
       minutes: after so many this call saves and ends; the next one goes on.
+      allow: what may differ from what the run was begun with (`FOLDER/run.json`, `recipe.json`), such as "recipe".
+      peak_flops: operations a second that one device can do; the log then tells utilisation, the share of it, of all.
+      cluster: processes and devices.
+      watch: what is told beside the log.
     """
-    folder, recipe = Path("runs") / recipe.name if folder is None else folder, recipe.settled()
+    folder = Path("runs") / recipe.name if folder is None else folder
+    options = {"allow": allow, "peak_flops": peak_flops, **watch.options(folder, recipe.steps)}
+    mesh, recipe = cluster.join(), recipe.settled()
     ground = recipe.source()
     model = untrained(recipe, ground)
-    claim(folder, recipe)
+    claim_together(folder, recipe, allow)
     with jax.default_matmul_precision(recipe.matmul_precision):
-        state = train(recipe, model, ground, folder, minutes)
+        state = train(recipe, model, ground, folder, minutes, mesh=mesh, **options)
         if int(state.step) < recipe.steps:
             over(minutes, int(state.step), recipe.steps)
             return
-        assert state.ema is not None
-        model = dataclasses.replace(model, params=state.ema)
-        store.save(folder / "model", model, overwrite=True)
-        if export is not None:
-            store.save(export, in_half(model), overwrite=True)
-        found = HeldOut(ground, recipe.blocks[0]).write(folder / "held_out.json", model)
+        trained = dataclasses.replace(model, params=on_this(state.ema))
+        judge = HeldOut(ground, recipe.blocks[0])
+        by_first("export", lambda: finish(trained, judge, folder, export))
+
+
+def finish(model: Model, judge: HeldOut, folder: Path, export: Path | None) -> None:
+    """Writes a trained model, perhaps a copy in half the size, and what held-out text costs."""
+    store.save(folder / "model", model, overwrite=True)
+    if export is not None:
+        store.save(export, in_half(model), overwrite=True)
+    found = judge.write(folder / "held_out.json", model)
     least = "" if found["floor"] is None else f", at least {found['floor']:.4f} for any model"
     print(f"held out: {found['nats']:.4f} nats a token{least}")
 

@@ -28,8 +28,11 @@ import tyro
 
 from experiments.block_diffusion.grounds import Chains, Ground, Words, batches_of
 from experiments.common import precision
-from experiments.common.command import claim, run
+from experiments.common.cluster import Cluster
+from experiments.common.command import run
+from experiments.common.processes import by_first, claim_together, on_this
 from experiments.common.runs import in_half, optimizer_of, over
+from experiments.common.watch import Watch
 from paradec_jax import Model, load, store
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.data.batches import Mixture
@@ -256,14 +259,14 @@ def sums(unrolling: Unrolling, params: Any, frozen: Any, batch: Any, key: jax.Ar
 
 
 def train(
-    recipe: Recipe, model: Model, head: ResidualHeadNetwork, folder: Path, minutes: float
+    recipe: Recipe, model: Model, head: ResidualHeadNetwork, folder: Path, minutes: float, **options: Any
 ) -> TrainState:
-    """The state after the training, or where its minutes were over."""
+    """The state after the training, or where its minutes were over; `options` are further ones of `fit`."""
     ground, key = recipe.source(), jax.random.key(recipe.seed)
     judge = Judge(model, head, recipe.rules(), ground).of()
 
     def evaluate(state: TrainState) -> Mapping[str, float]:
-        return judge(state.ema)
+        return judge(on_this(state.ema))
 
     return fit(
         residual_loss(model.network, head, model.token_spec, recipe.rules()),
@@ -280,6 +283,7 @@ def train(
         evaluate=evaluate,
         evaluate_every=EVALUATE_EVERY,
         limit_s=60 * minutes,
+        **options,
     )
 
 
@@ -302,6 +306,9 @@ def main(
     folder: Path | None = None,
     export: Path | None = None,
     minutes: float = 75.0,
+    allow: tuple[str, ...] = (),
+    cluster: tyro.conf.OmitArgPrefixes[Cluster] = Cluster(),  # noqa: B008
+    watch: tyro.conf.OmitArgPrefixes[Watch] = Watch(),  # noqa: B008
 ) -> None:
     """Trains a head and, when done, writes its averaged weights beside the backbone, and how far it is from it.
 
@@ -311,25 +318,35 @@ def main(
       folder: where checkpoints, metrics, `held_out.json` and `model` go; `runs/NAME` by default.
       export: where a copy of backbone and head with parameters in bfloat16 goes; none by default.
       minutes: after so many this call saves and ends; the next one goes on.
+      allow: what may differ from what the run was begun with (`FOLDER/run.json`, `recipe.json`), such as "recipe".
+      cluster: processes and devices.
+      watch: what is told beside the log.
     """
     folder = Path("runs") / recipe.name if folder is None else folder
+    told = watch.options(folder, recipe.steps)
+    mesh = cluster.join()
     ground = recipe.source()
     model = backbone_of(start, ground)
     recipe = recipe.settled(store.fingerprint(start))
     head = ResidualHeadNetwork(ResidualHeadConfig.of(model.config, recipe.layers))
-    claim(folder, recipe)
+    claim_together(folder, recipe, allow)
     with jax.default_matmul_precision(recipe.matmul_precision):
-        state = train(recipe, model, head, folder, minutes)
+        state = train(recipe, model, head, folder, minutes, mesh=mesh, allow=allow, **told)
         if int(state.step) < recipe.steps:
             over(minutes, int(state.step), recipe.steps)
             return
-        whole = with_head(model, head, state.ema)
-        store.save(folder / "model", whole, overwrite=True)
-        if export is not None:
-            store.save(export, halved(whole), overwrite=True)
-        found = Judge(model, head, recipe.rules(), ground, batches=8).write(
-            folder / "held_out.json", state.ema
-        )
+        whole = with_head(model, head, on_this(state.ema))
+        judge = Judge(model, head, recipe.rules(), ground, batches=8)
+        by_first("export", lambda: finish(whole, judge, folder, export))
+
+
+def finish(whole: Model, judge: Judge, folder: Path, export: Path | None) -> None:
+    """Writes a backbone and its trained head, perhaps a copy in half the size, and how far the head is from it."""
+    assert whole.head is not None
+    store.save(folder / "model", whole, overwrite=True)
+    if export is not None:
+        store.save(export, halved(whole), overwrite=True)
+    found = judge.write(folder / "held_out.json", whole.head.params)
     print(
         f"held out: {found['kl']:.4f} nats from the backbone, {found['kl_ratio']:.3f} of what no head leaves"
     )

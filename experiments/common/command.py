@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,16 @@ def run(main: Callable[..., Any]) -> None:
         leave(error)
 
 
-def claim(folder: Path, recipe: Any) -> None:
-    """Writes the recipe into the run's folder, or refuses a folder that another recipe has begun."""
+def claim(folder: Path, recipe: Any, allow: Sequence[str] = ()) -> None:
+    """Writes the recipe into the run's folder, or refuses a folder that another recipe has begun.
+
+    That may differ where `allow` names "recipe".
+    """
     path, mine = folder / "recipe.json", json.loads(json.dumps(dataclasses.asdict(recipe)))
     if path.exists():
         begun = json.loads(path.read_text(encoding="utf-8"))
         differs = [name for name in mine | begun if mine.get(name) != begun.get(name)]
-        if differs:
+        if differs and "recipe" not in allow:
             raise SystemExit(f"{folder} was begun with other {', '.join(differs)}: choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write_text(path, json.dumps(mine, indent=2) + "\n")

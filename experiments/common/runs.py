@@ -52,4 +52,5 @@ def in_half(model: Model) -> Model:
 
 def over(minutes: float, step: int, steps: int) -> None:
     """Says that a call ended before its run."""
-    print(f"{minutes:g} minutes are over after {step} of {steps} updates: run again to go on")
+    if jax.process_index() == 0:
+        print(f"{minutes:g} minutes are over after {step} of {steps} updates: run again to go on")

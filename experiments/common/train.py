@@ -18,16 +18,17 @@ import tyro
 
 from experiments.common.cluster import Cluster
 from experiments.common.command import run
+from experiments.common.processes import by_first
+from experiments.common.watch import Watch
 from paradec_jax import store
 from paradec_jax.config import CausalConfig, RecurrentDepthConfig
 from paradec_jax.data import build_tokenizer, token_spec, word_problem_batches
 from paradec_jax.data.batches import Bucket, Mixture
 from paradec_jax.families import PRESETS, init_params, matrix_axes
 from paradec_jax.losses import exponential, next_token_loss, poisson_lognormal, recurrent_loss
-from paradec_jax.models import RecurrentDepthNetwork, TransformerNetwork
+from paradec_jax.models import RecurrentDepthNetwork, TransformerNetwork, batch_flops
 from paradec_jax.sharding.processes import gathered
 from paradec_jax.train import fit, muon
-from paradec_jax.train.agree import wait_for_all
 
 # Nine problems of ten fit; with room for the longest, a fifth to a third of a batch would be padding.
 BUCKETS = (Bucket(2, 2, 102), Bucket(3, 4, 161), Bucket(5, 6, 226), Bucket(7, 8, 286))
@@ -189,7 +190,9 @@ def main(
     folder: Path | None = None,
     export: Path | None = None,
     allow: tuple[str, ...] = (),
+    peak_flops: float | None = None,
     cluster: tyro.conf.OmitArgPrefixes[Cluster] = Cluster(),  # noqa: B008
+    watch: tyro.conf.OmitArgPrefixes[Watch] = Watch(),  # noqa: B008
 ) -> None:
     """Trains a model and, when done, writes the averaged weights as a model folder.
 
@@ -198,12 +201,15 @@ def main(
       folder: where checkpoints and metrics go; `runs/NAME` by default.
       export: where the finished model goes; `FOLDER/model` by default.
       allow: what may differ from what the run was begun with (`FOLDER/run.json`), such as "optimizer" or "recipe".
+      peak_flops: operations a second that one device can do; the log then tells utilisation, the share of it, of all.
       cluster: processes and devices.
+      watch: what is told beside the log.
     """
+    folder = Path("runs") / recipe.name if folder is None else folder
+    told = watch.options(folder, recipe.steps)
     mesh = cluster.join()
     jax.config.update("jax_default_matmul_precision", recipe.matmul_precision)
     config = PRESETS[recipe.preset]
-    folder = Path("runs") / recipe.name if folder is None else folder
     tokenizer = build_tokenizer()
     key = jax.random.key(recipe.seed)
     data = word_problem_batches(
@@ -213,11 +219,13 @@ def main(
         buckets=(*BUCKETS, *AUXILIARY),
         mixture=recipe.mixture,
     )
+    network: RecurrentDepthNetwork | TransformerNetwork
     if isinstance(config, RecurrentDepthConfig):
-        draw = DRAWS[recipe.draw](recipe.mean_recurrence)
-        loss = recurrent_loss(RecurrentDepthNetwork(config), draw, recipe.backprop_depth, remat=True)
+        network, draw = RecurrentDepthNetwork(config), DRAWS[recipe.draw](recipe.mean_recurrence)
+        loss = recurrent_loss(network, draw, recipe.backprop_depth, remat=True)
     elif isinstance(config, CausalConfig):
-        loss = next_token_loss(TransformerNetwork(config))
+        network = TransformerNetwork(config)
+        loss = next_token_loss(network)
     else:
         raise SystemExit(f"{recipe.preset} is of family {config.family}, which has a recipe of its own")
     optimizer = muon(
@@ -250,13 +258,15 @@ def main(
         recipe=recipe,
         allow=allow,
         mesh=mesh,
+        flops=batch_flops(network, recipe.backprop_depth),
+        peak_flops=peak_flops,
+        **told,
     )
     assert state.ema is not None
     params = rounded(gathered(state.ema), recipe.exported_bits)
-    if jax.process_index() == 0:
-        trained = store.Model(config=config, params=params, token_spec=token_spec(), tokenizer=tokenizer)
-        store.save(folder / "model" if export is None else export, trained, overwrite=True)
-    wait_for_all("export")
+    trained = store.Model(config=config, params=params, token_spec=token_spec(), tokenizer=tokenizer)
+    where = folder / "model" if export is None else export
+    by_first("export", lambda: store.save(where, trained, overwrite=True))
 
 
 if __name__ == "__main__":

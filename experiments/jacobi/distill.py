@@ -22,6 +22,7 @@ import tyro
 from rich.progress import track
 
 from experiments.common.command import claim, run
+from experiments.common.processes import alone
 from paradec_jax import Jacobi, Model, load, make_request, store
 from paradec_jax.data.batches import Bucket, encode_prompts, word_problem_batches
 from paradec_jax.data.collect import collect
@@ -323,6 +324,7 @@ def main(
       trajectories: where those of the first round are, or go to; in its own folder by default. Recipes that differ in
         their training alone can share them; others are refused.
     """
+    alone()
     folder = Path("runs") / recipe.name if folder is None else folder
     place: str | Path = recipe.start
     model = load(place)

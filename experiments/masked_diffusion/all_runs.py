@@ -17,6 +17,7 @@ from typing import Any
 import tyro
 
 from experiments.common.command import claim, run
+from experiments.common.processes import alone
 from experiments.masked_diffusion import distill, train
 
 EXPORTED = {"tiny-mdlm": "tiny-mdlm", "tiny-judge": "tiny-judge", "halves": "tiny-mdlm-distilled"}
@@ -78,6 +79,7 @@ def stages(options: Options) -> Iterator[Stage]:
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Trains what is not done."""
+    alone()
     for stage in stages(options):
         folder = options.runs / stage.recipe.name
         claim(folder, stage.recipe.settled())

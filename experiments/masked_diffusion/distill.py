@@ -21,6 +21,7 @@ import tyro
 
 from experiments.common import precision
 from experiments.common.command import claim, run
+from experiments.common.processes import alone
 from experiments.common.runs import over
 from experiments.masked_diffusion.held_out import HeldOut
 from experiments.masked_diffusion.train import finish, one_text
@@ -187,6 +188,7 @@ def main(
       export: where a copy of the last model with parameters in bfloat16 goes; none by default.
       minutes: after so many this call saves and ends; the next one goes on.
     """
+    alone()
     folder, recipe = Path("runs") / recipe.name if folder is None else folder, recipe.settled()
     model = load(start, dtype="float32")
     if model.family != "masked_diffusion" or model.tokenizer is None:

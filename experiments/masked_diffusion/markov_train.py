@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from experiments.common.command import claim, run
+from experiments.common.processes import alone
 from experiments.masked_diffusion import distill, train
 from experiments.masked_diffusion.markov import Chain
 from paradec_jax import load
@@ -115,6 +116,7 @@ def main(recipe: Recipe = Recipe(), folder: Path = Path("runs/markov"), minutes:
       folder: where everything goes.
       minutes: after so many this call saves and ends; the next one goes on.
     """
+    alone()
     until = time.monotonic() + 60 * minutes
     recipe = dataclasses.replace(recipe, teacher=recipe.teacher.settled(), students=recipe.students.settled())
     claim(folder, recipe)

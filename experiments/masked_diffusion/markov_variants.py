@@ -22,6 +22,7 @@ import tyro
 
 from experiments.common.command import run as run_command
 from experiments.common.plots import draw_panels
+from experiments.common.processes import alone
 from experiments.common.record import write_record
 from experiments.masked_diffusion import distill, markov_study
 from experiments.masked_diffusion.markov import ChainDenoiser
@@ -228,6 +229,7 @@ def plot(rows: Sequence[Mapping[str, Any]], perfect: Sequence[Mapping[str, Any]]
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Trains what is missing, measures, prints, writes and draws the rows."""
+    alone()
     runs = trained(options)
     if runs is None:
         return

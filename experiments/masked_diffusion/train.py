@@ -17,8 +17,11 @@ import jax
 import tyro
 
 from experiments.common import precision
-from experiments.common.command import claim, run
+from experiments.common.cluster import Cluster
+from experiments.common.command import run
+from experiments.common.processes import by_first, claim_together, on_this
 from experiments.common.runs import in_half, optimizer_of, over
+from experiments.common.watch import Watch
 from experiments.masked_diffusion.held_out import HeldOut
 from paradec_jax import Model, store
 from paradec_jax.config import CausalConfig, MaskedDiffusionConfig, TokenSpec
@@ -26,6 +29,7 @@ from paradec_jax.data.text import Text, WindowMaker, character_spec, read_text, 
 from paradec_jax.families import PRESETS, init_params
 from paradec_jax.losses import masked_diffusion_loss, next_token_loss
 from paradec_jax.losses.masked_diffusion import BoundRules
+from paradec_jax.models import batch_flops
 from paradec_jax.noise import Times
 from paradec_jax.tokenizer import Tokenizer
 from paradec_jax.train import Loss, TrainState, fit
@@ -155,15 +159,17 @@ def objective(recipe: Recipe, network: Any, spec: TokenSpec) -> Loss:
     return masked_diffusion_loss(network, spec, BoundRules(times=Times(floor=recipe.floor)))
 
 
-def train(recipe: Recipe, model: Model, source: Text, folder: Path, minutes: float) -> TrainState:
-    """The state after the training, or where its minutes were over."""
+def train(
+    recipe: Recipe, model: Model, source: Text, folder: Path, minutes: float, **options: Any
+) -> TrainState:
+    """The state after the training, or where its minutes were over; `options` are further ones of `fit`."""
     spec = model.token_spec
     bos = None if spec.mask is not None else spec.bos
     make = WindowMaker(source.train[0], recipe.seed, recipe.rows, recipe.length, bos)
     some = HeldOut(recipe.length, 32)
 
     def evaluate(state: TrainState) -> Mapping[str, float]:
-        return some.per_token(model, state.ema, source.held_out[0])
+        return some.per_token(model, on_this(state.ema), source.held_out[0])
 
     return fit(
         objective(recipe, model.network, spec),
@@ -179,6 +185,8 @@ def train(recipe: Recipe, model: Model, source: Text, folder: Path, minutes: flo
         evaluate=evaluate,
         evaluate_every=EVALUATE_EVERY,
         limit_s=60 * minutes,
+        flops=batch_flops(model.network),
+        **options,
     )
 
 
@@ -188,6 +196,10 @@ def main(
     folder: Path | None = None,
     export: Path | None = None,
     minutes: float = 75.0,
+    allow: tuple[str, ...] = (),
+    peak_flops: float | None = None,
+    cluster: tyro.conf.OmitArgPrefixes[Cluster] = Cluster(),  # noqa: B008
+    watch: tyro.conf.OmitArgPrefixes[Watch] = Watch(),  # noqa: B008
 ) -> None:
     """Trains a model and, when done, writes the averaged weights as a model folder and what held-out text costs.
 
@@ -197,24 +209,40 @@ def main(
       folder: where checkpoints, metrics, `held_out.json` and `model` go; `runs/NAME` by default.
       export: where a copy of the model with parameters in bfloat16 goes; none by default.
       minutes: after so many this call saves and ends; the next one goes on.
+      allow: what may differ from what the run was begun with (`FOLDER/run.json`, `recipe.json`), such as "recipe".
+      peak_flops: operations a second that one device can do; the log then tells utilisation, the share of it, of all.
+      cluster: processes and devices.
+      watch: what is told beside the log.
     """
-    folder, recipe = Path("runs") / recipe.name if folder is None else folder, recipe.settled()
+    folder = Path("runs") / recipe.name if folder is None else folder
+    options = {"allow": allow, "peak_flops": peak_flops, **watch.options(folder, recipe.steps)}
+    mesh, recipe = cluster.join(), recipe.settled()
     source, tokenizer = one_text(text, None, recipe.held_out)
-    go_on(recipe, untrained(recipe, tokenizer), source, folder, export, minutes)
+    model = untrained(recipe, tokenizer)
+    go_on(recipe, model, source, folder, export, minutes, mesh=mesh, **options)
 
 
 def go_on(
-    recipe: Recipe, model: Model, source: Text, folder: Path, export: Path | None, minutes: float
+    recipe: Recipe,
+    model: Model,
+    source: Text,
+    folder: Path,
+    export: Path | None,
+    minutes: float,
+    **options: Any,
 ) -> bool:
-    """Trains a model from where its run stood and, when done, writes it; tells whether it is done."""
-    claim(folder, recipe)
+    """Trains a model from where its run stood and, when done, writes it; tells whether it is done.
+
+    Further options are those of `fit`.
+    """
+    claim_together(folder, recipe, options.get("allow", ()))
     with jax.default_matmul_precision(recipe.matmul_precision):
-        state = train(recipe, model, source, folder, minutes)
+        state = train(recipe, model, source, folder, minutes, **options)
         if int(state.step) < recipe.steps:
             over(minutes, int(state.step), recipe.steps)
             return False
-        assert state.ema is not None
-        finish(dataclasses.replace(model, params=state.ema), recipe.length, source, folder, export)
+        trained = dataclasses.replace(model, params=on_this(state.ema))
+        by_first("export", lambda: finish(trained, recipe.length, source, folder, export))
     return True
 
 

@@ -16,6 +16,7 @@ import jax
 import tyro
 
 from experiments.common.command import claim, run
+from experiments.common.processes import alone
 from experiments.common.train import rounded
 from experiments.jacobi import distill
 from experiments.jacobi.distill import Together, buckets, fresh_problems, gather
@@ -155,6 +156,7 @@ def main(
       folder: where everything goes; `runs/NAME` by default.
       trajectories: where they are, or go to; in the run's folder by default.
     """
+    alone()
     folder = Path("runs") / recipe.name if folder is None else folder
     collected = distill.RECIPES[recipe.source]
     model, source = deepened(load(recipe.start), recipe), load(collected.start)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import tyro
 
 from experiments.common.command import run
+from experiments.common.processes import alone
 from experiments.common.train import rounded
 from paradec_jax import store
 from paradec_jax.config import RecurrentDepthConfig
@@ -156,6 +157,7 @@ def main(
       recipe: the numbers of the run.
       folder: where checkpoints, metrics and the model go; `runs/NAME` by default.
     """
+    alone()
     folder = Path("runs") / recipe.name if folder is None else folder
     shape, tokenizer, key = recipe.shape, build_tokenizer(), jax.random.key(recipe.seed)
     data = pointer_batches(tokenizer, seed=recipe.seed, chains=recipe.chains, curriculum=recipe.curriculum)

@@ -19,6 +19,7 @@ from paradec_jax.config import (
 from paradec_jax.decode import make_request
 from paradec_jax.decode.machine import drive
 from paradec_jax.families import family_of, network_of, parameter_shapes
+from paradec_jax.models import update_flops
 from paradec_jax.sharding.layout import placed_shapes, row_shardings, shardings
 from paradec_jax.sharding.mesh import on
 from paradec_jax.train import adamw
@@ -80,24 +81,8 @@ def train_program(config: ModelConfig, mesh: Any, rows: int, length: int, chunk:
     state, place = planned(mesh, params, optimizer, key)
     step = make_train_step(loss_of(config, chunk), optimizer)
     traced = place.traced(step, state, None, batch_of(config, rows, length))
-    return Program(traced, train_work(config, rows, length), constant_steps(config))
-
-
-def train_work(config: ModelConfig, rows: int, length: int) -> int:
-    """Operations of an update by the network's `work`: a forward and twice as many backward, nothing anew.
-
-    Of a recurrent model the mean recurrence goes forward, and the last ones, as many as carry gradient, backward.
-    Block diffusion reads a row twice: the clean copy, and the noisy one beside it.
-    """
-    network = network_of(config)
-    if isinstance(config, RecurrentDepthConfig):
-        back = min(config.mean_backprop_depth, config.mean_recurrence + 1)
-        forward = network.at(config.mean_recurrence + 1).work(rows, length, 0).flops
-        return int(forward + 2 * network.at(back).work(rows, length, 0).flops)
-    if isinstance(config, BlockDiffusionConfig):
-        once = network.work(rows, length, 0).flops + network.work(rows, length, length).flops
-        return int(3 * once)
-    return int(3 * network.work(rows, length, 0).flops)
+    work = int(update_flops(network_of(config), rows, length))
+    return Program(traced, work, constant_steps(config))
 
 
 def constant_steps(config: ModelConfig) -> int:

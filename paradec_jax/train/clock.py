@@ -12,10 +12,10 @@ class Clock:
 
     Purposes, in seconds that the host worked or waited: `restore` (all before the first batch is asked for: making
     the state or reading it, comparing `run.json`), `data` (for batches), `compile` (up to the result of the first
-    update), `steps` (handing out updates, and waiting for them where a line of the log needs their values),
-    `evaluate`, `save` (until the state is the host's, or the save before it done) and `log` (lines, writers, the
-    trace). The device works on while the host waits for data: a share of `data` costs nothing while `steps` is not
-    small.
+    update of each shape of batch), `steps` (handing out updates, and waiting for them where a line of the log needs
+    their values, or an update compiles after them), `evaluate`, `save` (until the state is the host's, or the save
+    before it done) and `log` (lines, writers, the trace). The device works on while the host waits for data: a share
+    of `data` costs nothing while `steps` is not small.
 
     Args:
       purpose: what the time belongs to from now on.

@@ -108,6 +108,8 @@ def _summary(metrics: Mapping[str, float], steps_left: int) -> str:
     parts = [f"{name} {metrics[name]:.4g}" for name in shown]
     if "tokens_per_s" in metrics:
         parts.append(f"{metrics['tokens_per_s']:,.0f} tokens/s")
+    if "utilisation" in metrics:
+        parts.append(f"{metrics['utilisation']:.1%} of peak")
     if "step_s" in metrics:
         parts.append(f"ETA {timedelta(seconds=round(steps_left * metrics['step_s']))}")
     if "wall_s" in metrics:

@@ -20,7 +20,7 @@ from paradec_jax.train.profile import Profile
 from paradec_jax.train.rounds import Rounds, next_round
 from paradec_jax.train.state import TrainState
 from paradec_jax.train.step import Loss, make_train_step
-from paradec_jax.train.window import Window
+from paradec_jax.train.window import Flops, Window, check_peak
 from paradec_jax.train.writers import Writer
 
 PyTree = Any
@@ -53,7 +53,8 @@ def fit(
     recipe: Any = None,
     donate: bool = False,
     profile: tuple[int, int] | None = None,
-    flops: Callable[[Any], float] | None = None,
+    flops: Flops | None = None,
+    peak_flops: float | None = None,
     writers: Sequence[Writer] = (),
     mesh: jax.sharding.Mesh | None = None,
 ) -> TrainState:
@@ -62,7 +63,7 @@ def fit(
     A run that is killed and called again with the same arguments ends as the run that was not, to the bit
     where the device's arithmetic is deterministic: parameters, randomness, place in the data, logged losses.
     So does one that SIGTERM or a first SIGINT asked to end: it saves after the update under way (`Preempted`).
-    The host waits for the device only to log, evaluate, save, and once to compile.
+    The host waits for the device only to log, evaluate, save, and to compile, once for each shape of batch.
 
     Over several processes (`initialize`) every one of them calls it alike, with a mesh of the devices of all; arrays
     are what each has on its host, the same on all, or lie on that mesh. Calls that differ are refused on all.
@@ -86,8 +87,9 @@ def fit(
       keep: checkpoints to keep.
       log_every: updates between lines of the log. A line holds the means since the line before it, `step_s`
         (seconds an update), `tokens_per_s` (size of `batch["tokens"]`, else `batch["weights"]`, padding
-        included), from both of which the first update is left out, which compiles, and `seconds/...`, where the time
-        since the line before went (`Clock`). The last line of a call, `wall_s` and `total_seconds/...`, sums them up.
+        included), from both of which the first update of each shape of batch is left out, which compiles, and
+        `seconds/...`, where the time since the line before went (`Clock`). The last line of a call, `wall_s` and
+        `total_seconds/...`, sums them up.
       ema_decay: decay of the moving average of parameters, or None for none.
       ema_warmup: whether that decay is warmed up (`update_ema`).
       accumulate: micro-batches an update.
@@ -103,8 +105,10 @@ def fit(
       donate: whether the arrays of `params` and `teacher` are given away: deleted as soon as they are copied or, in a
         run that goes on, not needed, so that the memory holds them and the state only while a new run begins.
       profile: (first, last) of the updates whose trace is kept in `folder/profile` (`Profile`).
-      flops: operations of an update on a batch, such as `lambda batch: 3 * network.work(rows, length, 0).flops`;
-        lines of the log then have `flops_per_s`, model operations a second.
+      flops: operations of an update, `(batch, metrics) -> float`, by the shapes of its batch and what it logs, such
+        as `models.batch_flops(network)`; lines of the log then have `flops_per_s`, model operations a second.
+      peak_flops: operations a second that one device can do; lines then have `utilisation`, the share of it, of all
+        devices. None where nobody knows.
       writers: called with the step and the values of every line of the log; see `writers`.
       mesh: of `make_mesh`, on which the state lies by the rules of `sharding`, and every batch by rows; that on which
         `params` lie already, or none, when None. A run may be resumed on another one.
@@ -115,10 +119,10 @@ def fit(
     Raises:
       NonFiniteLoss: at the first line of the log after such an update; the checkpoints stay as they were.
       Preempted: a signal asked the run to end, and it saved; an exit with code 0 where nobody catches it.
-      ValueError: if a count is not positive, if `rounds` come without a teacher or `limit_s` without a folder, if
-        `folder` has checkpoints and `resume` is false, if its newest is beyond `steps`, if the run differs from
-        `run.json` there or that is broken, if the data ends early, or from `make_train_step`, `planned`,
-        `next_round`, `Profile` and `Checkpoints.restore`.
+      ValueError: if a count is not positive, if `rounds` come without a teacher, `limit_s` without a folder or
+        `peak_flops` without `flops`, if `folder` has checkpoints and `resume` is false, if its newest is beyond
+        `steps`, if the run differs from `run.json` there or that is broken, if the data ends early, or from
+        `make_train_step`, `planned`, `next_round`, `Profile` and `Checkpoints.restore`.
       OSError: if `folder` cannot be written, or another call has it, before anything else is done; if it is full.
       PeerLost: a collective failed because another process is gone.
       RuntimeError: if `folder` has checkpoints and none can be read.
@@ -130,6 +134,7 @@ def fit(
     every = {"checkpoint_every": checkpoint_every, "log_every": log_every, "evaluate_every": evaluate_every}
     with all_or_none():
         _check_counts(steps=steps, **every)
+        check_peak(flops, peak_flops)
         if rounds is not None and teacher is None:
             raise ValueError("rounds need a teacher to begin with")
         if limit_s is not None and folder is None:
@@ -180,7 +185,7 @@ def fit(
             log = stack.enter_context(Log(path, step=start, steps=steps, **shown))
         signals = stack.enter_context(Preemption(disk is not None))
         stack.enter_context(trace)
-        window, stop = Window(clock, flops), False
+        window, stop = Window(clock, flops, place.peak(peak_flops)), False
         clock.switch("steps")
         for step in range(start + 1, steps + 1):
             with clock.on("data"):
@@ -189,9 +194,9 @@ def fit(
                 which = (step - 1) // rounds.updates
                 state = place.put(next_round(state, rounds, which, optimizer))
             trace.begin(step)
-            with clock.on(window.purpose):
+            with clock.on(window.purpose(batch)):
                 state, metrics = train_step(state, frozen, batch)
-                window.add(step, metrics, batch)
+                window.add(step, metrics)
             trace.end(step, metrics)
 
             stop = signals.reached(step)

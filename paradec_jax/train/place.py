@@ -36,6 +36,10 @@ class Place:
         """Sizes of the mesh's axes by their names; None without a mesh."""
         return None if self.mesh is None else {str(name): size for name, size in self.mesh.shape.items()}
 
+    def peak(self, flops: float | None) -> float | None:
+        """Operations a second of all devices, by those of one; None where nobody knows."""
+        return flops if flops is None or self.mesh is None else flops * self.mesh.size
+
     def layout(self, state: TrainState) -> str:
         """The table of where the parameters lie, for people; empty without a mesh."""
         return "" if self.mesh is None else layout(state.params, self.mesh)

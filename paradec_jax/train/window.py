@@ -1,7 +1,8 @@
 """What is logged of the updates since the last line: means, rates, and the first update that was not finite."""
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import numpy as np
 from paradec_jax.train.checkpoint import Checkpoints
 from paradec_jax.train.clock import Clock
 from paradec_jax.train.step import Metrics
+
+Shapes = Mapping[str, jax.ShapeDtypeStruct]
+Flops = Callable[[Shapes, Mapping[str, float]], float]
 
 
 class NonFiniteLoss(RuntimeError):
@@ -35,42 +39,56 @@ class Window:
 
     Args:
       clock: of the run.
-      flops: operations of an update on a batch, or None where nobody counts them.
+      flops: operations of an update by the shapes of its batch and its metrics, or None where nobody counts them.
+      peak_flops: operations a second of all devices together, or None where nobody knows.
     """
 
-    def __init__(self, clock: Clock, flops: Callable[[Any], float] | None = None) -> None:
+    def __init__(self, clock: Clock, flops: Flops | None = None, peak_flops: float | None = None) -> None:
         self._clock = clock
-        self._pending: list[tuple[int, Metrics]] = []
-        self._flops_of = flops
-        self._compiled = False
+        self._pending: list[tuple[int, Metrics, Shapes | None]] = []  # None where the update compiled
+        self._flops, self._peak = flops, peak_flops
+        self._compiled: set[Any] = set()
+        self._batch: Shapes | None = None
         self.restart_clock()
-
-    @property
-    def purpose(self) -> str:
-        """What the clock is on while the next update is handed out and taken: `compile` or `steps`."""
-        return "steps" if self._compiled else "compile"
 
     def restart_clock(self) -> None:
         """Rates are those of the updates from now on."""
-        self._start, self._timed, self._tokens, self._flops = time.perf_counter(), 0, 0, 0.0
+        self._since, self._elapsed = time.perf_counter(), 0.0
 
-    def add(self, step: int, metrics: Metrics, batch: Mapping[str, Any]) -> None:
-        """Takes the metrics of an update; waits for those of the first, which compiled and is not in the rates."""
-        self._pending.append((step, metrics))
-        if not self._compiled:
+    def purpose(self, batch: Mapping[str, Any]) -> str:
+        """What the clock is on while the update on a batch is handed out and taken: `compile` or `steps`.
+
+        The first update on a batch of new shapes compiles. The one before it is waited for, so that what it took is
+        its own.
+        """
+        shapes = {name: jax.ShapeDtypeStruct(np.shape(x), _dtype(x)) for name, x in batch.items()}
+        key = frozenset(shapes.items())
+        if key in self._compiled:
+            self._batch = shapes
+            return "steps"
+        self._compiled.add(key)
+        self._batch = None
+        if self._pending and self._pending[-1][2] is not None:
+            jax.block_until_ready(self._pending[-1][1])
+            self._elapsed += time.perf_counter() - self._since
+        return "compile"
+
+    def add(self, step: int, metrics: Metrics) -> None:
+        """Takes the metrics of the update; waits for those of one that compiled, which is not in the rates."""
+        self._pending.append((step, metrics, self._batch))
+        if self._batch is None:
             jax.block_until_ready(metrics)
-            self._compiled = True
-            self.restart_clock()
-            return
-        self._timed += 1
-        self._tokens += next((np.size(batch[name]) for name in ("tokens", "weights") if name in batch), 0)
-        if self._flops_of is not None:
-            self._flops += self._flops_of(batch)
+            self._since = time.perf_counter()
 
     def flush(self, checkpoints: Checkpoints | None) -> dict[str, float]:
         """Means over the window, its rates, the clock's lap; raises NonFiniteLoss if an update was not applied."""
-        fetched = jax.device_get(self._pending)
-        elapsed = time.perf_counter() - self._start
+        fetched = jax.device_get([(step, metrics) for step, metrics, _ in self._pending])
+        elapsed = self._elapsed + time.perf_counter() - self._since
+        timed = [
+            (shapes, metrics)
+            for (_, metrics), (_, _, shapes) in zip(fetched, self._pending, strict=True)
+            if shapes is not None
+        ]
         self._pending = []
         for step, metrics in fetched:
             if not metrics["finite"]:
@@ -79,10 +97,33 @@ class Window:
                 raise NonFiniteLoss(step, float(metrics["loss"]), float(metrics["grad_norm"]), last)
         names = [name for name in fetched[0][1] if name != "finite"]
         line = {name: float(np.mean([m[name] for _, m in fetched], dtype=np.float64)) for name in names}
-        if self._timed:
-            line["step_s"] = elapsed / self._timed
-            if self._tokens:
-                line["tokens_per_s"] = self._tokens / elapsed
-            if self._flops_of is not None:
-                line["flops_per_s"] = self._flops / elapsed
-        return line | self._clock.lap()
+        return line | (self._rates(timed, elapsed) if timed else {}) | self._clock.lap()
+
+    def _rates(self, timed: Sequence[tuple[Shapes, Mapping[str, Any]]], elapsed: float) -> dict[str, float]:
+        found = {"step_s": elapsed / len(timed)}
+        if tokens := sum(_tokens(shapes) for shapes, _ in timed):
+            found["tokens_per_s"] = tokens / elapsed
+        if self._flops is not None:
+            told = [(shapes, {name: float(x) for name, x in metrics.items()}) for shapes, metrics in timed]
+            found["flops_per_s"] = sum(self._flops(*update) for update in told) / elapsed
+            if self._peak is not None:
+                found["utilisation"] = found["flops_per_s"] / self._peak
+        return found
+
+
+def check_peak(flops: Flops | None, peak_flops: float | None) -> None:
+    """Refuses a peak that says nothing. Raises ValueError."""
+    if peak_flops is None:
+        return
+    if flops is None:
+        raise ValueError("peak_flops is what flops are compared with: give flops")
+    if not 0 < peak_flops < math.inf:
+        raise ValueError(f"peak_flops must be positive operations a second of one device, not {peak_flops}")
+
+
+def _dtype(x: Any) -> Any:
+    return x.dtype if hasattr(x, "dtype") else np.result_type(x)
+
+
+def _tokens(shapes: Shapes) -> int:
+    return next((math.prod(shapes[name].shape) for name in ("tokens", "weights") if name in shapes), 0)

@@ -16,6 +16,7 @@ from paradec_jax import facts
 # Written by other means: the checkpoint of a training, its recipe, and one table that is written twice.
 OTHERWISE = {
     "common/command.py": {"atomic_write_text"},  # whose folder it is
+    "common/watch.py": {"atomic_write_text"},  # the number of a run at Weights & Biases
     "masked_diffusion/held_out.py": {"atomic_write_text"},  # beside a trained model
     "block_diffusion/grounds.py": {"atomic_write_text"},  # likewise
     "block_diffusion/train_head.py": {"atomic_write_text"},  # likewise

@@ -5,12 +5,16 @@ import sys
 import time
 import types
 
+import jax.numpy as jnp
+import noisy_regression
 import numpy as np
 import pytest
 from noisy_regression import STEPS, Batches, train
 
 from paradec_jax.train import writers
 from paradec_jax.train.clock import PURPOSES, Clock
+from paradec_jax.train.log import Log
+from paradec_jax.train.window import Window
 
 
 def test_every_nanosecond_has_one_purpose():
@@ -44,7 +48,8 @@ def test_the_log_of_a_run_sums_to_its_wall_time(tmp_path):
         Batches(delay=0.01),
         evaluate=evaluate,
         evaluate_every=6,
-        flops=lambda batch: 7.0,
+        flops=lambda batch, metrics: 7.0,
+        peak_flops=2.0,
         writers=[lambda step, values: seen.append({"step": step, **values})],
         profile=(2, 3),
     )
@@ -62,7 +67,76 @@ def test_the_log_of_a_run_sums_to_its_wall_time(tmp_path):
     assert laps[0]["seconds/restore"] == spent["restore"] and laps[0]["seconds/compile"] == spent["compile"]
     for line in laps[1:]:
         np.testing.assert_allclose(line["flops_per_s"] * line["step_s"], 7.0)
+        np.testing.assert_allclose(line["utilisation"], line["flops_per_s"] / 2.0)
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+class OfTwoShapes(Batches):
+    """Batches of four rows, but from the sixth on every third has six."""
+
+    def __next__(self):
+        wide = self.position >= 5 and self.position % 3 == 2
+        batch = super().__next__()
+        return {name: np.tile(x, (2, 1))[:6] for name, x in batch.items()} if wide else batch
+
+
+def test_every_shape_of_batch_compiles_apart(tmp_path, monkeypatch):
+    compiling, plain = 0.4, noisy_regression.loss
+
+    def slow(params, frozen, batch, key):
+        time.sleep(compiling)  # while it is traced
+        return plain(params, frozen, batch, key)
+
+    def flops(batch, metrics):
+        assert np.isfinite(metrics["loss"]) and batch["tokens"].dtype == np.int64
+        return float(batch["tokens"].shape[0])
+
+    monkeypatch.setattr(noisy_regression, "loss", slow)
+    train(tmp_path, OfTwoShapes(), flops=flops, checkpoint_every=STEPS)
+    *lines, last = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    compiled = [line["seconds/compile"] for line in lines]
+    assert min(compiled[0], compiled[1]) >= compiling and max(compiled[2:]) == 0  # updates 1 and 6 of 12
+    assert all(line["step_s"] < compiling / 2 for line in lines)
+    assert last["total_seconds/steps"] < compiling
+    np.testing.assert_allclose(sum(last[f"total_seconds/{name}"] for name in PURPOSES), last["wall_s"])
+    # Of updates 4 to 6 the last compiled and is in no rate; 9 and 12 have six rows.
+    tokens = [line["tokens_per_s"] * line["step_s"] for line in lines]
+    np.testing.assert_allclose(tokens, [12, 12, 14, 14])
+    rows = [line["flops_per_s"] * line["step_s"] for line in lines]
+    np.testing.assert_allclose(rows, [4, 4, 14 / 3, 14 / 3])
+
+
+def test_an_update_before_one_that_compiles_keeps_its_time():
+    window, batch = Window(Clock()), {"tokens": np.zeros((2, 3))}
+    done = {"loss": jnp.zeros(()), "finite": jnp.array(True)}
+    assert window.purpose(batch) == "compile"
+    window.add(1, done)
+    assert window.purpose(batch) == "steps"
+    time.sleep(0.02)
+    window.add(2, done)
+    assert window.purpose({"tokens": np.zeros((2, 4))}) == "compile"
+    time.sleep(0.2)
+    window.add(3, done)
+    assert 0.02 <= window.flush(None)["step_s"] < 0.1
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"peak_flops": 1e12}, "give flops"),
+        ({"peak_flops": 0.0, "flops": lambda batch, metrics: 1.0}, "peak_flops must be positive"),
+    ],
+)
+def test_a_peak_needs_flops_and_is_a_rate(tmp_path, given, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        train(tmp_path / "run", **given)
+    assert not list(tmp_path.iterdir())
+
+
+def test_people_are_told_the_share_of_the_peak(capsys):
+    with Log(None, step=0, steps=9) as log:
+        log.write(3, {"loss": 2.0, "tokens_per_s": 1234.0, "step_s": 2.0, "utilisation": 0.4567})
+    assert capsys.readouterr().out == "step 3/9  loss 2  1,234 tokens/s  45.7% of peak  ETA 0:00:12\n"
 
 
 @pytest.mark.parametrize("updates", [(0, 3), (3, 2)])

@@ -1,0 +1,52 @@
+"""What the recipes do beside `fit` where a run has several processes, and how others refuse them."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from experiments.common.command import claim
+from paradec_jax.sharding.processes import gathered, shared
+from paradec_jax.train.agree import all_or_none, wait_for_all
+from paradec_jax.train.launch import VARIABLES
+
+
+def claim_together(folder: Path, recipe: Any, allow: Sequence[str] = ()) -> None:
+    """As `claim`, by process 0; a folder of another recipe is refused on all.
+
+    Raises:
+      SystemExit: that folder, of one process.
+      ValueError: that folder, of several.
+    """
+    if jax.process_count() == 1:
+        return claim(folder, recipe, allow)
+    with all_or_none():
+        if jax.process_index() == 0:
+            try:
+                claim(folder, recipe, allow)
+            except SystemExit as error:
+                raise ValueError(str(error)) from None
+    return None
+
+
+def on_this(tree: Any) -> Any:
+    """Arrays of several processes whole on one device of this one, for what each process computes alone."""
+    return jax.tree.map(lambda x: x.addressable_data(0) if shared(x) else x, gathered(tree))
+
+
+def by_first(what: str, work: Callable[[], None]) -> None:
+    """Work that process 0 does alone while the others wait; `what` is a name that a run uses once."""
+    if jax.process_index() == 0:
+        work()
+    wait_for_all(what)
+
+
+def alone() -> None:
+    """Refuses several processes, which would each train for themselves. Raises SystemExit."""
+    count = os.environ.get(VARIABLES[1], "1")
+    if count != "1":
+        raise SystemExit(
+            f"this command trains in one process, but was started as one of {count}: start it without the launcher"
+        )

@@ -1,0 +1,48 @@
+"""Operations of a training update by a network's own `work`, for model FLOP utilisation."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+BACKWARD = 2  # times the operations of the forward pass
+
+
+def update_flops(
+    network: Any,
+    rows: int,
+    length: int,
+    recurrence: int | float | None = None,
+    backprop_depth: int | None = None,
+) -> int | float:
+    """Operations of an update by the family's objective: a forward and twice as many backward, nothing anew.
+
+    Of a recurrent model r recurrences go forward, and the last min(r, K) backward. Block diffusion reads a row twice:
+    the clean copy, and the noisy one beside it. Optimizer, teachers and remat are not counted.
+
+    Args:
+      network: that is trained.
+      rows, length: B and T of the batch, padding included.
+      recurrence: r of a recurrent network, which may be a mean; the config's mean draw, M + 1, when None.
+      backprop_depth: K of a recurrent network; the config's when None.
+    """
+    forward = network.work(rows, length, 0).flops
+    if "recurrences" in network.counters:
+        r = network.config.mean_recurrence + 1 if recurrence is None else recurrence
+        k = network.config.mean_backprop_depth if backprop_depth is None else backprop_depth
+        once, twice = (network.at(n).work(rows, length, 0).flops for n in (1, 2))
+        ahead, back = (once + (n - 1) * (twice - once) for n in (r, min(r, k)))
+        return ahead + BACKWARD * back
+    if network.visibility == "block":
+        forward += network.work(rows, length, length).flops
+    return (1 + BACKWARD) * forward
+
+
+def batch_flops(
+    network: Any, backprop_depth: int | None = None
+) -> Callable[[Mapping[str, Any], Mapping[str, float]], int | float]:
+    """As `update_flops`, for `fit(flops=)`: of batches with `tokens` [B, T], at the recurrence that the loss logs."""
+
+    def flops(batch: Mapping[str, Any], metrics: Mapping[str, float]) -> int | float:
+        rows, length = batch["tokens"].shape
+        return update_flops(network, rows, length, metrics.get("recurrence"), backprop_depth)
+
+    return flops
