@@ -10,20 +10,13 @@ import optax
 
 from paradec_jax.families import init_params, network_of
 from paradec_jax.losses import next_token_loss, recurrent_loss
+from paradec_jax.models import update_flops
 from paradec_jax.report.parts import Part, Result, Table, Task, duration, percent
 from paradec_jax.report.sizes import Training, bytes_of, with_dtype
 from paradec_jax.report.timing import REPEATS, once, products, turns
 from paradec_jax.train import TrainState, make_train_step
 
-BACKWARD = 2  # times the operations of the forward pass
 STATES = 8  # times the weights that there are at once at most: gradients, two moments, updates, old and new
-
-
-def flops_of(network: Any, training: Training) -> int:
-    """Operations of a step by formula: forward, and twice as many backward; attention over all pairs of a row."""
-    if "recurrences" in network.counters:
-        network = network.at(training.recurrence)
-    return (1 + BACKWARD) * network.work(training.batch, training.length, 0).flops
 
 
 def loss_of(network: Any, training: Training) -> Any:
@@ -47,7 +40,8 @@ def measure_step(training: Training, task: Task) -> dict[str, Any] | None:
     config, what = with_dtype(training.config, task.sizes.dtype), f"a step of {training.name}"
     network = network_of(config)
     logits = 4 * 4 * training.batch * training.length * network.vocab_size
-    flops = flops_of(network, training)
+    depth = training.recurrence
+    flops = update_flops(network, training.batch, training.length, depth, depth)
     if not task.fits(STATES * bytes_of(config) + logits, what):
         return None
     if not task.has(4 * flops / products(config.dtype, REPEATS), what):
