@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from paradec_jax.io import one_sentence
-from paradec_jax.train.agree import PeerLost, any_of_all
+from paradec_jax.train.agree import PeerLost, any_of_all, check_same, lost_peer
 from paradec_jax.train.state import TrainState, shapes
 
 PyTree = Any
@@ -33,6 +33,10 @@ _SAVERS = ("future.py", "async_checkpointer.py", "checkpoint_manager.py", "check
 
 class SaveFailed(OSError):
     """A checkpoint could not be written, for want of room as a rule; those before it stay."""
+
+
+class NoneReadable(RuntimeError):
+    """A folder has checkpoints, and none of them can be read."""
 
 
 class _Raised(logging.Filter):
@@ -104,6 +108,7 @@ class Checkpoints:
 
         Raises:
           SaveFailed: it could not be written.
+          PeerLost: another process is gone.
         """
         with self._saving():
             self._manager.wait_until_finished()
@@ -128,8 +133,10 @@ class Checkpoints:
             numbers and arrays included.
 
         Raises:
-          ValueError: if the state is older than the newest checkpoint, or the folder was opened read-only.
+          ValueError: if the state is older than the newest checkpoint, the folder was opened read-only, or processes
+            differ in the arrays that each has a copy of or in `data_state`; that state is not saved.
           SaveFailed: this save could not begin, or the one before it could not end.
+          PeerLost: another process is gone.
         """
         if self._read_only:
             raise ValueError(f"{self.folder} was opened read-only")
@@ -143,6 +150,11 @@ class Checkpoints:
             "data": _encode(data_state),
             "arrays": describe(tree, checksums=True),
         }
+        # Copies of arrays that lie whole on several processes drift apart where their batches differ.
+        check_same(
+            {name: body[name] for name in ("arrays", "data")},
+            f"the state of update {int(state.step)} is not saved; all must train on the same batches",
+        )
         args = ocp.args.Composite(
             state=ocp.args.StandardSave(tree), run=ocp.args.JsonSave({"crc32": _crc32(body), "body": body})
         )
@@ -158,6 +170,8 @@ class Checkpoints:
         try:
             yield
         except Exception as error:
+            if (lost := lost_peer(error)) is not None:
+                raise lost from error
             reason = "no space left on device" if "No space left" in str(error) else one_sentence(error, 120)
             raise SaveFailed(
                 f"a checkpoint could not be written to {self.folder} ({reason}); those before it stay, and the same "
@@ -177,7 +191,7 @@ class Checkpoints:
         Raises:
           FileNotFoundError: if the folder has no checkpoint.
           ValueError: if a checkpoint was written for other parameters or another optimizer.
-          RuntimeError: if none can be read, with the reason for each.
+          NoneReadable: if none can be read, with the reason for each.
         """
         steps, reasons = self.steps(), []
         if not steps:
@@ -199,7 +213,7 @@ class Checkpoints:
             if not counted:
                 tree[_COUNT] = jnp.array(tree["step"], copy=True)
             return TrainState(**({"ema": None} | tree), key=key), _decode(body["data"])
-        raise RuntimeError(f"none of the checkpoints in {self.folder} can be read:\n" + "\n".join(reasons))
+        raise NoneReadable(f"none of the checkpoints in {self.folder} can be read:\n" + "\n".join(reasons))
 
     def _read_body(self, step: int) -> dict[str, Any]:
         run = self._manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))["run"]
