@@ -156,7 +156,7 @@ def refused(name: str) -> dict[str, str]:
 
 
 class Drifting(Batches):
-    """Batches that differ between processes from the second on; process 1 cannot go back to where it stood."""
+    """Batches whose second is each process's own; process 1 may be unable to go back to where it stood."""
 
     def __init__(self, make: Any, drift: bool = True, lost: bool = False) -> None:
         super().__init__(make)
@@ -164,7 +164,7 @@ class Drifting(Batches):
 
     def __next__(self) -> dict[str, np.ndarray]:
         self.position += 1
-        batch = self.make(self.position + 100 * jax.process_index() * (self.drift and self.position > 1))
+        batch = self.make(self.position + 100 * jax.process_index() * (self.drift and self.position == 2))
         return {name: x[:3] for name, x in batch.items()}  # which do not divide over the devices
 
     def set_state(self, state: int) -> None:
@@ -182,12 +182,13 @@ def unlucky(state: Any) -> dict[str, float]:
 
 def refused_later(name: str, folder: str) -> dict[str, str]:
     """What `fit` says where a folder is not one, and where one process alone fails after the first update."""
-    batch, mesh = OBJECTIVES[name].batch, (2, 1, 2)
+    batch, copies = OBJECTIVES[name].batch, pd.make_mesh(2, 1, 2)
     run = {"folder": f"{folder}/run", "checkpoint_every": 1}
     cases: dict[str, dict[str, Any]] = {
-        "drift": {"data": Drifting(batch), **run},
+        "batch": {"data": Drifting(batch), **run},
+        "drift": {"data": Drifting(batch), "folder": f"{folder}/drift", "mesh": copies},
         "data": {"data": Drifting(batch, lost=True), **run},
-        "evaluation": {"data": Drifting(batch, drift=False), "evaluate": unlucky, **run},
+        "evaluation": {"data": Drifting(batch, drift=False), "evaluate": unlucky, "evaluate_every": 2, **run},
         "elsewhere": {"folder": "run"},
         "nowhere": {"folder": "away"},
     }
@@ -198,7 +199,7 @@ def refused_later(name: str, folder: str) -> dict[str, str]:
     os.chdir(own)
     for case, changes in cases.items():
         try:
-            fit(**options_of(name, 2, mesh) | changes)
+            fit(**options_of(name, 3, (1, 4, 1)) | changes)
             found[case] = ""
         except (ValueError, OSError, KeyError) as error:
             found[case] = str(error)

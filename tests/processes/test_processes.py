@@ -21,7 +21,8 @@ DIFFERENCES = {
 
 
 LATER = {
-    "drift": "process 1 differs from process 0 in arrays: the state of update 2 is not saved; all must train on the",
+    "batch": "process 1 differs from process 0 in the batch of update 2: the state after it is not saved; all must",
+    "drift": "process 1 differs from process 0 in arrays: the state of update 3 is not saved; all must train on the",
     "data": "shard-1 is gone",
     "evaluation": "'problems'",
     "elsewhere": "process 1 does not see the folder of process 0: run must be one that all share",
@@ -64,9 +65,11 @@ def test_what_fails_in_one_process_later_ends_both_in_one_sentence(tmp_path):
             assert sentence in told[case] and "\n" not in told[case], (case, told)
     assert mine["data"] == "process 1: shard-1 is gone"
     assert mine["evaluation"] == "process 1: KeyError: 'problems'"
-    assert all(mine[case] == other[case] for case in ("drift", "elsewhere", "nowhere"))
-    steps = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
-    assert steps == ["1"]
+    assert all(mine[case] == other[case] for case in ("batch", "drift", "elsewhere", "nowhere"))
+    saved = {
+        name: [path.name for path in (tmp_path / name / "checkpoints").iterdir()] for name in ("run", "drift")
+    }
+    assert saved == {"run": ["1"], "drift": []}
     left = {str(path.relative_to(tmp_path)) for own in tmp_path.glob("own-*") for path in own.rglob("*")}
     assert left == {"own-0/run", "own-0/run/.holder", "own-0/away", "own-0/away/.holder", "own-1/run"}
 
