@@ -100,7 +100,7 @@ def test_a_run_goes_on_with_other_numbers_of_devices(tmp_path, whole, record_pro
         end_at = turn * STEPS // len(numbers)
         assert ended(folder, devices=devices, end_at=end_at if end_at < STEPS else None) == 0, told(folder)
     computed = json.loads((folder / "run.json").read_text())["computed"]
-    assert [place["mesh"]["fsdp"] for place in computed] == list(numbers)
+    assert [place["device"]["devices"] for place in computed] == list(numbers)
     found, wanted = ([loss for _, loss in updates(one)] for one in (folder, whole))
     assert [step for step, _ in updates(folder)] == list(range(1, STEPS + 1))
     apart = float(np.max(np.abs(np.subtract(found, wanted)) / np.abs(wanted)))
