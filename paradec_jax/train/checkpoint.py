@@ -122,7 +122,7 @@ class Checkpoints:
         """Folder of the checkpoint of a step."""
         return self.folder / str(step)
 
-    def save(self, state: TrainState, data_state: Any = None) -> None:
+    def save(self, state: TrainState, data_state: Any = None, batch: PyTree = None) -> None:
         """Starts saving; the state may be donated as soon as this returns.
 
         Folders that the last `restore` could not read are first renamed to `STEP.unreadable`.
@@ -131,10 +131,11 @@ class Checkpoints:
           state: its step names the checkpoint.
           data_state: what the data iterator's `get_state()` gave: bytes, or anything JSON can hold, NumPy
             numbers and arrays included.
+          batch: of the last update, not saved: processes that have copies compare them, as those of the state.
 
         Raises:
           ValueError: if the state is older than the newest checkpoint, the folder was opened read-only, or processes
-            differ in the arrays that each has a copy of or in `data_state`; that state is not saved.
+            differ in copies of an array or in `data_state`; that state is not saved.
           SaveFailed: this save could not begin, or the one before it could not end.
           PeerLost: another process is gone.
         """
@@ -150,11 +151,7 @@ class Checkpoints:
             "data": _encode(data_state),
             "arrays": describe(tree, checksums=True),
         }
-        # Copies of arrays that lie whole on several processes drift apart where their batches differ.
-        check_same(
-            {name: body[name] for name in ("arrays", "data")},
-            f"the state of update {int(state.step)} is not saved; all must train on the same batches",
-        )
+        self._check_copies(int(state.step), body, batch)
         args = ocp.args.Composite(
             state=ocp.args.StandardSave(tree), run=ocp.args.JsonSave({"crc32": _crc32(body), "body": body})
         )
@@ -163,6 +160,14 @@ class Checkpoints:
             saved = self._manager.save(int(state.step), args=args)
         if not saved:
             raise ValueError(f"step {state.step} is not beyond the newest checkpoint in {self.folder}")
+
+    def _check_copies(self, step: int, body: dict[str, Any], batch: PyTree) -> None:
+        """Copies of arrays that lie whole on several processes drift apart where their batches differ."""
+        if jax.process_count() == 1:
+            return
+        told = {"the batch": describe(batch, checksums=True), "copies of arrays": body["arrays"]}
+        told["the place in the data"] = body["data"]
+        check_same(told, f"the state of update {step} is not saved; all must train on the same batches")
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:

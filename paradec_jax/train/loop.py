@@ -9,7 +9,6 @@ import jax
 import optax
 
 from paradec_jax.train.agree import Deadline, all_or_none, check_same, telling_of_lost_peers
-from paradec_jax.train.checkpoint import describe
 from paradec_jax.train.clock import Clock
 from paradec_jax.train.folder import RunFolder
 from paradec_jax.train.identity import check_allowed, identity, values_of
@@ -209,12 +208,7 @@ def fit(
                 log.write(step, values)
             if save:
                 with clock.on("save"):
-                    if several:  # rows that do not divide lie on all devices: each process brings all of them
-                        told = {f"the batch of update {step}": describe(batch, checksums=True)}
-                        check_same(
-                            told, "the state after it is not saved; all must train on the same batches"
-                        )
-                    save.save(state, data.get_state())
+                    save.save(state, data.get_state(), batch)
             if last:
                 break
             window.restart_clock()

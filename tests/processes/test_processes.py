@@ -21,8 +21,8 @@ DIFFERENCES = {
 
 
 LATER = {
-    "batch": "process 1 differs from process 0 in the batch of update 2: the state after it is not saved; all must",
-    "drift": "process 1 differs from process 0 in arrays: the state of update 3 is not saved; all must train on the",
+    "batch": "process 1 differs from process 0 in the batch: the state of update 2 is not saved; all must train on",
+    "drift": "process 1 differs from process 0 in copies of arrays: the state of update 3 is not saved; all",
     "data": "shard-1 is gone",
     "evaluation": "'problems'",
     "elsewhere": "process 1 does not see the folder of process 0: run must be one that all share",
