@@ -21,7 +21,7 @@ from paradec_jax.train import Checkpoints, NoneReadable, NonFiniteLoss, TrainSta
 
 LONG = 60  # seconds for a process to begin
 FULL = "ballast"
-WIDTH, HIDDEN = 8, 12  # of the problem on several devices
+WIDTH, HIDDEN = 8, 512  # of the problem on several devices: its shards are too large to lie within metadata
 # Without the second, collectives of simulated devices may wait for each other for ever in jaxlib 0.10.
 FLAGS = "--xla_force_host_platform_device_count={} --xla_cpu_enable_concurrency_optimized_scheduler=false"
 
