@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import tyro
 
-from paradec_jax.io import atomic_write_text
+from paradec_jax.io import atomic_write_text, one_sentence
+from paradec_jax.train import NoneReadable, NonFiniteLoss
 from paradec_jax.train.launch import leave
 
 
@@ -21,8 +22,10 @@ def run(main: Callable[..., Any]) -> None:
     jax.config.update("jax_compilation_cache_dir", str(Path(".cache/jax").resolve()))
     try:
         tyro.cli(main, config=(tyro.conf.CascadeSubcommandArgs,))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, NonFiniteLoss) as error:
         leave(error)
+    except NoneReadable as error:  # a line for each checkpoint
+        leave(one_sentence(error))
 
 
 def claim(folder: Path, recipe: Any, allow: Sequence[str] = ()) -> None:

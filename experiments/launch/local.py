@@ -2,11 +2,13 @@
 
 `python -m experiments.launch.local --processes 2 --devices 2 -- python -m experiments.common.train tiny-causal`
 
-SIGTERM and SIGINT go on to all of them; a run of `fit` then saves and ends with code 0.
+SIGTERM and SIGINT go on to all of them; a run of `fit` then saves and ends with code 0. Those that have not ended
+when `--grace` is over, since one of them hangs as a rule, are killed.
 """
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -47,19 +49,39 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
-def watch(children: Sequence[subprocess.Popen[bytes]], patience_s: float) -> int:
-    """Waits for all; once one fails, gives the others so many seconds, and then kills them.
+class Asked:
+    """When the processes were first asked to end.
+
+    Attributes:
+      at: seconds of the monotonic clock, infinity before.
+    """
+
+    at = math.inf
+
+
+def watch(
+    children: Sequence[subprocess.Popen[bytes]], patience_s: float, asked: Asked, grace_s: float
+) -> int:
+    """Waits for all; kills the others so many seconds after one fails, and all so many after they are asked to end.
 
     Returns:
       0 where all end with 0, else the code of the one that failed first; 128 + n for signal n.
     """
-    failed, until = None, 0.0
+    failed, until = None, math.inf
     while any(child.poll() is None for child in children):
         for process, child in enumerate(children):
             if failed is None and child.poll():
                 failed, until = process, time.monotonic() + patience_s
                 say(f"process {process} of {len(children)} {ended(child.returncode)}: the others are ended")
-        if failed is not None and time.monotonic() > until:
+        if failed is None and time.monotonic() > asked.at + grace_s:
+            late = [process for process, child in enumerate(children) if child.poll() is None]
+            if not late:
+                break
+            failed, until = late[0], 0.0
+            say(
+                f"{len(late)} of {len(children)} have not ended {grace_s:g} s after the signal: they are killed"
+            )
+        if time.monotonic() > until:
             for child in children:
                 child.kill()
         time.sleep(0.05)
@@ -83,13 +105,14 @@ def say(sentence: str) -> None:
 
 
 @contextlib.contextmanager
-def handing_on(children: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+def handing_on(children: Sequence[subprocess.Popen[bytes]]) -> Iterator[Asked]:
     """SIGTERM and SIGINT go on to the children, as SIGTERM; a second SIGINT kills them."""
-    interrupts = 0
+    interrupts, asked = 0, Asked()
 
     def hand_on(number: int, frame: object) -> None:
         nonlocal interrupts
         del frame
+        asked.at = min(asked.at, time.monotonic())
         interrupts += number == signal.SIGINT
         for child in children:
             if child.poll() is None:
@@ -97,7 +120,7 @@ def handing_on(children: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
 
     former = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield asked
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
@@ -112,6 +135,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--patience", type=float, default=5.0, help="seconds for the others to end when one has failed"
     )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=600.0,
+        help="seconds for all to save and end after a signal was handed on, before they are killed",
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="after --, what each process runs")
     options = parser.parse_args(argv)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
@@ -120,10 +149,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     port = free_port() if options.port is None else options.port
     children: list[subprocess.Popen[bytes]] = []
     try:
-        with handing_on(children):
+        with handing_on(children) as asked:
             for told in environments(options.processes, options.devices, port):
                 children.append(subprocess.Popen(command, env=os.environ | told, start_new_session=True))
-            return watch(children, options.patience)
+            return watch(children, options.patience, asked, options.grace)
     finally:
         for child in children:
             child.kill()

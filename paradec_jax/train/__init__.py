@@ -1,7 +1,7 @@
 """Training: state, step, optimizers, checkpoints, loop. Knows only the signature of a loss."""
 
 from paradec_jax.train.agree import PeerLost
-from paradec_jax.train.checkpoint import Checkpoints, SaveFailed
+from paradec_jax.train.checkpoint import Checkpoints, NoneReadable, SaveFailed
 from paradec_jax.train.holder import FolderHeld
 from paradec_jax.train.iterator import DataIterator
 from paradec_jax.train.launch import initialize
@@ -21,6 +21,7 @@ __all__ = [
     "Loss",
     "Metrics",
     "NonFiniteLoss",
+    "NoneReadable",
     "PeerLost",
     "Preempted",
     "Rounds",

@@ -56,12 +56,26 @@ def telling_of_lost_peers() -> Iterator[None]:
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() == 1 or not _LOST.search(str(error)):
+        if (lost := lost_peer(error)) is None:
             raise
-        raise PeerLost(
-            f"process {jax.process_index()} of {jax.process_count()} lost another one ({one_sentence(error, 120)}); "
-            "the same command goes on from the last checkpoint"
-        ) from error
+        raise lost from error
+
+
+def lost_peer(error: BaseException) -> PeerLost | None:
+    """The error of a process that is gone, where an error of JAX tells of one: this one, or what caused it."""
+    if isinstance(error, PeerLost):
+        return error
+    if jax.process_count() == 1:
+        return None
+    told: BaseException | None = error
+    while told is not None and not (isinstance(told, jax.errors.JaxRuntimeError) and _LOST.search(str(told))):
+        told = told.__cause__ or told.__context__
+    if told is None:
+        return None
+    return PeerLost(
+        f"process {jax.process_index()} of {jax.process_count()} lost another one ({one_sentence(told, 120)}); "
+        "the same command goes on from the last checkpoint"
+    )
 
 
 def wait_for_all(what: str, most_s: int = 24 * 3600) -> None:
@@ -107,7 +121,7 @@ def all_or_none() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if jax.process_count() == 1:
+        if jax.process_count() == 1 or lost_peer(error) is not None:  # who is gone is not asked
             raise
         failed = error
     heard = texts_of_all("" if failed is None else _told(failed))
@@ -127,11 +141,12 @@ def _told(error: Exception) -> str:
     return f"ValueError {one_sentence(name + str(error))}"
 
 
-def check_same(told: Mapping[str, Any]) -> None:
+def check_same(told: Mapping[str, Any], then: str = "start all with the same command") -> None:
     """Refuses processes that differ, in one sentence that names what differs; nothing for one process.
 
     Args:
       told: JSON values by names, the same names on all processes.
+      then: what the user is to do, the end of the sentence.
 
     Raises:
       ValueError: they differ; on every process.
@@ -151,8 +166,4 @@ def check_same(told: Mapping[str, Any]) -> None:
     values = texts_of_all(json.dumps(told[names[0]], sort_keys=True))
     if max(map(len, values)) <= _SHORT:
         names[0] += f" [{values[0]} on process 0, {values[process]} on process {process}]"
-    raise ValueError(
-        one_sentence(
-            f"process {process} differs from process 0 in {', '.join(names)}: start all with the same command"
-        )
-    )
+    raise ValueError(one_sentence(f"process {process} differs from process 0 in {', '.join(names)}: {then}"))

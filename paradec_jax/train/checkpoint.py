@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from paradec_jax.io import one_sentence
-from paradec_jax.train.agree import PeerLost, any_of_all
+from paradec_jax.train.agree import PeerLost, any_of_all, check_same, lost_peer
 from paradec_jax.train.state import TrainState, shapes
 
 PyTree = Any
@@ -33,6 +33,10 @@ _SAVERS = ("future.py", "async_checkpointer.py", "checkpoint_manager.py", "check
 
 class SaveFailed(OSError):
     """A checkpoint could not be written, for want of room as a rule; those before it stay."""
+
+
+class NoneReadable(RuntimeError):
+    """A folder has checkpoints, and none of them can be read."""
 
 
 class _Raised(logging.Filter):
@@ -104,6 +108,7 @@ class Checkpoints:
 
         Raises:
           SaveFailed: it could not be written.
+          PeerLost: another process is gone.
         """
         with self._saving():
             self._manager.wait_until_finished()
@@ -117,7 +122,7 @@ class Checkpoints:
         """Folder of the checkpoint of a step."""
         return self.folder / str(step)
 
-    def save(self, state: TrainState, data_state: Any = None) -> None:
+    def save(self, state: TrainState, data_state: Any = None, batch: PyTree = None) -> None:
         """Starts saving; the state may be donated as soon as this returns.
 
         Folders that the last `restore` could not read are first renamed to `STEP.unreadable`.
@@ -126,10 +131,13 @@ class Checkpoints:
           state: its step names the checkpoint.
           data_state: what the data iterator's `get_state()` gave: bytes, or anything JSON can hold, NumPy
             numbers and arrays included.
+          batch: of the last update, not saved: processes that have copies compare them, as those of the state.
 
         Raises:
-          ValueError: if the state is older than the newest checkpoint, or the folder was opened read-only.
+          ValueError: if the state is older than the newest checkpoint, the folder was opened read-only, or processes
+            differ in copies of an array or in `data_state`; that state is not saved.
           SaveFailed: this save could not begin, or the one before it could not end.
+          PeerLost: another process is gone.
         """
         if self._read_only:
             raise ValueError(f"{self.folder} was opened read-only")
@@ -143,6 +151,7 @@ class Checkpoints:
             "data": _encode(data_state),
             "arrays": describe(tree, checksums=True),
         }
+        self._check_copies(int(state.step), body, batch)
         args = ocp.args.Composite(
             state=ocp.args.StandardSave(tree), run=ocp.args.JsonSave({"crc32": _crc32(body), "body": body})
         )
@@ -152,12 +161,22 @@ class Checkpoints:
         if not saved:
             raise ValueError(f"step {state.step} is not beyond the newest checkpoint in {self.folder}")
 
+    def _check_copies(self, step: int, body: dict[str, Any], batch: PyTree) -> None:
+        """Copies of arrays that lie whole on several processes drift apart where their batches differ."""
+        if jax.process_count() == 1:
+            return
+        told = {"the batch": describe(batch, checksums=True), "copies of arrays": body["arrays"]}
+        told["the place in the data"] = body["data"]
+        check_same(told, f"the state of update {step} is not saved; all must train on the same batches")
+
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
         """Says in one sentence what went wrong: Orbax raises errors of many kinds, some of many lines."""
         try:
             yield
         except Exception as error:
+            if (lost := lost_peer(error)) is not None:
+                raise lost from error
             reason = "no space left on device" if "No space left" in str(error) else one_sentence(error, 120)
             raise SaveFailed(
                 f"a checkpoint could not be written to {self.folder} ({reason}); those before it stay, and the same "
@@ -177,7 +196,7 @@ class Checkpoints:
         Raises:
           FileNotFoundError: if the folder has no checkpoint.
           ValueError: if a checkpoint was written for other parameters or another optimizer.
-          RuntimeError: if none can be read, with the reason for each.
+          NoneReadable: if none can be read, with the reason for each.
         """
         steps, reasons = self.steps(), []
         if not steps:
@@ -199,7 +218,7 @@ class Checkpoints:
             if not counted:
                 tree[_COUNT] = jnp.array(tree["step"], copy=True)
             return TrainState(**({"ema": None} | tree), key=key), _decode(body["data"])
-        raise RuntimeError(f"none of the checkpoints in {self.folder} can be read:\n" + "\n".join(reasons))
+        raise NoneReadable(f"none of the checkpoints in {self.folder} can be read:\n" + "\n".join(reasons))
 
     def _read_body(self, step: int) -> dict[str, Any]:
         run = self._manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))["run"]

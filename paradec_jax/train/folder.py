@@ -10,6 +10,7 @@ from paradec_jax.train.checkpoint import Checkpoints
 from paradec_jax.train.holder import held
 from paradec_jax.train.identity import compare, record
 from paradec_jax.train.iterator import DataIterator
+from paradec_jax.train.share import check_shared, clear_probes
 from paradec_jax.train.state import TrainState
 
 
@@ -37,6 +38,8 @@ class RunFolder:
             with all_or_none():
                 if self._primary:
                     stack.enter_context(held(self.folder))
+                    clear_probes(self.folder)
+            check_shared(self.folder)
             self.checkpoints = stack.enter_context(Checkpoints(self.folder / "checkpoints", self._keep))
             found = self.checkpoints.steps()
             self.newest = found[-1] if found else None
@@ -64,7 +67,8 @@ class RunFolder:
         state, data_state = self.checkpoints.restore(shape)
         if int(state.step) > steps:
             raise ValueError(f"{self.checkpoints.path(int(state.step))} is beyond steps={steps}")
-        data.set_state(data_state)
+        with all_or_none():  # an iterator may go back to files that one process alone has lost
+            data.set_state(data_state)
         return state
 
     def record(self, update: int, mesh: dict[str, int] | None = None) -> None:

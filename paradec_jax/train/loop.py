@@ -122,10 +122,11 @@ def fit(
       ValueError: if a count is not positive, if `rounds` come without a teacher, `limit_s` without a folder or
         `peak_flops` without `flops`, if `folder` has checkpoints and `resume` is false, if its newest is beyond
         `steps`, if the run differs from `run.json` there or that is broken, if the data ends early, or from
-        `make_train_step`, `planned`, `next_round`, `Profile` and `Checkpoints.restore`.
-      OSError: if `folder` cannot be written, or another call has it, before anything else is done; if it is full.
+        `make_train_step`, `planned`, `next_round`, `Profile`, `Checkpoints.restore` and `Checkpoints.save`.
+      OSError: if `folder` cannot be written, another call has it, or a process does not see it, before anything else
+        is done; if it is full.
       PeerLost: a collective failed because another process is gone.
-      RuntimeError: if `folder` has checkpoints and none can be read.
+      NoneReadable: if `folder` has checkpoints and none can be read.
     """
     clock = Clock("restore")
     deadline, several = Deadline(limit_s), jax.process_count() > 1
@@ -207,12 +208,12 @@ def fit(
                 continue
             log.write(step, window.flush(checkpoints))
             if test:
-                with clock.on("evaluate"):
+                with clock.on("evaluate"), all_or_none():
                     values = {f"eval/{name}": float(value) for name, value in test(state).items()}
                 log.write(step, values)
             if save:
                 with clock.on("save"):
-                    save.save(state, data.get_state())
+                    save.save(state, data.get_state(), batch)
             if last:
                 break
             window.restart_clock()

@@ -155,6 +155,57 @@ def refused(name: str) -> dict[str, str]:
     return found
 
 
+class Drifting(Batches):
+    """Batches whose second is each process's own; process 1 may be unable to go back to where it stood."""
+
+    def __init__(self, make: Any, drift: bool = True, lost: bool = False) -> None:
+        super().__init__(make)
+        self.drift, self.lost = drift, lost
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        self.position += 1
+        batch = self.make(self.position + 100 * jax.process_index() * (self.drift and self.position == 2))
+        return {name: x[:3] for name, x in batch.items()}  # which do not divide over the devices
+
+    def set_state(self, state: int) -> None:
+        if self.lost and state and jax.process_index() == 1:
+            raise FileNotFoundError("shard-1 is gone")
+        super().set_state(state)
+
+
+def unlucky(state: Any) -> dict[str, float]:
+    """An evaluation that one process cannot do."""
+    if jax.process_index() == 1:
+        raise KeyError("problems")
+    return {"loss": 1.0}
+
+
+def refused_later(name: str, folder: str) -> dict[str, str]:
+    """What `fit` says where a folder is not one, and where one process alone fails after the first update."""
+    batch, copies = OBJECTIVES[name].batch, pd.make_mesh(2, 1, 2)
+    run = {"folder": f"{folder}/run", "checkpoint_every": 1}
+    cases: dict[str, dict[str, Any]] = {
+        "batch": {"data": Drifting(batch), **run},
+        "drift": {"data": Drifting(batch), "folder": f"{folder}/drift", "mesh": copies},
+        "data": {"data": Drifting(batch, lost=True), **run},
+        "evaluation": {"data": Drifting(batch, drift=False), "evaluate": unlucky, "evaluate_every": 2, **run},
+        "elsewhere": {"folder": "run"},
+        "nowhere": {"folder": "away"},
+    }
+    own, found = Path(folder) / f"own-{jax.process_index()}", {}
+    own.mkdir()
+    if jax.process_index() == 1:
+        (own / "run").mkdir()
+    os.chdir(own)
+    for case, changes in cases.items():
+        try:
+            fit(**options_of(name, 3, (1, 4, 1)) | changes)
+            found[case] = ""
+        except (ValueError, OSError, KeyError) as error:
+            found[case] = str(error)
+    return found
+
+
 def decode(drivers: list[str], names: list[str]) -> dict[str, Any]:
     """What drivers give on all devices, by the request each has or by a global one, is what they give on one.
 

@@ -20,6 +20,16 @@ DIFFERENCES = {
 }
 
 
+LATER = {
+    "batch": "process 1 differs from process 0 in the batch: the state of update 2 is not saved; all must train on",
+    "drift": "process 1 differs from process 0 in copies of arrays: the state of update 3 is not saved; all",
+    "data": "shard-1 is gone",
+    "evaluation": "'problems'",
+    "elsewhere": "process 1 does not see the folder of process 0: run must be one that all share",
+    "nowhere": "process 1 does not see the folder of process 0: away must be one that all share",
+}
+
+
 def apart(found, wanted):
     """The largest difference of two runs: of losses, and of parameters over the largest number of their array."""
     sizes = np.maximum(np.abs(wanted["losses"]), 1e-30)
@@ -44,6 +54,24 @@ def test_a_run_of_two_processes_is_that_of_one_and_differences_are_refused(tmp_p
             assert sentence in told[case] and "\n" not in told[case], told[case]
     assert found[1][1]["folder"].startswith("process 0: ")
     assert found[0][1]["broken"] == "process 1: KeyError: 'rows'"
+
+
+@pytest.mark.slow
+def test_what_fails_in_one_process_later_ends_both_in_one_sentence(tmp_path):
+    (mine,), (other,) = launched(tmp_path, ["refused_later", "next token", str(tmp_path)])
+    for told in (mine, other):
+        assert told.keys() == LATER.keys()
+        for case, sentence in LATER.items():
+            assert sentence in told[case] and "\n" not in told[case], (case, told)
+    assert mine["data"] == "process 1: shard-1 is gone"
+    assert mine["evaluation"] == "process 1: KeyError: 'problems'"
+    assert all(mine[case] == other[case] for case in ("batch", "drift", "elsewhere", "nowhere"))
+    saved = {
+        name: [path.name for path in (tmp_path / name / "checkpoints").iterdir()] for name in ("run", "drift")
+    }
+    assert saved == {"run": ["1"], "drift": []}
+    left = {str(path.relative_to(tmp_path)) for own in tmp_path.glob("own-*") for path in own.rglob("*")}
+    assert left == {"own-0/run", "own-0/run/.holder", "own-0/away", "own-0/away/.holder", "own-1/run"}
 
 
 @pytest.mark.slow

@@ -61,8 +61,9 @@ def test_one_that_fails_ends_all():
     assert err == "launch: process 1 of 2 ended with code 7: the others are ended\n"
 
 
-def waiting(folder, code):
-    process, begun = launch(code.replace("FOLDER", repr(str(folder))), "--processes", "2"), time.monotonic()
+def waiting(folder, code, *options):
+    code, begun = code.replace("FOLDER", repr(str(folder))), time.monotonic()
+    process = launch(code, "--processes", "2", *options)
     while len(list(folder.iterdir())) < 2:
         assert time.monotonic() - begun < 60
         time.sleep(0.05)
@@ -74,6 +75,18 @@ def test_a_signal_goes_on_to_all(tmp_path):
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
+
+
+def test_one_that_hangs_after_the_signal_is_killed(tmp_path):
+    """The first of two saves and ends, the second waits for something for ever."""
+    code = WAIT.replace(
+        "lambda *_: sys.exit(0)", f"lambda *_: os.environ[{VARIABLES[2]!r}] == '1' or sys.exit(0)"
+    )
+    process = waiting(tmp_path, code, "--grace", "0.5")
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert err == "launch: 1 of 2 have not ended 0.5 s after the signal: they are killed\n"
 
 
 def test_the_second_interrupt_kills(tmp_path):

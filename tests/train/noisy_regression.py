@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +20,12 @@ STEPS = 12
 class Batches:
     """Resumable batches whose state is bytes; from batch `bad` on, one input is NaN."""
 
-    def __init__(self, bad: int | None = None, delay: float = 0.0) -> None:
-        self.position, self.bad, self.delay = 0, bad, delay
+    def __init__(self, bad: int | None = None, delay: float = 0.0, width: int = 3) -> None:
+        self.position, self.bad, self.delay, self.width = 0, bad, delay, width
 
     def __next__(self) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(self.position)
-        inputs = rng.normal(size=(4, 3)).astype(np.float32)
+        inputs = rng.normal(size=(4, self.width)).astype(np.float32)
         if self.bad is not None and self.position >= self.bad:
             inputs[0, 0] = np.nan
         self.position += 1
@@ -38,9 +39,10 @@ class Batches:
         self.position = json.loads(state)
 
 
-def initial_params() -> dict:
-    w = jax.random.normal(jax.random.key(7), (3, 5))
-    return {"embedding": w, "mlp": {"kernel": w.T, "bias": jnp.zeros(3)}, "norm": {"scale": jnp.ones(3)}}
+def initial_params(width: int = 3, hidden: int = 5) -> dict:
+    w = jax.random.normal(jax.random.key(7), (width, hidden))
+    mlp = {"kernel": w.T, "bias": jnp.zeros(width)}
+    return {"embedding": w, "mlp": mlp, "norm": {"scale": jnp.ones(width)}}
 
 
 def loss(params, frozen, batch, key):
@@ -52,7 +54,7 @@ def loss(params, frozen, batch, key):
     return jnp.mean(rows), {"noise": noise}
 
 
-def train(folder: Path | None, data: Batches | None = None, **changes) -> TrainState:
+def train(folder: Path | None, data: Batches | None = None, params: Any = None, **changes) -> TrainState:
     """Twelve updates, a checkpoint every four, unless told otherwise."""
     options = {
         "optimizer": adamw(1e-2, STEPS, warmup=3, cooldown=4),
@@ -63,7 +65,8 @@ def train(folder: Path | None, data: Batches | None = None, **changes) -> TrainS
         "ema_decay": 0.9,
         "progress": False,
     }
-    return fit(loss, initial_params(), data or Batches(), folder=folder, **options | changes)
+    params = initial_params() if params is None else params
+    return fit(loss, params, data or Batches(), folder=folder, **options | changes)
 
 
 def python(module: str, code: str, **environment: str) -> subprocess.Popen:

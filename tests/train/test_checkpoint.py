@@ -8,10 +8,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from noisy_regression import Batches, initial_params, loss, python
 
-from paradec_jax.train import Checkpoints, TrainState, make_train_step
+from paradec_jax.train import Checkpoints, PeerLost, SaveFailed, TrainState, make_train_step
 
 # When one array of a damaged checkpoint fails, Orbax leaves the other reads running; their late answers find
 # its event loop closed, which Python reports as unraisable.
@@ -74,6 +75,19 @@ def test_checkpoints_of_joined_matrices_are_refused_in_one_sentence(tmp_path):
         with pytest.raises(ValueError, match=r"before queries, keys, .*layer_0/attention/qkv") as caught:
             checkpoints.restore(state_of("q", "k", "v", "out"))
     assert "\n" not in str(caught.value)
+
+
+def test_a_process_that_is_lost_while_a_checkpoint_is_written_is_no_full_disk(tmp_path, monkeypatch):
+    def lost(self):
+        raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: Barrier timed out. Some tasks: task/1")
+
+    with Checkpoints(tmp_path) as checkpoints, monkeypatch.context() as patched:
+        patched.setattr(ocp.CheckpointManager, "wait_until_finished", lost)
+        with pytest.raises(SaveFailed):
+            checkpoints.wait()
+        patched.setattr(jax, "process_count", lambda: 2)
+        with pytest.raises(PeerLost, match="process 0 of 2 lost another one"):
+            checkpoints.wait()
 
 
 def train_on_meshes(folder: Path) -> None:

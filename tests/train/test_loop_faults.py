@@ -1,7 +1,6 @@
 """Runs as processes that are killed, asked to end, begun twice or out of room: counts for `make cluster`."""
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -10,113 +9,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
-from noisy_regression import STEPS, Batches, python, train
+from noisy_regression import Batches, python, train
+from training_command import FULL, LONG, assert_same, count, end_of, ended, started, told, updates, wait_for
 
 from paradec_jax.train import fit
 
 KILLS = int(os.environ.get("PARADEC_KILLS", "50"))
 ENDS = int(os.environ.get("PARADEC_ENDS", "10"))
-LONG = 60  # seconds for a process to begin
-FULL = "ballast"
-
-
-class Filling(Batches):
-    """Takes all the room of a file system while batch `at` is made, once there is a checkpoint of update 4."""
-
-    def __init__(self, folder: Path, at: int) -> None:
-        super().__init__()
-        self.folder, self.at = folder, at
-
-    def __next__(self) -> dict[str, np.ndarray]:
-        if self.position == self.at:
-            while not (self.folder / "run" / "checkpoints" / "4").exists():
-                time.sleep(0.01)
-            with contextlib.suppress(OSError), (self.folder / FULL).open("wb", buffering=0) as file:
-                while file.write(b"\0" * 4096):
-                    pass
-        return super().__next__()
-
-
-def command(folder: str, steps: int = STEPS, delay: float = 0.1, full_at: int = 0, port: int = 0) -> None:
-    """A training as a command: errors of its user are one sentence."""
-    if port:
-        jax.distributed.initialize(f"localhost:{port}", 1, 0)
-    data = Filling(Path(folder).parent, full_at) if full_at else Batches(delay=delay)
-    try:
-        train(Path(folder), data, steps=steps, checkpoint_every=1 if delay else 4, log_every=1)
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
-
-
-@contextlib.contextmanager
-def started(folder: Path, **options: Any):
-    """The command as a process, killed at the end of the block if it lives, with all it says in `said`."""
-    with said_of(folder).open("w") as said:
-        code = f"import os, sys; os.dup2({said.fileno()}, 2); t.command({str(folder)!r}, **{options!r})"
-        os.set_inheritable(said.fileno(), True)
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        process = subprocess.Popen(
-            [sys.executable, "-c", f"import test_loop_faults as t; {code}"],
-            cwd=Path(__file__).parent,
-            env=environment,
-            pass_fds=(said.fileno(),),
-        )
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-
-
-def said_of(folder: Path) -> Path:
-    """A file beside the folder's parent, which may be a file system that is full."""
-    return folder.parent.with_name(f"{folder.parent.name}.said")
-
-
-def told(folder: Path) -> list[str]:
-    """What the command said, without the warnings of libraries."""
-    lines = said_of(folder).read_text().splitlines()
-    return [line for line in lines if line and not line.startswith(("WARNING", "I0", "W0", "E0"))]
-
-
-def updates(folder: Path) -> list[tuple[int, float]]:
-    """Update and loss of every line."""
-    path = folder / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    found = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [(line["step"], line["loss"]) for line in found if "loss" in line]
-
-
-def wait_for(process: subprocess.Popen, ready: Callable[[], bool]) -> bool:
-    """Waits until `ready()`; False where the process ended before."""
-    begun = time.monotonic()
-    while not ready():
-        if process.poll() is not None:
-            return False
-        assert time.monotonic() - begun < LONG
-        time.sleep(0.005)
-    return True
-
-
-def assert_same(a: Any, b: Any) -> None:
-    jax.tree.map(
-        np.testing.assert_array_equal, (a.params, a.ema, a.opt_state), (b.params, b.ema, b.opt_state)
-    )
-
-
-def count(record_property, what: str, cases: int, held: int, **more: Any) -> None:
-    record_property("cluster", {"part": "loop", "what": what, "cases": cases, "held": held, **more})
-    assert cases == held > 0
+DEVICES = 4
 
 
 @pytest.fixture(scope="module")
@@ -127,15 +33,23 @@ def whole(tmp_path_factory):
     return state, updates(folder)
 
 
+@pytest.fixture(scope="module")
+def whole_on_devices(tmp_path_factory):
+    """The same for a run on several devices, each with its part of the parameters."""
+    folder = tmp_path_factory.mktemp("devices") / "run"
+    assert ended(folder, devices=DEVICES) == 0, told(folder)
+    return end_of(folder), updates(folder)
+
+
 @pytest.mark.cluster
-def test_kills_at_random_moments_change_no_bit_and_block_nothing(tmp_path, whole, record_property):
+def test_kills_at_random_moments_change_no_bit_and_block_nothing(tmp_path, whole_on_devices, record_property):
     rng, kills, held, saving, round_ = random.Random(0), 0, 0, 0, 0
     while kills < KILLS:
         folder, here, moment = tmp_path / f"run-{round_}", 0, rng.uniform(0, 1.5)
         round_ += 1
         ended = False
         while not ended:
-            with started(folder) as process:
+            with started(folder, devices=DEVICES) as process:
                 mine = f"{process.pid} "
                 holder = folder / ".holder"
                 ready = lambda: holder.exists() and holder.read_text().startswith(mine)  # noqa: E731, B023
@@ -149,11 +63,11 @@ def test_kills_at_random_moments_change_no_bit_and_block_nothing(tmp_path, whole
                 here += process.returncode == -signal.SIGKILL
             moment = rng.uniform(0, 1.5)
         kills += here
-        state, losses = whole
-        same = updates(folder) == losses
-        assert_same(train(folder, checkpoint_every=1, log_every=1), state)
-        held += here if same else 0
-    count(record_property, "kill -9, then the same command", kills, held, in_a_save=saving)
+        state, losses = whole_on_devices
+        assert_same(end_of(folder), state)
+        held += here if updates(folder) == losses else 0
+    told_of = f"kill -9 on {DEVICES} devices, then the same command"
+    count(record_property, told_of, kills, held, in_a_save=saving)
 
 
 @pytest.mark.cluster
@@ -200,7 +114,7 @@ def test_a_second_command_is_refused_and_the_first_goes_on(tmp_path, whole, reco
     folder.mkdir(parents=True)
     with started(folder, delay=1.0) as first:
         assert wait_for(first, lambda: len(updates(folder)) > 0), told(folder)
-        second = python("test_loop_faults", f"t.command({str(folder)!r})", PARADEC_ENDS="0")
+        second = python("training_command", f"t.command({str(folder)!r})")
         refused = second.wait(LONG)
         assert first.wait(LONG) == 0
     count(record_property, "a second run in one folder", 1, int(refused == 1 and updates(folder) == whole[1]))

@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 import pytest
 from noisy_regression import STEPS, Batches, initial_params, loss, train
 
-from paradec_jax.train import FolderHeld, SaveFailed, TrainState, adamw, fit
+from paradec_jax.train import FolderHeld, SaveFailed, TrainState, adamw, fit, share
 from paradec_jax.train.holder import held
 from paradec_jax.train.identity import NAMES, identity
 from paradec_jax.train.log import Log
@@ -75,6 +75,35 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_batch(tmp_path):
     with pytest.raises(OSError, match=r"file/run cannot be written \(Not a directory\)"):
         train(tmp_path / "file" / "run", data)
     assert data.position == 0
+
+
+def test_a_folder_that_one_process_cannot_write_is_refused(tmp_path, monkeypatch):
+    """As process 1 of two: the second folder shows what process 0 wrote, and takes nothing."""
+    heard = []
+
+    def texts_of_all(text):
+        heard.append(text)
+        return ["status" if len(heard) == 1 else "", text]
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    monkeypatch.setattr(share, "texts_of_all", texts_of_all)
+    (tmp_path / "status").touch()
+    share.check_shared(tmp_path)
+    assert heard[0].startswith(".seen.") and heard[1:] == [""]
+    assert [path.name for path in tmp_path.iterdir()] == ["status"]
+    if not Path("/proc/self/status").exists():
+        pytest.skip("no folder that nobody can write")
+    heard.clear()
+    with pytest.raises(OSError, match=r"^process 1 cannot write /proc/self \(.*\): choose another folder$"):
+        share.check_shared(Path("/proc/self"))
+
+
+def test_what_a_killed_process_left_goes_with_the_next_run(tmp_path):
+    left = tmp_path / f".seen.{'0' * 32}"
+    left.touch()
+    train(tmp_path, steps=1)
+    assert not left.exists()
 
 
 @pytest.mark.parametrize(

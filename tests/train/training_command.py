@@ -1,0 +1,198 @@
+"""A training as a command, which faults befall: on one device, or on several that hold parts of its parameters."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from noisy_regression import STEPS, Batches, initial_params, train
+
+import paradec_jax as pd
+from paradec_jax.data.text import WindowMaker, read_text, text_batches
+from paradec_jax.train import Checkpoints, NoneReadable, NonFiniteLoss, TrainState, adamw
+
+LONG = 60  # seconds for a process to begin
+FULL = "ballast"
+WIDTH, HIDDEN = 8, 512  # of the problem on several devices: its shards are too large to lie within metadata
+# Without the second, collectives of simulated devices may wait for each other for ever in jaxlib 0.10.
+FLAGS = "--xla_force_host_platform_device_count={} --xla_cpu_enable_concurrency_optimized_scheduler=false"
+
+
+class Filling(Batches):
+    """Takes all the room of a file system while batch `at` is made, once there is a checkpoint of update 4."""
+
+    def __init__(self, folder: Path, at: int) -> None:
+        super().__init__()
+        self.folder, self.at = folder, at
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        if self.position == self.at:
+            while not (self.folder / "run" / "checkpoints" / "4").exists():
+                time.sleep(0.01)
+            with contextlib.suppress(OSError), (self.folder / FULL).open("wb", buffering=0) as file:
+                while file.write(b"\0" * 4096):
+                    pass
+        return super().__next__()
+
+
+class Ending(Batches):
+    """Batches of which the one numbered `end_at` asks the process to end."""
+
+    end_at: int | None = None
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        batch = super().__next__()
+        if self.position == self.end_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return batch
+
+
+class OfText(Ending):
+    """Batches of a file of text, by the package's own reader."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        super().__init__(**options)
+        text, _ = read_text(path)
+        self.digest = text.digest
+        self.texts = text_batches(WindowMaker(text.train[0], 5, 4, self.width), text.digest, prefetch=0)
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        super().__next__()
+        tokens = next(self.texts)["tokens"]
+        return {"inputs": tokens.astype(np.float32) / 16, "tokens": tokens}
+
+    def get_state(self) -> Any:
+        return self.texts.get_state() | {"position": self.position}
+
+    def set_state(self, state: Any) -> None:
+        self.position = state["position"]
+        self.texts.set_state(state)
+
+
+def placed(devices: int) -> dict:
+    """Parameters split over so many devices."""
+    mesh = pd.make_mesh(1, -1, 1, devices=jax.devices()[:devices])
+    split = {"embedding": jax.P("fsdp"), "kernel": jax.P(None, "fsdp")}
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: jax.device_put(x, jax.NamedSharding(mesh, split.get(path[-1].key, jax.P()))),
+        initial_params(WIDTH, HIDDEN),
+    )
+
+
+def command(
+    folder: str,
+    steps: int = STEPS,
+    delay: float = 0.1,
+    full_at: int = 0,
+    port: int = 0,
+    devices: int = 0,
+    bad: int | None = None,
+    end_at: int | None = None,
+    text: str | None = None,
+) -> None:
+    """A training as a command: errors of its user are one sentence."""
+    if port:
+        jax.distributed.initialize(f"localhost:{port}", 1, 0)
+    try:
+        if full_at:
+            data: Batches = Filling(Path(folder).parent, full_at)
+        else:
+            options: dict[str, Any] = {"bad": bad, "delay": delay, "width": WIDTH if devices else 3}
+            data = Ending(**options) if text is None else OfText(Path(text), **options)
+            data.end_at = end_at
+        every = {"checkpoint_every": 1 if delay else 4, "log_every": 1}
+        train(Path(folder), data, placed(devices) if devices else None, steps=steps, **every)
+    except (ValueError, OSError, NonFiniteLoss, NoneReadable) as error:
+        raise SystemExit(str(error)) from None
+
+
+def simulated(devices: int) -> dict[str, str]:
+    """The environment of a process with so many devices; all of a test's have as many, of which each may use some."""
+    told = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    if devices:
+        flags = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS.format(devices)}"
+        told |= {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "NPROC": "64"}
+    return os.environ | told
+
+
+@contextlib.contextmanager
+def started(folder: Path, **options: Any):
+    """The command as a process, killed at the end of the block if it lives, with all it says in `said`."""
+    with said_of(folder).open("w") as said:
+        code = f"import os, sys; os.dup2({said.fileno()}, 2); t.command({str(folder)!r}, **{options!r})"
+        os.set_inheritable(said.fileno(), True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", f"import training_command as t; {code}"],
+            cwd=Path(__file__).parent,
+            env=simulated(options.get("devices", 0)),
+            pass_fds=(said.fileno(),),
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def ended(folder: Path, **options: Any) -> int:
+    """The code with which the command ends."""
+    with started(folder, **options) as process:
+        return process.wait(LONG)
+
+
+def said_of(folder: Path) -> Path:
+    """A file beside the folder's parent, which may be a file system that is full."""
+    return folder.parent.with_name(f"{folder.parent.name}.said")
+
+
+def told(folder: Path) -> list[str]:
+    """What the command said, without the warnings of libraries."""
+    lines = said_of(folder).read_text().splitlines()
+    return [line for line in lines if line and not line.startswith(("WARNING", "I0", "W0", "E0"))]
+
+
+def updates(folder: Path) -> list[tuple[int, float]]:
+    """Update and loss of every line."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    found = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [(line["step"], line["loss"]) for line in found if "loss" in line]
+
+
+def wait_for(process: subprocess.Popen, ready: Callable[[], bool]) -> bool:
+    """Waits until `ready()`; False where the process ended before."""
+    begun = time.monotonic()
+    while not ready():
+        if process.poll() is not None:
+            return False
+        assert time.monotonic() - begun < LONG
+        time.sleep(0.005)
+    return True
+
+
+def assert_same(a: Any, b: Any) -> None:
+    jax.tree.map(
+        np.testing.assert_array_equal, (a.params, a.ema, a.opt_state), (b.params, b.ema, b.opt_state)
+    )
+
+
+def count(record_property, what: str, cases: int, held: int, **more: Any) -> None:
+    record_property("cluster", {"part": "loop", "what": what, "cases": cases, "held": held, **more})
+    assert cases == held > 0
+
+
+def end_of(folder: Path) -> TrainState:
+    """The state of the newest checkpoint of a run on several devices, on one."""
+    optimizer = adamw(1e-2, STEPS, warmup=3, cooldown=4)
+    shape = TrainState.shape(initial_params(WIDTH, HIDDEN), optimizer, jax.random.key(1), ema=True)
+    with Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
+        return checkpoints.restore(shape)[0]
