@@ -176,6 +176,7 @@ class Rows:
         )
         for i, line in enumerate(every):
             row = dict(result.rows[i]) | {
+                "model": store.names_of([line.place])[0],
                 "right": "".join("01"[int(right)] for right in result.exact[i]),
                 "calls": " ".join(map(str, result.calls[i].tolist())),
                 "texts": "".join(hashlib.sha256(t.encode()).hexdigest()[:DIGEST] for t in result.texts[i]),

@@ -31,7 +31,7 @@ def run(main: Callable[..., Any]) -> None:
 def claim(folder: Path, recipe: Any, allow: Sequence[str] = ()) -> None:
     """Writes the recipe into the run's folder, or refuses a folder that another recipe has begun.
 
-    That may differ where `allow` names "recipe".
+    Where `allow` names "recipe" it may differ, and the file stays as it was: what the run was begun with.
     """
     path, mine = folder / "recipe.json", json.loads(json.dumps(dataclasses.asdict(recipe)))
     if path.exists():
@@ -39,5 +39,7 @@ def claim(folder: Path, recipe: Any, allow: Sequence[str] = ()) -> None:
         differs = [name for name in mine | begun if mine.get(name) != begun.get(name)]
         if differs and "recipe" not in allow:
             raise SystemExit(f"{folder} was begun with other {', '.join(differs)}: choose another folder")
+        if differs:
+            return
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write_text(path, json.dumps(mine, indent=2) + "\n")

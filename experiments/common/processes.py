@@ -38,9 +38,12 @@ def on_this(tree: Any) -> Any:
 
 def by_first(what: str, work: Callable[[], None]) -> None:
     """Work that process 0 does alone while the others wait; `what` is a name that a run uses once."""
-    if jax.process_index() == 0:
-        work()
-    wait_for_all(what)
+    with all_or_none():
+        try:
+            if jax.process_index() == 0:
+                work()
+        finally:
+            wait_for_all(what)
 
 
 def alone() -> None:

@@ -121,8 +121,10 @@ def all_or_none() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if jax.process_count() == 1 or lost_peer(error) is not None:  # who is gone is not asked
+        if jax.process_count() == 1:
             raise
+        if (lost := lost_peer(error)) is not None:  # who is gone is not asked
+            raise lost from error
         failed = error
     heard = texts_of_all("" if failed is None else _told(failed))
     if failed is not None:

@@ -147,9 +147,9 @@ def fit(
     given = {"keep": keep, "resume": resume, "limit_s": limit_s is None, "evaluate": evaluate is None}
     check_same({"folder": str(folder), "mesh": place.axes, "allow": sorted(allow), **every, **given})
 
-    with contextlib.ExitStack() as stack:
+    with telling_of_lost_peers(), contextlib.ExitStack() as stack:
         disk = None if folder is None else stack.enter_context(RunFolder(Path(folder), keep, primary))
-        stack.enter_context(telling_of_lost_peers())
+        stack.enter_context(telling_of_lost_peers())  # the folder is closed in another way where one is lost
         told = {"frozen": frozen, "recipe": recipe, "steps": steps, "rounds": rounds, **update}
         if disk is not None or several:
             with all_or_none():

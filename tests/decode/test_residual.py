@@ -216,6 +216,14 @@ def test_without_a_head_nothing_falls_of_what_fewer_steps_reveal(judge):
     assert (plain.network_calls < base("static").network_calls).all()
 
 
+def test_a_liar_takes_back_nothing_that_a_schedule_adds():
+    """None passes the threshold, so what two steps reveal was never sure, and nobody is asked."""
+    knobs = {"threshold": 0.999, "steps": 2}
+    plain, doubting = base("dynamic", **knobs), run(decode.ResidualVeto, LIAR, knobs, judge="confidence")
+    assert doubting.completions() == plain.completions()
+    assert doubting.network_calls.tolist() == plain.network_calls.tolist()
+
+
 def test_a_head_that_agrees_vetoes_nothing():
     knobs = {"threshold": 0.3}
     right = run(decode.ResidualVeto, RIGHT, knobs, judge="change")

@@ -170,6 +170,8 @@ class TestInstruct:
             "1005\\text{ dollars}",
             "{1005}",
             "1{,}005",
+            "1\\,005",
+            "1,\\!005",
             "\\text{in all } 1,005 \\text{ of them}",
         ):
             right = gsm8k.score(item, judge(f"First \\boxed{{7}}, then \\boxed{{{box}}} for 3 days."))

@@ -156,12 +156,12 @@ def test_a_folder_of_another_recipe(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="was begun with other data"):
         claim_together(tmp_path, other, ("optimizer",))
     claim(tmp_path, other, ("recipe",))
-    assert json.loads((tmp_path / "recipe.json").read_text())["data"] == 2
+    assert json.loads((tmp_path / "recipe.json").read_text())["data"] == 1, "what it was begun with"
     # Of several processes each hears the sentence of the first; what they say to each other is left out here.
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr("paradec_jax.train.agree.texts_of_all", lambda text: [text, ""])
     with pytest.raises(ValueError, match="was begun with other data"):
-        claim_together(tmp_path, begun)
+        claim_together(tmp_path, other)
 
 
 def test_one_process_has_all_and_is_the_first():

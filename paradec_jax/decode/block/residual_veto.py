@@ -83,7 +83,7 @@ class ResidualVeto(DecoderBase):
 
     If all of a step fall, the one that moved least, or is surest, stays. So a step with one proposal needs no head,
     and none is asked. By confidence only those fall that were above tau before: what a schedule of fewer steps adds
-    was not proposed for being sure.
+    was not proposed for being sure, and stays.
 
     Attributes:
       head: the head's network, that of the model's folder where it is not given; "zero" runs none, and nothing falls.
@@ -151,8 +151,10 @@ def judged(
     choice = choice_of(decoder, "dynamic", logits, masked, call.positions, call.step, state.rows, knobs)
     state = state.stored(network, call, choice.tokens)
 
-    asked, rows = jnp.sum(choice.where, axis=1) > 1, state.rows
-    if decoder.judge == "confidence":
+    asked, rows, sure = jnp.sum(choice.where, axis=1) > 1, state.rows, choice.where
+    if decoder.judge == "confidence":  # of those that were not above tau before, none falls
+        sure = select.above(choice.scores, choice.where, threshold_at(call.step, knobs))
+        asked &= jnp.any(sure, axis=1)
         state = dataclasses.replace(state, rows=rows.write(choice.tokens, choice.where, start))
     state, residual = first_call(decoder, params, state, call, asked, prompt)
     state = dataclasses.replace(state, rows=dataclasses.replace(rows, counts=state.rows.counts))
@@ -160,14 +162,14 @@ def judged(
     corrected = network.logits(params["network"], hidden)
     if decoder.judge == "confidence":
         gate = score.probability(tempered(corrected, knobs.temperature), choice.tokens)
-        tau = threshold_at(call.step, knobs)
-        added = choice.where & ~select.above(choice.scores, choice.where, tau)
-        stays, best = select.above(gate, choice.where, tau) | added, gate
+        kept = select.above(gate, choice.where, threshold_at(call.step, knobs))
+        stays, best = kept | (choice.where & ~sure), gate
     else:
         moved = jnp.take_along_axis(corrected - logits, choice.tokens[..., None], axis=-1)[..., 0]
         gate = jnp.abs(moved)
         stays, best = choice.where & (gate <= (DELTA if knobs.delta is None else knobs.delta)), -gate
-    where = jnp.where(asked[:, None], stays | select.top(best, choice.where, 1), choice.where)
+    one = select.top(best, choice.where, 1) & ~jnp.any(stays, axis=1, keepdims=True)
+    where = jnp.where(asked[:, None], stays | one, choice.where)
 
     log_probs = decoder.scores(without_mask(logits, decoder.mask), choice.tokens)
     info = Vetoed(

@@ -40,7 +40,13 @@ def recycled(
 def alternatives(
     logits: Float[Array, "B V"], draft: Int[Array, "B drafts"], count: int
 ) -> Int[Array, "B count drafts"]:
-    """The draft with its first guess replaced by the second, third, ... best token of `logits`."""
+    """The draft with its first guess replaced by the second, third, ... best token of `logits`.
+
+    Raises:
+      ValueError: if there are not so many other tokens.
+    """
+    if count >= logits.shape[-1]:
+        raise ValueError(f"{count} alternatives need more than {logits.shape[-1]} tokens")
     copies = jnp.broadcast_to(draft[:, None], (draft.shape[0], count, draft.shape[1]))
     return copies.at[:, :, 0].set(_ranked(logits, count + 1)[:, 1:])
 

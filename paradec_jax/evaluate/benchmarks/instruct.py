@@ -11,6 +11,9 @@ from collections.abc import Callable
 from paradec_jax.evaluate.benchmarks.items import Item
 
 _FENCE = re.compile(r"```[ \t]*(\w*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_THOUSANDS = re.compile(
+    r"(?<=\d)(?:\{,\}|,?\\[,!])(?=\d{3})"
+)  # as LaTeX parts them: 1{,}005, 1\,005, 1,\!005
 _NUMBER = re.compile(r"-?[\d,]*\.?\d+")
 
 HUMANEVAL = (
@@ -52,7 +55,7 @@ def last_boxed(text: str) -> str:
     found = [box for box in map(_balanced, text.split("\\boxed{")[1:]) if box is not None]
     if not found:
         return text
-    box = found[-1].replace("{,}", ",").strip()
+    box = _THOUSANDS.sub("", found[-1]).strip()
     numbers = _NUMBER.findall(box)
     return f"The answer is {numbers[0] if len(numbers) == 1 else box}."
 
