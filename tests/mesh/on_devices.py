@@ -9,7 +9,6 @@ import json
 import re
 import sys
 import tempfile
-import unittest.mock
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,19 +17,17 @@ import jax
 import numpy as np
 from jax import monitoring
 from loops import PROMPTS, bound, stop_tests  # noqa: F401
+from meshes import mesh_named
 from objectives import OBJECTIVES, Batches, difference
+from slices import weights  # noqa: F401
 
 import paradec_jax as pd
-from paradec_jax.config import TokenSpec
-from paradec_jax.disk import blocks
-from paradec_jax.disk.tensors import TensorFiles
 from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
 from paradec_jax.losses import next_token_loss
 from paradec_jax.nn.attention import attend
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.splash import splash
 from paradec_jax.nn.visibility import CAUSAL
-from paradec_jax.store import Model, save
 from paradec_jax.testing import (
     tiny_causal,
     tiny_causal_params,
@@ -43,10 +40,8 @@ from paradec_jax.train import fit
 TESTS = Path(__file__).parents[1]
 sys.path += [str(TESTS), str(TESTS / "laws")]
 
-MESHES = {"one": None, "fsdp": (1, 4, 1), "fsdp x tensor": (1, 2, 2), "data x tensor": (2, 1, 2)}
 COLLECTIVES = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
 COMPILED: Counter[str] = Counter()
-FILL = TensorFiles._fill
 
 
 def count_compilation(event: str, _: float, **__: Any) -> None:
@@ -54,11 +49,6 @@ def count_compilation(event: str, _: float, **__: Any) -> None:
 
 
 monitoring.register_event_duration_secs_listener(count_compilation)
-
-
-def mesh_named(name: str) -> Any:
-    sizes = MESHES[name]
-    return None if sizes is None else pd.make_mesh(*sizes)
 
 
 def place_of(tree: Any) -> list[str]:
@@ -351,54 +341,6 @@ def layouts() -> list[str]:
     placed = jax.device_put(params, pd.shardings(params, where))
     again = jax.jit(lambda tree: jax.tree.map(jax.numpy.copy, tree))(placed)
     return [pd.layout(tree, where) for tree in (params, placed, again)]
-
-
-def weights(names: list[str]) -> dict[str, Any]:
-    """Models of each family loaded on meshes: whether values and places are right, how often a byte was read,
-
-    and whether saving them leaves copies on the host.
-    """
-    found = {}
-    for name in names:
-        config = PRESETS[name]
-        model = Model(config, init_params(config, jax.random.key(0)), TokenSpec())
-        with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.object(blocks, "BLOCK", 256):
-            save(Path(folder) / "model", model)
-            total = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
-            for mesh, sizes in MESHES.items():
-                if sizes is None:
-                    continue
-                with unittest.mock.patch.object(TensorFiles, "_fill", autospec=True) as fill:
-                    read = []
-                    fill.side_effect = lambda *call, r=read: (r.append(call[-1].nbytes), FILL(*call))[1]
-                    loaded = pd.load(Path(folder) / "model", mesh=mesh_named(mesh)).params
-                save(Path(folder) / "again", dataclasses.replace(model, params=loaded), overwrite=True)
-                kept = copies(loaded)
-                cast = pd.load(Path(folder) / "model", mesh=mesh_named(mesh), dtype="bfloat16").params
-                wanted = jax.device_put(model.params, pd.shardings(model.params, mesh_named(mesh)))
-                found[f"{name}, {mesh}"] = {
-                    "same": all(map(same, *map(jax.tree.leaves, (loaded, wanted)))),
-                    "cast": all(
-                        same(a, b.astype("bfloat16"))
-                        for a, b in zip(*map(jax.tree.leaves, (cast, wanted)), strict=True)
-                    ),
-                    "reads": sum(read) / total,
-                    "again": pd.store.fingerprint(Path(folder) / "again")
-                    == pd.store.fingerprint(Path(folder) / "model"),
-                    "kept": kept,
-                    "could be kept": copies(loaded) > 0,  # `same` has read them in JAX's way
-                }
-    return found
-
-
-def copies(params: Any) -> int:
-    """Arrays that keep a copy of their numbers on the host."""
-    return sum(leaf._npy_value is not None for leaf in jax.tree.leaves(params))
-
-
-def same(a: Any, b: Any) -> bool:
-    """Whether two arrays have the same numbers in the same places."""
-    return a.sharding == b.sharding and a.dtype == b.dtype and bool((np.asarray(a) == np.asarray(b)).all())
 
 
 def refusals() -> dict[str, str]:
