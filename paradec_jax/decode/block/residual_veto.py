@@ -151,9 +151,9 @@ def judged(
     choice = choice_of(decoder, "dynamic", logits, masked, call.positions, call.step, state.rows, knobs)
     state = state.stored(network, call, choice.tokens)
 
-    asked, rows, sure = jnp.sum(choice.where, axis=1) > 1, state.rows, choice.where
+    asked, rows = jnp.sum(choice.where, axis=1) > 1, state.rows
+    sure = select.above(choice.scores, choice.where, threshold_at(call.step, knobs))
     if decoder.judge == "confidence":  # of those that were not above tau before, none falls
-        sure = select.above(choice.scores, choice.where, threshold_at(call.step, knobs))
         asked &= jnp.any(sure, axis=1)
         state = dataclasses.replace(state, rows=rows.write(choice.tokens, choice.where, start))
     state, residual = first_call(decoder, params, state, call, asked, prompt)
@@ -162,7 +162,7 @@ def judged(
     corrected = network.logits(params["network"], hidden)
     if decoder.judge == "confidence":
         gate = score.probability(tempered(corrected, knobs.temperature), choice.tokens)
-        kept = select.above(gate, choice.where, threshold_at(call.step, knobs))
+        kept = select.above(gate, sure, threshold_at(call.step, knobs))
         stays, best = kept | (choice.where & ~sure), gate
     else:
         moved = jnp.take_along_axis(corrected - logits, choice.tokens[..., None], axis=-1)[..., 0]

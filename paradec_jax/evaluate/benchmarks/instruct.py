@@ -11,9 +11,8 @@ from collections.abc import Callable
 from paradec_jax.evaluate.benchmarks.items import Item
 
 _FENCE = re.compile(r"```[ \t]*(\w*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_THOUSANDS = re.compile(
-    r"(?<=\d)(?:\{,\}|,?\\[,!])(?=\d{3})"
-)  # as LaTeX parts them: 1{,}005, 1\,005, 1,\!005
+# As LaTeX parts thousands: 1{,}005, 1\,005, 1,\!005.
+_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,!])(?=\d{3})")
 _NUMBER = re.compile(r"-?[\d,]*\.?\d+")
 
 HUMANEVAL = (
