@@ -83,7 +83,7 @@ class Recipe:
     law: Followers = Followers()  # noqa: RUF009
     prompt: int = 8
     layers: int = 3
-    init: Literal["zero_gain", "normal_0.2", "ordinary"] = "zero_gain"
+    init: Literal["zero_gain", "normal_0.2", "ordinary", "inherited"] = "zero_gain"
     unroll: int = 2
     normaliser: Literal["selfnorm", "official", "mean"] = "selfnorm"
     objective: Literal["kl", "cross_entropy", "mse"] = "kl"
@@ -141,6 +141,7 @@ _CHAINS: dict[str, Any] = {"ground": "chains", "batch_tokens": 4096, "steps": 80
 VARIANTS: dict[str, dict[str, Any]] = {
     "init-released": {"init": "normal_0.2"},
     "init-ordinary": {"init": "ordinary"},
+    "init-inherited": {"init": "inherited"},
     **{f"unroll-{k}": {"unroll": k} for k in (1, 3, 4)},
     **{f"direct-{k}": {"unroll": k, "direct": True} for k in (1, 2, 3, 4)},
     **{f"depth-{n}": {"layers": n} for n in (1, 2, 5, 8)},
@@ -151,6 +152,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "counts": {"reveals": (1, 2, 3, 4)},
     "cross-entropy": {"objective": "cross_entropy"},
     "mse": {"objective": "mse"},
+    "mse-inherited": {"objective": "mse", "init": "inherited"},
     "noise-block": {"noise": "block"},
     "noise-count": {"noise": "count"},
     "muon": {"optimizer": "muon", "learning_rate": 5e-3, "weight_decay": 0.05},
@@ -270,7 +272,7 @@ def train(
 
     return fit(
         residual_loss(model.network, head, model.token_spec, recipe.rules()),
-        init_params(head.config, jax.random.fold_in(key, 0), recipe.init),
+        init_params(head.config, jax.random.fold_in(key, 0), recipe.init, model.params),
         batches_of(ground, recipe.seed, recipe.batch_tokens, math.lcm(*(recipe.blocks or (head.block,)))),
         frozen=dict(model.params),
         optimizer=adamw_of(recipe) if recipe.optimizer == "adamw" else optimizer_of(recipe, head.config),

@@ -30,7 +30,7 @@ from paradec_jax.nn.rope import rotation
 from paradec_jax.nn.visibility import FULL, Seen
 
 Layers = tuple[KV, ...]
-INITS = ("normal_0.2", "ordinary", "zero_gain")
+INITS = ("normal_0.2", "ordinary", "zero_gain", "inherited")
 
 
 class ResidualHead(nn.Module):
@@ -108,8 +108,10 @@ def parameter_shapes(config: ResidualHeadConfig) -> dict[str, Any]:
     return shapes_of(ResidualHead, config, {"layer": "layers"})
 
 
-def init_params(config: ResidualHeadConfig, key: Array, init: str = "zero_gain") -> dict[str, Any]:
-    """Random parameters.
+def init_params(
+    config: ResidualHeadConfig, key: Array, init: str = "zero_gain", backbone: Any = None
+) -> dict[str, Any]:
+    """Random parameters, some of them perhaps the backbone's.
 
     Args:
       config: the shape.
@@ -117,19 +119,38 @@ def init_params(config: ResidualHeadConfig, key: Array, init: str = "zero_gain")
       init: "ordinary" draws matrices with std sqrt(2 / 5D) (branch outputs over sqrt(2 N)) and sets gains to 1, so
         that the residual is as large as the backbone's head inputs; "zero_gain" differs in `final_norm`, which is
         zero, so that the residual begins at zero; "normal_0.2" draws every parameter, gains of norms and biases
-        included, from N(0, 0.2^2), as the released heads began.
+        included, from N(0, 0.2^2), as the released heads began; "inherited" differs from "zero_gain" in its blocks,
+        copies of the backbone's first ones, which read the embeddings that they know (`fusion` begins as [1 ; draw],
+        `embedding_norm` at the size of an embedding).
+      backbone: parameters of the backbone, for "inherited".
 
     Raises:
-      ValueError: an unknown `init`.
+      ValueError: an unknown `init`, or "inherited" from no backbone or from one of fewer layers.
     """
     if init not in INITS:
         raise ValueError(f"init must be one of {', '.join(INITS)}, not {init!r}")
     if init == "normal_0.2":
         return _normal(parameter_shapes(config), key, 0.2)
     params = jax.jit(ResidualHead(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]
-    if init == "zero_gain":
+    if init in ("zero_gain", "inherited"):
         params = {**params, "final_norm": jnp.zeros_like(params["final_norm"])}
-    return params
+    return _inherited(config, params, backbone) if init == "inherited" else params
+
+
+def _inherited(config: ResidualHeadConfig, params: dict[str, Any], backbone: Any) -> dict[str, Any]:
+    names = [f"layer_{i}" for i in range(config.layers)]
+    if missing := [name for name in names if backbone is None or name not in backbone]:
+        raise ValueError(
+            f"init inherited needs a backbone with {', '.join(missing)} for {config.layers} layers"
+        )
+    table, dtype = backbone["embedding"].astype(jnp.float32), config.param_dtype
+    size = jnp.sqrt(jnp.mean(jnp.square(table)))
+    return {
+        **params,
+        **{name: jax.tree.map(lambda x: jnp.array(x, dtype), backbone[name]) for name in names},
+        "embedding_norm": jnp.full((config.width,), size, dtype),
+        "fusion": params["fusion"].at[: config.width].set(jnp.eye(config.width, dtype=dtype)),
+    }
 
 
 def _normal(shapes: dict[str, Any], key: Array, std: float) -> dict[str, Any]:

@@ -124,7 +124,22 @@ def test_both_inputs_and_only_visible_ones_matter():
         assert (apart[:BLOCK] == 0).all() and (apart[BLOCK:] > 1e-3).all()
 
 
-@pytest.mark.parametrize("init", INITS)
+def test_a_head_may_begin_as_the_first_layers_of_its_backbone():
+    backbone = init_params(BACKBONE, jax.random.key(1))
+    params = begin(CONFIG, jax.random.key(0), "inherited", backbone)
+    chex.assert_trees_all_equal_shapes_and_dtypes(params, parameter_shapes(CONFIG))
+    for layer in ("layer_0", "layer_1"):
+        chex.assert_trees_all_equal(params[layer], backbone[layer])
+    assert not call(params, *inputs(BLOCK), positions_of(BLOCK)).hidden.any()
+    size = np.sqrt(np.mean(np.square(backbone["embedding"])))
+    np.testing.assert_allclose(params["embedding_norm"], np.full(WIDTH, size), rtol=1e-5)
+    np.testing.assert_array_equal(params["fusion"][:WIDTH], np.eye(WIDTH))
+    for absent in (None, {name: leaf for name, leaf in backbone.items() if name != "layer_1"}):
+        with pytest.raises(ValueError, match=r"init inherited needs a backbone with .*layer_1 for 2 layers"):
+            begin(CONFIG, jax.random.key(0), "inherited", absent)
+
+
+@pytest.mark.parametrize("init", [init for init in INITS if init != "inherited"])
 def test_ways_to_begin(init):
     params = begin(CONFIG, jax.random.key(0), init)
     chex.assert_trees_all_equal_shapes_and_dtypes(params, parameter_shapes(CONFIG))
@@ -148,7 +163,7 @@ def test_the_default_begins_at_zero():
         init_params(CONFIG, jax.random.key(3)), begin(CONFIG, jax.random.key(3), "zero_gain")
     )
     with pytest.raises(
-        ValueError, match=r"init must be one of normal_0\.2, ordinary, zero_gain, not 'zeros'"
+        ValueError, match=r"init must be one of normal_0\.2, ordinary, zero_gain, inherited, not 'zeros'"
     ):
         begin(CONFIG, jax.random.key(0), "zeros")
 
