@@ -160,8 +160,8 @@ def test_every_objective(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_every_decoder(name):
-    (found,) = on_devices(["decode", [name], HALF])
-    assert found[name]["same"], found
+    by_rows, half = on_devices(["decode", [name], "fsdp"], ["decode", [name], HALF])
+    assert by_rows[name]["same"] and half[name]["same"], (by_rows, half)
 
 
 @pytest.mark.slow

@@ -206,15 +206,8 @@ def refused_later(name: str, folder: str) -> dict[str, str]:
     return found
 
 
-def decode(drivers: list[str], names: list[str]) -> dict[str, Any]:
-    """What drivers give on all devices, by the request each has or by a global one, is what they give on one.
-
-    Args:
-      drivers: of `Jacobi`.
-      names: decoders of the laws' table that `run` runs.
-    """
-    from decoders import ROWS as TABLE
-
+def decode(drivers: list[str]) -> dict[str, Any]:
+    """Whether drivers of `Jacobi` give on all devices what they give on one, by own requests and by a global one."""
     mesh, request = pd.make_mesh(*HALF), tiny_request(6, prompts=PROMPTS)
     decoder, params = pd.Jacobi(tiny_causal(), 20, block=4), tiny_causal_params()
     one = plain(pd.run(decoder, params, request))
@@ -230,12 +223,28 @@ def decode(drivers: list[str], names: list[str]) -> dict[str, Any]:
         ),
     }
     found = {name: plain(calls[name]()) == one for name in drivers}
+    return found
+
+
+def decode_table(names: list[str], meshes: list[list[int]]) -> dict[str, Any]:
+    """What decoders of the laws' table give otherwise on all devices than on one, on each mesh.
+
+    Each has parameters that lie on the mesh and the rows of a global request; stubs, which have none, the rows alone.
+    """
+    from decoders import ROWS as TABLE
+
+    found: dict[str, Any] = {}
     for name in names:
-        decoder, params, _ = bound(TABLE[name])
-        knobs = TABLE[name].values()
+        decoder, params, real = bound(TABLE[name])
+        request, knobs = tiny_request(6, prompts=PROMPTS), TABLE[name].values()
         one = plain(pd.run(decoder, params, request, knobs))
-        placed = decoder.prepare(put(params, pd.shardings(params, mesh)))
-        found[name] = plain(pd.run(decoder, placed, request, knobs)) == one
+        found[name] = {"real": real}
+        for sizes in meshes:
+            mesh = pd.make_mesh(*sizes)
+            placed = None if params is None else decoder.prepare(put(params, pd.shardings(params, mesh)))
+            rows = put(request, pd.row_shardings(request, mesh))
+            other = plain(pd.run(decoder, placed, rows, knobs))
+            found[name][str(sizes)] = {key: [one[key], other[key]] for key in one if one[key] != other[key]}
     return found
 
 
