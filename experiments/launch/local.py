@@ -19,12 +19,10 @@ from collections.abc import Iterator, Sequence
 
 # What `paradec_jax.train.launch` reads; to import it would take seconds.
 VARIABLES = ("PARADEC_COORDINATOR", "PARADEC_PROCESSES", "PARADEC_PROCESS")
-# In jaxlib 0.10, without the second, collectives of simulated devices may wait for each other for ever; without the
-# third, joined all-reduces meet others of the next process, and gloo ends both ("Received data size doesn't match").
-FLAGS = (
-    "--xla_force_host_platform_device_count={} --xla_cpu_enable_concurrency_optimized_scheduler=false "
-    "--xla_disable_hlo_passes=cpu-all-reduce-combiner"
-)
+# In jaxlib 0.10, without the second, collectives of simulated devices may wait for each other for ever; with the pass
+# on, joined all-reduces meet others of the next process, and gloo ends both ("Received data size doesn't match").
+FLAGS = "--xla_force_host_platform_device_count={} --xla_cpu_enable_concurrency_optimized_scheduler=false"
+WITHOUT, PASS = "--xla_disable_hlo_passes=", "cpu-all-reduce-combiner"
 # Threads of XLA's pool, by the variable NPROC: a collective holds one while it waits, so there must be many.
 MANY = 16  # a device
 
@@ -35,11 +33,21 @@ def environments(processes: int, devices: int | None, port: int) -> list[dict[st
     if devices is not None:
         told = {
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {FLAGS.format(devices)}".strip(),
+            "XLA_FLAGS": flags(os.environ.get("XLA_FLAGS", ""), devices),
             "NPROC": os.environ.get("NPROC", str(MANY * devices)),
         }
     values = [(f"localhost:{port}", str(processes), str(process)) for process in range(processes)]
     return [told | dict(zip(VARIABLES, value, strict=True)) for value in values]
+
+
+def flags(given: str, devices: int) -> str:
+    """XLA's flags: those that are given, and these; passes that are switched off already stay so."""
+    words = given.split()
+    off = [word.removeprefix(WITHOUT) for word in words if word.startswith(WITHOUT)][
+        -1:
+    ]  # XLA reads the last
+    kept = [word for word in words if not word.startswith(WITHOUT)]
+    return " ".join([*kept, FLAGS.format(devices), WITHOUT + ",".join([*off, PASS])])
 
 
 def free_port() -> int:

@@ -210,8 +210,8 @@ class Checkpoints:
             counted = _COUNT in body["arrays"] or _COUNT not in target
             wanted = target if counted else {name: x for name, x in target.items() if name != _COUNT}
             self._check_layout(step, body, wanted, state)
-            tree, error = _tried(self._read_arrays, step, body, wanted)
-            if any_of_all(error is not None):
+            tree, error = _tried(self._read_arrays, step, wanted)
+            if any_of_all(error is not None) or (error := _damage(tree, body["arrays"])) is not None:
                 reasons.append(self._reject(step, error))
                 continue
             key = jax.random.wrap_key_data(tree.pop("key"), impl=jax.random.key_impl(state.key))
@@ -220,26 +220,23 @@ class Checkpoints:
             return TrainState(**({"ema": None} | tree), key=key), _decode(body["data"])
         raise NoneReadable(f"none of the checkpoints in {self.folder} can be read:\n" + "\n".join(reasons))
 
+    # By Orbax's handlers, not by its manager, whose barriers would wait for ever for a process that cannot read.
+
     def _read_body(self, step: int) -> dict[str, Any]:
-        run = self._manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))["run"]
+        run = ocp.JsonCheckpointHandler().restore(self.path(step) / "run", args=ocp.args.JsonRestore())
         if run["crc32"] != _crc32(run["body"]):
             raise OSError("its JSON document has another checksum than when it was saved")
         return run["body"]
 
-    def _read_arrays(self, step: int, body: dict[str, Any], target: PyTree) -> PyTree:
+    def _read_arrays(self, step: int, target: PyTree) -> PyTree:
         free = jnp.zeros(()).sharding
         placed = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or free), target
         )
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(placed))
-        tree = self._manager.restore(step, args=args)["state"]
+        args = ocp.args.StandardRestore(placed)
+        tree = ocp.StandardCheckpointHandler().restore(self.path(step) / "state", args=args)
         # Orbax commits every array to its devices; what was free to move (step, counts) must stay so.
-        tree = jax.tree.map(lambda x, t: x if t.sharding else _freed(x), tree, target)
-        found, saved = describe(tree, checksums=True), body["arrays"]
-        bad = [name for name in saved if found[name] != saved[name]]
-        if bad:
-            raise OSError(f"{len(bad)} arrays have other checksums than when they were saved, first {bad[0]}")
-        return tree
+        return jax.tree.map(lambda x, t: x if t.sharding else _freed(x), tree, target)
 
     def _check_layout(self, step: int, body: dict[str, Any], target: PyTree, state: TrainState) -> None:
         where = f"checkpoint {self.path(step)}"
@@ -290,6 +287,14 @@ def _tried(read: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception | 
         return read(*arguments), None
     except Exception as error:
         return None, error
+
+
+def _damage(tree: PyTree, saved: dict[str, list[Any]]) -> Exception | None:
+    """What is wrong with arrays by their checksums, on all processes at once."""
+    found = describe(tree, checksums=True)
+    if bad := [name for name in saved if found[name] != saved[name]]:
+        return OSError(f"{len(bad)} arrays have other checksums than when they were saved, first {bad[0]}")
+    return None
 
 
 def _freed(x: jax.Array) -> jax.Array:

@@ -19,6 +19,7 @@ if __name__ == "__main__":  # before anything asks for a device
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 from objectives import LENGTH, OBJECTIVES, ROWS, Batches, difference
 from on_devices import PROMPTS, bound, plain
 
@@ -128,6 +129,27 @@ def command(folder: str, steps: int, delay: float = 0.0, end_at: int | None = No
         return train("next token", steps, HALF, data=data, folder=folder, checkpoint_every=1, ema_decay=0.9)
     except (ValueError, OSError) as error:
         leave(error)
+
+
+def unreadable(folder: str, handler: str) -> dict[str, Any]:
+    """A run that goes on where the reader of process 1, a class of Orbax, fails once; the others can read."""
+    first = {"folder": folder, "checkpoint_every": 1, "data": Batches(OBJECTIVES["next token"].batch)}
+    before = train("next token", 3, HALF, **first)["losses"]
+    kind = getattr(ocp, handler)
+    read, failed = kind.restore, []
+
+    def restore(self: Any, directory: Any, *arguments: Any, **options: Any) -> Any:
+        if jax.process_index() == 1 and not failed and directory.name in ("state", "run"):
+            failed.append(True)
+            raise OSError("stale file handle")
+        return read(self, directory, *arguments, **options)
+
+    kind.restore = restore
+    try:
+        again = first | {"data": Batches(OBJECTIVES["next token"].batch), "allow": ("steps", "optimizer")}
+        return train("next token", 4, HALF, **again) | {"before": before, "failed": len(failed)}
+    finally:
+        kind.restore = read
 
 
 def refused(name: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from decoders import ROWS as DECODERS
-from launched import launched
+from launched import launched, said
 from objectives import LENGTH, OBJECTIVES, ROWS
 from on_processes import HALF, train
 
@@ -73,6 +73,17 @@ def test_what_fails_in_one_process_later_ends_both_in_one_sentence(tmp_path):
     assert saved == {"run": ["1"], "drift": []}
     left = {str(path.relative_to(tmp_path)) for own in tmp_path.glob("own-*") for path in own.rglob("*")}
     assert left == {"own-0/run", "own-0/run/.holder", "own-0/away", "own-0/away/.holder", "own-1/run"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reader", ["JsonCheckpointHandler", "StandardCheckpointHandler"])
+def test_a_checkpoint_that_one_process_cannot_read_is_passed_over_by_all(tmp_path, reader):
+    (mine,), (other,) = launched(tmp_path, ["unreadable", str(tmp_path / "run"), reader])
+    assert (mine["failed"], other["failed"]) == (0, 1)
+    assert len(mine["losses"]) == 2 and mine["losses"][0] == mine["before"][2]  # updates 3 and 4
+    assert mine["params"] == other["params"]
+    for reason in ("stale file handle", "another process could not read it"):
+        assert f"run/checkpoints/3: OSError: {reason}" in said(tmp_path)
 
 
 @pytest.mark.slow

@@ -51,6 +51,15 @@ def test_each_is_told_where_the_others_are():
     assert re.fullmatch(r"localhost:\d+ 1 0 --xla_force_host_platform_device_count=4 --xla_cpu.*\n", out)
 
 
+def test_passes_that_the_user_switched_off_stay_off():
+    own = local.flags("--xla_cpu_use_xnnpack=false --xla_disable_hlo_passes=dce,cse", 2).split()
+    assert own[0] == "--xla_cpu_use_xnnpack=false"
+    assert own[-1] == "--xla_disable_hlo_passes=dce,cse,cpu-all-reduce-combiner"
+    assert sum("disable_hlo" in word for word in own) == 1
+    alone = [*own[1:-1], "--xla_disable_hlo_passes=cpu-all-reduce-combiner"]
+    assert local.flags("", 2).split() == alone
+
+
 def test_one_that_fails_ends_all():
     process = launch(
         f"import os, sys, time; os.environ[{VARIABLES[2]!r}] == '1' and sys.exit(7); time.sleep(100)",
