@@ -13,7 +13,7 @@ ONLY_IN_CHECKOUT = (
     "tiny-pointers",
     "wide-pointers",
     "tiny-rival",
-    "tiny-sdar-own",
+    "tiny-sdar-next",
 )
 
 
