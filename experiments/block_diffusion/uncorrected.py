@@ -83,7 +83,10 @@ def measured(model: Model, recipe: Recipe, options: Options) -> list[dict[str, A
         values, still = jax.device_get(divergences(unrolling, zero, model.params, batch, key))
         for kept, of_step, judged in zip(found, values, still, strict=True):
             kept.append(of_step[judged].astype(np.float64))
-    return [{"recipe": recipe.name, "step": k, **spread(np.concatenate(v))} for k, v in enumerate(found, 1)]
+    lines = [np.concatenate(of_step) for of_step in found]
+    if empty := [k for k, nats in enumerate(lines, 1) if not nats.size]:
+        raise ValueError(f"step {empty[0]} of {recipe.name} judges no position: take more batches")
+    return [{"recipe": recipe.name, "step": k, **spread(nats)} for k, nats in enumerate(lines, 1)]
 
 
 def spread(nats: np.ndarray) -> dict[str, float]:

@@ -125,7 +125,7 @@ def init_params(
       backbone: parameters of the backbone, for "inherited".
 
     Raises:
-      ValueError: an unknown `init`, or "inherited" from no backbone or from one of fewer layers.
+      ValueError: an unknown `init`, or "inherited" from no backbone, from one of fewer layers or of other shapes.
     """
     if init not in INITS:
         raise ValueError(f"init must be one of {', '.join(INITS)}, not {init!r}")
@@ -143,6 +143,11 @@ def _inherited(config: ResidualHeadConfig, params: dict[str, Any], backbone: Any
         raise ValueError(
             f"init inherited needs a backbone with {', '.join(missing)} for {config.layers} layers"
         )
+    own, theirs = (
+        {name: jax.tree.map(jnp.shape, tree[name]) for name in names} for tree in (params, backbone)
+    )
+    if own != theirs or backbone["embedding"].shape[1] != config.width:
+        raise ValueError("init inherited needs a backbone whose layers have the shapes of the head's")
     table, dtype = backbone["embedding"].astype(jnp.float32), config.param_dtype
     size = jnp.sqrt(jnp.mean(jnp.square(table)))
     return {

@@ -211,7 +211,13 @@ class Checkpoints:
             wanted = target if counted else {name: x for name, x in target.items() if name != _COUNT}
             self._check_layout(step, body, wanted, state)
             tree, error = _tried(self._read_arrays, step, wanted)
-            if any_of_all(error is not None) or (error := _damage(tree, body["arrays"])) is not None:
+            if not (
+                bad := any_of_all(error is not None)
+            ):  # checksums of arrays that are spread need all processes
+                _, error = _tried(_check_sums, tree, body["arrays"])
+                bad = any_of_all(error is not None)
+            if bad:
+                tree = None  # before the next one is read
                 reasons.append(self._reject(step, error))
                 continue
             key = jax.random.wrap_key_data(tree.pop("key"), impl=jax.random.key_impl(state.key))
@@ -289,12 +295,10 @@ def _tried(read: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception | 
         return None, error
 
 
-def _damage(tree: PyTree, saved: dict[str, list[Any]]) -> Exception | None:
-    """What is wrong with arrays by their checksums, on all processes at once."""
+def _check_sums(tree: PyTree, saved: dict[str, list[Any]]) -> None:
     found = describe(tree, checksums=True)
     if bad := [name for name in saved if found[name] != saved[name]]:
-        return OSError(f"{len(bad)} arrays have other checksums than when they were saved, first {bad[0]}")
-    return None
+        raise OSError(f"{len(bad)} arrays have other checksums than when they were saved, first {bad[0]}")
 
 
 def _freed(x: jax.Array) -> jax.Array:

@@ -137,6 +137,9 @@ def test_a_head_may_begin_as_the_first_layers_of_its_backbone():
     for absent in (None, {name: leaf for name, leaf in backbone.items() if name != "layer_1"}):
         with pytest.raises(ValueError, match=r"init inherited needs a backbone with .*layer_1 for 2 layers"):
             begin(CONFIG, jax.random.key(0), "inherited", absent)
+    wider = {**backbone, "layer_0": jax.tree.map(lambda x: jnp.concatenate([x, x]), backbone["layer_0"])}
+    with pytest.raises(ValueError, match="a backbone whose layers have the shapes of the head's"):
+        begin(CONFIG, jax.random.key(0), "inherited", wider)
 
 
 @pytest.mark.parametrize("init", [init for init in INITS if init != "inherited"])

@@ -131,8 +131,8 @@ def command(folder: str, steps: int, delay: float = 0.0, end_at: int | None = No
         leave(error)
 
 
-def unreadable(folder: str, handler: str) -> dict[str, Any]:
-    """A run that goes on where the reader of process 1, a class of Orbax, fails once; the others can read."""
+def unreadable(folder: str, handler: str, alters: bool) -> dict[str, Any]:
+    """A run that goes on where the reader of process 1, a class of Orbax, fails once or gives another key."""
     first = {"folder": folder, "checkpoint_every": 1, "data": Batches(OBJECTIVES["next token"].batch)}
     before = train("next token", 3, HALF, **first)["losses"]
     kind = getattr(ocp, handler)
@@ -141,7 +141,10 @@ def unreadable(folder: str, handler: str) -> dict[str, Any]:
     def restore(self: Any, directory: Any, *arguments: Any, **options: Any) -> Any:
         if jax.process_index() == 1 and not failed and directory.name in ("state", "run"):
             failed.append(True)
-            raise OSError("stale file handle")
+            if not alters:
+                raise OSError("stale file handle")
+            tree = read(self, directory, *arguments, **options)
+            return tree | {"key": tree["key"] + 1}
         return read(self, directory, *arguments, **options)
 
     kind.restore = restore

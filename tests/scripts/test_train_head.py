@@ -18,7 +18,7 @@ from paradec_jax.models.residual_head import init_params
 LAW = Followers(symbols=5, length=12)
 CHAIN = {"ground": "chains", "law": LAW, "prompt": 4, "batch_tokens": 24, "matmul_precision": "highest"}
 BACKBONE = train.Recipe(name="chain", init=None, preset="test-sdar", layers=1, blocks=(4,), **CHAIN)
-RECIPE = train_head.Recipe(name="head", layers=1, steps=3, warmup=1, ema_decay=0.9, **CHAIN)
+RECIPE = train_head.Recipe(name="head", layers=1, init="inherited", steps=3, warmup=1, ema_decay=0.9, **CHAIN)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,10 @@ def test_a_head_lies_beside_its_backbone(whole, start):
     assert model.head.backbone == store.fingerprint(start)
     assert model.head.config == ResidualHeadConfig.of(model.config, 1)
     assert np.any(model.head.params["final_norm"]) and not np.any(model.head.params["final_norm"] == 1)
+    for of_head, of_backbone in zip(
+        jax.tree.leaves(model.head.params["layer_0"]), jax.tree.leaves(model.params["layer_0"]), strict=True
+    ):
+        np.testing.assert_allclose(of_head, of_backbone, atol=0.02)  # it began as that, three updates ago
     assert {x.dtype for x in jax.tree.leaves((half.params, half.head.params))} == {np.dtype("bfloat16")}
 
 
