@@ -43,11 +43,10 @@ def environments(processes: int, devices: int | None, port: int) -> list[dict[st
 def flags(given: str, devices: int) -> str:
     """XLA's flags: those that are given, and these; passes that are switched off already stay so."""
     words = given.split()
-    off = [word.removeprefix(WITHOUT) for word in words if word.startswith(WITHOUT)][
-        -1:
-    ]  # XLA reads the last
+    off = [word.removeprefix(WITHOUT) for word in words if word.startswith(WITHOUT)]
     kept = [word for word in words if not word.startswith(WITHOUT)]
-    return " ".join([*kept, FLAGS.format(devices), WITHOUT + ",".join([*off, PASS])])
+    last = off[-1:]  # of several XLA reads one
+    return " ".join([*kept, FLAGS.format(devices), WITHOUT + ",".join([*last, PASS])])
 
 
 def free_port() -> int:

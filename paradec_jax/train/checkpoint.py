@@ -211,9 +211,8 @@ class Checkpoints:
             wanted = target if counted else {name: x for name, x in target.items() if name != _COUNT}
             self._check_layout(step, body, wanted, state)
             tree, error = _tried(self._read_arrays, step, wanted)
-            if not (
-                bad := any_of_all(error is not None)
-            ):  # checksums of arrays that are spread need all processes
+            bad = any_of_all(error is not None)
+            if not bad:  # checksums of arrays that are spread need all processes
                 _, error = _tried(_check_sums, tree, body["arrays"])
                 bad = any_of_all(error is not None)
             if bad:

@@ -130,7 +130,7 @@ def test_an_export_may_be_longer_than_the_heartbeat(tmp_path):
 
 KINDS = list(OBJECTIVES)
 SOME = 4  # kinds of runs, one after the other
-DIES = ("muon", "recurrent consistency")  # in gloo, whose collectives meet in another order; see docs/meshes.md
+DIES = ("muon", "recurrent consistency")  # in gloo, see docs/meshes.md
 # What 20 updates make of sums of four numbers in another order: 3e-4 and 7e-5 of parameters, 1.3e-5 of a loss.
 ROUGH = {"consistency": 1e-3, "cllm": 3e-4, "self-distillation": 1e-4}
 
