@@ -141,8 +141,9 @@ class TransformerConfig:
       attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
         at a time, "cudnn", on CUDA in 16 bits, or "splash", on TPUs; the last two elsewhere as "blocked".
       remat: what backward passes compute anew of every block (`nn.remat`), "none", "layer", "dots" or "offload".
-      scan_layers: whether a window without a cache passes the blocks by a loop over their stacked parameters
-        (`nn.scan`), which compiles one of them: for training deep models.
+      scan_layers: whether a window passes the blocks by a loop over their stacked parameters (`nn.scan`), which
+        compiles one of them: for training deep models. Prepared parameters do so where they read no cache alone, so
+        that no step of decoding stacks the caches of all layers.
     """
 
     vocab_size: int
@@ -252,8 +253,8 @@ class MaskedDiffusionConfig:
       attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
         at a time, "cudnn", on CUDA in 16 bits, or "splash", on TPUs; the last two elsewhere as "blocked".
       remat: what backward passes compute anew of every block (`nn.remat`), "none", "layer", "dots" or "offload".
-      scan_layers: whether a window without a cache passes the blocks by a loop over their stacked parameters
-        (`nn.scan`), which compiles one of them: for training deep models.
+      scan_layers: whether a canvas passes the blocks by a loop over their stacked parameters (`nn.scan`), which
+        compiles one of them: for training deep models.
     """
 
     vocab_size: int

@@ -136,7 +136,8 @@ class Denoiser(nn.Module):
                 return block.apply({"params": params}, x, angles, mask, vector, of_layer(i)), None
 
             params = self.variables["params"]
-            x, _ = scanned(body, x, [params[f"layer_{i}"] for i in range(c.layers)], c.dtype)
+            layers = [params[f"layer_{i}"] for i in range(c.layers)]
+            x, _ = scanned(body, x, layers, c.dtype, jnp.arange(c.layers))
         else:
             for i, layer in enumerate(self.layer):
                 x = layer(x, angles, mask, vector, of_layer(i))

@@ -25,7 +25,7 @@ from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.remat import rematerialised
 from paradec_jax.nn.rope import Rotation, rotation
-from paradec_jax.nn.scan import of_layers, scanned
+from paradec_jax.nn.scan import of_layers, scanned, stacked_cache
 from paradec_jax.nn.visibility import CAUSAL, Seen
 
 Layers = tuple[KV, ...]
@@ -80,8 +80,9 @@ class Transformer(nn.Module):
         vectors = self.embedding[tokens] if tokens.ndim == 2 else tokens
         x = vectors.astype(jnp.dtype(c.dtype))
         angles = rotation(positions, c.head_dim, c.rope_base)
-        if c.scan_layers and cache is None and not self.is_initializing():
-            x, kept = self._scanned(x, angles, seen)
+        # A decoding loop, whose parameters are prepared, would copy its caches to stack them in every step.
+        if c.scan_layers and not self.is_initializing() and (cache is None or not self.prepared):
+            x, kept = self._scanned(x, angles, seen, cache, prefix_mask)
             return rms_norm(x, self.final_norm, c.norm_eps), kept
         own = []
         for i, layer in enumerate(self.layer):
@@ -90,16 +91,22 @@ class Transformer(nn.Module):
         return rms_norm(x, self.final_norm, c.norm_eps), tuple(own)
 
     def _scanned(
-        self, x: Float[Array, "B W D"], angles: Rotation, seen: Seen
+        self,
+        x: Float[Array, "B W D"],
+        angles: Rotation,
+        seen: Seen,
+        cache: Layers | None,
+        prefix_mask: PrefixMask | None,
     ) -> tuple[Float[Array, "B W D"], Layers]:
         """The stream after all blocks, and the window's keys and values, by a loop."""
         c, params = self.config, self.variables["params"]
         block = self.block(block_config(c), self.prepared, parent=None)
 
-        def body(x: Array, params: Any, _: Array) -> Any:
-            return block.apply({"params": params}, x, angles, seen)
+        def body(x: Array, params: Any, prefix: KV | None) -> Any:
+            return block.apply({"params": params}, x, angles, seen, prefix, prefix_mask)
 
-        x, kept = scanned(body, x, [params[f"layer_{i}"] for i in range(c.layers)], c.dtype)
+        layers = [params[f"layer_{i}"] for i in range(c.layers)]
+        x, kept = scanned(body, x, layers, c.dtype, stacked_cache(cache))
         return x, of_layers(kept, c.layers)
 
     def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:

@@ -10,13 +10,13 @@ from jaxtyping import Array, Float
 
 from paradec_jax.nn.cache import KV
 
-Body = Callable[[Float[Array, "B W D"], Any, Array], tuple[Float[Array, "B W D"], Any]]
+Body = Callable[[Float[Array, "B W D"], Any, Any], tuple[Float[Array, "B W D"], Any]]
 
 
 def scanned(
-    body: Body, x: Float[Array, "B W D"], layers: Sequence[Any], dtype: str
+    body: Body, x: Float[Array, "B W D"], layers: Sequence[Any], dtype: str, each: Any = None
 ) -> tuple[Float[Array, "B W D"], Any]:
-    """`x` after `x, kept = body(x, params, i)` of every layer i, and what they kept, stacked [N, ...].
+    """`x` after `x, kept = body(x, params, own)` of every layer, and what they kept, stacked [N, ...].
 
     Matrices of attention and MLPs are cast to the dtype of their products before they are stacked: on a mesh those of
     a layer are then gathered in that dtype, in its turn of the loop.
@@ -26,6 +26,7 @@ def scanned(
       x: the stream.
       layers: parameters of each block, of equal shapes.
       dtype: of the products.
+      each: what else a layer has of its own, stacked [N, ...].
     """
 
     def stack(path: tuple[Any, ...], *leaves: Array) -> Array:
@@ -38,7 +39,12 @@ def scanned(
     def turn(x: Array, layer: tuple[Any, Array]) -> tuple[Array, Any]:
         return body(x, *layer)
 
-    return lax.scan(turn, x, (stacked, jnp.arange(len(layers))))
+    return lax.scan(turn, x, (stacked, each))
+
+
+def stacked_cache(cache: Sequence[KV] | None) -> KV | None:
+    """Keys and values of all layers, [N, ...]; XLA makes no copy of what `of_layers` had split."""
+    return None if cache is None else jax.tree.map(lambda *leaves: jnp.stack(leaves), *cache)
 
 
 def of_layers(kept: KV, count: int) -> tuple[KV, ...]:

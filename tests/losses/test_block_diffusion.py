@@ -210,6 +210,15 @@ def test_chunks_change_nothing():
     chex.assert_trees_all_close(graded(RECORDED), graded(RECORDED, chunk=7), rtol=2e-5, atol=1e-5)
 
 
+def test_a_loop_over_the_layers_of_both_forwards_changes_nothing():
+    """The noisy forward too, whose cache is what the clean one kept."""
+    network = network_of(dataclasses.replace(CONFIG, scan_layers=True, remat="layer"))
+    objective = block_diffusion_loss(network, SPECS["own"])
+    step = jax.jit(jax.value_and_grad(objective, has_aux=True))
+    (loss, metrics), grads = step(params_of(), None, RECORDED, jax.random.key(0))
+    chex.assert_trees_all_close((loss, metrics, grads), graded(RECORDED), rtol=2e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_draws_follow_the_key(kind):
     rules = BlockRules(BlockNoise(kind))

@@ -96,6 +96,25 @@ def test_scanned_layers_are_layers_one_by_one(name, remat):
     same(name, remat=remat, scan_layers=True)
 
 
+@pytest.mark.parametrize("name", ["causal", "sdar"])
+def test_scanned_layers_read_a_cache(name):
+    same(name, 2, remat="layer", scan_layers=True)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_a_decoding_loop_stacks_no_caches(scan):
+    """Only raw parameters, those of training, pass a cached window through a loop over layers."""
+    network = changed("causal", scan_layers=True)
+    params = params_of("causal") if scan else network.prepare(params_of("causal"))
+    cache = network.init_cache(jax.random.split(jax.random.key(0), 2), WIDTH)
+    positions = jnp.broadcast_to(jnp.arange(1), (2, 1))
+
+    def step(params):
+        return network.forward(params, TOKENS[:, :1], positions, Prefix(cache, jnp.zeros(2, jnp.int32)))
+
+    assert ("scan[" in str(jax.make_jaxpr(step)(params))) == scan
+
+
 def test_a_scan_keeps_what_the_layers_keep():
     params, positions = params_of("causal"), jnp.broadcast_to(jnp.arange(WIDTH), TOKENS.shape)
     want, got = (
