@@ -36,12 +36,20 @@ def on_this(tree: Any) -> Any:
     return jax.tree.map(lambda x: x.addressable_data(0) if shared(x) else x, gathered(tree))
 
 
-def by_first(what: str, work: Callable[[], None]) -> None:
-    """Work that process 0 does alone while the others wait; `what` is a name that a run uses once."""
+def by_first(what: str, work: Callable[[], Any]) -> None:
+    """Work that process 0 does alone while the others wait; `what` is a name that a run uses once.
+
+    Raises:
+      Exception: what the work raises; in the others, and of several processes for SystemExit, OSError or ValueError.
+    """
     with all_or_none():
         try:
             if jax.process_index() == 0:
                 work()
+        except SystemExit as error:
+            if jax.process_count() == 1:
+                raise
+            raise ValueError(str(error)) from None
         finally:
             wait_for_all(what)
 

@@ -13,6 +13,7 @@ The recipes of tables 3 and 4 can share what the first round collects (options s
 """
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ import numpy as np
 import tyro
 from rich.progress import track
 
-from experiments.common.command import claim, run
-from experiments.common.processes import alone
+from experiments.common.cluster import Cluster
+from experiments.common.command import run
+from experiments.common.processes import by_first, claim_together, on_this
 from paradec_jax import Jacobi, Model, load, make_request, store
 from paradec_jax.data.batches import Bucket, encode_prompts, word_problem_batches
 from paradec_jax.data.collect import collect
@@ -268,8 +270,12 @@ def train(
     trajectories: Trajectories,
     fresh: DataIterator | None,
     folder: Path,
+    **options: Any,
 ) -> Model:
-    """The model after one round of training, on trajectories and, where there are some, fresh problems."""
+    """The model after one round of training, on trajectories and, where there are some, fresh problems.
+
+    Further options are those of `fit`.
+    """
     stage = recipe.rounds[which]
     indices = kept(trajectories, stop=model.token_spec.stop, unique="prompt")
     if len(indices) == 0:
@@ -306,31 +312,35 @@ def train(
         checkpoint_every=CHECKPOINT_EVERY,
         log_every=20,
         ema_decay=recipe.ema_decay,
+        **options,
     )
-    assert state.ema is not None
-    return dataclasses.replace(model, params=state.ema)
+    return dataclasses.replace(model, params=on_this(state.ema))
 
 
 def main(
     recipe: tyro.conf.OmitSubcommandPrefixes[tyro.extras.subcommand_type_from_defaults(RECIPES)],
     folder: Path | None = None,
     trajectories: Path | None = None,
+    allow: tuple[str, ...] = (),
+    cluster: tyro.conf.OmitArgPrefixes[Cluster] = Cluster(),  # noqa: B008
 ) -> None:
-    """Runs all rounds; the model of the last one is the result.
+    """Runs all rounds; the model of the last one is the result. Of several processes one collects trajectories.
 
     Args:
       recipe: the numbers of the run.
       folder: where everything goes; `runs/NAME` by default.
       trajectories: where those of the first round are, or go to; in its own folder by default. Recipes that differ in
         their training alone can share them; others are refused.
+      allow: what may differ from what the run was begun with (`FOLDER/round-*/training/run.json`, `recipe.json`).
+      cluster: processes and devices.
     """
-    alone()
     folder = Path("runs") / recipe.name if folder is None else folder
+    mesh = cluster.join()
     place: str | Path = recipe.start
     model = load(place)
     if model.family != "causal":
         raise SystemExit(f"{recipe.start} is of family {model.family}; distillation needs a causal model")
-    claim(folder, recipe)
+    claim_together(folder, recipe, allow)
     for which in range(len(recipe.rounds)):
         here = folder / f"round-{which}"
         if not (here / "model" / "config.json").exists():
@@ -338,9 +348,13 @@ def main(
             # Before the collection, which takes long, so that an option without sense is refused at once.
             fresh = fresh_problems(model, recipe, which) if recipe.replay_tokens is not None else None
             with jax.default_matmul_precision(recipe.matmul_precision):
-                gathered = gather(model, place, recipe, which, shared or here / "trajectories")
-                trained = train(model, recipe, which, gathered, fresh, here / "training")
-            store.save(here / "model", trained)
+                where = shared or here / "trajectories"
+                by_first(
+                    f"trajectories {which}", functools.partial(gather, model, place, recipe, which, where)
+                )
+                found, options = Trajectories(where), {"allow": allow, "mesh": mesh}
+                trained = train(model, recipe, which, found, fresh, here / "training", **options)
+            by_first(f"model {which}", functools.partial(store.save, here / "model", trained))
         place = here / "model"
         model = load(place)
 

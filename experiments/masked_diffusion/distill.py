@@ -20,14 +20,17 @@ import optax
 import tyro
 
 from experiments.common import precision
-from experiments.common.command import claim, run
-from experiments.common.processes import alone
+from experiments.common.cluster import Cluster
+from experiments.common.command import run
+from experiments.common.processes import by_first, claim_together, on_this
 from experiments.common.runs import over
+from experiments.common.watch import Watch
 from experiments.masked_diffusion.held_out import HeldOut
 from experiments.masked_diffusion.train import finish, one_text
 from paradec_jax import Model, TokenSpec, load, store
 from paradec_jax.data.text import Text, WindowMaker, text_batches
 from paradec_jax.losses.self_distillation import DistillationRules, self_distillation_loss
+from paradec_jax.models import batch_flops
 from paradec_jax.train import Loss, Rounds, TrainState, adamw, fit
 
 CHECKPOINT_EVERY = 200  # updates
@@ -137,18 +140,22 @@ def optimizer_of(recipe: Recipe) -> optax.GradientTransformation:
     return adamw(recipe.learning_rate, recipe.steps, warmup=recipe.warmup, b2=0.999, weight_decay=0.0)
 
 
-def all_rounds(recipe: Recipe, model: Model, source: Text, folder: Path, minutes: float) -> TrainState:
-    """The state after all rounds, or where the minutes were over; each round's model lies in the folder."""
+def all_rounds(
+    recipe: Recipe, model: Model, source: Text, folder: Path, minutes: float, **options: Any
+) -> TrainState:
+    """The state after all rounds, or where the minutes were over; each round's model lies in the folder.
+
+    Further options are those of `fit`.
+    """
     length = model.network.max_length if recipe.length is None else recipe.length
     some = HeldOut(length, 32)
 
     def evaluate(state: TrainState) -> Mapping[str, float]:
         """Writes the model of the round that ends, before the checkpoint, so that no kill can lose it."""
         which = (int(state.step) - 1) // recipe.updates
-        params: Any = state.ema if recipe.exported == "ema" else state.params
-        store.save(
-            folder / f"round-{which}" / "model", dataclasses.replace(model, params=params), overwrite=True
-        )
+        params: Any = on_this(state.ema if recipe.exported == "ema" else state.params)
+        made, where = dataclasses.replace(model, params=params), folder / f"round-{which}" / "model"
+        by_first(f"round {which}", lambda: store.save(where, made, overwrite=True))
         return {"round": which, **some.per_token(model, params, source.held_out[0])}
 
     return fit(
@@ -167,6 +174,8 @@ def all_rounds(recipe: Recipe, model: Model, source: Text, folder: Path, minutes
         evaluate=evaluate,
         evaluate_every=recipe.updates,
         limit_s=60 * minutes,
+        flops=batch_flops(model.network),
+        **options,
     )
 
 
@@ -177,6 +186,10 @@ def main(
     folder: Path | None = None,
     export: Path | None = None,
     minutes: float = 75.0,
+    allow: tuple[str, ...] = (),
+    peak_flops: float | None = None,
+    cluster: tyro.conf.OmitArgPrefixes[Cluster] = Cluster(),  # noqa: B008
+    watch: tyro.conf.OmitArgPrefixes[Watch] = Watch(),  # noqa: B008
 ) -> None:
     """Runs all rounds; the model of the last one is the result, in FOLDER/model too.
 
@@ -187,9 +200,14 @@ def main(
       folder: where everything goes; `runs/NAME` by default.
       export: where a copy of the last model with parameters in bfloat16 goes; none by default.
       minutes: after so many this call saves and ends; the next one goes on.
+      allow: what may differ from what the run was begun with (`FOLDER/run.json`, `recipe.json`), such as "recipe".
+      peak_flops: operations a second that one device can do; the log then tells utilisation, the share of it, of all.
+      cluster: processes and devices.
+      watch: what is told beside the log.
     """
-    alone()
-    folder, recipe = Path("runs") / recipe.name if folder is None else folder, recipe.settled()
+    folder = Path("runs") / recipe.name if folder is None else folder
+    options = {"allow": allow, "peak_flops": peak_flops, **watch.options(folder, recipe.steps)}
+    mesh, recipe = cluster.join(), recipe.settled()
     model = load(start, dtype="float32")
     if model.family != "masked_diffusion" or model.tokenizer is None:
         raise SystemExit(
@@ -200,21 +218,34 @@ def main(
         raise SystemExit(
             f"{text} has characters that {start} does not know: give the text that it was trained on"
         )
-    go_on(recipe, model, source, folder, export, minutes)
+    go_on(recipe, model, source, folder, export, minutes, mesh=mesh, **options)
 
 
 def go_on(
-    recipe: Recipe, model: Model, source: Text, folder: Path, export: Path | None, minutes: float
+    recipe: Recipe,
+    model: Model,
+    source: Text,
+    folder: Path,
+    export: Path | None,
+    minutes: float,
+    **options: Any,
 ) -> bool:
-    """Does all rounds from where their run stood and, when done, writes the last model; tells whether it is."""
-    claim(folder, recipe)
+    """Does all rounds from where their run stood and, when done, writes the last model; tells whether it is.
+
+    Further options are those of `fit`.
+    """
+    claim_together(folder, recipe, options.get("allow", ()))
     with jax.default_matmul_precision(recipe.matmul_precision):
-        state = all_rounds(recipe, model, source, folder, minutes)
+        state = all_rounds(recipe, model, source, folder, minutes, **options)
         if int(state.step) < recipe.steps:
             over(minutes, int(state.step), recipe.steps)
             return False
-        last = load(folder / f"round-{recipe.rounds - 1}" / "model")
-        finish(last, recipe.length or model.network.max_length, source, folder, export)
+        length = recipe.length or model.network.max_length
+
+        def write() -> None:
+            finish(load(folder / f"round-{recipe.rounds - 1}" / "model"), length, source, folder, export)
+
+        by_first("export", write)
     return True
 
 

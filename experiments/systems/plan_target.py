@@ -12,8 +12,9 @@ from paradec_jax.sharding.mesh import AXES, make_mesh
 GIB = 2**30
 # What one chip's memory holds, in bytes: a GPU's by its name, the TPU's as its compiler has it.
 LIMITS = {"80 GB": 80 * 10**9, "141 GB": 141 * 10**9, "v5p": round(95.74 * GIB)}
-# Asked of a machine that is no TPU's, for which its runtime would wait.
+# Asked of a machine that is no TPU's, for which its runtime would wait, and without which one plan at a time is made.
 _NO_HOST = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5p-16",

@@ -13,7 +13,7 @@ from paradec_jax.train.checkpoint import Checkpoints
 from paradec_jax.train.clock import Clock
 from paradec_jax.train.step import Metrics
 
-Shapes = Mapping[str, jax.ShapeDtypeStruct]
+Shapes = Mapping[str, Any]  # as the batch, which may hold batches of its own
 Flops = Callable[[Shapes, Mapping[str, float]], float]
 
 
@@ -61,8 +61,9 @@ class Window:
         The first update on a batch of new shapes compiles. The one before it is waited for, so that what it took is
         its own.
         """
-        shapes = {name: jax.ShapeDtypeStruct(np.shape(x), _dtype(x)) for name, x in batch.items()}
-        key = frozenset(shapes.items())
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), _dtype(x)), dict(batch))
+        leaves, tree = jax.tree.flatten(shapes)
+        key = (tree, *leaves)
         if key in self._compiled:
             self._batch = shapes
             return "steps"
@@ -126,4 +127,8 @@ def _dtype(x: Any) -> Any:
 
 
 def _tokens(shapes: Shapes) -> int:
-    return next((math.prod(shapes[name].shape) for name in ("tokens", "weights") if name in shapes), 0)
+    """Of a batch that holds others, those of all."""
+    inside = sum(_tokens(part) for part in shapes.values() if isinstance(part, Mapping))
+    return inside + next(
+        (math.prod(shapes[name].shape) for name in ("tokens", "weights") if name in shapes), 0
+    )

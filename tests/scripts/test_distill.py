@@ -150,14 +150,14 @@ def test_a_run_that_was_killed_goes_on(distill, recipe, whole, tmp_path, monkeyp
 
     def die_later(data):
         steps.append(data)
-        return step(data) if len(steps) < 3 else die()
+        return step(data) if len(steps) < 4 else die()  # the first tells the run's identity
 
     names["CHECKPOINT_EVERY"] = 1
     with monkeypatch.context() as patch:
         patch.setattr(names["Together"], "__next__", die_later)
         with pytest.raises(Killed):
             run()
-    assert (first / "training" / "checkpoints" / "2").exists() and len(steps) == 3
+    assert (first / "training" / "checkpoints" / "2").exists() and len(steps) == 4
     with pytest.raises(Killed):
         run(vars(store), save=die)
     assert (first / "training" / "checkpoints").exists() and not (first / "model").exists()
@@ -191,8 +191,8 @@ def test_a_batch_without_blocks_is_not_collected_twice(distill, recipe, tmp_path
 
 
 def test_what_cannot_be_distilled_is_refused(distill, recipe, tmp_path, start):
-    distill["claim"](tmp_path, recipe)
-    distill["claim"](tmp_path, recipe)
+    distill["claim_together"](tmp_path, recipe)
+    distill["claim_together"](tmp_path, recipe)
     with pytest.raises(SystemExit, match="was begun with other seed: choose another folder"):
         distill["main"](dataclasses.replace(recipe, seed=1), tmp_path)
     assert json.loads((tmp_path / "recipe.json").read_text())["seed"] == recipe.seed

@@ -31,8 +31,6 @@ ROOT = Path(__file__).parents[2]
 ALONE = (
     "recurrent_depth.pointers",
     "recurrent_depth.distill_waves",
-    "jacobi.distill",
-    "masked_diffusion.distill",
     "masked_diffusion.markov_train",
     "masked_diffusion.markov_variants",
     "masked_diffusion.all_runs",
@@ -173,10 +171,18 @@ def test_one_process_has_all_and_is_the_first():
 
 TOY = "--steps 3 --warmup 1 --matmul-precision highest"
 CHAIN = f"--law.symbols 5 --law.length 12 --prompt 4 --batch-tokens 48 {TOY}"
+ROUND = "--rounds.0.problems 8 --rounds.0.updates 3 --rounds.0.warmup 1 --rounds.0.cooldown 1"
 COMMANDS = {
     "masked_diffusion.train": f"--text TEXT tiny-mdlm --preset test-mdlm --length 32 --rows 4 {TOY}",
+    "masked_diffusion.distill": "--text TEXT --start START halves --rounds 2 --first-steps 8 --updates 2 --rows 4 "
+    "--warmup 1 --matmul-precision highest",
+    "jacobi.distill": f"mask-nc {ROUND} --max-new-tokens 64 --batch-tokens 2048 --matmul-precision highest",
     "block_diffusion.train": f"chains --preset test-sdar --layers 1 --blocks 4 {CHAIN}",
     "block_diffusion.train_head": f"--start START chains-head --layers 1 {CHAIN}",
+}
+BEFORE = {  # what those begin with that are given a START
+    "masked_diffusion.distill": "masked_diffusion.train",
+    "block_diffusion.train_head": "block_diffusion.train",
 }
 
 
@@ -194,21 +200,24 @@ def test_two_processes_train_what_one_does(name, tmp_path):
         command = [sys.executable, *launcher, "-m", f"experiments.{name}", *told]
         return subprocess.run(command, cwd=ROOT, env=environment, check=False, text=True, capture_output=True)
 
-    if "START" in COMMANDS[name]:
-        before = COMMANDS["block_diffusion.train"].replace("--steps 3 --warmup 1", "--steps 1 --warmup 0")
-        assert run("block_diffusion.train", f"{before} --folder {start}").returncode == 0
+    if first := BEFORE.get(name):
+        options = COMMANDS[first].replace("--steps 3 --warmup 1", "--steps 1 --warmup 0")
+        assert run(first, f"{options} --folder {start}").returncode == 0
     several = ("-m", "experiments.launch.local", "--processes", "2", "--devices", "1", "--", sys.executable)
     one, two = (tmp_path / name for name in ("one", "two"))
     for folder, launcher in ((one, ()), (two, several)):
         ended = run(name, f"{COMMANDS[name]} --folder {folder}", *launcher)
-        assert ended.returncode == 0 and ended.stdout.count("held out:") == 1, ended.stderr
-    mine, other = ([load(folder / "model").params, load(folder / "model").head] for folder in (one, two))
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout.count("held out:") == (name != "jacobi.distill")
+    made = "round-0/model" if name == "jacobi.distill" else "model"
+    mine, other = ([load(folder / made).params, load(folder / made).head] for folder in (one, two))
     same = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-4)
     jax.tree.map(same, mine[0], other[0])
     if mine[1] is not None:
         jax.tree.map(same, mine[1].params, other[1].params)
-    found, wanted = (json.loads((folder / "held_out.json").read_text()) for folder in (two, one))
-    for key in {"nats", "kl"} & wanted.keys():
-        assert found[key] == pytest.approx(wanted[key], abs=1e-3)
+    if name != "jacobi.distill":
+        found, wanted = (json.loads((folder / "held_out.json").read_text()) for folder in (two, one))
+        for key in {"nats", "kl"} & wanted.keys():
+            assert found[key] == pytest.approx(wanted[key], abs=1e-3)
     changed = run(name, f"{COMMANDS[name]} --folder {two} --seed 9", *several)
     assert changed.returncode == 1 and changed.stderr.count("was begun with other seed") == 2
