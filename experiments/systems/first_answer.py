@@ -102,7 +102,7 @@ def first_answer(root: Path, way: str, words: list[str], cache: Path) -> dict[st
         text = printed.read_text()
     seconds = found["seconds"]
     seconds |= {"rest": wall - sum(seconds.values()), "wall": wall, "cpu": usage.ru_utime + usage.ru_stime}
-    return {"seconds": seconds, "programs": found["programs"], "text": text}
+    return {"seconds": seconds, "programs": found["programs"], "cached": found["cached"], "text": text}
 
 
 def measure(options: Options) -> Iterator[tuple[str, Path, str, dict[str, Any]]]:
@@ -120,7 +120,8 @@ def row_of(way: str, root: Path, state: str, found: list[dict[str, Any]]) -> dic
     walls = [one["seconds"]["wall"] for one in found]
     row: dict[str, Any] = {"way": way, "commit": facts.commit(root), "cache": state}
     row |= {name: statistics.median(one["seconds"][name] for one in found) for name in COLUMNS}
-    row |= {"wall_least": min(walls), "wall_most": max(walls), "programs": found[-1]["programs"]}
+    row |= {"wall_least": min(walls), "wall_most": max(walls)}
+    row |= {name: found[-1][name] for name in ("programs", "cached")}
     return row | {
         "passes": [one["seconds"] for one in found],
         "texts": sorted({one["text"] for one in found}),

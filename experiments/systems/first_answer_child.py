@@ -23,7 +23,11 @@ class Parts:
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(("python", "imports", "load", *EVENTS.values()), 0.0)
-        self.programs = 0
+        self.programs = self.cached = 0
+
+    def happened(self, event: str, **_: Any) -> None:
+        """What a listener of `jax.monitoring` is told of what takes no time."""
+        self.cached += event == "/jax/compilation_cache/cache_hits"
 
     def told(self, event: str, seconds: float, **_: Any) -> None:
         """What a listener of `jax.monitoring` is told."""
@@ -67,7 +71,7 @@ def answer(way: str, words: list[str], parts: Parts) -> None:
 
 
 def main(started: float, way: str, out: str, words: list[str]) -> None:
-    """Writes {"seconds": by part, "programs": compiled or found in the cache}."""
+    """Writes {"seconds": by part, "programs": compiled or found in the cache, "cached": of these, the found ones}."""
     parts = Parts()
     begun = time.monotonic()
     parts.seconds["python"] = begun - started
@@ -76,9 +80,13 @@ def main(started: float, way: str, out: str, words: list[str]) -> None:
     parts.seconds["imports"] = time.monotonic() - begun
     if Path.cwd().resolve() not in Path(str(package.__file__)).resolve().parents:
         raise SystemExit(f"{package.__file__} was imported, which is not of {Path.cwd()}")
-    importlib.import_module("jax").monitoring.register_event_duration_secs_listener(parts.told)
+    monitoring = importlib.import_module("jax").monitoring
+    monitoring.register_event_duration_secs_listener(parts.told)
+    monitoring.register_event_listener(parts.happened)
     answer(way, words, parts)
-    Path(out).write_text(json.dumps({"seconds": parts.seconds, "programs": parts.programs}))
+    Path(out).write_text(
+        json.dumps({"seconds": parts.seconds, "programs": parts.programs, "cached": parts.cached})
+    )
 
 
 if __name__ == "__main__":

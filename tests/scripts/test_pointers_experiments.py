@@ -25,7 +25,7 @@ def test_training_writes_a_model_that_loads(tmp_path):
     )
     found["main"](recipe, tmp_path)
     log = [json.loads(line) for line in (tmp_path / "training" / "metrics.jsonl").open()]
-    assert log[-1]["step"] == 2 and log[-1]["loss"] > 0
+    assert log[-2]["step"] == 2 and log[-2]["loss"] > 0 and log[-1]["wall_s"] > 0
     model = load(str(tmp_path / "model"))
     assert model.config == recipe.shape
 
