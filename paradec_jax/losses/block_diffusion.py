@@ -88,7 +88,7 @@ def block_diffusion_loss(
         streams = read(network, params, tokens, jnp.where(hidden.where, mask, tokens), layout)
         vectors = before_each(streams, layout) if spec.alignment == "next" else streams.noisy
 
-        logits = scorer(network, params)
+        logits = scorer(network, params, len(tokens))
 
         def score(vectors: Array, targets: Array) -> tuple[Array, Array]:
             return token_losses(logits(vectors), targets)

@@ -11,6 +11,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.nn.precision import at_least_float32
+from paradec_jax.sharding.rules import by_rows, copy_by_rows, parts_of_rows
 
 
 def cross_entropy(
@@ -63,10 +64,30 @@ def soft_cross_entropy(
     return optax.softmax_cross_entropy(student, q), optax.softmax_cross_entropy(teacher, q)
 
 
-def scorer(network: Any, params: Any) -> Callable[[Array], Array]:
-    """`network.logits` of these parameters; one with an `output` gathers its matrix once for all chunks."""
+def scorer(network: Any, params: Any, rows: int | None = None) -> Callable[[Array], Array]:
+    """`network.logits` of these parameters; one with an `output` gathers its matrix once for all chunks.
+
+    Where so many rows lie over devices, each device has a copy of the parameters to score its own with. What a chunk
+    adds to the gradient stays there, and devices add theirs up once, not after every chunk.
+
+    Args:
+      network: whose logits they are.
+      params: its parameters.
+      rows: B of the vectors that the function takes, [B, ..., D]; unknown when None.
+    """
     output = getattr(network, "output", None)
-    return functools.partial(network.logits, params if output is None else output(params))
+    own = params if output is None else output(params)
+    count = 1 if rows is None else parts_of_rows(rows)
+    if count == 1:
+        return functools.partial(network.logits, own)
+    copies = jax.tree.map(functools.partial(copy_by_rows, count=count), own)
+
+    def score(vectors: Array) -> Array:
+        parts = by_rows(vectors.reshape(count, -1, *vectors.shape[1:]))
+        logits = jax.vmap(network.logits)(copies, parts)
+        return logits.reshape(*vectors.shape[:-1], logits.shape[-1])
+
+    return score
 
 
 def in_chunks(score: Callable[..., Any], chunk: int | None, *arrays: Array) -> Any:

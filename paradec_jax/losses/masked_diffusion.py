@@ -143,7 +143,7 @@ def masked_diffusion_loss(
         weights = jnp.ones(tokens.shape) if weights is None else weights.astype(jnp.float32)
         noised, hidden, weight = noise(batch, chosen, mask, of_times, of_masks)
 
-        logits = scorer(network, params)
+        logits = scorer(network, params, len(tokens))
 
         def score(vectors: Array, targets: Array) -> tuple[Array, Array]:
             return token_losses(without_mask(logits(vectors), mask), targets)

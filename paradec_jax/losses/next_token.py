@@ -46,7 +46,7 @@ def next_token_loss(
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         hidden = network.forward(params, tokens, positions).hidden
         value, accuracy = chunked_cross_entropy(
-            scorer(network, params), hidden, batch["targets"], batch["weights"], chunk
+            scorer(network, params, len(hidden)), hidden, batch["targets"], batch["weights"], chunk
         )
         return value, {"accuracy": accuracy}
 

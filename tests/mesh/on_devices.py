@@ -35,6 +35,7 @@ from paradec_jax.testing import (
     tiny_params,
     tiny_request,
 )
+from paradec_jax.timing.collectives import collectives as counted
 from paradec_jax.train import fit
 
 TESTS = Path(__file__).parents[1]
@@ -294,7 +295,8 @@ def collectives(presets: list[str], sizes: list[int], changes: dict[str, int]) -
 def gathers(chunk: int | None) -> dict[str, int]:
     """Matrices that the gradient of a model with float32 masters and products of 16 bits gathers, by numeric type.
 
-    XLA's CPU compiler moves bfloat16 as float32; float16 it leaves as it is.
+    `reduced` counts the bytes that devices add up. XLA's CPU compiler moves bfloat16 as float32; float16 it leaves as it
+    is.
     """
     where = pd.make_mesh(1, 4, 1)
     config = dataclasses.replace(PRESETS["test-causal"], dtype="float16", remat="layer")
@@ -317,6 +319,9 @@ def gathers(chunk: int | None) -> dict[str, int]:
     found = re.findall(r"= (f16|f32)\[([\d,]+)\]\S* all-gather(?:-start)?\(", text)
     counts = Counter(kind for kind, shape in found)
     counts["head"] = sum(sorted(map(int, shape.split(","))) == head for _, shape in found)
+    counts["reduced"] = sum(
+        one.bytes for kind, one in counted(text).items() if kind in ("all-reduce", "reduce-scatter")
+    )
     return dict(counts)
 
 

@@ -23,6 +23,7 @@ def quick():
         ["gathers", 4],
         ["stop_tests", ["jacobi"]],
         ["weights", ["test-causal"]],
+        ["gathers", None],
     )
 
 
@@ -57,6 +58,11 @@ def test_a_tensor_parallel_forward_has_two_all_reduces_a_block():
 def test_masters_are_cast_before_they_are_gathered_and_a_head_is_gathered_once_for_all_chunks():
     found = quick()[5]
     assert "f32" not in found and found["f16"] > 2 * 7 and found["head"] == 1
+
+
+def test_devices_add_up_the_gradient_of_a_head_once_for_all_chunks():
+    chunks, whole = quick()[5]["reduced"], quick()[8]["reduced"]
+    assert 0 < chunks <= 1.01 * whole
 
 
 def check_drivers(found):
