@@ -295,8 +295,7 @@ def collectives(presets: list[str], sizes: list[int], changes: dict[str, int]) -
 def gathers(chunk: int | None) -> dict[str, int]:
     """Matrices that the gradient of a model with float32 masters and products of 16 bits gathers, by numeric type.
 
-    `reduced` counts the bytes that devices add up. XLA's CPU compiler moves bfloat16 as float32; float16 it leaves as it
-    is.
+    `reduced` counts the bytes that devices add up. XLA's CPU compiler moves bfloat16 as float32 and leaves float16.
     """
     where = pd.make_mesh(1, 4, 1)
     config = dataclasses.replace(PRESETS["test-causal"], dtype="float16", remat="layer")
