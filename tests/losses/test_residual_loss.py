@@ -40,14 +40,16 @@ GIVEN = jax.tree.map(jnp.asarray, RECORDED)
 @functools.cache
 def params_of(network, seed=0):
     rng = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda s: jnp.asarray(0.4 * rng.normal(size=s.shape), s.dtype), parameter_shapes(network.config)
-    )
+    with jax.ensure_compile_time_eval():
+        return jax.tree.map(
+            lambda s: jnp.asarray(0.4 * rng.normal(size=s.shape), s.dtype), parameter_shapes(network.config)
+        )
 
 
 @functools.cache
 def backbone_params():
-    return jax.tree.map(lambda x: 2 * x, init_params(CONFIG, jax.random.key(0)))
+    with jax.ensure_compile_time_eval():  # the first who asks may be a traced function
+        return jax.tree.map(lambda x: 2 * x, init_params(CONFIG, jax.random.key(0)))
 
 
 @functools.cache
