@@ -40,7 +40,7 @@ from paradec_jax.data.chains import Followers
 from paradec_jax.io import atomic_write_text
 from paradec_jax.losses import ResidualRules, residual_loss
 from paradec_jax.losses.residual import Unrolling
-from paradec_jax.models import ResidualHeadNetwork
+from paradec_jax.models import ResidualHeadNetwork, head_flops
 from paradec_jax.models.residual_head import init_params
 from paradec_jax.noise import BlockNoise
 from paradec_jax.train import TrainState, fit
@@ -285,6 +285,7 @@ def train(
         evaluate=evaluate,
         evaluate_every=EVALUATE_EVERY,
         limit_s=60 * minutes,
+        flops=head_flops(model.network, head, recipe.unroll, recipe.layout),
         **options,
     )
 
@@ -309,6 +310,7 @@ def main(
     export: Path | None = None,
     minutes: float = 75.0,
     allow: tuple[str, ...] = (),
+    peak_flops: float | None = None,
     cluster: tyro.conf.OmitArgPrefixes[Cluster] = Cluster(),  # noqa: B008
     watch: tyro.conf.OmitArgPrefixes[Watch] = Watch(),  # noqa: B008
 ) -> None:
@@ -321,11 +323,12 @@ def main(
       export: where a copy of backbone and head with parameters in bfloat16 goes; none by default.
       minutes: after so many this call saves and ends; the next one goes on.
       allow: what may differ from what the run was begun with (`FOLDER/run.json`, `recipe.json`), such as "recipe".
+      peak_flops: operations a second that one device can do; the log then tells utilisation, the share of it, of all.
       cluster: processes and devices.
       watch: what is told beside the log.
     """
     folder = Path("runs") / recipe.name if folder is None else folder
-    told = watch.options(folder, recipe.steps)
+    options = {"allow": allow, "peak_flops": peak_flops, **watch.options(folder, recipe.steps)}
     mesh = cluster.join()
     ground = recipe.source()
     model = backbone_of(start, ground)
@@ -333,7 +336,7 @@ def main(
     head = ResidualHeadNetwork(ResidualHeadConfig.of(model.config, recipe.layers))
     claim_together(folder, recipe, allow)
     with jax.default_matmul_precision(recipe.matmul_precision):
-        state = train(recipe, model, head, folder, minutes, mesh=mesh, allow=allow, **told)
+        state = train(recipe, model, head, folder, minutes, mesh=mesh, **options)
         if int(state.step) < recipe.steps:
             over(minutes, int(state.step), recipe.steps)
             return

@@ -9,7 +9,7 @@ from paradec_jax.models.residual_head import ResidualHead
 from paradec_jax.models.residual_head_network import ResidualHeadNetwork
 from paradec_jax.models.transformer import Transformer
 from paradec_jax.models.transformer_network import TransformerNetwork
-from paradec_jax.models.update_work import batch_flops, update_flops
+from paradec_jax.models.update_work import batch_flops, head_flops, update_flops
 
 __all__ = [
     "Denoiser",
@@ -21,6 +21,7 @@ __all__ = [
     "Transformer",
     "TransformerNetwork",
     "batch_flops",
+    "head_flops",
     "prepare_denoiser",
     "prepare_params",
     "update_flops",
