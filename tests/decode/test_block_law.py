@@ -104,8 +104,8 @@ def test_other_laws():
 def test_where_logits_are_about_the_next_position_the_order_matters():
     """A block's first row is that of the block before, which sees nothing of the block.
 
-    From left to right that loses nothing. Where the second symbol of a block comes first, as in a random order half of
-    the time, the first one is drawn as if it had not.
+    From left to right that loses nothing. Where the second symbol of a block comes first, half of the time at
+    random, the first one is drawn as if it had not.
     """
     network, start = dataclasses.replace(JOINT, alignment="next"), JOINT.texts[:, 0] == 0
     joint, apart = (np.where(start, law, 0.0) / law[start].sum() for law in (JOINT.law, in_parallel(JOINT)))

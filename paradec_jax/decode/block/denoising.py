@@ -81,9 +81,9 @@ class BlockDenoising(DecoderBase):
     block is stored by a call of its own. They change no logits (but for rounding): each block sees what it sees in
     either case.
 
-    One position a step at temperature 1 keeps the joint law that the scores are conditionals of, in any order that does
-    not look at them ("sequential", "random"). Where scores are about the next position only "sequential" does: a block's
-    first row is that of the block before, which sees nothing of the block, so what another order revealed is ignored.
+    One position a step at temperature 1 keeps the joint law that the scores are conditionals of, in any order that
+    does not look at them ("sequential", "random"). Where scores are about the next position only "sequential" does: a
+    block's first row is that of the block before, which sees nothing of what another order revealed.
 
     Attributes:
       length: B where the checkpoint serves several lengths; its own when None.
