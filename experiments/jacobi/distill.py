@@ -36,6 +36,7 @@ from paradec_jax.families import matrix_axes
 from paradec_jax.losses.consistency import ConsistencyRules, consistency_loss
 from paradec_jax.losses.next_token import next_token_loss
 from paradec_jax.train import DataIterator, Loss, Metrics, fit, muon
+from paradec_jax.train.identity import check_allowed
 
 ROWS = 64  # problems decoded together
 CHECKPOINT_EVERY = 200  # updates
@@ -334,6 +335,7 @@ def main(
       allow: what may differ from what the run was begun with (`FOLDER/round-*/training/run.json`, `recipe.json`).
       cluster: processes and devices.
     """
+    check_allowed(allow)
     folder = Path("runs") / recipe.name if folder is None else folder
     mesh = cluster.join()
     place: str | Path = recipe.start

@@ -11,7 +11,7 @@ round by the samples of its model.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from paradec_jax import Model, TokenSpec, load, store
 from paradec_jax.data.text import Text, WindowMaker, text_batches
 from paradec_jax.losses.self_distillation import DistillationRules, self_distillation_loss
 from paradec_jax.models import batch_flops
+from paradec_jax.models.update_work import BACKWARD
 from paradec_jax.train import Loss, Rounds, TrainState, adamw, fit
 
 CHECKPOINT_EVERY = 200  # updates
@@ -140,6 +141,16 @@ def optimizer_of(recipe: Recipe) -> optax.GradientTransformation:
     return adamw(recipe.learning_rate, recipe.steps, warmup=recipe.warmup, b2=0.999, weight_decay=0.0)
 
 
+def flops_of(recipe: Recipe, network: Any) -> Callable[[Any, Any], float]:
+    """Operations of an update: the student's, and as many forwards of the teacher as its steps are to be one."""
+    student = batch_flops(network)
+
+    def flops(batch: Any, metrics: Any) -> float:
+        return student(batch, metrics) * (1 + BACKWARD + recipe.jump) / (1 + BACKWARD)
+
+    return flops
+
+
 def all_rounds(
     recipe: Recipe, model: Model, source: Text, folder: Path, minutes: float, **options: Any
 ) -> TrainState:
@@ -174,7 +185,7 @@ def all_rounds(
         evaluate=evaluate,
         evaluate_every=recipe.updates,
         limit_s=60 * minutes,
-        flops=batch_flops(model.network),
+        flops=flops_of(recipe, model.network),
         **options,
     )
 

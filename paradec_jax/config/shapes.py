@@ -142,8 +142,8 @@ class TransformerConfig:
         at a time, "cudnn", on CUDA in 16 bits, or "splash", on TPUs; the last two elsewhere as "blocked".
       remat: what backward passes compute anew of every block (`nn.remat`), "none", "layer", "dots" or "offload".
       scan_layers: whether a window passes the blocks by a loop over their stacked parameters (`nn.scan`), which
-        compiles one of them: for training deep models. Prepared parameters do so where they read no cache alone, so
-        that no step of decoding stacks the caches of all layers.
+        compiles one of them: for training deep models. A window that reads a cache does so with raw parameters alone;
+        a decoder with them would stack the caches of all layers in every step, so prepare its parameters.
     """
 
     vocab_size: int

@@ -77,7 +77,10 @@ def scorer(network: Any, params: Any, rows: int | None = None) -> Callable[[Arra
     """
     output = getattr(network, "output", None)
     own = params if output is None else output(params)
-    count = 1 if rows is None else parts_of_rows(rows)
+    traced = any(
+        isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(own)
+    )  # or copies would be made
+    count = parts_of_rows(rows) if rows is not None and traced else 1
     if count == 1:
         return functools.partial(network.logits, own)
     copies = jax.tree.map(functools.partial(copy_by_rows, count=count), own)

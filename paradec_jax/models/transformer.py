@@ -80,7 +80,7 @@ class Transformer(nn.Module):
         vectors = self.embedding[tokens] if tokens.ndim == 2 else tokens
         x = vectors.astype(jnp.dtype(c.dtype))
         angles = rotation(positions, c.head_dim, c.rope_base)
-        # A decoding loop, whose parameters are prepared, would copy its caches to stack them in every step.
+        # A decoding loop would copy its caches to stack them in every step; whoever has one prepares parameters.
         if c.scan_layers and not self.is_initializing() and (cache is None or not self.prepared):
             x, kept = self._scanned(x, angles, seen, cache, prefix_mask)
             return rms_norm(x, self.final_norm, c.norm_eps), kept

@@ -98,7 +98,7 @@ def by_rows(x: Any, heads: int | None = None, *, axis: int = 0) -> Any:
 
 
 def parts_of_rows(count: int) -> int:
-    """Into how many parts devices divide so many rows, where something is traced for a mesh; else 1."""
+    """Into how many parts the devices of the mesh in force divide so many rows; 1 where there is none."""
     sizes = sizes_in_force()
     return math.prod(sizes[name] for name in row_axes(count, sizes) or ())
 

@@ -87,9 +87,9 @@ def fit(
       keep: checkpoints to keep.
       log_every: updates between lines of the log. A line holds the means since the line before it, `step_s`
         (seconds an update), `tokens_per_s` (size of `batch["tokens"]`, else `batch["weights"]`, padding
-        included), from both of which the first update of each shape of batch is left out, which compiles, and
-        `seconds/...`, where the time since the line before went (`Clock`). The last line of a call, `wall_s` and
-        `total_seconds/...`, sums them up.
+        included; of a batch of several the sum, and none where one of them has neither), from both of which the
+        first update of each shape of batch is left out, which compiles, and `seconds/...`, where the time since the
+        line before went (`Clock`). The last line of a call, `wall_s` and `total_seconds/...`, sums them up.
       ema_decay: decay of the moving average of parameters, or None for none.
       ema_warmup: whether that decay is warmed up (`update_ema`).
       accumulate: micro-batches an update.

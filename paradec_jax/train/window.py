@@ -127,8 +127,8 @@ def _dtype(x: Any) -> Any:
 
 
 def _tokens(shapes: Shapes) -> int:
-    """Of a batch that holds others, those of all."""
-    inside = sum(_tokens(part) for part in shapes.values() if isinstance(part, Mapping))
-    return inside + next(
-        (math.prod(shapes[name].shape) for name in ("tokens", "weights") if name in shapes), 0
-    )
+    """Of a batch that holds others, those of all; 0 where nothing says how many a part has."""
+    parts = [_tokens(part) for part in shapes.values() if isinstance(part, Mapping)]
+    if parts:
+        return sum(parts) if all(parts) else 0
+    return next((math.prod(shapes[name].shape) for name in ("tokens", "weights") if name in shapes), 0)

@@ -142,6 +142,21 @@ def test_a_batch_may_hold_others(tmp_path):
     np.testing.assert_allclose(tokens, [20, 20, 22, 22])
 
 
+def test_a_batch_with_a_part_of_unknown_size_has_no_rate(tmp_path):
+    class Unknown(Nested):
+        def __next__(self):
+            batch = super().__next__()
+            return batch | {"pairs": {"inputs": batch["pairs"]["inputs"]}}
+
+    def of_parts(params, frozen, batch, key):
+        return noisy_regression.loss(params, frozen, batch["pairs"] | {"step": batch["step"]}, key)
+
+    options = {"optimizer": adamw(1e-2, 4), "steps": 4, "key": jax.random.key(1), "log_every": 4}
+    fit(of_parts, noisy_regression.initial_params(), Unknown(), folder=tmp_path, progress=False, **options)
+    line, _ = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert line["step_s"] > 0 and "tokens_per_s" not in line
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
