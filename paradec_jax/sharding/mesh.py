@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 AnyMesh = Mesh | AbstractMesh  # of devices, or of their numbers alone
@@ -40,9 +41,14 @@ def make_mesh(
     sizes = {name: len(devices) // known if size == -1 else size for name, size in sizes.items()}
     if math.prod(sizes.values()) != len(devices):
         raise ValueError(f"{given} do not make up {len(devices)} devices: give other sizes, or fewer devices")
-    return jax.make_mesh(
-        tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices
-    )
+    shape, kinds = tuple(sizes.values()), (AxisType.Auto,) * len(AXES)
+    try:
+        return jax.make_mesh(shape, AXES, axis_types=kinds, devices=devices)
+    except (
+        NotImplementedError
+    ):  # of a torus whose axes do not make up the mesh's, such as 2 x 32 of 4 x 4 x 4
+        split = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        return Mesh(split, AXES, axis_types=kinds)
 
 
 def check_mesh(mesh: AnyMesh) -> None:

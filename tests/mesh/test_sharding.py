@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import paradec_jax as pd
@@ -133,3 +134,14 @@ def test_what_is_refused():
         pd.make_mesh(1, 2, devices=one)
     with pytest.raises(ValueError, match="host keeps parameters off every device"):
         pd.load("tiny-causal", host=True, mesh=pd.make_mesh(devices=one))
+
+
+def test_a_torus_whose_axes_do_not_make_up_the_meshs(monkeypatch):
+    """JAX gives such a mesh, 2 x 32 of 4 x 4 x 4 chips, only where it may split the torus's axes."""
+
+    def refuse(*_, **__):
+        raise NotImplementedError("Failed to find assignment for logical_axis_index 1 of size 32")
+
+    monkeypatch.setattr(jax, "make_mesh", refuse)
+    mesh = pd.make_mesh(devices=jax.devices()[:1])
+    assert mesh.shape == {"data": 1, "fsdp": 1, "tensor": 1} and set(mesh.axis_types) == {AxisType.Auto}
