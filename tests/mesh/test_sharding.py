@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import paradec_jax as pd
