@@ -74,7 +74,7 @@ def cllm_loss(
         inside = jnp.arange(1, tokens.shape[2]) < lengths[:, None]
         differs = jnp.cumsum(tokens[:, 0] != tokens[:, 1], axis=1)[:, 1:] > 0
         keep = inside & differs & (tokens[:, 0, 1:] != spec.pad)
-        logits = scorer(network, params)
+        logits = scorer(network, params, len(tokens))
 
         def divergence(student: Array, teacher: Array) -> Array:
             return soft_cross_entropy(logits(student), logits(teacher))[0]

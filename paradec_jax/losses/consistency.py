@@ -233,7 +233,7 @@ def _next_token(
     chunk: int | None,
 ) -> dict[str, Array]:
     """Cross-entropy of prompt and clean blocks."""
-    logits = scorer(network, params)
+    logits = scorer(network, params, len(pairs.valid))
 
     def nll(hidden: Array, targets: Array) -> tuple[Array, Array]:
         return token_losses(logits(hidden), targets, rules.label_smoothing)
@@ -266,7 +266,7 @@ def _consistency(
     chunk: int | None,
 ) -> dict[str, Array]:
     """Divergence of the noisy positions from the clean ones."""
-    student, taught = scorer(network, params), scorer(network, teacher)
+    student, taught = scorer(network, params, len(pairs.valid)), scorer(network, teacher)
 
     def divergence(student_hidden: Array, teacher_hidden: Array) -> tuple[Array, Array]:
         said, wanted = student(student_hidden), taught(teacher_hidden)

@@ -166,7 +166,7 @@ def self_distillation_loss(
         )
         said = read(network, params, noised, of_dropout if dropout else None)
 
-        student, taught = scorer(network, params), scorer(network, teacher)
+        student, taught = scorer(network, params, len(noised)), scorer(network, teacher)
 
         def score(said: Array, wanted: Array) -> tuple[Array, Array]:
             mine, other = student(said), taught(wanted)
