@@ -1,6 +1,5 @@
 """Cross-entropies: weighted over a batch, token by token, and to a teacher's distribution."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +9,8 @@ import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.nn.copies import with_copies
 from paradec_jax.nn.precision import at_least_float32
-from paradec_jax.sharding.rules import by_rows, copy_by_rows, parts_of_rows
 
 
 def cross_entropy(
@@ -67,8 +66,7 @@ def soft_cross_entropy(
 def scorer(network: Any, params: Any, rows: int | None = None) -> Callable[[Array], Array]:
     """`network.logits` of these parameters; one with an `output` gathers its matrix once for all chunks.
 
-    Where so many rows lie over devices, each device has a copy of the parameters to score its own with. What a chunk
-    adds to the gradient stays there, and devices add theirs up once, not after every chunk.
+    On a mesh the gradient of that matrix is summed over devices once for all chunks too, see `nn.copies`.
 
     Args:
       network: whose logits they are.
@@ -76,21 +74,7 @@ def scorer(network: Any, params: Any, rows: int | None = None) -> Callable[[Arra
       rows: B of the vectors that the function takes, [B, ..., D]; unknown when None.
     """
     output = getattr(network, "output", None)
-    own = params if output is None else output(params)
-    traced = any(
-        isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(own)
-    )  # or copies would be made
-    count = parts_of_rows(rows) if rows is not None and traced else 1
-    if count == 1:
-        return functools.partial(network.logits, own)
-    copies = jax.tree.map(functools.partial(copy_by_rows, count=count), own)
-
-    def score(vectors: Array) -> Array:
-        parts = by_rows(vectors.reshape(count, -1, *vectors.shape[1:]))
-        logits = jax.vmap(network.logits)(copies, parts)
-        return logits.reshape(*vectors.shape[:-1], logits.shape[-1])
-
-    return score
+    return with_copies(network.logits, params if output is None else output(params), rows)
 
 
 def in_chunks(score: Callable[..., Any], chunk: int | None, *arrays: Array) -> Any:

@@ -44,7 +44,7 @@ ALLOWED = {
     "decode.block": {"decode.masked.canvas", *FAMILY},
     "decode.windows": {"decode.masked.canvas", *FAMILY},
     "decode.released": {"decode", *BELOW},
-    "losses": {"config", "decode", "noise", "nn.masks", "nn.precision"},
+    "losses": {"config", "decode", "noise", "nn.copies", "nn.masks", "nn.precision"},
     "data": {"config", "decode", "io", "noise", "tokenizer"},
     "timing": {"config", "decode", "nn.masks"},
     "evaluate": {
