@@ -219,11 +219,12 @@ class TestRecipes:
         }
 
     def test_the_first_round_reads_shared_trajectories(self, recipes, models, tmp_path, monkeypatch):
-        gathered, scope = [], recipes["main"].__globals__
+        gathered, read, scope = [], [], recipes["main"].__globals__
         monkeypatch.setitem(scope, "gather", lambda *rest: gathered.append(rest[-1]))
-        monkeypatch.setitem(scope, "train", lambda model, *rest: model)
+        monkeypatch.setitem(scope, "Trajectories", read.append)
+        monkeypatch.setitem(scope, "train", lambda model, *rest, **options: model)
         two = (recipes["Round"](), recipes["Round"](block=32))
         recipe = dataclasses.replace(recipes["Recipe"](), start=models[0], rounds=two, replay_tokens=None)
         recipes["main"](recipe, folder=tmp_path / "run", trajectories=tmp_path / "shared")
-        assert gathered == [tmp_path / "shared", tmp_path / "run" / "round-1" / "trajectories"]
+        assert gathered == [tmp_path / "shared", tmp_path / "run" / "round-1" / "trajectories"] == read
         assert (tmp_path / "run" / "round-1" / "model" / "config.json").exists()
