@@ -43,7 +43,7 @@ def scanned(
 
 
 def stacked_cache(cache: Sequence[KV] | None) -> KV | None:
-    """Keys and values of all layers, [N, ...]; XLA makes no copy of what `of_layers` had split."""
+    """Keys and values of all layers, stacked [N, ...]."""
     return None if cache is None else jax.tree.map(lambda *leaves: jnp.stack(leaves), *cache)
 
 

@@ -44,9 +44,8 @@ def make_mesh(
     shape, kinds = tuple(sizes.values()), (AxisType.Auto,) * len(AXES)
     try:
         return jax.make_mesh(shape, AXES, axis_types=kinds, devices=devices)
-    except (
-        NotImplementedError
-    ):  # of a torus whose axes do not make up the mesh's, such as 2 x 32 of 4 x 4 x 4
+    except NotImplementedError:
+        # The axes of the torus do not make up the mesh's, such as 2 x 32 of 4 x 4 x 4 chips: split them.
         split = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
         return Mesh(split, AXES, axis_types=kinds)
 
