@@ -111,7 +111,7 @@ class StubHead:
         if self.kind == "liar":
             wrong |= True
         if self.kind == "random":
-            wrong |= (5 * tokens + 3 * positions + jnp.sum(tokens, axis=1, keepdims=True)) % 7 < 3
+            wrong |= (5 * tokens + 3 * positions + truth[..., 0].astype(jnp.int32)) % 7 < 3
         predicted = (truth[..., 0] + wrong) % self.of.mask
         said = jnp.stack([predicted, truth[..., 1]], axis=-1)
         kv = HeadKV(tokens, positions, jnp.any(jnp.abs(hidden - truth) > 1e-4, axis=-1))

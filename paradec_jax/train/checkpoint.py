@@ -239,7 +239,8 @@ class Checkpoints:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or free), target
         )
         args = ocp.args.StandardRestore(placed)
-        tree = ocp.StandardCheckpointHandler().restore(self.path(step) / "state", args=args)
+        handler = ocp.StandardCheckpointHandler(restore_concurrent_gb=_ahead(target))  # type: ignore[arg-type]
+        tree = handler.restore(self.path(step) / "state", args=args)
         # Orbax commits every array to its devices; what was free to move (step, counts) must stay so.
         return jax.tree.map(lambda x, t: x if t.sharding else _freed(x), tree, target)
 
@@ -284,6 +285,16 @@ class Checkpoints:
         multihost_utils.sync_global_devices("set aside unreadable checkpoints")
         self._unreadable = []
         self._manager.reload()
+
+
+def _ahead(target: PyTree) -> float:
+    """Decimal gigabytes that Orbax may hold of what it read and has not placed yet.
+
+    A sixteenth of the state or one array, whichever is more: a CPU's devices copy what was read, and without a bound two
+    states may be there. Orbax refuses to read an array that is not below the bound.
+    """
+    sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(target)]
+    return (max(max(sizes), sum(sizes) // 16) + 1) / 1e9
 
 
 def _tried(read: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception | None]:

@@ -94,9 +94,9 @@ def trained(
     return state, found
 
 
-def relative(found: list[float], wanted: list[float]) -> float:
-    """The largest relative difference of two series."""
-    sizes = np.maximum(np.abs(wanted), 1e-30)
+def relative(found: list[float], wanted: list[float], scale: float) -> float:
+    """The largest relative difference of two series of numbers that are differences of ones of size `scale`."""
+    sizes = np.maximum(np.abs(wanted), max(scale, 1e-30))
     return float(np.max(np.abs(np.subtract(found, wanted)) / sizes))
 
 
@@ -104,7 +104,7 @@ def apart(found: Any, wanted: Any) -> tuple[Any, Any]:
     """The difference of all parameters but biases of keys, and theirs.
 
     Those begin at zero and hardly move a softmax; Adam divides their small gradients by their own size, with what
-    rounding is in them.
+    rounding is in them, and Muon leaves them to it.
     """
     paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves_of(wanted)]
     pairs = {name: pair for name, *pair in zip(paths, *map(jax.tree.leaves, (found, wanted)), strict=True)}
@@ -131,7 +131,7 @@ def train(names: list[str], meshes: list[str], steps: int, optimizers: list[str]
                 for mesh in meshes:
                     other, told = trained(name, mesh_named(mesh), folder=Path(folder) / "mesh", **options)
                     (Path(folder) / "mesh").rename(Path(folder) / mesh)
-                    told["losses"] = relative(told["losses"], one["losses"])
+                    told["losses"] = relative(told["losses"], one["losses"], OBJECTIVES[name].scale)
                     told["params"], told["k_bias"] = apart(other.params, state.params)
                     told["ema"], _ = apart(other.ema, state.ema)
                     found[f"{name}, {optimizer}, {mesh}"] = told
@@ -232,7 +232,7 @@ def resume(meshes: list[str], steps: int) -> float:
             assert not other["moved"] and not other["compiled"], other
             computed = json.loads((Path(folder) / "other" / "run.json").read_text())["computed"]
             assert computed[-1]["mesh"] == sizes_of(mesh), computed
-    return relative(other["losses"], one["losses"])
+    return relative(other["losses"], one["losses"], scale=0.0)
 
 
 def sizes_of(mesh: str) -> dict[str, int] | None:
