@@ -290,8 +290,8 @@ class Checkpoints:
 def _ahead(target: PyTree) -> float:
     """Decimal gigabytes that Orbax may hold of what it read and has not placed yet.
 
-    A sixteenth of the state or one array, whichever is more: a CPU's devices copy what was read, and without a bound two
-    states may be there. Orbax refuses to read an array that is not below the bound.
+    A sixteenth of the state or one array, whichever is more: a CPU's devices copy what was read, and without a bound
+    two states may be there. Orbax refuses to read an array that is not below the bound.
     """
     sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(target)]
     return (max(max(sizes), sum(sizes) // 16) + 1) / 1e9

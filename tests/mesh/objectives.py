@@ -96,7 +96,9 @@ class Objective:
     def optimizer(self, name: str, steps: int) -> Any:
         if name == "sgd":
             return optax.sgd(self.rate)
-        if name == "adamw":  # the usual eps of 1e-8 divides gradients that are hardly more than rounding by their size
+        if (
+            name == "adamw"
+        ):  # with an eps of 1e-8 gradients that are hardly more than rounding make whole updates
             return adamw(3e-3, steps, warmup=2, eps=1e-4)
         return muon(3e-3, steps, axes=matrix_axes(self.network().config), warmup=2)
 
@@ -116,13 +118,15 @@ def recurrent(loss: Callable[[Any], Any], batch: Callable[[int], Any]) -> Object
 
 
 # At a rate of 0.1 descent on these three is not stable (the next token counts ten times, a divergence shrinks to
-# nothing): on one device already, 20 updates make of a difference in the last bit of the parameters one of up to 3e-3.
+# nothing): on one device already, 20 updates make of a difference in the last bit of parameters one of up to 3e-3.
 SLOW = 0.01
 RULES = losses.ConsistencyRules(context="clean", after_eos="keep", ar_weight=2.0)
 OBJECTIVES = {
     "next token": causal(lambda net: losses.next_token_loss(net, chunk=3), next_token_batch),
     "consistency": causal(lambda net: losses.consistency_loss(net, SPEC, chunk=3), pair_batch, SLOW),
-    "cllm": causal(lambda net: losses.cllm_loss(net, SPEC, chunk=3), functools.partial(pair_batch, pairs=1), SLOW),
+    "cllm": causal(
+        lambda net: losses.cllm_loss(net, SPEC, chunk=3), functools.partial(pair_batch, pairs=1), SLOW
+    ),
     "recurrent": recurrent(lambda net: losses.recurrent_loss(net, three, 2), next_token_batch),
     "stepwise": recurrent(lambda net: losses.stepwise_loss(net, three, 2), stepwise_batch),
     "recurrent consistency": recurrent(

@@ -150,6 +150,7 @@ def test_every_kind_of_run_is_that_of_one_process(tmp_path, optimizer, mesh, fir
     two = launched(tmp_path / "two", *calls.values())[0]
     scales = [OBJECTIVES[name].scale for name in names] + [0.0] * ("rounds" in calls)
     found = {
-        name: apart(*runs, max(scale, 1e-30)) for name, scale, *runs in zip(calls, scales, two, one, strict=True)
+        name: apart(*runs, max(scale, 1e-30))
+        for name, scale, *runs in zip(calls, scales, two, one, strict=True)
     }
     assert all(max(pair) < CLOSE for pair in found.values()), found
