@@ -89,8 +89,8 @@ CELLS = [Cell("huginn-0125", 1, 4000, "autoregressive", rows=8)]
 for _chips in (8, 64, 256):
     for _preset, (_decoder, _tensor, _seq) in DECODING.items():
         _length = 1024 if _preset == "mdlm-8b" else 4096
-        CELLS.append(Cell(_preset, _chips, _length, largest=_chips == 8))
-        CELLS.append(Cell(_preset, _chips, _seq, _decoder, _tensor))
+        CELLS.append(Cell(_preset, _chips, _length, largest=True))
+        CELLS.append(Cell(_preset, _chips, _seq, _decoder, _tensor, largest=True))
 
 
 @dataclasses.dataclass(frozen=True)
