@@ -9,14 +9,16 @@ says after its last, at few recurrences, while it replays the problems at more. 
 """
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import tyro
 
-from experiments.common.command import claim, run
-from experiments.common.processes import alone
+from experiments.common.cluster import Cluster
+from experiments.common.command import run
+from experiments.common.processes import by_first, claim_together, on_this
 from experiments.common.train import rounded
 from experiments.jacobi import distill
 from experiments.jacobi.distill import Together, buckets, fresh_problems, gather
@@ -30,6 +32,7 @@ from paradec_jax.families import matrix_axes
 from paradec_jax.losses import poisson_lognormal, recurrent_consistency_loss, recurrent_loss
 from paradec_jax.losses.consistency import ConsistencyRules
 from paradec_jax.train import Loss, Metrics, fit, muon
+from paradec_jax.train.identity import check_allowed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,16 +151,21 @@ def main(
     recipe: tyro.conf.OmitArgPrefixes[Recipe],
     folder: Path | None = None,
     trajectories: Path | None = None,
+    allow: tuple[str, ...] = (),
+    cluster: tyro.conf.OmitArgPrefixes[Cluster] = Cluster(),  # noqa: B008
 ) -> None:
-    """Collects the trajectories where that is not done, trains, and writes the model.
+    """Collects the trajectories where that is not done (of several processes one does), trains, and writes the model.
 
     Args:
       recipe: the numbers of the run.
       folder: where everything goes; `runs/NAME` by default.
       trajectories: where they are, or go to; in the run's folder by default.
+      allow: what may differ from what the run was begun with (`FOLDER/training/run.json`, `recipe.json`).
+      cluster: processes and devices.
     """
-    alone()
+    check_allowed(allow)
     folder = Path("runs") / recipe.name if folder is None else folder
+    mesh = cluster.join()
     collected = distill.RECIPES[recipe.source]
     model, source = deepened(load(recipe.start), recipe), load(collected.start)
     if source.family != "causal":
@@ -166,14 +174,15 @@ def main(
         raise SystemExit("both models need a tokenizer")
     if not source.tokenizer.same_as(model.tokenizer):
         raise SystemExit(f"{recipe.start} and {collected.start} have different tokenizers")
-    claim(folder, recipe)
+    claim_together(folder, recipe, allow)
+    where = trajectories or folder / "trajectories"
     with jax.default_matmul_precision(collected.matmul_precision):
-        gathered = gather(source, collected.start, collected, 0, trajectories or folder / "trajectories")
+        by_first("trajectories", functools.partial(gather, source, collected.start, collected, 0, where))
     with jax.default_matmul_precision(recipe.matmul_precision):
         state = fit(
             objective(model, recipe),
             dict(model.params),
-            data_of(model, recipe, gathered),
+            data_of(model, recipe, Trajectories(where)),
             optimizer=muon(
                 recipe.learning_rate,
                 recipe.updates,
@@ -189,10 +198,12 @@ def main(
             checkpoint_every=100,
             log_every=20,
             ema_decay=recipe.ema_decay,
+            allow=allow,
+            mesh=mesh,
         )
     assert state.ema is not None
-    params = rounded(state.ema, recipe.exported_bits)
-    store.save(folder / "model", dataclasses.replace(model, params=params), overwrite=True)
+    trained = dataclasses.replace(model, params=rounded(on_this(state.ema), recipe.exported_bits))
+    by_first("model", functools.partial(store.save, folder / "model", trained, overwrite=True))
 
 
 if __name__ == "__main__":

@@ -186,18 +186,27 @@ def plan(options: Options, mesh: Any, batch: int) -> list[dict[str, Any]]:
 def largest_of(
     rows: list[dict[str, Any]], twice: list[dict[str, Any]], unit: int
 ) -> dict[str, dict[str, int]]:
-    """The largest batch of each program that both plans have; where a prompt does not fit, its step has none."""
-    second = {row["program"]: row for row in twice}
+    """The largest batch of each program that both plans have and that has products.
+
+    Where a prompt does not fit, its step has none.
+    """
+    second = {row["program"]: row for row in twice if row.get("products", 1)}
     return {
         row["program"]: largest(row, second[row["program"]], unit) for row in rows if row["program"] in second
     }
 
 
 def largest(one: dict[str, Any], two: dict[str, Any], unit: int) -> dict[str, int]:
-    """The largest batch in each memory by the line through two plans, in multiples of `unit` rows; 0 for none."""
-    each = (two["gib"] - one["gib"]) / (two["batch"] - one["batch"])
-    fixed = one["gib"] - each * one["batch"]
-    rooms = {name: (limit / GIB - fixed) / max(each, 1e-9) for name, limit in LIMITS.items()}
+    """The largest batch in each memory by the line through two plans, in multiples of `unit` rows; 0 for none.
+
+    A row costs no less than what it adds to arguments: temporaries shrink where the compiler takes another layout.
+    """
+    rows = two["batch"] - one["batch"]
+    before, after = (plan.get("gib_of", {}).get("argument", 0.0) for plan in (one, two))
+    arguments = after - before
+    each = max(two["gib"] - one["gib"], arguments, 1e-9) / rows
+    fixed = two["gib"] - each * two["batch"]
+    rooms = {name: (limit / GIB - fixed) / each for name, limit in LIMITS.items()}
     return {name: max(int(room // unit) * unit, 0) for name, room in rooms.items()}
 
 

@@ -2,6 +2,10 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,6 +17,23 @@ from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.families import PRESETS, init_params
 from paradec_jax.store import Model
 from paradec_jax.tokenizer import Tokenizer
+
+ROOT = Path(__file__).parents[2]
+# The command, with a collection of four problems in place of thousands.
+COMMAND = """
+import sys
+from experiments.common.command import run
+from experiments.jacobi import distill
+from experiments.recurrent_depth import distill_waves
+
+rounds = (distill.Round(block=4, problems=4),)
+distill.RECIPES["tiny-jacobi"] = distill.Recipe(
+    start=sys.argv.pop(1), rounds=rounds, steps=(2, 2), max_new_tokens=8, matmul_precision="highest"
+)
+distill.ROWS = 3
+if __name__ == "__main__":
+    run(distill_waves.main)
+"""
 
 
 def random_model(folder, preset, tokenizer=None):
@@ -77,6 +98,36 @@ def test_a_deeper_model_is_distilled_and_a_stopped_run_goes_on(waves, recipe, tm
     jax.tree.map(np.testing.assert_array_equal, load(tmp_path / "again" / "model").params, after.params)
     with pytest.raises(SystemExit, match="was begun with other mean"):
         waves["main"](dataclasses.replace(recipe, mean=2.0), tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_two_processes_distill_what_one_does(tmp_path):
+    causal = random_model(tmp_path / "causal", "test-causal")
+    recurrent = random_model(tmp_path / "recurrent", "test-recurrent")
+    script = tmp_path / "command.py"
+    script.write_text(COMMAND)
+    options = ["--start", recurrent, "--matmul-precision", "highest", "--batch-tokens", "512"]
+    options += ["--replay-tokens", "512", "--updates", "3", "--warmup", "1", "--cooldown", "1"]
+    options += ["--data", "-1", "--fsdp", "1"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+
+    def distilled(folder, *launcher, seed="0"):
+        words = [sys.executable, *launcher, str(script), causal, *options]
+        words += ["--folder", str(folder), "--seed", seed]
+        return subprocess.run(words, cwd=ROOT, env=environment, check=False, text=True, capture_output=True)
+
+    several = ("-m", "experiments.launch.local", "--processes", "2", "--devices", "1", "--", sys.executable)
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder, launcher in ((one, ()), (two, several)):
+        ended = distilled(
+            folder, *launcher
+        )  # parameters whole in each, see the known fault in docs/meshes.md
+        assert ended.returncode == 0, ended.stderr
+    mine, other = (load(folder / "model").params for folder in (one, two))
+    # Weights are exported in 16 bits: what lies between two of them may go to either.
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2**-7, atol=1e-4), mine, other)
+    changed = distilled(two, *several, seed="9")
+    assert changed.returncode == 1 and changed.stderr.count("was begun with other seed") == 2
 
 
 def test_copies_of_zero_keep_the_shape(waves, recipe):

@@ -30,7 +30,6 @@ from paradec_jax.train.launch import VARIABLES
 ROOT = Path(__file__).parents[2]
 ALONE = (
     "recurrent_depth.pointers",
-    "recurrent_depth.distill_waves",
     "masked_diffusion.markov_train",
     "masked_diffusion.markov_variants",
     "masked_diffusion.all_runs",

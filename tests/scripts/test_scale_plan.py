@@ -100,15 +100,21 @@ def test_the_largest_batch_lies_on_the_line_through_two_plans():
     # 16 GiB whatever the batch, half a GiB a row
     assert largest(one, two, 8) == {"80 GB": 112, "141 GB": 224, "v5p": 152}
     assert largest(one | {"gib": 200.0}, two | {"gib": 210.0}, 8) == {"80 GB": 0, "141 GB": 0, "v5p": 0}
+    # less in all, but arguments that grow by as much
+    smaller = one | {"gib": 25.0, "gib_of": {"argument": 4.0}}, two | {"gib_of": {"argument": 8.0}}
+    assert largest(*smaller, 8) == {"80 GB": 112, "141 GB": 224, "v5p": 152}
 
 
 def test_a_program_that_does_not_fit_twice_costs_the_others_nothing():
     found = script("systems/scale_plan")
-    rows = [{"program": name, "gib": 20.0, "batch": 8} for name in ("prompt", "decode step")]
-    twice = [{"program": "prompt", "gib": 24.0, "batch": 16, "fits": False}]  # and no step after it
+    rows = [{"program": name, "gib": 20.0, "batch": 8, "products": 1} for name in ("prompt", "decode step")]
+    # and no step after it
+    twice = [{"program": "prompt", "gib": 24.0, "batch": 16, "products": 1, "fits": False}]
     sizes = found["largest_of"](rows, twice, 8)
     assert sizes == {"prompt": {"80 GB": 112, "141 GB": 224, "v5p": 152}}
     assert found["largest_of"](twice, [], 8) == {}
+    idle = [row | {"products": 0} for row in rows]
+    assert found["largest_of"](idle, [idle[0] | {"batch": 16}], 8) == {}
 
 
 @pytest.mark.parametrize(
