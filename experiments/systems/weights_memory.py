@@ -23,7 +23,10 @@ from experiments.common.record import write_record
 from paradec_jax.config import CausalConfig
 
 DEVICES = "--xla_force_host_platform_device_count=4"
-KINDS = ("export", "import", "load", "sharded load", "resume")
+MAPPED = ", large blocks mapped"
+# Otherwise glibc, once a large block was freed, takes blocks of up to 32 MiB from its heaps, and keeps what comes back.
+MAPS = {"MALLOC_MMAP_THRESHOLD_": "1000000"}
+KINDS = ("export", "import", "load", "sharded load", "resume", f"resume{MAPPED}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +47,8 @@ class Options:
     feed_forward: int = 4096
     vocab_size: int = 49_152
     layers: int = 12
-    state_layers: int = 1
-    state_vocab_size: int = 1024
+    state_layers: int = 6
+    state_vocab_size: int = 8192
     heads: int = 16
     param_dtype: str = "float32"
     folder: Path | None = None
@@ -57,10 +60,12 @@ def child(kind: str, config: CausalConfig, folder: Path) -> Any:
     flags = os.environ.get("XLA_FLAGS", "")
     told = os.environ | {"JAX_PLATFORMS": "cpu"}
     told["XLA_FLAGS"] = f"{flags} {DEVICES}" if kind == "sharded load" else flags
+    if kind.endswith(MAPPED):
+        told |= MAPS
     words = [
         "-m",
         "experiments.systems.weights_memory_child",
-        kind,
+        kind.removesuffix(MAPPED),
         json.dumps(config.to_dict()),
         str(folder),
     ]
@@ -98,7 +103,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         for kind in KINDS:
             if kind == "resume":
                 child("train", trained, folder)
-            told = child(kind, trained if kind == "resume" else config, folder)
+            told = child(kind, trained if kind.startswith("resume") else config, folder)
             rows.append({"kind": kind, **told})
             print(
                 "  ".join(

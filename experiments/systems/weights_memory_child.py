@@ -132,7 +132,8 @@ def resuming(config: CausalConfig, folder: Path) -> dict[str, Any]:
     with Watch(held=True) as watch:
         fit(squares, params, Batches(), folder=folder / RUN, progress=False, donate=True, **options)
     told = watch.told(state) | {"parameters": state / 4, "arrays": watch.arrays / 2**20}
-    return told | {"states": watch.arrays / 2**20 / state}
+    pages = (told["above_idle"] + state / 4) / state
+    return told | {"states": watch.arrays / 2**20 / state, "states_of_pages": pages}
 
 
 def main(kind: str, shape: str, folder: Path) -> Any:

@@ -8,7 +8,8 @@ from experiment import read, script
 
 from experiments.systems.memory import reading
 
-TOY = {"width": 16, "feed_forward": 16, "vocab_size": 32, "layers": 1, "heads": 2, "state_vocab_size": 32}
+TOY = {"width": 16, "feed_forward": 16, "vocab_size": 32, "layers": 1, "heads": 2}
+TOY |= {"state_layers": 1, "state_vocab_size": 32}
 
 
 def test_every_kind_in_this_process(tmp_path, capsys):
@@ -31,9 +32,11 @@ def test_the_command_measures_every_kind(tmp_path):
     out = tmp_path / "rows.json"
     found["main"](found["Options"](**TOY, folder=tmp_path, out=out))
     table, lines = read(out)
-    assert [row["kind"] for row in table["rows"]] == list(found["KINDS"]) and len(lines) == 5
+    assert [row["kind"] for row in table["rows"]] == list(found["KINDS"]) and len(lines) == 6
     rows = {row["kind"]: row for row in table["rows"]}
     assert table["same"] and 0.9 < rows["resume"]["states"] < 1.5
+    mapped = rows["resume, large blocks mapped"]
+    assert mapped["states"] > 0.9 and mapped["states_of_pages"] > 0
     assert rows["sharded load"]["kept"] >= rows["load"]["kept"] > 0
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
