@@ -24,7 +24,7 @@ from paradec_jax.config import CausalConfig
 
 DEVICES = "--xla_force_host_platform_device_count=4"
 MAPPED = ", large blocks mapped"
-# Otherwise glibc, once a large block was freed, takes blocks of up to 32 MiB from its heaps, and keeps what comes back.
+# Otherwise glibc, once a large block was freed, takes blocks of up to 32 MiB from its heaps and keeps what returns.
 MAPS = {"MALLOC_MMAP_THRESHOLD_": "1000000"}
 KINDS = ("export", "import", "load", "sharded load", "resume", f"resume{MAPPED}")
 
