@@ -96,9 +96,8 @@ class Objective:
     def optimizer(self, name: str, steps: int) -> Any:
         if name == "sgd":
             return optax.sgd(self.rate)
-        if (
-            name == "adamw"
-        ):  # with an eps of 1e-8 gradients that are hardly more than rounding make whole updates
+        if name == "adamw":
+            # With an eps of 1e-8 gradients that are hardly more than rounding make whole updates.
             return adamw(3e-3, steps, warmup=2, eps=1e-4)
         return muon(3e-3, steps, axes=matrix_axes(self.network().config), warmup=2)
 

@@ -108,6 +108,7 @@ def test_two_processes_distill_what_one_does(tmp_path):
     script.write_text(COMMAND)
     options = ["--start", recurrent, "--matmul-precision", "highest", "--batch-tokens", "512"]
     options += ["--replay-tokens", "512", "--updates", "3", "--warmup", "1", "--cooldown", "1"]
+    # Parameters whole in each process: split ones meet the known fault of docs/meshes.md.
     options += ["--data", "-1", "--fsdp", "1"]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
 
@@ -119,9 +120,7 @@ def test_two_processes_distill_what_one_does(tmp_path):
     several = ("-m", "experiments.launch.local", "--processes", "2", "--devices", "1", "--", sys.executable)
     one, two = tmp_path / "one", tmp_path / "two"
     for folder, launcher in ((one, ()), (two, several)):
-        ended = distilled(
-            folder, *launcher
-        )  # parameters whole in each, see the known fault in docs/meshes.md
+        ended = distilled(folder, *launcher)
         assert ended.returncode == 0, ended.stderr
     mine, other = (load(folder / "model").params for folder in (one, two))
     # Weights are exported in 16 bits: what lies between two of them may go to either.

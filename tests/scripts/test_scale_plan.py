@@ -108,7 +108,7 @@ def test_the_largest_batch_lies_on_the_line_through_two_plans():
 def test_a_program_that_does_not_fit_twice_costs_the_others_nothing():
     found = script("systems/scale_plan")
     rows = [{"program": name, "gib": 20.0, "batch": 8, "products": 1} for name in ("prompt", "decode step")]
-    # and no step after it
+    # Of twice the rows there is no step after the prompt.
     twice = [{"program": "prompt", "gib": 24.0, "batch": 16, "products": 1, "fits": False}]
     sizes = found["largest_of"](rows, twice, 8)
     assert sizes == {"prompt": {"80 GB": 112, "141 GB": 224, "v5p": 152}}
