@@ -49,8 +49,20 @@ class _Raised(logging.Filter):
 logging.getLogger("absl").addFilter(_Raised())
 
 
+class _Unasked(logging.Filter):
+    """Drops asyncio's tracebacks of writes that failed beside the one whose error was raised."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not (isinstance(error, OSError) and "exception was never retrieved" in record.getMessage())
+
+
+_UNASKED = _Unasked()
+
+
 def _drop_late_answers() -> None:
     """When a write fails, those beside it find Orbax's event loop closed and print tracebacks that help nobody."""
+    logging.getLogger("asyncio").addFilter(_UNASKED)  # once, whatever the number of calls
     former = sys.unraisablehook
     if getattr(former, "drops_late_answers", False):
         return

@@ -1,6 +1,7 @@
 """Checkpoints alone: damage is noticed, what is restored is what was saved, on another mesh too."""
 
 import dataclasses
+import logging
 import os
 import warnings
 from pathlib import Path
@@ -12,7 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 from noisy_regression import Batches, initial_params, loss, python
 
-from paradec_jax.train import Checkpoints, PeerLost, SaveFailed, TrainState, make_train_step
+from paradec_jax.train import Checkpoints, PeerLost, SaveFailed, TrainState, checkpoint, make_train_step
 
 # When one array of a damaged checkpoint fails, Orbax leaves the other reads running; their late answers find
 # its event loop closed, which Python reports as unraisable.
@@ -129,3 +130,14 @@ def test_restore_on_another_mesh(tmp_path):
         JAX_PLATFORMS="cpu",
     )
     assert process.wait(120) == 0
+
+
+def test_writes_that_fail_beside_another_print_nothing(caplog):
+    """asyncio tells of what nobody asked for; the error of the first is raised as SaveFailed."""
+    checkpoint._drop_late_answers()
+    checkpoint._drop_late_answers()
+    asks = logging.getLogger("asyncio")
+    assert len([x for x in asks.filters if isinstance(x, checkpoint._Unasked)]) == 1
+    for error in (OSError(28, "No space left on device"), KeyError("rows")):
+        asks.error("Future exception was never retrieved", exc_info=(type(error), error, None))
+    assert [record.exc_info[0] for record in caplog.records] == [KeyError]
