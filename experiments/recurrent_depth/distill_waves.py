@@ -166,6 +166,12 @@ def main(
     check_allowed(allow)
     folder = Path("runs") / recipe.name if folder is None else folder
     mesh = cluster.join()
+    split = mesh is not None and mesh.shape["fsdp"] * mesh.shape["tensor"] > 1
+    if split and jax.process_count() > 1 and jax.default_backend() == "cpu":
+        raise ValueError(
+            "processes on CPUs cannot split the parameters of this training, as collectives fail there "
+            "(docs/meshes.md): add --data -1 --fsdp 1"
+        )
     collected = distill.RECIPES[recipe.source]
     model, source = deepened(load(recipe.start), recipe), load(collected.start)
     if source.family != "causal":

@@ -15,6 +15,7 @@ import tyro
 
 from experiments.common.command import run
 from experiments.systems.plan_target import GIB, LIMITS
+from experiments.systems.scale_plan import largest_of
 
 CHIPS = {1: "v5p:2x2x1", 8: "v5p:2x2x2", 64: "v5p:4x4x4", 256: "v5p:4x8x8"}
 SHORT = {
@@ -108,11 +109,16 @@ class Options:
     only: tuple[str, ...] | None = None
 
 
+def made(cell: Cell, path: Path) -> bool:
+    """Whether a record has all that the cell asks for."""
+    return path.exists() and (not cell.largest or "largest_batch" in json.loads(path.read_text("utf-8")))
+
+
 def make(options: Options) -> None:
     """Computes what is missing; what fails says so and is passed over."""
     for cell in CELLS:
         path = options.folder / f"{cell.name}.json"
-        if path.exists() or (options.only is not None and cell.preset not in options.only):
+        if made(cell, path) or (options.only is not None and cell.preset not in options.only):
             continue
         print(f"{cell.name} ..", flush=True)
         words = [sys.executable, "-m", "experiments.systems.scale_plan", *cell.words(options.folder)]
@@ -130,15 +136,20 @@ def lines(cell: Cell, folder: Path) -> list[tuple[str, ...]]:
     record = json.loads(path.read_text(encoding="utf-8"))
     options = record["options"]
     found = [row for row in record["rows"] if row["batch"] == options["batch"]]
-    return [line(options, row, record) for row in found]
+    twice = [row for row in record["rows"] if row["batch"] != options["batch"]]
+    sizes = dict(size.split("=") for size in options["mesh"].split(","))
+    largest = largest_of(found, twice, int(sizes.get("data", 1)) * int(sizes.get("fsdp", 1)))
+    return [line(options, row, record, largest.get(row["program"], {})) for row in found]
 
 
-def line(options: dict[str, Any], row: dict[str, Any], record: dict[str, Any]) -> tuple[str, ...]:
+def line(
+    options: dict[str, Any], row: dict[str, Any], record: dict[str, Any], largest: dict[str, int]
+) -> tuple[str, ...]:
     """One program."""
     name = row["program"] if options["decode"] is None else f"{options['decode']}: {row['program']}"
     tera = [None if row[kind] is None else row[kind] / 1e12 for kind in ("products", "work")]
     through = row.get("collectives", {})
-    largest = record.get("largest_batch", {}).get(row["program"], {})
+    none = "not computed" if row["products"] else "none"
     return (
         options["preset"],
         name,
@@ -148,7 +159,7 @@ def line(options: dict[str, Any], row: dict[str, Any], record: dict[str, Any]) -
         ", ".join("" if number is None else f"{number:.4g}" for number in tera),
         ", ".join(f"{SHORT[kind]} {one['bytes'] / GIB:.3g}" for kind, one in through.items()) or "none",
         f"{row['compile_processor_seconds']:.0f}, {row['compile_seconds']:.0f}",
-        ", ".join(str(size) for size in largest.values()) or "not computed",
+        ", ".join(str(size) for size in largest.values()) or none,
     )
 
 

@@ -200,6 +200,7 @@ def largest(one: dict[str, Any], two: dict[str, Any], unit: int) -> dict[str, in
     """The largest batch in each memory by the line through two plans, in multiples of `unit` rows; 0 for none.
 
     A row costs no less than what it adds to arguments: temporaries shrink where the compiler takes another layout.
+    They may grow again, so there it is at most that many rows.
     """
     rows = two["batch"] - one["batch"]
     before, after = (plan.get("gib_of", {}).get("argument", 0.0) for plan in (one, two))
@@ -240,6 +241,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     rows = plan(options, mesh, options.batch)
     found: dict[str, Any] = {"rows": rows, "chips": mesh.size}
     if options.largest:
+        if options.out is not None:  # the second compilation may fail or be ended
+            write_record(options.out, options, found | {"facts": begun}, dtypes=dtypes)
         twice, unit = plan(options, mesh, 2 * options.batch), mesh.shape["data"] * mesh.shape["fsdp"]
         found |= {"rows": [*rows, *twice], "largest_batch": largest_of(rows, twice, unit)}
     if options.target.startswith("cpu"):

@@ -60,6 +60,8 @@ def child(kind: str, config: CausalConfig, folder: Path) -> Any:
     flags = os.environ.get("XLA_FLAGS", "")
     told = os.environ | {"JAX_PLATFORMS": "cpu"}
     told["XLA_FLAGS"] = f"{flags} {DEVICES}" if kind == "sharded load" else flags
+    for name in MAPS:
+        told.pop(name, None)
     if kind.endswith(MAPPED):
         told |= MAPS
     words = [

@@ -300,13 +300,22 @@ class Checkpoints:
 
 
 def _ahead(target: PyTree) -> float:
-    """Decimal gigabytes that Orbax may hold of what it read and has not placed yet.
+    """Decimal gigabytes that Orbax may hold in this process of what it read and has not placed yet.
 
-    A sixteenth of the state or one array, whichever is more: a CPU's devices copy what was read, and without a bound
-    two states may be there. Orbax refuses to read an array that is not below the bound.
+    A sixteenth of what this process reads or one whole array, whichever is more: Orbax asks for the saved pieces that
+    a shard touches, at most the array, and refuses what is not below the bound. Without one it reads all at once.
     """
-    sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(target)]
-    return (max(max(sizes), sum(sizes) // 16) + 1) / 1e9
+    leaves = jax.tree.leaves(target)
+    most = max(x.size * x.dtype.itemsize for x in leaves)
+    return (max(most, sum(map(_read_here, leaves)) // 16) + 4096) / 1e9
+
+
+def _read_here(x: jax.ShapeDtypeStruct) -> int:
+    """Bytes of an array that the devices of this process hold, each part once."""
+    if x.sharding is None:
+        return x.size * x.dtype.itemsize
+    parts = {str(index) for index in x.sharding.addressable_devices_indices_map(x.shape).values()}
+    return len(parts) * math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
 
 
 def _tried(read: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception | None]:

@@ -91,7 +91,7 @@ class Objective:
     frozen: Callable[[], Any] = lambda: None
     teacher: Callable[[], Any] = lambda: None
     rate: float = 0.1  # of plain descent
-    scale: float = 0.0  # of what the loss is a small difference of, and rounds as
+    scale: float = 0.0  # of the terms whose small difference the loss is: its rounding is relative to theirs
 
     def optimizer(self, name: str, steps: int) -> Any:
         if name == "sgd":

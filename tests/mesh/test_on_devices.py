@@ -161,6 +161,16 @@ def test_every_objective(name):
         check_training(told)
         # What Muon leaves to Adam is divided by the size of gradients, those too that are hardly more than rounding.
         assert told["params"][0] < (2e-4 if "muon" in case else CLOSE), (case, told)
+        if told["k_bias"] is not None:
+            assert told["k_bias"][0] < (5e-3 if "muon" in case else 2 * CLOSE), (case, told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_descent_on_one_device_is_stable_to_the_last_bit_of_its_beginning(name):
+    """Otherwise another order of sums would say nothing of a mesh."""
+    (found,) = on_devices(["jolted", name])
+    assert 0 < found[0] < CLOSE, found
 
 
 @pytest.mark.slow

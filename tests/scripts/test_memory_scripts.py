@@ -36,9 +36,23 @@ def test_the_command_measures_every_kind(tmp_path):
     rows = {row["kind"]: row for row in table["rows"]}
     assert table["same"] and 0.9 < rows["resume"]["states"] < 1.5
     mapped = rows["resume, large blocks mapped"]
-    assert mapped["states"] > 0.9 and mapped["states_of_pages"] > 0
+    assert mapped["states"] > 0.9 and mapped["states_of_pages"] > 0.9
     assert rows["sharded load"]["kept"] >= rows["load"]["kept"] > 0
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize(("kind", "wanted"), [("resume", None), ("resume, large blocks mapped", "1000000")])
+def test_how_glibc_takes_blocks_is_said_to_the_child_alone(kind, wanted, monkeypatch, tmp_path):
+    found, seen = script("systems/weights_memory"), {}
+
+    def ran(words, env, **_):
+        seen.update(env, kind=words[3])
+        return types.SimpleNamespace(returncode=0, stdout="{}")
+
+    monkeypatch.setattr("subprocess.run", ran)
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "7")
+    found["child"](kind, found["config_of"](found["Options"](**TOY), 1, 32), tmp_path)
+    assert seen["kind"] == "resume" and seen.get("MALLOC_MMAP_THRESHOLD_") == wanted
 
 
 def test_a_soak_counts_compilations_and_growth(models, tmp_path, capsys):

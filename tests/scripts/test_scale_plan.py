@@ -69,7 +69,8 @@ def test_the_table_makes_what_is_missing(monkeypatch, tmp_path):
         return subprocess.CompletedProcess(words, 1)
 
     monkeypatch.setattr(subprocess, "run", called)
-    (tmp_path / "mdlm-8b-train-8.json").write_text('{"rows": []}')
+    (tmp_path / "mdlm-8b-train-8.json").write_text('{"rows": [], "largest_batch": {}}')
+    (tmp_path / "mdlm-8b-masked-8.json").write_text('{"rows": []}')  # was ended before its second plan
     table["make"](table["Options"](tmp_path, make=True, only=("mdlm-8b",)))
     names = [Path(words[words.index("--out") + 1]).stem for words in asked]
     assert names == [f"mdlm-8b-{what}-{chips}" for chips in (8, 64, 256) for what in ("train", "masked")][1:]

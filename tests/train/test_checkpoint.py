@@ -12,6 +12,7 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from noisy_regression import Batches, initial_params, loss, python
+from orbax.checkpoint._src.serialization import limits
 
 from paradec_jax.train import Checkpoints, PeerLost, SaveFailed, TrainState, checkpoint, make_train_step
 
@@ -141,3 +142,39 @@ def test_writes_that_fail_beside_another_print_nothing(caplog):
     for error in (OSError(28, "No space left on device"), KeyError("rows")):
         asks.error("Future exception was never retrieved", exc_info=(type(error), error, None))
     assert [record.exc_info[0] for record in caplog.records] == [KeyError]
+
+
+@pytest.mark.parametrize("sizes", [(40,) * 32, (4000, 1, 1), (126_464,)])
+def test_a_restore_reads_ahead_by_a_sixteenth_or_an_array(sizes, tmp_path, monkeypatch):
+    held, most = [0], [0]
+
+    class Counted(limits.LimitInFlightBytes):
+        async def wait_for_bytes(self, requested_bytes):
+            await super().wait_for_bytes(requested_bytes)
+            held[0] += requested_bytes
+            most[0] = max(most[0], held[0])
+
+        async def release_bytes(self, requested_bytes):
+            held[0] -= requested_bytes
+            await super().release_bytes(requested_bytes)
+
+    params = {str(i): np.full((size, 64), i, np.float32) for i, size in enumerate(sizes)}
+    state = TrainState.create(params, optax.sgd(0.1), jax.random.key(0))
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(state)
+        monkeypatch.setattr(limits, "LimitInFlightBytes", Counted)
+        found, _ = checkpoints.restore(state)
+    jax.tree.map(np.testing.assert_array_equal, found.params, state.params)
+    nbytes = [x.nbytes for x in params.values()]
+    assert held == [0] and max(nbytes) <= most[0] <= max(max(nbytes), sum(nbytes) / 16) + 5000
+
+
+def test_each_process_reads_its_part_ahead():
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("fsdp",))
+    lies = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("fsdp"))
+    free = jax.ShapeDtypeStruct((126_464, 4096), np.float32)
+    placed = jax.ShapeDtypeStruct((8, 4), np.float32, sharding=lies)
+    assert checkpoint._read_here(free) == 2_071_986_176 and checkpoint._read_here(placed) == 128
+    assert (
+        int(checkpoint._ahead({"a": free}) * 10**9) > 2_071_986_176
+    )  # by how Orbax counts, whole numbers or not
