@@ -32,6 +32,7 @@ from paradec_jax.families import matrix_axes
 from paradec_jax.losses import poisson_lognormal, recurrent_consistency_loss, recurrent_loss
 from paradec_jax.losses.consistency import ConsistencyRules
 from paradec_jax.train import Loss, Metrics, fit, muon
+from paradec_jax.train.agree import all_or_none
 from paradec_jax.train.identity import check_allowed
 
 
@@ -167,11 +168,12 @@ def main(
     folder = Path("runs") / recipe.name if folder is None else folder
     mesh = cluster.join()
     split = mesh is not None and mesh.shape["fsdp"] * mesh.shape["tensor"] > 1
-    if split and jax.process_count() > 1 and jax.default_backend() == "cpu":
-        raise ValueError(
-            "processes on CPUs cannot split the parameters of this training, as collectives fail there "
-            "(docs/meshes.md): add --data -1 --fsdp 1"
-        )
+    with all_or_none():  # all must hear it before one ends
+        if split and jax.process_count() > 1 and jax.default_backend() == "cpu":
+            raise ValueError(
+                "processes on CPUs cannot split the parameters of this training, as collectives fail there "
+                "(docs/meshes.md): add --data -1 --fsdp 1"
+            )
     collected = distill.RECIPES[recipe.source]
     model, source = deepened(load(recipe.start), recipe), load(collected.start)
     if source.family != "causal":
