@@ -14,6 +14,7 @@ The recipes of tables 3 and 4 can share what the first round collects (options s
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ from paradec_jax.evaluate import word_problems
 from paradec_jax.families import matrix_axes
 from paradec_jax.losses.consistency import ConsistencyRules, consistency_loss
 from paradec_jax.losses.next_token import next_token_loss
-from paradec_jax.train import DataIterator, Loss, Metrics, fit, muon
+from paradec_jax.objective import Metrics, Objective, Sums
+from paradec_jax.train import DataIterator, fit, muon
 from paradec_jax.train.identity import check_allowed
 
 ROWS = 64  # problems decoded together
@@ -250,18 +252,33 @@ def fresh_problems(model: Model, recipe: Recipe, which: int) -> DataIterator:
 
 
 def with_replay(
-    model: Model, recipe: Recipe, loss: Loss, pairs: DataIterator, fresh: DataIterator
-) -> tuple[Loss, Together]:
+    model: Model, recipe: Recipe, loss: Objective, pairs: DataIterator, fresh: DataIterator
+) -> tuple[Objective, Together]:
     """A loss over pairs and its data, both with a next-token part over fresh problems."""
     next_token = next_token_loss(model.network)
 
-    def both(params: Any, frozen: Any, batch: dict[str, Any], key: jax.Array) -> tuple[jax.Array, Metrics]:
-        value, terms = loss(params, frozen, batch["pairs"], key)
-        again, found = next_token(params, frozen, batch["fresh"], key)
-        terms |= {"rehearsal": again, "rehearsal_accuracy": found["accuracy"]}
-        return value + recipe.rules.ar_weight * again, terms
+    def sums(params: Any, frozen: Any, batch: dict[str, Any], key: jax.Array) -> Sums:
+        again = next_token.sums(params, frozen, batch["fresh"], key)
+        return loss.sums(params, frozen, batch["pairs"], key) | rehearsed(again)
 
-    return both, Together(pairs=pairs, fresh=fresh)
+    return Objective(sums, with_rehearsal(loss, recipe.rules.ar_weight)), Together(pairs=pairs, fresh=fresh)
+
+
+def rehearsed(sums: Sums) -> Sums:
+    """The sums of a next-token loss, by names that no other loss has."""
+    return {f"rehearsal_{name}": part for name, part in sums.items()}
+
+
+def with_rehearsal(loss: Objective, weight: float) -> Callable[[Sums], tuple[jax.Array, Metrics]]:
+    """The value of a loss with a weighted next-token part, whose sums are `rehearsed`."""
+
+    def value(sums: Sums) -> tuple[jax.Array, Metrics]:
+        own = {name: part for name, part in sums.items() if not name.startswith("rehearsal_")}
+        found, metrics = loss.value(own)
+        again, accuracy = sums["rehearsal_loss"].mean, sums["rehearsal_accuracy"].mean
+        return found + weight * again, metrics | {"rehearsal": again, "rehearsal_accuracy": accuracy}
+
+    return value
 
 
 def train(

@@ -31,7 +31,8 @@ from paradec_jax.data.trajectories import Trajectories
 from paradec_jax.families import matrix_axes
 from paradec_jax.losses import poisson_lognormal, recurrent_consistency_loss, recurrent_loss
 from paradec_jax.losses.consistency import ConsistencyRules
-from paradec_jax.train import Loss, Metrics, fit, muon
+from paradec_jax.objective import Objective, Sums
+from paradec_jax.train import fit, muon
 from paradec_jax.train.agree import all_or_none
 from paradec_jax.train.identity import check_allowed
 
@@ -87,7 +88,7 @@ class Recipe:
     seed: int = 0
 
 
-def objective(model: store.Model, recipe: Recipe) -> Loss:
+def objective(model: store.Model, recipe: Recipe) -> Objective:
     """Consistency after noisy blocks plus the next token of fresh problems, each at a recurrence of its own."""
     network = model.network
     noisy = recurrent_consistency_loss(
@@ -103,15 +104,13 @@ def objective(model: store.Model, recipe: Recipe) -> Loss:
         network, poisson_lognormal(recipe.replay_mean), recipe.replay_depth, remat=True
     )
 
-    def both(params: Any, frozen: Any, batch: dict[str, Any], key: jax.Array) -> tuple[jax.Array, Metrics]:
+    def sums(params: Any, frozen: Any, batch: dict[str, Any], key: jax.Array) -> Sums:
         of_pairs, of_fresh = jax.random.split(key)
         step = {"step": batch["step"]}
-        value, terms = noisy(params, frozen, batch["pairs"] | step, of_pairs)
-        again, found = next_token(params, frozen, batch["fresh"] | step, of_fresh)
-        terms |= {"rehearsal": again, "rehearsal_accuracy": found["accuracy"]}
-        return value + recipe.rules.ar_weight * again, terms
+        again = next_token.sums(params, frozen, batch["fresh"] | step, of_fresh)
+        return noisy.sums(params, frozen, batch["pairs"] | step, of_pairs) | distill.rehearsed(again)
 
-    return both
+    return Objective(sums, distill.with_rehearsal(noisy, recipe.rules.ar_weight))
 
 
 def data_of(model: store.Model, recipe: Recipe, trajectories: Trajectories) -> Together:

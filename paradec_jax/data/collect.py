@@ -48,7 +48,9 @@ def collect(
         history = [(int(length[row]), draft[row]) for length, draft in zip(lengths, drafts, strict=True)]
         iterates = _blocks(tokens[row], int(starts[row]), history, decoder.block, decoder.spec.pad, stopped)
         if iterates:
-            found.append(Generation(int(data_id), tokens[row, : starts[row]], iterates))
+            start, blocks = int(starts[row]), len(iterates) * decoder.block
+            length = min(int(lengths[-1][row]) - start, blocks)
+            found.append(Generation(int(data_id), tokens[row, :start], iterates, length))
     return found
 
 

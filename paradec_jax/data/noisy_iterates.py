@@ -29,6 +29,7 @@ class Example(NamedTuple):
       prompt: its tokens.
       noisy, clean: the chosen iterate and the fixed point of each block.
       chosen: index of the chosen iterate in its trajectory.
+      length: tokens of text in the blocks of either copy; the rest is padding.
     """
 
     data_id: int
@@ -36,6 +37,7 @@ class Example(NamedTuple):
     noisy: Int[np.ndarray, "T n"]
     clean: Int[np.ndarray, "T n"]
     chosen: Int[np.ndarray, " T"]
+    length: int
 
     def packed(self) -> Int[np.ndarray, " P+2Tn"]:
         """The prompt, then each block's noisy copy followed by its clean one: the released order."""
@@ -116,14 +118,16 @@ def pack(generation: Generation, selection: Selection, rng: np.random.Generator,
         selection.choose(iterates, target, rng) for iterates, target in zip(blocks, targets, strict=True)
     ]
     noisy = np.stack([iterates[i] for iterates, i in zip(blocks, chosen, strict=True)])
-    return Example(generation.data_id, generation.prompt, noisy, generation.fixed, np.asarray(chosen))
+    fixed, length = generation.fixed, generation.text_length
+    return Example(generation.data_id, generation.prompt, noisy, fixed, np.asarray(chosen), length)
 
 
 def pack_block(generation: Generation, index: int, selection: Selection, rng: np.random.Generator) -> Example:
     """One block alone, what comes before it being part of the prompt (CLLM's examples)."""
-    block = generation.block(index)
+    block, before = generation.block(index), index * generation.block_size
     prompt = np.concatenate([block.prompt, block.generated])
-    return pack(Generation(block.data_id, prompt, [block.iterates]), selection, rng, block.place)
+    length = min(generation.text_length - before, generation.block_size)
+    return pack(Generation(block.data_id, prompt, [block.iterates], length), selection, rng, block.place)
 
 
 def longest_run(tokens: Int[np.ndarray, " L"]) -> int:
@@ -192,7 +196,7 @@ def corrupted(
       prompt: its tokens, at least one.
       answer: the true answer, cut into blocks of `block_size`.
       block_size: n.
-      pad: fills up the last block (released: the stop token).
+      pad: fills up the last block, after the text (released: the stop token).
       rng: draws with replacement from the tokens before the block.
       context: how many of those, counted from the block backwards (released: 128, or 10 n).
 
@@ -209,4 +213,4 @@ def corrupted(
         draws = rng.choice(before, size=(block_size + 1, block_size))
         right = np.arange(block_size) >= np.arange(block_size + 1)[:, None]
         trajectories.append(np.where(right, draws, block))
-    return Generation(data_id, tokens[: len(prompt)], trajectories)
+    return Generation(data_id, tokens[: len(prompt)], trajectories, len(answer))

@@ -9,7 +9,7 @@ from jaxtyping import Int
 
 from paradec_jax.data.endless import Endless, Part, Share, endless, whole
 from paradec_jax.data.noisy_iterates import Example, Selection, pack, pack_block
-from paradec_jax.data.trajectories import Generation, Trajectories
+from paradec_jax.data.trajectories import Trajectories
 
 Batch = dict[str, np.ndarray]
 
@@ -118,8 +118,7 @@ class PairBatchMaker:
             if block >= 0:
                 examples.append(pack_block(generation, int(block), self.selection, rng))
                 continue
-            short = Generation(generation.data_id, generation.prompt, generation.iterates[: bucket.pairs])
-            examples.append(pack(short, self.selection, rng))
+            examples.append(pack(generation.first(bucket.pairs), self.selection, rng))
         return examples
 
     def __call__(self, index: int) -> Batch:
@@ -136,7 +135,8 @@ def collate(examples: Sequence[Example], bucket: PairBucket) -> Batch:
     """Examples as the arrays that the losses read, padded with zeros, which count nowhere.
 
     Returns:
-      {"prompt": int32 [B, P], "prompt_lengths": int32 [B], "noisy", "clean": int32 [B, T, n], "pairs": int32 [B]}.
+      {"prompt": int32 [B, P], "prompt_lengths": int32 [B], "noisy", "clean": int32 [B, T, n], "pairs": int32 [B],
+      "noisy_real", "clean_real": bool [B, T, n], False at padding}.
 
     Raises:
       ValueError: no example, or one beyond the bucket.
@@ -159,7 +159,9 @@ def collate(examples: Sequence[Example], bucket: PairBucket) -> Batch:
         batch["prompt"][row, : len(example.prompt)] = example.prompt
         batch["noisy"][row, : len(example.noisy)] = example.noisy
         batch["clean"][row, : len(example.clean)] = example.clean
-    return batch
+    lengths = np.asarray([example.length for example in examples])
+    real = np.arange(bucket.pairs * size).reshape(bucket.pairs, size) < lengths[:, None, None]
+    return batch | {"noisy_real": real, "clean_real": real}
 
 
 def pair_batches(

@@ -201,7 +201,7 @@ class _BatchMaker:
         stop = np.broadcast_to(column(self.spec.stop[0]), (len(found), rows, 1))
         return {
             "tokens": tokens.astype(np.int32),
-            "targets": np.concatenate([found, stop], axis=2).astype(np.int32)[:most],
+            "targets": np.concatenate([found, stop], axis=2).astype(np.int32)[:most].swapaxes(0, 1),
             "recurrences": np.int32(stage.recurrences),
             "prompt_targets": keys,
             "prompt_weights": weights.astype(np.float32),
@@ -224,7 +224,7 @@ def pointer_batches(
     after the first the query itself, after the second whom it has, and so on to the end of the chain; after the last
     answer the stop token. The prompt is asked for the key of each entry where the entry ends, without which look-ups
     take much longer to learn, and for the first token of the answer: {"tokens": int32 [B, T], "targets": int32
-    [K, B, Q + 1], "recurrences": int32 [], "prompt_targets": int32 [B, S], "prompt_weights": float32 [B, S]}.
+    [B, K, Q + 1], "recurrences": int32 [], "prompt_targets": int32 [B, S], "prompt_weights": float32 [B, S]}.
 
     Args:
       tokenizer: the tokenizer of the model.

@@ -7,6 +7,7 @@
       ids.npy            [M]         id of each generation's problem
       prompts.npy        [sum P]     prompts, one after the other
       prompt_ends.npy    [M]         where each prompt ends
+      lengths.npy        [M]         tokens of each generation's text, the stop token included
       block_ends.npy     [M]         where each generation's blocks end
       point_ends.npy     [blocks]    where each block's iterates end
       points.npy         [iterates, n] every iterate: the draft first, the fixed point last
@@ -29,11 +30,12 @@ from jaxtyping import Int
 
 from paradec_jax.io import atomic_write_text
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 COLUMNS = {
     "ids": np.int64,
     "prompts": np.int32,
     "prompt_ends": np.int64,
+    "lengths": np.int64,
     "block_ends": np.int64,
     "point_ends": np.int64,
     "points": np.int32,
@@ -73,14 +75,16 @@ class Generation:
       data_id: id of the problem.
       prompt: its tokens, at least one.
       iterates: iterates of each block [X, n], the draft first, the fixed point last.
+      length: tokens of text in the blocks; what comes after them is padding. All of them when None.
 
     Raises:
-      ValueError: an empty prompt, no block, or iterates that are not [X, n] with one n.
+      ValueError: an empty prompt, no block, iterates that are not [X, n] with one n, or a length beyond the blocks.
     """
 
     data_id: int
     prompt: Int[np.ndarray, " P"]
     iterates: Sequence[Int[np.ndarray, "X n"]]
+    length: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.prompt) == 0 or len(self.iterates) == 0:
@@ -90,6 +94,16 @@ class Generation:
             np.ndim(iterates) != 2 or len(iterates) == 0 for iterates in self.iterates
         ):
             raise ValueError(f"iterates of generation {self.data_id} must be [X, n] with one n and X >= 1")
+        if not 0 < self.text_length <= len(self.iterates) * self.block_size:
+            raise ValueError(
+                f"length of generation {self.data_id} must be from 1 to {len(self.iterates) * self.block_size}, "
+                f"the tokens of its blocks, not {self.length}"
+            )
+
+    @property
+    def text_length(self) -> int:
+        """Tokens of text in the blocks."""
+        return len(self.iterates) * self.block_size if self.length is None else self.length
 
     @property
     def block_size(self) -> int:
@@ -100,6 +114,12 @@ class Generation:
     def fixed(self) -> Int[np.ndarray, "T n"]:
         """The fixed points, which together are the generated tokens."""
         return np.stack([iterates[-1] for iterates in self.iterates])
+
+    def first(self, blocks: int) -> "Generation":
+        """Its first blocks alone."""
+        iterates = self.iterates[:blocks]
+        length = min(self.text_length, len(iterates) * self.block_size)
+        return Generation(self.data_id, self.prompt, iterates, length)
 
     def block(self, place: int) -> Block:
         """Block `place` with what comes before it."""
@@ -212,6 +232,7 @@ def _columns(generations: Sequence[Generation]) -> dict[str, np.ndarray]:
         "ids": [generation.data_id for generation in generations],
         "prompts": np.concatenate([generation.prompt for generation in generations]),
         "prompt_ends": np.cumsum([len(generation.prompt) for generation in generations]),
+        "lengths": [generation.text_length for generation in generations],
         "block_ends": np.cumsum([len(generation.iterates) for generation in generations]),
         "point_ends": np.cumsum([len(iterates) for iterates in blocks]),
         "points": np.concatenate(blocks),
@@ -280,7 +301,7 @@ class Trajectories(Sequence[Generation]):
         blocks = range(*_span(shard["block_ends"], row))
         iterates = [shard["points"][slice(*_span(shard["point_ends"], block))] for block in blocks]
         prompt = shard["prompts"][slice(*_span(shard["prompt_ends"], row))]
-        return Generation(int(shard["ids"][row]), prompt, iterates)
+        return Generation(int(shard["ids"][row]), prompt, iterates, int(shard["lengths"][row]))
 
     def __iter__(self) -> Iterator[Generation]:
         return (self[i] for i in range(len(self)))
@@ -321,7 +342,7 @@ def _open_shard(folder: Path, generations: int, block_size: int) -> dict[str, np
         steps = np.diff(shard[ends], prepend=0)
         if len(steps) == 0 or steps.min() < 1 or shard[ends][-1] != len(shard[values]):
             raise TrajectoryError(f"{folder}: {ends} must grow to the {len(shard[values])} of {values}")
-    counts = {len(shard[name]) for name in ("ids", "prompt_ends", "block_ends")}
+    counts = {len(shard[name]) for name in ("ids", "prompt_ends", "lengths", "block_ends")}
     if counts != {generations} or shard["points"].shape[1] != block_size:
         raise TrajectoryError(f"{folder} contradicts its manifest: damaged, or of another run")
     return shard

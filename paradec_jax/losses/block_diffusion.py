@@ -9,7 +9,6 @@ n counts the labelled tokens of the batch, hidden or not; p_i is the probability
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,6 +27,7 @@ from paradec_jax.losses.block_streams import (
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, token_losses
 from paradec_jax.losses.masked_diffusion import mask_of
 from paradec_jax.noise import BlockNoise, Hidden
+from paradec_jax.objective import Objective, Sums, weighted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class BlockRules:
 
 def block_diffusion_loss(
     network: BlockNetwork, spec: TokenSpec, rules: BlockRules | None = None, *, chunk: int | None = None
-) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
+) -> Objective:
     """The weighted cross-entropy of hidden tokens over the number of labelled ones, as released.
 
     Args:
@@ -76,7 +76,7 @@ def block_diffusion_loss(
     check_chunk(chunk)
     read = read_doubled if chosen.doubled else read_twice
 
-    def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
+    def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
         del frozen
         of_lengths, of_noise = jax.random.split(key)
         tokens, labelled = batch["tokens"], batch["labelled"].astype(bool)
@@ -95,13 +95,13 @@ def block_diffusion_loss(
 
         nll, hits = in_chunks(score, chunk, vectors, tokens)
         weights = jnp.where(hidden.where, 1 / jnp.where(hidden.where, hidden.probability, 1.0), 0.0)
-        count, total = jnp.sum(hidden.where), jnp.maximum(jnp.sum(labelled), 1)
-        return jnp.sum(weights * nll) / total, {
-            "accuracy": jnp.sum(hidden.where & hits) / jnp.maximum(count, 1),
-            "hidden": count / total,
+        return {
+            "loss": weighted(weights * nll, labelled),
+            "accuracy": weighted(hits, hidden.where),
+            "hidden": weighted(hidden.where, labelled),
         }
 
-    return loss
+    return Objective(sums)
 
 
 def _noise(batch: dict[str, Array], noise: BlockNoise, labelled: Array, layout: Layout, key: Array) -> Hidden:

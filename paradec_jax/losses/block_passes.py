@@ -10,13 +10,12 @@ from typing import Any, NamedTuple, Protocol
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from paradec_jax.config import TokenSpec
 from paradec_jax.nn import masks
 
 Forward = Callable[..., Array]
-"""`(params, tokens, positions, mask=causal) -> hidden [B, S, D]`."""
+"""`(params, tokens, real, positions, mask=causal) -> hidden [B, S, D]`; real [B, S] is False at padding."""
 
 
 class CausalNetwork(Protocol):
@@ -29,17 +28,41 @@ class CausalNetwork(Protocol):
     def logits(self, params: Any, hidden: Array) -> Array: ...
 
 
-def forward_of(network: CausalNetwork, spec: TokenSpec, padding_gradient: bool) -> Forward:
-    """The network's forward, without a gradient to the input vector of the padding token unless it is asked for."""
+def forward_of(network: CausalNetwork) -> Forward:
+    """The network's forward, without a gradient to the input vectors of padding, as in the released trainers."""
 
-    def forward(params: Any, tokens: Array, positions: Array, **options: Any) -> Array:
-        inputs = tokens
-        if not padding_gradient:
-            vectors = network.embedding(params)[tokens]
-            inputs = jnp.where((tokens == spec.pad)[..., None], lax.stop_gradient(vectors), vectors)
+    def forward(params: Any, tokens: Array, real: Array, positions: Array, **options: Any) -> Array:
+        vectors = network.embedding(params)[tokens]
+        inputs = jnp.where(real[..., None], vectors, lax.stop_gradient(vectors))
         return network.forward(params, inputs, positions, **options).hidden
 
     return forward
+
+
+class Real(NamedTuple):
+    """Which tokens of a batch are text, and not padding.
+
+    Attributes:
+      prompt: of the prompts, before their lengths are looked at.
+      noisy, clean: of the two copies of all blocks, before the number of pairs is.
+    """
+
+    prompt: Bool[Array, "B P"]
+    noisy: Bool[Array, "B *blocks"]
+    clean: Bool[Array, "B *blocks"]
+
+
+def real_tokens(batch: dict[str, Array]) -> Real:
+    """`prompt_real`, `noisy_real` and `clean_real` of a batch; without them every token is text.
+
+    Padding is never told by its id, which may be that of a stop token.
+    """
+    shapes = (batch[name].shape for name in Real._fields)
+    names = (f"{name}_real" for name in Real._fields)
+    masks = [
+        jnp.asarray(batch.get(name, np.ones(shape)), bool) for name, shape in zip(names, shapes, strict=True)
+    ]
+    return Real(*masks)
 
 
 class Hidden(NamedTuple):
@@ -96,16 +119,20 @@ def read_passes(forward: Forward, params: Any, teacher: Any, pairs: Any, block: 
 
 def _read(forward: Forward, params: Any, pairs: Any, noisy: np.ndarray) -> Float[Array, "B R S D"]:
     """Hidden states of R sequences a row, whose blocks are noisy or clean."""
-    blocks = jnp.where(noisy, pairs.noisy[:, None], pairs.clean[:, None])  # [B, R, K]
-    tokens = sequences(pairs.prompt, pairs.lengths, blocks)
+
+    def passes(prompt: Array, noisy_copy: Array, clean_copy: Array) -> Array:
+        blocks = jnp.where(noisy, noisy_copy[:, None], clean_copy[:, None])  # [B, R, K]
+        return sequences(prompt, pairs.lengths, blocks)
+
+    tokens, real = passes(pairs.prompt, pairs.noisy, pairs.clean), passes(*pairs.real)
     flat = tokens.reshape(-1, tokens.shape[-1])
-    hidden = forward(params, flat, jnp.broadcast_to(jnp.arange(flat.shape[1]), flat.shape))
-    return hidden.reshape(*tokens.shape, -1)
+    positions = jnp.broadcast_to(jnp.arange(flat.shape[1]), flat.shape)
+    return forward(params, flat, real.reshape(flat.shape), positions).reshape(*tokens.shape, -1)
 
 
 def sequences(
-    prompt: Int[Array, "B P"], lengths: Int[Array, "B"], blocks: Int[Array, "B R K"]
-) -> Int[Array, "B R P+K"]:
+    prompt: Shaped[Array, "B P"], lengths: Int[Array, "B"], blocks: Shaped[Array, "B R K"]
+) -> Shaped[Array, "B R P+K"]:
     """Prompts with their blocks directly after them; padding comes last, where no causal query sees it."""
     (batch, passes, size), width = blocks.shape, prompt.shape[1]
     at = jnp.arange(width + size) - lengths[:, None]
@@ -134,17 +161,21 @@ def read_packed(forward: Forward, params: Any, teacher: Any, pairs: Any, block: 
     """Reads prompt and interleaved copies in one sequence of P + 2 K tokens under a dense mask."""
     width, size = pairs.prompt.shape[1], pairs.clean.shape[1]
     count, each = size // block, np.arange(size)
-    copies = [tokens.reshape(-1, count, 1, block) for tokens in (pairs.noisy, pairs.clean)]
-    tokens = jnp.concatenate([pairs.prompt, jnp.concatenate(copies, axis=2).reshape(-1, 2 * size)], axis=1)
+
+    def packed(prompt: Array, noisy: Array, clean: Array) -> Array:
+        copies = [copy.reshape(-1, count, 1, block) for copy in (noisy, clean)]
+        return jnp.concatenate([prompt, jnp.concatenate(copies, axis=2).reshape(-1, 2 * size)], axis=1)
+
+    tokens, text = packed(pairs.prompt, pairs.noisy, pairs.clean), packed(*pairs.real)
     positions = packed_positions(pairs.lengths, width, count, block)
     place = np.arange(width + 2 * size)
     real = (place >= width) | (place < pairs.lengths[:, None])  # no padding of the prompt
     mask = masks.noisy_window(width, count, block, rules.window_of(count)) & real[:, None]
 
-    hidden = forward(params, tokens, positions, mask=mask)
+    hidden = forward(params, tokens, text, positions, mask=mask)
     wanted = hidden
     if rules.teacher == "frozen":
-        wanted = forward(teacher, tokens, positions, mask=mask)
+        wanted = forward(teacher, tokens, text, positions, mask=mask)
     noisy = width + 2 * (each - each % block) + each % block
     clean = noisy + block
     last = jnp.take_along_axis(hidden, pairs.lengths[:, None, None] - 1, axis=1)

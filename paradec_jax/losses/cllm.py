@@ -7,7 +7,6 @@
 p reads the prompt and a noisy iterate of the block's trajectory, q the prompt and its fixed point.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.losses import block_passes
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, soft_cross_entropy, token_losses
 from paradec_jax.nn import masks
+from paradec_jax.objective import Metrics, Objective, Sum, Sums, weighted
 
 
 def cllm_loss(
@@ -27,10 +27,9 @@ def cllm_loss(
     ar_weight: float = 10.0,
     label_smoothing: float = 0.1,
     mask_padding: bool = True,
-    padding_gradient: bool = False,
     pad_after_stop: bool = True,
     chunk: int | None = None,
-) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
+) -> Objective:
     """CLLM's global consistency loss (its equation 5) with the next-token term; the defaults are the released ones.
 
     The next-token term is the mean over the whole sequence, prompt included. Consistency counts at each position
@@ -39,12 +38,11 @@ def cllm_loss(
 
     Args:
       network: the causal network.
-      spec: its special tokens; `stop` and `pad` matter.
+      spec: its special tokens; `stop` matters, and `pad` as what fills a row up.
       ar_weight: weight of the next-token term.
       label_smoothing: of the next-token term.
-      mask_padding: whether the two consistency passes hide keys with the padding id, even inside the text, where
-        that id may stand for something (released). The next-token term then needs a pass of its own.
-      padding_gradient: whether the gradient reaches the input vector of the padding token (released: no).
+      mask_padding: whether the two consistency passes hide padding inside a row (released). The next-token term
+        then needs a pass of its own.
       pad_after_stop: whether everything after a stop token of the prompt (with the blocks before) becomes
         padding (released). Chat prompts whose turns end in a stop token need False.
       chunk: positions whose logits are made at a time; all at once when None.
@@ -63,17 +61,17 @@ def cllm_loss(
             f"not {ar_weight} and {label_smoothing}"
         )
     check_chunk(chunk)
-    forward = block_passes.forward_of(network, spec, padding_gradient)
+    forward = block_passes.forward_of(network)
 
-    def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
+    def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
         del frozen, key
         if batch["noisy"].shape[1] != 1:
             raise ValueError(f"cllm_loss wants one pair a row, not {batch['noisy'].shape[1]}")
-        tokens, lengths = _sequences(batch, spec, pad_after_stop)
-        noisy, clean, plain = _read(forward, params, tokens, spec, mask_padding)
+        tokens, real, lengths = _sequences(batch, spec, pad_after_stop)
+        noisy, clean, plain = _read(forward, params, tokens, real, mask_padding)
         inside = jnp.arange(1, tokens.shape[2]) < lengths[:, None]
         differs = jnp.cumsum(tokens[:, 0] != tokens[:, 1], axis=1)[:, 1:] > 0
-        keep = inside & differs & (tokens[:, 0, 1:] != spec.pad)
+        keep = inside & differs & real[:, 0, 1:]
         logits = scorer(network, params, len(tokens))
 
         def divergence(student: Array, teacher: Array) -> Array:
@@ -85,47 +83,54 @@ def cllm_loss(
         value = in_chunks(divergence, chunk, noisy[:, :-1], lax.stop_gradient(clean)[:, :-1])
         smoothed, hits = in_chunks(nll, chunk, plain[:, :-1], tokens[:, 1, 1:])
         rows = batch["pairs"] > 0
-        terms = {
-            "ar": _mean(smoothed, inside, rows),
-            "consistency": _mean(value, keep, rows),
-            "accuracy": _mean(hits, inside, rows),
+        return {
+            "ar": _sum(smoothed, inside, rows),
+            "consistency": _sum(value, keep, rows),
+            "accuracy": _sum(hits, inside, rows),
         }
+
+    def value(sums: Sums) -> tuple[Array, Metrics]:
+        terms = {name: part.mean for name, part in sums.items()}
         return ar_weight * terms["ar"] + terms["consistency"], terms
 
-    return loss
+    return Objective(sums, value)
 
 
-def _sequences(batch: dict[str, Array], spec: TokenSpec, pad_after_stop: bool) -> tuple[Array, Array]:
-    """Noisy and clean sequence of each row, [B, 2, P + n], and their tokens [B]."""
-    prompt, lengths = batch["prompt"], batch["prompt_lengths"]
-    blocks = jnp.concatenate([batch["noisy"], batch["clean"]], axis=1)
-    tokens = block_passes.sequences(prompt, lengths, blocks)
+def _sequences(batch: dict[str, Array], spec: TokenSpec, pad_after_stop: bool) -> tuple[Array, Array, Array]:
+    """Noisy and clean sequence of each row, [B, 2, P + n], which of their tokens are text, and their number [B]."""
+    lengths, real = batch["prompt_lengths"], block_passes.real_tokens(batch)
+
+    def joined(prompt: Array, noisy: Array, clean: Array) -> Array:
+        return block_passes.sequences(prompt, lengths, jnp.concatenate([noisy, clean], axis=1))
+
+    tokens, text = joined(batch["prompt"], batch["noisy"], batch["clean"]), joined(*real)
     if pad_after_stop:
         before = jnp.arange(tokens.shape[2]) < lengths[:, None]
         stops = jnp.isin(tokens, jnp.asarray(spec.stop, jnp.int32)) & before[:, None]
-        tokens = jnp.where(jnp.cumsum(stops, axis=2) - stops > 0, spec.pad, tokens)
-    return tokens, lengths + blocks.shape[2]
+        after = jnp.cumsum(stops, axis=2) - stops > 0
+        tokens, text = jnp.where(after, spec.pad, tokens), text & ~after
+    return tokens, text, lengths + batch["noisy"].shape[2]
 
 
 def _read(
-    forward: block_passes.Forward, params: Any, tokens: Array, spec: TokenSpec, mask_padding: bool
+    forward: block_passes.Forward, params: Any, tokens: Array, real: Array, mask_padding: bool
 ) -> tuple[Array, Array, Array]:
     """Hidden states of the noisy sequence, of the clean one, and of the clean one with nothing hidden."""
     options: dict[str, Any] = {}
     if mask_padding:
-        tokens = jnp.concatenate([tokens, tokens[:, 1:]], axis=1)
+        tokens, real = (jnp.concatenate([x, x[:, 1:]], axis=1) for x in (tokens, real))
     flat = tokens.reshape(-1, tokens.shape[2])
     if mask_padding:
-        seen = (tokens != spec.pad).at[:, 2].set(True).reshape(flat.shape)
+        seen = real.at[:, 2].set(True).reshape(flat.shape)
         options["mask"] = masks.causal(flat.shape[1]) & seen[:, None]
     positions = jnp.broadcast_to(jnp.arange(flat.shape[1]), flat.shape)
-    hidden = forward(params, flat, positions, **options).reshape(*tokens.shape, -1)
+    hidden = forward(params, flat, real.reshape(flat.shape), positions, **options).reshape(*tokens.shape, -1)
     return hidden[:, 0], hidden[:, 1], hidden[:, -1]
 
 
-def _mean(
+def _sum(
     values: Float[Array, "B S"] | Bool[Array, "B S"], weights: Bool[Array, "B S"], rows: Bool[Array, "B"]
-) -> Float[Array, ""]:
-    """Mean of each row, then over the rows that count."""
+) -> Sum:
+    """Mean of each row, summed over the rows that count."""
     means = jnp.sum(values * weights, axis=1) / jnp.maximum(jnp.sum(weights, axis=1), 1)
-    return jnp.sum(means * rows) / jnp.maximum(jnp.sum(rows), 1)
+    return weighted(means, rows)

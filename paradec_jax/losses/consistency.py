@@ -15,7 +15,6 @@ Forcing (Hu et al. 2025, arXiv 2512.14681), equations 7 to 9.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -24,6 +23,7 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.config import TokenSpec
 from paradec_jax.losses import block_passes
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, soft_cross_entropy, token_losses
+from paradec_jax.objective import Metrics, Objective, Sum, Sums, weighted
 
 _CHOICES = {
     "context": ("nc", "clean", "nc_ic"),
@@ -64,8 +64,6 @@ class ConsistencyRules:
       after_eos: "pad": tokens after the first stop token of the last clean block become padding, and offsets
         there still count (released); "keep": they stay; "drop": offsets from the stop token on and later pairs
         count nowhere, not even in T (development branch).
-      padding_gradient: whether the gradient reaches the input vector of the padding token; released: no, the
-        embedding layer leaves it out (with tied embeddings the output matrix still moves it).
       over: L of each row, then the mean over rows ("row": one sequence a device, and micro-batches add up), or
         means over the tokens of the batch and T of the whole batch ("batch", development branch).
     """
@@ -83,7 +81,6 @@ class ConsistencyRules:
     prompt_weight: float = 1.0
     label_smoothing: float = 0.0
     after_eos: str = "pad"
-    padding_gradient: bool = False
     over: str = "row"
 
     def __post_init__(self) -> None:
@@ -124,6 +121,7 @@ class Pairs(NamedTuple):
       block_weight: weight in L_AR of each clean token.
       keep: noisy positions that count in L_consistency.
       valid: T, the pairs of each row that count.
+      real: which tokens are text; padding gets no gradient.
     """
 
     prompt: Int[Array, "B P"]
@@ -134,11 +132,13 @@ class Pairs(NamedTuple):
     block_weight: Float[Array, "B K"]
     keep: Bool[Array, "B K"]
     valid: Int[Array, "B"]
+    real: block_passes.Real
 
 
 def counted_pairs(batch: dict[str, Array], spec: TokenSpec, rules: ConsistencyRules) -> Pairs:
     """Which tokens count, from `prompt` [B, P], `prompt_lengths` [B], `noisy`, `clean` [B, T, n], `pairs` [B]."""
     noisy, clean, (rows, pairs, block) = batch["noisy"], batch["clean"], batch["noisy"].shape
+    real = block_passes.real_tokens(batch)
     index, count = jnp.arange(pairs), batch["pairs"]
     stops = jnp.isin(clean, jnp.asarray(spec.stop, jnp.int32))
     valid = index < count[:, None]
@@ -150,8 +150,9 @@ def counted_pairs(batch: dict[str, Array], spec: TokenSpec, rules: ConsistencyRu
     if rules.after_eos == "pad":
         last = (index == count[:, None] - 1)[..., None]
         clean = jnp.where(last & ~before, spec.pad, clean)
+        real = real._replace(clean=real.clean & ~(last & ~before))
     keep = jnp.cumsum(noisy != clean, axis=-1) > 0
-    keep &= valid[..., None] & (noisy != spec.pad)
+    keep &= valid[..., None] & real.noisy
     if rules.offsets == "inner":
         keep &= jnp.arange(block) < block - 1
     if rules.after_eos == "drop":
@@ -163,10 +164,11 @@ def counted_pairs(batch: dict[str, Array], spec: TokenSpec, rules: ConsistencyRu
         batch["prompt_lengths"],
         noisy.reshape(rows, -1),
         clean.reshape(rows, -1),
-        rules.prompt_weight * (inside & (targets != spec.pad) & (count > 0)[:, None]),
-        (valid[..., None] & before & (clean != spec.pad)).astype(jnp.float32).reshape(rows, -1),
+        rules.prompt_weight * (inside & real.prompt[:, 1:] & (count > 0)[:, None]),
+        (valid[..., None] & before & real.clean).astype(jnp.float32).reshape(rows, -1),
         keep.reshape(rows, -1),
         count,
+        block_passes.Real(real.prompt, real.noisy.reshape(rows, -1), real.clean.reshape(rows, -1)),
     )
 
 
@@ -177,7 +179,7 @@ def consistency_loss(
     *,
     packed: bool = False,
     chunk: int | None = None,
-) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
+) -> Objective:
     """The progressive consistency loss with its next-token term (equations 7 to 9 of the paper).
 
     The contexts are built from ordinary causal passes, batched as rows of one forward: one over prompt + clean
@@ -185,7 +187,7 @@ def consistency_loss(
 
     Args:
       network: the causal network.
-      spec: its special tokens; `stop` and `pad` matter.
+      spec: its special tokens; `stop` matters, and `pad` as what fills an answer up.
       rules: the choices, by default those of the released trainer.
       packed: one pass over prompt and interleaved copies under a dense mask instead (`masks.noisy_context`), as
         the released code does it: for tests, and for comparing the cost.
@@ -193,7 +195,8 @@ def consistency_loss(
 
     Returns:
       A loss over batches of `prompt` [B, P] (right-padded), `prompt_lengths` [B], `noisy` and `clean` [B, T, n] and
-      `pairs` [B], valid pairs of each row (a row without any counts nowhere). Its metrics: `ar` and
+      `pairs` [B], valid pairs of each row (a row without any counts nowhere). Where padding lies elsewhere too, bool
+      `prompt_real` [B, P], `noisy_real` and `clean_real` [B, T, n] are False at it. Its metrics: `ar` and
       `consistency`, the two terms (unweighted), `accuracy` of the next token, `agreement` (share of counted
       positions whose largest logit is the teacher's) and `counted`, their number a row.
 
@@ -206,9 +209,9 @@ def consistency_loss(
     check_chunk(chunk)
     read = block_passes.read_packed if packed else block_passes.read_passes
 
-    forward = block_passes.forward_of(network, spec, rules.padding_gradient)
+    forward = block_passes.forward_of(network)
 
-    def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
+    def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
         del key
         pairs = counted_pairs(batch, spec, rules)
         block = batch["noisy"].shape[-1]
@@ -217,11 +220,21 @@ def consistency_loss(
             raise ValueError(f"prompt and blocks take {length} positions of max_length {network.max_length}")
         teacher = frozen if rules.teacher == "frozen" else params
         hidden = read(forward, params, teacher, pairs, block, rules)
-        terms = _next_token(network, params, hidden, pairs, rules, chunk)
-        terms |= _consistency(network, params, teacher, hidden, pairs, rules, chunk)
-        return rules.ar_weight * terms["ar"] + terms["consistency"], terms
+        said = _next_token(network, params, hidden, pairs, rules, chunk)
+        return said | _consistency(network, params, teacher, hidden, pairs, rules, chunk)
 
-    return loss
+    return Objective(sums, lambda sums: combined(sums, rules))
+
+
+def combined(sums: Sums, rules: ConsistencyRules) -> tuple[Array, Metrics]:
+    """The loss and its metrics from the sums over a batch."""
+    metrics = {name: part.mean for name, part in sums.items() if name != "pairs"}
+    if rules.over == "batch":
+        if rules.reduction == "sum":
+            metrics["consistency"] = sums["consistency"].total
+        if rules.divide_by_pairs:
+            metrics["consistency"] /= jnp.maximum(sums["pairs"].weight, 1)
+    return rules.ar_weight * metrics["ar"] + metrics["consistency"], metrics
 
 
 def _next_token(
@@ -231,7 +244,7 @@ def _next_token(
     pairs: Pairs,
     rules: ConsistencyRules,
     chunk: int | None,
-) -> dict[str, Array]:
+) -> Sums:
     """Cross-entropy of prompt and clean blocks."""
     logits = scorer(network, params, len(pairs.valid))
 
@@ -251,8 +264,8 @@ def _next_token(
         weights.append(weight)
     weight = jnp.concatenate(weights, axis=1)
     return {
-        "ar": _mean(jnp.concatenate(values, axis=1), weight, pairs.valid, rules.over),
-        "accuracy": _mean(jnp.concatenate(hits, axis=1), weight, pairs.valid, "batch"),
+        "ar": _sum(jnp.concatenate(values, axis=1), weight, pairs.valid, rules.over),
+        "accuracy": weighted(jnp.concatenate(hits, axis=1), weight),
     }
 
 
@@ -264,7 +277,7 @@ def _consistency(
     pairs: Pairs,
     rules: ConsistencyRules,
     chunk: int | None,
-) -> dict[str, Array]:
+) -> Sums:
     """Divergence of the noisy positions from the clean ones."""
     student, taught = scorer(network, params, len(pairs.valid)), scorer(network, teacher)
 
@@ -276,31 +289,25 @@ def _consistency(
         return value, jnp.argmax(said, axis=-1) == jnp.argmax(wanted, axis=-1)
 
     value, agree = in_chunks(divergence, chunk, hidden.student, hidden.teacher)
-    keep = pairs.keep.astype(value.dtype)
+    keep, rows = pairs.keep.astype(value.dtype), (pairs.valid > 0).astype(value.dtype)
     scale = jnp.full(pairs.valid.shape, rules.temperature**2, value.dtype)
-    total = jnp.sum(pairs.valid) if rules.over == "batch" else pairs.valid
-    if rules.divide_by_pairs:
-        scale = scale / jnp.maximum(total, 1)
-    if rules.reduction == "sum":
-        kept = jnp.sum(keep) if rules.over == "batch" else jnp.sum(keep, axis=1)
-        scale = scale * kept
+    if rules.over == "row":  # of the whole batch `combined` divides
+        if rules.divide_by_pairs:
+            scale = scale / jnp.maximum(pairs.valid, 1)
+        if rules.reduction == "sum":
+            scale = scale * jnp.sum(keep, axis=1)
+    count = jnp.sum(pairs.valid).astype(value.dtype)
     return {
-        "consistency": _mean(value * scale[:, None], keep, pairs.valid, rules.over),
-        "agreement": _mean(agree, keep, pairs.valid, "batch"),
-        "counted": jnp.sum(keep) / jnp.maximum(jnp.sum(pairs.valid > 0), 1),
+        "consistency": _sum(value * scale[:, None], keep, pairs.valid, rules.over),
+        "agreement": weighted(agree, keep),
+        "counted": Sum(jnp.sum(keep), jnp.sum(rows)),
+        "pairs": Sum(count, count),
     }
 
 
-def _mean(
-    values: Float[Array, "B K"] | Bool[Array, "B K"],
-    weights: Float[Array, "B K"],
-    count: Int[Array, "B"],
-    over: str,
-) -> Float[Array, ""]:
-    """Weighted mean over the batch, or over each row and then over the rows that have pairs."""
-    axis = None if over == "batch" else 1
-    sums, totals = jnp.sum(values * weights, axis=axis), jnp.sum(weights, axis=axis)
-    means = sums / jnp.where(totals > 0, totals, 1)
+def _sum(values: Float[Array, "B K"], weights: Float[Array, "B K"], count: Int[Array, "B"], over: str) -> Sum:
+    """Weighted sum over the batch, or of each row's mean over the rows that have pairs."""
     if over == "batch":
-        return means
-    return jnp.sum(means * (count > 0)) / jnp.maximum(jnp.sum(count > 0), 1)
+        return weighted(values, weights)
+    totals = jnp.sum(weights, axis=1)
+    return weighted(jnp.sum(values * weights, axis=1) / jnp.where(totals > 0, totals, 1), count > 0)

@@ -1,4 +1,4 @@
-"""Cross-entropies: weighted over a batch, token by token, and to a teacher's distribution."""
+"""Cross-entropies: summed over a batch, token by token, and to a teacher's distribution."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,28 +11,24 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.nn.copies import with_copies
 from paradec_jax.nn.precision import at_least_float32
+from paradec_jax.objective import Sum, weighted
 
 
 def cross_entropy(
-    logits: Float[Array, "B T V"], targets: Int[Array, "B T"], weights: Float[Array, "B T"]
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Mean negative log-likelihood `sum(w * nll) / sum(w)` in nats, and the weighted top-1 accuracy."""
-    return chunked_cross_entropy(lambda logits: logits, logits, targets, weights, None)
-
-
-def chunked_cross_entropy(
     score: Callable[[Array], Array],
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "B T"],
     weights: Float[Array, "B T"],
-    chunk: int | None,
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """As `cross_entropy` of the logits `score(hidden)`, made of `chunk` positions at a time (`in_chunks`)."""
+    chunk: int | None = None,
+) -> tuple[Sum, Sum]:
+    """Weighted sums of the negative log-likelihood in nats, and of the tokens that have the largest logit.
+
+    Logits are `score(hidden)`, made of `chunk` positions at a time (`in_chunks`).
+    """
     nll, hits = in_chunks(
         lambda vectors, targets: token_losses(score(vectors), targets), chunk, hidden, targets
     )
-    total = jnp.maximum(jnp.sum(weights), 1e-9)
-    return jnp.sum(weights * nll) / total, jnp.sum(weights * hits) / total
+    return weighted(nll, weights), weighted(hits, weights)
 
 
 def token_losses(

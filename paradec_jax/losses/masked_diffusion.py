@@ -9,7 +9,6 @@ What a row's tokens cost together is an upper bound of its negative log-likeliho
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -29,6 +28,7 @@ from paradec_jax.noise import (
     log_probability_range,
     rounded_up,
 )
+from paradec_jax.objective import Objective, Sums, weighted
 
 MEASURES = ("time", "importance", "change_of_variables")
 
@@ -115,7 +115,7 @@ def masked_diffusion_loss(
     *,
     dropout: bool = True,
     chunk: int | None = None,
-) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
+) -> Objective:
     """MDLM's negative bound, `sum w(t) nll / sum weights`: over all real tokens, not over the hidden ones.
 
     Args:
@@ -136,7 +136,7 @@ def masked_diffusion_loss(
     mask, chosen = mask_of(spec), BoundRules() if rules is None else rules
     check_chunk(chunk)
 
-    def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
+    def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
         del frozen
         tokens, (of_times, of_masks, of_dropout) = batch["tokens"], jax.random.split(key, 3)
         weights = batch.get("weights")
@@ -150,15 +150,14 @@ def masked_diffusion_loss(
 
         vectors = read(network, params, noised, of_dropout if dropout else None)
         nll, hits = in_chunks(score, chunk, vectors, tokens)
-        counted, total = hidden * weights, jnp.maximum(jnp.sum(weights), 1e-9)
-        value = jnp.sum(weight[:, None] * counted * nll) / total
-        share = jnp.sum(counted)
-        return value, {
-            "accuracy": jnp.sum(counted * hits) / jnp.maximum(share, 1e-9),
-            "hidden": share / total,
+        counted = hidden * weights
+        return {
+            "loss": weighted(weight[:, None] * hidden * nll, weights),
+            "accuracy": weighted(hits, counted),
+            "hidden": weighted(hidden, weights),
         }
 
-    return loss
+    return Objective(sums)
 
 
 def noise(

@@ -1,12 +1,12 @@
 """Training of causal models: the next token's cross-entropy."""
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from paradec_jax.losses.cross_entropy import check_chunk, chunked_cross_entropy, scorer
+from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
+from paradec_jax.objective import Objective, Sums
 
 
 class CausalNetwork(Protocol):
@@ -18,9 +18,7 @@ class CausalNetwork(Protocol):
     def logits(self, params: Any, hidden: Array) -> Array: ...
 
 
-def next_token_loss(
-    network: CausalNetwork, *, chunk: int | None = None
-) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
+def next_token_loss(network: CausalNetwork, *, chunk: int | None = None) -> Objective:
     """Mean cross-entropy of the next token in nats, `-sum w log p(target) / sum w`.
 
     Args:
@@ -40,14 +38,14 @@ def next_token_loss(
         )
     check_chunk(chunk)
 
-    def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
+    def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
         del frozen, key
         tokens = batch["tokens"]
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         hidden = network.forward(params, tokens, positions).hidden
-        value, accuracy = chunked_cross_entropy(
+        nats, hits = cross_entropy(
             scorer(network, params, len(hidden)), hidden, batch["targets"], batch["weights"], chunk
         )
-        return value, {"accuracy": accuracy}
+        return {"loss": nats, "accuracy": hits}
 
-    return loss
+    return Objective(sums)

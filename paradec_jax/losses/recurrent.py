@@ -12,7 +12,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
-from paradec_jax.losses.cross_entropy import check_chunk, chunked_cross_entropy, scorer
+from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
+from paradec_jax.objective import Objective, Sums, drawn
 
 Draw = Callable[[Array, Array], Int[Array, ""]]
 Mean = float | Callable[[Array], Array]
@@ -124,7 +125,7 @@ def recurrent_loss(
     init_scale: float = 1.0,
     remat: bool | None = None,
     chunk: int | None = None,
-) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
+) -> Objective:
     """Next-token cross-entropy at a random recurrence, one draw a step for the whole batch.
 
     Args:
@@ -145,7 +146,7 @@ def recurrent_loss(
     depth, remat = settle(network.config, backprop_depth, remat)
     check_chunk(chunk)
 
-    def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
+    def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
         del frozen
         of_recurrence, of_state = jax.random.split(key)
         tokens = batch["tokens"]
@@ -160,9 +161,7 @@ def recurrent_loss(
         e, window = network.embed(params, tokens, view, window)
         state = unroll(network, params, state, e, view, recurrence, depth, remat)
         hidden = network.readout(params, state, view, window).hidden
-        value, accuracy = chunked_cross_entropy(
-            scorer(network, params), hidden, batch["targets"], batch["weights"], chunk
-        )
-        return value, {"accuracy": accuracy, "recurrence": jnp.asarray(recurrence, jnp.float32)}
+        nats, hits = cross_entropy(scorer(network, params), hidden, batch["targets"], batch["weights"], chunk)
+        return {"loss": nats, "accuracy": hits, "recurrence": drawn(recurrence)}
 
-    return loss
+    return Objective(sums)

@@ -7,7 +7,6 @@ copies of the blocks; everything else is `consistency_loss`.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,9 +14,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.losses.consistency import ConsistencyRules, consistency_loss
+from paradec_jax.losses.consistency import ConsistencyRules, combined, consistency_loss
 from paradec_jax.losses.cross_entropy import check_chunk
 from paradec_jax.losses.recurrent import Draw, settle, unroll
+from paradec_jax.objective import Metrics, Objective, Sums, drawn
 
 
 class Read(NamedTuple):
@@ -88,7 +88,7 @@ def recurrent_consistency_loss(
     filler_share: float = 0.0,
     remat: bool | None = None,
     chunk: int | None = None,
-) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
+) -> Objective:
     """The progressive consistency loss at a random recurrence, both copies packed under one mask.
 
     Args:
@@ -113,7 +113,7 @@ def recurrent_consistency_loss(
     depth, remat = settle(network.config, backprop_depth, remat)
     check_chunk(chunk)
 
-    def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
+    def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
         of_recurrence, of_state, of_rows, of_tokens = jax.random.split(key, 4)
         recurrence = draw(of_recurrence, batch["step"])
         noisy, clean = batch["noisy"], batch["clean"]
@@ -121,9 +121,11 @@ def recurrent_consistency_loss(
         filler = jax.random.randint(of_tokens, noisy.shape, 0, network.vocab_size, noisy.dtype)
         batch = batch | {"noisy": jnp.where(filled, filler, noisy)}
         unrolled = Unrolled(network, recurrence, of_state, depth, remat)
-        value, terms = consistency_loss(unrolled, spec, rules, packed=True, chunk=chunk)(
-            params, frozen, batch, key
-        )
-        return value, terms | {"recurrence": jnp.asarray(recurrence, jnp.float32)}
+        objective = consistency_loss(unrolled, spec, rules, packed=True, chunk=chunk)
+        return objective.sums(params, frozen, batch, key) | {"recurrence": drawn(recurrence)}
 
-    return loss
+    def value(sums: Sums) -> tuple[Array, Metrics]:
+        loss, metrics = combined(sums, rules)
+        return loss, metrics | {"recurrence": sums["recurrence"].mean}
+
+    return Objective(sums, value)

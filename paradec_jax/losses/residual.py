@@ -16,7 +16,6 @@ every step, with a running sum of its own. Or, with `layout` "infer_matched", no
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -31,6 +30,7 @@ from paradec_jax.losses.block_streams import BlockNetwork, Layout, Streams, befo
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, soft_cross_entropy, token_losses
 from paradec_jax.losses.masked_diffusion import mask_of
 from paradec_jax.noise import BlockNoise, Hidden, choose
+from paradec_jax.objective import Metrics, Objective, Sum, Sums, weighted
 
 NORMALISERS = ("selfnorm", "official", "mean")
 OBJECTIVES = ("kl", "cross_entropy", "mse")
@@ -321,10 +321,8 @@ class Unrolling:
         found = in_chunks(score, self.chunk, said, joined(steps.taught), plain, targets)
         return jax.tree.map(lambda x: x.reshape(count, len(texts.tokens), -1), found)
 
-    def weigh(
-        self, texts: Texts, still: Bool[Array, "K B T"], values: Float[Array, "K B T"]
-    ) -> Float[Array, "K"]:
-        """The loss of each step; 0 of one that is none, because no position is masked any more."""
+    def weigh(self, texts: Texts, still: Bool[Array, "K B T"], values: Float[Array, "K B T"]) -> Sum:
+        """Each step's sum over the positions still masked, and what it is divided by, [K]."""
         where, probability = texts.hidden
         inverse = 1 / jnp.where(where, probability, 1)
         weights = jnp.where(still, jnp.ones_like(inverse) if self.rules.normaliser == "mean" else inverse, 0)
@@ -332,8 +330,7 @@ class Unrolling:
         if self.rules.normaliser == "official":
             revealed = jnp.where(where & ~still, inverse, 0)
             total = jnp.sum(texts.labelled) - jnp.sum(revealed, axis=(1, 2))
-        there = jnp.any(still, axis=(1, 2))
-        return jnp.where(there, jnp.sum(weights * values, axis=(1, 2)) / jnp.where(there, total, 1), 0)
+        return Sum(jnp.sum(weights * values, axis=(1, 2)), total.astype(values.dtype))
 
 
 def residual_loss(
@@ -343,7 +340,7 @@ def residual_loss(
     rules: ResidualRules | None = None,
     *,
     chunk: int | None = 32,
-) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
+) -> Objective:
     """The loss of Algorithm 1, the mean over the steps that have a masked position left.
 
     Args:
@@ -370,17 +367,24 @@ def residual_loss(
         raise ValueError("a network without blocks of its own needs the lengths of blocks (rules.blocks)")
     check_chunk(chunk)
 
-    def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
+    def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
         of_texts, of_reveals = jax.random.split(key)
         texts = unrolling.texts(batch, of_texts)
         steps = unrolling.unroll(params, frozen, texts, of_reveals, batch.get("reveals"))
         values, found = unrolling.judge(frozen, texts, steps)
-        losses, still = unrolling.weigh(texts, steps.still, values), steps.still
-        judged = jnp.sum(still)
-        count = jnp.maximum(judged, 1)
-        metrics = {name: jnp.sum(jnp.where(still, value, 0)) / count for name, value in found.items()}
-        metrics["kl_ratio"] = metrics["kl"] / jnp.maximum(metrics["uncorrected_kl"], 1e-9)
-        metrics["judged"] = judged / jnp.maximum(jnp.sum(texts.labelled), 1)
-        return jnp.sum(losses) / jnp.maximum(jnp.sum(jnp.any(still, axis=(1, 2))), 1), metrics
+        still, masked = steps.still, jnp.sum(steps.still, axis=(1, 2)).astype(values.dtype)
+        judged = {name: weighted(jnp.where(still, value, 0), still) for name, value in found.items()}
+        return judged | {
+            "steps": unrolling.weigh(texts, still, values),
+            "masked": Sum(masked, masked),
+            "judged": Sum(jnp.sum(masked), jnp.sum(texts.labelled).astype(values.dtype)),
+        }
 
-    return loss
+    def value(sums: Sums) -> tuple[Array, Metrics]:
+        metrics = {name: part.mean for name, part in sums.items() if name not in ("steps", "masked")}
+        metrics["kl_ratio"] = metrics["kl"] / jnp.maximum(metrics["uncorrected_kl"], 1e-9)
+        there = sums["masked"].weight > 0  # steps that have a masked position left
+        losses = jnp.where(there, sums["steps"].mean, 0)
+        return jnp.sum(losses) / jnp.maximum(jnp.sum(there), 1), metrics
+
+    return Objective(sums, value)

@@ -18,7 +18,6 @@ them after the last step, beside the student's, so that no array [B, S, V] ever 
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,6 +32,7 @@ from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer
 from paradec_jax.losses.masked_diffusion import DenoisingNetwork, mask_of, read
 from paradec_jax.noise import SDTT_TIMES, LogLinear, Times, hide
+from paradec_jax.objective import Objective, Sums, drawn, weighted
 
 SMALLEST = SDTT_TIMES.floor
 """Where the teacher's grid of times ends, 1e-5."""
@@ -130,7 +130,7 @@ def self_distillation_loss(
     *,
     dropout: bool = True,
     chunk: int | None = 32,
-) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
+) -> Objective:
     """SDTT's loss: the mean divergence over all hidden positions of the batch, without a weight by time.
 
     Args:
@@ -155,9 +155,7 @@ def self_distillation_loss(
     mask, chosen = mask_of(spec), DistillationRules() if rules is None else rules
     check_chunk(chunk)
 
-    def loss(
-        params: Any, frozen: dict[str, Any], batch: dict[str, Array], key: Array
-    ) -> tuple[Array, dict[str, Array]]:
+    def sums(params: Any, frozen: dict[str, Any], batch: dict[str, Array], key: Array) -> Sums:
         of_noise, of_teacher, of_dropout = jax.random.split(key, 3)
         noised, hidden, t = _noise(batch, chosen, mask, of_noise)
         teacher, step = lax.stop_gradient(frozen["teacher"]), chosen.step_size(frozen["round"])
@@ -174,15 +172,15 @@ def self_distillation_loss(
             return divergence(mine, other, mask, chosen), best[0] == best[1]
 
         value, same = in_chunks(score, chunk, said, wanted)
-        total = jnp.maximum(jnp.sum(hidden), 1)
-        return jnp.sum(jnp.where(hidden, value, 0)) / total, {
-            "agreement": jnp.sum(hidden & same) / total,
-            "hidden": jnp.mean(hidden.astype(jnp.float32)),
-            "teacher_steps": (1 - SMALLEST) / step,
-            "round": jnp.asarray(frozen["round"], jnp.float32),
+        return {
+            "loss": weighted(jnp.where(hidden, value, 0), hidden),
+            "agreement": weighted(same, hidden),
+            "hidden": weighted(hidden, jnp.ones(hidden.shape)),
+            "teacher_steps": drawn((1 - SMALLEST) / step),
+            "round": drawn(frozen["round"]),
         }
 
-    return loss
+    return Objective(sums)
 
 
 def _noise(

@@ -1,6 +1,5 @@
 """Training of recurrent-depth models in which every recurrence has a target of its own."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,8 +8,9 @@ from jax import lax
 from jaxtyping import Array
 
 from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.losses.cross_entropy import check_chunk, chunked_cross_entropy, scorer
+from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
 from paradec_jax.losses.recurrent import Draw, settle
+from paradec_jax.objective import Metrics, Objective, Sum, Sums, drawn
 
 
 def stepwise_loss(
@@ -21,7 +21,7 @@ def stepwise_loss(
     init_scale: float = 1.0,
     remat: bool | None = None,
     chunk: int | None = None,
-) -> Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict[str, Array]]]:
+) -> Objective:
     """Cross-entropy of the answers after each recurrence, after a prompt that is read apart from them.
 
         loss = mean over k = 1 .. r of CE(coda(s_k), targets_k) + CE(prompt, prompt_targets)
@@ -41,7 +41,7 @@ def stepwise_loss(
       chunk: positions whose logits are made at a time, and again in the backward pass; all at once when None.
 
     Returns:
-      A loss over batches of `tokens` [B, T], `targets` [K, B, A] of the last A positions after each of K recurrences,
+      A loss over batches of `tokens` [B, T], `targets` [B, K, A] of the last A positions after each of K recurrences,
       `recurrences` r <= K, those that count, `prompt_targets` and `prompt_weights` [B, T - A], and the scalar
       `step`. Metrics: `accuracy`, over all recurrences that count, `last_accuracy`, after the last of them, and
       `prompt_recurrence`.
@@ -52,14 +52,14 @@ def stepwise_loss(
     depth, remat = settle(network.config, backprop_depth, remat)
     check_chunk(chunk)
 
-    def nats(params: Any, hidden: Array, targets: Array, weights: Array) -> tuple[Array, Array]:
-        return chunked_cross_entropy(scorer(network, params), hidden, targets, weights, chunk)
+    def nats(params: Any, hidden: Array, targets: Array, weights: Array) -> tuple[Sum, Sum]:
+        return cross_entropy(scorer(network, params), hidden, targets, weights, chunk)
 
-    def loss(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
+    def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
         del frozen
         of_recurrence, of_state = jax.random.split(key)
         tokens, targets, count = batch["tokens"], batch["targets"], batch["recurrences"]
-        rows, width = targets.shape[1:]
+        rows, _, width = targets.shape
         prompt = tokens.shape[1] - width
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         states = network.initial_state(jax.random.split(of_state, tokens.shape), init_scale)
@@ -76,7 +76,7 @@ def stepwise_loss(
         )
         state, window = network.iterate(params, state, e, view, window, 0)
         out = network.readout(params, state, view, window)
-        said, _ = nats(params, out.hidden, batch["prompt_targets"], batch["prompt_weights"])
+        prompted, _ = nats(params, out.hidden, batch["prompt_targets"], batch["prompt_weights"])
         start = jnp.zeros(rows, jnp.int32)
         cache = network.init_cache(jax.random.split(of_state, rows), prompt, states=states[0])
         cache = network.write(cache, out.kv, start)
@@ -87,7 +87,8 @@ def stepwise_loss(
         def recur(params: Any, state: Array, e: Array, target: Array) -> tuple[Array, tuple[Array, Array]]:
             state, window = network.iterate(params, state, e, view, own, 0)
             hidden = network.readout(params, state, view, window).hidden
-            return state, nats(params, hidden, target, jnp.ones(target.shape))
+            found = nats(params, hidden, target, jnp.ones(target.shape))
+            return state, (found[0].total, found[1].total)
 
         step = jax.checkpoint(recur) if remat else recur
 
@@ -99,13 +100,19 @@ def stepwise_loss(
                 index < count, lambda s: step(params, s, e, target), lambda s: (s, (zero, zero)), state
             )
 
-        indices = jnp.arange(len(targets))
-        _, (losses, accuracies) = lax.scan(body, states[:, prompt:], (indices, targets))
-        metrics = {
-            "accuracy": jnp.sum(accuracies) / count,
-            "last_accuracy": accuracies[count - 1],
-            "prompt_recurrence": prompt_recurrence.astype(jnp.float32),
+        after = jnp.moveaxis(targets, 1, 0)  # each recurrence
+        _, (nlls, hits) = lax.scan(body, states[:, prompt:], (jnp.arange(len(after)), after))
+        each = jnp.asarray(rows * width, jnp.float32)
+        return {
+            "answers": Sum(jnp.sum(nlls), count * each),
+            "prompt": prompted,
+            "accuracy": Sum(jnp.sum(hits), count * each),
+            "last_accuracy": Sum(hits[count - 1], each),
+            "prompt_recurrence": drawn(prompt_recurrence),
         }
-        return jnp.sum(losses) / count + said, metrics
 
-    return loss
+    def value(sums: Sums) -> tuple[Array, Metrics]:
+        metrics = {name: sums[name].mean for name in ("accuracy", "last_accuracy", "prompt_recurrence")}
+        return sums["answers"].mean + sums["prompt"].mean, metrics
+
+    return Objective(sums, value)

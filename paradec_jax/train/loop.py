@@ -92,7 +92,7 @@ def fit(
         line before went (`Clock`). The last line of a call, `wall_s` and `total_seconds/...`, sums them up.
       ema_decay: decay of the moving average of parameters, or None for none.
       ema_warmup: whether that decay is warmed up (`update_ema`).
-      accumulate: micro-batches an update.
+      accumulate: micro-batches an update, of a loss that is an `Objective`.
       evaluate: called with the state every `evaluate_every` updates and at the end, logged as `eval/NAME`;
         must not keep the state, whose arrays are donated to the next update.
       evaluate_every: updates between evaluations.

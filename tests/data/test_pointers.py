@@ -64,8 +64,8 @@ def batches(**options):
 def test_targets_follow_one_pointer_more_after_each_recurrence():
     tokenizer, batch = build_tokenizer(), next(batches())
     width = TASK.queries + 1
-    assert batch["targets"].shape == (5, 6, width) and batch["recurrences"] == 1
-    for row, targets in zip(batch["tokens"], batch["targets"].swapaxes(0, 1), strict=True):
+    assert batch["targets"].shape == (6, 5, width) and batch["recurrences"] == 1
+    for row, targets in zip(batch["tokens"], batch["targets"], strict=True):
         prompt, answer = row[:-width], row[-width:]
         table, names = read(tokenizer.decode(prompt[1:]))
         assert prompt[0] == token_spec().bos and tokenizer.encode(tokenizer.decode(prompt[1:])) == list(
@@ -133,11 +133,15 @@ def test_refusals(make, message):
         make()
 
 
+def plain(logits, targets, weights):
+    return cross_entropy(lambda logits: logits, logits, targets, weights)[0].mean
+
+
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def by_hand(params, batch, recurrence, prompt_recurrence, states):
     """Cross-entropies of answers and prompt, by the calls that decoders make."""
     tokens, targets = batch["tokens"], batch["targets"]
-    rows, width = targets.shape[1:]
+    rows, _, width = targets.shape
     prompt = tokens.shape[1] - width
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     at = jnp.zeros(rows, jnp.int32)
@@ -148,10 +152,10 @@ def by_hand(params, batch, recurrence, prompt_recurrence, states):
         return out.kv, network.logits(params, out.hidden)
 
     kv, said = read(prompt_recurrence, slice(prompt))
-    first = cross_entropy(said, batch["prompt_targets"], batch["prompt_weights"])
+    first = plain(said, batch["prompt_targets"], batch["prompt_weights"])
     cache = NETWORK.write(NETWORK.init_cache(jax.random.split(jax.random.key(0), rows), prompt), kv, at)
     _, answers = read(recurrence, slice(prompt, None), Prefix(cache, at + prompt))
-    return cross_entropy(answers, targets[recurrence - 1], jnp.ones((rows, width)))[0], first[0]
+    return plain(answers, targets[:, recurrence - 1], jnp.ones((rows, width))), first
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +164,7 @@ def small_batch():
     rng = np.random.default_rng(0)
     return {
         "tokens": jnp.asarray(rng.integers(3, 32, (3, 11))),
-        "targets": jnp.asarray(rng.integers(3, 32, (4, 3, 5))),
+        "targets": jnp.asarray(rng.integers(3, 32, (3, 4, 5))),
         "recurrences": jnp.int32(3),
         "prompt_targets": jnp.asarray(rng.integers(3, 32, (3, 6))),
         "prompt_weights": jnp.asarray(rng.integers(0, 2, (3, 6)), jnp.float32),
@@ -184,8 +188,8 @@ def test_recurrences_beyond_those_asked_for_do_not_count(small_batch):
     params = init_params(NETWORK.config, jax.random.key(0))
     loss = jax.jit(stepwise_loss(NETWORK, lambda key, step: jnp.int32(1), 2))
     key = jax.random.key(5)
-    other = small_batch | {"targets": small_batch["targets"].at[3].set(7)}
-    earlier = small_batch | {"targets": small_batch["targets"].at[2].set(7)}
+    other = small_batch | {"targets": small_batch["targets"].at[:, 3].set(7)}
+    earlier = small_batch | {"targets": small_batch["targets"].at[:, 2].set(7)}
     value = loss(params, None, small_batch, key)[0]
     assert value == loss(params, None, other, key)[0]
     assert value != loss(params, None, earlier, key)[0]

@@ -28,6 +28,7 @@ ALLOWED = {
     "config": set(),
     "facts": set(),
     "io": set(),
+    "objective": set(),
     "tokenizer": {"io", "tokenizer_rules"},
     "tokenizer_rules": set(),
     "disk": {"chat", "config", "io", "tokenizer"},
@@ -44,7 +45,7 @@ ALLOWED = {
     "decode.block": {"decode.masked.canvas", *FAMILY},
     "decode.windows": {"decode.masked.canvas", *FAMILY},
     "decode.released": {"decode", *BELOW},
-    "losses": {"config", "decode", "noise", "nn.copies", "nn.masks", "nn.precision"},
+    "losses": {"config", "decode", "noise", "nn.copies", "nn.masks", "nn.precision", "objective"},
     "data": {"config", "decode", "io", "noise", "tokenizer"},
     "timing": {"config", "decode", "nn.masks"},
     "evaluate": {
@@ -59,7 +60,7 @@ ALLOWED = {
         "timing",
         "tokenizer",
     },
-    "train": {"facts", "io", "sharding"},
+    "train": {"facts", "io", "objective", "sharding"},
 }
 TOP = {
     "__init__",
@@ -81,6 +82,7 @@ WITHOUT_FLAX = {
     "facts",
     "io",
     "noise",
+    "objective",
     "timing",
     "tokenizer",
     "train",

@@ -245,12 +245,12 @@ def test_finite_differences(which):
         point = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params())
         data = batch()
         if which == "progressive":
-            rules = ConsistencyRules(teacher="frozen", padding_gradient=True, label_smoothing=0.1)
+            rules = ConsistencyRules(teacher="frozen", label_smoothing=0.1)
             loss = consistency_loss(network, SPEC, rules)
         else:  # at equal copies the teacher's part is a constant of the first order: only the other term is left
             data = {name: values[:, :1] if values.ndim == 3 else values for name, values in data.items()}
             data = {**data, "noisy": data["clean"], "pairs": np.ones(3, np.int32)}
-            loss = cllm_loss(network, SPEC, padding_gradient=True)
+            loss = cllm_loss(network, SPEC)
 
         def value(params):
             return loss(params, point, data, jax.random.key(0))[0]

@@ -28,7 +28,7 @@ BATCHES = {
     },
     "stepwise": {
         "tokens": TOKENS,
-        "targets": jnp.arange(3 * 2 * 2).reshape(3, 2, 2),
+        "targets": jnp.arange(2 * 3 * 2).reshape(2, 3, 2),
         "recurrences": jnp.int32(3),
         "prompt_targets": TOKENS[:, :3],
         "prompt_weights": jnp.ones((2, 3)),

@@ -174,9 +174,9 @@ def unrolled_by(rules: ResidualRules):
         steps = unrolling.unroll(params, frozen, texts, key, batch["reveals"])
         values, found = unrolling.judge(frozen, texts, steps)
         losses = {
-            name: dataclasses.replace(unrolling, rules=dataclasses.replace(rules, normaliser=name)).weigh(
-                texts, steps.still, values
-            )
+            name: dataclasses.replace(unrolling, rules=dataclasses.replace(rules, normaliser=name))
+            .weigh(texts, steps.still, values)
+            .mean
             for name in NORMALISERS
         }
         bases = jnp.stack([step.base.noisy for step in steps.each])

@@ -96,10 +96,19 @@ class Case:
             "pairs": np.asarray([self.pairs], np.int32),
         }
 
+    def padded(self, pad: int) -> dict[str, np.ndarray]:
+        """The batch, its padding told by the token, as the original does."""
+        return told_by_id(self.batch, pad)
+
     def places(self, copy: int) -> np.ndarray:
         """Packed place of each block token of a copy (0 noisy, 1 clean)."""
         each = np.arange(self.pairs * self.block)
         return self.prompt + (2 * (each // self.block) + copy) * self.block + each % self.block
+
+
+def told_by_id(batch: dict[str, np.ndarray], pad: int) -> dict[str, np.ndarray]:
+    """A batch whose padding is every token of one id."""
+    return batch | {f"{name}_real": batch[name] != pad for name in ("prompt", "noisy", "clean")}
 
 
 @functools.cache
@@ -169,7 +178,7 @@ def test_masks_and_pairs(name, tag, sub):
     positions = positions_of(case.batch["prompt_lengths"], case.prompt, case.pairs, case.block)
     np.testing.assert_array_equal(positions[0], case["position_ids"])
 
-    pairs = jax.tree.map(np.asarray, counted(case.batch, spec, rules))
+    pairs = jax.tree.map(np.asarray, counted(case.padded(spec.pad), spec, rules))
     noisy, clean = case.places(0), case.places(1)
     flipped = case["packed_ids"].copy()
     flipped[clean] = pairs.clean[0]
@@ -194,7 +203,7 @@ def test_masks_and_pairs(name, tag, sub):
     # Offsets from the first difference on, whatever they hold: as if nothing were padding.
     batch = {**case.batch, "clean": pairs.clean.reshape(case.batch["clean"].shape)}
     as_it_is = dataclasses.replace(rules, after_eos="keep")
-    all_offsets = np.asarray(counted(batch, dataclasses.replace(spec, pad=-1), as_it_is).keep[0])
+    all_offsets = np.asarray(counted(batch, spec, as_it_is).keep[0])
     offsets = np.flatnonzero(all_offsets)
     np.testing.assert_array_equal(noisy[offsets], case[f"{sub}/student_pos"])
     np.testing.assert_array_equal(clean[offsets], case[f"{sub}/teacher_pos"])
@@ -217,7 +226,7 @@ def test_causal_passes_equal_the_packed_one(name, tag, sub):
     window = rules.window_of(case.pairs)
     passes = np.repeat(noisy_blocks(case.pairs, window), case.block, axis=1)
     assert len(passes) == case[f"{sub}/unpacked_passes"]
-    pairs = jax.tree.map(np.asarray, counted(case.batch, spec, rules))
+    pairs = jax.tree.map(np.asarray, counted(case.padded(spec.pad), spec, rules))
     ids, positions = case["ids_after_eos_flip"][None], case["position_ids"][None]
     mask = mask_of(case.prompt, case.pairs, case.block, window)
     packed = np.asarray(logits_of(network, params, ids, positions, mask))[0]
@@ -259,7 +268,8 @@ def graded(name: str, case: Case, rules: ConsistencyRules):
         shared = dataclasses.replace(MULTIBLOCK, offsets=rules.offsets, temperature=rules.temperature)
     else:
         shared = rules
-    (loss, terms), grads = step_of(name, shared)(model(name)[1], rules.ar_weight, case.batch)
+    _, params, spec = model(name)
+    (loss, terms), grads = step_of(name, shared)(params, rules.ar_weight, case.padded(spec.pad))
     return float(loss), terms, jax.tree.map(np.asarray, grads)
 
 
@@ -311,6 +321,7 @@ def test_cllm(name, tag):
         "clean": jnp.asarray(points[-1][None, None, start:]),
         "pairs": jnp.asarray([1]),
     }
+    batch = told_by_id(batch, spec.pad)
     step = jax.jit(jax.value_and_grad(cllm_loss(network, spec), has_aux=True))
     (loss, terms), grads = step(params, None, batch, jax.random.key(0))
     assert_relative(10 * terms["ar"], found[f"{tag}/loss_ar_x10"], LOSS)

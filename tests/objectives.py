@@ -64,7 +64,7 @@ def pair_batch(seed: int, pairs: int = 2) -> dict[str, np.ndarray]:
 def stepwise_batch(seed: int) -> dict[str, np.ndarray]:
     return {
         "tokens": texts(seed, ROWS, 6),
-        "targets": texts(seed + 1000, 3, ROWS, 2),
+        "targets": texts(seed + 1000, ROWS, 3, 2),
         "recurrences": np.int32(3),
         "prompt_targets": texts(seed + 2000, ROWS, 4),
         "prompt_weights": np.ones((ROWS, 4), np.float32),
