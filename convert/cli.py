@@ -19,7 +19,7 @@ from tyro.extras import SubcommandApp
 from convert import check as checking
 from convert import huginn, mdlm, qwen2, sdar, torch_check
 from convert.engine import PICKLES, ConvertError, read_json, refuse_pickle
-from convert.fields import check_dense
+from convert.fields import check_dense, check_quantised, dtype_notes
 from paradec_jax import store
 from paradec_jax.chat import DEFAULT, named_templates
 from paradec_jax.chat import check as check_template
@@ -55,7 +55,8 @@ def import_model(
       src: folder with config.json and safetensors; or a .ckpt, which is read without unpickling it.
       dst: model folder to write.
       tokenizer: a tokenizer.json; the one in SRC by default, where there is one.
-      dtype: type of the stored parameters; as in the file by default.
+      dtype: type of the stored parameters; by default as in the file, and float32, which loses nothing, where that
+        has float16 or several types.
       weights: of a .ckpt, "raw" for the weights that were trained (the default), "ema" for their moving averages.
       block: of block diffusion, tokens of a block; those that config.json names by default, or else 4.
       mask: of block diffusion, id of the mask; the one that config.json names by default, or else 151669.
@@ -211,7 +212,9 @@ def _read_folder(src: Path, dtype: str | None, of_blocks: Mapping[str, Any]) -> 
         raise refuse_pickle(src)
     if not src.is_dir():
         raise ConvertError(f"there is no folder {src}")
-    fields = mdlm.flat(read_json(src / "config.json"))
+    fields = read_json(src / "config.json")
+    check_quantised(fields)
+    fields = mdlm.flat(fields)
     check_dense(fields)
     kinds = {kind: module for module in ARCHITECTURES for kind in module.MODEL_TYPES}
     module = _find("model_type", kinds, fields.get("model_type"))
@@ -219,6 +222,8 @@ def _read_folder(src: Path, dtype: str | None, of_blocks: Mapping[str, Any]) -> 
         _refuse(of_blocks, src)
     with module.read(src, fields, dtype, **of_blocks) as model:
         yield dataclasses.replace(model, chat_template=_read_chat_template(src))
+    for note in dtype_notes(fields, model.config.dtype):  # after the model was taken
+        print(note)
 
 
 def _refuse(of_blocks: Mapping[str, Any], src: Path) -> None:

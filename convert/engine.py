@@ -6,7 +6,8 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -15,15 +16,23 @@ import numpy as np
 from einops import rearrange
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from paradec_jax.disk import tensors
+from paradec_jax.disk import description, tensors
 from paradec_jax.disk.blocks import BLOCK
-from paradec_jax.disk.description import check_layers
 from paradec_jax.disk.tensors import DTYPES, Lazy, TensorFiles, listed_in, pickle_refused
 from paradec_jax.io import read_object
 from paradec_jax.store import Model
 
 INDEX = f"model{tensors.INDEX}"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+# Buffers that some programs save beside the weights and compute anew: tables of rotary positions, ids of positions,
+# causal masks. A mask has the name that a bias may have too, but is of shape [1, 1, T, T].
+ATTENTION = r"(attn|attention|self_attn)"
+BUFFER = re.compile(
+    rf"(.*\.)?((rot\w*|rope)\.((original_)?inv_freq|cos_cached|sin_cached)|position_ids|{ATTENTION}\.masked_bias)"
+)
+CAUSAL_MASK = re.compile(rf"(.*\.)?{ATTENTION}\.bias")
+MOST_WRAPPERS = 4  # parts of a prefix that is looked for
 
 
 class ConvertError(ValueError):
@@ -182,11 +191,14 @@ class Checkpoint(TensorFiles):
 
 
 def _files(folder: Path) -> dict[Path, list[str]]:
-    """Files to open, each with the names that an index promises."""
-    if (folder / INDEX).is_file():
-        return listed_in(folder / INDEX)
+    """Files to open, each with the names that an index promises.
+
+    A folder that was saved twice may hold one file and shards: the file counts, as in transformers.
+    """
     if (folder / "model.safetensors").is_file():
         return {folder / "model.safetensors": []}
+    if (folder / INDEX).is_file():
+        return listed_in(folder / INDEX)
     for path in sorted(folder.iterdir()):
         if path.suffix in PICKLES:
             raise refuse_pickle(path)
@@ -213,24 +225,57 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_tensors(checkpoint: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Compares the names and shapes of a checkpoint with those that its config asks for.
+    """Compares the names and shapes of a checkpoint with those that its config asks for, without saved buffers.
 
     Raises:
-      ConvertError: naming the first tensor that is missing, unknown or misshapen.
+      ConvertError: naming the first tensor that is missing, unknown or misshapen, or the prefix of all names.
     """
+    check_prefix(checkpoint, shapes)
     for name in sorted(shapes.keys() - checkpoint.names):
         raise ConvertError(
             f"tensor {name} is missing from {checkpoint.folder}, although config.json asks for it"
         )
     for name in sorted(checkpoint.names - shapes.keys()):
-        raise ConvertError(
-            f"tensor {name} in {checkpoint.folder} is unknown: config.json does not ask for it"
-        )
+        if not is_buffer(name, checkpoint.shape(name)):
+            raise ConvertError(
+                f"tensor {name} in {checkpoint.folder} is unknown: config.json does not ask for it"
+            )
     for name, shape in sorted(shapes.items()):
         if checkpoint.shape(name) != shape:
             raise ConvertError(
                 f"tensor {name} has shape {checkpoint.shape(name)}, but config.json asks for {shape}"
             )
+
+
+def is_buffer(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is no weight but what programs compute anew: see `BUFFER` and `CAUSAL_MASK`."""
+    mask = len(shape) == 4 and shape[:2] == (1, 1) and CAUSAL_MASK.fullmatch(name)
+    return bool(mask or BUFFER.fullmatch(name))
+
+
+def check_prefix(checkpoint: Source, wanted: Collection[str]) -> None:
+    """Refuses names that begin with a part too much, as wrappers of a model add it, or with one too few.
+
+    Raises:
+      ConvertError: naming the part.
+    """
+    missing, unknown = set(wanted) - checkpoint.names, checkpoint.names - set(wanted)
+    for verb, longer, shorter in (("begins with", unknown, missing), ("lacks", missing, unknown)):
+        fits = [(part, rest) for name in longer for part, rest in _beginnings(name) if rest in shorter]
+        for part, count in Counter(part for part, _ in fits).most_common(1):
+            if 2 * count > len(wanted):
+                rest = min(rest for found, rest in fits if found == part)
+                stored, asked = (part + rest, rest) if longer is unknown else (rest, part + rest)
+                who = "every name" if count == len(checkpoint.names) else "nearly every name"
+                raise ConvertError(
+                    f"{who} {verb} {part!r}: {checkpoint.folder} holds {stored}, but config.json asks for {asked}"
+                )
+
+
+def _beginnings(name: str) -> Iterator[tuple[str, str]]:
+    """A name cut after each of its first points."""
+    for point in itertools.islice(re.finditer(r"\.", name), MOST_WRAPPERS):
+        yield name[: point.end()], name[point.end() :]
 
 
 def check_depth(checkpoint: Source, config: Any) -> None:
@@ -239,22 +284,24 @@ def check_depth(checkpoint: Source, config: Any) -> None:
     Raises:
       StoreError: naming the field.
     """
-    check_layers(config, len(checkpoint.names))
+    description.check_layers(config, len(checkpoint.names))
 
 
 def check_tied(checkpoint: Source, head: str, embedding: str, field: str) -> None:
     """A stored output matrix equals the embedding that config.json puts in its place.
 
     Raises:
-      ConvertError: when it differs in type or in any bit.
+      ConvertError: when any number differs.
     """
     if head not in checkpoint.names:
         return
     shape = checkpoint.shape(embedding)
-    same = checkpoint.dtype(head) == checkpoint.dtype(embedding)
+    same = True
     rows = max(BLOCK // max(8 * math.prod(shape[1:]), 1), 1)  # of at most 8 bytes a number
-    for begin in range(0, shape[0] if same else 0, rows):
+    for begin in range(0, shape[0], rows):
         a, b = (checkpoint.read(name, slice(begin, begin + rows)) for name in (head, embedding))
+        if a.dtype != b.dtype:
+            a, b = a.astype(np.float64), b.astype(np.float64)
         same &= np.array_equal(a.view(np.uint8), b.view(np.uint8))
     if not same:
         raise ConvertError(
@@ -262,20 +309,28 @@ def check_tied(checkpoint: Source, head: str, embedding: str, field: str) -> Non
         )
 
 
-def common_dtype(checkpoint: Source, names: Sequence[str], allowed: Sequence[str]) -> str:
-    """The type that all named tensors share.
+def common_dtype(checkpoint: Source, names: Sequence[str]) -> str:
+    """The type of parameters that loses nothing: that of all named tensors where it is one of ours, else float32.
 
     Raises:
-      ConvertError: when they differ, or their type is not an allowed one.
+      ConvertError: when a tensor is not floating point, or is float64, of which every type of ours loses digits.
     """
-    first = checkpoint.dtype(names[0])
+    kinds: dict[str, str] = {}
     for name in names:
-        kind = checkpoint.dtype(name)
-        if kind != first:
-            raise ConvertError(f"tensor {name} is {kind}, but {names[0]} is {first}; choose one with --dtype")
-        if kind not in allowed:
-            raise ConvertError(f"tensor {name} is {kind}; choose one of {', '.join(allowed)} with --dtype")
-    return first
+        kinds.setdefault(checkpoint.dtype(name), name)
+    for kind, name in kinds.items():
+        _check_floating(name, kind)
+        if kind == "float64":
+            raise ConvertError(
+                f"tensor {name} is {kind}; choose one of {', '.join(description.DTYPES)} with --dtype"
+            )
+    kind = next(iter(kinds))
+    return kind if len(kinds) == 1 and kind in description.DTYPES else "float32"
+
+
+def _check_floating(name: str, kind: str) -> None:
+    if kind not in DTYPES.values():
+        raise ConvertError(f"tensor {name} is {kind}, but weights must be {', '.join(DTYPES.values())}")
 
 
 def import_tree(
@@ -300,9 +355,7 @@ def import_tree(
     for row in rows:
         for path, shape, pieces in row.leaves(axes):
             for piece in pieces:
-                kind = checkpoint.dtype(piece.name)
-                if kind not in DTYPES.values():
-                    raise ConvertError(f"tensor {piece.name} is {kind}, which is not floating point")
+                _check_floating(piece.name, checkpoint.dtype(piece.name))
             leaves[path] = Lazy(shape, np.dtype(dtype), functools.partial(read, row, shape, pieces))
     return unflatten_dict(leaves, sep="/")
 

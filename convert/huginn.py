@@ -25,7 +25,7 @@ from convert.fields import Fields, activation_dtype, check_derived, check_fixed,
 from paradec_jax.config import RecurrentDepthConfig, TokenSpec
 from paradec_jax.disk.tensors import Lazy
 from paradec_jax.disk.writing import write_tensors
-from paradec_jax.store import DTYPES, Model
+from paradec_jax.store import Model
 
 MODEL_TYPES = ("huginn_raven",)
 FAMILY = "recurrent_depth"
@@ -85,7 +85,7 @@ def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> I
     Args:
       folder: the folder.
       fields: its config.json.
-      dtype: type of the parameters; the file's own by default.
+      dtype: type of the parameters; that of `engine.common_dtype` by default.
 
     Raises:
       ConvertError: when config and weights are not those of one complete, supported model.
@@ -105,7 +105,7 @@ def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> I
             check_tied(checkpoint, HEAD, EMBEDDING, "tie_embeddings")
         if ROPE in checkpoint.names:
             _check_rope(checkpoint, shape["rope_base"])
-        param_dtype = dtype or common_dtype(checkpoint, names, DTYPES)
+        param_dtype = dtype or common_dtype(checkpoint, names)
         params = import_tree(checkpoint, rows, axes, param_dtype)
         config = RecurrentDepthConfig(
             **shape, dtype=activation_dtype(fields, param_dtype), param_dtype=param_dtype

@@ -19,6 +19,7 @@ from convert.engine import (
     Row,
     Source,
     check_depth,
+    check_prefix,
     check_tensors,
     common_dtype,
     export_tree,
@@ -31,7 +32,7 @@ from paradec_jax.config import MaskedDiffusionConfig, TokenSpec
 from paradec_jax.disk.tensors import Lazy
 from paradec_jax.disk.writing import write_tensors
 from paradec_jax.models.denoiser import FREQUENCIES, LONGEST
-from paradec_jax.store import DTYPES, Model
+from paradec_jax.store import Model
 
 MODEL_TYPES = ("mdlm",)
 FAMILY = "masked_diffusion"
@@ -70,7 +71,7 @@ def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> I
     Args:
       folder: the folder.
       fields: its config.json, flat or nested.
-      dtype: type of the parameters; the file's own by default.
+      dtype: type of the parameters; that of `engine.common_dtype` by default.
 
     Raises:
       ConvertError: when config and weights are not those of one complete, supported model.
@@ -88,7 +89,7 @@ def read_checkpoint(path: Path, weights: str = "raw", dtype: str | None = None) 
     Args:
       path: the file.
       weights: "raw" for those that were trained, "ema" for their moving averages.
-      dtype: type of the parameters; the file's own by default.
+      dtype: type of the parameters; that of `engine.common_dtype` by default.
 
     Raises:
       ConvertError: when the file is damaged, has no such weights, or is not of a complete, supported model.
@@ -109,6 +110,7 @@ def read_checkpoint(path: Path, weights: str = "raw", dtype: str | None = None) 
 def read_tensors(checkpoint: Source, fields: Mapping[str, Any], dtype: str | None = None) -> Model:
     """As `read`, of tensors by their plain names."""
     fields = flat(fields)
+    check_prefix(checkpoint, (EMBEDDING, NOISE))
     if EMBEDDING in checkpoint.names and not fields.get("vocab_size"):
         fields = {**fields, "vocab_size": next(iter(checkpoint.shape(EMBEDDING)), 0)}
     if EMBEDDING in checkpoint.names and NOISE not in checkpoint.names:
@@ -125,7 +127,7 @@ def read_tensors(checkpoint: Source, fields: Mapping[str, Any], dtype: str | Non
     check_tensors(checkpoint, shapes)
     if ROPE in checkpoint.names:
         _check_rope(checkpoint, axes["c"])
-    param_dtype = dtype or common_dtype(checkpoint, names, DTYPES)
+    param_dtype = dtype or common_dtype(checkpoint, names)
     params = import_tree(checkpoint, rows, axes, param_dtype)
     config = MaskedDiffusionConfig(
         **shape, dtype=activation_dtype(fields, param_dtype), param_dtype=param_dtype
@@ -228,6 +230,7 @@ def flat(fields: Mapping[str, Any]) -> dict[str, Any]:
     known = (
         "time_conditioning",
         "torch_dtype",
+        "dtype",
         "bos_token_id",
         "eos_token_id",
         "pad_token_id",

@@ -18,7 +18,7 @@ from convert.engine import (
 from convert.fields import Fields, check_fixed, parse_fields
 from paradec_jax.config import BlockDiffusionConfig, ResidualHeadConfig
 from paradec_jax.disk.tensors import Lazy
-from paradec_jax.store import DTYPES, ResidualHead
+from paradec_jax.store import ResidualHead
 
 PREFIX = "mrp_modules.0.model."  # names of its tensors begin so
 
@@ -40,7 +40,7 @@ def read(
       tensors: by their names without the prefix.
       fields: config.json.
       backbone: its shape, types included.
-      dtype: type of the parameters; the file's own by default.
+      dtype: type of the parameters; that of `engine.common_dtype` by default.
 
     Raises:
       ConvertError: when config and tensors are not those of one complete head.
@@ -54,7 +54,7 @@ def read(
     axes, rows = table(config)
     shapes = table_shapes(rows, axes)
     check_tensors(tensors, shapes)
-    param_dtype = dtype or common_dtype(tensors, list(shapes), DTYPES)
+    param_dtype = dtype or common_dtype(tensors, list(shapes))
     params = import_tree(tensors, rows, axes, param_dtype)
     return ResidualHead(dataclasses.replace(config, param_dtype=param_dtype), params)
 

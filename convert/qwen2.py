@@ -18,6 +18,7 @@ from convert.engine import (
     Row,
     Source,
     check_depth,
+    check_prefix,
     check_tensors,
     check_tied,
     common_dtype,
@@ -28,9 +29,10 @@ from convert.engine import (
 )
 from convert.fields import Fields, activation_dtype, check_fixed, parse_fields, token_ids
 from paradec_jax.config import CausalConfig, ResidualHeadConfig, TokenSpec, TransformerConfig
+from paradec_jax.disk.description import matches
 from paradec_jax.disk.tensors import Lazy
 from paradec_jax.disk.writing import write_tensors
-from paradec_jax.store import DTYPES, Model
+from paradec_jax.store import Model
 from paradec_jax.tokenizer import Tokenizer
 
 MODEL_TYPES = ("qwen2", "qwen3", "llama")
@@ -65,7 +67,6 @@ FIXED: dict[str, Any] = {
     "hidden_act": "silu",
     "mlp_bias": False,
     "partial_rotary_factor": 1.0,
-    "use_sliding_window": False,
 }
 PLAIN_ROPE: dict[str, Any] = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
 
@@ -77,7 +78,7 @@ def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> I
     Args:
       folder: the folder.
       fields: its config.json.
-      dtype: type of the parameters; the file's own by default.
+      dtype: type of the parameters; that of `engine.common_dtype` by default.
 
     Raises:
       ConvertError: when config and weights are not those of one complete, supported model.
@@ -102,6 +103,7 @@ def read_params(
     names = list(shapes)
     if config.tie_embeddings and HEAD in checkpoint.names:
         shapes[HEAD] = shapes[EMBEDDING]
+    check_prefix(checkpoint, names)
     if not config.tie_embeddings and HEAD not in checkpoint.names:
         raise ConvertError(
             f"tensor {HEAD} is missing from {checkpoint.folder}, although config.json does not tie it to the "
@@ -116,7 +118,7 @@ def read_params(
             raise ConvertError(
                 f"tensor {name} is not zero, but a bias of attention's output is not supported"
             )
-    param_dtype = dtype or common_dtype(checkpoint, names, DTYPES)
+    param_dtype = dtype or common_dtype(checkpoint, names)
     params, dtype = import_tree(checkpoint, rows, axes, param_dtype), activation_dtype(fields, param_dtype)
     return params, dataclasses.replace(config, dtype=dtype, param_dtype=param_dtype)
 
@@ -225,6 +227,8 @@ def parse_config(fields: Mapping[str, Any]) -> dict[str, Any]:
             f"field layer_types of config.json must hold full_attention for each of {ours['layers']} layers, "
             f"not {layer_types!r}"
         )
+    if layer_types is None:
+        _check_window(fields, ours["layers"])
     ours["qkv_bias"] |= kind == "qwen2"
     ours["qk_norm"] = kind in NORMED
     ours["kv_heads"] = ours["kv_heads"] or ours["heads"]
@@ -238,6 +242,18 @@ def parse_config(fields: Mapping[str, Any]) -> dict[str, Any]:
     return ours
 
 
+def _check_window(fields: Mapping[str, Any], layers: int) -> None:
+    """Refuses a sliding window that a layer has; without a length, or beyond the last layer, none has it.
+
+    Raises:
+      ConvertError: naming the field.
+    """
+    first, window = fields.get("max_window_layers", 0), fields.get("sliding_window", ...)
+    beyond = matches(first, int) and first >= layers
+    if fields.get("use_sliding_window") and window is not None and not beyond:
+        check_fixed(fields, {"use_sliding_window": False})
+
+
 def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The base of the rotary embedding where newer files have it, once it is clear that nothing is scaled."""
     found = {}
@@ -247,6 +263,8 @@ def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
             continue
         given = dict(values) if isinstance(values, dict) else {name: values}
         base = given.pop("rope_theta", None)
+        if "default" in (given.get("rope_type"), given.get("type")):  # which reads no other keys
+            given = {key: value for key, value in given.items() if key in PLAIN_ROPE}
         if any(key not in PLAIN_ROPE or PLAIN_ROPE[key] != value for key, value in given.items()):
             raise ConvertError(
                 f"field {name} of config.json scales rotary positions, which is not supported: {values!r}"

@@ -40,7 +40,7 @@ def read(
     Args:
       folder: the folder.
       fields: its config.json.
-      dtype: type of the parameters; the file's own by default.
+      dtype: type of the parameters; that of `engine.common_dtype` by default.
       block: tokens of a block; those of config.json by default, or else 4.
       mask: id of the mask token; that of config.json by default, or else 151669.
       alignment: which token logits are about, "own" or "next"; what config.json says by default, or else "own".

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, JSON of strangers, and errors as one sentence."""
+"""Files that appear whole or not at all, JSON and JSON lines of strangers, and errors as one sentence."""
 
 import contextlib
 import json
@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def one_sentence(error: BaseException | str, most: int = MOST_CHARACTERS) -> str
 
 
 def read_object(path: Path, most_bytes: int = MOST_JSON) -> dict[str, Any]:
-    """The object in a JSON file that somebody else wrote.
+    """The object in a JSON file that somebody else wrote, UTF-8 with or without a byte order mark.
 
     Raises:
       ValueError: a file that is too large, no JSON, nested too deep, or holds anything else.
@@ -39,7 +39,7 @@ def read_object(path: Path, most_bytes: int = MOST_JSON) -> dict[str, Any]:
     if size > most_bytes:
         raise ValueError(f"{path} has {size} bytes, but a file of its kind has at most {most_bytes}")
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except RecursionError as error:
         raise ValueError(f"{path} is not valid JSON for us (nested too deep)") from error
     except ValueError as error:
@@ -47,6 +47,66 @@ def read_object(path: Path, most_bytes: int = MOST_JSON) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold one JSON object")
     return value
+
+
+def json_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a file of JSON lines, one at a time, each after the number of its line, which counts from 1.
+
+    A line ends at a line feed alone, so a text may hold any other separator. Blank lines are left out. The file is
+    UTF-8, with or without a byte order mark.
+
+    Raises:
+      ValueError: a line that is not UTF-8, not JSON, or no object; the message names the line.
+      OSError: when the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        for number, data in enumerate(file, 1):
+            where = f"line {number} of {os.fspath(path)}"
+            try:
+                line = data.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{where} is not UTF-8: {error.reason} at byte {error.start + 1} of the line"
+                ) from error
+            line = line.removesuffix("\n").removesuffix("\r")
+            if not line.strip(" \t\r"):
+                continue
+            try:
+                value = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{where} is not JSON: {error.msg} (character {error.pos + 1})") from error
+            except RecursionError as error:
+                raise ValueError(f"{where} is not JSON for us: it is nested too deep") from error
+            except ValueError as error:  # a number of more digits than Python reads
+                raise ValueError(f"{where} is not JSON for us: {error}") from error
+            if not isinstance(value, dict):
+                raise ValueError(f"{where} is {_kind(value)}, not an object")
+            yield number, value
+
+
+def string_in(record: Mapping[str, Any], name: str, where: str) -> str:
+    """A field of an object that must hold a string.
+
+    Args:
+      record: the object.
+      name: the field.
+      where: the words for the object in an error, as "line 3 of FILE".
+
+    Raises:
+      ValueError: no such field, or another value.
+    """
+    if name not in record:
+        raise ValueError(f'{where} lacks "{name}"')
+    value = record[name]
+    if not isinstance(value, str):
+        raise ValueError(f'{where}: "{name}" must be a string, not {_kind(value)}')
+    return value
+
+
+def _kind(value: Any) -> str:
+    """What a JSON value is, in words."""
+    kinds = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return kinds.get(type(value), "a number")
 
 
 def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:

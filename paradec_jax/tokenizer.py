@@ -54,7 +54,7 @@ class Tokenizer:
             fields = read_object(path, MOST_BYTES)
             rules.check(fields)
             with _one_report():
-                backend = _asked(lambda: tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
+                backend = _asked(lambda: tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8-sig")))
                 backend.no_padding()
                 backend.no_truncation()
                 doubtful = any(

@@ -1,10 +1,23 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and files of others: JSON and JSON lines."""
 
+import json
 import os
 
 import pytest
 
-from paradec_jax.io import MOST_CHARACTERS, atomic_write_text, claimed, one_sentence, read_object
+from paradec_jax.io import (
+    MOST_CHARACTERS,
+    atomic_write_text,
+    claimed,
+    json_lines,
+    one_sentence,
+    read_object,
+    string_in,
+)
+
+# What `str.splitlines` takes for the end of a line, but JSON lines and RFC 8259 do not; JSON escapes the ASCII ones.
+SEPARATORS = "\x85\u2028\u2029"
+ESCAPED = "\x0b\x0c\x1c\x1d\x1e"
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -70,3 +83,71 @@ def test_a_sentence_is_one_line_of_some_letters():
     told = one_sentence(ValueError("start " + "x" * 1000 + " end"))
     assert len(told) == MOST_CHARACTERS and told.startswith("start") and told.endswith("end")
     assert one_sentence(MemoryError()) == "not enough memory" and one_sentence(KeyError()) == "KeyError"
+
+
+def test_a_byte_order_mark_before_json(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_bytes(b'\xef\xbb\xbf{"a": "\xef\xbb\xbf"}')
+    assert read_object(path) == {"a": "\ufeff"}
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["unix", "windows"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["", "marked"])
+def test_json_lines_end_at_line_feeds_alone(end, mark, tmp_path):
+    texts = [f"one{letter}two" for letter in SEPARATORS + ESCAPED]
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
+    lines[2:2] = ["", " \t"]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(mark + end.join(lines).encode())
+    found = list(json_lines(path))
+    assert [record["text"] for _, record in found] == texts
+    assert [number for number, _ in found] == [1, 2, *range(5, len(lines) + 1)]
+
+
+def test_json_lines_are_read_one_at_a_time(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}\n{')
+    lines = json_lines(str(path))
+    assert next(lines) == (1, {"a": 1})
+    with pytest.raises(ValueError, match="line 2 of"):
+        next(lines)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{", "is not JSON: Expecting property name .* .character 2."),
+        (b'{"a": 1} {"a": 2}', "is not JSON: Extra data .character 10."),
+        (b'  {"a": "on', "is not JSON: Unterminated string starting at .character 9."),
+        ('\u2028{"a": 1}'.encode(), "is not JSON: Expecting value .character 1."),
+        (b"[1]", "is a list, not an object"),
+        (b'"a"', "is a string, not an object"),
+        (b"3", "is a number, not an object"),
+        (b"true", "is a boolean, not an object"),
+        (b"null", "is null, not an object"),
+        (b'{"a": "\xff"}', "is not UTF-8: invalid start byte at byte 8 of the line"),
+        (b"[" * 100_000, "is not JSON for us: it is nested too deep"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "is not JSON for us: Exceeds the limit"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_json_lines_that_are_wrong(line, message, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"a": "fine"}\n\n' + line + b"\n")
+    with pytest.raises(ValueError, match=f"^line 3 of {path} {message}"):
+        list(json_lines(path))
+
+
+def test_strings_in_json_lines():
+    assert string_in({"text": "a\u2028b"}, "text", "line 3 of F") == "a\u2028b"
+    with pytest.raises(ValueError, match=r'^line 3 of F lacks "text"$'):
+        string_in({"words": "a"}, "text", "line 3 of F")
+    for value, kind in (
+        (3, "a number"),
+        (None, "null"),
+        ([], "a list"),
+        (True, "a boolean"),
+        ({}, "an object"),
+    ):
+        with pytest.raises(ValueError, match=f'^line 3 of F: "text" must be a string, not {kind}$'):
+            string_in({"text": value}, "text", "line 3 of F")

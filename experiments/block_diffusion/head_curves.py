@@ -18,6 +18,7 @@ from experiments.block_diffusion.train_head import RECIPES
 from experiments.common.command import run as run_command
 from experiments.common.plots import draw_panels
 from experiments.common.record import write_record
+from paradec_jax.io import json_lines
 
 RATIO = "eval/kl_ratio"
 
@@ -46,7 +47,7 @@ def curve_of(folder: Path) -> list[dict[str, Any]]:
     path = folder / "metrics.jsonl"
     if not path.exists():
         raise ValueError(f"{folder} holds no metrics.jsonl: it is no run of train_head")
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [line for _, line in json_lines(path)]
     found = [
         {"run": folder.name, "step": line["step"]}
         | {name.removeprefix("eval/"): value for name, value in line.items() if name.startswith("eval/")}

@@ -66,7 +66,7 @@ class Options:
           ValueError: a file without any.
         """
         if self.prompts is not None:
-            lines = [line for line in self.prompts.read_text(encoding="utf-8").splitlines() if line]
+            lines = [line for line in self.prompts.read_text(encoding="utf-8-sig").split("\n") if line]
             if not lines:
                 raise ValueError(f"{self.prompts} holds no prompt")
             return lines[: self.count]

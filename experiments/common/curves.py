@@ -6,12 +6,13 @@ Each picture shows one model: the logs of its runs one after the other, one pane
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import tyro
+
+from paradec_jax.io import json_lines
 
 ROOT = Path("experiments")
 # Of the bundled models: paper, logs in order, and columns.
@@ -57,8 +58,7 @@ def read(paths: Sequence[Path]) -> list[list[dict[str, Any]]]:
     """The lines of each log."""
     found = []
     for path in paths:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        found.append([json.loads(line) for line in lines])
+        found.append([line for _, line in json_lines(path)])
         if not found[-1]:
             raise ValueError(f"{path} is empty")
     return found

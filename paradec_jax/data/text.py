@@ -12,7 +12,6 @@ does not go on with another one.
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.endless import Endless, Part, Share, endless, whole
 from paradec_jax.data.vocabulary import MASK
+from paradec_jax.io import json_lines, string_in
 from paradec_jax.tokenizer import Tokenizer
 
 Batch = dict[str, np.ndarray]
@@ -73,20 +73,22 @@ class Text:
 def documents(path: str | Path) -> list[str]:
     """The documents of a file: the `text` of each line of a .jsonl file, else what `<|endoftext|>` parts.
 
+    A byte order mark at the file's begin is no part of a text, and documents of white space alone are left out.
+
     Raises:
       FileNotFoundError: no such file.
-      ValueError: a line without a text, or a file without any.
+      ValueError: a line that is no object with a text, a file that is not UTF-8, or one without any text.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no text at {path}")
-    whole = path.read_text(encoding="utf-8")
     if path.suffix == ".jsonl":
-        found = [
-            _text_of(line, path, number) for number, line in enumerate(whole.splitlines(), 1) if line.strip()
-        ]
+        found = [string_in(line, "text", f"line {number} of {path}") for number, line in json_lines(path)]
     else:
-        found = whole.split(SEPARATOR)
+        try:
+            found = path.read_text(encoding="utf-8-sig").split(SEPARATOR)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not a text in UTF-8 ({error})") from error
     found = [text for text in found if text.strip()]
     if not found:
         raise ValueError(f"{path} holds no text")
@@ -281,16 +283,6 @@ def text_batches(make: Callable[[int], Batch], digest: str, prefetch: int = 2) -
       prefetch: batches made ahead in a thread; 0 makes each one when it is asked for.
     """
     return TextBatches(endless(make, prefetch), digest)
-
-
-def _text_of(line: str, path: Path, number: int) -> str:
-    try:
-        text = json.loads(line)["text"]
-    except (json.JSONDecodeError, KeyError, TypeError):
-        text = None
-    if not isinstance(text, str):
-        raise ValueError(f'line {number} of {path} must be a JSON object with a "text"')
-    return text
 
 
 def _groups(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

@@ -15,10 +15,12 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from paradec_jax.io import json_lines, string_in
 
 SPLITS = ("train", "tune", "test")
 MIN_STEPS, MAX_STEPS = 2, 8
@@ -154,24 +156,16 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[WordProblem]:
     Raises:
       ValueError: when a line is not such a problem; the message names the line.
     """
-    problems = []
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                problems.append(_parse(line, f"{os.fspath(path)}, line {number}"))
-    return problems
+    return [_parse(record, f"line {number} of {os.fspath(path)}") for number, record in json_lines(path)]
 
 
-def _parse(line: str, where: str) -> WordProblem:
-    try:
-        record = json.loads(line)
-        question, solution = record["question"], record["answer"]
-        answer = extract_answer(solution)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f'{where}: expected an object with texts "question" and "answer"') from error
-    if answer is None or not isinstance(question, str):
-        raise ValueError(f'{where}: expected a "question" and an "answer" that ends in "#### number"')
-    steps = len(solution.rpartition("####")[0].strip().splitlines())
+def _parse(record: Mapping[str, Any], where: str) -> WordProblem:
+    question, solution = (string_in(record, name, where) for name in ("question", "answer"))
+    answer = extract_answer(solution)
+    if answer is None:
+        raise ValueError(f'{where}: "answer" must end in "#### number"')
+    before = solution.rpartition("####")[0].strip()
+    steps = before.count("\n") + bool(before)
     return WordProblem(question, solution, answer, steps)
 
 

@@ -83,9 +83,9 @@ class Results:
         write_lines(self.path, [self._header, *self.lines.values()])
 
     def _read(self) -> None:
-        text = self.path.read_text(encoding="utf-8")
-        whole, _, torn = text.rpartition("\n")  # a run killed while it wrote leaves half a line
         try:
+            text = self.path.read_text(encoding="utf-8")
+            whole, _, torn = text.rpartition("\n")  # a run killed while it wrote leaves half a line
             header, *lines = [json.loads(line) for line in whole.split("\n")]
             before = header["settings"]
             self.lines = {line["id"]: line for line in lines}

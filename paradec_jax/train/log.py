@@ -127,7 +127,7 @@ def _truncate(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             keep = json.loads(line)["step"] <= step
         except (ValueError, TypeError, KeyError):

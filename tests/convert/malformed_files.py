@@ -26,6 +26,7 @@ from malformed_changes import (
     splice,
     tensors_of,
     text_of,
+    without,
 )
 from malformed_models import recording, tokenizer_fields
 from safetensors.numpy import load_file
@@ -98,7 +99,7 @@ def _weights(rng: np.random.Generator) -> Iterator[Case]:
         "--dtype",
         "float32",
     )
-    index = "model.safetensors.index.json"
+    index, alone = "model.safetensors.index.json", without(WEIGHTS)
     maps: dict[str, Any] = {
         "empty": {},
         "a list": [],
@@ -108,10 +109,9 @@ def _weights(rng: np.random.Generator) -> Iterator[Case]:
         "itself": {embedding: index},
     }
     for name, weight_map in maps.items():
-        yield Case(
-            f"index: {name}", "import", "qwen2", text_of(index, json.dumps({"weight_map": weight_map}))
-        )
-    yield Case("index: deep", "import", "qwen2", text_of(index, DEEP))
+        change = alone(text_of(index, json.dumps({"weight_map": weight_map})))
+        yield Case(f"index: {name}", "import", "qwen2", change)
+    yield Case("index: deep", "import", "qwen2", alone(text_of(index, DEEP)))
     for name in ("pytorch_model.bin", "model.pt"):
         yield Case(f"a pickle {name}", "import", "qwen2", _pickle_instead(name))
 

@@ -174,7 +174,7 @@ class TestConfig:
             ({"injection_type": "add"}, "field injection_type .* must be 'linear', not 'add'"),
             ({"test_time_noise": 0.1}, "field test_time_noise"),
             ({"bias": True}, "field bias"),
-            ({"torch_dtype": "float16"}, "field torch_dtype .*float32, bfloat16, not 'float16'"),
+            ({"torch_dtype": "int8"}, "field torch_dtype .*float32, bfloat16, float16, float64, not 'int8'"),
             ({"eos_token_id": ["a"]}, "field eos_token_id"),
             ({"rope_base": 10000}, "freqs_cis contradicts rope_base 10000"),
             ({"block_size": 32}, r"freqs_cis has shape \(1, 64, 1, 4, 2\).*\(1, 32, 1, 4, 2\)"),

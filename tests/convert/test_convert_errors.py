@@ -36,8 +36,8 @@ class TestErrors:
             (lambda t: t.pop(QKV), f"tensor {QKV} is missing"),
             (lambda t: t.update({"transformer.extra": t[QKV]}), "tensor transformer.extra in .* is unknown"),
             (lambda t: t.update({QKV: t[QKV].T.copy()}), rf"tensor {QKV} has shape \(16, 48\).*\(48, 16\)"),
-            (lambda t: t.update({QKV: t[QKV].astype(np.float16)}), "is float32, but|is float16, but"),
-            (lambda t: t.update({n: t[n].astype(np.float16) for n in t}), "is float16; choose .* --dtype"),
+            (lambda t: t.update({QKV: t[QKV].astype(np.float64)}), "is float64; choose .* --dtype"),
+            (lambda t: t.update({n: t[n].astype(np.float64) for n in t}), "is float64; choose .* --dtype"),
             (lambda t: t.update({n: t[n].astype(np.int8) for n in t if n != "freqs_cis"}), "is I8"),
             (
                 lambda t: t.update({"lm_head.weight": t[WTE] + 1}),

@@ -224,7 +224,7 @@ class TestRefusals:
             ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
             ({"hidden_act": "gelu"}, "hidden_act .* must be 'silu', not 'gelu'"),
             ({"mlp_bias": True}, "mlp_bias .* must be False"),
-            ({"torch_dtype": "float16"}, "torch_dtype .*float32, bfloat16, not 'float16'"),
+            ({"torch_dtype": "int8"}, "torch_dtype .*float32, bfloat16, float16, float64, not 'int8'"),
             ({"hidden_size": None}, "field hidden_size is missing"),
             ({"max_position_embeddings": None}, "field max_position_embeddings is missing"),
             ({"num_attention_heads": "4"}, "num_attention_heads .* type int, not '4'"),
@@ -253,7 +253,7 @@ class TestRefusals:
             (lambda t: t.pop(QUERY), f"tensor {QUERY} is missing"),
             (lambda t: t.update({LAYER + "extra": t[QUERY]}), f"tensor {LAYER}extra in .* is unknown"),
             (lambda t: t.update({QUERY: t[QUERY][1:]}), rf"tensor {QUERY} has shape \(15, 16\).*\(16, 16\)"),
-            (lambda t: t.update({QUERY: t[QUERY].astype(np.float16)}), "is float32, but|is float16, but"),
+            (lambda t: t.update({QUERY: t[QUERY].astype(np.float64)}), "is float64; choose .* --dtype"),
             (lambda t: t.update({QUERY: t[QUERY].astype(np.int8)}), "is I8"),
             (
                 lambda t: t.update({HEAD: t[EMBEDDING] + 1}),

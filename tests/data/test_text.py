@@ -153,14 +153,29 @@ def test_a_state_goes_on_with_its_own_text_alone(path):
         fresh("0" * 64).set_state(state)
 
 
-@pytest.mark.parametrize("name", ["none.txt", "empty.txt", "bad.jsonl"])
+def test_documents_keep_separators_that_are_no_line_feeds(tmp_path):
+    texts = [f"one{letter}two" for letter in "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"]
+    lines, plain = tmp_path / "a.jsonl", tmp_path / "a.txt"
+    lines.write_text("\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in texts), "utf-8")
+    plain.write_text("<|endoftext|>".join(texts), "utf-8")
+    assert documents(lines) == documents(plain) == texts
+    for path in (lines, plain):
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+        assert documents(path) == texts
+
+
+@pytest.mark.parametrize("name", ["none.txt", "empty.txt", "bad.jsonl", "bytes.txt", "bytes.jsonl"])
 def test_files_that_hold_no_text(tmp_path, name):
     (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "bytes.txt").write_bytes(b"fine \xff")
+    (tmp_path / "bytes.jsonl").write_bytes(b'{"text": "fine"}\n{"text": "\xff"}')
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"words": 3}\n')
     wanted = {
         "none.txt": "no text at",
         "empty.txt": "holds no text",
-        "bad.jsonl": "line 2 of .* a JSON object",
+        "bad.jsonl": 'line 2 of .* lacks "text"',
+        "bytes.txt": "bytes.txt is not a text in UTF-8",
+        "bytes.jsonl": "line 2 of .* is not UTF-8",
     }
     with pytest.raises((ValueError, FileNotFoundError), match=wanted[name]):
         documents(tmp_path / name)

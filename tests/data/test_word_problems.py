@@ -1,6 +1,7 @@
 """The word-problem generator and its batches."""
 
 import itertools
+import json
 import operator
 import re
 
@@ -213,6 +214,13 @@ def test_jsonl_round_trip(tmp_path, sample):
     path = tmp_path / "problems.jsonl"
     wp.write_jsonl(path, sample[::50])
     assert wp.read_jsonl(path) == sample[::50]
+
+
+def test_jsonl_of_others(tmp_path):
+    question, path = "one\u2028two\x85", tmp_path / "problems.jsonl"
+    line = json.dumps({"question": question, "answer": "a\u2028b\nc\n#### 1"}, ensure_ascii=False)
+    path.write_bytes(b"\xef\xbb\xbf" + f"{line}\r\n\r\n{line}".encode())
+    assert wp.read_jsonl(path) == [wp.WordProblem(question, "a\u2028b\nc\n#### 1", 1, 2)] * 2
 
 
 @pytest.mark.parametrize("line", ["{", "[]", "3", '{"question": "a"}', '{"question": "a", "answer": "b"}'])

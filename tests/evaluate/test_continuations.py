@@ -140,6 +140,9 @@ class TestResults:
         with pytest.raises(ValueError, match="other settings: width is 4 and was 3; name another file"):
             Results(path, {"task": "gsm8k", "decoder_settings": {"width": 4}})
         assert path.read_bytes() == written
+        path.write_bytes(b"\xff\xfe\n")
+        with pytest.raises(ValueError, match=r"out\.jsonl exists and is no file of results"):
+            Results(path, self.SETTINGS)
         path.write_text("a text\n")
         with pytest.raises(ValueError, match="is no file of results"):
             Results(path, self.SETTINGS)

@@ -191,8 +191,12 @@ def test_acceptance_of_a_model(runs, tmp_path, capsys):
 def test_curves_of_heads(tmp_path, capsys):
     folder = tmp_path / "runs" / "tiny-head"
     folder.mkdir(parents=True)
-    logged = [{"step": 1, "loss": 2.0}, {"step": 2, "eval/kl_ratio": 0.9, "eval/kl_ratio_1": 0.8}]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logged))
+    logged = [
+        {"step": 1, "loss": 2.0, "note": "\u2028"},
+        {"step": 2, "eval/kl_ratio": 0.9, "eval/kl_ratio_1": 0.8},
+    ]
+    lines = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in logged)
+    (folder / "metrics.jsonl").write_text(lines, "utf-8")
     (folder / "held_out.json").write_text(json.dumps({"kl_ratio": 0.85}))
     options = head_curves.Options(runs=tmp_path / "runs", out=tmp_path / "results" / "curves.json")
     head_curves.main(options)

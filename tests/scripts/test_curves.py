@@ -27,6 +27,15 @@ def test_runs_follow_one_another(tmp_path):
         curves.read([write(tmp_path / "c")])
 
 
+def test_lines_end_at_line_feeds_alone(tmp_path):
+    path = tmp_path / "log"
+    path.write_text('{"step": 1, "note": "one\u2028two"}\n\n{"step": 2', "utf-8")
+    with pytest.raises(ValueError, match=f"line 3 of {path} is not JSON"):
+        curves.read([path])
+    path.write_text('{"step": 1, "note": "one\u2028two"}\n', "utf-8")
+    assert curves.read([path]) == [[{"step": 1, "note": "one\u2028two"}]]
+
+
 def test_a_picture_of_a_log(tmp_path):
     pytest.importorskip("matplotlib")
     log = write(tmp_path / "log", *({"step": i, "loss": 1 / i, "accuracy": i / 9} for i in range(1, 9)))

@@ -111,6 +111,12 @@ def test_prompts_of_a_file(folder, tmp_path):
         residual_magnitude.Options("model", rows=0)
 
 
+def test_prompts_end_at_line_feeds_alone(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_bytes("\ufeffone\u2028two\r\n\nthree\x0c".encode())
+    assert residual_magnitude.Options("model", prompts=path).texts() == ["one\u2028two", "three\x0c"]
+
+
 def test_the_grounds_have_prompts():
     words, chains = (
         residual_magnitude.Options("model", ground=ground, count=2).texts() for ground in ("words", "chains")

@@ -153,6 +153,14 @@ def test_log_resumes_without_duplicates(tmp_path, capsys):
     assert "step 4/9  loss 2  1,500 tokens/s  ETA 0:05:00\n" in capsys.readouterr().out
 
 
+def test_a_log_keeps_lines_with_other_separators(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    line = '{"step": 2, "note": "one\u2028two\x85"}\n'
+    path.write_text(line + '{"step": 4, "lo', "utf-8")
+    with Log(path, step=2, steps=9, progress=False):
+        assert path.read_text("utf-8") == line
+
+
 def test_fit_logs_evaluations_and_rates(tmp_path):
     train(tmp_path, evaluate=lambda state: {"copies": state.step}, evaluate_every=5)
     lines = log_lines(tmp_path)
