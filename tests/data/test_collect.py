@@ -53,6 +53,7 @@ def test_points_are_the_iterates_of_each_block():
         answer = texts[i][: (10, 8, 14)[i]]
         padded = answer + [PAD] * (-len(answer) % BLOCK) if i < 2 else answer[:12]
         assert generation.fixed.ravel().tolist() == padded
+        assert generation.text_length == (10, 8, 12)[i]
         end = len(PROMPTS[i]) + (len(answer) if i < 2 else 30)
         for place in range(len(generation.iterates)):
             block = generation.block(place)

@@ -31,7 +31,8 @@ def generation(index: int) -> Generation:
     blocks = [
         rng.integers(2, 30, (rng.integers(1, 6), N)).astype(np.int32) for _ in range(rng.integers(1, 5))
     ]
-    return Generation(100 + index, prompt, blocks)
+    length = N * len(blocks) - (1 if index % 2 else 0)  # some end before their last block does
+    return Generation(100 + index, prompt, blocks, length)
 
 
 def write(folder, numbers, **options) -> None:
@@ -47,7 +48,7 @@ def folder(tmp_path):
 
 
 def assert_equal(one: Generation, other: Generation) -> None:
-    assert one.data_id == other.data_id
+    assert one.data_id == other.data_id and one.text_length == other.text_length
     np.testing.assert_array_equal(one.prompt, other.prompt)
     assert len(one.iterates) == len(other.iterates)
     for a, b in zip(one.iterates, other.iterates, strict=True):
@@ -160,7 +161,7 @@ def damage(folder, how: str) -> None:
         ("dtype", "points.npy must hold int32 of 2 axes"),
         ("offsets", "point_ends must grow to the"),
         ("count", "shard-00001 contradicts its manifest"),
-        ("version", "format version 9; this program reads 1"),
+        ("version", "format version 9; this program reads 2"),
         ("empty", "has no whole shard yet"),
         ("json", "manifest.json is not JSON"),
     ],
@@ -280,6 +281,24 @@ def test_an_epoch_shows_every_generation(folder):
         [e.data_id for i in range(make.epoch) for e in make.examples(k * make.epoch + i)] for k in (0, 1)
     ]
     assert orders[0] != orders[1]
+
+
+def test_batches_say_where_their_padding_is():
+    """By the length of the text, whatever token fills it up: here one that the text has too."""
+    blocks = [np.full((2, N), 5, np.int32)] * 3
+    item = Generation(0, np.ones(1, np.int32), blocks, 2 * N + 1)
+    rng = np.random.default_rng(0)
+    for example, pairs, ends in (
+        (pack(item, Selection(), rng), 4, [4, 4, 1, 0]),
+        (pack(item.first(2), Selection(), rng), 2, [4, 4]),
+        (pack_block(item, 1, Selection(), rng), 1, [4]),
+        (pack_block(item, 2, Selection(), rng), 1, [1]),
+    ):
+        batch = collate([example], PairBucket(9, pairs))
+        wanted = (np.arange(N) < np.asarray(ends)[:, None])[None]
+        assert (batch["noisy_real"] == wanted).all() and (batch["clean_real"] == wanted).all()
+    with pytest.raises(ValueError, match="length of generation 3 must be from 1 to 12, .* not 13"):
+        Generation(3, np.ones(1, np.int32), blocks, 13)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
