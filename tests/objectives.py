@@ -1,4 +1,4 @@
-"""Every objective on a tiny network, with four rows of a batch that has no randomness of its own."""
+"""Every objective on a tiny network, with batches of four rows: all of which count, or only some."""
 
 import dataclasses
 import functools
@@ -160,6 +160,43 @@ OBJECTIVES = {
         scale=float(np.log(32)),  # a cross-entropy of 32 tokens less an entropy: 0.01 of 3
     ),
 }
+
+
+MADE = {name: row.batch for name, row in OBJECTIVES.items()}
+# Rows of the batch as they count: all of a row, a part, and a micro-batch that counts nothing at all.
+SHARE = np.asarray([1.0, 0.5, 0.0, 0.0])
+
+
+def unequal(name: str, seed: int = 1) -> dict[str, Any]:
+    """The batch of the table, with unequal numbers of trained tokens in its rows and none in the last two."""
+    batch = dict(MADE[name](seed))
+    some = np.arange(LENGTH) < SHARE[:, None] * LENGTH
+    if "pairs" in batch:
+        batch["pairs"] = np.minimum(np.asarray([2, 1, 0, 0]), batch["pairs"]).astype(np.int32)
+    if "weights" in batch:
+        batch["weights"] = some.astype(np.float32)
+    if "labelled" in batch:
+        batch["labelled"] &= some
+    if "prompt_weights" in batch:
+        batch["prompt_weights"] = (np.arange(4) < SHARE[:, None] * 4).astype(np.float32)
+    return jax.tree.map(jnp.asarray, batch | fixed_noise(name, seed))
+
+
+def fixed_noise(name: str, seed: int) -> dict[str, np.ndarray]:
+    """Draws that a batch may bring, by rows, so that the whole batch has the noise of its parts."""
+    rng = np.random.default_rng(seed + 3000)
+    if name == "masked diffusion":
+        uniforms = rng.random((ROWS, LENGTH), np.float32)
+        return {"time_uniforms": rng.random(ROWS, np.float32), "mask_uniforms": uniforms}
+    if name in ("block diffusion", "residual"):
+        hidden = rng.random((ROWS, LENGTH)) < 0.7
+        found = {"hidden": hidden, "probability": np.full((ROWS, LENGTH), 0.7, np.float32)}
+        return found | (
+            {"reveals": hidden[:, None] & (np.arange(LENGTH) % 3 == 0)} if name == "residual" else {}
+        )
+    if name == "recurrent":
+        return {"state": rng.normal(size=(ROWS, LENGTH, 16)).astype(np.float32), "recurrence": np.int32(3)}
+    return {}
 
 
 class Batches:

@@ -297,7 +297,7 @@ def test_batches_say_where_their_padding_is():
         batch = collate([example], PairBucket(9, pairs))
         wanted = (np.arange(N) < np.asarray(ends)[:, None])[None]
         assert (batch["noisy_real"] == wanted).all() and (batch["clean_real"] == wanted).all()
-    with pytest.raises(ValueError, match="length of generation 3 must be from 1 to 12, .* not 13"):
+    with pytest.raises(ValueError, match=r"length of generation 3 must be from 1 to 12, .* not 13"):
         Generation(3, np.ones(1, np.int32), blocks, 13)
 
 

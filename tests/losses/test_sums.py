@@ -8,46 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from objectives import LENGTH, MASKED, OBJECTIVES, ROWS, SPEC, difference, three
+from objectives import MASKED, OBJECTIVES, ROWS, SPEC, difference, three, unequal
 
 from paradec_jax import losses
 from paradec_jax.noise import Times
 from paradec_jax.train import TrainState, make_train_step
-
-# Rows of the batch as they count: all of a row, a part, and a micro-batch that counts nothing at all.
-SHARE = np.asarray([1.0, 0.5, 0.0, 0.0])
-
-
-def unequal(name: str) -> dict[str, np.ndarray]:
-    """The batch of the table, with unequal numbers of trained tokens in its rows and none in the last two."""
-    batch = dict(OBJECTIVES[name].batch(1))
-    some = np.arange(LENGTH) < SHARE[:, None] * LENGTH
-    if "pairs" in batch:
-        batch["pairs"] = np.minimum(np.asarray([2, 1, 0, 0]), batch["pairs"]).astype(np.int32)
-    if "weights" in batch:
-        batch["weights"] = some.astype(np.float32)
-    if "labelled" in batch:
-        batch["labelled"] &= some
-    if "prompt_weights" in batch:
-        batch["prompt_weights"] = (np.arange(4) < SHARE[:, None] * 4).astype(np.float32)
-    return jax.tree.map(jnp.asarray, batch | fixed_noise(name))
-
-
-def fixed_noise(name: str) -> dict[str, np.ndarray]:
-    """Draws that a batch may bring, by rows, so that the whole batch has the noise of its parts."""
-    rng = np.random.default_rng(3)
-    if name == "masked diffusion":
-        uniforms = rng.random((ROWS, LENGTH), np.float32)
-        return {"time_uniforms": rng.random(ROWS, np.float32), "mask_uniforms": uniforms}
-    if name in ("block diffusion", "residual"):
-        hidden = rng.random((ROWS, LENGTH)) < 0.7
-        found = {"hidden": hidden, "probability": np.full((ROWS, LENGTH), 0.7, np.float32)}
-        return found | (
-            {"reveals": hidden[:, None] & (np.arange(LENGTH) % 3 == 0)} if name == "residual" else {}
-        )
-    if name == "recurrent":
-        return {"state": rng.normal(size=(ROWS, LENGTH, 16)).astype(np.float32), "recurrence": np.int32(3)}
-    return {}
 
 
 def loss_of(name: str):

@@ -20,7 +20,7 @@ def on_devices(*calls: list[Any]) -> list[Any]:
         "JAX_PLATFORMS": "cpu",
         "NPROC": "64",  # threads of XLA's pool, of which a collective holds one while it waits; else four
         "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax"),
-        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, HERE))),
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, HERE.parent, HERE))),
     }
     done = subprocess.run(
         [sys.executable, str(HERE / "on_devices.py"), json.dumps(calls)],

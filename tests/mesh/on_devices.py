@@ -18,7 +18,7 @@ import numpy as np
 from jax import monitoring
 from loops import PROMPTS, bound, stop_tests  # noqa: F401
 from meshes import mesh_named
-from objectives import OBJECTIVES, Batches, difference
+from objectives import OBJECTIVES, Batches, difference, fixed_noise, unequal
 from slices import weights  # noqa: F401
 
 import paradec_jax as pd
@@ -148,6 +148,26 @@ def train(names: list[str], meshes: list[str], steps: int, optimizers: list[str]
                     told["ema"], _ = apart(other.ema, state.ema)
                     found[f"{name}, {optimizer}, {mesh}"] = told
     return found
+
+
+def accumulate(name: str, mesh: str) -> Any:
+    """Updates of two micro-batches, of which the second counts less or nothing, on a mesh against one device."""
+    one, ends = OBJECTIVES[name], []
+
+    def twice(seed: int) -> Any:
+        def joined(first: Any, second: Any) -> Any:
+            return np.concatenate([first, second]) if np.ndim(first) else first
+
+        whole = jax.tree.map(np.asarray, one.batch(seed) | fixed_noise(name, seed))
+        return jax.tree.map(joined, whole, unequal(name, seed + 100))
+
+    OBJECTIVES[name] = dataclasses.replace(one, batch=twice)
+    for where in (None, mesh_named(mesh)):
+        with tempfile.TemporaryDirectory() as folder:
+            options = {"steps": 3, "optimizer": "sgd", "accumulate": 2}
+            ends.append(trained(name, where, folder=Path(folder), **options)[0].params)
+    OBJECTIVES[name] = one
+    return apart(*ends)[0]
 
 
 def plain(decoded: Any) -> dict[str, Any]:

@@ -167,6 +167,13 @@ def test_every_objective(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
+def test_micro_batches_of_every_objective(name):
+    (found,) = on_devices(["accumulate", name, "fsdp"])
+    assert found[0] < CLOSE, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_descent_on_one_device_is_stable_to_the_last_bit_of_its_beginning(name):
     """Otherwise another order of sums would say nothing of a mesh."""
     (found,) = on_devices(["jolted", name])
