@@ -59,11 +59,7 @@ def make_train_step(
         raise ValueError(f"accumulate must be at least 1, not {accumulate}")
     if ema_decay is not None and not 0 <= ema_decay < 1:
         raise ValueError(f"ema_decay must be in [0, 1), not {ema_decay}")
-    if accumulate > 1 and not isinstance(loss, Objective):
-        raise ValueError(
-            f"accumulate={accumulate} needs a loss that says its sums and weights, an Objective of "
-            "paradec_jax.objective: a mean over micro-batches is not the mean over the batch"
-        )
+    graded = _graded(loss, accumulate)
 
     def step(state: TrainState, frozen: PyTree, batch: PyTree) -> tuple[TrainState, Metrics]:
         if (ema_decay is None) != (state.ema is None):
@@ -75,20 +71,7 @@ def make_train_step(
             frozen = {"teacher": state.teacher, "round": state.round}
         key = jax.random.fold_in(state.key, state.step)
 
-        def arguments(i: int | jax.Array, rows: PyTree) -> tuple[PyTree, PyTree, jax.Array]:
-            return frozen, rows | {"step": state.step}, jax.random.fold_in(key, i)
-
-        if accumulate == 1:
-            (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(
-                state.params, *arguments(0, batch)
-            )
-        else:
-
-            def sums(params: PyTree, i: jax.Array, rows: PyTree) -> Sums:
-                return loss.sums(params, *arguments(i, rows))
-
-            parts = _split(batch, accumulate)
-            (value, metrics), grads = _accumulated(loss, sums, state.params, parts, accumulate)
+        (value, metrics), grads = graded(state.params, frozen, batch | {"step": state.step}, key)
         metrics = metrics | {"loss": value}
         for name, metric in metrics.items():
             if jnp.ndim(metric):
@@ -106,6 +89,29 @@ def make_train_step(
         return state, metrics | {"grad_norm": norm, "finite": finite}
 
     return jax.jit(step, donate_argnums=0)
+
+
+def _graded(loss: Loss, accumulate: int) -> Callable[..., tuple[tuple[jax.Array, Metrics], PyTree]]:
+    """Value, metrics and gradient of a loss over the micro-batches of a batch."""
+    if accumulate == 1:
+
+        def whole(params: PyTree, frozen: PyTree, batch: PyTree, key: jax.Array) -> Any:
+            return jax.value_and_grad(loss, has_aux=True)(params, frozen, batch, jax.random.fold_in(key, 0))
+
+        return whole
+    if not isinstance(loss, Objective):
+        raise ValueError(
+            f"accumulate={accumulate} needs a loss that says its sums and weights, an Objective of "
+            "paradec_jax.objective: a mean over micro-batches is not the mean over the batch"
+        )
+
+    def in_parts(params: PyTree, frozen: PyTree, batch: PyTree, key: jax.Array) -> Any:
+        def sums(params: PyTree, i: jax.Array, rows: PyTree) -> Sums:
+            return loss.sums(params, frozen, rows, jax.random.fold_in(key, i))
+
+        return _accumulated(loss, sums, params, _split(batch, accumulate), accumulate)
+
+    return in_parts
 
 
 def _accumulated(
@@ -132,7 +138,7 @@ def _accumulated(
     def body(carry: tuple[Sums, PyTree], inputs: tuple[jax.Array, PyTree]) -> tuple[PyTree, None]:
         def sloped(params: PyTree) -> tuple[jax.Array, Sums]:
             found = sums(params, *inputs)
-            return sum(jnp.sum(slope[name] * part.total) for name, part in found.items()), found
+            return optax.tree.vdot(slope, {name: part.total for name, part in found.items()}), found
 
         grads, found = jax.grad(sloped, has_aux=True)(params)
         so_far, total = carry
