@@ -82,8 +82,8 @@ def generate(
 
     Args:
       model: a model with a tokenizer.
-      prompts: texts; the model's begin-of-text token is put before each. Empty ones where the decoder can start
-        from nothing.
+      prompts: texts; the model's begin-of-text token is put before each that does not begin with it. Empty ones
+        where the decoder can start from nothing.
       decoder: any decoder, bound or not.
       knobs: its knobs; the defaults when None.
       max_new_tokens: tokens each row may get.

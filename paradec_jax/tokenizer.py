@@ -174,11 +174,13 @@ class Tokenizer:
 
     def framing(self) -> tuple[list[int], list[int]]:
         """Ids that the file's own rule would put before and after a text; no method here does."""
-        framed = self._ask(lambda: self._backend.encode("a", add_special_tokens=True))
+        few = range(min(self.vocab_size, FEW))
+        text = next(
+            (text for token in few if self.encode(text := self.decode([token], skip_special=True))), ""
+        )
+        framed = self._ask(lambda: self._backend.encode(text, add_special_tokens=True))
         inside = [i for i, special in enumerate(framed.special_tokens_mask) if not special]
-        if not inside:
-            return framed.ids, []
-        return framed.ids[: inside[0]], framed.ids[inside[-1] + 1 :]
+        return (framed.ids[: inside[0]], framed.ids[inside[-1] + 1 :]) if inside else (framed.ids, [])
 
     def _ask(self, question: Callable[[], Found]) -> Found:
         """An answer of the backend. Raises ValueError where it has none."""
@@ -269,9 +271,10 @@ class StreamDecoder:
     def push(self, ids: Iterable[int]) -> str:
         """Takes ids in and returns the text that they settle, possibly empty."""
         self._ids = [*self._ids, *map(int, ids)]
-        if self._decode(self._ids).endswith(BROKEN) or self._ends_in_bytes():
+        text = self._decode(self._ids)
+        if text.endswith(BROKEN) or self._ends_in_bytes():
             return ""
-        piece = self.kept()
+        piece = _added(self._shown, text)
         self._settle()
         return piece
 

@@ -1,15 +1,22 @@
 """Parts of a text, encoded and decoded as parts: what comes before them decides blanks, bytes and characters."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from recital import CONFIG
 from small_tokenizers import BOS, EOS, KINDS, byte_level, ids_of, llama, random_ids
+from tokenizers.processors import TemplateProcessing
 
+from paradec_jax.cli import watch
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.auxiliary import auxiliary_task
 from paradec_jax.data.batches import BatchMaker, Bucket, encode_prompts
 from paradec_jax.data.word_problems import problem
+from paradec_jax.evaluate.compare import Prompts, _Answer, _texts
 from paradec_jax.evaluate.likelihood import continuation_row
 from paradec_jax.infill import _with_gaps
+from paradec_jax.store import Model
 from paradec_jax.tokenizer import StreamDecoder
 
 SPEC = TokenSpec(bos=BOS, stop=(EOS,))
@@ -121,3 +128,35 @@ def test_a_text_that_brings_its_begin_of_text_gets_no_second_one(kind):
     assert [row.count(BOS) for row in rows] == [1, 1, 1] and {row[0] for row in rows} == {BOS}
     assert _with_gaps(tokenizer, SPEC, ["<s>a", 1]).count(BOS) == 1
     assert tokenizer.begun([], None) == [] and tokenizer.begun([EOS], None) == [EOS]
+
+
+def test_answers_that_are_compared_are_parts_of_their_texts():
+    tokenizer = llama()
+    rows = [tokenizer.begun(tokenizer.encode(text), BOS) for text in ("a\n", "a b")]
+    lengths = np.asarray([len(row) for row in rows])
+    tokens = np.asarray([row + [0] * (8 - len(row)) for row in rows])
+    answers = [_Answer(tokenizer.encode_after("a", " b"), {}) for _ in rows]
+    model = Model(CONFIG, {}, SPEC, tokenizer)
+    assert _texts(model, Prompts(tokens, lengths, None, 8, ()), answers) == [" b", " b"]
+
+
+def test_what_moves_on_the_screen_goes_on_where_the_text_shown_ends():
+    tokenizer = byte_level()
+    first, second = tokenizer.encode("é")
+    rows = SimpleNamespace(completions=lambda: [[*tokenizer.encode("a"), first]])
+    decoder = SimpleNamespace(drafts=lambda state: np.asarray([[second, *tokenizer.encode("b"), -1]]))
+    prepared = SimpleNamespace(prompts=[[BOS]], decoder=decoder, tokenizer=tokenizer)
+    assert watch._drafts(prepared, SimpleNamespace(rows=rows), "a") == "éb"
+
+
+@pytest.mark.parametrize(
+    ("post", "framing"),
+    [(None, ([], [])), ("<s> $A", ([BOS], [])), ("<s> $A </s>", ([BOS], [EOS])), ("$A </s>", ([], [EOS]))],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_file_puts_before_and_after_a_text(kind, post, framing):
+    tokenizer = KINDS[kind]()
+    if post is not None:
+        special = [("<s>", BOS), ("</s>", EOS)]
+        tokenizer._backend.post_processor = TemplateProcessing(post, special_tokens=special)
+    assert tokenizer.framing() == framing
