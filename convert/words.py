@@ -133,18 +133,16 @@ def write_words(folder: Path, model: Model) -> None:
     }
     if words is not None:
         known = special_tokens(model)
-        fields |= {name: text for name, text in known.items() if _is_special(words, text)}
+        ids = {name: words.id_of(text) for name, text in known.items()}
+        fields |= {
+            name: known[name] for name, token in ids.items() if token is not None and words.is_special(token)
+        }
         words.save(folder / WORDS)
         written = json.loads((folder / WORDS).read_text(encoding="utf-8"))
         if words.framing() != ([] if bos is None else [bos], []):
             written["post_processor"] = _beginning(written.get("post_processor"), words, bos)
             (folder / WORDS).write_text(json.dumps(written, indent=2, ensure_ascii=False), encoding="utf-8")
     write_json(folder / CONFIG, fields)
-
-
-def _is_special(words: Tokenizer, text: str) -> bool:
-    token = words.id_of(text)
-    return token is not None and not words.decode([token], skip_special=True)
 
 
 def _beginning(processor: Any, words: Tokenizer, bos: int | None) -> dict[str, Any] | None:

@@ -86,10 +86,12 @@ class _Row:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], strings: Sequence[str]) -> None:
-        self._tokenizer, self._prompt, self._strings = tokenizer, prompt, strings
+        self._tokenizer = tokenizer
+        # The prompt's own special tokens are written out in neither, so that both texts begin alike.
+        self._prompt = [token for token in prompt if not tokenizer.is_special(token)]
         self.ids: list[int] = []
-        self.shown = _Grown(StreamDecoder(tokenizer, skip_special=True, before=prompt), strings)
-        self.spelled = _Grown(StreamDecoder(tokenizer, before=prompt), strings)
+        self.shown = _Grown(StreamDecoder(tokenizer, skip_special=True, before=self._prompt), strings)
+        self.spelled = _Grown(StreamDecoder(tokenizer, before=self._prompt), strings)
         self.found: tuple[int, str] | None = None
 
     def push(self, token: int, *, stops: bool) -> None:
@@ -120,7 +122,7 @@ class _Row:
             n for n in range(len(self.ids) - 1, -1, -1) if text.startswith(decode(self._prompt, self.ids[:n]))
         )
         start, former = (decode(self._prompt, self.ids[:count], skip_special=skip) for skip in (False, True))
-        special = not self._tokenizer.decode([self.ids[count]], skip_special=True)
+        special = self._tokenizer.is_special(self.ids[count])
         return len(former) + (0 if special else place - len(start))
 
 

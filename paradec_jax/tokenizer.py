@@ -130,7 +130,7 @@ class Tokenizer:
 
     def begun(self, ids: Sequence[int], bos: int | None) -> list[int]:
         """Ids of a text after one begin-of-text token, None for none: a text may have brought it, written out."""
-        brought = [*ids[:1]] == [bos] and not self.decode(ids[:1], skip_special=True)
+        brought = [*ids[:1]] == [bos] and self.is_special(ids[0])
         return [*ids] if brought or bos is None else [bos, *ids]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
@@ -163,6 +163,10 @@ class Tokenizer:
 
     def _is_byte(self, token: int) -> bool:
         return ONE_BYTE.fullmatch(self.token_text(token) or "") is not None
+
+    def is_special(self, token: int) -> bool:
+        """Whether a token is left out of a text that is decoded without special tokens."""
+        return bool(self.decode([token])) and not self.decode([token], skip_special=True)
 
     def token_text(self, token: int) -> str | None:
         """A token as the vocabulary writes it, or None for an id beyond the vocabulary."""

@@ -64,7 +64,8 @@ def test_a_row_ends_with_the_first_token_after_which_a_text_holds_a_string(kind)
         strings = [texts[i] for i in rng.integers(len(texts), size=2)]
 
         def holds(count, prompt=prompt, ids=ids, strings=strings):
-            seen = [tokenizer.decode_after(prompt, ids[:count], skip_special=skip) for skip in (True, False)]
+            plain = [token for token in prompt if not tokenizer.is_special(token)]
+            seen = [tokenizer.decode_after(plain, ids[:count], skip_special=skip) for skip in (True, False)]
             return any(string in text for text in seen for string in strings)
 
         first = next((count for count in range(len(ids) + 1) if holds(count)), None)
@@ -80,6 +81,14 @@ def test_a_row_ends_with_the_first_token_after_which_a_text_holds_a_string(kind)
                 "stop string",
             )
     assert found > 10
+
+
+def test_a_begin_of_text_alone_is_no_text_that_a_blank_follows():
+    tokenizer = llama()
+    ids = ids_of(tokenizer, "▁b", "▁c")
+    assert stopped(tokenizer, ids, " b", prompt=[BOS]) is None
+    assert stopped(tokenizer, ids, " c", prompt=[BOS]) == (2, "b")
+    assert stopped(tokenizer, ids, " b", prompt=ids_of(tokenizer, "<s>", "▁a")) == (1, "")
 
 
 @pytest.mark.parametrize("kind", KINDS)
