@@ -20,11 +20,12 @@ from convert import check as checking
 from convert import huginn, mdlm, qwen2, sdar, torch_check
 from convert.engine import PICKLES, ConvertError, read_json, refuse_pickle
 from convert.fields import check_dense, check_quantised, dtype_notes
+from convert.words import check_words, read_special, write_words
 from paradec_jax import store
 from paradec_jax.chat import DEFAULT, named_templates
 from paradec_jax.chat import check as check_template
 from paradec_jax.disk.blocks import TAKEN_BY
-from paradec_jax.disk.description import read_tokenizer
+from paradec_jax.disk.description import read_chat_template, read_tokenizer
 from paradec_jax.io import WRONG_INPUT, one_sentence
 
 ARCHITECTURES: tuple[ModuleType, ...] = (huginn, qwen2, sdar, mdlm)
@@ -74,12 +75,14 @@ def import_model(
     else:
         if weights is not None:
             raise ConvertError(f"--weights chooses those of a {LIGHTNING} file, but {src} is none")
-        reading = _read_folder(src, dtype, of_blocks)
+        reading = _read_folder(src, dtype, of_blocks, tokenizer)
     if tokenizer is None and (src / "tokenizer.json").is_file():
         tokenizer = src / "tokenizer.json"
     with reading as model:
         if tokenizer is not None:
-            model = dataclasses.replace(model, tokenizer=read_tokenizer(tokenizer, model.config.vocab_size))
+            words = read_tokenizer(tokenizer, model.config.vocab_size)
+            check_words(src, tokenizer, words)
+            model = dataclasses.replace(model, tokenizer=words)
         store.save(dst, model, overwrite=overwrite, allow_nonfinite=allow_nonfinite)
         return _report("imported", model, dst)
 
@@ -108,8 +111,7 @@ def export_model(
         module = _find("family", {module.FAMILY: module for module in ARCHITECTURES}, model.family)
         with store.staged(dst, overwrite=overwrite) as folder:
             module.write(folder, model, int(max_shard_gigabytes * 1e9))
-            if model.tokenizer is not None:
-                model.tokenizer.save(folder / "tokenizer.json")
+            write_words(folder, model)
             if model.chat_template is not None:
                 (folder / store.CHAT_TEMPLATE).write_text(model.chat_template, encoding="utf-8", newline="")
         return _report("exported", model, dst)
@@ -206,7 +208,9 @@ def _stopped_by_sigterm() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _read_folder(src: Path, dtype: str | None, of_blocks: Mapping[str, Any]) -> Iterator[store.Model]:
+def _read_folder(
+    src: Path, dtype: str | None, of_blocks: Mapping[str, Any], words: Path | None
+) -> Iterator[store.Model]:
     """The model of a Hugging Face folder, without its tokenizer; `of_blocks` is told to block diffusion alone."""
     if src.suffix in PICKLES and src.is_file():
         raise refuse_pickle(src)
@@ -220,8 +224,12 @@ def _read_folder(src: Path, dtype: str | None, of_blocks: Mapping[str, Any]) -> 
     module = _find("model_type", kinds, fields.get("model_type"))
     if module is not sdar:
         _refuse(of_blocks, src)
-    with module.read(src, fields, dtype, **of_blocks) as model:
-        yield dataclasses.replace(model, chat_template=_read_chat_template(src))
+    more = (
+        {"words": words} if module in (qwen2, sdar) else {}
+    )  # the others' configs say what texts begin with
+    with module.read(src, fields, dtype, **of_blocks, **more) as model:
+        template, special = _read_chat_template(src), read_special(src)
+        yield dataclasses.replace(model, chat_template=template, special_tokens=special)
     for note in dtype_notes(fields, model.config.dtype):  # after the model was taken
         print(note)
 
@@ -242,7 +250,7 @@ def _find(field: str, known: dict[str, ModuleType], value: object) -> ModuleType
 def _read_chat_template(folder: Path) -> str | None:
     """The template of a Hugging Face folder: a file of its own, or else that of tokenizer_config.json."""
     path = folder / "tokenizer_config.json"
-    text = store.read_chat_template(folder / store.CHAT_TEMPLATE)
+    text = read_chat_template(folder / store.CHAT_TEMPLATE)
     if text is not None or not path.is_file():
         return text
     given = read_json(path).get("chat_template")

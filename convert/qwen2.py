@@ -5,7 +5,6 @@
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -24,16 +23,15 @@ from convert.engine import (
     common_dtype,
     export_tree,
     import_tree,
-    read_json,
     table_shapes,
 )
 from convert.fields import Fields, activation_dtype, check_fixed, parse_fields, token_ids
+from convert.words import begin_of_text, json_if_there, write_json
 from paradec_jax.config import CausalConfig, ResidualHeadConfig, TokenSpec, TransformerConfig
 from paradec_jax.disk.description import matches
 from paradec_jax.disk.tensors import Lazy
 from paradec_jax.disk.writing import write_tensors
 from paradec_jax.store import Model
-from paradec_jax.tokenizer import Tokenizer
 
 MODEL_TYPES = ("qwen2", "qwen3", "llama")
 FAMILY = "causal"
@@ -72,13 +70,16 @@ PLAIN_ROPE: dict[str, Any] = {"rope_type": "default", "type": "default", "partia
 
 
 @contextlib.contextmanager
-def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> Iterator[Model]:
+def read(
+    folder: Path, fields: Mapping[str, Any], dtype: str | None = None, words: Path | None = None
+) -> Iterator[Model]:
     """A Hugging Face folder as a model without a tokenizer, whose parameters are read when they are indexed.
 
     Args:
       folder: the folder.
       fields: its config.json.
       dtype: type of the parameters; that of `engine.common_dtype` by default.
+      words: the tokenizer.json that says what texts begin with; the folder's own by default.
 
     Raises:
       ConvertError: when config and weights are not those of one complete, supported model.
@@ -86,7 +87,7 @@ def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> I
     config = CausalConfig(**parse_config(fields))
     with Checkpoint(folder) as checkpoint:
         params, config = read_params(checkpoint, fields, config, dtype)
-        yield Model(config, params, parse_tokens(folder, fields, config.vocab_size))
+        yield Model(config, params, parse_tokens(folder, fields, config.vocab_size, words))
 
 
 def read_params(
@@ -124,7 +125,7 @@ def read_params(
 
 
 def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
-    """Writes the weights and the JSON files of a Hugging Face folder, without tokenizer.json."""
+    """Writes the weights and the JSON files of a Hugging Face folder, without those of the tokenizer."""
     if not isinstance(model.config, CausalConfig):
         raise ConvertError(f"a model of family {model.family} has no layout of {', '.join(MODEL_TYPES)}")
     if model.token_spec.alignment != "next":
@@ -149,9 +150,8 @@ def write_layout(
         tensors[name] = Lazy.of(zero)
     write_tensors(folder, tensors, max_shard_bytes)
     ids = format_tokens(model.token_spec)
-    _write_json(folder / "config.json", format_config(config, kind) | ids | more)
-    _write_json(folder / "generation_config.json", {"do_sample": False, **ids})
-    _write_json(folder / "tokenizer_config.json", _tokenizer_config(model))
+    write_json(folder / "config.json", format_config(config, kind) | ids | more)
+    write_json(folder / "generation_config.json", {"do_sample": False, **ids})
 
 
 def table(config: TransformerConfig) -> tuple[dict[str, int], list[Row]]:
@@ -290,16 +290,24 @@ def format_config(config: TransformerConfig, kind: str) -> dict[str, Any]:
     }
 
 
-def parse_tokens(folder: Path, fields: Mapping[str, Any], vocab_size: int) -> TokenSpec:
+def parse_tokens(
+    folder: Path, fields: Mapping[str, Any], vocab_size: int, words: Path | None = None
+) -> TokenSpec:
     """Special tokens: those of generation_config.json, then those of config.json; all that end a text are kept.
 
     Files name a begin-of-text token even where no text begins with it (Qwen2), so it counts only if the
     tokenizer puts it before a text. Padding is the first token that ends a text where nothing else is said.
 
+    Args:
+      folder: the folder.
+      fields: its config.json.
+      vocab_size: V.
+      words: a tokenizer.json in the place of the folder's own, or None.
+
     Raises:
-      ConvertError: naming the field that holds no token id of the vocabulary.
+      ConvertError: naming the field that holds no token id of the vocabulary, or files that contradict each other.
     """
-    files = {"generation_config.json": _json_if_there(folder / "generation_config.json")}
+    files = {"generation_config.json": json_if_there(folder / "generation_config.json")}
     files["config.json"] = dict(fields)
     ids: dict[str, list[int]] = {}
     for name in ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id"):
@@ -310,24 +318,10 @@ def parse_tokens(folder: Path, fields: Mapping[str, Any], vocab_size: int) -> To
                     f"field {name} holds {token}, but config.json has a vocabulary of {vocab_size}"
                 )
     stop = tuple(dict.fromkeys(ids["eos_token_id"]))
-    bos = next(iter(ids["bos_token_id"]), None)
-    if bos is not None and not _begins_texts(folder, bos):
-        bos = None
+    named = [(file, token) for file in files for token in token_ids(files[file], "bos_token_id", file)]
+    bos = begin_of_text(folder, dict(named[:1]), words)
     pad, mask = next(iter([*ids["pad_token_id"], *stop]), 0), next(iter(ids["mask_token_id"]), None)
     return TokenSpec(bos=bos, stop=stop, pad=pad, mask=mask)
-
-
-def _begins_texts(folder: Path, bos: int) -> bool:
-    """Whether the folder's tokenizer puts `bos` before every text."""
-    told = _json_if_there(folder / "tokenizer_config.json").get("add_bos_token")
-    if told is not None:
-        return bool(told)
-    if not (folder / "tokenizer.json").is_file():
-        return False
-    try:
-        return Tokenizer.from_file(folder / "tokenizer.json").framing()[:1] == [bos]
-    except ValueError as error:
-        raise ConvertError(str(error)) from error
 
 
 def format_tokens(tokens: TokenSpec) -> dict[str, Any]:
@@ -339,28 +333,3 @@ def format_tokens(tokens: TokenSpec) -> dict[str, Any]:
         "pad_token_id": tokens.pad,
         **({} if tokens.mask is None else {"mask_token_id": tokens.mask}),
     }
-
-
-def _tokenizer_config(model: Model) -> dict[str, Any]:
-    spec, tokenizer = model.token_spec, model.tokenizer
-    fields: dict[str, Any] = {
-        "add_bos_token": spec.bos is not None,
-        "tokenizer_class": "PreTrainedTokenizerFast",
-    }
-    if tokenizer is not None:
-        ids = {
-            "bos_token": spec.bos,
-            "eos_token": next(iter(spec.stop), None),
-            "pad_token": spec.pad,
-            "mask_token": spec.mask,
-        }
-        fields |= {name: tokenizer.decode([token]) for name, token in ids.items() if token is not None}
-    return fields
-
-
-def _json_if_there(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
-
-
-def _write_json(path: Path, fields: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")

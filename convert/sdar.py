@@ -34,6 +34,7 @@ def read(
     block: int | None = None,
     mask: int | None = None,
     alignment: str | None = None,
+    words: Path | None = None,
 ) -> Iterator[Model]:
     """A Hugging Face folder as a model without a tokenizer, whose parameters are read when they are indexed.
 
@@ -44,12 +45,13 @@ def read(
       block: tokens of a block; those of config.json by default, or else 4.
       mask: id of the mask token; that of config.json by default, or else 151669.
       alignment: which token logits are about, "own" or "next"; what config.json says by default, or else "own".
+      words: the tokenizer.json that says what texts begin with; the folder's own by default.
 
     Raises:
       ConvertError: when config and weights are not those of one complete, supported model.
     """
     config = parse_config(fields, block)
-    tokens = parse_tokens(folder, fields, config.vocab_size, mask, alignment)
+    tokens = parse_tokens(folder, fields, config.vocab_size, mask, alignment, words)
     with Checkpoint(folder) as checkpoint:
         backbone, head = parted(checkpoint, mrp.PREFIX)
         params, config = qwen2.read_params(backbone, fields, config, dtype)
@@ -58,7 +60,7 @@ def read(
 
 
 def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
-    """Writes the weights and the JSON files of a Hugging Face folder, without tokenizer.json."""
+    """Writes the weights and the JSON files of a Hugging Face folder, without those of the tokenizer."""
     config, alignment = model.config, model.token_spec.alignment
     if not isinstance(config, BlockDiffusionConfig):
         raise ConvertError(f"a model of family {model.family} has no {MODEL_TYPES[0]} layout")
@@ -99,14 +101,19 @@ def parse_config(fields: Mapping[str, Any], block: int | None = None) -> BlockDi
 
 
 def parse_tokens(
-    folder: Path, fields: Mapping[str, Any], vocab_size: int, mask: int | None, alignment: str | None
+    folder: Path,
+    fields: Mapping[str, Any],
+    vocab_size: int,
+    mask: int | None,
+    alignment: str | None,
+    words: Path | None = None,
 ) -> TokenSpec:
     """Special tokens, mask and alignment: of the caller, of the folder's files, or SDAR's own.
 
     Raises:
       ConvertError: as `qwen2.parse_tokens`, and for a mask or an alignment that cannot be.
     """
-    found = qwen2.parse_tokens(folder, fields, vocab_size)
+    found = qwen2.parse_tokens(folder, fields, vocab_size, words)
     mask = next(token for token in (mask, found.mask, MASK) if token is not None)
     if not 0 <= mask < vocab_size:
         raise ConvertError(

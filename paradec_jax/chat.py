@@ -49,6 +49,34 @@ def named_templates(value: Any) -> dict[str, str]:
     return templates
 
 
+def special_tokens(model: Any) -> dict[str, str]:
+    """Texts of a model's special tokens by their names in templates: those kept with it, then those of its ids."""
+    spec, words = model.token_spec, model.tokenizer
+    ids = {"bos_token": spec.bos, "eos_token": next(iter(spec.stop), None), "pad_token": spec.pad}
+    ids["mask_token"] = spec.mask
+    known = {name: words.token_text(i) for name, i in ids.items() if words is not None and i is not None}
+    return {name: text for name, text in known.items() if text is not None} | dict(model.special_tokens)
+
+
+def conversation(
+    model: Any, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+) -> str:
+    """The text of a conversation by a model's own template, which knows the model's special tokens by name.
+
+    Begin-of-text is in it only where the template writes it; `generate` puts one before a text that has none.
+
+    Args:
+      model: a model with a chat template (`store.Model`).
+      messages, add_generation_prompt, **variables: as of `render`.
+
+    Raises:
+      ValueError: a model without a template, and as `render`.
+    """
+    if model.chat_template is None:
+        raise ValueError("the model has no chat template: put a chat_template.jinja into its folder")
+    return render(model.chat_template, messages, add_generation_prompt, **special_tokens(model) | variables)
+
+
 def check(template: str) -> None:
     """Refuses what is no template, without running any of it.
 
@@ -75,7 +103,6 @@ def render(
       messages: objects with a `role` and mostly `content`, oldest first.
       add_generation_prompt: end with the start of the assistant's answer.
       **variables: what else the template knows by name, such as `tools`, `documents`, `bos_token` and `eos_token`.
-        A template that writes `bos_token` itself needs no other one before its text.
 
     Raises:
       ValueError: messages of another form, a template that is no Jinja, that refuses these messages, that asks for

@@ -20,8 +20,9 @@ from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.sharding.layout import shardings
 from paradec_jax.sharding.mesh import mesh_of
 from paradec_jax.sharding.processes import gathered, put
+from paradec_jax.stop_strings import StopStrings, text_of
 from paradec_jax.store import Model
-from paradec_jax.tokenizer import StreamDecoder, Tokenizer
+from paradec_jax.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,7 +32,7 @@ class Generation:
     `infill` returns it too; text and tokens are then those of the whole row, given ones and all.
 
     Attributes:
-      text: text of each row, without special tokens, cut before a stop string.
+      text: what each row adds to the text of its prompt, without special tokens, cut before a stop string.
       tokens: tokens of each row, its stop token included; where a stop string ended the row, the shortest
         prefix of them whose text contains it.
       reasons: why each row ended; `Reason.CALLER` is a stop string.
@@ -81,14 +82,15 @@ def generate(
 
     Args:
       model: a model with a tokenizer.
-      prompts: texts; the model's begin-of-text token is put before each. Empty ones where the decoder can start
-        from nothing.
+      prompts: texts; the model's begin-of-text token is put before each that does not begin with it. Empty ones
+        where the decoder can start from nothing.
       decoder: any decoder, bound or not.
       knobs: its knobs; the defaults when None.
       max_new_tokens: tokens each row may get.
       seed: of all draws.
       samples: rows a prompt.
-      stop_strings: texts that end a row; the row's text stops before the first of them.
+      stop_strings: texts that end a row; the row's text stops before the first of them. They are looked for in
+        the text and in the text with its special tokens written out, so they may hold such tokens.
       log_probs: whether to keep log-probabilities.
       bucket: the prompt buffer is rounded up to a multiple of it.
       network: the network to use; the decoder's own, or else the model's, by default.
@@ -132,14 +134,16 @@ class Prompted:
       request: the encoded prompts.
       watch: to be handed to `stream` as `interrupt`, or None where there are no stop strings.
       tokenizer, spec, samples: what `collect` needs.
+      prompts: ids of each row's prompt, which its text follows; none where the text holds what was given.
       whole: whether the texts that `collect` returns hold what was given.
     """
 
     decoder: Any
     request: Request
-    watch: "StopStrings | None"
+    watch: StopStrings | None
     tokenizer: Tokenizer
     spec: TokenSpec
+    prompts: Sequence[Sequence[int]]
     samples: int = 1
     whole: bool = False
 
@@ -148,7 +152,8 @@ class Prompted:
         tokens = decoded.completions()
         own = np.asarray([len(row) for row in tokens])  # on the host: nothing to compile
         reasons = [Reason(int(reason)) for reason in np.asarray(decoded.reasons)]
-        texts = [text_of(self.tokenizer, self.spec, row) for row in tokens]
+        rows = zip(tokens, self.prompts, strict=True)
+        texts = [text_of(self.tokenizer, self.spec, ids, prompt) for ids, prompt in rows]
         if self.watch is not None:
             for row, (length, text) in self.watch.finish(tokens).items():
                 tokens[row], texts[row], reasons[row] = tokens[row][:length], text, Reason.CALLER
@@ -206,7 +211,9 @@ def prepare(
             f"prompt {int(lengths.argmax())} has {longest} tokens and max_new_tokens is {max_new_tokens}: "
             f"together more than the {network.max_length} positions the model was built for"
         )
-    keys = row_keys([row[:n] for row, n in zip(tokens, lengths, strict=True)], seed, samples)
+    given = [row[:n].tolist() for row, n in zip(tokens, lengths, strict=True)]
+    keys = row_keys(given, seed, samples)
+    given = [prompt for prompt in given for _ in range(samples)]
     tokens, lengths = np.repeat(tokens, samples, axis=0), np.repeat(lengths, samples)
     size = tokens.shape[1] + max_new_tokens
     if canvas:  # every call reads the whole buffer
@@ -218,8 +225,8 @@ def prepare(
     decoder = decoder.bind(network, size, spec)
     if log_probs:
         decoder = dataclasses.replace(decoder, log_probs=True)
-    watch = StopStrings(tokenizer, spec, stop_strings, request.batch) if stop_strings else None
-    return Prompted(decoder, request, watch, tokenizer, spec, samples)
+    watch = StopStrings(tokenizer, spec, stop_strings, request.batch, given) if stop_strings else None
+    return Prompted(decoder, request, watch, tokenizer, spec, given, samples)
 
 
 def tokenizer_of(model: Model) -> Tokenizer:
@@ -301,66 +308,3 @@ def _keys_of_samples(seed: Any, marks: Any, samples: Any) -> Array:
     folded = keys_of(seed, marks)
     per_sample = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
     return jax.vmap(per_sample, in_axes=(0, None))(folded, samples).reshape(-1)
-
-
-def text_of(tokenizer: Tokenizer, spec: TokenSpec, ids: Sequence[int]) -> str:
-    """Text of generated tokens: special tokens and the stop token that ended them have none."""
-    return tokenizer.decode(_without_stop(spec, ids), skip_special=True)
-
-
-def _without_stop(spec: TokenSpec, ids: Sequence[int]) -> Sequence[int]:
-    return ids[:-1] if len(ids) and ids[-1] in spec.stop else ids
-
-
-class StopStrings:
-    """Looks at the text of growing rows and says which of them have come to a stop string.
-
-    Tokens are read one by one, and a token's text counts once its characters are complete, so what is found
-    depends on a row's tokens alone and not on how often one looks. An instance serves one run of `stream`.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, spec: TokenSpec, strings: Sequence[str], batch: int) -> None:
-        self._strings = tuple(strings)
-        self._spec = spec
-        self._longest = max((len(string) for string in strings), default=1)
-        self._decoders = [StreamDecoder(tokenizer, skip_special=True) for _ in range(batch)]
-        self._texts = [""] * batch
-        self._read = [0] * batch
-        self._found: dict[int, tuple[int, str]] = {}
-
-    def __call__(self, state: Any) -> Any:
-        """Rows [B] in which a stop string was found just now, given a decoder's state."""
-        before = set(self._found)
-        committed = state.rows.completions()
-        for row, ids in enumerate(committed):
-            self._look(row, ids)
-        return np.asarray([row in self._found and row not in before for row in range(len(committed))])
-
-    def visible(self, row: int, *, done: bool) -> str:
-        """Text of a row that later tokens cannot take back: cut, or short of what may begin a stop string."""
-        if row in self._found:
-            return self._found[row][1]
-        text = self._texts[row]
-        return text if done else text[: max(len(text) - self._longest + 1, 0)]
-
-    def finish(self, tokens: Sequence[Sequence[int]]) -> dict[int, tuple[int, str]]:
-        """For each row with a stop string: how many tokens stay, and the text before the string."""
-        for row, ids in enumerate(tokens):
-            self._look(row, ids)
-            if row not in self._found:
-                self._append(row, self._decoders[row].finish())
-        return dict(self._found)
-
-    def _look(self, row: int, ids: Sequence[int]) -> None:
-        ids = _without_stop(self._spec, ids)
-        while row not in self._found and self._read[row] < len(ids):
-            self._read[row] += 1
-            self._append(row, self._decoders[row].push([ids[self._read[row] - 1]]))
-
-    def _append(self, row: int, piece: str) -> None:
-        start = max(len(self._texts[row]) - self._longest + 1, 0)
-        self._texts[row] += piece
-        text = self._texts[row]
-        places = [place for string in self._strings if (place := text.find(string, start)) >= 0]
-        if places:
-            self._found[row] = (self._read[row], text[: min(places)])

@@ -1,6 +1,7 @@
 """Texts with gaps, filled."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from paradec_jax.generate import (
 from paradec_jax.store import Model
 from paradec_jax.tokenizer import Tokenizer
 
+AFTER_GAP = "\n"  # stands for the unknown text of a gap
 MOST_GAP = 2**20  # tokens; each is an entry of a list before the model's own limit is looked at
 
 
@@ -103,21 +105,22 @@ def prepare_infill(
     decoder = decoder.bind(network, size if decoder.windowed else min(size, network.max_length), spec)
     if log_probs:
         decoder = dataclasses.replace(decoder, log_probs=True)
-    return Prompted(decoder, request, None, tokenizer, spec, samples, whole=True)
+    return Prompted(decoder, request, None, tokenizer, spec, [()] * len(rows), samples, whole=True)
 
 
 def _with_gaps(tokenizer: Tokenizer, spec: TokenSpec, pieces: Any) -> list[int]:
     """Ids of texts, and -1 for each token of a gap, after the model's begin-of-text token."""
-    ids = [] if spec.bos is None else [spec.bos]
-    for piece in pieces:
-        if isinstance(piece, str):
-            ids += tokenizer.encode(piece)
-        elif piece < 1:
-            raise ValueError(f"a gap must be of at least 1 token, not {piece}")
-        elif piece > MOST_GAP:
-            raise ValueError(f"a gap must be of at most {MOST_GAP} tokens, not {piece}")
-        else:
-            ids += [-1] * piece
+    ids: list[int] = []
+    for whole, group in itertools.groupby(pieces, key=lambda piece: isinstance(piece, str)):
+        if whole:  # texts beside each other are one text, and what follows a gap begins none
+            ids += tokenizer.encode_after(AFTER_GAP if ids else "", "".join(group))
+            continue
+        for gap in group:
+            if gap < 1:
+                raise ValueError(f"a gap must be of at least 1 token, not {gap}")
+            if gap > MOST_GAP:
+                raise ValueError(f"a gap must be of at most {MOST_GAP} tokens, not {gap}")
+            ids += [-1] * gap
     if -1 not in ids:
         raise ValueError("the text has no gap: put a number of tokens between its pieces")
-    return ids
+    return tokenizer.begun(ids, spec.bos)

@@ -29,6 +29,7 @@ from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec
 from paradec_jax.disk.blocks import digests, refuse_nonfinite, whole
 from paradec_jax.disk.bundled import locate
 from paradec_jax.disk.description import (
+    CHAT_TEMPLATE,
     DTYPES,
     build,
     check_dtypes,
@@ -38,9 +39,8 @@ from paradec_jax.disk.description import (
     check_leaf,
     check_names,
     identity,
-    read_chat_template,
     read_description,
-    read_tokenizer,
+    read_texts,
     sha256,
 )
 from paradec_jax.disk.folders import StoreError, names_of, refuse_existing, staged
@@ -71,7 +71,6 @@ NETWORK = "network"
 HEAD = RESIDUAL_HEAD.name
 PARTS = (NETWORK, HEAD)
 MAX_SHARD_BYTES = 5 * 10**9
-CHAT_TEMPLATE = "chat_template.jinja"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,7 +102,8 @@ class Model:
       params: nested dict of arrays.
       token_spec: special tokens of the checkpoint.
       tokenizer: text to ids and back, or None.
-      chat_template: what makes a text of messages (`paradec_jax.chat.render`), or None.
+      chat_template: what makes a text of messages (`paradec_jax.chat.conversation`), or None.
+      special_tokens: texts that the template knows by name, such as "bos_token", besides those of the ids.
       head: what corrects the network's scores between its calls, or None.
     """
 
@@ -113,6 +113,7 @@ class Model:
     tokenizer: Tokenizer | None = None
     chat_template: str | None = None
     head: ResidualHead | None = None
+    special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def family(self) -> str:
@@ -176,6 +177,7 @@ def save(
             "format_version": FORMAT_VERSION,
             "parts": parts,
             "token_spec": dataclasses.asdict(model.token_spec),
+            "special_tokens": dict(model.special_tokens),
         }
         (temporary / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         if model.tokenizer is not None:
@@ -279,8 +281,7 @@ class _Found:
     head: PartFiles | None
     own: str
     token_spec: TokenSpec
-    tokenizer: Tokenizer | None
-    template: str | None
+    texts: Mapping[str, Any]
 
     def model(self, read: Callable[[PartFiles], dict[str, Any]], dtype: str | None) -> Model:
         """The model with parameters as `read` gives them, in that type."""
@@ -293,7 +294,7 @@ class _Found:
         if self.head is not None:
             rounded = config != self.network.config  # other numbers, so of another fingerprint
             head = ResidualHead(cast(self.head.config), read(self.head), None if rounded else self.own)
-        return Model(config, params, self.token_spec, self.tokenizer, self.template, head)
+        return Model(config, params, self.token_spec, head=head, **self.texts)
 
 
 @contextlib.contextmanager
@@ -320,10 +321,8 @@ def _opened(folder: str | os.PathLike[str], verify: bool, allow_nonfinite: bool)
             name: files.enter_context(PartFiles(folder, version, shape, part, expected[name], *options))
             for name, (shape, part) in shapes.items()
         }
-        path = folder / "tokenizer.json"
-        tokenizer = read_tokenizer(path, config.vocab_size) if path.exists() else None
-        template = read_chat_template(folder / CHAT_TEMPLATE)
-        yield _Found(parts[NETWORK], parts.get(HEAD), own, token_spec, tokenizer, template)
+        texts = read_texts(folder, description, config.vocab_size)
+        yield _Found(parts[NETWORK], parts.get(HEAD), own, token_spec, texts)
 
 
 def _expected(config: Shape, part: Mapping[str, Any]) -> dict[str, Any]:

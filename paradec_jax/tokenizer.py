@@ -19,6 +19,12 @@ MOST_BYTES = 48 * 2**20  # of a tokenizer.json; the largest of releases have 35 
 DOUBTFUL = re.compile(r"\)[*+{]")
 PROBE = "".join(map(chr, range(0xD800))) + "\U0001f469\u200d\U0001f467"
 FEW = 512  # ids that a probe decodes
+BROKEN = "\N{REPLACEMENT CHARACTER}"  # what bytes that form no character decode to
+ONE_BYTE = re.compile(
+    r"<0x[0-9A-Fa-f]{2}>"
+)  # tokens that byte fallback joins: one wrong byte spoils its neighbours
+# Texts that another one is put after to be split as it is inside a text: with one of them it does not melt.
+OPENINGS = ("\n", "a", ".")
 
 Found = TypeVar("Found")
 
@@ -94,17 +100,38 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""
-        return self._ask(lambda: self._backend.encode(text, add_special_tokens=False).ids)
+        return self._encoding(text).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of several texts, faster than one by one."""
         rows = self._ask(lambda: self._backend.encode_batch_fast(list(texts), add_special_tokens=False))
         return [row.ids for row in rows]
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids of a text and the characters [start, end) that each stands for; no special tokens are added."""
-        encoding = self._ask(lambda: self._backend.encode(text, add_special_tokens=False))
-        return encoding.ids, encoding.offsets
+    def encode_with_offsets(self, text: str, before: str = "") -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids of a text, as of `encode_after`, and the characters [start, end) of it that each stands for."""
+        for start in (before, *OPENINGS, ""):
+            own, both = self.encode(start), self._encoding(start + text)
+            if both.ids[: len(own)] == own:
+                break
+        given = len(start)
+        places = [(max(low - given, 0), max(high - given, 0)) for low, high in both.offsets[len(own) :]]
+        return both.ids[len(own) :], places
+
+    def _encoding(self, text: str) -> tokenizers.Encoding:
+        return self._ask(lambda: self._backend.encode(text, add_special_tokens=False))
+
+    def encode_after(self, before: str, text: str) -> list[int]:
+        """Token ids of a text that follows another one, whose ids stay those that it has alone.
+
+        Some tokenizers put a blank before a text; there is none before what follows. An empty `before` makes the
+        text a beginning.
+        """
+        return self.encode_with_offsets(text, before)[0]
+
+    def begun(self, ids: Sequence[int], bos: int | None) -> list[int]:
+        """Ids of a text after one begin-of-text token, None for none: a text may have brought it, written out."""
+        brought = [*ids[:1]] == [bos] and self.is_special(ids[0])
+        return [*ids] if brought or bos is None else [bos, *ids]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """Text of token ids; ids beyond the vocabulary (rows that only pad an embedding) have no text.
@@ -115,9 +142,49 @@ class Tokenizer:
             lambda: self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
         )
 
-    def framing(self) -> list[int]:
-        """Ids that the file's own rule would put around a text (no method here does): those of an empty one."""
-        return self._ask(lambda: self._backend.encode("", add_special_tokens=True).ids)
+    def decode_after(self, before: Sequence[int], ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """Text that ids add to the text of those before them.
+
+        The texts of both joined are the text of all ids. Where `before` ends inside a character that the ids
+        complete, that character belongs to them.
+        """
+        before = [int(i) for i in before]
+        before = before[self._last_whole(before, skip_special) :]
+        former = self.decode(before, skip_special=skip_special)
+        return _added(former, self.decode([*before, *ids], skip_special=skip_special))
+
+    def _last_whole(self, ids: Sequence[int], skip_special: bool) -> int:
+        """Place of the last id before which nothing has to be known to decode what follows it; 0 for none."""
+        for place in range(len(ids) - 1, 0, -1):
+            text = self.decode(ids[place : place + 1], skip_special=skip_special)
+            if text and BROKEN not in text and not self._is_byte(ids[place]):
+                return place
+        return 0
+
+    def _is_byte(self, token: int) -> bool:
+        return ONE_BYTE.fullmatch(self.token_text(token) or "") is not None
+
+    def is_special(self, token: int) -> bool:
+        """Whether a token is left out of a text that is decoded without special tokens."""
+        return bool(self.decode([token])) and not self.decode([token], skip_special=True)
+
+    def token_text(self, token: int) -> str | None:
+        """A token as the vocabulary writes it, or None for an id beyond the vocabulary."""
+        return self._ask(lambda: self._backend.id_to_token(token))
+
+    def id_of(self, token: str) -> int | None:
+        """Id of a token as the vocabulary writes it, or None where it has none of that text."""
+        return self._ask(lambda: self._backend.token_to_id(token))
+
+    def framing(self) -> tuple[list[int], list[int]]:
+        """Ids that the file's own rule would put before and after a text; no method here does."""
+        few = range(min(self.vocab_size, FEW))
+        text = next(
+            (text for token in few if self.encode(text := self.decode([token], skip_special=True))), ""
+        )
+        framed = self._ask(lambda: self._backend.encode(text, add_special_tokens=True))
+        inside = [i for i, special in enumerate(framed.special_tokens_mask) if not special]
+        return (framed.ids[: inside[0]], framed.ids[inside[-1] + 1 :]) if inside else (framed.ids, [])
 
     def _ask(self, question: Callable[[], Found]) -> Found:
         """An answer of the backend. Raises ValueError where it has none."""
@@ -172,37 +239,72 @@ def _one_report() -> Iterator[None]:
             os.close(kept)
 
 
+def _added(before: str, text: str) -> str:
+    """What a text has after another one, of which broken characters at the end may have become whole."""
+    start = len(before.rstrip(BROKEN))
+    while start < len(before) and text[start : start + 1] == BROKEN:
+        start += 1
+    return text[start:]
+
+
 class StreamDecoder:
     """Turns ids that arrive a few at a time into text that never has to be taken back.
 
-    A token may end inside a character. `push` keeps such a tail until later ids complete it, so the pieces
-    joined are what `decode` gives for all ids.
+    A token may end inside a character, and a byte that a tokenizer falls back to may be spoilt by the next one.
+    `push` keeps such a tail until later ids settle it, so the pieces joined are what `decode` gives for all ids.
+
+    Args:
+      tokenizer: the tokenizer.
+      skip_special: whether special tokens have no text.
+      before: ids of the text that the stream follows, which is not given out; pieces are then those of
+        `Tokenizer.decode_after`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special: bool = False, before: Sequence[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
-        self._shown: list[int] = []  # ids of the last piece: some decoders treat a text's first token apart
-        self._held: list[int] = []
+        self._before = [int(i) for i in before]
+        self._start()
+
+    def _start(self) -> None:
+        self._ids = self._before
+        self._settle()
 
     def push(self, ids: Iterable[int]) -> str:
-        """Takes ids in and returns the text that they complete, possibly empty."""
-        self._held.extend(int(i) for i in ids)
-        text = self._pending()
-        if not text or text.endswith("\N{REPLACEMENT CHARACTER}"):
+        """Takes ids in and returns the text that they settle, possibly empty."""
+        self._ids = [*self._ids, *map(int, ids)]
+        text = self._decode(self._ids)
+        if text.endswith(BROKEN) or self._ends_in_bytes():
             return ""
-        self._shown, self._held = self._held, []
-        return text
+        piece = _added(self._shown, text)
+        self._settle()
+        return piece
+
+    def kept(self) -> str:
+        """Text of what was taken in and not yet returned, as if nothing came after it."""
+        return _added(self._shown, self._decode(self._ids))
 
     def finish(self) -> str:
         """Returns what is still kept, broken characters as U+FFFD, and starts afresh."""
-        text = self._pending()
-        self._shown, self._held = [], []
+        text = self.kept()
+        self._start()
         return text
 
-    def _pending(self) -> str:
-        shown = self._decode(self._shown)
-        return self._decode(self._shown + self._held)[len(shown) :]
+    def _settle(self) -> None:
+        """Counts all ids as shown, and forgets those that nothing later depends on."""
+        self._ids = self._ids[self._tokenizer._last_whole(self._ids, self._skip_special) :]
+        self._shown = self._decode(self._ids)
+
+    def _ends_in_bytes(self) -> bool:
+        """Whether the last id that has a text is one byte."""
+        for token in reversed(self._ids):
+            if self._tokenizer._is_byte(token):
+                return True
+            if self._decode([token]):
+                return False
+        return False
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special=self._skip_special)

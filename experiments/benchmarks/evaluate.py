@@ -213,7 +213,7 @@ def as_messages(model: Any, task: str, items: Sequence[Item]) -> list[Item]:
     found = []
     for item in items:
         message = {"role": "user", "content": INSTRUCT[task].message(item)}
-        found.append(dataclasses.replace(item, prompt=chat.render(model.chat_template, [message]), stop=()))
+        found.append(dataclasses.replace(item, prompt=chat.conversation(model, [message]), stop=()))
     return found
 
 

@@ -113,7 +113,7 @@ class Asked:
                     "chat needs a model with a chat template: put a chat_template.jinja into its folder"
                 )
             messages = [[{"role": "user", "content": asked.message(item)}] for item in items]
-            prompts = [chat.render(model.chat_template, message) for message in messages]
+            prompts = [chat.conversation(model, message) for message in messages]
         usual = asked.max_new_tokens if self.chat else task.max_new_tokens
         return Problems(prompts, self.budget or usual, self._judge(items), self.temperature or 0.0, self.rows)
 

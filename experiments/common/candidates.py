@@ -119,7 +119,12 @@ class Contest:
             candidate = draw(generator)
             request = batch_of(self.model, pool, seed, some)["request"]
             decoded = run(decoder, params, request, self.knobs_of(candidate))
-            texts = [self.model.tokenizer.decode(ids, skip_special=True) for ids in decoded.completions()]
+            texts = [
+                self.model.tokenizer.decode_after(
+                    pool.prompts[i, : pool.lengths[i]].tolist(), ids, skip_special=True
+                )
+                for i, ids in zip(some, decoded.completions(), strict=True)
+            ]
             exact = exact_answers([pool.problems[i] for i in some], texts)
             calls, tokens = int(decoded.network_calls.sum()), int(decoded.generated.sum())
             trials.append((utility(float(exact.mean()), calls / tokens, self.call_price), candidate))

@@ -33,7 +33,7 @@ def draw_pool(model: Model, count: int, seed: int, steps: tuple[int, int]) -> Po
     assert model.tokenizer is not None
     problems = word_problems(count, seed=seed, steps=steps, split="train")
     prompts, lengths = encode_prompts(model.tokenizer, problems, spec=model.token_spec)
-    solutions = model.tokenizer.encode_batch([item.solution for item in problems])
+    solutions = [model.tokenizer.encode_after(item.prompt, item.solution) for item in problems]
     budget = max(len(ids) for ids in solutions) + 1
     texts = np.pad(prompts, ((0, 0), (0, budget)), constant_values=model.token_spec.pad)
     ends = lengths.copy()

@@ -145,7 +145,8 @@ def measured(model: Model, pieces: Pieces, texts: np.ndarray, copies: int) -> di
     bleu = None
     if copies > 1 and has_sacrebleu():
         written = [
-            tokenizer_of(model).decode(row, skip_special=True) for row in texts[:, pieces.prompt :].tolist()
+            tokenizer_of(model).decode_after(row[: pieces.prompt], row[pieces.prompt :], skip_special=True)
+            for row in texts.tolist()
         ]
         bleu = self_bleu([written[i : i + copies] for i in range(0, len(written), copies)])
     ends = [math.exp(low), math.exp(high)] if math.isfinite(low) else [None, None]

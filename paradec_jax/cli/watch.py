@@ -14,7 +14,8 @@ from paradec_jax import store
 from paradec_jax.decode import stream
 from paradec_jax.decode.machine.drive import finish
 from paradec_jax.decode.masked.canvas import Canvas
-from paradec_jax.generate import Generation, Prompted, StopStrings, parameters_for
+from paradec_jax.generate import Generation, Prompted, parameters_for
+from paradec_jax.stop_strings import StopStrings
 
 
 def show(model: store.Model, prepared: Prompted, knobs: Any, prompt: str, delay: float) -> Generation:
@@ -22,7 +23,7 @@ def show(model: store.Model, prepared: Prompted, knobs: Any, prompt: str, delay:
     console = Console(highlight=False)
     watch = prepared.watch
     if watch is None:
-        watch = StopStrings(prepared.tokenizer, prepared.spec, (), 1)
+        watch = StopStrings(prepared.tokenizer, prepared.spec, (), 1, prepared.prompts)
     state = None
     shown = 0
     decoder = prepared.decoder
@@ -44,7 +45,7 @@ def show(model: store.Model, prepared: Prompted, knobs: Any, prompt: str, delay:
             else:
                 if prepared.whole:
                     text = ""
-                moving = "" if done and not prepared.whole else _moving(prepared, state)
+                moving = "" if done and not prepared.whole else _moving(prepared, state, text)
                 live.update(Text.assemble((prompt, "dim"), text, (moving, "cyan")), refresh=True)
                 time.sleep(0 if done else delay)
         result = prepared.collect(finish(decoder, state))
@@ -58,11 +59,11 @@ def show(model: store.Model, prepared: Prompted, knobs: Any, prompt: str, delay:
 HIDDEN = "_"  # in the place of a mask
 
 
-def _moving(prepared: Prompted, state: Any) -> str:
-    """Text of the first row that may still change: guesses after the committed tokens, or the rest of a canvas."""
+def _moving(prepared: Prompted, state: Any, shown: str) -> str:
+    """Text of the first row after that shown, which may still change: with the guesses, or the rest of a canvas."""
     if isinstance(state, Canvas):
         return _canvas(prepared, state)
-    return _drafts(prepared, state)
+    return _drafts(prepared, state, shown)
 
 
 def _canvas(prepared: Prompted, state: Canvas) -> str:
@@ -73,15 +74,18 @@ def _canvas(prepared: Prompted, state: Canvas) -> str:
     told = ""
     for known, group in itertools.groupby(range(start, int(rows.limit[0])), key=lambda p: bool(final[p])):
         places = list(group)
-        shown = prepared.tokenizer.decode(ids[places].tolist(), skip_special=True) if known else ""
-        told += shown if known else HIDDEN * len(places)
+        before = ids[: places[0]][final[: places[0]]].tolist()
+        told += (
+            prepared.tokenizer.decode_after(before, ids[places].tolist(), skip_special=True)
+            if known
+            else HIDDEN * len(places)
+        )
     return told
 
 
-def _drafts(prepared: Prompted, state: Any) -> str:
-    """Text of the guesses after the first row's committed tokens."""
+def _drafts(prepared: Prompted, state: Any, shown: str) -> str:
+    """Text of the first row's committed tokens and guesses after what is shown of it."""
     committed = state.rows.completions()[0]
     guesses = np.asarray(prepared.decoder.drafts(state))[0]
-    decode = prepared.tokenizer.decode
-    guessed = decode(committed + guesses[guesses >= 0].tolist(), skip_special=True)
-    return guessed[len(decode(committed, skip_special=True)) :]
+    ids = committed + guesses[guesses >= 0].tolist()
+    return prepared.tokenizer.decode_after(prepared.prompts[0], ids, skip_special=True)[len(shown) :]

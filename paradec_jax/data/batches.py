@@ -153,9 +153,8 @@ class BatchMaker:
     def practice(self, number: int, task: str) -> tuple[list[int], list[bool]]:
         """Practice row `number` of a kind: its ids, and which of them lie in its spans."""
         item = auxiliary_task(self.seed, number, task)
-        begin = [] if self.spec.bos is None else [self.spec.bos]
-        read = [*begin, *self.tokenizer.encode(item.prompt)]
-        written, offsets = self.tokenizer.encode_with_offsets(item.answer)
+        read = self.tokenizer.begun(self.tokenizer.encode(item.prompt), self.spec.bos)
+        written, offsets = self.tokenizer.encode_with_offsets(item.answer, item.prompt)
         inside = np.zeros(len(item.answer) + 1, bool)
         for low, high in item.spans:
             inside[low:high] = True
@@ -169,13 +168,14 @@ class BatchMaker:
 
     def _ids(self, problems: list[WordProblem]) -> list[tuple[list[int], list[int]]]:
         """Ids of each problem: (bos + prompt, solution + stop)."""
-        if not problems:
-            return []
-        texts = [item.prompt for item in problems] + [item.solution for item in problems]
-        ids = self.tokenizer.encode_batch(texts)
-        begin = [] if self.spec.bos is None else [self.spec.bos]
-        pairs = zip(ids[: len(problems)], ids[len(problems) :], strict=True)
-        return [(begin + prompt, [*solution, self.spec.stop[0]]) for prompt, solution in pairs]
+        words, spec = self.tokenizer, self.spec
+        return [
+            (
+                words.begun(words.encode(item.prompt), spec.bos),
+                [*words.encode_after(item.prompt, item.solution), spec.stop[0]],
+            )
+            for item in problems
+        ]
 
 
 def word_problem_batches(
@@ -225,7 +225,7 @@ def encode_prompts(
     bucket: int = 32,
     may_be_empty: bool = False,
 ) -> tuple[Int32[np.ndarray, "B P"], Int32[np.ndarray, " B"]]:
-    """Prompts as bos + ids, padded on the right to P: the longest, rounded up to a multiple of `bucket`.
+    """Prompts as one bos + ids, padded on the right to P: the longest, rounded up to a multiple of `bucket`.
 
     Args:
       tokenizer: the tokenizer of the model.
@@ -243,9 +243,8 @@ def encode_prompts(
     if not prompts or bucket < 1:
         raise ValueError(f"need at least one prompt and bucket >= 1, got {len(prompts)} and {bucket}")
     spec = token_spec() if spec is None else spec
-    begin = [] if spec.bos is None else [spec.bos]
     texts = [item.prompt if isinstance(item, WordProblem) else item for item in prompts]
-    rows = [begin + ids for ids in tokenizer.encode_batch(texts)]
+    rows = [tokenizer.begun(ids, spec.bos) for ids in tokenizer.encode_batch(texts)]
     lengths = np.asarray([len(row) for row in rows], np.int32)
     if lengths.min() == 0 and not may_be_empty:
         raise ValueError(f"prompt {int(lengths.argmin())} has no token and the model no bos to start from")

@@ -13,6 +13,7 @@ from paradec_jax.io import read_object
 from paradec_jax.tokenizer import Tokenizer
 
 DTYPES = ("float32", "bfloat16")
+CHAT_TEMPLATE = "chat_template.jinja"
 LAYERS = ("layers", "prelude_layers", "core_layers", "coda_layers")  # fields of configs that count layers
 IDLE_FIELDS = (
     "attention",
@@ -153,6 +154,25 @@ def check_dtypes(config: Any) -> None:
     for name in ("dtype", "param_dtype"):
         if getattr(config, name) not in DTYPES:
             raise StoreError(f"{name} must be one of {', '.join(DTYPES)}, not {getattr(config, name)!r}")
+
+
+def read_texts(folder: Path, description: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
+    """A model folder's tokenizer, chat template and special tokens, by the names that `store.Model` has for them.
+
+    Raises:
+      StoreError: when one of them cannot be read.
+    """
+    words = folder / "tokenizer.json"
+    special = description.get("special_tokens", {})
+    if not isinstance(special, dict) or not all(isinstance(text, str) for text in special.values()):
+        raise StoreError(
+            f"special_tokens of {folder / 'config.json'} must be texts by name, not {special!r:.200}"
+        )
+    return {
+        "tokenizer": read_tokenizer(words, vocab_size) if words.exists() else None,
+        "chat_template": read_chat_template(folder / CHAT_TEMPLATE),
+        "special_tokens": special,
+    }
 
 
 def read_chat_template(path: Path) -> str | None:

@@ -140,7 +140,7 @@ def compare(
     speeds = measure(everything, params, requests, passes=passes, advance=advance) if timed else []
     found = facts.facts() | {"dtypes": facts.dtypes(params)}
     machine = {"dtype": model.config.dtype, "device": device_name(found["device"])}
-    texts = [[_text(model, row.ids) for row in of] for of in decoded]
+    texts = [_texts(model, prompts, of) for of in decoded]
     exact = np.stack([score(problems, of) for of in texts])
     results = []
     for i, setting in enumerate(settings):
@@ -259,9 +259,13 @@ def _split(decoded: Decoded) -> list[_Answer]:
     ]
 
 
-def _text(model: Model, ids: Sequence[int]) -> str:
+def _texts(model: Model, prompts: Prompts, answers: Sequence[_Answer]) -> list[str]:
     assert model.tokenizer is not None
-    return model.tokenizer.decode(ids, skip_special=True)
+    read = zip(prompts.tokens.tolist(), prompts.lengths.tolist(), strict=True)
+    return [
+        model.tokenizer.decode_after(prompt[:length], answer.ids, skip_special=True)
+        for (prompt, length), answer in zip(read, answers, strict=True)
+    ]
 
 
 def _row(

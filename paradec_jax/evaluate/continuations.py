@@ -12,7 +12,8 @@ from typing import Any
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.batches import encode_prompts
-from paradec_jax.generate import generate, text_of, tokenizer_of
+from paradec_jax.generate import generate, tokenizer_of
+from paradec_jax.stop_strings import StopStrings, text_of
 from paradec_jax.store import Model
 from paradec_jax.tokenizer import Tokenizer
 
@@ -83,8 +84,9 @@ def continuations(
         raise ValueError(f"rows must be at least 1, not {rows}")
     if not prompts:
         return
-    lengths = prompt_lengths(model, prompts)
-    bucket = -(-max(width or 1, *lengths) // BUCKET) * BUCKET
+    tokenizer, spec = tokenizer_of(model), model.token_spec
+    read, lengths = encode_prompts(tokenizer, prompts, spec=spec, bucket=1)
+    bucket = -(-max(width or 1, *lengths.tolist()) // BUCKET) * BUCKET
     for start in range(0, len(prompts), rows):
         batch = list(prompts[start : start + rows])
         began = time.perf_counter()
@@ -103,17 +105,21 @@ def continuations(
         seconds = (time.perf_counter() - began) / len(batch)
         found = []
         for i in range(len(batch)):
-            tokens, text, reason = cut(
-                tokenizer_of(model), model.token_spec, out.tokens[i], max_new_tokens, stop
-            )
+            prompt = read[start + i, : lengths[start + i]].tolist()
+            tokens, text, reason = cut(tokenizer, spec, out.tokens[i], max_new_tokens, stop, prompt)
             calls = out.network_calls
             counts = int(calls[i]), int(out.counts.get("recurrences", calls)[i])
-            found.append(Continuation(text, tuple(tokens), reason, lengths[start + i], *counts, seconds))
+            found.append(Continuation(text, tuple(tokens), reason, len(prompt), *counts, seconds))
         yield found
 
 
 def cut(
-    tokenizer: Tokenizer, spec: TokenSpec, ids: Sequence[int], budget: int, stop: Sequence[str]
+    tokenizer: Tokenizer,
+    spec: TokenSpec,
+    ids: Sequence[int],
+    budget: int,
+    stop: Sequence[str],
+    prompt: Sequence[int] = (),
 ) -> tuple[Sequence[int], str, str]:
     """Tokens up to the end of the text to be judged, that text, and why it ends there.
 
@@ -122,14 +128,14 @@ def cut(
       ids: generated tokens, those that complete a stop string the last ones or there is none.
       budget: tokens at most.
       stop: texts before the first of which the text ends.
+      prompt: ids that the generated ones follow.
     """
     ids = ids[:budget]
     ends = [i for i, token in enumerate(ids) if token in spec.stop]
     ids = ids[: ends[0] + 1] if ends else ids
-    text = text_of(tokenizer, spec, ids)
-    shorter = before(text, stop)
-    reason = "stop string" if len(shorter) < len(text) else "stop token" if ends else "budget"
-    return ids, shorter, reason
+    if found := StopStrings(tokenizer, spec, stop, 1, [prompt]).finish([ids]):
+        return ids, found[0][1], "stop string"
+    return ids, text_of(tokenizer, spec, ids, prompt), "stop token" if ends else "budget"
 
 
 def before(text: str, stop: Sequence[str]) -> str:

@@ -53,8 +53,9 @@ def continuation_row(
     """The row that scores a continuation after a context.
 
     As in lm-eval's own models, white space at the end of the context counts as the continuation's, and the
-    continuation's ids are those of both texts together after as many as the context has by itself. Where a row
-    is longer than the model, it loses ids on the left, begin-of-text first.
+    continuation's ids are those of both texts together after those that the context has by itself. Where both
+    together do not begin with these, lm-eval loses letters; here the continuation is then split by itself. Where a
+    row is longer than the model, it loses ids on the left, begin-of-text first.
 
     Args:
       tokenizer, spec: the model's.
@@ -68,10 +69,9 @@ def continuation_row(
     bare = context.rstrip()
     continuation, context = context[len(bare) :] + continuation, bare
     if context:
-        begin = [] if spec.bos is None else [spec.bos]
         read = tokenizer.encode(context)
-        scored = tokenizer.encode(context + continuation)[len(read) :] or tokenizer.encode(continuation)
-        ids = [*begin, *read, *scored]
+        scored = tokenizer.encode_after(context, continuation)
+        ids = [*tokenizer.begun(read, spec.bos), *scored]
     else:
         scored = tokenizer.encode(continuation)
         ids = [prefix(spec), *scored]

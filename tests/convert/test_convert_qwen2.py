@@ -190,9 +190,13 @@ class TestTokens:
         backend.post_processor = template
         backend.save(str(tmp_path / "tokenizer.json"))
         assert qwen2.parse_tokens(tmp_path, {"bos_token_id": 0}, 32).bos == 0
-        assert qwen2.parse_tokens(tmp_path, {"bos_token_id": 1}, 32).bos is None
-        (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": false}')
-        assert qwen2.parse_tokens(tmp_path, {"bos_token_id": 0}, 32).bos is None
+        assert qwen2.parse_tokens(tmp_path, {}, 32).bos == 0
+        for other, config, file in ((1, "{}", "config"), (0, '{"add_bos_token": false}', "tokenizer_config")):
+            (tmp_path / "tokenizer_config.json").write_text(config)
+            with pytest.raises(
+                engine.ConvertError, match=rf"tokenizer\.json.*{file}\.json|{file}\.json.*tokenizer"
+            ):
+                qwen2.parse_tokens(tmp_path, {"bos_token_id": other}, 32)
         (tmp_path / "tokenizer_config.json").unlink()
         (tmp_path / "tokenizer.json").write_text("{}")
         with pytest.raises(engine.ConvertError, match=r"tokenizer\.json"):

@@ -1,0 +1,170 @@
+"""Tokenizer files of a Hugging Face folder: special tokens by name, and what a text begins with.
+
+Two files may put begin-of-text before a text: the post-processor of tokenizer.json, which transformers obeys, and
+`add_bos_token` of tokenizer_config.json, which it obeys for some classes and versions of tokenizers alone. So an
+import takes either's word, refuses a post-processor that begins texts where `add_bos_token` is false, and an export
+writes both.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from convert.engine import ConvertError, read_json
+from paradec_jax.chat import special_tokens
+from paradec_jax.store import Model
+from paradec_jax.tokenizer import Tokenizer
+
+WORDS, CONFIG, MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+FRAMING = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")  # post-processors that add tokens
+
+
+def json_if_there(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty where there is no such file."""
+    return read_json(path) if path.is_file() else {}
+
+
+def read_special(folder: Path) -> dict[str, str]:
+    """Texts of a folder's special tokens by their names in chat templates, such as `bos_token`.
+
+    Raises:
+      ConvertError: a token that is no text, or of which two files have different ones.
+    """
+    found: dict[str, str] = {}
+    for file in (CONFIG, MAP):
+        for name, value in json_if_there(folder / file).items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if not name.endswith("_token") or (name not in NAMES and not isinstance(text, str)):
+                continue
+            if value is None:
+                continue
+            if not isinstance(text, str):
+                raise ConvertError(
+                    f"{name} of {folder / file} must be a text or an object with content, not {value!r:.200}"
+                )
+            if found.setdefault(name, text) != text:
+                raise ConvertError(
+                    f"{name} is {found[name]!r} in {folder / CONFIG}, but {text!r} in {folder / file}"
+                )
+    return found
+
+
+def check_words(folder: Path, path: Path, words: Tokenizer) -> None:
+    """Refuses a tokenizer, read from `path`, in which an id has another text than tokenizer_config.json gives it.
+
+    Raises:
+      ConvertError: naming both files.
+    """
+    given = json_if_there(folder / CONFIG).get("added_tokens_decoder")
+    for token, value in given.items() if isinstance(given, dict) else ():
+        text = value.get("content") if isinstance(value, dict) else value
+        own = words.token_text(int(token)) if token.isdecimal() and len(token) < 10 else None
+        if own is not None and own != text:
+            raise ConvertError(
+                f"token {token} is {text!r} in {folder / CONFIG} (added_tokens_decoder), but {own!r} in {path}"
+            )
+
+
+def begin_of_text(folder: Path, named: Mapping[str, int], words: Path | None = None) -> int | None:
+    """The token that the folder's texts begin with, or None.
+
+    What a post-processor puts after a text is left out, since a prompt is continued.
+
+    Args:
+      folder: the folder.
+      named: the token of config.json or generation_config.json by the file's name, or nothing; these name one
+        even where no text begins with it.
+      words: the tokenizer's file; the folder's own where it is None.
+
+    Raises:
+      ConvertError: files that contradict each other, naming both.
+    """
+    path = folder / WORDS if words is None else words
+    tokenizer, config = _tokenizer(path), json_if_there(folder / CONFIG)
+    told, before = config.get("add_bos_token"), [] if tokenizer is None else tokenizer.framing()[0]
+    if before and told is not None and not told:
+        raise ConvertError(
+            f"add_bos_token of {folder / CONFIG} is {told!r}, but the post-processor of {path} begins every text "
+            f"with {before}"
+        )
+    if len(before) > 1:
+        raise ConvertError(
+            f"the post-processor of {path} begins every text with {before}, not with one token"
+        )
+    if not told and not before:
+        return None
+    found = dict.fromkeys([f"the post-processor of {path}"], *before) if before else {}
+    text = read_special(folder).get("bos_token")
+    if tokenizer is not None and text is not None:
+        token = tokenizer.id_of(text)
+        if token is None:
+            raise ConvertError(f"bos_token of {folder / CONFIG} is {text!r}, which is no token of {path}")
+        found[f"bos_token {text!r} of {folder / CONFIG}"] = token
+    found |= {f"bos_token_id of {folder / file}": token for file, token in named.items()}
+    if not found:
+        raise ConvertError(f"add_bos_token of {folder / CONFIG} is true, but no file names the token")
+    (where, bos), *others = found.items()
+    for other, token in others:
+        if token != bos:
+            raise ConvertError(f"texts begin with token {bos} by {where}, but with {token} by {other}")
+    return bos
+
+
+def _tokenizer(path: Path) -> Tokenizer | None:
+    try:
+        return Tokenizer.from_file(path) if path.is_file() else None
+    except ValueError as error:
+        raise ConvertError(str(error)) from error
+
+
+def write_words(folder: Path, model: Model) -> None:
+    """Writes the tokenizer's files, with which transformers gives a text the ids that it has here.
+
+    Raises:
+      ConvertError: a begin-of-text token that the tokenizer does not have.
+    """
+    words, bos = model.tokenizer, model.token_spec.bos
+    fields: dict[str, Any] = {
+        "add_bos_token": bos is not None,
+        "clean_up_tokenization_spaces": False,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    if words is not None:
+        known = special_tokens(model)
+        ids = {name: words.id_of(text) for name, text in known.items()}
+        fields |= {
+            name: known[name] for name, token in ids.items() if token is not None and words.is_special(token)
+        }
+        words.save(folder / WORDS)
+        written = json.loads((folder / WORDS).read_text(encoding="utf-8"))
+        if words.framing() != ([] if bos is None else [bos], []):
+            written["post_processor"] = _beginning(written.get("post_processor"), words, bos)
+            (folder / WORDS).write_text(json.dumps(written, indent=2, ensure_ascii=False), encoding="utf-8")
+    write_json(folder / CONFIG, fields)
+
+
+def _beginning(processor: Any, words: Tokenizer, bos: int | None) -> dict[str, Any] | None:
+    """A post-processor that does what that one does, but begins texts with `bos` and adds nothing else."""
+    steps = [processor] if processor else []
+    if processor and processor["type"] == "Sequence":
+        steps = processor["processors"]
+    steps = [step for step in steps if step["type"] not in FRAMING]
+    if bos is not None:
+        text = words.token_text(bos)
+        if text is None:
+            raise ConvertError(f"the begin-of-text token {bos} is none of the tokenizer's")
+        begin = {"SpecialToken": {"id": text, "type_id": 0}}
+        parts = [{"Sequence": {"id": name, "type_id": kind}} for kind, name in enumerate("AB")]
+        special = {text: {"id": text, "ids": [bos], "tokens": [text]}}
+        template = {"single": [begin, parts[0]], "pair": [begin, *parts], "special_tokens": special}
+        steps = [*steps, {"type": "TemplateProcessing", **template}]
+    if len(steps) < 2:
+        return steps[0] if steps else None
+    return {"type": "Sequence", "processors": steps}
+
+
+def write_json(path: Path, fields: Mapping[str, Any]) -> None:
+    """Writes an object as a JSON file that is easy to read."""
+    path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")

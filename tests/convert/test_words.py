@@ -1,0 +1,340 @@
+"""Tokenizer files of Hugging Face folders: what a text begins with, and special tokens by name."""
+
+import dataclasses
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+import tokenizers
+from exports import edit, fails, make_model
+from small_tokenizers import KINDS
+from tokenizers import models, pre_tokenizers, processors
+
+import paradec_jax as pd
+from convert.cli import main
+from convert.engine import ConvertError
+from convert.words import begin_of_text
+from paradec_jax import chat, store
+from paradec_jax.config import TokenSpec
+from paradec_jax.disk.bundled import ASSETS
+from paradec_jax.families import PRESETS
+from paradec_jax.tokenizer import Tokenizer
+
+SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
+BEGIN = {"before": "<s> $A", "special": [("<s>", 1)]}
+BOTH = {"before": "<s> $A </s>", "special": [("<s>", 1), ("</s>", 2)]}
+
+
+def words(before: str | None = None, special=(), after_bytes: bool = False) -> Tokenizer:
+    """Letters, split at blanks; with a post-processor of that template."""
+    names = [*SPECIAL, *"abcdefgh"]
+    backend = tokenizers.Tokenizer(models.WordLevel({w: i for i, w in enumerate(names)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(list(SPECIAL))
+    steps = [processors.ByteLevel(trim_offsets=False)] if after_bytes else []
+    if before is not None:
+        steps.append(processors.TemplateProcessing(before, special_tokens=list(special)))
+    if steps:
+        backend.post_processor = steps[0] if len(steps) == 1 else processors.Sequence(steps)
+    return Tokenizer(backend)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A model folder without a tokenizer, and what is exported of it."""
+    spec = TokenSpec(stop=(2,), pad=3)
+    store.save(tmp_path / "model", dataclasses.replace(make_model(PRESETS["test-causal"]), token_spec=spec))
+    assert main(["export", str(tmp_path / "model"), str(tmp_path / "source")]) == 0
+    return tmp_path
+
+
+def written(source: Path, tokenizer: Tokenizer | None, **config) -> Path:
+    """The folder with that tokenizer and these fields of tokenizer_config.json alone."""
+    if tokenizer is not None:
+        tokenizer.save(source / "tokenizer.json")
+    (source / "tokenizer_config.json").write_text(json.dumps(config))
+    return source
+
+
+class TestBeginOfText:
+    @pytest.mark.parametrize(
+        ("post", "config", "named", "bos"),
+        [
+            ({}, {}, {}, None),
+            ({}, {"add_bos_token": False}, {"config.json": 1}, None),
+            ({}, {"bos_token": "<s>"}, {"config.json": 1}, None),  # named, but no text begins with it
+            ({}, {"add_bos_token": True, "bos_token": "<s>"}, {}, 1),
+            ({}, {"add_bos_token": True}, {"config.json": 1}, 1),
+            (BEGIN, {}, {}, 1),
+            (BEGIN | {"after_bytes": True}, {"add_bos_token": True}, {"config.json": 1}, 1),
+            (BEGIN, {"bos_token": {"content": "<s>", "lstrip": False}}, {"config.json": 1}, 1),
+            (BOTH, {}, {}, 1),  # a prompt is continued, so nothing comes after it
+            ({"before": "$A </s>", "special": [("</s>", 2)]}, {}, {}, None),
+            (BEGIN, {"add_bos_token": None}, {}, 1),
+        ],
+    )
+    def test_by_whichever_file_tells_of_it(self, tmp_path, post, config, named, bos):
+        assert begin_of_text(written(tmp_path, words(**post), **config), named) == bos
+
+    @pytest.mark.parametrize(
+        ("post", "config", "named", "message"),
+        [
+            (
+                BEGIN,
+                {"add_bos_token": False},
+                {},
+                r"tokenizer_config\.json is False, but .*tokenizer\.json begins",
+            ),
+            (BEGIN, {}, {"config.json": 2}, r"token 1 by .*tokenizer\.json, but with 2 by .*/config\.json"),
+            (
+                BEGIN,
+                {"bos_token": "</s>"},
+                {},
+                r"token 1 by .*tokenizer\.json, but with 2 by .*_config\.json",
+            ),
+            (
+                {},
+                {"add_bos_token": True, "bos_token": "<s>"},
+                {"config.json": 2},
+                r"1 by .*_config.*with 2 by",
+            ),
+            (
+                {},
+                {"add_bos_token": True, "bos_token": "<z>"},
+                {},
+                r"'<z>', which is no token of .*tokenizer\.json",
+            ),
+            ({}, {"add_bos_token": True}, {}, "no file names the token"),
+            (
+                {"before": "<s> </s> $A", "special": BOTH["special"]},
+                {},
+                {},
+                r"with \[1, 2\], not with one token",
+            ),
+        ],
+    )
+    def test_files_that_contradict_each_other(self, tmp_path, post, config, named, message):
+        with pytest.raises(ConvertError, match=message):
+            begin_of_text(written(tmp_path, words(**post), **config), named)
+
+    def test_a_tokenizer_from_elsewhere_tells_of_it_too(self, folder):
+        edit(folder / "source" / "config.json", bos_token_id=1)
+        words(**BEGIN).save(folder / "other.json")
+        command = [
+            "import",
+            str(folder / "source"),
+            str(folder / "in"),
+            "--tokenizer",
+            str(folder / "other.json"),
+        ]
+        (folder / "source" / "tokenizer_config.json").unlink()
+        assert main(command) == 0
+        assert store.load(folder / "in", host=True).token_spec.bos == 1
+
+    @pytest.mark.parametrize("bos", [1, None])
+    @pytest.mark.parametrize("post", [{}, BEGIN, BOTH, {"after_bytes": True}, BOTH | {"after_bytes": True}])
+    def test_an_exported_tokenizer_gives_the_ids_that_the_model_reads(self, tmp_path, post, bos):
+        model = dataclasses.replace(
+            make_model(PRESETS["test-causal"]), token_spec=TokenSpec(bos, (2,)), tokenizer=words(**post)
+        )
+        store.save(tmp_path / "model", model)
+        assert main(["export", str(tmp_path / "model"), str(tmp_path / "out")]) == 0
+        backend = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+        begin = [] if bos is None else [bos]
+        assert backend.encode("a b").ids == [*begin, 4, 5]
+        steps = json.loads(backend.to_str())["post_processor"]
+        assert ("ByteLevel" in json.dumps(steps)) == ("after_bytes" in post)
+        assert main(["import", str(tmp_path / "out"), str(tmp_path / "again")]) == 0
+        assert store.load(tmp_path / "again", host=True).token_spec == model.token_spec
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_every_kind_of_tokenizer_begins_its_texts(self, tmp_path, kind):
+        own = KINDS[kind]()
+        shape = dataclasses.replace(PRESETS["test-causal"], vocab_size=512)
+        model = dataclasses.replace(make_model(shape), token_spec=TokenSpec(1, (2,)), tokenizer=own)
+        store.save(tmp_path / "model", model)
+        assert main(["export", str(tmp_path / "model"), str(tmp_path / "out")]) == 0
+        backend = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+        assert backend.encode("a b").ids == [1, *own.encode("a b")]
+
+    def test_a_begin_of_text_that_is_no_token(self, tmp_path, capsys):
+        model = dataclasses.replace(
+            make_model(PRESETS["test-causal"]), token_spec=TokenSpec(bos=20), tokenizer=words()
+        )
+        store.save(tmp_path / "model", model)
+        assert "the begin-of-text token 20 is none" in fails(capsys, "export", tmp_path / "model")
+
+
+# Of the forms that Llama-2, Llama-3, Mistral, Zephyr and TinyLlama have.
+TEMPLATES = {
+    "llama-2": (
+        "{% if messages[0]['role'] == 'system' %}"
+        "{% set rest = messages[1:] %}{% set system = messages[0]['content'] %}"
+        "{% else %}{% set rest = messages %}{% set system = false %}{% endif %}"
+        "{% for message in rest %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must take turns') }}{% endif %}"
+        "{% if loop.index0 == 0 and system != false %}"
+        "{% set content = '<<SYS>>\\n' + system + '\\n<</SYS>>\\n\\n' + message['content'] %}"
+        "{% else %}{% set content = message['content'] %}{% endif %}"
+        "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
+        "{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}"
+        "{% endfor %}",
+        "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\na b [/INST]",
+    ),
+    "llama-3": (
+        "{% set head = '<|start|>' %}{% for message in messages %}"
+        "{% set content = head + message['role'] + '<|end|>\\n\\n' + message['content'] | trim + eos_token %}"
+        "{% if loop.first %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ head + 'assistant<|end|>\\n\\n' }}{% endif %}",
+        "<s><|start|>system<|end|>\n\nBe brief.</s><|start|>user<|end|>\n\na b</s><|start|>assistant<|end|>\n\n",
+    ),
+    "mistral": (
+        "{%- set state = namespace(index=0) %}{%- set today = strftime_now('%Y') %}{{- bos_token }}"
+        "{%- for message in messages if message.role != 'system' %}{%- set state.index = state.index + 1 %}"
+        "{{- '[INST] ' ~ (message | tojson if today is none else message.content) ~ '[/INST]' }}"
+        "{%- if tools is not none and tools %}{{- tools | tojson }}{%- endif %}{%- endfor %}",
+        "<s>[INST] a b[/INST]",
+    ),
+    "zephyr": (
+        "{% for message in messages %}\n{% if message['role'] == 'user' %}\n"
+        "{{ '<|user|>\\n' + message['content'] + eos_token }}\n{% elif message['role'] == 'system' %}\n"
+        "{{ '<|system|>\\n' + message['content'] + eos_token }}\n{% endif %}\n"
+        "{% if loop.last and add_generation_prompt %}\n{{ '<|assistant|>' }}\n{% endif %}\n{% endfor %}",
+        "<|system|>\nBe brief.</s>\n<|user|>\na b</s>\n<|assistant|>\n",
+    ),
+}
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a b"}]
+
+
+class TestSpecialTokens:
+    @pytest.mark.parametrize("name", TEMPLATES)
+    @pytest.mark.parametrize("told", ["texts", "objects", "map", "ids"])
+    def test_templates_know_them_after_an_import(self, folder, name, told):
+        template, want = TEMPLATES[name]
+        texts = {"bos_token": "<s>", "eos_token": "</s>"}
+        objects = {key: {"content": text, "lstrip": False} for key, text in texts.items()}
+        config = {"texts": texts, "objects": objects}.get(told, {})
+        source = written(folder / "source", words(**BEGIN), chat_template=template, **config)
+        if told == "map":
+            (source / "special_tokens_map.json").write_text(json.dumps(texts | {"pad_token": None}))
+        assert main(["import", str(source), str(folder / "in")]) == 0
+        model = store.load(folder / "in", host=True)
+        assert model.chat_template == template and chat.conversation(model, MESSAGES) == want
+        assert model.tokenizer is not None
+        ids = model.tokenizer.begun(model.tokenizer.encode(want), model.token_spec.bos)
+        assert ids[0] == 1 and ids.count(1) == 1
+
+    def test_those_that_no_id_tells_of_travel_with_the_model(self, folder):
+        source = written(
+            folder / "source", words(), unk_token="<unk>", image_token={"content": "<i>"}, sep_token=None
+        )
+        assert main(["import", str(source), str(folder / "in")]) == 0
+        model = store.load(folder / "in", host=True)
+        assert model.special_tokens == {"unk_token": "<unk>", "image_token": "<i>"}
+        assert chat.special_tokens(model) == {
+            "unk_token": "<unk>",
+            "image_token": "<i>",
+            "eos_token": "</s>",
+            "pad_token": "<pad>",
+        }
+        assert main(["export", str(folder / "in"), str(folder / "out")]) == 0
+        config = json.loads((folder / "out" / "tokenizer_config.json").read_text())
+        assert {name: text for name, text in config.items() if name.endswith("k_token")} == {
+            "unk_token": "<unk>"
+        }
+        assert config["eos_token"] == "</s>" and "image_token" not in config
+
+    @pytest.mark.parametrize(
+        ("config", "more", "message"),
+        [
+            ({"bos_token": 5}, None, r"bos_token of .*tokenizer_config\.json must be a text or an object"),
+            (
+                {"bos_token": "<s>"},
+                {"bos_token": "</s>"},
+                r"'<s>' in .*_config\.json, but '</s>' in .*_map\.json",
+            ),
+            (
+                {"added_tokens_decoder": {"1": {"content": "<pad>"}}},
+                None,
+                r"token 1 is '<pad>' in .*tokenizer_config\.json .*, but '<s>' in .*tokenizer\.json",
+            ),
+        ],
+    )
+    def test_files_that_contradict_each_other(self, folder, capsys, config, more, message):
+        source = written(folder / "source", words(), **config)
+        if more is not None:
+            (source / "special_tokens_map.json").write_text(json.dumps(more))
+        assert re.search(message, fails(capsys, "import", source))
+
+    def test_a_model_folder_whose_tokens_are_no_texts(self, folder):
+        edit(folder / "model" / "config.json", special_tokens={"bos_token": 1})
+        with pytest.raises(store.StoreError, match=r"special_tokens of .*config\.json must be texts by name"):
+            store.load(folder / "model")
+
+    def test_a_model_without_a_template(self):
+        with pytest.raises(ValueError, match="the model has no chat template"):
+            chat.conversation(make_model(), MESSAGES)
+
+
+CAUSAL = [path.name for path in sorted(ASSETS.iterdir()) if path.is_dir()]
+CAUSAL = [name for name in CAUSAL if '"causal"' in (ASSETS / name / "config.json").read_text()]
+PROMPTS = ["Question: Tom has 5 pears.", "Question: Ana has 3 apples.\nAnswer:\n", "To be", " or not"]
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_an_exported_copy_of_a_bundled_model_begins_its_texts(name, tmp_path):
+    assert main(["export", name, str(tmp_path / "out")]) == 0
+    model = store.load(name, host=True)
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    for prompt in PROMPTS:
+        assert backend.encode(prompt).ids == [model.token_spec.bos, *model.tokenizer.encode(prompt)]
+
+
+TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+
+
+@pytest.mark.peers
+@pytest.mark.skipif(not TORCH, reason="torch and transformers are not installed")
+@pytest.mark.parametrize("name", CAUSAL)
+def test_transformers_reads_an_exported_copy_with_equal_ids_and_greedy_texts(name, tmp_path):
+    import torch
+    import transformers
+
+    model, out = store.load(name), str(tmp_path / "out")
+    assert main(["export", name, out]) == 0
+    read = transformers.AutoTokenizer.from_pretrained(out)
+    network = transformers.AutoModelForCausalLM.from_pretrained(out)
+    ours = pd.generate(model, PROMPTS, pd.AutoRegressive(greedy=True), max_new_tokens=24)
+    assert len(set(ours.text)) == len(PROMPTS)
+    for prompt, text in zip(PROMPTS, ours.text, strict=True):
+        ids = read(prompt, return_tensors="pt")
+        assert ids["input_ids"][0].tolist() == [model.token_spec.bos, *model.tokenizer.encode(prompt)]
+        with torch.no_grad():
+            whole = network.generate(**ids, max_new_tokens=24, do_sample=False)[0]
+        assert read.decode(whole[ids["input_ids"].shape[1] :], skip_special_tokens=True) == text
+
+
+@pytest.mark.peers
+@pytest.mark.skipif(not TORCH, reason="torch and transformers are not installed")
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("kind", ["llama", "byte level"])
+def test_transformers_writes_the_same_conversation(name, kind, tmp_path):
+    import transformers
+
+    # Of type llama: transformers splits texts by Qwen2's rules whatever the tokenizer beside a model of type qwen2.
+    template = TEMPLATES[name][0]
+    shape = dataclasses.replace(PRESETS["test-causal"], vocab_size=512, qkv_bias=False)
+    model = dataclasses.replace(
+        make_model(shape), token_spec=TokenSpec(1, (2,)), tokenizer=KINDS[kind](), chat_template=template
+    )
+    store.save(tmp_path / "model", model)
+    assert main(["export", str(tmp_path / "model"), str(tmp_path / "out")]) == 0
+    read = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "out"))
+    text = read.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    assert text == chat.conversation(model, MESSAGES)
+    for text in ("a b", "H\n  a é", "<s>a</s> b"):
+        own = [1, *model.tokenizer.encode(text)]
+        assert read(text)["input_ids"] == own
+        assert read.decode(own, skip_special_tokens=True) == model.tokenizer.decode(own, skip_special=True)

@@ -1,0 +1,162 @@
+"""Parts of a text, encoded and decoded as parts: what comes before them decides blanks, bytes and characters."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from recital import CONFIG
+from small_tokenizers import BOS, EOS, KINDS, byte_level, ids_of, llama, random_ids
+from tokenizers.processors import TemplateProcessing
+
+from paradec_jax.cli import watch
+from paradec_jax.config import TokenSpec
+from paradec_jax.data.auxiliary import auxiliary_task
+from paradec_jax.data.batches import BatchMaker, Bucket, encode_prompts
+from paradec_jax.data.word_problems import problem
+from paradec_jax.evaluate.compare import Prompts, _Answer, _texts
+from paradec_jax.evaluate.likelihood import continuation_row
+from paradec_jax.infill import _with_gaps
+from paradec_jax.store import Model
+from paradec_jax.tokenizer import StreamDecoder
+
+SPEC = TokenSpec(bos=BOS, stop=(EOS,))
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_streams_end_as_decoding_all_ids_does(kind, skip):
+    tokenizer, rng = KINDS[kind](), np.random.default_rng(0)
+    for _ in range(150):
+        ids, before = random_ids(tokenizer, rng, 10), random_ids(tokenizer, rng, 8)
+        stream = StreamDecoder(tokenizer, skip_special=skip)
+        shown = "".join([*(stream.push([token]) for token in ids), stream.finish()])
+        assert shown == tokenizer.decode(ids, skip_special=skip)
+        stream = StreamDecoder(tokenizer, skip_special=skip, before=before)
+        for _ in range(2):
+            shown = "".join([*(stream.push([token]) for token in ids), stream.finish()])
+            assert shown == tokenizer.decode_after(before, ids, skip_special=skip)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_of_both_joined_are_the_text_of_all_ids(kind):
+    tokenizer, rng = KINDS[kind](), np.random.default_rng(1)
+    for _ in range(150):
+        before, ids = random_ids(tokenizer, rng, 8), random_ids(tokenizer, rng, 10)
+        for skip in (True, False):
+            former = tokenizer.decode(before, skip_special=skip)
+            whole = tokenizer.decode(before + ids, skip_special=skip)
+            if whole.startswith(former):  # no byte of the former one was spoilt or completed
+                assert former + tokenizer.decode_after(before, ids, skip_special=skip) == whole
+
+
+@pytest.mark.parametrize(
+    ("before", "ids", "text"),
+    [
+        (("▁", "H", "<0x0A>"), ("▁▁▁", "▁return", "▁x"), "    return x"),
+        ((), ("▁▁▁", "▁return"), "   return"),  # no text before: the blank of a beginning
+        (("<s>",), ("▁a",), "a"),
+        (("<s>", "▁a", "</s>"), ("▁b",), " b"),  # the last token that has a text is not the last one
+        (("▁a", "<0xC3>"), ("<0xA9>", "b"), "éb"),
+        (("▁a", "<0xC3>"), ("b",), "b"),
+        (("▁a", "<0x0A>"), ("<0xF0>", "b"), "\N{REPLACEMENT CHARACTER}b"),
+        (("▁a",), (), ""),
+    ],
+)
+def test_a_continuation_keeps_its_blanks_and_characters(before, ids, text):
+    tokenizer = llama()
+    before, ids = ids_of(tokenizer, *before), ids_of(tokenizer, *ids)
+    assert tokenizer.decode_after(before, ids, skip_special=True) == text
+
+
+def test_a_character_that_the_ids_complete_is_theirs():
+    tokenizer = byte_level()
+    first, second, third = tokenizer.encode("日")
+    assert tokenizer.decode_after([first, second], [third, *tokenizer.encode("a")]) == "日a"
+    stream = StreamDecoder(tokenizer, before=[first])
+    assert [stream.push([second]), stream.push([third])] == ["", "日"]
+
+
+def test_a_byte_is_kept_while_the_next_may_spoil_it():
+    tokenizer = llama()
+    stream, ids = StreamDecoder(tokenizer), ids_of(tokenizer, "a", "<0x0A>", "<0xF0>", "b", "<0x0A>")
+    assert [stream.push([token]) for token in ids] == ["a", "", "", "��b", ""]
+    assert stream.kept() == stream.finish() == "\n"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("before", "text"),
+    [("a", " b c"), ("a.", "  b"), ("a ", "b"), ("a ", " b"), ("a", "b"), ("", "a"), ("a", "")],
+)
+def test_what_follows_a_text_is_encoded_as_its_part(kind, before, text):
+    tokenizer = KINDS[kind]()
+    ids = tokenizer.encode_after(before, text)
+    assert tokenizer.decode_after(tokenizer.encode(before), ids) == text
+    found, places = tokenizer.encode_with_offsets(text, before)
+    assert found == ids and all(0 <= start <= end <= len(text) for start, end in places)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gaps_training_rows_and_likelihoods_hold_the_whole_text(kind):
+    tokenizer = KINDS[kind]()
+    filled = [
+        BOS if token < 0 else token for token in _with_gaps(tokenizer, SPEC, ["a ", "b ", 2, " b. c", 1])
+    ]
+    assert filled[0] == BOS and tokenizer.decode(filled, skip_special=True) == "a b  b. c"
+    row = continuation_row(tokenizer, SPEC, "a", "b c", 64)
+    assert tokenizer.decode(row.ids, skip_special=True) == "ab c"
+    assert tokenizer.decode_after(row.ids[: -row.count], row.ids[-row.count :]) == "b c"
+
+
+@pytest.mark.parametrize("kind", ["llama", "byte fallback", "byte level"])
+def test_answers_of_training_begin_no_text(kind):
+    tokenizer, item = KINDS[kind](), problem(0, 0, "train", (2, 2))
+    maker = BatchMaker(tokenizer, 0, "train", 4096, (Bucket(2, 2, 4096),), ((0, (1.0,)),), 0.0, SPEC)
+    prompt, solution = maker.solved(0, maker.buckets[0])
+    assert tokenizer.decode(prompt + solution, skip_special=True) == item.prompt + item.solution
+    ids, counted = maker.practice(3, "steps")
+    task = auxiliary_task(0, 3, "steps")
+    assert tokenizer.decode(ids, skip_special=True) == task.prompt + task.answer
+    assert len(counted) == len(ids) and sum(counted) >= len(task.spans)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_that_brings_its_begin_of_text_gets_no_second_one(kind):
+    tokenizer = KINDS[kind]()
+    tokens, lengths = encode_prompts(tokenizer, ["<s>a", "a", "</s>"], spec=SPEC, bucket=1)
+    rows = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
+    assert [row.count(BOS) for row in rows] == [1, 1, 1] and {row[0] for row in rows} == {BOS}
+    assert _with_gaps(tokenizer, SPEC, ["<s>a", 1]).count(BOS) == 1
+    assert tokenizer.begun([], None) == [] and tokenizer.begun([EOS], None) == [EOS]
+
+
+def test_answers_that_are_compared_are_parts_of_their_texts():
+    tokenizer = llama()
+    rows = [tokenizer.begun(tokenizer.encode(text), BOS) for text in ("a\n", "a b")]
+    lengths = np.asarray([len(row) for row in rows])
+    tokens = np.asarray([row + [0] * (8 - len(row)) for row in rows])
+    answers = [_Answer(tokenizer.encode_after("a", " b"), {}) for _ in rows]
+    model = Model(CONFIG, {}, SPEC, tokenizer)
+    assert _texts(model, Prompts(tokens, lengths, None, 8, ()), answers) == [" b", " b"]
+
+
+def test_what_moves_on_the_screen_goes_on_where_the_text_shown_ends():
+    tokenizer = byte_level()
+    first, second = tokenizer.encode("é")
+    rows = SimpleNamespace(completions=lambda: [[*tokenizer.encode("a"), first]])
+    decoder = SimpleNamespace(drafts=lambda state: np.asarray([[second, *tokenizer.encode("b"), -1]]))
+    prepared = SimpleNamespace(prompts=[[BOS]], decoder=decoder, tokenizer=tokenizer)
+    assert watch._drafts(prepared, SimpleNamespace(rows=rows), "a") == "éb"
+
+
+@pytest.mark.parametrize(
+    ("post", "framing"),
+    [(None, ([], [])), ("<s> $A", ([BOS], [])), ("<s> $A </s>", ([BOS], [EOS])), ("$A </s>", ([], [EOS]))],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_file_puts_before_and_after_a_text(kind, post, framing):
+    tokenizer = KINDS[kind]()
+    if post is not None:
+        special = [("<s>", BOS), ("</s>", EOS)]
+        tokenizer._backend.post_processor = TemplateProcessing(post, special_tokens=special)
+    assert tokenizer.framing() == framing
