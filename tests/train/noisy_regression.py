@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paradec_jax.objective import Objective, drawn, weighted
 from paradec_jax.train import TrainState, adamw, fit
 
 STEPS = 12
@@ -45,13 +46,16 @@ def initial_params(width: int = 3, hidden: int = 5) -> dict:
     return {"embedding": w, "mlp": mlp, "norm": {"scale": jnp.ones(width)}}
 
 
-def loss(params, frozen, batch, key):
+def sums(params, frozen, batch, key):
     """Noisy denoising regression whose noise needs the key and whose scale needs the step number."""
     x = batch["inputs"] * params["norm"]["scale"]
     noise = jax.random.normal(key, ()) / (1 + batch["step"])
     y = jnp.tanh(x @ params["embedding"]) @ params["mlp"]["kernel"] + params["mlp"]["bias"]
     rows = jnp.mean((y - batch["inputs"] + noise) ** 2, axis=-1)
-    return jnp.mean(rows), {"noise": noise}
+    return {"loss": weighted(rows, batch.get("weights", jnp.ones(len(rows)))), "noise": drawn(noise)}
+
+
+loss = Objective(sums)
 
 
 def train(folder: Path | None, data: Batches | None = None, params: Any = None, **changes) -> TrainState:

@@ -7,23 +7,13 @@ import optax
 import pytest
 from noisy_regression import Batches, initial_params, loss, train
 
-from paradec_jax.objective import Objective, drawn, weighted
+from paradec_jax.objective import Objective
 from paradec_jax.train import TrainState, make_train_step, update_ema
 
 
-def regression(quiet):
-    """`noisy_regression.loss` as sums over rows, of weight 1 each or as the batch says."""
-
-    def sums(params, frozen, batch, key):
-        rows = jax.vmap(
-            lambda inputs: loss(
-                params, frozen, batch | {"inputs": inputs[None]}, jax.random.key(0) if quiet else key
-            )
-        )(batch["inputs"])
-        weights = batch.get("weights", jnp.ones(len(rows[0])))
-        return {"loss": weighted(rows[0], weights), "noise": drawn(rows[1]["noise"][0])}
-
-    return Objective(sums)
+def quiet(params, frozen, batch, key):
+    """The sums of `noisy_regression.loss`, whose micro-batches have the same noise."""
+    return loss.sums(params, frozen, batch, jax.random.key(0))
 
 
 def test_non_finite_update_is_not_applied():
@@ -57,7 +47,7 @@ def test_accumulation_equals_the_full_batch(weights):
     batch, results = next(Batches()) | {"weights": np.asarray(weights, np.float32)}, []
     for accumulate in (1, 2, 4):
         state = TrainState.create(initial_params(), optax.sgd(0.1), jax.random.key(0))
-        step = make_train_step(regression(quiet=True), optax.sgd(0.1), accumulate=accumulate)
+        step = make_train_step(Objective(quiet), optax.sgd(0.1), accumulate=accumulate)
         state, metrics = step(state, None, batch)
         results.append((state.params, metrics))
     assert (results[0][1]["grad_norm"] > 0) == any(weights)
@@ -67,7 +57,7 @@ def test_accumulation_equals_the_full_batch(weights):
 
 def test_micro_batches_draw_different_noise():
     state = TrainState.create(initial_params(), optax.sgd(0.0), jax.random.key(0))
-    step = make_train_step(regression(quiet=False), optax.sgd(0.0), accumulate=2)
+    step = make_train_step(loss, optax.sgd(0.0), accumulate=2)
     _, metrics = step(state, None, next(Batches()))
     key = jax.random.fold_in(jax.random.key(0), 0)
     draws = [jax.random.normal(jax.random.fold_in(key, i), ()) for i in range(2)]
@@ -81,9 +71,9 @@ def test_step_refuses_bad_input():
         make_train_step(loss, optax.sgd(0.1), ema_decay=1.0)
     state = TrainState.create(initial_params(), optax.sgd(0.1), jax.random.key(0))
     with pytest.raises(ValueError, match=r"batch\['inputs'\] has shape \(4, 3\); its first axis must be"):
-        make_train_step(regression(quiet=True), optax.sgd(0.1), accumulate=3)(state, None, next(Batches()))
+        make_train_step(Objective(quiet), optax.sgd(0.1), accumulate=3)(state, None, next(Batches()))
     with pytest.raises(ValueError, match="accumulate=2 needs a loss that says its sums and weights"):
-        make_train_step(loss, optax.sgd(0.1), accumulate=2)
+        make_train_step(lambda *arguments: loss(*arguments), optax.sgd(0.1), accumulate=2)
     with pytest.raises(ValueError, match="the state has no ema"):
         make_train_step(loss, optax.sgd(0.1), ema_decay=0.5)(state, None, next(Batches()))
     with pytest.raises(TypeError, match="typed PRNG key"):
