@@ -11,11 +11,10 @@ import numpy as np
 from jaxtyping import Array, Float32, Int32
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.config.bounds import MOST
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.decode import Decoded, Reason, Request, make_request, run, stream
 from paradec_jax.decode.machine.drive import finish
-from paradec_jax.decode.machine.request import keys_of
+from paradec_jax.decode.machine.request import keys_of, whole_numbers
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.sharding.layout import shardings
 from paradec_jax.sharding.mesh import mesh_of
@@ -100,8 +99,7 @@ def generate(
     Raises:
       ValueError: no prompt, a prompt too long for the model, no tokenizer, or a number below 1.
     """
-    if every < 1:
-        raise ValueError(f"every must be at least 1, not {every}")
+    check_positive(every=every)
     prepared = prepare(
         model,
         prompts,
@@ -274,25 +272,23 @@ def on_mesh(params: Any, mesh: jax.sharding.Mesh | None) -> Any:
 
 
 def check_positive(**values: int) -> None:
-    """Refuses numbers below 1 and beyond int32. Raises ValueError."""
+    """Refuses what is no whole number of 32 bits, and numbers below 1. Raises ValueError."""
     for name, value in values.items():
+        whole_numbers(name, value)
         if value < 1:
             raise ValueError(f"{name} must be at least 1, not {value}")
-        if value > MOST:
-            raise ValueError(f"{name} must be at most {MOST}, not {value}")
 
 
 def row_keys(prompts: Sequence[Any], seed: int, samples: int = 1) -> Array:
     """One key for each prompt and sample, [prompts * samples], from seed, ids and number of the sample.
 
     Raises:
-      ValueError: a seed beyond int64.
+      ValueError: a seed that is no whole number of 64 bits.
     """
-    if not -(2**63) <= seed < 2**63:
-        raise ValueError(f"seed must be a number of 64 bits, not {seed}")
+    number = whole_numbers("seed", seed, 64)[()]
     digests = [hashlib.blake2b(np.asarray(ids, "<i4").tobytes(), digest_size=4).digest() for ids in prompts]
     marks = np.asarray([int.from_bytes(digest, "little") for digest in digests], np.uint32)
-    return _keys_of_samples(np.int64(seed), marks, np.arange(samples, dtype=np.uint32))
+    return _keys_of_samples(number, marks, np.arange(samples, dtype=np.uint32))
 
 
 @jax.jit

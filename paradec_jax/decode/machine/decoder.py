@@ -17,6 +17,7 @@ from paradec_jax.decode.machine.knobs import (
     SamplingKnobs,
     as_arrays,
     check_most,
+    check_types,
     told_need,
     unneeded,
 )
@@ -156,14 +157,16 @@ class DecoderBase(abc.ABC):
         """The knobs as arrays, the defaults for None.
 
         Raises:
-          ValueError: knobs of another type, out of range, a temperature where the decoder is greedy, or a knob whose
-            `needs` the decoder does not meet or whose `most` it exceeds.
+          ValueError: knobs of another type, values that are no numbers of their field's kind or out of range, a
+            temperature where the decoder is greedy, or a knob whose `needs` the decoder does not meet or whose `most`
+            it exceeds.
         """
         name = type(self).__name__
         knobs = self.Knobs() if knobs is None else knobs
         if not isinstance(knobs, self.Knobs):
             wanted = f"{name}.Knobs ({self.Knobs.__name__})"
             raise ValueError(f"{name} takes knobs of type {wanted}, not {type(knobs).__name__}")
+        check_types(knobs)
         knobs.check()
         hot = knobs.temperature
         if self.greedy and not isinstance(hot, jax.core.Tracer) and np.any(np.asarray(hot) > 0):

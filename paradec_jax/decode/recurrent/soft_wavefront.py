@@ -165,7 +165,7 @@ class SoftWavefront(DecoderBase):
         distance = score.latent_change(new.states, wave.states)
         overdue = knobs.overdue(wave.recurrences + self.inner_recurrence)
         agrees = wave.agrees(new.tokens) & wave.in_use
-        final = select.leading_run(((distance < threshold) | overdue) & agrees)
+        final = select.leading_run((waves.stands_still(distance, threshold) | overdue) & agrees)
         rows = rows.spend(new.counts, wave.active).commit(new.tokens, final, new.log_probs)
         committed = rows.length - state.rows.length
 

@@ -99,7 +99,7 @@ class Wavefront(DecoderBase):
         distance = score.latent_change(new.states, wave.states)
         overdue = knobs.overdue(wave.recurrences + self.inner_recurrence)
         agrees = wave.agrees(new.tokens)
-        converged = ((distance < at_age(knobs.exit_threshold, age)) | overdue) & agrees
+        converged = (waves.stands_still(distance, at_age(knobs.exit_threshold, age)) | overdue) & agrees
         final = select.leading_run((overdue if self.paced else converged) & wave.in_use)
 
         # The tokens that final positions predict are committed.

@@ -154,5 +154,5 @@ class ReleasedMasked(DecoderBase):
         if self.sampler == "analytic" and self.program == "mdlm":
             end = race(rules.analytic_weights(probs, tokens, t, None, mask), uniforms)
         else:
-            end = jnp.argmax(probs, axis=-1).astype(jnp.int32)
+            end = rules.most_probable(probs, mask)
         return jnp.where(last[:, None], end, drawn)

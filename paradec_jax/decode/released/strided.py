@@ -89,7 +89,7 @@ class ReleasedStrided(DecoderBase):
         weights = reverse_weights(probs, t, t - np.float32(1 / self.steps), mask)
         turn = state.number * (count + 1) + jnp.minimum(state.call, count)
         uniforms = rules.uniforms(state.rows, turn, at, *probs.shape[1:])
-        best = jnp.argmax(probs, axis=-1).astype(jnp.int32)
+        best = rules.most_probable(probs, mask)
         drawn = jnp.where(last[:, None], best, race(weights, uniforms))
         new, changed = rules.write(state, drawn, at, mask, last & (at + self.length >= state.rows.limit))
         moved = jnp.any(changed & running)
