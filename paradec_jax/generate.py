@@ -62,8 +62,8 @@ def generate(
     decoder: Any,
     *,
     knobs: Any = None,
-    max_new_tokens: int,
-    seed: int = 0,
+    max_new_tokens: Any,
+    seed: Any = 0,
     samples: int = 1,
     stop_strings: Sequence[str] = (),
     log_probs: bool = False,
@@ -84,8 +84,8 @@ def generate(
         from nothing.
       decoder: any decoder, bound or not.
       knobs: its knobs; the defaults when None.
-      max_new_tokens: tokens each row may get.
-      seed: of all draws.
+      max_new_tokens: tokens each row may get, a whole number.
+      seed: of all draws, a whole number of 64 bits.
       samples: rows a prompt.
       stop_strings: texts that end a row; the row's text stops before the first of them.
       log_probs: whether to keep log-probabilities.
@@ -177,8 +177,8 @@ def prepare(
     prompts: Sequence[str],
     decoder: Any,
     *,
-    max_new_tokens: int,
-    seed: int = 0,
+    max_new_tokens: Any,
+    seed: Any = 0,
     samples: int = 1,
     stop_strings: Sequence[str] = (),
     log_probs: bool = False,
@@ -271,7 +271,7 @@ def on_mesh(params: Any, mesh: jax.sharding.Mesh | None) -> Any:
     return params if mesh is None else put(params, shardings(params, mesh))
 
 
-def check_positive(**values: int) -> None:
+def check_positive(**values: Any) -> None:
     """Refuses what is no whole number of 32 bits, and numbers below 1. Raises ValueError."""
     for name, value in values.items():
         whole_numbers(name, value)
@@ -279,7 +279,7 @@ def check_positive(**values: int) -> None:
             raise ValueError(f"{name} must be at least 1, not {value}")
 
 
-def row_keys(prompts: Sequence[Any], seed: int, samples: int = 1) -> Array:
+def row_keys(prompts: Sequence[Any], seed: Any, samples: int = 1) -> Array:
     """One key for each prompt and sample, [prompts * samples], from seed, ids and number of the sample.
 
     Raises:

@@ -16,6 +16,7 @@ from paradec_jax.decode.rules.windows import pad_slots
 from paradec_jax.nn import masks
 
 Probe = Callable[[str], None]
+ZERO, ONE = np.float32(0), np.float32(1)
 
 
 @jax.tree_util.register_dataclass
@@ -37,9 +38,9 @@ class Spoilt:
       state: number added to the latents of a recurrent stub in each recurrence.
     """
 
-    scale: Any = np.float32(1)
-    shift: Any = np.float32(0)
-    state: Any = np.float32(0)
+    scale: Any = ONE
+    shift: Any = ZERO
+    state: Any = ZERO
 
 
 def spoilt(params: Any) -> Spoilt:

@@ -15,6 +15,7 @@ from paradec_jax.testing import Spoilt, StubCausal, StubDenoiser, StubNetwork
 SIZE, BUDGET = 20, 9
 STEPS = 16  # more than any row of the table needs for BUDGET tokens
 ALONE = 1_000_014  # by chance not all of the first row is committed at once
+SOUND = Spoilt()
 REPEATING = {"weights": (0, 0, 1, 0), "slope": 0, "constant": 0}  # the text has period 3
 
 
@@ -36,7 +37,6 @@ class Row:
         formula.
       first: calls and tokens of `init`.
       most: network calls within which a row of so many new tokens ends, as the class of the decoder says.
-      cold: why a temperature near 0 is not temperature 0, None where it is.
     """
 
     kind: type
@@ -51,7 +51,6 @@ class Row:
     count: Callable[[Any, int, int], Count] | None = None
     first: tuple[int, int] = (1, 1)
     most: Callable[[int], int] = lambda new: new + 1
-    cold: str | None = None
 
     def network(self, **changes: Any) -> Any:
         return self.net(**{**self.stub, **changes})
@@ -77,10 +76,10 @@ class Row:
         """Those of the stubs, for each of several networks, which change nothing of what they say."""
         return self.spoilt()
 
-    def spoilt(self, network: Spoilt = Spoilt(), **further: Spoilt) -> Any:
+    def spoilt(self, network: Spoilt = SOUND, **further: Spoilt) -> Any:
         """Parameters that change what the network says, and further ones by their fields."""
         names = self.kind.further_networks
-        return {"network": network, **dict.fromkeys(names, Spoilt()), **further} if names else network
+        return {"network": network, **dict.fromkeys(names, SOUND), **further} if names else network
 
     def own(self, result: dict[str, Any]) -> dict[str, Any]:
         """What of a result (`results.listed`) is each row's own affair."""

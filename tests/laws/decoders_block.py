@@ -23,7 +23,6 @@ def block_row(
     alignment: str = "own",
     others: tuple[int, ...] = (),
     each: int = 2,
-    cold: str | None = None,
     **options: Any,
 ) -> Row:
     """A row on the denoiser that sees in blocks; one token a step, from left to right, unless told otherwise."""
@@ -38,7 +37,6 @@ def block_row(
         count=count,
         first=first,
         most=lambda new: 1 + each * (new + longest),
-        cold=cold,
     )
 
 

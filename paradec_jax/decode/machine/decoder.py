@@ -35,6 +35,10 @@ AnyDecoder = TypeVar("AnyDecoder", bound="DecoderBase")  # not Self, which the t
 class DecoderBase(abc.ABC):
     """Static fields and the methods that no decoder changes.
 
+    Whatever the logits are, NaN and infinities among them, a call after the prompt's commits or reveals at least one
+    position. So a row of n new positions ends within n + 1 network calls; a class whose calls do other work as well
+    says itself within how many.
+
     A subclass says in class variables what it can decode: `visibilities` of networks, `alignments` of logits,
     `any_order` where it fills holes and starts from nothing, `needs_cache` where it calls a network on a window whose
     past it keeps, `windowed` where a sequence may be longer than the networks were built for, and `further_networks`,

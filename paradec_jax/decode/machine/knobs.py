@@ -96,7 +96,7 @@ def _whole(kind: type) -> frozenset[str]:
 def _dtype(knobs: Any, name: str) -> Any:
     """What a knob is in a program, by its field: int32, or float32, or float64 where it is given so and allowed."""
     value = getattr(knobs, name)
-    if name in _whole(type(knobs)) and _given(value).ndim == 0:
+    if name in _whole(knobs.__class__) and _given(value).ndim == 0:
         return np.dtype(np.int32)
     wide = type(value) is not float and jax.dtypes.canonicalize_dtype(np.float64) == np.float64
     return np.dtype(np.float64 if wide and _given(value).dtype == np.float64 else np.float32)

@@ -84,8 +84,8 @@ def make_request(
     lengths: Any = None,
     *,
     max_new_tokens: Any,
-    stop: tuple[int, ...] = (),
-    seed: int = 0,
+    stop: Any = (),
+    seed: Any = 0,
     keys: Array | None = None,
     given: Any = None,
     recorded: Any = None,
@@ -103,15 +103,15 @@ def make_request(
       recorded: recorded draws.
 
     Raises:
-      ValueError: a length beyond P, a budget below 1 without a hole, `given` of another shape, or tokens, lengths,
-        budgets, stop tokens or a seed that are no whole numbers of 32 bits (the seed of 64).
+      ValueError: a length beyond P, a budget below 1 without a hole, `given` of another shape, or lengths, budgets,
+        stop tokens or a seed that are no whole numbers of 32 bits (the seed of 64).
     """
     if isinstance(tokens, list | tuple):
         lengths = [len(row) for row in tokens] if lengths is None else lengths
         if isinstance(given, list | tuple):
             given = _padded(given, bool)
-        tokens = _padded([whole_numbers("tokens", row) for row in tokens], np.int32)
-    tokens = whole_numbers("tokens", tokens)
+        tokens = _padded(tokens, np.int32)
+    tokens = np.array(tokens, np.int32)  # a copy: a device may read the host's buffer later, or in place
     if tokens.ndim != 2 or tokens.shape[0] == 0:
         raise ValueError(f"tokens must be [B, P] with at least one row, not of shape {tokens.shape}")
     batch, width = tokens.shape

@@ -118,6 +118,9 @@ class SoftWavefront(DecoderBase):
 
     With "straight_through" its tokens, lengths and counts are those of `Wavefront` at any temperature.
 
+    A row of n new tokens ends within 1 + (n - 1) ceil(max_recurrence / r') network calls; without a bound on
+    recurrences maybe never.
+
     Attributes:
       inner_recurrence, window, headway, prefill_recurrence, noise_schedule, noise_mixing: as those of `Wavefront`.
       relaxation: "straight_through" or "soft". "soft" mixes tokens that were not drawn, so it must be `greedy`.

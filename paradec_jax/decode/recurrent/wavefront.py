@@ -42,6 +42,9 @@ class WaveInfo:
 class Wavefront(DecoderBase):
     """Refines a window of latent states and commits its converged prefix.
 
+    A row of n new tokens ends within 1 + (n - 1) ceil(max_recurrence / r') network calls; without a bound on
+    recurrences maybe never.
+
     Attributes:
       inner_recurrence: r', recurrences of a step.
       window: W, slots of the compiled window; `knobs.max_wavefront` narrows it without recompiling.

@@ -34,6 +34,8 @@ class ReleasedStrided(DecoderBase):
     `steps - 1` for some numbers; the last step reveals whatever is left. A text of K + 1 windows has `L + K stride`
     tokens. As in `ReleasedMasked`, the cache is dropped when any row of the batch has changed.
 
+    A row of K + 1 windows ends within (K + 1) (N + 2) network calls.
+
     Attributes:
       steps: of the times.
       stride: positions by which a window moves.

@@ -51,6 +51,8 @@ class ReleasedWavefront(DecoderBase):
     Rows of a batch are independent, which the released program (batch 1) does not offer. The info of a step is what
     the rule froze, a `Frozen`.
 
+    A row ends within `max_steps` + 3 network calls.
+
     Attributes:
       inner_recurrence: r', recurrences of a step.
       window: W, slots of the compiled window.
