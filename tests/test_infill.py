@@ -8,9 +8,9 @@ import pytest
 import tokenizers
 
 import paradec_jax as pd
+from experiments.replicas import ReleasedMasked
 from paradec_jax import cli
 from paradec_jax.config import MASKED_DIFFUSION_PRESETS, TokenSpec
-from paradec_jax.decode.released import ReleasedMasked
 from paradec_jax.models.denoiser import parameter_shapes
 from paradec_jax.store import Model, save
 from paradec_jax.testing import StubCausal, StubDenoiser

@@ -14,9 +14,9 @@ import tyro
 
 from experiments.common.record import write_record
 from experiments.recurrent_depth.step_trace import schedule
+from experiments.replicas import ReleasedWavefront
 from paradec_jax import Static, Wavefront, make_request
 from paradec_jax.config import RECURRENT_PRESETS
-from paradec_jax.decode.released import ReleasedWavefront
 from paradec_jax.testing import StubNetwork
 
 

@@ -28,10 +28,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments.common.record import write_record
+from experiments.replicas import ReleasedWavefront
 from paradec_jax import RecurrentDepthConfig, Static, Wavefront, facts, make_request
 from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.decode.machine import drive
-from paradec_jax.decode.released import ReleasedWavefront
 from paradec_jax.families import init_params
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.timing.bench import bench, limits_of

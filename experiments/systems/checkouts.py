@@ -146,9 +146,9 @@ def _settings(family: str) -> Sequence[Any]:
 
 def originals(family: str) -> list[Any]:
     """Where a replica, or the clean decoder of the same rule, was once slower than its original."""
+    from experiments.replicas import ReleasedMultiBlock, ReleasedWavefront
     from paradec_jax.decode import Jacobi, Static, Wavefront
     from paradec_jax.decode.machine.setting import Setting
-    from paradec_jax.decode.released import ReleasedMultiBlock, ReleasedWavefront
 
     if family == "recurrent_depth":
         return [

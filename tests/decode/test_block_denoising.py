@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.replicas import ReleasedDenoising
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
-from paradec_jax.decode.released import ReleasedDenoising
 from paradec_jax.testing import (
     PROMPTS,
     StubCausal,

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from jax import export
 
-from paradec_jax import decode
-from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
-from paradec_jax.decode.machine import drive
-from paradec_jax.decode.released import (
+from experiments.replicas import (
     RecordedBlocks,
     ReleasedJacobi,
     ReleasedMultiBlock,
     ReleasedRunningWindow,
 )
-from paradec_jax.decode.released.trajectories import trajectories
+from experiments.replicas.trajectories import trajectories
+from paradec_jax import decode
+from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
+from paradec_jax.decode.machine import drive
 from paradec_jax.models.transformer import init_params
 from paradec_jax.models.transformer_network import TransformerNetwork
 from paradec_jax.testing import StubNetwork, tiny_request

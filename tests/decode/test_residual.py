@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from plain_canvas import residual_count
 
+from experiments.replicas import ReleasedVeto
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
-from paradec_jax.decode.released import ReleasedVeto
 from paradec_jax.testing import (
     PROMPTS,
     StubDenoiser,

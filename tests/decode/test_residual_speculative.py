@@ -15,9 +15,9 @@ import pytest
 from chi_square import excess
 from plain_canvas import drafted_block_count
 
+from experiments.replicas import LossyPositionWise, ReleasedSpeculative
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
-from paradec_jax.decode.released import LossyPositionWise, ReleasedSpeculative
 from paradec_jax.testing import (
     PROMPTS,
     JointBlocks,

@@ -8,8 +8,8 @@ from benchmark_files import TASKS, write
 from recital import CONFIG, recite
 
 import paradec_jax as pd
+from experiments.replicas import ReleasedWavefront
 from paradec_jax.data import build_tokenizer, token_spec
-from paradec_jax.decode.released import ReleasedWavefront
 from paradec_jax.evaluate.benchmarks import gsm8k, instruct, mbpp
 from paradec_jax.evaluate.benchmarks.items import Item
 from paradec_jax.evaluate.continuations import before, continuations, cut

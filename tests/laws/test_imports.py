@@ -45,7 +45,6 @@ ALLOWED = {
     "decode.masked": FAMILY,
     "decode.block": {"decode.masked.canvas", *FAMILY},
     "decode.windows": {"decode.masked.canvas", *FAMILY},
-    "decode.released": {"decode", *BELOW},
     "losses": {"config", "decode", "noise", "nn.copies", "nn.masks", "nn.precision", "objective"},
     "data": {"config", "decode", "io", "noise", "tokenizer"},
     "timing": {"config", "decode", "nn.masks"},
@@ -138,8 +137,6 @@ def test_direction(path):
         if not within(name, PACKAGE):
             continue
         inner = name.removeprefix(f"{PACKAGE}.")
-        if part != "decode.released":
-            assert not within(inner, "decode.released"), f"{part} imports {name}"
         if part in TOP or (gate and within(inner, "decode")):
             continue
         assert any(within(inner, allowed) for allowed in {part, *ALLOWED[part]}), f"{part} imports {name}"
@@ -155,6 +152,15 @@ def test_converters_use_models_and_config_alone(path):
                 within(inner, part)
                 for part in ("chat", "config", "disk", "io", "models", "store", "tokenizer")
             ), name
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "replicas").glob("*.py")), ids=ids)
+def test_replicas_use_decoders_and_what_those_use(path):
+    for name in imports(path):
+        assert not within(name, "experiments") or within(name, "experiments.replicas"), name
+        if within(name, PACKAGE):
+            inner = name.removeprefix(f"{PACKAGE}.")
+            assert any(within(inner, part) for part in ("config", "decode", "losses", "nn", "noise")), name
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "common").glob("*.py")), ids=ids)
@@ -193,7 +199,7 @@ def test_the_reader_sees_what_it_should(tmp_path, monkeypatch):
         test_nothing_forbidden(path)
 
 
-@pytest.mark.parametrize("upper", ["decode.machine", "decode.released", "decode.recurrent"])
+@pytest.mark.parametrize("upper", ["decode.machine", "decode.recurrent", "models"])
 def test_rules_and_families_look_down_alone(tmp_path, monkeypatch, upper):
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     path = (

@@ -11,8 +11,8 @@ import pytest
 from experiments.recurrent_depth import serial_steps, width_depth, work
 from experiments.recurrent_depth.copies import kv_share, no_share
 from experiments.recurrent_depth.step_trace import Schedule, schedule
+from experiments.replicas import ReleasedWavefront
 from paradec_jax import make_request, stream
-from paradec_jax.decode.released import ReleasedWavefront
 from paradec_jax.families import PRESETS, parameter_shapes
 from paradec_jax.nn import masks
 from paradec_jax.nn.attention import attend

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from experiments.replicas import masked_rules as rules
+from experiments.replicas.masked_rules import LAST, ReleasedMaskedKnobs
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.masked.canvas import Canvas
-from paradec_jax.decode.released import masked_rules as rules
-from paradec_jax.decode.released.masked_rules import LAST, ReleasedMaskedKnobs
 from paradec_jax.decode.rules.race import race, reverse_weights
 
 SAMPLERS = {"mdlm": ("ancestral", "cached", "analytic"), "sdtt": ("ancestral", "analytic")}

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from experiments.replicas.block_diffusion import revealed_late, whole_blocks
 from paradec_jax.decode.block.candidates import candidates_of, read_candidates
 from paradec_jax.decode.block.canvas import BlockCall, block_of, read_block, read_prompt
 from paradec_jax.decode.block.head import (
@@ -24,7 +25,6 @@ from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.released.block_diffusion import revealed_late, whole_blocks
 from paradec_jax.decode.rules.alignment import aligned
 from paradec_jax.decode.rules.windows import where_rows, window
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from experiments.replicas import blocks
 from paradec_jax.decode.block.canvas import AnyBlocks, BlockCanvas, block_of, fresh, read_block, read_prompt
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.rules import (
@@ -20,7 +21,6 @@ from paradec_jax.decode.block.rules import (
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows, is_stop
-from paradec_jax.decode.released import blocks
 from paradec_jax.decode.rules import reveal, score
 from paradec_jax.decode.rules import select as selection
 from paradec_jax.decode.rules.sampling import distribution, tempered

@@ -20,15 +20,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from experiments.replicas import blocks
+from experiments.replicas.block_call import VARIANTS, BlockCall, BlockCallRules, Fed
+from experiments.replicas.blocks import BlockKnobs
 from paradec_jax.decode.machine.candidates import Shape, fold_candidates, on_smallest, place
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import check_range
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.released import blocks
-from paradec_jax.decode.released.block_call import VARIANTS, BlockCall, BlockCallRules, Fed
-from paradec_jax.decode.released.blocks import BlockKnobs
 from paradec_jax.decode.rules.windows import where_rows, write_after_read
 
 

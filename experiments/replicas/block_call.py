@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from paradec_jax.decode.released import pool as pools
-from paradec_jax.decode.released.blocks import verify
-from paradec_jax.decode.released.pool import Pool
+from experiments.replicas import pool as pools
+from experiments.replicas.blocks import verify
+from experiments.replicas.pool import Pool
 from paradec_jax.decode.rules.windows import shift, window
 
 VARIANTS = ("main", "tail", "plain")

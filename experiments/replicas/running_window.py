@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from experiments.replicas import blocks
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs, check_range
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.released import blocks
 from paradec_jax.decode.rules import select
 from paradec_jax.decode.rules.windows import shift, where_rows, write_after_read
 

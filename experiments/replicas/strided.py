@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from experiments.replicas import masked_rules as rules
+from experiments.replicas.masked import ReleasedMaskedState, ReleasedStep
+from experiments.replicas.masked_rules import ReleasedMaskedKnobs
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.masked.canvas import Canvas
-from paradec_jax.decode.released import masked_rules as rules
-from paradec_jax.decode.released.masked import ReleasedMaskedState, ReleasedStep
-from paradec_jax.decode.released.masked_rules import ReleasedMaskedKnobs
 from paradec_jax.decode.rules.race import race, reverse_weights
 from paradec_jax.decode.rules.windows import window
 

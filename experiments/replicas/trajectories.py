@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from paradec_jax.decode.released.jacobi import ReleasedJacobiInfo
+from experiments.replicas.jacobi import ReleasedJacobiInfo
 
 
 @dataclasses.dataclass(frozen=True)

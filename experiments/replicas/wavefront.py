@@ -17,6 +17,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from experiments.replicas.freezing import RULES, Evidence, Frozen
+from experiments.replicas.wave import (
+    Refined,
+    ReleasedWavefrontKnobs,
+    ReleasedWavefrontState,
+    Wave,
+    unless_done,
+)
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
@@ -24,14 +32,6 @@ from paradec_jax.decode.machine.rows import Reason, is_stop
 from paradec_jax.decode.recurrent.buckets import check_buckets, on_narrowest
 from paradec_jax.decode.recurrent.latents import initial_latents
 from paradec_jax.decode.recurrent.noise import check_noise, mix_noise
-from paradec_jax.decode.released.freezing import RULES, Evidence, Frozen
-from paradec_jax.decode.released.wave import (
-    Refined,
-    ReleasedWavefrontKnobs,
-    ReleasedWavefrontState,
-    Wave,
-    unless_done,
-)
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.sampling import filtered_probabilities, inverse_cdf, is_hot, sample
 from paradec_jax.decode.rules.windows import shift, window, write_after_read

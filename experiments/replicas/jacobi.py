@@ -18,12 +18,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from experiments.replicas import blocks
+from experiments.replicas.blocks import BlockKnobs
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows, is_stop
-from paradec_jax.decode.released import blocks
-from paradec_jax.decode.released.blocks import BlockKnobs
 from paradec_jax.decode.rules.windows import shift, where_rows, window, write_after_read
 
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from experiments.replicas.residual import drafted
 from paradec_jax.decode.block.candidates import candidates_of
 from paradec_jax.decode.block.canvas import BlockCall, block_of, of_rows, read_prompt
 from paradec_jax.decode.block.denoising import Denoised
@@ -16,7 +17,6 @@ from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.machine.network import CachedNetwork, Prefix
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.released.residual import drafted
 from paradec_jax.decode.rules import score
 from paradec_jax.decode.rules.alignment import aligned
 from paradec_jax.decode.rules.sampling import tempered
