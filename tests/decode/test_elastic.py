@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from results import listed
+from stubs import StubDenoiser, tiny_blocks, tiny_blocks_params, tiny_request
 
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.block.elastic import choose_length
-from paradec_jax.testing import StubDenoiser, tiny_blocks, tiny_blocks_params, tiny_request
 
 SIZE, NEW = 32, 13
 LENGTHS = (2, 4, 8)

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from chi_square import excess
 from results import listed
+from stubs import JointDenoiser, StubDenoiser, SumDenoiser
 
 from experiments import replicas
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.masked import unmask
 from paradec_jax.decode.rules import partition, randomness
-from paradec_jax.testing import JointDenoiser, StubDenoiser, SumDenoiser
 
 DRAWS = 100_000
 WEIGHTS = tuple(np.random.default_rng(3).gamma(0.5, size=27).tolist())

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from stubs import StubNetwork, tiny_request
 
 from experiments.replicas import (
     RecordedBlocks,
@@ -23,7 +24,6 @@ from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
 from paradec_jax.decode.machine import drive
 from paradec_jax.models.transformer import init_params
 from paradec_jax.models.transformer_network import TransformerNetwork
-from paradec_jax.testing import StubNetwork, tiny_request
 
 NETWORK = TransformerNetwork(dataclasses.replace(CAUSAL_PRESETS["test-causal"], tie_embeddings=False))
 PROMPTS = ([3, 1, 4], [1, 5, 2, 6, 5, 9, 8], [2, 7], [11, 12, 13, 14])

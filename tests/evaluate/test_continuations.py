@@ -6,6 +6,7 @@ import json
 import pytest
 from benchmark_files import TASKS, write
 from recital import CONFIG, recite
+from stubs import StubNetwork
 
 import paradec_jax as pd
 from experiments.replicas import ReleasedWavefront
@@ -17,7 +18,6 @@ from paradec_jax.evaluate.options import choose
 from paradec_jax.evaluate.results import Results, write_table
 from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model
-from paradec_jax.testing import StubNetwork
 
 GREEDY = pd.AutoRegressive(greedy=True)
 

@@ -40,10 +40,10 @@ from plain_recurrent import (
     static_count,
     wavefront_count,
 )
+from stubs import StubCausal, tiny_causal, tiny_network
 
 from experiments import replicas
 from paradec_jax import decode
-from paradec_jax.testing import StubCausal, tiny_causal, tiny_network
 
 HEAD = StubCausal(weights=(0, 0, 1, 0), slope=0, constant=0, sharpness=2.0, counter="head_calls")
 NEARLY = {

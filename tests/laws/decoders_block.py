@@ -8,10 +8,10 @@ from typing import Any
 from decoder_rows import Row
 from plain_baselines import Count
 from plain_canvas import block_count, drafted_block_count, residual_count
+from stubs import StubDenoiser, StubHead
 
 from experiments import replicas
 from paradec_jax import decode
-from paradec_jax.testing import StubDenoiser, StubHead
 
 
 def block_row(

@@ -71,7 +71,6 @@ TOP = {
     "infill",
     "report",
     "store",
-    "testing",
 }  # these may import everything of the package
 WITHOUT_FLAX = {
     "chat",

@@ -16,13 +16,13 @@ import pytest
 from decoder_rows import BUDGET, SIZE, STEPS
 from decoders import ALL, EACH_CLASS, EVERY, ROWS, SAMPLED, VARIANTS, record_all, without_keys
 from results import listed, rows_of, take
+from stubs import PROMPTS, tiny_request
 from tracing import nothing_is_traced
 
 from experiments import replicas
 from paradec_jax import decode
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import unneeded
-from paradec_jax.testing import PROMPTS, tiny_request
 
 
 def test_every_decoder_has_a_row():

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from decoder_rows import BUDGET, SIZE
 from decoders import EACH_CLASS, ROWS, tiny
+from stubs import StubCausal, StubDenoiser, tiny_params, tiny_request
 from tracing import nothing_is_traced
 
 from experiments import replicas
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.causal.lookahead_call import RecordedLookahead
-from paradec_jax.testing import StubCausal, StubDenoiser, tiny_params, tiny_request
 
 
 @EACH_CLASS

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from stubs import tiny_request
 
 from paradec_jax import decode
 from paradec_jax.config import BLOCK_DIFFUSION_PRESETS, CAUSAL_PRESETS, TransformerConfig
@@ -19,7 +20,6 @@ from paradec_jax.losses import next_token_loss
 from paradec_jax.models import TransformerNetwork
 from paradec_jax.models.transformer import init_params, parameter_shapes
 from paradec_jax.nn import masks
-from paradec_jax.testing import tiny_request
 from paradec_jax.train import TrainState, adamw, make_train_step
 
 BASE = CAUSAL_PRESETS["test-causal"]

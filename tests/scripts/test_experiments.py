@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 from experiment import options_of, read, script
 from jax import numpy as jnp
+from stubs import StubNetwork
 
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.families import PRESETS
 from paradec_jax.store import Model
-from paradec_jax.testing import StubNetwork
 from paradec_jax.timing.bench import Limits
 
 STUB = StubNetwork(vocab_size=384, max_length=512, recurrence=4, needed=(3, 1, 2))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stubs import tiny_network, tiny_params
 
 from experiments.recurrent_depth import serial_steps, width_depth, work
 from experiments.recurrent_depth.copies import kv_share, no_share
@@ -17,7 +18,6 @@ from paradec_jax.families import PRESETS, parameter_shapes
 from paradec_jax.nn import masks
 from paradec_jax.nn.attention import attend
 from paradec_jax.nn.cache import KV
-from paradec_jax.testing import tiny_network, tiny_params
 from paradec_jax.timing.programs import Compiled, timed
 
 TINY, LARGE = PRESETS["tiny-recurrent"], PRESETS["huginn-0125"]

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stubs.blocks import tiny_blocks, tiny_blocks_params, tiny_head, tiny_head_params
 
 from paradec_jax import cli
-from paradec_jax.testing.blocks import tiny_blocks, tiny_blocks_params, tiny_head, tiny_head_params
 from paradec_jax.timing import block_calls
 from paradec_jax.timing.bench import Limits
 from paradec_jax.timing.block_calls import Kind, cost_of, kinds, loop_of, network_calls

@@ -14,8 +14,8 @@ from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
 from paradec_jax.models import transformer
 from paradec_jax.models.transformer_network import TransformerNetwork
 from paradec_jax.nn import masks
-from paradec_jax.testing import stubs
-from paradec_jax.testing.stubs import TokenKV
+from stubs import base as stubs
+from stubs.base import TokenKV
 
 
 @dataclasses.dataclass(frozen=True)

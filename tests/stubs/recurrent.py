@@ -15,7 +15,7 @@ from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
 from paradec_jax.models.recurrent_depth import init_params
 from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
 from paradec_jax.nn import masks
-from paradec_jax.testing import stubs
+from stubs import base as stubs
 
 
 @jax.tree_util.register_dataclass

@@ -14,8 +14,8 @@ from paradec_jax.config import MASKED_DIFFUSION_PRESETS
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
 from paradec_jax.models import denoiser
 from paradec_jax.models.denoiser_network import DenoiserNetwork
-from paradec_jax.testing import stubs
-from paradec_jax.testing.stubs import TokenKV
+from stubs import base as stubs
+from stubs.base import TokenKV
 
 
 @dataclasses.dataclass(frozen=True)

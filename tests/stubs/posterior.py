@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
-from paradec_jax.testing import stubs
-from paradec_jax.testing.stubs import TokenKV
+from stubs import base as stubs
+from stubs.base import TokenKV
 
 MASK_LOGIT = 3.0  # the posterior says nothing of the mask; whoever leaves it in draws it
 

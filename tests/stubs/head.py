@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
-from paradec_jax.testing import stubs
-from paradec_jax.testing.denoiser import StubDenoiser
-from paradec_jax.testing.stubs import TokenKV
+from stubs import base as stubs
+from stubs.base import TokenKV
+from stubs.denoiser import StubDenoiser
 
 KINDS = ("right", "liar", "random")
 
