@@ -1,9 +1,9 @@
-"""What stub networks share: a cache of tokens and positions, one-hot scores, a probe of what really ran."""
+"""What stub networks share: `Stub`, their base, a cache of tokens and positions, and a probe of what really ran."""
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,9 @@ from paradec_jax.decode.rules.windows import pad_slots
 from paradec_jax.nn import masks
 
 Probe = Callable[[str], None]
+Ids = Int[Array, "B W"]
+Inputs = Int[Array, "B W"] | Float[Array, "B W E"]  # tokens, or vectors in their place
+Mask = Bool[Array, "*B W W"] | None
 ZERO, ONE = np.float32(0), np.float32(1)
 
 
@@ -55,20 +58,68 @@ def said(params: Any, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return how.scale * x + how.shift
 
 
-def prepared(params: Any) -> Prepared:
-    """The parameters as they are, marked as prepared."""
-    return params if isinstance(params, Prepared) else Prepared(params)
+class Stub:
+    """Base of a stub network: causal, without blocks, counters and cache, unless a subclass says otherwise.
+
+    A subclass is a frozen dataclass with `vocab_size` and `max_length`. `sharpness` is the logit of the predicted
+    token; `probe` is called on the host with a counter's name whenever what it counts really runs.
+    """
+
+    counters: ClassVar[Any] = ()
+    visibility: ClassVar[Any] = "causal"
+    block: ClassVar[Any] = None
+    sharpness: Any
+    vocab_size: Any
+    probe: Probe | None = None
+
+    def prepare(self, params: Any) -> Prepared:
+        """The parameters as they are."""
+        return params if isinstance(params, Prepared) else Prepared(params)
+
+    def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
+        """`sharpness` at the predicted token, which is the first head input; 0 elsewhere."""
+        return said(params, self.sharpness * self.one_hot(hidden))
+
+    def one_hot(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
+        """1 at the predicted token, 0 elsewhere."""
+        return jax.nn.one_hot(jnp.round(hidden[..., 0]).astype(jnp.int32), self.vocab_size)
+
+    def embedding(self, params: Any) -> Float[Array, "V 1"]:
+        """The vector of a token: its number."""
+        return jnp.arange(self.vocab_size, dtype=jnp.float32)[:, None]
+
+    def tokens_of(self, inputs: Inputs) -> Ids:
+        """Tokens; of a vector the nearest one."""
+        return inputs if inputs.ndim == 2 else jnp.round(inputs[..., 0]).astype(jnp.int32)
+
+    def report(self, counter: str) -> None:
+        """Calls the probe when this place of the program really runs."""
+        if self.probe is not None:
+            jax.debug.callback(functools.partial(self.probe, counter))
 
 
-def report(probe: Probe | None, counter: str) -> None:
-    """Tells the probe, on the host and whenever this place of the program really runs, what is counted there."""
-    if probe is not None:
-        jax.debug.callback(functools.partial(probe, counter))
+class CachedStub(Stub):
+    """A stub with a cache; by default of tokens and positions, addressed by absolute position."""
 
+    def init_cache(self, keys: Array, size: int) -> TokenKV:
+        """An empty cache; its tokens and positions are buffers of their own."""
+        return TokenKV(*(jnp.zeros((len(keys), size), jnp.int32) for _ in range(2)))
 
-def empty(batch: int, size: int) -> TokenKV:
-    """An empty cache, its tokens and positions buffers of their own."""
-    return TokenKV(jnp.zeros((batch, size), jnp.int32), jnp.zeros((batch, size), jnp.int32))
+    def write(self, cache: Any, window: Any, at: Int[Array, "B"]) -> Any:
+        """The cache with a window stored at slots `at .. at + W - 1`."""
+        return write(cache, window, at)
+
+    def pick(self, window: Any, start: Int[Array, "B"], width: int) -> Any:
+        """Slots `start .. start + width - 1` of each row's window."""
+
+        def of_row(row: Array, slot: Array) -> Array:
+            return lax.dynamic_slice_in_dim(row, slot, width)
+
+        return jax.tree.map(lambda x: jax.vmap(of_row)(x, start), window)
+
+    def widen(self, window: Any, width: int) -> Any:
+        """The window with zeros after its slots, up to `width`."""
+        return jax.tree.map(lambda x: pad_slots(x, width), window)
 
 
 def write(cache: Any, window: Any, at: Int[Array, "B"]) -> Any:
@@ -78,20 +129,6 @@ def write(cache: Any, window: Any, at: Int[Array, "B"]) -> Any:
         return lax.dynamic_update_slice_in_dim(row, new, slot, 0)
 
     return jax.tree.map(lambda old, new: jax.vmap(of_row)(old, new, at), cache, window)
-
-
-def pick(window: Any, start: Int[Array, "B"], width: int) -> Any:
-    """Slots `start .. start + width - 1` of each row's window."""
-
-    def of_row(row: Array, slot: Array) -> Array:
-        return lax.dynamic_slice_in_dim(row, slot, width)
-
-    return jax.tree.map(lambda x: jax.vmap(of_row)(x, start), window)
-
-
-def widen(window: Any, width: int) -> Any:
-    """Leaves [B, W, ...] with zeros after their slots, up to `width`."""
-    return jax.tree.map(lambda x: pad_slots(x, width), window)
 
 
 def keys_seen(
@@ -107,10 +144,3 @@ def keys_seen(
     cached = cached if cached.ndim == 3 else cached[:, None]
     seen = jnp.concatenate([jnp.broadcast_to(cached, (batch, width, size)), seen], axis=-1)
     return jax.tree.map(lambda old, new: jnp.concatenate([old, new], axis=1), prefix.kv, own), seen
-
-
-def one_hot_logits(
-    predicted: Float[Array, "*shape"], vocab_size: int, sharpness: Any
-) -> Float[Array, "*shape V"]:
-    """`sharpness` at the predicted token, 0 elsewhere."""
-    return sharpness * jax.nn.one_hot(jnp.round(predicted).astype(jnp.int32), vocab_size)

@@ -1,25 +1,19 @@
-"""A denoiser of masked canvases with known answers, and a tiny real one."""
+"""A denoiser of masked canvases with known answers."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config import MASKED_DIFFUSION_PRESETS
-from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
-from paradec_jax.models import denoiser
-from paradec_jax.models.denoiser_network import DenoiserNetwork
-from stubs import base as stubs
-from stubs.base import TokenKV
+from paradec_jax.decode.machine.network import Forward, Prefix
+from stubs.base import CachedStub, Ids, Inputs, Mask, Probe, TokenKV, keys_seen, said
 
 
 @dataclasses.dataclass(frozen=True)
-class StubDenoiser:
+class StubDenoiser(CachedStub):
     """A bidirectional network that fills masks by a known law, whatever the order in which they are revealed.
 
     ::
@@ -43,7 +37,6 @@ class StubDenoiser:
       alignment: "own", or "next" for scores at p that are those of p + 1.
       block: tokens of a block that sees the blocks before it and itself; None where all see all.
       others: further lengths of blocks that it serves.
-      counters: no counter of its own.
       probe: called on the host with "network_calls" whenever a call really runs.
     """
 
@@ -55,8 +48,7 @@ class StubDenoiser:
     alignment: str = "own"
     block: int | None = None
     others: tuple[int, ...] = ()
-    counters: tuple[str, ...] = ()
-    probe: stubs.Probe | None = None
+    probe: Probe | None = None
 
     @property
     def mask(self) -> int:
@@ -86,58 +78,33 @@ class StubDenoiser:
 
         return [token(p) for p in range(len(canvas))]
 
-    def prepare(self, params: Any) -> Prepared:
-        """The parameters as they are."""
-        return stubs.prepared(params)
-
     def embedding(self, params: Any) -> Float[Array, "V V"]:
         """The vector of each token: a one at its id."""
         return jnp.eye(self.vocab_size)
 
-    def init_cache(self, keys: Array, size: int) -> TokenKV:
-        """An empty cache."""
-        return stubs.empty(len(keys), size)
-
-    def write(self, cache: TokenKV, window: TokenKV, at: Int[Array, "B"]) -> TokenKV:
-        """The cache with a window stored at slots `at .. at + W - 1`."""
-        return stubs.write(cache, window, at)
-
-    def pick(self, window: TokenKV, start: Int[Array, "B"], width: int) -> TokenKV:
-        """Slots `start .. start + width - 1` of each row's window."""
-        return stubs.pick(window, start, width)
-
-    def widen(self, window: TokenKV, width: int) -> TokenKV:
-        """The window with zeros after its slots, up to `width`."""
-        return stubs.widen(window, width)
-
     def forward(
-        self,
-        params: Any,
-        inputs: Int[Array, "B W"] | Float[Array, "B W V"],
-        positions: Int[Array, "B W"],
-        prefix: Prefix | None = None,
-        mask: Bool[Array, "*B W W"] | None = None,
+        self, params: Any, inputs: Inputs, positions: Ids, prefix: Prefix | None = None, mask: Mask = None
     ) -> Forward:
         """One call; head input is the predicted token, as a number, and its logit. The caller stores the window.
 
         Of a vector in the place of a token, the token with the largest share is read.
         """
-        stubs.report(self.probe, "network_calls")
+        self.report("network_calls")
         inputs = inputs if inputs.ndim == 2 else jnp.argmax(inputs, axis=-1).astype(jnp.int32)
         if mask is None:
             block = self.block or self.max_length
             mask = positions[:, :, None] // block >= positions[:, None] // block
         own = TokenKV(inputs, positions)
-        keys, seen = stubs.keys_seen(own, prefix, mask)
+        keys, seen = keys_seen(own, prefix, mask)
         at = positions + (self.alignment == "next")
         predicted, distance = self._filled(at, keys, seen)
         predicted = (predicted + self._astray(positions, keys, seen)) % self.mask
         hidden = jnp.stack([predicted, self.sharpness / (1 + distance)], axis=-1).astype(jnp.float32)
-        return Forward(hidden, own, dict.fromkeys(self.counters, 1))
+        return Forward(hidden, own, {})
 
     def logits(self, params: Any, hidden: Float[Array, "*shape 2"]) -> Float[Array, "*shape V"]:
         """The logit of the predicted token, 0 elsewhere."""
-        return stubs.said(params, stubs.one_hot_logits(hidden[..., 0], self.vocab_size, hidden[..., 1:]))
+        return said(params, hidden[..., 1:] * self.one_hot(hidden))
 
     def _filled(self, at: Array, keys: TokenKV, seen: Array) -> tuple[Int[Array, "B W"], Int[Array, "B W"]]:
         """x(p) and |p - q| of the positions `at`."""
@@ -164,19 +131,3 @@ class StubDenoiser:
         if self.block is not None:
             whole &= count <= (positions // max(self.blocks) + 1) * max(self.blocks)
         return ~whole
-
-
-def tiny_denoiser(**changes: Any) -> DenoiserNetwork:
-    """A denoiser of a few thousand parameters; `changes` are fields of its config."""
-    return DenoiserNetwork(dataclasses.replace(MASKED_DIFFUSION_PRESETS["test-mdlm"], **changes))
-
-
-@functools.cache
-def tiny_denoiser_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
-    """Random parameters of `tiny_denoiser`, those that training begins at zero among them, multiplied by `gain`."""
-    rng, config = np.random.default_rng(seed), tiny_denoiser(**changes).config
-    with jax.ensure_compile_time_eval():  # the first caller may be under a trace, the next one is not
-        return jax.tree.map(
-            lambda leaf: jnp.asarray(gain * (0.2 * rng.normal(size=leaf.shape) + 0.05), leaf.dtype),
-            denoiser.parameter_shapes(config),
-        )

@@ -1,15 +1,14 @@
 """A residual head with known answers, for the denoiser that sees in blocks."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
-from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
-from stubs import base as stubs
-from stubs.base import TokenKV
+from paradec_jax.decode.machine.network import Forward, Prefix
+from stubs.base import CachedStub, Ids, Mask, Probe, TokenKV, said
 from stubs.denoiser import StubDenoiser
 
 KINDS = ("right", "liar", "random")
@@ -24,7 +23,7 @@ class HeadKV(TokenKV):
 
 
 @dataclasses.dataclass(frozen=True)
-class StubHead:
+class StubHead(CachedStub):
     """A head that knows what its backbone would say of the tokens that it reads, and returns what is missing.
 
     ::
@@ -44,9 +43,10 @@ class StubHead:
 
     of: StubDenoiser
     kind: str = "right"
-    probe: stubs.Probe | None = None
-    counters: tuple[str, ...] = ("head_calls",)
-    vocab_size: int = 0
+    probe: Probe | None = None
+    counters: ClassVar[tuple[str, ...]] = ("head_calls",)
+    visibility: ClassVar[str] = "block"
+    vocab_size: ClassVar[int] = 0
 
     @property
     def max_length(self) -> int:
@@ -54,34 +54,13 @@ class StubHead:
         return self.of.max_length
 
     @property
-    def visibility(self) -> str:
-        """A position sees its block and the ones before it."""
-        return "block"
-
-    @property
     def block(self) -> int | None:
         """That of the backbone."""
         return self.of.block
 
-    def prepare(self, params: Any) -> Prepared:
-        """The parameters as they are."""
-        return stubs.prepared(params)
-
     def init_cache(self, keys: Array, size: int) -> HeadKV:
         """An empty cache."""
-        return HeadKV(**vars(stubs.empty(len(keys), size)), stale=jnp.ones((len(keys), size), bool))
-
-    def write(self, cache: HeadKV, window: HeadKV, at: Int[Array, "B"]) -> HeadKV:
-        """The cache with a window stored at slots `at .. at + W - 1`."""
-        return stubs.write(cache, window, at)
-
-    def pick(self, window: HeadKV, start: Int[Array, "B"], width: int) -> HeadKV:
-        """Slots `start .. start + width - 1` of each row's window."""
-        return stubs.pick(window, start, width)
-
-    def widen(self, window: HeadKV, width: int) -> HeadKV:
-        """The window with zeros after its slots, up to `width`."""
-        return stubs.widen(window, width)
+        return HeadKV(**vars(super().init_cache(keys, size)), stale=jnp.ones((len(keys), size), bool))
 
     def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Refuses: the output matrix is the backbone's. Raises TypeError."""
@@ -91,14 +70,14 @@ class StubHead:
         self,
         params: Any,
         vectors: Float[Array, "B W V"],
-        positions: Int[Array, "B W"],
+        positions: Ids,
         prefix: Prefix | None = None,
-        mask: Bool[Array, "*B W W"] | None = None,
+        mask: Mask = None,
         *,
         hidden: Float[Array, "B W 2"],
     ) -> Forward:
         """The residual of a window. The caller stores keys and values."""
-        stubs.report(self.probe, "head_calls")
+        self.report("head_calls")
         tokens = jnp.argmax(vectors, axis=-1).astype(jnp.int32)
         quiet, past = dataclasses.replace(self.of, probe=None), prefix
         stale = jnp.zeros(len(tokens), bool)
@@ -113,6 +92,6 @@ class StubHead:
         if self.kind == "random":
             wrong |= (5 * tokens + 3 * positions + truth[..., 0].astype(jnp.int32)) % 7 < 3
         predicted = (truth[..., 0] + wrong) % self.of.mask
-        said = jnp.stack([predicted, truth[..., 1]], axis=-1)
+        right = jnp.stack([predicted, truth[..., 1]], axis=-1)
         kv = HeadKV(tokens, positions, jnp.any(jnp.abs(hidden - truth) > 1e-4, axis=-1))
-        return Forward(stubs.said(params, said - hidden), kv, {"head_calls": 1})
+        return Forward(said(params, right - hidden), kv, {"head_calls": 1})

@@ -3,42 +3,43 @@
 import dataclasses
 import functools
 import itertools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
-from stubs import base as stubs
-from stubs.base import TokenKV
+from paradec_jax.decode.machine.network import Forward, Prefix
+from stubs.base import CachedStub, Ids, Inputs, Mask, Stub, TokenKV, keys_seen
 
 MASK_LOGIT = 3.0  # the posterior says nothing of the mask; whoever leaves it in draws it
 
 
+class Posterior(Stub):
+    """Its head inputs are the logarithms of the posteriors."""
+
+    visibility: ClassVar[str] = "full"
+
+    def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
+        """The posterior's logarithm, and a number at the mask that no draw may read."""
+        at_mask = jnp.max(hidden, axis=-1, keepdims=True) + MASK_LOGIT
+        return jnp.concatenate([hidden, at_mask], axis=-1)
+
+
 @dataclasses.dataclass(frozen=True)
-class JointDenoiser:
-    """The posterior of a small joint law, computed over all its texts.
-
-    ::
-
-        p(x_p = v | revealed) = sum of p(x) over the texts x with x_p = v and x = canvas where it is revealed and seen
+class Joint(Posterior):
+    """A small joint law of whole texts.
 
     Attributes:
       symbols: V - 1 tokens; the mask is token `symbols`.
-      length: positions of a text; a shorter canvas is its beginning.
+      length: positions of a text.
       weights: of every text, the last position counting fastest; they need not sum to 1.
-      max_length: longest canvas.
     """
 
     symbols: int
     length: int
     weights: tuple[float, ...]
-    max_length: int = 64
-    counters: tuple[str, ...] = ()
-    visibility: str = "full"
-    block: int | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -61,19 +62,27 @@ class JointDenoiser:
         weights = np.asarray(self.weights, np.float64)
         return weights / weights.sum()
 
-    def prepare(self, params: Any) -> Prepared:
-        """The parameters as they are."""
-        return stubs.prepared(params)
+
+@dataclasses.dataclass(frozen=True)
+class JointDenoiser(Joint):
+    """The posterior of a small joint law, computed over all its texts.
+
+    ::
+
+        p(x_p = v | revealed) = sum of p(x) over the texts x with x_p = v and x = canvas where it is revealed and seen
+
+    A canvas shorter than a text is its beginning.
+
+    Attributes:
+      max_length: longest canvas.
+    """
+
+    max_length: int = 64
 
     def forward(
-        self,
-        params: Any,
-        inputs: Int[Array, "B W"],
-        positions: Int[Array, "B W"],
-        prefix: Prefix | None = None,
-        mask: Bool[Array, "*B W W"] | None = None,
+        self, params: Any, inputs: Inputs, positions: Ids, prefix: Prefix | None = None, mask: Mask = None
     ) -> Forward:
-        """One call; head inputs are the logarithms of the posteriors."""
+        """One call."""
         del prefix, positions
         batch, width = inputs.shape
         seen = jnp.ones((batch, width), bool)
@@ -88,13 +97,9 @@ class JointDenoiser:
         hidden = jnp.pad(hidden, ((0, 0), (0, max(width - self.length, 0)), (0, 0)))
         return Forward(hidden, None, {})
 
-    def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
-        """The posterior's logarithm, and a number at the mask that no draw may read."""
-        return _with_mask(hidden)
-
 
 @dataclasses.dataclass(frozen=True)
-class JointBlocks:
+class JointBlocks(Joint, CachedStub):
     """The posterior of a small joint law as a network with a cache that sees in blocks can know it.
 
     ::
@@ -105,77 +110,24 @@ class JointBlocks:
     not see, is taken into account just so: a decoder with a wrong cache writes texts of another law.
 
     Attributes:
-      symbols: V - 1 tokens; the mask is token `symbols`.
-      length: positions of a text, whole blocks.
-      weights: of every text, the last position counting fastest; they need not sum to 1.
-      block: tokens of a block.
+      block: tokens of a block; a text has whole ones.
       alignment: "own", or "next" for scores at p that are those of p + 1.
       max_length: longest canvas.
     """
 
-    symbols: int
-    length: int
-    weights: tuple[float, ...]
-    block: int
+    block: int = dataclasses.field()  # the base's None is no default
     alignment: str = "own"
     max_length: int = 64
-    counters: tuple[str, ...] = ()
-    visibility: str = "block"
-
-    @property
-    def vocab_size(self) -> int:
-        """V, the mask included."""
-        return self.symbols + 1
-
-    @property
-    def mask(self) -> int:
-        """The mask's id."""
-        return self.symbols
-
-    @property
-    def texts(self) -> Int[np.ndarray, "M L"]:
-        """All texts."""
-        return np.asarray(list(itertools.product(range(self.symbols), repeat=self.length)), np.int32)
-
-    @property
-    def law(self) -> Float[np.ndarray, "M"]:
-        """The probability of each."""
-        weights = np.asarray(self.weights, np.float64)
-        return weights / weights.sum()
-
-    def prepare(self, params: Any) -> Prepared:
-        """The parameters as they are."""
-        return stubs.prepared(params)
-
-    def init_cache(self, keys: Array, size: int) -> TokenKV:
-        """An empty cache."""
-        return stubs.empty(len(keys), size)
-
-    def write(self, cache: TokenKV, window: TokenKV, at: Int[Array, "B"]) -> TokenKV:
-        """The cache with a window stored at slots `at .. at + W - 1`."""
-        return stubs.write(cache, window, at)
-
-    def pick(self, window: TokenKV, start: Int[Array, "B"], width: int) -> TokenKV:
-        """Slots `start .. start + width - 1` of each row's window."""
-        return stubs.pick(window, start, width)
-
-    def widen(self, window: TokenKV, width: int) -> TokenKV:
-        """The window with zeros after its slots, up to `width`."""
-        return stubs.widen(window, width)
+    visibility: ClassVar[str] = "block"
 
     def forward(
-        self,
-        params: Any,
-        inputs: Int[Array, "B W"],
-        positions: Int[Array, "B W"],
-        prefix: Prefix | None = None,
-        mask: Bool[Array, "*B W W"] | None = None,
+        self, params: Any, inputs: Inputs, positions: Ids, prefix: Prefix | None = None, mask: Mask = None
     ) -> Forward:
-        """One call; head inputs are the logarithms of the posteriors. The caller stores the window."""
+        """One call. The caller stores the window."""
         if mask is None:
             mask = positions[:, :, None] // self.block >= positions[:, None] // self.block
         own = TokenKV(inputs, positions)
-        keys, seen = stubs.keys_seen(own, prefix, mask)
+        keys, seen = keys_seen(own, prefix, mask)
         shown = (seen & (keys.tokens != self.mask)[:, None]).astype(jnp.int32)
         place = jax.nn.one_hot(keys.positions, self.length, dtype=jnp.int32)
         known = jnp.einsum("bwk,bkl->bwl", shown, place * (keys.tokens[..., None] + 1)) - 1  # -1: not known
@@ -186,16 +138,12 @@ class JointBlocks:
         posterior = jnp.einsum("bwm,bwmv->bwv", agrees * law, there.astype(jnp.float32))
         return Forward(jnp.log(jnp.maximum(posterior, 1e-30)), own, {})
 
-    def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
-        """The posterior's logarithm, and a number at the mask that no draw may read."""
-        return _with_mask(hidden)
-
 
 PLUS, EQUALS = 10, 11
 
 
 @dataclasses.dataclass(frozen=True)
-class SumDenoiser:
+class SumDenoiser(Posterior):
     """The posterior of `dd+dd=ddd`: two numbers from 00 to 99, all pairs alike, and their sum.
 
     ::
@@ -210,19 +158,8 @@ class SumDenoiser:
     """
 
     max_length: int = 9
-    counters: tuple[str, ...] = ()
-    visibility: str = "full"
-    block: int | None = None
-
-    @property
-    def vocab_size(self) -> int:
-        """V, the mask included."""
-        return 13
-
-    @property
-    def mask(self) -> int:
-        """The mask's id."""
-        return 12
+    vocab_size: ClassVar[int] = 13
+    mask: ClassVar[int] = 12
 
     def valid(self, texts: Int[np.ndarray, "N 9"]) -> Bool[np.ndarray, "N"]:
         """Which texts are sums."""
@@ -231,19 +168,10 @@ class SumDenoiser:
         form = (plus == PLUS) & (equals == EQUALS) & (digits < 10).all(axis=0)
         return form & (10 * (a + c) + b + d == 100 * s + 10 * t + u)
 
-    def prepare(self, params: Any) -> Prepared:
-        """The parameters as they are."""
-        return stubs.prepared(params)
-
     def forward(
-        self,
-        params: Any,
-        inputs: Int[Array, "B 9"],
-        positions: Int[Array, "B 9"],
-        prefix: Prefix | None = None,
-        mask: Bool[Array, "*B 9 9"] | None = None,
+        self, params: Any, inputs: Inputs, positions: Ids, prefix: Prefix | None = None, mask: Mask = None
     ) -> Forward:
-        """One call; head inputs are the logarithms of the posteriors. A canvas is a whole text."""
+        """One call. A canvas is a whole text."""
         del prefix, positions, mask
         seen = inputs[..., None] == jnp.arange(10)
         evidence = jnp.where((inputs == self.mask)[..., None], 1.0, seen.astype(jnp.float32))
@@ -268,15 +196,6 @@ class SumDenoiser:
             for p in range(9)
         ]
         return Forward(jnp.log(jnp.maximum(jnp.stack(columns, axis=1), 1e-30)), None, {})
-
-    def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
-        """The posterior's logarithm, and a number at the mask that no draw may read."""
-        return _with_mask(hidden)
-
-
-def _with_mask(hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
-    at_mask = jnp.max(hidden, axis=-1, keepdims=True) + MASK_LOGIT
-    return jnp.concatenate([hidden, at_mask], axis=-1)
 
 
 @functools.cache

@@ -1,21 +1,19 @@
-"""A recurrent-depth network with known answers, and a tiny model."""
+"""A recurrent-depth network with known answers."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config import RECURRENT_PRESETS
-from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
-from paradec_jax.models.recurrent_depth import init_params
-from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
+from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.nn import masks
-from stubs import base as stubs
+from stubs.base import CachedStub, Ids, Inputs, Mask, Probe, spoilt, write
+
+State = Float[Array, "B W 2"]
 
 
 @jax.tree_util.register_dataclass
@@ -48,13 +46,13 @@ class StubCache:
 class StubView:
     """Positions of a window, the sum of the cached tokens that each query sees, and its mask within the window."""
 
-    positions: Int[Array, "B W"]
+    positions: Ids
     seen: Int[Array, "B *W"]
     mask: Bool[Array, "*B W W"]
 
 
 @dataclasses.dataclass(frozen=True)
-class StubNetwork:
+class StubNetwork(CachedStub):
     """A recurrent network whose every answer is known beforehand.
 
     The latent of position p is a counter: after n recurrences it is `min(n, c(p))`, so recurrence n moves it
@@ -85,22 +83,8 @@ class StubNetwork:
     errs: bool = True
     rate: float = 0.0
     sharpness: float = 8.0
-    probe: stubs.Probe | None = None
-
-    @property
-    def counters(self) -> tuple[str, ...]:
-        """Passes of the core, one after the other."""
-        return ("recurrences",)
-
-    @property
-    def visibility(self) -> str:
-        """A position sees itself and the ones before it."""
-        return "causal"
-
-    @property
-    def block(self) -> None:
-        """There are no blocks."""
-        return None
+    probe: Probe | None = None
+    counters: ClassVar[tuple[str, ...]] = ("recurrences",)  # passes of the core, one after the other
 
     def at(self, recurrence: int | None) -> "StubNetwork":
         """The same network at another depth; itself when None."""
@@ -120,10 +104,6 @@ class StubNetwork:
             tokens.append((right + early) % self.vocab_size)
         return tokens[len(prompt) :]
 
-    def prepare(self, params: Any) -> Prepared:
-        """The parameters as they are."""
-        return stubs.prepared(params)
-
     def init_cache(
         self, keys: Array, size: int, *, scale: Any = 1.0, states: Float[Array, "P 2"] | None = None
     ) -> StubCache:
@@ -135,13 +115,13 @@ class StubNetwork:
         kv = dataclasses.replace(self.empty_window(batch, size), depth=jnp.zeros((batch, size), jnp.int32))
         return StubCache(kv, initial)
 
-    def latents(self, cache: StubCache, positions: Int[Array, "B W"]) -> Float[Array, "B W 2"]:
+    def latents(self, cache: StubCache, positions: Ids) -> State:
         """The initial latents of these positions."""
         return jnp.take_along_axis(cache.initial, positions[..., None], axis=1)
 
-    def start_from(self, cache: StubCache, states: Float[Array, "B W 2"], at: Int[Array, "B"]) -> StubCache:
+    def start_from(self, cache: StubCache, states: State, at: Int[Array, "B"]) -> StubCache:
         """The cache in which positions `at .. at + W - 1` start from these latents."""
-        return dataclasses.replace(cache, initial=stubs.write(cache.initial, states, at))
+        return dataclasses.replace(cache, initial=write(cache.initial, states, at))
 
     def initial_state(self, keys: Array, scale: Any) -> Float[Array, "*B 2"]:
         """Zeros: nothing is random but the tokens drawn from the logits."""
@@ -155,25 +135,18 @@ class StubNetwork:
     def write(self, cache: StubCache, window: StubKV, at: Int[Array, "B"]) -> StubCache:
         """The cache with a window stored at positions `at .. at + W - 1`."""
         depth = jnp.broadcast_to(window.depth[:, None], window.tokens.shape[:2])
-        kv = stubs.write(cache.kv, dataclasses.replace(window, depth=depth), at)
+        kv = write(cache.kv, dataclasses.replace(window, depth=depth), at)
         return dataclasses.replace(cache, kv=kv)
 
     def pick(self, window: StubKV, start: Int[Array, "B"], width: int) -> StubKV:
         """Slots `start .. start + width - 1` of each row's window."""
-        tokens, coda = stubs.pick((window.tokens, window.coda), start, width)
-        return StubKV(tokens, coda, window.depth)
+        return StubKV(*super().pick((window.tokens, window.coda), start, width), window.depth)
 
     def widen(self, window: StubKV, width: int) -> StubKV:
         """The window with zeros after its positions, up to `width`."""
-        extra = [(0, 0), (0, width - window.tokens.shape[1]), (0, 0)]
-        return StubKV(jnp.pad(window.tokens, extra), jnp.pad(window.coda, extra), window.depth)
+        return StubKV(*super().widen((window.tokens, window.coda), width), window.depth)
 
-    def view(
-        self,
-        positions: Int[Array, "B W"],
-        prefix: Prefix | None = None,
-        mask: Bool[Array, "*B W W"] | None = None,
-    ) -> StubView:
+    def view(self, positions: Ids, prefix: Prefix | None = None, mask: Mask = None) -> StubView:
         """What a window sees: of the cache what the prefix says, and itself, causally by default."""
         mask = masks.causal(positions.shape[1]) if mask is None else mask
         if prefix is None or prefix.visible is None:
@@ -183,39 +156,32 @@ class StubNetwork:
         tokens = tokens if within.ndim == 2 else tokens[:, None]
         return StubView(positions, jnp.sum(jnp.where(within, tokens, 0), axis=-1), mask)
 
-    def embedding(self, params: Any) -> Float[Array, "V 1"]:
-        """The vector of a token is its number."""
-        return jnp.arange(self.vocab_size, dtype=jnp.float32)[:, None]
-
-    def embed(
-        self, params: Any, inputs: Int[Array, "B W"] | Float[Array, "B W 1"], view: StubView, window: StubKV
-    ) -> tuple[Float[Array, "B W 2"], StubKV]:
+    def embed(self, params: Any, inputs: Inputs, view: StubView, window: StubKV) -> tuple[State, StubKV]:
         """Keeps the tokens, vectors as the nearest one; the conditioning itself is not used."""
-        stubs.report(self.probe, "network_calls")
-        if inputs.ndim == 3:
-            inputs = jnp.round(inputs[..., 0]).astype(jnp.int32)
+        self.report("network_calls")
+        inputs = self.tokens_of(inputs)
         e = jnp.stack([inputs, view.positions], axis=-1).astype(jnp.float32)
         return e, dataclasses.replace(window, tokens=inputs[..., None])
 
     def iterate(
         self,
         params: Any,
-        state: Float[Array, "B W 2"],
-        e: Float[Array, "B W 2"],
+        state: State,
+        e: State,
         view: StubView,
         window: StubKV,
         index: Any,
         rows: Bool[Array, "B"] | None = None,
-    ) -> tuple[Float[Array, "B W 2"], StubKV]:
+    ) -> tuple[State, StubKV]:
         """One recurrence of the rows that move."""
-        stubs.report(self.probe, "recurrences")
+        self.report("recurrences")
         level, count = state[..., 0], state[..., 1] + 1
         if self.rate:
             level = level + (1 - self.rate) * (1 - level)
             new = jnp.stack([level, jnp.zeros_like(level)], axis=-1)
         else:
             new = jnp.stack([jnp.zeros_like(level), jnp.minimum(count, self._needs(view))], axis=-1)
-        new = new + stubs.spoilt(params).state
+        new = new + spoilt(params).state
         depth = jnp.broadcast_to(jnp.asarray(index + 1, jnp.int32), window.depth.shape)
         if rows is not None:
             new = jnp.where(rows[:, None, None], new, state)
@@ -223,14 +189,8 @@ class StubNetwork:
         return new, dataclasses.replace(window, depth=depth)
 
     def recur(
-        self,
-        params: Any,
-        state: Float[Array, "B W 2"],
-        e: Float[Array, "B W 2"],
-        view: StubView,
-        window: StubKV,
-        recurrences: int,
-    ) -> tuple[Float[Array, "B W 2"], StubKV]:
+        self, params: Any, state: State, e: State, view: StubView, window: StubKV, recurrences: int
+    ) -> tuple[State, StubKV]:
         """Several recurrences."""
 
         def body(carry: tuple[Array, StubKV], index: Array) -> tuple[tuple[Array, StubKV], None]:
@@ -238,7 +198,7 @@ class StubNetwork:
 
         return lax.scan(body, (state, window), jnp.arange(recurrences))[0]
 
-    def readout(self, params: Any, state: Float[Array, "B W 2"], view: StubView, window: StubKV) -> Forward:
+    def readout(self, params: Any, state: State, view: StubView, window: StubKV) -> Forward:
         """Ends a call: the predicted token, as a number, the window, and its recurrences."""
         tokens = window.tokens[..., 0]
         seen = view.seen if view.seen.ndim == 2 else view.seen[:, None]
@@ -256,17 +216,8 @@ class StubNetwork:
         """The state as it is: there is no norm."""
         return state
 
-    def logits(self, params: Any, hidden: Float[Array, "*shape 2"]) -> Float[Array, "*shape V"]:
-        """`sharpness` at the predicted token."""
-        return stubs.said(params, stubs.one_hot_logits(hidden[..., 0], self.vocab_size, self.sharpness))
-
     def forward(
-        self,
-        params: Any,
-        inputs: Int[Array, "B W"] | Float[Array, "B W 1"],
-        positions: Int[Array, "B W"],
-        prefix: Prefix,
-        mask: Bool[Array, "*B W W"] | None = None,
+        self, params: Any, inputs: Inputs, positions: Ids, prefix: Prefix, mask: Mask = None
     ) -> Forward:
         """One call: embedding, r recurrences, readout. The caller stores the window."""
         states = self.latents(prefix.kv, positions)
@@ -275,12 +226,12 @@ class StubNetwork:
     def forward_from(
         self,
         params: Any,
-        inputs: Int[Array, "B W"] | Float[Array, "B W 1"],
-        positions: Int[Array, "B W"],
-        states: Float[Array, "B W 2"],
+        inputs: Inputs,
+        positions: Ids,
+        states: State,
         prefix: Prefix | None = None,
-        mask: Bool[Array, "*B W W"] | None = None,
-    ) -> tuple[Forward, Float[Array, "B W 2"]]:
+        mask: Mask = None,
+    ) -> tuple[Forward, State]:
         """As `forward` from given latents; returns the latents after the last recurrence as well."""
         view = self.view(positions, prefix, mask)
         e, window = self.embed(params, inputs, view, self.empty_window(*positions.shape))
@@ -290,19 +241,3 @@ class StubNetwork:
 
     def _needs(self, view: StubView) -> Float[Array, "B W"]:
         return jnp.asarray(self.needed, jnp.float32)[view.positions % len(self.needed)]
-
-
-def tiny_network(
-    cache: str = "shared", recurrence: int | None = None, **changes: Any
-) -> RecurrentDepthNetwork:
-    """A recurrent-depth network of a few thousand parameters; `changes` are fields of its config."""
-    config = dataclasses.replace(RECURRENT_PRESETS["test-recurrent"], **changes)
-    return RecurrentDepthNetwork(config, cache=cache, recurrence=recurrence)
-
-
-@functools.cache
-def tiny_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
-    """Random parameters of `tiny_network`, all multiplied by `gain`."""
-    config = dataclasses.replace(RECURRENT_PRESETS["test-recurrent"], **changes)
-    with jax.ensure_compile_time_eval():  # the first caller may be under a trace, the next one is not
-        return jax.tree.map(lambda x: gain * x, init_params(config, jax.random.key(seed)))
