@@ -33,10 +33,10 @@ ALLOWED = {
     "tokenizer": {"io", "tokenizer_rules"},
     "tokenizer_rules": set(),
     "disk": {"chat", "config", "io", "tokenizer"},
-    "sharding": {"models.axes"},  # its ground floor, `mesh` and `rules`, nothing
+    "sharding": set(),
     "nn": {"config", "sharding.rules"},
     "noise": {"config"},
-    "models": {"config", "nn", "decode.machine.network", "sharding.rules"},
+    "models": {"config", "nn", "decode.machine.network", "sharding.axes", "sharding.rules"},
     "decode.rules": BELOW,
     "decode.machine": RULES,
     "decode.autoregressive": FAMILY,
