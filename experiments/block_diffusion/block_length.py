@@ -17,7 +17,8 @@ import tyro
 from experiments.common.candidates import best_of
 from experiments.common.command import run
 from experiments.common.record import write_record
-from paradec_jax import BlockDenoising, ElasticDenoising, Model, facts, load
+from experiments.decoders.elastic import ElasticDenoising
+from paradec_jax import BlockDenoising, Model, facts, load
 from paradec_jax.decode.block.canvas import lengths_of
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import compare, wilson, word_problems

@@ -25,7 +25,8 @@ from experiments.block_diffusion.lines import Line, Row, Rows, baseline_of
 from experiments.common.command import run as run_command
 from experiments.common.plots import draw_panels
 from experiments.common.record import write_record
-from paradec_jax import BlockDenoising, ElasticDenoising, ResidualSpeculative, load, store
+from experiments.decoders.elastic import ElasticDenoising
+from paradec_jax import BlockDenoising, ResidualSpeculative, load, store
 from paradec_jax.evaluate.intervals import times
 
 Study = Callable[[Shop], Sequence[Line]]

@@ -11,6 +11,7 @@ from plain_canvas import block_count, drafted_block_count, residual_count
 from stubs import StubDenoiser, StubHead
 
 from experiments import replicas
+from experiments.decoders.elastic import ElasticDenoising
 from paradec_jax import decode
 
 
@@ -86,7 +87,7 @@ BLOCKS = {
         log_probs=True,
     ),
     "elastic": block_row(
-        decode.ElasticDenoising,
+        ElasticDenoising,
         2,
         None,
         {"length_entropy": 1.0},
@@ -96,7 +97,7 @@ BLOCKS = {
         log_probs=True,
     ),
     "elastic-one": block_row(
-        decode.ElasticDenoising,
+        ElasticDenoising,
         4,
         functools.partial(block_count, 4, True),
         {"threshold": 2.0},

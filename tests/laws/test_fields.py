@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+OUTSIDE = ("decoders", "replicas")  # folders of experiments with decoders
 DECODERS = [
     *(ROOT / "paradec_jax" / "decode").rglob("*.py"),
-    *(ROOT / "experiments" / "replicas").glob("*.py"),
+    *(path for folder in OUTSIDE for path in (ROOT / "experiments" / folder).glob("*.py")),
 ]
 FILES = sorted({*(ROOT / "paradec_jax").rglob("*.py"), *DECODERS})
 CHECKS = ("__post_init__", "check", "to_dict")  # what they read of their own class is no use of it

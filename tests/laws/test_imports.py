@@ -162,6 +162,12 @@ def test_replicas_use_decoders_and_what_those_use(path):
             assert any(within(inner, part) for part in ("config", "decode", "losses", "nn", "noise")), name
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "decoders").glob("*.py")), ids=ids)
+def test_decoders_outside_of_the_package_know_the_package_alone(path):
+    for name in imports(path):
+        assert not within(name, "experiments") or within(name, "experiments.decoders"), name
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "common").glob("*.py")), ids=ids)
 def test_what_papers_share_knows_no_paper(path):
     for name in imports(path):

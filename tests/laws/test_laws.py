@@ -19,6 +19,7 @@ from results import listed, rows_of, take
 from stubs import PROMPTS, tiny_request
 from tracing import nothing_is_traced
 
+from experiments import decoders as outside
 from experiments import replicas
 from paradec_jax import decode
 from paradec_jax.decode.machine.decoder import DecoderBase
@@ -27,7 +28,7 @@ from paradec_jax.decode.machine.knobs import unneeded
 
 def test_every_decoder_has_a_row():
     """Every class that the package or `experiments` defines, and a quick row of each."""
-    for package in (decode, replicas):
+    for package in (decode, outside, replicas):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
     defined, found = set(), [DecoderBase]

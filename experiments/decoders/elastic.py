@@ -15,6 +15,8 @@ one, of those that hold a mask, that has::
 
 and the shortest of them where none has. That call is the block's first step as well: what it read after the block's
 end were masks. Rows choose on their own; the window holds the longest block, and a row sees of it what is its own.
+
+This decoder is of no paper. It shows that one can stand outside of the package, under the same laws.
 """
 
 import dataclasses
