@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from paradec_jax.decode.rules.sampling import COLDEST
+from paradec_jax.decode.rules.sampling import TINY
 
 UNLIMITED = np.iinfo(np.int32).max
 
@@ -36,7 +36,7 @@ class SamplingKnobs:
     """Numbers that shape the token distribution, the root of all knobs.
 
     Attributes:
-      temperature: T; 0, or a number below 1.2e-38, takes the most probable token.
+      temperature: T; 0, or a number below 1e-6, takes the most probable token.
       top_k: tokens kept, ties at the k-th included; None keeps all.
       top_p: probability mass kept; 1 keeps all.
       min_p: smallest probability kept, relative to the largest; 0 keeps all.
@@ -63,7 +63,7 @@ def check_range(value: Any, name: str, allowed: Any, text: str) -> None:
     if value is None or isinstance(value, jax.core.Tracer):
         return
     value = np.asarray(value)
-    if not np.all(allowed(np.where(np.abs(value) < COLDEST, np.zeros_like(value), value))):
+    if not np.all(allowed(np.where(np.abs(value) < TINY, np.zeros_like(value), value))):
         raise ValueError(f"{name} must be {text}, not {value}")
 
 

@@ -11,7 +11,8 @@ from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.nn.precision import at_least_float32
 
 TOP_P_RULES = ("drop", "keep", "drop-renormalised", "keep-renormalised")
-COLDEST = float(jnp.finfo(jnp.float32).tiny)  # programs may take smaller numbers for 0
+COLDEST = 1e-6  # temperatures below it are 0: float32 does not resolve what they would tell apart
+TINY = float(jnp.finfo(jnp.float32).tiny)  # programs may take smaller numbers for 0
 
 
 @runtime_checkable
@@ -29,24 +30,24 @@ class TokenKnobs(Protocol):
 
 
 def is_hot(temperature: Any) -> Bool[Array, ""]:
-    """Whether tokens are drawn at this temperature; one below 1.2e-38 (float32's smallest normal number) is 0."""
+    """Whether tokens are drawn at this temperature; one below 1e-6 is 0."""
     return jnp.asarray(temperature) >= COLDEST
 
 
 def tempered(logits: Float[Array, "*shape V"], temperature: Any) -> Float[Array, "*shape V"]:
     """`(logits - their maximum) / temperature` in at least float32; at temperature 0 divided by 1.
 
-    The softmax is that of `logits / temperature`, however small the temperature is.
+    The softmax is that of `logits / temperature`, however small the temperature is; one below 1e-6 is 0.
     """
     return divided(logits, jnp.where(is_hot(temperature), temperature, 1.0))
 
 
 def divided(logits: Float[Array, "*shape V"], temperature: Any) -> Float[Array, "*shape V"]:
-    """As `tempered`, but a temperature of 0 is the smallest one above it."""
+    """As `tempered`, but without a coldest temperature; 0 is the smallest number above it."""
     logits = at_least_float32(logits)
     # A compiler may fuse x / T - max(x / T), and what one of the two was rounded by then remains. 0 / T is 0.
     most = lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-    return (logits - most) / jnp.maximum(temperature, COLDEST)
+    return (logits - most) / jnp.maximum(temperature, TINY)
 
 
 def filtered_probabilities(
