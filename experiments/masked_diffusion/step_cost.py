@@ -21,11 +21,11 @@ from experiments.common.command import run
 from experiments.common.record import write_record
 from experiments.masked_diffusion import distill
 from experiments.masked_diffusion.train import RECIPES, Recipe, objective, optimizer_of, shape_of
+from experiments.systems.report import Clock, in_turns
 from paradec_jax import facts
 from paradec_jax.config import MaskedDiffusionConfig, TokenSpec
 from paradec_jax.data.text import batch_of
 from paradec_jax.families import init_params, network_of
-from paradec_jax.report.timing import once, turns
 from paradec_jax.train import TrainState, make_train_step
 
 BACKWARD = 2  # times the operations of a forward pass
@@ -120,7 +120,7 @@ def update_of(case: str, options: Options) -> Update:
             state, metrics = step(state, None, batch)
         return metrics
 
-    first, second = once(call), once(call)
+    first, second = in_turns({case: call}, Clock(), 2)[case].wall
     told = {
         "case": case,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
@@ -161,8 +161,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             f"{options.vocabulary} and {options.minutes}"
         )
     updates = {case: update_of(case, options) for case in cases}
-    seconds = turns({case: update.call for case, update in updates.items()}, options.passes)
-    rows = [row_of(update, seconds[case], options.minutes) for case, update in updates.items()]
+    seconds = in_turns({case: update.call for case, update in updates.items()}, Clock(), options.passes)
+    rows = [row_of(update, list(seconds[case].wall), options.minutes) for case, update in updates.items()]
     for row in rows:
         print(
             f"{row['case']:12s} {row['rows']:3d} x {row['length']}  {row['matmul_precision']:14s} "

@@ -23,6 +23,7 @@ import numpy as np
 import tyro
 from jaxtyping import Array, Float, Int
 
+from experiments.common.programs import Compiled, timed
 from experiments.common.record import write_record
 from experiments.recurrent_depth import work
 from experiments.recurrent_depth.copies import RULES, kv_share, no_share
@@ -34,7 +35,6 @@ from paradec_jax.models.recurrent_cache import RecurrentKV
 from paradec_jax.nn import masks
 from paradec_jax.nn.attention import MASKED, attend
 from paradec_jax.nn.cache import KV
-from paradec_jax.timing.programs import Compiled, timed
 
 CURVE = tuple(sorted({round(2 ** (k / 4)) for k in range(57)}))  # prompt lengths of the figure, 1 to 16,384
 

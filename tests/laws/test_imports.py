@@ -48,7 +48,7 @@ ALLOWED = {
     "decode.released": {"decode", *BELOW},
     "losses": {"config", "decode", "noise", "nn.copies", "nn.masks", "nn.precision", "objective"},
     "data": {"config", "decode", "io", "noise", "tokenizer"},
-    "timing": {"config", "decode", "nn.masks"},
+    "timing": {"decode"},
     "evaluate": {
         "config",
         "data",
@@ -70,7 +70,6 @@ TOP = {
     "families",
     "generate",
     "infill",
-    "report",
     "store",
     "testing",
 }  # these may import everything of the package

@@ -22,6 +22,7 @@ from objectives import OBJECTIVES, Batches, difference, fixed_noise, unequal
 from slices import weights  # noqa: F401
 
 import paradec_jax as pd
+from experiments.systems.collectives import collectives as counted
 from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
 from paradec_jax.losses import next_token_loss
 from paradec_jax.nn.attention import attend
@@ -35,7 +36,6 @@ from paradec_jax.testing import (
     tiny_params,
     tiny_request,
 )
-from paradec_jax.timing.collectives import collectives as counted
 from paradec_jax.train import fit
 
 TESTS = Path(__file__).parents[1]

@@ -23,9 +23,7 @@ OTHERWISE = {
     "recurrent_depth/learn_sampler.py": {"atomic_write_text"},
     "common/runner.py": {"write_csv"},
     "common/record.py": {"write_table"},
-    "systems/first_answer_child.py": {"write_text"},  # for its parent
     "systems/report.py": {"atomic_write_text"},  # its table, beside the JSON
-    "systems/scale_plan.py": {"write_text"},  # compiled programs, which are no results
     "benchmarks/evaluate.py": {"write_lines"},
 }
 

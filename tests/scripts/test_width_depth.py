@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.common.programs import Compiled, timed
 from experiments.recurrent_depth import serial_steps, width_depth, work
 from experiments.recurrent_depth.copies import kv_share, no_share
 from experiments.recurrent_depth.step_trace import Schedule, schedule
@@ -18,7 +19,6 @@ from paradec_jax.nn import masks
 from paradec_jax.nn.attention import attend
 from paradec_jax.nn.cache import KV
 from paradec_jax.testing import tiny_network, tiny_params
-from paradec_jax.timing.programs import Compiled, timed
 
 TINY, LARGE = PRESETS["tiny-recurrent"], PRESETS["huginn-0125"]
 MASKS = {

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec as P
 
-from paradec_jax.timing.collectives import Collectives, collectives, unknown_loops
-from paradec_jax.timing.products import products
+from experiments.systems.collectives import Collectives, collectives, unknown_loops
+from experiments.systems.products import products
 
 # What a TPU's compiler writes, shortened: a loop of 6 - 1 turns whose bound the loop carries, one of 3 that XLA
 # counted, one that the data ends, a conditional, a collective in two halves, and one inside a fusion.
