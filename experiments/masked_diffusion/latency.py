@@ -51,7 +51,7 @@ class Options:
       seed: of the weights.
       rates: bytes and operations a second of a device that is not here; None measures this one.
       shares: of those rates that decoding one by one reads, and that the denoiser multiplies.
-      out: where the JSON goes; a CSV of the same name lies beside it.
+      out: where the JSON goes.
       figure: where the picture goes.
     """
 
@@ -216,7 +216,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         print(f"{steps} steps take as long as one by one {place}")
     dtypes = [dtype for row in rows for dtype in row.get("dtypes", (config.param_dtype,))]
     result = {"rows": rows, "crossovers": {str(steps): batch for steps, batch in crossed.items()}}
-    write_record(options.out, options, result, dtypes=dtypes, lines=rows)
+    write_record(options.out, options, result, dtypes=dtypes)
     lines: dict[str, list[tuple[float, float, Sequence[float]]]] = {}
     for row in rows:
         if row["steps"] is not None:

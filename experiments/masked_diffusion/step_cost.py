@@ -56,7 +56,7 @@ class Options:
       minutes: of a run, for the number of updates that it has.
       passes: timings of each, of which the median counts.
       vocabulary: characters of the text, the mask included.
-      out: where the JSON goes; a CSV of the same name lies beside it.
+      out: where the JSON goes.
     """
 
     cases: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -171,7 +171,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             f"{row['characters_in_minutes'] / 1e6:6.1f} M characters in {row['minutes']:g} minutes"
         )
     dtypes = [dtype for update in updates.values() for dtype in update.dtypes]
-    write_record(options.out, options, {"rows": rows}, dtypes=dtypes, lines=rows)
+    write_record(options.out, options, {"rows": rows}, dtypes=dtypes)
 
 
 if __name__ == "__main__":
