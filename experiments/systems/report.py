@@ -56,6 +56,7 @@ CONTEXT, TOKENS = 256, 32  # cached positions before a call; tokens that decodin
 RECURRENCE = 4  # of a call of a recurrent model
 PASSES, SEED = 5, 1
 LONG = 0.2  # seconds that a timed loop should take
+shapes_of = functools.lru_cache(parameter_shapes)  # tracing a whole network takes seconds
 GRACE = 15.0  # seconds after the minutes, when a compilation that still runs is given up
 MOST_COPIES = 2.5  # of a model's weights in memory at once: as drawn, as prepared, and what a program needs
 STATES = 8  # the same in a training step: gradients, moments, updates, new values, and logits
@@ -283,7 +284,7 @@ def _random(shape: tuple[int, ...], dtype: Any, seed: Array) -> Array:
 
 def random_params(config: ModelConfig) -> Any:
     """Raw random parameters."""
-    leaves, treedef = jax.tree.flatten(parameter_shapes(config))
+    leaves, treedef = jax.tree.flatten(shapes_of(config))
     drawn = [_random(leaf.shape, leaf.dtype, jnp.uint32(97 * i + 1)) for i, leaf in enumerate(leaves)]
     return jax.tree.unflatten(treedef, drawn)
 
@@ -291,7 +292,7 @@ def random_params(config: ModelConfig) -> Any:
 def can_begin(report: Report, clock: Clock, part: str, what: str, config: ModelConfig, copies: float) -> bool:
     """Whether there is time, and memory for so many copies of the weights; notes what is missing."""
     left = facts.memory_left()
-    size = copies * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(parameter_shapes(config)))
+    size = copies * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes_of(config)))
     if not clock.left():
         report.leave(part, what, "no time was left")
     elif left is not None and size > left:
