@@ -118,9 +118,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             f"{row['decoder']:36s} exact {row['exact']}/{row['problems']} [{low:.1%}, {high:.1%}]  "
             f"calls/token {row['network_calls_per_token']:.3f}"
         )
-    write_record(
-        options.out, options, {"rows": rows, "tuned": tuned}, dtypes=facts.dtypes(model.params), lines=rows
-    )
+    write_record(options.out, options, {"rows": rows, "tuned": tuned}, dtypes=facts.dtypes(model.params))
 
 
 if __name__ == "__main__":

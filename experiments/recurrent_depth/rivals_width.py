@@ -58,7 +58,7 @@ class Options:
       rivals: the table that `rivals pointers` wrote, for tokens a call of Jacobi decoding.
       tokens_per_call: that figure, in place of the table's.
       passes: timings of each side.
-      out: where the JSON goes; a CSV of the same name lies beside it.
+      out: where the JSON goes.
       figure: where the picture goes.
     """
 
@@ -207,7 +207,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     told = dataclasses.asdict(options) | {"model": names_of([options.model])[0]}
     told |= {name: getattr(options, name).name for name in ("rivals", "out", "figure")}
     result = {"jacobi_tokens_per_call": rate, "jacobi_tokens_per_call_from": source, "rows": rows}
-    write_record(options.out, told, result, dtypes=facts.dtypes(model.params), lines=rows)
+    write_record(options.out, told, result, dtypes=facts.dtypes(model.params))
     lines: dict[str, Any] = {}
     for name in dict.fromkeys(row["side"] for row in rows):
         mine = [row for row in rows if row["side"] == name]

@@ -47,7 +47,7 @@ ALLOWED = {
     "decode.windows": {"decode.masked.canvas", *FAMILY},
     "losses": {"config", "decode", "noise", "nn.copies", "nn.masks", "nn.precision", "objective"},
     "data": {"config", "decode", "io", "noise", "tokenizer"},
-    "timing": {"config", "decode", "nn.masks"},
+    "timing": {"decode"},
     "evaluate": {
         "config",
         "data",
@@ -69,7 +69,6 @@ TOP = {
     "families",
     "generate",
     "infill",
-    "report",
     "store",
 }  # these may import everything of the package
 WITHOUT_FLAX = {

@@ -23,9 +23,9 @@ from stubs import (
 )
 
 import paradec_jax as pd
+from experiments.systems.collectives import collectives, unknown_loops
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine import drive
-from paradec_jax.timing.collectives import collectives, unknown_loops
 
 PROMPTS = ((3, 1, 4), (1, 5, 2, 6, 5), (2, 7), (8, 3, 9))
 
