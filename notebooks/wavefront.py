@@ -339,5 +339,5 @@ print(f"recurrences one after the other: {depths[0]} static, {depths[1]} in the 
 # - `exit_threshold=0.1`: positions are committed earlier, the wave becomes narrow, the bars shrink. At some point the
 #   text changes.
 # - `momentum=0.1` (the paper's default) or `noise=0.2`: two ways to keep a wave from freezing around wrong guesses.
-# - `paradec_jax.decode.released.ReleasedWavefront`: the sampler as its authors released it. It commits up to the *last* converged slot,
+# - `experiments.replicas.ReleasedWavefront`: the sampler as its authors released it. It commits up to the *last* converged slot,
 #   whether those before it have converged or not.

@@ -37,11 +37,12 @@ from paradec_jax.decode import (
     Wavefront,
 )
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.models import axes, denoiser, recurrent_depth, residual_head, transformer
+from paradec_jax.models import denoiser, recurrent_depth, residual_head, transformer
 from paradec_jax.models.denoiser_network import DenoiserNetwork
 from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
 from paradec_jax.models.residual_head_network import ResidualHeadNetwork
 from paradec_jax.models.transformer_network import TransformerNetwork
+from paradec_jax.sharding import axes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -324,7 +325,7 @@ def parameter_shapes(config: Shape) -> dict[str, Any]:
 
 
 def logical_axes(config: Shape, params: Any) -> Any:
-    """The names of every parameter's axes, a tree like that of the raw `params`; see `models.axes`."""
+    """The names of every parameter's axes, a tree like that of the raw `params`; see `sharding.axes`."""
     return axes.logical_axes(_record_of(config).axes, params)
 
 

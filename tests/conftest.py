@@ -1,7 +1,8 @@
 """Before anything imports JAX: the CPU, a persistent compilation cache, and type checks of arrays.
 
-Under pytest the jaxtyping annotations of `paradec_jax` and `convert` are checked at every call (while
-tracing, so compiled programs do not change). The import hook must be in place before either is imported.
+Under pytest the jaxtyping annotations of `paradec_jax`, `convert`, the decoders of `experiments` and the stubs are
+checked at every call (while tracing, so compiled programs do not change). The import hook must be in place before any
+of them is imported.
 """
 
 import ast
@@ -67,7 +68,14 @@ _import_hook.JaxtypingTransformer.visit_FunctionDef = visit_outer_functions
 modules = {path.stem for path in (ROOT / "paradec_jax").iterdir()} - {"__init__", "__pycache__"}
 modules -= {*UNCHECKED, *UNCHECKABLE}
 hook = install_import_hook(
-    ["convert", *(f"paradec_jax.{name}" for name in sorted(modules))], "beartype.beartype"
+    [
+        "convert",
+        "experiments.replicas",
+        "experiments.decoders",
+        "stubs",
+        *(f"paradec_jax.{name}" for name in sorted(modules)),
+    ],
+    "beartype.beartype",
 )
 
 

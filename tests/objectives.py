@@ -9,11 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-
-from paradec_jax import losses
-from paradec_jax.config import TokenSpec
-from paradec_jax.families import matrix_axes
-from paradec_jax.testing import (
+from stubs import (
     tiny_blocks,
     tiny_blocks_params,
     tiny_causal,
@@ -25,6 +21,10 @@ from paradec_jax.testing import (
     tiny_network,
     tiny_params,
 )
+
+from paradec_jax import losses
+from paradec_jax.config import TokenSpec
+from paradec_jax.families import matrix_axes
 from paradec_jax.train import adamw, muon
 
 ROWS, LENGTH = 4, 8

@@ -2,9 +2,9 @@
 
 import jax
 import jax.numpy as jnp
+from stubs import PROMPTS, StubCausal
 
 from paradec_jax.decode.rules.randomness import Purpose, fold
-from paradec_jax.testing import PROMPTS, StubCausal
 
 Count = tuple[int, ...]  # calls, positions, and what the networks declare
 

@@ -1,8 +1,7 @@
 """What decoders of canvases cost: calls and positions of a row, counted in plain Python."""
 
 from plain_baselines import Count
-
-from paradec_jax.testing import StubDenoiser
+from stubs import StubDenoiser
 
 
 def whole_canvas_count(stub: StubDenoiser, prompt: int, new: int) -> Count:

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from plain_baselines import Count, right, text_of
+from stubs import PROMPTS, StubCausal
 
 from paradec_jax.decode.rules.randomness import Purpose, fold
-from paradec_jax.testing import PROMPTS, StubCausal
 
 Predict = Callable[[Sequence[int], Sequence[int]], list[int]]
 POSITIONS = 128  # more than any text here has

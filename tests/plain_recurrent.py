@@ -3,8 +3,7 @@
 import math
 
 from plain_baselines import Count
-
-from paradec_jax.testing import StubCausal, StubNetwork
+from stubs import StubCausal, StubNetwork
 
 
 def one_by_one_count(stub: StubCausal, prompt: int, new: int) -> Count:

@@ -3,11 +3,12 @@
 import dataclasses
 import json
 
+from stubs import StubNetwork
+
 import paradec_jax as pd
 from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.families import EVERY_STEP, FAMILIES
-from paradec_jax.testing import StubNetwork
 
 CONFIG = dataclasses.replace(RECURRENT_PRESETS["test-recurrent"], vocab_size=384, max_length=256)
 STUB = StubNetwork(vocab_size=384, max_length=256)

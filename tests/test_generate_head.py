@@ -4,17 +4,17 @@ import dataclasses
 
 import pytest
 import tokenizers
-
-import paradec_jax as pd
-from paradec_jax import cli
-from paradec_jax.config import TokenSpec
-from paradec_jax.store import Model, ResidualHead, load, save
-from paradec_jax.testing import (
+from stubs import (
     tiny_blocks,
     tiny_blocks_params,
     tiny_head,
     tiny_head_params,
 )
+
+import paradec_jax as pd
+from paradec_jax import cli
+from paradec_jax.config import TokenSpec
+from paradec_jax.store import Model, ResidualHead, load, save
 from paradec_jax.tokenizer import Tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

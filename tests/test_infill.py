@@ -6,14 +6,14 @@ import jax
 import numpy as np
 import pytest
 import tokenizers
+from stubs import StubCausal, StubDenoiser
 
 import paradec_jax as pd
+from experiments.replicas import ReleasedMasked
 from paradec_jax import cli
 from paradec_jax.config import MASKED_DIFFUSION_PRESETS, TokenSpec
-from paradec_jax.decode.released import ReleasedMasked
 from paradec_jax.models.denoiser import parameter_shapes
 from paradec_jax.store import Model, save
-from paradec_jax.testing import StubCausal, StubDenoiser
 from paradec_jax.tokenizer import Tokenizer
 
 STUB = StubDenoiser(sharpness=30.0)

@@ -28,10 +28,10 @@ from rich.table import Table
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from experiments.benchmarks.decoding import Decoding
+from experiments.replicas import ReleasedWavefront
 from paradec_jax import __version__, chat, facts, store
 from paradec_jax.cli.output import console_of
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.decode.released import ReleasedWavefront
 from paradec_jax.disk.bundled import locate
 from paradec_jax.evaluate import execution, wilson
 from paradec_jax.evaluate.benchmarks import BENCHMARKS, Benchmark, Item, Source

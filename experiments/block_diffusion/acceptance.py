@@ -37,7 +37,7 @@ class Options:
       candidates: K, states that a call verifies.
       thresholds: of the dynamic rule, a table each; the static rule has one in any case.
       dtype: of weights and activations, "stored", "float32" or "bfloat16".
-      out: where the JSON goes, and a CSV of the same name; the picture goes to `figures` beside its folder.
+      out: where the JSON goes; the picture goes to `figures` beside its folder.
     """
 
     model: tyro.conf.Positional[str]
@@ -127,7 +127,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         "model_sha256": store.fingerprint(options.model),
         "candidates": options.candidates,
     }
-    write_record(options.out, told, {"rows": table}, dtypes=facts.dtypes(model.params), lines=table)
+    write_record(options.out, told, {"rows": table}, dtypes=facts.dtypes(model.params))
     try:
         draw_panels(
             panels,

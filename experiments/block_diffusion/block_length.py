@@ -17,7 +17,8 @@ import tyro
 from experiments.common.candidates import best_of
 from experiments.common.command import run
 from experiments.common.record import write_record
-from paradec_jax import BlockDenoising, ElasticDenoising, Model, facts, load
+from experiments.decoders.elastic import ElasticDenoising
+from paradec_jax import BlockDenoising, Model, facts, load
 from paradec_jax.decode.block.canvas import lengths_of
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate import compare, wilson, word_problems
@@ -117,9 +118,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             f"{row['decoder']:36s} exact {row['exact']}/{row['problems']} [{low:.1%}, {high:.1%}]  "
             f"calls/token {row['network_calls_per_token']:.3f}"
         )
-    write_record(
-        options.out, options, {"rows": rows, "tuned": tuned}, dtypes=facts.dtypes(model.params), lines=rows
-    )
+    write_record(options.out, options, {"rows": rows, "tuned": tuned}, dtypes=facts.dtypes(model.params))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class Options:
     Attributes:
       names: of runs; those of all recipes that have been begun when empty.
       runs: folder of the runs.
-      out: where the JSON goes, and a CSV of the same name; the picture goes to `figures` beside its folder.
+      out: where the JSON goes; the picture goes to `figures` beside its folder.
     """
 
     names: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     curves = {name: curve_of(options.runs / name) for name in names}
     done = {name: found for name in names if (found := last_of(options.runs / name)) is not None}
     table = [row for rows in curves.values() for row in rows]
-    write_record(options.out, options, {"rows": table, "held_out": done}, lines=table)
+    write_record(options.out, options, {"rows": table, "held_out": done})
     points = {
         name: [(row["step"], row["kl_ratio"], [row["kl_ratio"]] * 2) for row in rows]
         for name, rows in curves.items()

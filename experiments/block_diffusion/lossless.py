@@ -40,7 +40,7 @@ class Options:
       temperatures: of the decoders.
       batches: batch sizes.
       seed: of problems and draws.
-      out: where the JSON goes, and a CSV of the same name.
+      out: where the JSON goes.
     """
 
     model: tyro.conf.Positional[str]
@@ -125,8 +125,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     done: list[dict[str, Any]] = rows_begun(options.out, kept) or []
     for row in rows_of(options, model, done):
         done.append(row)
-        lines = [{k: v for k, v in one.items() if k not in ("facts", "settings")} for one in done]
-        write_record(options.out, kept, {"rows": done}, dtypes=row["facts"]["dtypes"], lines=lines)
+        write_record(options.out, kept, {"rows": done}, dtypes=row["facts"]["dtypes"])
         print(
             f"batch {row['batch']}, temperature {row['temperature']:g}: {row['label']}: {row['equal']} of "
             f"{row['problems']} equal, {row['fewer_calls']:.2f}x fewer calls, {row['seconds']:.0f} s",

@@ -43,7 +43,7 @@ class Options:
       blocks: of each prompt, the first whole ones that are decoded.
       rows: prompts decoded together.
       seed: of the ground's prompts.
-      out: where the JSON goes, and a CSV of the same name.
+      out: where the JSON goes.
     """
 
     model: tyro.conf.Positional[str]
@@ -148,7 +148,6 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         options,
         {"model_sha256": sha256, **found, "rows": rows},
         dtypes=facts.dtypes(model.params),
-        lines=rows,
     )
     print(f"{found['blocks']} blocks")
     for row in rows:

@@ -45,7 +45,7 @@ class Options:
       candidates: K, states that speculation verifies.
       seed: of problems.
       passes: timings of each.
-      out: where the JSON goes, and a CSV of the same name.
+      out: where the JSON goes.
     """
 
     model: tyro.conf.Positional[str]
@@ -149,8 +149,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         f"{name}_sha256": store.fingerprint(place)
         for name, place in (("model", options.model), ("beside", options.beside))
     }
-    lines = [{name: value for name, value in row.items() if name != "settings"} for row in rows]
-    write_record(options.out, shown, {"rows": rows}, dtypes=facts.dtypes(model.params), lines=lines)
+    write_record(options.out, shown, {"rows": rows}, dtypes=facts.dtypes(model.params))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Options:
       chunks: positions whose logits are made at a time, two lines of the table each (None: all at once).
       remat: "layer" or "none".
       dtype: of parameters and activations; the CPU backend computes bfloat16 through float32 copies of its own.
-      out: where the JSON goes, and a CSV of the same name.
+      out: where the JSON goes.
     """
 
     preset: str = "sdar-1.7b"
@@ -105,7 +105,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
                 f"GiB of parameters",
                 flush=True,
             )
-    write_record(options.out, options, {"rows": lines}, dtypes=[options.dtype], lines=lines)
+    write_record(options.out, options, {"rows": lines}, dtypes=[options.dtype])
 
 
 if __name__ == "__main__":

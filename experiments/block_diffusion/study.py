@@ -10,7 +10,7 @@ the rival of every residual head beside it: the same decoder with a head that ad
 
 Trainings leave their models where studies look for them: RUNS/NAME/model, with "chains-" before the names of heads
 trained on the chain (`train`, `train_head`). `--heads NAME=DIR` names others; a head that is missing is left out, and
-said so. Tables go to RESULTS/STUDY-GROUND.json and .csv; `lines.beside` says what each row is held against.
+said so. Tables go to RESULTS/STUDY-GROUND.json; `lines.beside` says what each row is held against.
 """
 
 import sys
@@ -25,7 +25,8 @@ from experiments.block_diffusion.lines import Line, Row, Rows, baseline_of
 from experiments.common.command import run as run_command
 from experiments.common.plots import draw_panels
 from experiments.common.record import write_record
-from paradec_jax import BlockDenoising, ElasticDenoising, ResidualSpeculative, load, store
+from experiments.decoders.elastic import ElasticDenoising
+from paradec_jax import BlockDenoising, ResidualSpeculative, load, store
 from paradec_jax.evaluate.intervals import times
 
 Study = Callable[[Shop], Sequence[Line]]
@@ -224,10 +225,7 @@ def run(name: str, rows: Rows, shop: Shop) -> list[Row]:
     without = ("right", "calls", "texts")
     table = [{k: v for k, v in row.items() if k not in without} for row in found]
     dtypes = [dtype for row in found for dtype in row["facts"]["dtypes"]]
-    flat = [{**row["settings"], **{k: v for k, v in row.items() if k != "settings"}} for row in table]
-    write_record(
-        options.folder / f"{stem}.json", shown, {"title": title, "rows": table}, dtypes=dtypes, lines=flat
-    )
+    write_record(options.folder / f"{stem}.json", shown, {"title": title, "rows": table}, dtypes=dtypes)
     try:
         draw(found, options.folder.parent / "figures" / f"{stem}.png")
     except ImportError:

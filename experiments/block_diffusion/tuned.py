@@ -142,10 +142,9 @@ def write(options: Options, choice: Choice, chosen: dict[str, str], found: list[
     table = [{name: value for name, value in row.items() if name not in without} for row in found]
     shown: dict[str, Any] = options.kept() | dataclasses.asdict(choice)
     shown["backbone_sha256"] = store.fingerprint(options.first)
-    flat = [row["settings"] | {k: v for k, v in row.items() if k != "settings"} for row in table]
     path = options.folder / f"tuned-{options.asked.ground}.json"
     dtypes = [dtype for row in found for dtype in row["facts"]["dtypes"]]
-    write_record(path, shown, {"chosen": chosen, "rows": table}, dtypes=dtypes, lines=flat)
+    write_record(path, shown, {"chosen": chosen, "rows": table}, dtypes=dtypes)
     try:
         draw(found, options.folder.parent / "figures" / f"{path.stem}.png")
     except ImportError:

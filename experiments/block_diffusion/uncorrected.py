@@ -40,7 +40,7 @@ class Options:
       batches: of held-out text.
       batch_tokens: positions of a batch.
       seed: of noise and reveals.
-      out: where the JSON goes, and a CSV of the same name.
+      out: where the JSON goes.
     """
 
     model: tyro.conf.Positional[str]
@@ -107,7 +107,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     rows = [line for recipe in recipes for line in measured(model, recipe, options)]
     sha256 = store.fingerprint(options.model)
     record = {"model_sha256": sha256, "rows": rows}
-    write_record(options.out, options, record, dtypes=facts.dtypes(model.params), lines=rows)
+    write_record(options.out, options, record, dtypes=facts.dtypes(model.params))
     for row in rows:
         print(
             f"{row['recipe']:20s} step {row['step']}  {row['mean']:.4f} nats, {100 * row['above_0.1']:.1f}% above "

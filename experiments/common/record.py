@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paradec_jax import facts
-from paradec_jax.evaluate.results import write_table
+from paradec_jax.io import atomic_write_text
 
 PROGRAMS = ("paradec_jax", "convert", "experiments/*.py")  # whose changes a commit does not tell of
 
@@ -20,19 +20,17 @@ def write_record(
     results: Mapping[str, Any],
     *,
     dtypes: Sequence[str] = (),
-    lines: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Writes a result as JSON with all that its figures depend on, and beside it its lines as CSV.
+    """Writes a result as JSON with all that its figures depend on, whole or not at all.
 
     Args:
       path: of the JSON file; its folder is made where there is none.
       options: a dataclass, or a mapping where some of its fields are told otherwise.
       results: by name, as JSON values.
       dtypes: of the arrays that were computed with (`facts.dtypes`).
-      lines: see `flat`; no CSV where None.
     """
-    flattened = None if lines is None else [flat(line) for line in lines]
-    write_table(path, record(options, results, dtypes), flattened)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write_text(path, json.dumps(record(options, results, dtypes), indent=1) + "\n")
 
 
 def record(options: Any, results: Mapping[str, Any], dtypes: Sequence[str] = ()) -> dict[str, Any]:
@@ -89,15 +87,3 @@ def _named(word: str) -> str:
     """A word of a command line, without the folders of a path that is told from the root on."""
     option, equals, value = word.rpartition("=")
     return option + equals + (Path(value).name if Path(value).is_absolute() else value)
-
-
-def flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with the ends of its intervals as columns: `NAME_low` and `NAME_high` in place of `NAME_interval`."""
-    found: dict[str, Any] = {}
-    for name, value in row.items():
-        if name == "interval" or name.endswith("_interval"):
-            stem = name.removesuffix("_interval")
-            found[f"{stem}_low"], found[f"{stem}_high"] = value
-        else:
-            found[name] = value
-    return found

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from experiments.common import plots
-from experiments.common.record import flat, write_record
+from experiments.common.record import write_record
 from experiments.common.study import Depth, Study
 from paradec_jax import facts, load, store
 from paradec_jax.data.word_problems import WordProblem
@@ -30,7 +30,6 @@ from paradec_jax.evaluate import (
     word_problems,
 )
 from paradec_jax.evaluate.benchmarks import gsm8k
-from paradec_jax.evaluate.results import write_csv
 
 GROUP = 6  # settings that are timed in turns, next to the baseline
 
@@ -179,7 +178,6 @@ def run(study: Study, name: str, model: Any, problems: Problems, options: Option
             write_record(path, options.kept(), {"rows": rows}, dtypes=dtypes)
             bar.advance(task)
     ordered = [rows[_key(setting)] for setting in settings]
-    _write_csv(path.with_suffix(".csv"), ordered)
     try:
         if options.split == "test":
             plots.draw(study, ordered, options.folder.parent / "figures" / f"{stem}.png")
@@ -242,12 +240,3 @@ def _other_machine(made: dict[str, Any]) -> str | None:
     """What of the machine and its libraries differs from when a table was begun; each row tells its own commit."""
     before, now = ({k: v for k, v in of.items() if k != "commit"} for of in (made, facts.facts()))
     return facts.difference(before, now)
-
-
-def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """One line a setting, its choices as columns of their own."""
-    lines = []
-    for row in rows:
-        line = {"decoder": row["decoder"], **row["settings"]}
-        lines.append(line | {k: v for k, v in flat(row).items() if k not in line})
-    write_csv(path, lines)

@@ -65,7 +65,7 @@ class Options:
       budget: new tokens of a problem; room for the longest reference solution when None.
       batch: problems decoded together.
       seed: of weights, tokens and problems.
-      out: where the JSON goes; a CSV of the same name lies beside it.
+      out: where the JSON goes.
       figure: where the plot goes.
     """
 
@@ -342,12 +342,11 @@ def _plot_cost(panel: Any, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def write(costs: Sequence[dict[str, Any]], gains: Sequence[dict[str, Any]], options: Options) -> None:
-    """The JSON, both tables one under the other as CSV, and the plot."""
+    """The JSON and the plot."""
     told = {**dataclasses.asdict(options), "models": [Path(name).name for name in options.models]}
     dtypes = [dtype for row in (*costs, *gains) for dtype in row["dtypes"]]
     result = {"cost": list(costs), "gain": list(gains)}
-    lines = [{"figure": "cost", **row} for row in costs] + [{"figure": "gain", **row} for row in gains]
-    write_record(options.out, told, result, dtypes=dtypes, lines=lines)
+    write_record(options.out, told, result, dtypes=dtypes)
     plot(costs, gains, options.figure)
 
 

@@ -37,7 +37,7 @@ class Options:
       timed: problems of the speed measurement, at batch 1; 0 leaves speed out.
       passes: timings of each decoder.
       rows: problems decoded together when only answers and calls count.
-      out: where the JSON goes; a CSV of the same name lies beside it.
+      out: where the JSON goes.
     """
 
     models: tyro.conf.Positional[tuple[str, ...]]
@@ -114,7 +114,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             f"{speed}"
         )
     told = {**dataclasses.asdict(options), "models": names_of(options.models)}
-    write_record(options.out, told, {"rows": rows}, dtypes=dtypes, lines=rows)
+    write_record(options.out, told, {"rows": rows}, dtypes=dtypes)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class Options:
       rows: texts drawn together.
       seed: of all draws.
       runs: where models and rows lie.
-      out: where the JSON goes, and a CSV of the same name.
+      out: where the JSON goes.
       figure: where the picture goes.
     """
 
@@ -166,7 +166,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     ]
     dtypes = [dtype for row in rows for dtype in row["dtypes"]]
     shown = dataclasses.asdict(options) | texts.kept
-    write_record(options.out, shown, {"rows": told, **more}, dtypes=dtypes, lines=told)
+    write_record(options.out, shown, {"rows": told, **more}, dtypes=dtypes)
     try:
         frontier.draw(rows, options.figure)
     except ImportError:

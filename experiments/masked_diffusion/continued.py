@@ -50,7 +50,7 @@ class Options:
       length: tokens of prompt and continuation; as long as the teacher when None.
       rows: texts drawn together.
       seed: of all draws.
-      out: where the JSON goes; a CSV of the same name lies beside it.
+      out: where the JSON goes.
       figure: where the picture goes.
     """
 
@@ -196,7 +196,7 @@ def told(row: dict[str, Any]) -> str:
 
 def _write(options: Options, kept: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
     dtypes = [dtype for row in rows for dtype in row["dtypes"]]
-    write_record(options.out, kept, {"rows": rows}, dtypes=dtypes, lines=rows)
+    write_record(options.out, kept, {"rows": rows}, dtypes=dtypes)
 
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:

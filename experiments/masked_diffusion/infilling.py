@@ -33,7 +33,7 @@ class Options:
       problem_steps: fewest and most steps of a problem's solution.
       problems: unseen problems.
       seed: of the problems and of all draws.
-      out: where the JSON goes, and a CSV of the same name.
+      out: where the JSON goes.
     """
 
     model: str = "runs/infilling/model"
@@ -84,7 +84,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     models = {name: store.fingerprint(name) for name in (options.model, options.causal)}
     result = {"rows": rows, "models_sha256": {Path(name).name: sha for name, sha in models.items()}}
     dtypes = facts.dtypes([model.params, causal.params])
-    write_record(options.out, options, result, dtypes=dtypes, lines=rows)
+    write_record(options.out, options, result, dtypes=dtypes)
 
 
 if __name__ == "__main__":

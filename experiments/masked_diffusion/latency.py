@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import numpy as np
 import tyro
-from rich.console import Console
-from rich.progress import Progress
 
 from experiments.common.command import run
 from experiments.common.plots import draw_lines
 from experiments.common.record import write_record
-from paradec_jax import AutoRegressive, Masked, facts
+from experiments.systems.report import rates
+from paradec_jax import AutoRegressive, Masked, facts, make_request
 from paradec_jax.config import MASKED_DIFFUSION_PRESETS, CausalConfig, MaskedDiffusionConfig, TokenSpec
 from paradec_jax.families import init_params, network_of
-from paradec_jax.timing.bench import bench, limits_of
+from paradec_jax.timing import Case, measure
 
 Row = dict[str, Any]
 ONE_BY_ONE = "autoregressive"
@@ -51,7 +51,7 @@ class Options:
       seed: of the weights.
       rates: bytes and operations a second of a device that is not here; None measures this one.
       shares: of those rates that decoding one by one reads, and that the denoiser multiplies.
-      out: where the JSON goes; a CSV of the same name lies beside it.
+      out: where the JSON goes.
       figure: where the picture goes.
     """
 
@@ -118,31 +118,35 @@ def measured(config: MaskedDiffusionConfig, options: Options) -> list[Row]:
     alone: list[Any] = [(ONE_BY_ONE, None, AutoRegressive(greedy=True), None)]
     of_steps = [("masked", n, Masked(spec=mask), Masked.Knobs(steps=n)) for n in options.steps]
     sides: list[tuple[Any, list[Any]]] = [(rival_of(config), alone), (config, of_steps)]
-    rows = []
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("timing", total=len(options.batches) * (1 + len(of_steps)))
-        for shape, decoders in sides:
-            network, params = network_of(shape), init_params(shape, jax.random.key(options.seed))
-            device = limits_of(network, params)
-            for batch in options.batches:
-                for name, steps, decoder, knobs in decoders:
-                    row = bench(
-                        network,
-                        params,
-                        decoder,
-                        knobs,
-                        batch=batch,
-                        context=1,
-                        tokens=config.max_length - 1,
-                        passes=options.passes,
-                        seed=options.seed,
-                        device=device,
-                    )
-                    limit = row["seconds"] * row["limit_fraction"]
-                    told = {"limit_seconds": limit, "dtypes": facts.dtypes(params)}
-                    rows.append({"decoder": name, "steps": steps} | row | {"decoder": name} | told)
-                    bar.advance(task)
-            del params
+    limits, rows = rates(config.param_dtype), []
+    for shape, decoders in sides:
+        network, params = network_of(shape), init_params(shape, jax.random.key(options.seed))
+        prepared, length = network.prepare(params), config.max_length
+        cases = [Case(decoder.bind(network, length), knobs) for _, _, decoder, knobs in decoders]
+        for batch in options.batches:
+            prompts = np.ones((batch, 1), np.int32)
+            request = make_request(prompts, max_new_tokens=length - 1, seed=options.seed)
+            speeds = measure(cases, prepared, [request], passes=options.passes)
+            for (name, steps, _, _), speed in zip(decoders, speeds, strict=True):
+                calls = speed.counts["network_calls"]
+                a_row = calls / batch
+                if steps is None:
+                    work = network.work(batch, 1, length // 2)
+                else:
+                    work = network.work(batch, length, 0, length / a_row)
+                rows.append(
+                    {
+                        "decoder": name,
+                        "steps": steps,
+                        "batch": batch,
+                        "tokens": speed.tokens,
+                        "network_calls": calls,
+                        "seconds": speed.seconds,
+                        "passes": list(speed.passes),
+                        "limit_seconds": a_row * max(work.bytes / limits.read, work.flops / limits.flops),
+                        "dtypes": facts.dtypes(params),
+                    }
+                )
     return rows
 
 
@@ -212,7 +216,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         print(f"{steps} steps take as long as one by one {place}")
     dtypes = [dtype for row in rows for dtype in row.get("dtypes", (config.param_dtype,))]
     result = {"rows": rows, "crossovers": {str(steps): batch for steps, batch in crossed.items()}}
-    write_record(options.out, options, result, dtypes=dtypes, lines=rows)
+    write_record(options.out, options, result, dtypes=dtypes)
     lines: dict[str, list[tuple[float, float, Sequence[float]]]] = {}
     for row in rows:
         if row["steps"] is not None:

@@ -62,7 +62,7 @@ class Options:
       texts: by which bounds are taken.
       masks: of each of them.
       seed: of all draws.
-      out: where the JSON goes, and a CSV of the same name.
+      out: where the JSON goes.
       figure: where the picture goes.
     """
 
@@ -372,7 +372,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     models = {writer.name: writer.sha256 for writer in writers}
     result = {"law": law, "models_sha256": models, "rows": rows, "bounds": costs, "bars": bars}
     dtypes = facts.dtypes([writer.params for writer in writers])
-    write_record(options.out, options, result, dtypes=dtypes, lines=rows)
+    write_record(options.out, options, result, dtypes=dtypes)
     plot(rows, options)
 
 

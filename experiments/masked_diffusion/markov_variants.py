@@ -59,7 +59,7 @@ class Options:
       seed: of all draws.
       each_round: whether students of all rounds are measured where the length of rounds is studied.
       minutes: after so many a training saves and the call ends; the next one goes on.
-      out: where the JSON goes, and a CSV of the same name.
+      out: where the JSON goes.
       figures: the folder of the pictures.
     """
 
@@ -262,7 +262,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     recipes = {name: dataclasses.asdict(recipe) for name, (recipe, _) in runs.items()}
     result = {"recipes": recipes, "models_sha256": models, "perfect": of_perfect, "rows": rows}
     dtypes = facts.dtypes([one.writer.params for one in students])
-    write_record(options.out, options, result, dtypes=dtypes, lines=rows)
+    write_record(options.out, options, result, dtypes=dtypes)
     plot(rows, of_perfect, options)
 
 

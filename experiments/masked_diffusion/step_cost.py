@@ -21,11 +21,11 @@ from experiments.common.command import run
 from experiments.common.record import write_record
 from experiments.masked_diffusion import distill
 from experiments.masked_diffusion.train import RECIPES, Recipe, objective, optimizer_of, shape_of
+from experiments.systems.report import Clock, in_turns
 from paradec_jax import facts
 from paradec_jax.config import MaskedDiffusionConfig, TokenSpec
 from paradec_jax.data.text import batch_of
 from paradec_jax.families import init_params, network_of
-from paradec_jax.report.timing import once, turns
 from paradec_jax.train import TrainState, make_train_step
 
 BACKWARD = 2  # times the operations of a forward pass
@@ -56,7 +56,7 @@ class Options:
       minutes: of a run, for the number of updates that it has.
       passes: timings of each, of which the median counts.
       vocabulary: characters of the text, the mask included.
-      out: where the JSON goes; a CSV of the same name lies beside it.
+      out: where the JSON goes.
     """
 
     cases: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -120,7 +120,7 @@ def update_of(case: str, options: Options) -> Update:
             state, metrics = step(state, None, batch)
         return metrics
 
-    first, second = once(call), once(call)
+    first, second = in_turns({case: call}, Clock(), 2)[case].wall
     told = {
         "case": case,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
@@ -161,8 +161,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             f"{options.vocabulary} and {options.minutes}"
         )
     updates = {case: update_of(case, options) for case in cases}
-    seconds = turns({case: update.call for case, update in updates.items()}, options.passes)
-    rows = [row_of(update, seconds[case], options.minutes) for case, update in updates.items()]
+    seconds = in_turns({case: update.call for case, update in updates.items()}, Clock(), options.passes)
+    rows = [row_of(update, list(seconds[case].wall), options.minutes) for case, update in updates.items()]
     for row in rows:
         print(
             f"{row['case']:12s} {row['rows']:3d} x {row['length']}  {row['matmul_precision']:14s} "
@@ -171,7 +171,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             f"{row['characters_in_minutes'] / 1e6:6.1f} M characters in {row['minutes']:g} minutes"
         )
     dtypes = [dtype for update in updates.values() for dtype in update.dtypes]
-    write_record(options.out, options, {"rows": rows}, dtypes=dtypes, lines=rows)
+    write_record(options.out, options, {"rows": rows}, dtypes=dtypes)
 
 
 if __name__ == "__main__":

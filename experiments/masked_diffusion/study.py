@@ -5,7 +5,7 @@ a lower temperature beside them. Models are folders that trainings leave (`all_r
 
     python -m experiments.masked_diffusion.study rounds --teacher DIR --students DIR DIR --judge DIR
 
-Each study writes JSON and CSV, with a row a model, sampler and number of steps, and a picture.
+Each study writes JSON, with a row a model, sampler and number of steps, and a picture.
 """
 
 import dataclasses
@@ -22,10 +22,10 @@ from experiments.common.plots import draw_panels
 from experiments.common.record import write_record
 from experiments.masked_diffusion import frontier
 from experiments.masked_diffusion.texts import Drawing, Line, Row, Texts
+from experiments.replicas import ReleasedMasked
 from paradec_jax import AutoRegressive, Masked, load
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.decode.masked.unmask import GRIDS, SCORES
-from paradec_jax.decode.released import ReleasedMasked
 from paradec_jax.evaluate.intervals import times
 
 PERPLEXITY = "perplexity under the judge"
@@ -324,7 +324,7 @@ def run(name: str, texts: Texts, options: Options) -> list[Row]:
     dtypes = [dtype for row in rows for dtype in row["dtypes"]]
     result = {"title": study.title, "rows": told, **more}
     shown = dataclasses.asdict(options) | texts.kept | {"study": name, "teacher": options.first}
-    write_record(options.folder / f"{name}.json", shown, result, dtypes=dtypes, lines=told)
+    write_record(options.folder / f"{name}.json", shown, result, dtypes=dtypes)
     try:
         draw = frontier.draw if name == "frontier" else draw_steps
         draw(rows, options.folder.parent / "figures" / f"{name}.png")

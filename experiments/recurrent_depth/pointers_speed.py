@@ -58,7 +58,7 @@ class Options:
       passes: timings of each setting.
       widths: of the networks of the third question; none leaves it out.
       settings: "wide" for the search, "few" for what came out of it.
-      out: where the JSON goes, a CSV of the same name beside it; by default a name of the model and the split.
+      out: where the JSON goes; by default a name of the model and the split.
       figure: where the picture of the first question goes; when None beside the results, but of problems to tune on
         there is none.
     """
@@ -341,7 +341,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             f"{times(row['speedup_without_prompts'], row['speedup_without_prompts_interval'])}"
         )
     result = {"by_recurrence": depth, "rows": rows, "costs": costs}
-    write_record(options.place, options.told(), result, dtypes=facts.dtypes(model.params), lines=rows)
+    write_record(options.place, options.told(), result, dtypes=facts.dtypes(model.params))
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ class Options:
       timed: problems of the speed measurement, at batch 1.
       passes: timings of each decoder.
       rows: problems decoded together when only answers count.
-      out: where the JSON goes, a CSV beside it; named after task and model when None.
+      out: where the JSON goes; named after task and model when None.
     """
 
     task: tyro.conf.Positional[Literal["words", "pointers"]]
@@ -290,7 +290,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     rows, times, dtypes = measured(options)
     result = summary(rows, times)
     printed(rows, result)
-    write_record(options.place, options.facts(), {**result, "rows": rows}, dtypes=dtypes, lines=rows)
+    write_record(options.place, options.facts(), {**result, "rows": rows}, dtypes=dtypes)
     print(f"written: {options.place}")
 
 

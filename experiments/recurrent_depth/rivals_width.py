@@ -28,11 +28,12 @@ import tyro
 from experiments.common import plots
 from experiments.common.command import run
 from experiments.common.record import write_record
+from experiments.decoders.paced import paced_wavefront, same_token
 from experiments.recurrent_depth.rival_settings import ONE, PARALLEL, SEVERAL, TASKS, place
 from experiments.recurrent_depth.rival_times import Group, Times, in_turns
 from paradec_jax import facts, load
 from paradec_jax.config import RecurrentDepthConfig
-from paradec_jax.decode import Jacobi, Request, Static, Wavefront, make_request
+from paradec_jax.decode import Jacobi, Request, Static, make_request
 from paradec_jax.evaluate import intervals
 from paradec_jax.families import init_params
 from paradec_jax.models import RecurrentDepthNetwork
@@ -57,7 +58,7 @@ class Options:
       rivals: the table that `rivals pointers` wrote, for tokens a call of Jacobi decoding.
       tokens_per_call: that figure, in place of the table's.
       passes: timings of each side.
-      out: where the JSON goes; a CSV of the same name lies beside it.
+      out: where the JSON goes.
       figure: where the picture goes.
     """
 
@@ -131,17 +132,11 @@ def paced(inner: int, recurrence: int, window: int | None, size: Any) -> Case:
     steps = -(-recurrence // inner) + 1
     width, headway = (steps, 1) if window is None else (window, window)
     buckets = None if window is None else (1 + window // 2,) * (window > 2)
-    wave = Wavefront(
-        inner_recurrence=inner,
-        window=width,
-        headway=headway,
-        buckets=buckets,
-        prefill_recurrence=1,
-        paced=True,
-        greedy=True,
+    wave, knobs = paced_wavefront(
+        steps * inner, inner, width, headway=headway, buckets=buckets, prefill_recurrence=1
     )
-    knobs = Wavefront.Knobs(max_recurrence=steps * inner, momentum=0.0)
-    return Case(wave.bind(*size), knobs)
+    network, length = size
+    return Case(wave.bind(same_token(network), length), knobs)
 
 
 def sides_of(network: RecurrentDepthNetwork, options: Options, rate: float) -> list[Side]:
@@ -212,7 +207,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     told = dataclasses.asdict(options) | {"model": names_of([options.model])[0]}
     told |= {name: getattr(options, name).name for name in ("rivals", "out", "figure")}
     result = {"jacobi_tokens_per_call": rate, "jacobi_tokens_per_call_from": source, "rows": rows}
-    write_record(options.out, told, result, dtypes=facts.dtypes(model.params), lines=rows)
+    write_record(options.out, told, result, dtypes=facts.dtypes(model.params))
     lines: dict[str, Any] = {}
     for name in dict.fromkeys(row["side"] for row in rows):
         mine = [row for row in rows if row["side"] == name]

@@ -9,15 +9,18 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import tyro
 
 from experiments.common.record import write_record
+from experiments.decoders.paced import paced_wavefront, same_token
 from experiments.recurrent_depth.step_trace import schedule
-from paradec_jax import Static, Wavefront, make_request
+from experiments.replicas import ReleasedWavefront
+from paradec_jax import Static, make_request
 from paradec_jax.config import RECURRENT_PRESETS
-from paradec_jax.decode.released import ReleasedWavefront
-from paradec_jax.testing import StubNetwork
+from paradec_jax.models.recurrent_depth import init_params
+from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,18 +47,6 @@ class Options:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
-def paced_wavefront(recurrence: int, inner_recurrence: int) -> tuple[Wavefront, Any]:
-    """A wave, and its knobs, that commits each position after exactly r recurrences, whatever its state does.
-
-    It keeps that pace as long as no candidate changes.
-    """
-    window = recurrence // inner_recurrence
-    decoder = Wavefront(
-        inner_recurrence=inner_recurrence, window=window, prefill_recurrence=recurrence, greedy=True
-    )
-    return decoder, Wavefront.Knobs(exit_threshold=0.0, momentum=0.0, max_recurrence=recurrence)
-
-
 def cases(recurrence: int) -> list[tuple[str, int, Any, Any]]:
     """Name, inner recurrence, decoder and knobs; the released sampler gives a token (r div r' + 2) r' recurrences."""
     rows: list[tuple[str, int, Any, Any]] = [
@@ -66,7 +57,7 @@ def cases(recurrence: int) -> list[tuple[str, int, Any, Any]]:
         released = ReleasedWavefront(
             inner_recurrence=inner, window=window, recurrence=recurrence, rule="fixed", greedy=True
         )
-        rows.append(("wavefront", inner, *paced_wavefront(recurrence, inner)))
+        rows.append(("wavefront", inner, *paced_wavefront(recurrence, inner, prefill_recurrence=recurrence)))
         rows.append(("released, fixed", inner, released, released.Knobs(noise=0.0, momentum=0.0)))
     return rows
 
@@ -75,14 +66,17 @@ def decoding(preset: str, recurrence: int, new_tokens: int) -> list[dict[str, An
     """One row a decoder. `first` and `all` are what has passed when the first token, and the last, is committed.
 
     Layers count prelude and coda of every network call besides the core; `core_positions` is the work, positions
-    times passes of the core. A network with known answers predicts every token right at once, so waves keep pace.
+    times passes of the core. What is decoded is a small network of random weights that predicts one token, so waves
+    keep pace.
     """
     config = RECURRENT_PRESETS[preset]
-    network = StubNetwork(errs=False, recurrence=recurrence, max_length=8 * (recurrence + new_tokens))
+    small = dataclasses.replace(RECURRENT_PRESETS["test-recurrent"], max_length=8 * (recurrence + new_tokens))
+    network = same_token(RecurrentDepthNetwork(small, recurrence=recurrence))
+    params = init_params(small, jax.random.key(0))
     request = make_request(np.ones((1, 4), np.int32), max_new_tokens=new_tokens + 1)
     rows = []
     for name, inner, decoder, knobs in cases(recurrence):
-        steps = schedule(decoder.bind(network, 5 + new_tokens), None, request, knobs)
+        steps = schedule(decoder.bind(network, 5 + new_tokens), params, request, knobs)
         serial, first = np.cumsum(steps.recurrences), steps.until(1) - 1
         outside = config.prelude_layers + config.coda_layers
         layers = outside * np.cumsum(steps.calls) + config.core_layers * serial

@@ -43,7 +43,7 @@ class Options:
       timed: problems of the speed measurement, at batch 1.
       passes: timings of each setting.
       rows: problems decoded together when only answers count.
-      out: where the JSON goes, a CSV beside it; named after task and model when None.
+      out: where the JSON goes; named after task and model when None.
     """
 
     task: tyro.conf.Positional[Literal["words", "pointers"]]
@@ -154,7 +154,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     print(f"settings tried: {', '.join(f'{count} of {rival}' for rival, count in tried.items())}")
     print(f"rule: {RULE}")
     result = {"rule": RULE, "settings_tried": tried, "chosen": chosen, "rows": rows}
-    write_record(options.place, options.facts(), result, dtypes=facts.dtypes(model.params), lines=rows)
+    write_record(options.place, options.facts(), result, dtypes=facts.dtypes(model.params))
     print(f"written: {options.place}")
 
 

@@ -1,8 +1,8 @@
 """Depth against width: s recurrences of each token or s copies of it (arXiv 2510.14961, appendix C).
 
 `python -m experiments.recurrent_depth.width_depth` counts operations, visible pairs and parallelism of a
-prefill scaled by s in depth and in width, measures the same prefill with random weights, and writes JSON, CSV
-and a figure. `--no-measure` leaves the clock out; `--preset huginn-0125 --no-measure` counts the large model.
+prefill scaled by s in depth and in width, measures the same prefill with random weights, and writes JSON and
+a figure. `--no-measure` leaves the clock out; `--preset huginn-0125 --no-measure` counts the large model.
 What decoding gains: `serial_steps.py`.
 
 Masks alone save no time: an attention that masks scores computes all `(s n)^2` of them under either rule. So
@@ -23,6 +23,7 @@ import numpy as np
 import tyro
 from jaxtyping import Array, Float, Int
 
+from experiments.common.programs import Compiled, timed
 from experiments.common.record import write_record
 from experiments.recurrent_depth import work
 from experiments.recurrent_depth.copies import RULES, kv_share, no_share
@@ -34,7 +35,6 @@ from paradec_jax.models.recurrent_cache import RecurrentKV
 from paradec_jax.nn import masks
 from paradec_jax.nn.attention import MASKED, attend
 from paradec_jax.nn.cache import KV
-from paradec_jax.timing.programs import Compiled, timed
 
 CURVE = tuple(sorted({round(2 ** (k / 4)) for k in range(57)}))  # prompt lengths of the figure, 1 to 16,384
 
@@ -54,7 +54,7 @@ class Options:
       largest: n s above which nothing is measured (the scores of one layer take 4 H (n s)^2 bytes).
       passes: timings of each.
       seed: of weights, prompts and initial states.
-      out: where the JSON goes; the CSV lies beside it.
+      out: where the JSON goes.
       figure: where the figure goes; None for no figure.
     """
 
@@ -335,7 +335,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     if options.measure:
         result["rows"] = measured(options, result["rows"])
         dtypes = facts.dtypes(parameter_shapes(RECURRENT_PRESETS[options.preset]))
-    write_record(options.out, options, result, dtypes=dtypes, lines=result["rows"])
+    write_record(options.out, options, result, dtypes=dtypes)
     if options.figure is not None:
         figure = plot(options, result, plt)
         options.figure.parent.mkdir(parents=True, exist_ok=True)

@@ -6,18 +6,12 @@ works, and they take turns: old, new, old, new. A pair of turns gives a ratio of
 the result is the median of its ratios between two order statistics, which ask nothing of their distribution.
 Both decode the problems of `paradec compare` with every decoder of its tables:
 
-    python -m experiments.systems.checkouts ../old . --pairs 30 --seconds 0.5 --out checkouts.json
+    python -m experiments.systems.checkouts ../old . --pairs 20 --seconds 0.5 --out checkouts.json
 
-`--table originals` times in their place what the original programs once did faster: released wavefronts in a window
-of 128, blocks with a pool, and the full cache beside the shared one.
-
-Where decoders have `prepare`, parameters are prepared once and not timed; in an older checkout `run` prepares
-them.
+This process draws the problems and hands their texts to both checkouts. Parameters are prepared once and not timed.
 """
 
 import dataclasses
-import importlib
-import inspect
 import json
 import math
 import os
@@ -28,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from subprocess import PIPE
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tyro
@@ -48,7 +42,6 @@ class Options:
       batches: rows of a call, filled with the first problems.
       pairs: turns of each checkout, for each row of the result.
       seconds: least time of a turn, made of as many calls as fit.
-      table: the settings of `paradec compare`, or those of `originals`.
       rows: only these rows of each table, counted from 0; all when None.
       out: where the JSON goes, written anew after each row.
     """
@@ -58,7 +51,6 @@ class Options:
     batches: tuple[int, ...] = (1, 16)
     pairs: int = 30
     seconds: float = 0.5
-    table: Literal["compare", "originals"] = "compare"
     rows: tuple[int, ...] | None = None
     out: Path = Path("experiments/systems/results/checkouts.json")
 
@@ -76,24 +68,25 @@ class Options:
 class Subjects:
     """The decoders of one checkout; nothing of the package is imported before this is made."""
 
-    def __init__(self, name: str, table: str) -> None:
+    def __init__(self, name: str, texts: Sequence[tuple[str, str]]) -> None:
         import paradec_jax
-        from paradec_jax.data.batches import encode_prompts
-        from paradec_jax.evaluate import word_problems
+        from paradec_jax.families import FAMILIES
 
         found = Path(paradec_jax.__file__).resolve().parents[1]
         if found != Path.cwd().resolve():
             raise ImportError(f"the package of {found} was imported, not that of {Path.cwd()}")
         self.model = paradec_jax.load(name)
-        family = self.model.family
-        self.settings = originals(family) if table == "originals" else _settings(family)
-        problems = word_problems(PROBLEMS, seed=SEED, steps=STEPS)
+        self.settings = FAMILIES[self.model.family].settings
         words, spec = self.model.tokenizer, self.model.token_spec
         assert words is not None
-        self.tokens, self.lengths = encode_prompts(words, problems, spec=spec, bucket=BUCKET)
-        longest = max(map(len, words.encode_batch([item.solution for item in problems]))) + 1
+        prompts, solutions = (words.encode_batch(list(of)) for of in zip(*texts, strict=True))
+        rows = [ids if spec.bos is None else [spec.bos, *ids] for ids in prompts]
+        self.lengths = np.asarray([len(row) for row in rows], np.int32)
+        self.tokens = np.full((len(rows), rounded(int(self.lengths.max()))), spec.pad, np.int32)
+        for i, row in enumerate(rows):
+            self.tokens[i, : len(row)] = row
         room = self.model.network.max_length - self.tokens.shape[1]
-        self.budget = min(math.ceil(longest / BUCKET) * BUCKET, room)
+        self.budget = min(rounded(max(map(len, solutions)) + 1), room)
 
     def dtypes(self) -> list[str]:
         """Of the parameters, as they are."""
@@ -111,16 +104,12 @@ class Subjects:
         if setting.cache is not None:
             network = dataclasses.replace(network, cache=setting.cache)
         decoder = dataclasses.replace(setting.decoder, greedy=not setting.sampled)
-        takes_spec = "spec" in inspect.signature(decoder.bind).parameters
-        size = self.tokens.shape[1] + self.budget
-        decoder = decoder.bind(network, size, spec if takes_spec else spec.pad)
+        decoder = decoder.bind(network, self.tokens.shape[1] + self.budget, spec)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(SEED), np.arange(batch))
         request = make_request(
             self.tokens[:batch], self.lengths[:batch], max_new_tokens=self.budget, stop=spec.stop, keys=keys
         )
-        params = self.model.params
-        if hasattr(decoder, "prepare"):
-            params = jax.block_until_ready(decoder.prepare(params))
+        params = jax.block_until_ready(decoder.prepare(self.model.params))
         jax.clear_caches()  # programs of earlier rows
         self.call = lambda: jax.block_until_ready(run(decoder, params, request, setting.knobs))
         self.generated = int(np.asarray(self.call().generated).sum())
@@ -135,42 +124,16 @@ class Subjects:
         return calls * self.generated / spent
 
 
-def _settings(family: str) -> Sequence[Any]:
-    """The settings of a family, wherever the checkout keeps them."""
-    try:
-        from paradec_jax.families import FAMILIES
-    except ImportError:
-        return importlib.import_module("paradec_jax.evaluate").SETTINGS[family]
-    return FAMILIES[family].settings
+def rounded(length: int) -> int:
+    """A length rounded up to whole buckets."""
+    return math.ceil(length / BUCKET) * BUCKET
 
 
-def originals(family: str) -> list[Any]:
-    """Where a replica, or the clean decoder of the same rule, was once slower than its original."""
-    from paradec_jax.decode import Jacobi, Static, Wavefront
-    from paradec_jax.decode.machine.setting import Setting
-    from paradec_jax.decode.released import ReleasedMultiBlock, ReleasedWavefront
-
-    if family == "recurrent_depth":
-        return [
-            Setting("released-wavefront", ReleasedWavefront(window=128)),
-            Setting("released-wavefront", ReleasedWavefront(window=8)),
-            Setting("wavefront", Wavefront(window=128)),
-            Setting("wavefront", Wavefront(window=3)),
-            Setting("static", Static(recurrence=16), cache="full"),
-            Setting("static", Static(recurrence=16), cache="shared"),
-        ]
-    return [
-        Setting("released-multiblock", ReleasedMultiBlock(block=16, pool=4)),
-        Setting("multiblock", Jacobi(block=16, blocks=2, pool=4), Jacobi.Knobs(spawn=0.85)),
-        Setting("multiblock", Jacobi(block=16, blocks=2), Jacobi.Knobs(spawn=0.85)),
-    ]
-
-
-def serve_turns(model: str, table: str) -> None:
-    """The loop of a worker: rows and dtypes, then answers to {"choose": [row, batch]} and {"turn": seconds}."""
+def serve_turns(model: str) -> None:
+    """The loop of a worker: texts in, rows and dtypes out, then answers to {"choose": ..} and {"turn": seconds}."""
     sys.path.insert(0, os.getcwd())
     answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no answer
-    subjects = Subjects(model, table)
+    subjects = Subjects(model, json.loads(sys.stdin.readline()))
     rows = [{"decoder": setting.name, "label": setting.label()} for setting in subjects.settings]
     print(json.dumps({"rows": rows, "dtypes": subjects.dtypes()}), file=answers, flush=True)
     for line in sys.stdin:
@@ -185,9 +148,10 @@ def serve_turns(model: str, table: str) -> None:
 class Worker:
     """A checkout's process, as the parent sees it: `rows` is its table, `dtypes` those of the parameters."""
 
-    def __init__(self, root: Path, model: str, table: str) -> None:
-        words = [sys.executable, str(Path(__file__).resolve()), "--worker", model, table]
+    def __init__(self, root: Path, model: str, texts: Sequence[tuple[str, str]]) -> None:
+        words = [sys.executable, str(Path(__file__).resolve()), "--worker", model]
         self.process: Any = subprocess.Popen(words, cwd=root, stdin=PIPE, stdout=PIPE, text=True)
+        print(json.dumps(texts), file=self.process.stdin, flush=True)
         first = self._answer()
         self.rows, self.dtypes = first["rows"], first["dtypes"]
 
@@ -227,10 +191,14 @@ def compare_row(workers: Sequence[Worker], row: int, batch: int, options: Option
 
 def rows_of(model: str, options: Options) -> Iterator[dict[str, Any]]:
     """The rows of one model's table at every batch size, each when it is done."""
+    # Not at the top: a worker runs this file too, and must find the package of its own checkout.
+    from paradec_jax.evaluate import word_problems
+
+    texts = [(item.prompt, item.solution) for item in word_problems(PROBLEMS, seed=SEED, steps=STEPS)]
     workers: list[Worker] = []
     try:
         for root in options.roots:
-            workers.append(Worker(root, model, options.table))
+            workers.append(Worker(root, model, texts))
         old, new = (worker.rows for worker in workers)
         if [row["decoder"] for row in old] != [row["decoder"] for row in new]:
             raise ValueError(f"the tables of {model} have other rows: {old} and {new}")
@@ -245,8 +213,7 @@ def rows_of(model: str, options: Options) -> Iterator[dict[str, Any]]:
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Prints each row and writes the result."""
-    # Not at the top: a worker runs this file too, and must find the package of its own checkout.
-    from experiments.common.record import write_record
+    from experiments.common.record import write_record  # as above
     from paradec_jax import facts
 
     commits = [facts.commit(root) for root in options.roots]

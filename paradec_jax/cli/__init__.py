@@ -1,4 +1,4 @@
-"""The command `paradec`: compare decoders on problems with exact answers, watch one of them write, or time them.
+"""The command `paradec`: compare decoders on problems with exact answers, or watch one of them write.
 
 User errors end in one sentence on standard error and exit code 1.
 """
@@ -12,16 +12,12 @@ import jax
 from tyro.extras import SubcommandApp
 
 from paradec_jax.cli import generate
-from paradec_jax.cli.bench import bench_command
 from paradec_jax.cli.compare import compare_command
-from paradec_jax.cli.report import report_command
 from paradec_jax.io import WRONG_INPUT, one_sentence
 
 app = SubcommandApp()
 app.command(name="compare")(compare_command)
 app.command(generate.app, name="generate")
-app.command(name="bench")(bench_command)
-app.command(name="report")(report_command)
 
 
 def _use_compilation_cache() -> None:

@@ -1,8 +1,7 @@
 """The tables that the commands print."""
 
 import string
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from rich.table import Table
 
@@ -151,84 +150,3 @@ def print_texts(compared: TextComparison, seed: int) -> None:
 def _fields(form: str) -> list[str]:
     """Names in a format."""
     return [name for _, name, _, _ in string.Formatter().parse(form) if name]
-
-
-def print_bench(rows: Sequence[dict[str, Any]]) -> None:
-    """Speed and cost of a step of every decoder with random weights."""
-    first = rows[0]
-    table = Table(
-        title=f"{first['preset']}: {first['parameters'] / 1e6:.1f} M random parameters, {first['dtype']}, "
-        f"context {first['context']}"
-    )
-    titles = ("decoder", "settings", "batch", "tokens/s", "speed-up", "calls/token", "us/step")
-    for title in (
-        *titles,
-        "MB/step",
-        "of copy rate",
-        "of read rate",
-        "of matmul rate",
-        "compile s",
-        "memory MB",
-    ):
-        table.add_column(title, justify="left" if title in ("decoder", "settings") else "right")
-    for row in rows:
-        static_rate = next(x["decode_tokens_per_second"] for x in rows if x["batch"] == row["batch"])
-        table.add_row(
-            row["decoder"],
-            row["settings"],
-            f"{row['batch']}",
-            f"{row['decode_tokens_per_second']:.0f}",
-            f"{row['decode_tokens_per_second'] / static_rate:.2f}x",
-            f"{row['network_calls_per_token']:.2f}",
-            f"{row['microseconds_per_step']:.0f}",
-            f"{row['step_bytes'] / 1e6:.1f}",
-            f"{100 * row['bandwidth_fraction']:.0f}%",
-            f"{100 * row['read_fraction']:.0f}%",
-            f"{100 * row['flops_fraction']:.0f}%",
-            f"{row['compile_seconds']:.1f}",
-            "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}",
-        )
-    console = console_of(180)
-    console.print(table)
-    console.print(
-        f"Prompts left out of tokens/s. {first['device']}, all measured: "
-        f"copies {first['device_bytes_per_second'] / 1e9:.1f} GB/s, "
-        f"reads {first['device_read_bytes_per_second'] / 1e9:.1f} GB/s of as many weights, "
-        f"multiplies {first['device_flops_per_second'] / 1e9:.0f} GFLOP/s."
-    )
-
-
-def print_block_calls(rows: Sequence[dict[str, Any]]) -> None:
-    """What each kind of call of block diffusion costs with random weights."""
-    first = rows[0]
-    table = Table(title=f"{first['preset']}: kinds of calls, blocks of {first['block']}, {first['dtype']}")
-    for title in (
-        "call",
-        "batch",
-        "positions",
-        "us/call",
-        "of narrow",
-        "MB/call",
-        "of read rate",
-        "of matmul rate",
-        "break-even",
-    ):
-        table.add_column(title, justify="left" if title == "call" else "right")
-    for row in rows:
-        table.add_row(
-            row["call"],
-            f"{row['batch']}",
-            f"{row['positions']}",
-            f"{row['microseconds']:.0f}",
-            f"{row['of_narrow']:.2f}x",
-            f"{row['call_bytes'] / 1e6:.1f}",
-            f"{100 * row['read_fraction']:.0f}%",
-            f"{100 * row['flops_fraction']:.0f}%",
-            "" if row["break_even"] is None else f"{row['break_even']:.2f}",
-        )
-    console = console_of(140)
-    console.print(table)
-    console.print(
-        f"After {first['context']} cached positions; the head has {first['head_layers']} layers. break-even: "
-        "drafts of a call that must be right on average, so that it and the head's calls are as fast as narrow ones."
-    )

@@ -2,7 +2,6 @@
 
 from paradec_jax.decode.autoregressive import AutoRegressive
 from paradec_jax.decode.block.denoising import BlockDenoising
-from paradec_jax.decode.block.elastic import ElasticDenoising
 from paradec_jax.decode.block.residual import Residual
 from paradec_jax.decode.block.residual_speculative import ResidualSpeculative
 from paradec_jax.decode.block.residual_veto import ResidualVeto
@@ -36,7 +35,6 @@ __all__ = [
     "Decoded",
     "Decoder",
     "DecoderBase",
-    "ElasticDenoising",
     "Forward",
     "Jacobi",
     "Lookahead",

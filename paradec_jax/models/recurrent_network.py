@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
-from paradec_jax.models import axes, recurrent_cache
+from paradec_jax.models import recurrent_cache
 from paradec_jax.models.base import Work, apply, output, raw
 from paradec_jax.models.prepare import prepare_params
 from paradec_jax.models.recurrent_cache import CACHE_MODES, RecurrentCache, RecurrentKV
@@ -21,6 +21,7 @@ from paradec_jax.nn import masks
 from paradec_jax.nn.attention import once
 from paradec_jax.nn.rope import rotation
 from paradec_jax.nn.visibility import CAUSAL, Seen
+from paradec_jax.sharding import axes
 
 # Recurrences of a decoding step are unrolled up to this many layers.
 UNROLLED_LAYERS = 8

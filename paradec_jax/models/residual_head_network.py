@@ -10,7 +10,6 @@ from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
-from paradec_jax.models import axes
 from paradec_jax.models.base import Work, apply
 from paradec_jax.models.prepare import prepare_head
 from paradec_jax.models.residual_head import Layers, ResidualHead, parameter_shapes
@@ -18,6 +17,7 @@ from paradec_jax.nn import cache as kv_cache
 from paradec_jax.nn import masks
 from paradec_jax.nn.attention import once
 from paradec_jax.nn.visibility import Seen, by_block
+from paradec_jax.sharding import axes
 
 
 @functools.lru_cache

@@ -11,7 +11,6 @@ from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import BlockDiffusionConfig, TransformerConfig
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
-from paradec_jax.models import axes
 from paradec_jax.models.base import Work, apply, output, raw
 from paradec_jax.models.prepare import prepare_params
 from paradec_jax.models.transformer import Inputs, Layers, Transformer, parameter_shapes
@@ -19,6 +18,7 @@ from paradec_jax.nn import cache as kv_cache
 from paradec_jax.nn import masks
 from paradec_jax.nn.attention import once
 from paradec_jax.nn.visibility import CAUSAL, Seen, by_block
+from paradec_jax.sharding import axes
 
 
 @functools.lru_cache

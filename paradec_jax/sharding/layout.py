@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from paradec_jax.models import axes
+from paradec_jax.sharding import axes
 from paradec_jax.sharding.mesh import AnyMesh, check_mesh, placed_on
 from paradec_jax.sharding.rules import assign, row_axes
 
@@ -18,7 +18,7 @@ _SAME = re.compile(r"_\d+(?=/|$)")
 
 
 def shardings(params: PyTree, mesh: AnyMesh) -> PyTree:
-    """Where each parameter lies on a mesh, by its logical axes (`models.axes`) and the rules (`sharding.rules`).
+    """Where each parameter lies on a mesh, by its logical axes (`sharding.axes`) and the rules (`sharding.rules`).
 
     Args:
       params: parameters of any family, raw or prepared, or shapes of them; those of several networks in one tree
@@ -154,6 +154,6 @@ def _names(parts: tuple[str, ...], shape: tuple[int, ...]) -> tuple[str, ...]:
     if found is not None:
         return found
     raise ValueError(
-        f"parameter {'/'.join(parts)} of shape {list(shape)} has no logical axes (models.axes), so no rule says "
+        f"parameter {'/'.join(parts)} of shape {list(shape)} has no logical axes (sharding.axes), so no rule says "
         f"where it lies: put it on the mesh yourself"
     )

@@ -1,7 +1,6 @@
 """The command: output, exit codes, one sentence for each user error."""
 
 import dataclasses
-import json
 import re
 
 import jax
@@ -17,7 +16,6 @@ from paradec_jax.evaluate import word_problems
 from paradec_jax.generate import generate
 from paradec_jax.models.recurrent_depth import parameter_shapes
 from paradec_jax.store import Model, save
-from paradec_jax.timing import bench
 
 
 @pytest.fixture(scope="module")
@@ -245,60 +243,3 @@ def test_other_sizes_of_vocabulary_are_no_traceback(folder, capsys, tmp_path):
     save(bare, dataclasses.replace(loaded, tokenizer=None))
     assert cli.main(generate_arguments(bare)) == 1
     assert "no tokenizer" in capsys.readouterr().err
-
-
-def test_bench_prints_rows_and_json(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "COPY_BYTES", 2**20)
-    monkeypatch.setattr(bench, "_CPU_SIDE", 64)
-    path = tmp_path / "bench.json"
-    arguments = ["bench", "--preset", "test-recurrent", "--context", "6", "--tokens", "5", "--passes", "1"]
-    assert cli.main([*arguments, "--inner-recurrence", "2", "--json", str(path)]) == 0
-    rows = json.loads(path.read_text())
-    assert [row["decoder"] for row in rows] == ["autoregressive", "wavefront"]
-    assert all(row["tokens_per_second"] > 0 and row["tokens"] == 5 for row in rows)
-    assert all(row["facts"]["dtypes"] == ["float32"] and row["facts"]["versions"]["jax"] for row in rows)
-    out = capsys.readouterr().out
-    assert "test-recurrent" in out and "GB/s" in out
-
-
-def test_bench_knows_denoisers(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "COPY_BYTES", 2**20)
-    monkeypatch.setattr(bench, "_CPU_SIDE", 64)
-    arguments = ["bench", "--preset", "test-mdlm", "--context", "6", "--tokens", "10", "--passes", "1"]
-    path = tmp_path / "bench.json"
-    assert cli.main([*arguments, "--steps", "4", "1", "--json", str(path)]) == 0
-    rows = json.loads(path.read_text())
-    assert [row["settings"] for row in rows] == ["4 steps", "1 steps"]
-    assert [row["tokens"] for row in rows] == [10, 10] and rows[1]["network_calls"] == 1
-    assert 1 < rows[0]["network_calls"] <= 4
-    assert rows[0]["step_flops"] < rows[1]["step_flops"], "the output matrix meets what is revealed"
-    assert "masked" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (("--preset", "none"), "--preset must be one of huginn-0125"),
-        (("--batch", "0"), "--batch must be at least 1"),
-        (("--inner-recurrence", "0"), "--inner-recurrence must be at least 1"),
-        (("--preset", "test-recurrent", "--context", "64"), "more than the 64 positions"),
-        (
-            ("--preset", "test-sdar", "--context", "124", "--tokens", "2"),
-            "124 and 8 positions after it (--tokens 2)",
-        ),
-        (
-            ("--preset", "test-sdar", "--block", "8"),
-            "--block (8,) is for causal models, and test-sdar is of another",
-        ),
-        (("--preset", "test-sdar", "--candidates", "1"), "--candidates must be at least 2, not (1,)"),
-        (("--preset", "test-sdar", "--head-layers", "9"), "layers of a residual head must be 1 to 8, not 9"),
-        (
-            ("--preset", "test-mdlm", "--head-layers", "2"),
-            "--head-layers 2 is for block diffusion, and test-mdlm",
-        ),
-        (("--json", "/nowhere/x.json"), "there is no folder"),
-    ],
-)
-def test_bench_names_bad_input(capsys, more, message):
-    assert cli.main(["bench", *more]) == 1
-    assert message in capsys.readouterr().err

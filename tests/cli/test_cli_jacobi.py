@@ -14,7 +14,6 @@ from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.families import FAMILIES, init_params
 from paradec_jax.store import Model, save
-from paradec_jax.timing import bench
 
 CONFIG = dataclasses.replace(CAUSAL_PRESETS["test-causal"], vocab_size=384, max_length=256)
 TABLE = (
@@ -95,17 +94,3 @@ def test_what_does_not_suit_the_family(folders, capsys):
         assert message in capsys.readouterr().err
     assert cli.main(["compare", "--model", str(folders["before"])]) == 1
     assert "is of family causal, but --family is recurrent_depth" in capsys.readouterr().err
-
-
-def test_bench_of_a_causal_preset(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "COPY_BYTES", 2**20)
-    monkeypatch.setattr(bench, "_CPU_SIDE", 64)
-    path = tmp_path / "bench.json"
-    arguments = ["bench", "--preset", "test-causal", "--context", "6", "--tokens", "5", "--passes", "1"]
-    assert cli.main([*arguments, "--block", "4", "--json", str(path)]) == 0
-    rows = json.loads(path.read_text())
-    assert [row["decoder"] for row in rows] == ["autoregressive", "jacobi"]
-    assert rows[1]["step_flops"] > 2 * rows[0]["step_flops"]
-    capsys.readouterr()
-    assert cli.main([*arguments, "--recurrence", "3"]) == 1
-    assert "--recurrence 3 is for recurrent models" in capsys.readouterr().err

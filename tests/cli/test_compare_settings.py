@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from stub_table import KEYS, put_settings, strict
+from stubs import StubCausal, StubDenoiser, StubHead, StubNetwork
 
 from paradec_jax import cli
 from paradec_jax.cli import generate
@@ -21,7 +22,6 @@ from paradec_jax.decode import Residual
 from paradec_jax.disk.bundled import ASSETS
 from paradec_jax.families import EVERY_STEP, FAMILIES, family_named, family_of, parameter_shapes
 from paradec_jax.store import Model, ResidualHead, save
-from paradec_jax.testing import StubCausal, StubDenoiser, StubHead, StubNetwork
 
 TINY = {"recurrent_depth": "test-recurrent", "causal": "test-causal", "block_diffusion": "test-sdar"}
 STUBS = {

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from plain_jacobi import predictor, trajectory
 from recorded_jacobi import arrays, model, models, recorded_rows
+from stubs import PROMPTS, StubCausal, tiny_request
 
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.collect import collect
-from paradec_jax.testing import PROMPTS, StubCausal, tiny_request
 
 PAD = 40
 STUB = StubCausal(vocab_size=41, weights=(1, 0, 1, 0), slope=0)

@@ -13,11 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from paradec_jax import decode
-from paradec_jax.config import TokenSpec
-from paradec_jax.decode.released import ReleasedDenoising
-from paradec_jax.testing import (
+from stubs import (
     PROMPTS,
     StubCausal,
     StubDenoiser,
@@ -25,6 +21,10 @@ from paradec_jax.testing import (
     tiny_blocks_params,
     tiny_request,
 )
+
+from experiments.replicas import ReleasedDenoising
+from paradec_jax import decode
+from paradec_jax.config import TokenSpec
 
 SIZE, NEW = 24, 11
 STUB = StubDenoiser(block=4, sharpness=6.0)

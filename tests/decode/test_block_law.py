@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chi_square import excess
+from stubs import JointBlocks
 
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.block import rules
-from paradec_jax.testing import JointBlocks
 
 # The choice is one pure function
 

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from results import listed
+from stubs import PROMPTS, StubCausal, StubNetwork, tiny_network, tiny_params, tiny_request
 
+from experiments.replicas import ReleasedMultiBlock, multiblock
 from paradec_jax.decode import Jacobi, Static, run
 from paradec_jax.decode.causal import jacobi
 from paradec_jax.decode.machine.candidates import fold_candidates, on_smallest, pick
-from paradec_jax.decode.released import ReleasedMultiBlock, multiblock
-from paradec_jax.testing import PROMPTS, StubCausal, StubNetwork, tiny_network, tiny_params, tiny_request
 
 
 def test_candidates_share_positions_and_do_not_see_each_other():

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stubs import StubCausal, StubNetwork, tiny_request
 
 from paradec_jax import decode
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.recurrent.latents import LatentKnobs
-from paradec_jax.testing import StubCausal, StubNetwork, tiny_request
 
 REPEATING = StubCausal(weights=(0, 0, 1, 0), slope=0, constant=0)  # the text has period 3
 BURSTS = StubNetwork(needed=(5, 1, 1, 1), errs=False)  # positions after a slow one are committed together

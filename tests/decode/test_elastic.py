@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from results import listed
+from stubs import StubDenoiser, tiny_blocks, tiny_blocks_params, tiny_request
 
+from experiments.decoders.elastic import ElasticDenoising, choose_length
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
-from paradec_jax.decode.block.elastic import choose_length
-from paradec_jax.testing import StubDenoiser, tiny_blocks, tiny_blocks_params, tiny_request
 
 SIZE, NEW = 32, 13
 LENGTHS = (2, 4, 8)
@@ -38,9 +38,9 @@ def test_a_length_is_that_of_a_checkpoint_of_it(length, alignment):
 
     want = decoded(decode.BlockDenoising, tiny_blocks(block=length))
     assert decoded(decode.BlockDenoising, tiny_blocks(**MODEL), length=length) == want
-    assert decoded(decode.ElasticDenoising, tiny_blocks(**MODEL), lengths=(length,)) == want
+    assert decoded(ElasticDenoising, tiny_blocks(**MODEL), lengths=(length,)) == want
     if length == LENGTHS[-1]:
-        assert decoded(decode.ElasticDenoising, tiny_blocks(**MODEL)) == want
+        assert decoded(ElasticDenoising, tiny_blocks(**MODEL)) == want
     other = decoded(decode.BlockDenoising, tiny_blocks(block=4 if length != 4 else 8))
     assert other["tokens"] != want["tokens"], "the length changes nothing"
 
@@ -55,7 +55,7 @@ def test_lengths_are_chosen_row_by_row_and_each_call_reads_what_a_whole_text_sho
     prompts = ((3, 1, 4, 1, 5, 9, 2, 6), (2, 7, 1, 8, 2, 8, 1, 8), (5, 3) * 8)  # no block is begun by them
     with jax.enable_x64(True):
         network, params = tiny_blocks(**model), tiny_blocks_params(1, 3.0, **model)
-        decoder = decode.ElasticDenoising(network, SIZE, SPEC, rule="static")
+        decoder = ElasticDenoising(network, SIZE, SPEC, rule="static")
         given = tiny_request(14, prompts=prompts)
         for bound in (0.5, 1.0, 1.5, 2.0, 2.5, 3.0):  # one program; what random entropies are, who knows
             knobs = decoder.Knobs(length_entropy=bound)
@@ -93,7 +93,7 @@ def canvas_and_info(state, info):
 
 def test_a_batch_and_a_budget_change_no_row():
     network, params = tiny_blocks(**MODEL), tiny_blocks_params(1, 3.0)
-    decoder = decode.ElasticDenoising(network, SIZE, SPEC)
+    decoder = ElasticDenoising(network, SIZE, SPEC)
     knobs = decoder.Knobs(length_entropy=1.6, temperature=1.0, threshold=0.5)
     whole = decode.run(decoder, params, request(), knobs)
     for i in range(3):
@@ -133,7 +133,7 @@ def test_holes_are_filled():
     given = decode.make_request(
         [[token or 0 for token in text]], given=[[token is not None for token in text]], max_new_tokens=0
     )
-    decoder = decode.ElasticDenoising(stub, SIZE, TokenSpec(mask=10, alignment="own"), rule="static")
+    decoder = ElasticDenoising(stub, SIZE, TokenSpec(mask=10, alignment="own"), rule="static")
     for bound in (0.0, 1.5, None):
         result = decode.run(decoder, None, given, decoder.Knobs(length_entropy=bound))
         assert result.generated.tolist() == [text.count(None)]
@@ -151,12 +151,12 @@ def test_holes_are_filled():
             lambda: refused(decode.BlockDenoising, length=3),
             "serves blocks of 2, 4, 8, as it was trained, not of 3",
         ),
-        (lambda: refused(decode.ElasticDenoising, lengths=(4, 16)), "serves blocks of 2, 4, 8, .* not of 16"),
-        (lambda: refused(decode.ElasticDenoising, lengths=(4, 6)), "each a multiple of the one before"),
-        (lambda: refused(decode.ElasticDenoising, lengths=()), "lengths must be at least 1"),
-        (lambda: refused(decode.ElasticDenoising, blocks=(4, 6)), "each a multiple of the one before"),
+        (lambda: refused(ElasticDenoising, lengths=(4, 16)), "serves blocks of 2, 4, 8, .* not of 16"),
+        (lambda: refused(ElasticDenoising, lengths=(4, 6)), "each a multiple of the one before"),
+        (lambda: refused(ElasticDenoising, lengths=()), "lengths must be at least 1"),
+        (lambda: refused(ElasticDenoising, blocks=(4, 6)), "each a multiple of the one before"),
         (
-            lambda: decode.ElasticDenoising.Knobs(length_entropy=-1.0).check(),
+            lambda: ElasticDenoising.Knobs(length_entropy=-1.0).check(),
             "length_entropy must be at least 0, not -1",
         ),
     ],

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from plain_jacobi import plain_row, uniforms_of
 from recorded_jacobi import arrays, model, models, recorded_rows
+from stubs import PROMPTS, StubCausal, tiny_request
 
 from paradec_jax import decode
 from paradec_jax.decode import Reason
 from paradec_jax.decode.causal.recycling import EMPTY
 from paradec_jax.decode.causal.window_end import newest_block_agreement, window_end
-from paradec_jax.testing import PROMPTS, StubCausal, tiny_request
 
 COUNTING = StubCausal(weights=(1, 0), slope=0)  # the next token is one more
 REPEATING = StubCausal(weights=(0, 0, 1, 0), slope=0, constant=0)  # the text has period 3

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from plain_baselines import keep, lookahead_count
+from stubs import PROMPTS, StubCausal, tiny_request
 
 from paradec_jax import decode
 from paradec_jax.decode.causal import ngrams
 from paradec_jax.decode.causal.lookahead_call import RecordedLookahead
-from paradec_jax.testing import PROMPTS, StubCausal, tiny_request
 
 VOCAB, PLACES, N = 4, 3, 3
 

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from chi_square import excess
 from results import listed
+from stubs import JointDenoiser, StubDenoiser, SumDenoiser
 
+from experiments import replicas
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
-from paradec_jax.decode import released
 from paradec_jax.decode.masked import unmask
 from paradec_jax.decode.rules import partition, randomness
-from paradec_jax.testing import JointDenoiser, StubDenoiser, SumDenoiser
 
 DRAWS = 100_000
 WEIGHTS = tuple(np.random.default_rng(3).gamma(0.5, size=27).tolist())
@@ -93,9 +93,9 @@ LAWS = {  # decoder, knobs, given tokens, probabilities of the calls
     "own-grid": (decode.Masked(JOINT), {"grid": GRID}, FREE, masses(GRID)),
     "one-call": (decode.Masked(JOINT), {"steps": 1}, FREE, linear(1)),
     "infilled": (decode.Masked(JOINT), {"steps": 2}, AROUND, linear(2)),
-    "released": (released.ReleasedMasked(JOINT, steps=3, sampler="ancestral"), {}, FREE, linear(3)),
-    "released-cached": (released.ReleasedMasked(JOINT, steps=2), {}, AROUND, linear(2)),
-    "released-analytic": (released.ReleasedMasked(JOINT, steps=2, sampler="analytic"), {}, FREE, linear(2)),
+    "released": (replicas.ReleasedMasked(JOINT, steps=3, sampler="ancestral"), {}, FREE, linear(3)),
+    "released-cached": (replicas.ReleasedMasked(JOINT, steps=2), {}, AROUND, linear(2)),
+    "released-analytic": (replicas.ReleasedMasked(JOINT, steps=2, sampler="analytic"), {}, FREE, linear(2)),
 }
 
 

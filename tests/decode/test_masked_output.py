@@ -5,12 +5,12 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from stubs import StubDenoiser, tiny_denoiser
 
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine import drive
 from paradec_jax.families import parameter_shapes
-from paradec_jax.testing import StubDenoiser, tiny_denoiser
 
 READ: list[int] = []
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from jax import lax
 from results import listed
+from stubs import tiny_causal, tiny_causal_params, tiny_request
 
 from paradec_jax import decode
 from paradec_jax.decode.rules import rejection, windows
 from paradec_jax.decode.rules.sampling import filtered_probabilities
-from paradec_jax.testing import tiny_causal, tiny_causal_params, tiny_request
 
 VOCAB, PROMPT, NEW, DRAWS = 5, (1, 3), 4, 4096
 GAIN = 1.5  # random weights so large that the network has preferences

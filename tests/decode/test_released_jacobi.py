@@ -10,20 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from stubs import StubNetwork, tiny_request
 
-from paradec_jax import decode
-from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
-from paradec_jax.decode.machine import drive
-from paradec_jax.decode.released import (
+from experiments.replicas import (
     RecordedBlocks,
     ReleasedJacobi,
     ReleasedMultiBlock,
     ReleasedRunningWindow,
 )
-from paradec_jax.decode.released.trajectories import trajectories
+from experiments.replicas.trajectories import trajectories
+from paradec_jax import decode
+from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
+from paradec_jax.decode.machine import drive
 from paradec_jax.models.transformer import init_params
 from paradec_jax.models.transformer_network import TransformerNetwork
-from paradec_jax.testing import StubNetwork, tiny_request
 
 NETWORK = TransformerNetwork(dataclasses.replace(CAUSAL_PRESETS["test-causal"], tie_embeddings=False))
 PROMPTS = ([3, 1, 4], [1, 5, 2, 6, 5, 9, 8], [2, 7], [11, 12, 13, 14])

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stubs import StubCausal
 
 from paradec_jax.decode import AutoRegressive, RecordedDraws, make_request
-from paradec_jax.testing import StubCausal
 
 
 def test_lists_are_padded_on_the_right():

@@ -7,11 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from plain_canvas import residual_count
-
-from paradec_jax import decode
-from paradec_jax.config import TokenSpec
-from paradec_jax.decode.released import ReleasedVeto
-from paradec_jax.testing import (
+from stubs import (
     PROMPTS,
     StubDenoiser,
     StubHead,
@@ -21,6 +17,10 @@ from paradec_jax.testing import (
     tiny_head_params,
     tiny_request,
 )
+
+from experiments.replicas import ReleasedVeto
+from paradec_jax import decode
+from paradec_jax.config import TokenSpec
 
 SIZE, BUDGETS = 24, (11, 3, 14)
 STUB = StubDenoiser(block=4, sharpness=6.0)

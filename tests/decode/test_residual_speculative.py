@@ -14,11 +14,7 @@ import numpy as np
 import pytest
 from chi_square import excess
 from plain_canvas import drafted_block_count
-
-from paradec_jax import decode
-from paradec_jax.config import TokenSpec
-from paradec_jax.decode.released import LossyPositionWise, ReleasedSpeculative
-from paradec_jax.testing import (
+from stubs import (
     PROMPTS,
     JointBlocks,
     StubDenoiser,
@@ -29,6 +25,10 @@ from paradec_jax.testing import (
     tiny_head_params,
     tiny_request,
 )
+
+from experiments.replicas import LossyPositionWise, ReleasedSpeculative
+from paradec_jax import decode
+from paradec_jax.config import TokenSpec
 
 SIZE, BUDGETS = 32, (22, 3, 17)
 STUB = StubDenoiser(block=8, sharpness=6.0)

@@ -5,10 +5,10 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stubs import PROMPTS
 
 from paradec_jax.decode import Reason, make_request
 from paradec_jax.decode.machine import rows as machine
-from paradec_jax.testing import PROMPTS
 
 STOP, SIZE, SCRATCH = 9, 12, 4
 # Row 0 has a hole at its end, row 1 begins with one, row 2 has none and a budget alone.

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from results import listed
+from stubs import tiny_blocks, tiny_blocks_params, tiny_request
 
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.block import rules
-from paradec_jax.testing import tiny_blocks, tiny_blocks_params, tiny_request
 
 WIDE = {
     "width": 8,

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stubs import tiny_denoiser, tiny_denoiser_params
 
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
-from paradec_jax.testing import tiny_denoiser, tiny_denoiser_params
 
 WIDE = {"width": 8, "layers": 1, "heads": 2, "vocab_size": 7, "dtype": "float64", "param_dtype": "float64"}
 NETWORK = tiny_denoiser(**WIDE)

@@ -9,6 +9,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+from stubs import tiny_causal, tiny_causal_params
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.disk import blocks, writing
@@ -17,7 +18,6 @@ from paradec_jax.disk.parts import PartFiles
 from paradec_jax.disk.tensors import Lazy, TensorFiles
 from paradec_jax.families import parameter_shapes
 from paradec_jax.store import Model, load, opened, save
-from paradec_jax.testing import tiny_causal, tiny_causal_params
 
 SHAPES = [(), (0, 3), (7,), (5, 6), (4, 3, 5), (2, 3, 2, 4)]
 

@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from stubs import JointDenoiser
 
 from paradec_jax.evaluate.bound import Bound, Span, bounds, per_token
 from paradec_jax.noise import CosineSquared
-from paradec_jax.testing.posterior import JointDenoiser
 
 WEIGHTS = tuple(np.exp(np.random.default_rng(0).normal(scale=1.5, size=81)).tolist())
 EXACT = JointDenoiser(symbols=3, length=4, weights=WEIGHTS, max_length=4)

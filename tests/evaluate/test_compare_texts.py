@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from stub_table import strict
+from stubs import StubCausal, StubDenoiser
 
 import paradec_jax as pd
 from paradec_jax import cli
@@ -23,7 +24,6 @@ from paradec_jax.evaluate.ngrams import reverse_perplexity
 from paradec_jax.evaluate.text_measures import variety
 from paradec_jax.families import FAMILIES, parameter_shapes
 from paradec_jax.store import Model, save
-from paradec_jax.testing import StubCausal, StubDenoiser
 
 ALPHABET = " abcdefghi"  # ten characters, and the mask
 STUBS = {"masked_diffusion": StubDenoiser(max_length=16), "causal": StubCausal(max_length=16, sharpness=2.0)}

@@ -6,18 +6,18 @@ import json
 import pytest
 from benchmark_files import TASKS, write
 from recital import CONFIG, recite
+from stubs import StubNetwork
 
 import paradec_jax as pd
+from experiments.replicas import ReleasedWavefront
 from paradec_jax.data import build_tokenizer, token_spec
-from paradec_jax.decode.released import ReleasedWavefront
 from paradec_jax.evaluate.benchmarks import gsm8k, instruct, mbpp
 from paradec_jax.evaluate.benchmarks.items import Item
 from paradec_jax.evaluate.continuations import before, continuations, cut
 from paradec_jax.evaluate.options import choose
-from paradec_jax.evaluate.results import Results, write_table
+from paradec_jax.evaluate.results import Results
 from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model
-from paradec_jax.testing import StubNetwork
 
 GREEDY = pd.AutoRegressive(greedy=True)
 
@@ -191,14 +191,3 @@ class TestInstruct:
         item = mbpp.read(write(tmp_path / "f.jsonl", TASKS), shots=0).items[0]
         message = instruct.INSTRUCT["mbpp"].message(item)
         assert "[BEGIN]" not in message and "assert add(0) == 11" in message
-
-
-def test_a_table_is_json_with_csv_beside_it(tmp_path):
-    path = tmp_path / "new" / "table.json"
-    rows = [{"a": 1, "of": [1, 2]}, {"a": 2.5, "b": "x, y"}]
-    write_table(path, {"rows": rows}, rows)
-    assert json.loads(path.read_text()) == {"rows": rows}
-    assert path.with_suffix(".csv").read_text() == 'a,b\n1,\n2.5,"x, y"\n'
-    with pytest.raises(TypeError):
-        write_table(path, {"rows": object()}, [])
-    assert json.loads(path.read_text()) == {"rows": rows} and len(list(path.parent.iterdir())) == 2

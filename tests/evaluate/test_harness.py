@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from recital import CONFIG, Recital, recite
+from stubs import StubNetwork, tiny_network, tiny_params
 
 import paradec_jax as pd
 from paradec_jax.config import TokenSpec
@@ -19,7 +20,6 @@ from paradec_jax.evaluate import likelihood
 from paradec_jax.evaluate.likelihood import Row, continuation_row, log_likelihoods, rolling_rows
 from paradec_jax.evaluate.until import Until, fitting, generate_until, parse
 from paradec_jax.store import Model
-from paradec_jax.testing import StubNetwork, tiny_network, tiny_params
 
 SPEC = token_spec()
 GREEDY = pd.AutoRegressive(greedy=True)

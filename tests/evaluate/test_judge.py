@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 from recital import CONFIG
+from stubs import StubCausal, StubDenoiser
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.text import character_tokenizer
 from paradec_jax.evaluate.judge import judge_ids, judge_texts, summed
 from paradec_jax.evaluate.text_measures import variety
 from paradec_jax.store import Model
-from paradec_jax.testing import StubCausal, StubDenoiser
 
 JUDGE = StubCausal(max_length=16)
 LETTERS = "abcdefghij"  # and the mask: 11 tokens

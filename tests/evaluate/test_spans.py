@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from recital import CONFIG, recite
+from stubs import StubDenoiser
 
 import paradec_jax as pd
 from paradec_jax.config import TokenSpec
@@ -24,7 +25,6 @@ from paradec_jax.evaluate.lambada import lambada, passage_span, read_passages
 from paradec_jax.evaluate.likelihood import continuation_row, rolling_rows
 from paradec_jax.evaluate.spans import fill, score_spans
 from paradec_jax.store import Model
-from paradec_jax.testing import StubDenoiser
 
 STUB = StubDenoiser(max_length=32)
 END = 9

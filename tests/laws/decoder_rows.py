@@ -8,9 +8,9 @@ from typing import Any
 
 from plain_baselines import Count
 from plain_jacobi import jacobi_count
+from stubs import Spoilt, StubCausal, StubDenoiser, StubNetwork
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.testing import Spoilt, StubCausal, StubDenoiser, StubNetwork
 
 SIZE, BUDGET = 20, 9
 STEPS = 16  # more than any row of the table needs for BUDGET tokens

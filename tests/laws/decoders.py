@@ -1,6 +1,6 @@
 """The tables of decoders that the laws are tested on.
 
-`ROWS` holds every decoder class of `paradec_jax`, released ones included, and the test decoders of this folder, on
+`ROWS` holds every decoder class of `paradec_jax` and of `experiments`, and the test decoders of this folder, on
 stub networks whose answers are known: every law that can be stated without knowing the decoder runs over all rows.
 `REAL` and `CAUSAL` hold some of them for small models of random weights.
 """
@@ -40,13 +40,10 @@ from plain_recurrent import (
     static_count,
     wavefront_count,
 )
+from stubs import StubCausal, tiny_causal, tiny_network
 
+from experiments import replicas
 from paradec_jax import decode
-from paradec_jax.decode import released
-from paradec_jax.decode.released.adaptive import ReleasedAdaptive
-from paradec_jax.decode.released.lookahead import ReleasedLookahead
-from paradec_jax.decode.released.prompt_lookup import ReleasedPromptLookup
-from paradec_jax.testing import StubCausal, tiny_causal, tiny_network
 
 HEAD = StubCausal(weights=(0, 0, 1, 0), slope=0, constant=0, sharpness=2.0, counter="head_calls")
 NEARLY = {
@@ -146,16 +143,16 @@ ROWS = {
     ),
     **decoders_block.BLOCKS,
     # Released programs
-    "released-adaptive": Row(ReleasedAdaptive, stub={**MIXED, "recurrence": 5}, recurrence=1_000),
+    "released-adaptive": Row(replicas.ReleasedAdaptive, stub={**MIXED, "recurrence": 5}, recurrence=1_000),
     "released-wavefront": Row(
-        released.ReleasedWavefront,
+        replicas.ReleasedWavefront,
         {"window": 5, "inner_recurrence": 2, "recurrence": 4, "buckets": (1, 3)},
         {"noise": 0.0, "max_steps": 40},
         overruns=True,
         most=lambda new: 40 + 3,
     ),
     "released-wavefront-fixed": Row(
-        released.ReleasedWavefront,
+        replicas.ReleasedWavefront,
         {
             "window": 10,
             "inner_recurrence": 2,
@@ -170,30 +167,32 @@ ROWS = {
         most=lambda new: 40 + 3,
     ),
     "released-prompt-lookup": causal_row(
-        ReleasedPromptLookup, None, REPEATING, max_ngram=2, num_pred=3, dummy=7
+        replicas.ReleasedPromptLookup, None, REPEATING, max_ngram=2, num_pred=3, dummy=7
     ),
-    "released-lookahead": causal_row(ReleasedLookahead, None, REPEATING, level=4, window=3, guesses=2),
-    "released-jacobi": released_row(released.ReleasedJacobi, lambda new: 1 + new + 2 * 4, block=4),
+    "released-lookahead": causal_row(
+        replicas.ReleasedLookahead, None, REPEATING, level=4, window=3, guesses=2
+    ),
+    "released-jacobi": released_row(replicas.ReleasedJacobi, lambda new: 1 + new + 2 * 4, block=4),
     "released-blocks": released_row(
-        released.ReleasedMultiBlock, lambda new: 1 + 1024 * 128, block=3, in_flight=2, capacity=8
+        replicas.ReleasedMultiBlock, lambda new: 1 + 1024 * 128, block=3, in_flight=2, capacity=8
     ),
-    "released-window": released_row(released.ReleasedRunningWindow, lambda new: new + 1, block=4),
+    "released-window": released_row(replicas.ReleasedRunningWindow, lambda new: new + 1, block=4),
     "released-masked": dataclasses.replace(
         masked_row(
-            released.ReleasedMasked, functools.partial(grid_count, 6), {}, sampler="ancestral", steps=5
+            replicas.ReleasedMasked, functools.partial(grid_count, 6), {}, sampler="ancestral", steps=5
         ),
         most=lambda new: 5 + 1,
     ),
     "released-masked-cached": dataclasses.replace(
-        masked_row(released.ReleasedMasked, None, {}, steps=6), batch_wide=True, most=lambda new: 6 + 1
+        masked_row(replicas.ReleasedMasked, None, {}, steps=6), batch_wide=True, most=lambda new: 6 + 1
     ),
     "released-masked-sdtt": dataclasses.replace(
-        masked_row(released.ReleasedMasked, None, {}, program="sdtt", sampler="analytic", steps=4),
+        masked_row(replicas.ReleasedMasked, None, {}, program="sdtt", sampler="analytic", steps=4),
         batch_wide=True,
         most=lambda new: 4 + 1,
     ),
     "released-strided": dataclasses.replace(
-        masked_row(released.ReleasedStrided, None, {}, steps=2, width=10, stride=5),
+        masked_row(replicas.ReleasedStrided, None, {}, steps=2, width=10, stride=5),
         batch_wide=True,
         most=lambda new: 2 * (2 + 2),  # two windows
     ),
@@ -243,7 +242,9 @@ def over(rows: Any, slow: tuple[str, ...]) -> Any:
 
 
 REPLICAS = tuple(
-    name for name, row in ROWS.items() if ".released." in row.kind.__module__ and not row.kind.any_order
+    name
+    for name, row in ROWS.items()
+    if row.kind.__module__.startswith("experiments.replicas") and not row.kind.any_order
 )
 SELDOM = (
     *VARIANTS,

@@ -8,10 +8,11 @@ from typing import Any
 from decoder_rows import Row
 from plain_baselines import Count
 from plain_canvas import block_count, drafted_block_count, residual_count
+from stubs import StubDenoiser, StubHead
 
+from experiments import replicas
+from experiments.decoders.elastic import ElasticDenoising
 from paradec_jax import decode
-from paradec_jax.decode import released
-from paradec_jax.testing import StubDenoiser, StubHead
 
 
 def block_row(
@@ -86,7 +87,7 @@ BLOCKS = {
         log_probs=True,
     ),
     "elastic": block_row(
-        decode.ElasticDenoising,
+        ElasticDenoising,
         2,
         None,
         {"length_entropy": 1.0},
@@ -96,7 +97,7 @@ BLOCKS = {
         log_probs=True,
     ),
     "elastic-one": block_row(
-        decode.ElasticDenoising,
+        ElasticDenoising,
         4,
         functools.partial(block_count, 4, True),
         {"threshold": 2.0},
@@ -168,13 +169,13 @@ BLOCKS = {
     ),
     # Released programs
     "released-denoising": dataclasses.replace(
-        block_row(released.ReleasedDenoising, 2, knobs={"threshold": 2.0}, program="jetengine"), overruns=True
+        block_row(replicas.ReleasedDenoising, 2, knobs={"threshold": 2.0}, program="jetengine"), overruns=True
     ),
     "released-speculative": dataclasses.replace(
-        head_row(released.ReleasedSpeculative, 4, each=3, candidates=2), overruns=True, batch_wide=True
+        head_row(replicas.ReleasedSpeculative, 4, each=3, candidates=2), overruns=True, batch_wide=True
     ),
-    "released-veto": head_row(released.ReleasedVeto, 2, knobs={"threshold": 0.5}),
-    "lossy-position-wise": head_row(released.LossyPositionWise, 2, each=3),
+    "released-veto": head_row(replicas.ReleasedVeto, 2, knobs={"threshold": 0.5}),
+    "lossy-position-wise": head_row(replicas.LossyPositionWise, 2, each=3),
 }
 VARIANTS = (
     "block-next",

@@ -7,9 +7,9 @@ import pytest
 from decoder_rows import BUDGET
 from decoders import ALL, COUNTED, ROWS
 from results import take
+from stubs import PROMPTS, tiny_request
 
 from paradec_jax import decode
-from paradec_jax.testing import PROMPTS, tiny_request
 
 
 @ALL

@@ -12,10 +12,7 @@ import pytest
 from decoder_rows import BUDGET, REPEATING, SIZE
 from decoders import CAUSAL, REAL, causal, tiny
 from results import listed, rows_of, take
-
-from paradec_jax import decode
-from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
-from paradec_jax.testing import (
+from stubs import (
     PROMPTS,
     StubCausal,
     StubNetwork,
@@ -24,6 +21,9 @@ from paradec_jax.testing import (
     tiny_params,
     tiny_request,
 )
+
+from paradec_jax import decode
+from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
 
 
 @functools.cache

@@ -1,12 +1,19 @@
 """Nothing is accepted and ignored: each field of configs, knobs and options is read by some program (law 12)."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "paradec_jax"
+ROOT = Path(__file__).parents[2]
+OUTSIDE = ("decoders", "replicas")  # folders of experiments with decoders
+DECODERS = [
+    *(ROOT / "paradec_jax" / "decode").rglob("*.py"),
+    *(path for folder in OUTSIDE for path in (ROOT / "experiments" / folder).glob("*.py")),
+]
+FILES = sorted({*(ROOT / "paradec_jax").rglob("*.py"), *DECODERS})
 CHECKS = ("__post_init__", "check", "to_dict")  # what they read of their own class is no use of it
 
 
@@ -63,7 +70,7 @@ def unread(trees: list[ast.Module]) -> list[str]:
 
 def test_every_field_is_read():
     """Of options whatever can be set: configs, knobs, decoders, settings; results are the reader's affair."""
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))]
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in FILES]
     kinds = ("Config", "Knobs", "Options", "Rounds", "Rules", "Setting", "Spec")
     found = [name for name in unread(trees) if is_choice(name.partition(".")[0], kinds)]
     assert found == []
@@ -74,11 +81,12 @@ def is_choice(name: str, suffixes: tuple[str, ...]) -> bool:
     return name.endswith((*suffixes, "Network")) or name in decoders()
 
 
+@functools.cache
 def decoders() -> set[str]:
-    """Names of all decoders of the package, by their base."""
+    """Names of all decoders of the package and of `experiments`, by their base."""
     return {
         node.name
-        for path in (PACKAGE / "decode").rglob("*.py")
+        for path in DECODERS
         for node in dataclasses_in(ast.parse(path.read_text(encoding="utf-8")))
         if "DecoderBase" in map(ast.unparse, node.bases) or node.name == "DecoderBase"
     }

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stubs import StubNetwork, tiny_network, tiny_params, tiny_request
 from tracing import nothing_is_traced
 
 from paradec_jax import decode
@@ -16,7 +17,6 @@ from paradec_jax.decode.machine.knobs import as_arrays
 from paradec_jax.decode.recurrent.soft_wavefront import SoftWavefrontState, SoftWaveInfo, relaxed
 from paradec_jax.decode.rules import score
 from paradec_jax.decode.rules.by_age import at_age
-from paradec_jax.testing import StubNetwork, tiny_network, tiny_params, tiny_request
 
 SIZE, BUDGET, STEPS = 16, 9, 6
 WIDE = {"core_layers": 1, "dtype": "float64", "param_dtype": "float64"}

@@ -10,13 +10,7 @@ from decoder_rows import BUDGET
 from decoders import ROWS
 from house_decoders import AnyOrder, Drafted, DualCache, RevealKnobs
 from results import listed, rows_of
-
-from paradec_jax import decode
-from paradec_jax.config import TokenSpec
-from paradec_jax.decode.machine.rows import Reason
-from paradec_jax.decode.masked.canvas import Canvas
-from paradec_jax.generate import StopStrings
-from paradec_jax.testing import (
+from stubs import (
     PROMPTS,
     StubCausal,
     StubDenoiser,
@@ -25,6 +19,12 @@ from paradec_jax.testing import (
     tiny_denoiser,
     tiny_request,
 )
+
+from paradec_jax import decode
+from paradec_jax.config import TokenSpec
+from paradec_jax.decode.machine.rows import Reason
+from paradec_jax.decode.masked.canvas import Canvas
+from paradec_jax.generate import StopStrings
 from paradec_jax.tokenizer import Tokenizer
 
 STUB = StubDenoiser(sharpness=12.0)

@@ -33,10 +33,10 @@ ALLOWED = {
     "tokenizer": {"io", "tokenizer_rules"},
     "tokenizer_rules": set(),
     "disk": {"chat", "config", "io", "tokenizer"},
-    "sharding": {"models.axes"},  # its ground floor, `mesh` and `rules`, nothing
+    "sharding": set(),
     "nn": {"config", "sharding.rules"},
     "noise": {"config"},
-    "models": {"config", "nn", "decode.machine.network", "sharding.rules"},
+    "models": {"config", "nn", "decode.machine.network", "sharding.axes", "sharding.rules"},
     "decode.rules": BELOW,
     "decode.machine": RULES,
     "decode.autoregressive": FAMILY,
@@ -45,10 +45,9 @@ ALLOWED = {
     "decode.masked": FAMILY,
     "decode.block": {"decode.masked.canvas", *FAMILY},
     "decode.windows": {"decode.masked.canvas", *FAMILY},
-    "decode.released": {"decode", *BELOW},
     "losses": {"config", "decode", "noise", "nn.copies", "nn.masks", "nn.precision", "objective"},
     "data": {"config", "decode", "io", "noise", "tokenizer"},
-    "timing": {"config", "decode", "nn.masks"},
+    "timing": {"decode"},
     "evaluate": {
         "config",
         "data",
@@ -70,9 +69,7 @@ TOP = {
     "families",
     "generate",
     "infill",
-    "report",
     "store",
-    "testing",
 }  # these may import everything of the package
 WITHOUT_FLAX = {
     "chat",
@@ -138,8 +135,6 @@ def test_direction(path):
         if not within(name, PACKAGE):
             continue
         inner = name.removeprefix(f"{PACKAGE}.")
-        if part != "decode.released":
-            assert not within(inner, "decode.released"), f"{part} imports {name}"
         if part in TOP or (gate and within(inner, "decode")):
             continue
         assert any(within(inner, allowed) for allowed in {part, *ALLOWED[part]}), f"{part} imports {name}"
@@ -155,6 +150,21 @@ def test_converters_use_models_and_config_alone(path):
                 within(inner, part)
                 for part in ("chat", "config", "disk", "io", "models", "store", "tokenizer")
             ), name
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "replicas").glob("*.py")), ids=ids)
+def test_replicas_use_decoders_and_what_those_use(path):
+    for name in imports(path):
+        assert not within(name, "experiments") or within(name, "experiments.replicas"), name
+        if within(name, PACKAGE):
+            inner = name.removeprefix(f"{PACKAGE}.")
+            assert any(within(inner, part) for part in ("config", "decode", "losses", "nn", "noise")), name
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "decoders").glob("*.py")), ids=ids)
+def test_decoders_outside_of_the_package_know_the_package_alone(path):
+    for name in imports(path):
+        assert not within(name, "experiments") or within(name, "experiments.decoders"), name
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "common").glob("*.py")), ids=ids)
@@ -193,7 +203,7 @@ def test_the_reader_sees_what_it_should(tmp_path, monkeypatch):
         test_nothing_forbidden(path)
 
 
-@pytest.mark.parametrize("upper", ["decode.machine", "decode.released", "decode.recurrent"])
+@pytest.mark.parametrize("upper", ["decode.machine", "decode.recurrent", "models"])
 def test_rules_and_families_look_down_alone(tmp_path, monkeypatch, upper):
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     path = (

@@ -16,22 +16,25 @@ import pytest
 from decoder_rows import BUDGET, SIZE, STEPS
 from decoders import ALL, EACH_CLASS, EVERY, ROWS, SAMPLED, VARIANTS, record_all, without_keys
 from results import listed, rows_of, take
+from stubs import PROMPTS, tiny_request
 from tracing import nothing_is_traced
 
+from experiments import decoders as outside
+from experiments import replicas
 from paradec_jax import decode
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import unneeded
-from paradec_jax.testing import PROMPTS, tiny_request
 
 
 def test_every_decoder_has_a_row():
-    """Every class that the package defines, and a quick row of each."""
-    for module in pkgutil.walk_packages(decode.__path__, "paradec_jax.decode."):
-        importlib.import_module(module.name)
+    """Every class that the package or `experiments` defines, and a quick row of each."""
+    for package in (decode, outside, replicas):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
     defined, found = set(), [DecoderBase]
     while found:
         found += (kinds := found.pop().__subclasses__())
-        defined |= {kind for kind in kinds if kind.__module__.startswith("paradec_jax.")}
+        defined |= {kind for kind in kinds if kind.__module__.startswith(("paradec_jax.", "experiments."))}
     listed_kinds = {row.kind for row in ROWS.values()}
     assert defined <= listed_kinds and len(defined) > 12, defined - listed_kinds
     assert {row.kind for name, row in ROWS.items() if name not in VARIANTS} == listed_kinds

@@ -10,6 +10,19 @@ import pytest
 from decoder_rows import BUDGET, STEPS
 from decoders import EACH_CLASS, REAL, ROWS
 from jax import export
+from stubs import (
+    StubCausal,
+    StubDenoiser,
+    StubNetwork,
+    tiny_blocks,
+    tiny_causal,
+    tiny_causal_params,
+    tiny_denoiser,
+    tiny_head,
+    tiny_network,
+    tiny_params,
+    tiny_request,
+)
 
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
@@ -23,19 +36,6 @@ from paradec_jax.losses import (
     self_distillation_loss,
 )
 from paradec_jax.models.recurrent_cache import CACHE_MODES
-from paradec_jax.testing import (
-    StubCausal,
-    StubDenoiser,
-    StubNetwork,
-    tiny_blocks,
-    tiny_causal,
-    tiny_causal_params,
-    tiny_denoiser,
-    tiny_head,
-    tiny_network,
-    tiny_params,
-    tiny_request,
-)
 from paradec_jax.train import TrainState, adamw, make_train_step
 
 PLATFORMS = ("cuda", "tpu")

@@ -4,9 +4,9 @@ import numpy as np
 from decoder_rows import BUDGET
 from decoders import EVERY, ROWS, SAMPLED
 from results import listed
+from stubs import Spoilt, tiny_request
 
 from paradec_jax import decode
-from paradec_jax.testing import Spoilt, tiny_request
 
 BROKEN = {
     "NaN": Spoilt(shift=np.float32(np.nan), state=np.float32(np.nan)),

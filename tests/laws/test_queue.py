@@ -5,10 +5,10 @@ import pytest
 from decoder_rows import BUDGET
 from decoders import ROWS
 from results import listed, take
+from stubs import tiny_network, tiny_params
 from tracing import nothing_is_traced
 
 from paradec_jax import decode
-from paradec_jax.testing import tiny_network, tiny_params
 
 COUNT = 13
 

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from decoder_rows import BUDGET, SIZE
 from decoders import EACH_CLASS, ROWS, tiny
+from stubs import StubCausal, StubDenoiser, tiny_params, tiny_request
 from tracing import nothing_is_traced
 
+from experiments import replicas
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
-from paradec_jax.decode import released
 from paradec_jax.decode.causal.lookahead_call import RecordedLookahead
-from paradec_jax.decode.released.prompt_lookup import ReleasedPromptLookup
-from paradec_jax.testing import StubCausal, StubDenoiser, tiny_params, tiny_request
 
 
 @EACH_CLASS
@@ -54,7 +53,7 @@ def test_what_cannot_work_is_refused_at_once(name):
         (lambda: decode.SelfSpeculative(continuous=True, lookahead=2), "continuous"),
         (lambda: decode.PromptLookup(max_ngram=0), "max_ngram must be at least 1, not 0"),
         (lambda: decode.PromptLookup(num_pred=0), "num_pred must be at least 1, not 0"),
-        (lambda: ReleasedPromptLookup(dummy=-1), "dummy must be a token id, not -1"),
+        (lambda: replicas.ReleasedPromptLookup(dummy=-1), "dummy must be a token id, not -1"),
         (lambda: decode.Lookahead(level=2), "level must be at least 3, not 2"),
         (lambda: decode.Lookahead(window=0), "window must be at least 1, not 0"),
         (lambda: decode.Lookahead(guesses=0), "guesses must be at least 1, not 0"),
@@ -107,9 +106,9 @@ def test_what_cannot_work_is_refused_at_once(name):
         (lambda: decode.Wavefront(noise_mixing="shaken"), "noise_mixing"),
         (lambda: decode.Wavefront(window=4, buckets=(4,)), "buckets"),
         (lambda: decode.Wavefront(window=4, buckets=(3, 2)), "buckets"),
-        (lambda: released.ReleasedWavefront(rule="mood"), "rule must be one of latent-diff"),
-        (lambda: released.ReleasedWavefront(window=2, headway=3), "headway 3 must not exceed the window 2"),
-        (lambda: released.ReleasedWavefront(noise_schedule="shaken"), "noise_schedule"),
+        (lambda: replicas.ReleasedWavefront(rule="mood"), "rule must be one of latent-diff"),
+        (lambda: replicas.ReleasedWavefront(window=2, headway=3), "headway 3 must not exceed the window 2"),
+        (lambda: replicas.ReleasedWavefront(noise_schedule="shaken"), "noise_schedule"),
         (lambda: decode.Masked(order="mood"), "order must be one of random, single, confidence, .*'mood'"),
         (lambda: decode.Masked(chunk=0), "chunk must be at least 1, not 0"),
         (lambda: decode.SoftMasked(relaxation="mood"), "relaxation must be one of straight_through, soft"),
@@ -140,14 +139,14 @@ def test_what_cannot_work_is_refused_at_once(name):
             lambda: masked(prompts=([3], [4, 10])),
             "row 1 gives the mask token 10 at position 1: leave a hole there",
         ),
-        (lambda: released.ReleasedMasked(program="mood"), "program must be one of mdlm, sdtt, not 'mood'"),
+        (lambda: replicas.ReleasedMasked(program="mood"), "program must be one of mdlm, sdtt, not 'mood'"),
         (
-            lambda: released.ReleasedMasked(program="sdtt"),
+            lambda: replicas.ReleasedMasked(program="sdtt"),
             "of sdtt must be one of ancestral, analytic, not 'cached'",
         ),
-        (lambda: released.ReleasedMasked(steps=0), "steps must be at least 1, not 0"),
-        (lambda: released.ReleasedMasked(log_probs=True), "ReleasedMasked keeps no log-probabilities"),
-        (lambda: released.ReleasedStrided(stride=9, width=8), "stride at most the width, not 8 and 9"),
+        (lambda: replicas.ReleasedMasked(steps=0), "steps must be at least 1, not 0"),
+        (lambda: replicas.ReleasedMasked(log_probs=True), "ReleasedMasked keeps no log-probabilities"),
+        (lambda: replicas.ReleasedStrided(stride=9, width=8), "stride at most the width, not 8 and 9"),
         (lambda: decode.make_request([], max_new_tokens=1), "at least one row"),
         (lambda: decode.make_request([[1]], max_new_tokens=0), "max_new_tokens"),
         (lambda: decode.make_request([[1, 2]], [3], max_new_tokens=1), "lengths"),
@@ -185,7 +184,7 @@ def unusual(kind: type, knobs: dict[str, Any] | None = None, **options: Any) -> 
 def test_a_wave_too_narrow_for_its_schedule_is_refused():
     """Under "fixed" a wave that is full before anything is due would wait for ever."""
     request = tiny_request(4)
-    narrow = tiny(released.ReleasedWavefront, "shared", rule="fixed", inner_recurrence=2, window=4)
+    narrow = tiny(replicas.ReleasedWavefront, "shared", rule="fixed", inner_recurrence=2, window=4)
     needed = narrow.patience + 3
     narrow = dataclasses.replace(narrow, window=needed - 1)
     with pytest.raises(ValueError, match=f"window must be at least {needed}, not {needed - 1}"):

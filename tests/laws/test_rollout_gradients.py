@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from decoder_rows import BUDGET
 from decoders import tiny
+from stubs import tiny_params, tiny_request
 
 from paradec_jax import decode
-from paradec_jax.testing import tiny_params, tiny_request
 
 
 def latents_of(state: Any, info: Any) -> Any:

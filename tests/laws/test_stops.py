@@ -9,9 +9,9 @@ import pytest
 from decoder_rows import BUDGET, SIZE, STEPS
 from decoders import ALL, CUT, ROWS, record_length
 from results import take
+from stubs import PROMPTS, StubNetwork, tiny_request
 
 from paradec_jax import decode
-from paradec_jax.testing import PROMPTS, StubNetwork, tiny_request
 
 
 @CUT

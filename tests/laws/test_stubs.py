@@ -5,9 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
-
-from paradec_jax.decode.machine import network
-from paradec_jax.testing import (
+from stubs import (
     JointBlocks,
     JointDenoiser,
     StubCausal,
@@ -19,6 +17,8 @@ from paradec_jax.testing import (
     tiny_denoiser,
     tiny_network,
 )
+
+from paradec_jax.decode.machine import network
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import log_softmax
-
-from paradec_jax.config import TokenSpec
-from paradec_jax.losses import ResidualRules, cllm_loss, residual_loss, self_distillation_loss
-from paradec_jax.losses.cross_entropy import cross_entropy, soft_cross_entropy, token_losses
-from paradec_jax.testing import (
+from stubs import (
     tiny_blocks,
     tiny_blocks_params,
     tiny_causal,
@@ -19,6 +15,10 @@ from paradec_jax.testing import (
     tiny_head,
     tiny_head_params,
 )
+
+from paradec_jax.config import TokenSpec
+from paradec_jax.losses import ResidualRules, cllm_loss, residual_loss, self_distillation_loss
+from paradec_jax.losses.cross_entropy import cross_entropy, soft_cross_entropy, token_losses
 
 RNG = np.random.default_rng(0)
 LOGITS, TEACHER = RNG.normal(scale=4, size=(2, 3, 5, 11)).astype(np.float32)

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stubs import JointDenoiser
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.families import PRESETS, init_params, network_of
 from paradec_jax.losses import BoundRules, masked_diffusion_loss
 from paradec_jax.losses.masked_diffusion import read
 from paradec_jax.noise import Cosine, CosineSquared, Geometric, Times
-from paradec_jax.testing.posterior import JointDenoiser
 
 EXACT = JointDenoiser(3, 4, tuple(np.exp(np.random.default_rng(0).normal(scale=1.5, size=81)).tolist()))
 SPEC = TokenSpec(mask=31, alignment="own")

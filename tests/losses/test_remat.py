@@ -6,12 +6,12 @@ import chex
 import jax
 import jax.numpy as jnp
 import pytest
+from stubs import tiny_causal, tiny_network, tiny_params
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.families import parameter_shapes
 from paradec_jax.losses import next_token_loss, recurrent_consistency_loss, recurrent_loss, stepwise_loss
 from paradec_jax.losses.consistency import ConsistencyRules
-from paradec_jax.testing import tiny_causal, tiny_network, tiny_params
 
 SPEC = TokenSpec(bos=1, stop=(2,), pad=0)
 RULES = ConsistencyRules(context="clean", after_eos="keep", ar_weight=2.0)

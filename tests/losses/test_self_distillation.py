@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import log_softmax
+from stubs import JointDenoiser
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.families import PRESETS, init_params, network_of
 from paradec_jax.losses import DistillationRules, self_distillation_loss
 from paradec_jax.losses.self_distillation import divergence, teach
-from paradec_jax.testing.posterior import JointDenoiser
 
 EXACT = JointDenoiser(3, 5, tuple(np.exp(np.random.default_rng(0).normal(scale=1.5, size=243)).tolist()))
 SPEC = TokenSpec(mask=31, alignment="own")

@@ -5,11 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
-
-import paradec_jax as pd
-from paradec_jax.config import TokenSpec
-from paradec_jax.decode.machine import drive
-from paradec_jax.testing import (
+from stubs import (
     StubCausal,
     StubDenoiser,
     StubNetwork,
@@ -25,7 +21,11 @@ from paradec_jax.testing import (
     tiny_params,
     tiny_request,
 )
-from paradec_jax.timing.collectives import collectives, unknown_loops
+
+import paradec_jax as pd
+from experiments.systems.collectives import collectives, unknown_loops
+from paradec_jax.config import TokenSpec
+from paradec_jax.decode.machine import drive
 
 PROMPTS = ((3, 1, 4), (1, 5, 2, 6, 5), (2, 7), (8, 3, 9))
 

@@ -20,22 +20,22 @@ from loops import PROMPTS, bound, stop_tests  # noqa: F401
 from meshes import mesh_named
 from objectives import OBJECTIVES, Batches, difference, fixed_noise, unequal
 from slices import weights  # noqa: F401
-
-import paradec_jax as pd
-from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
-from paradec_jax.losses import next_token_loss
-from paradec_jax.nn.attention import attend
-from paradec_jax.nn.cache import KV
-from paradec_jax.nn.splash import splash
-from paradec_jax.nn.visibility import CAUSAL
-from paradec_jax.testing import (
+from stubs import (
     tiny_causal,
     tiny_causal_params,
     tiny_network,
     tiny_params,
     tiny_request,
 )
-from paradec_jax.timing.collectives import collectives as counted
+
+import paradec_jax as pd
+from experiments.systems.collectives import collectives as counted
+from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
+from paradec_jax.losses import next_token_loss
+from paradec_jax.nn.attention import attend
+from paradec_jax.nn.cache import KV
+from paradec_jax.nn.splash import splash
+from paradec_jax.nn.visibility import CAUSAL
 from paradec_jax.train import fit
 
 TESTS = Path(__file__).parents[1]

@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
+from stubs import tiny_head, tiny_head_params
 
 import paradec_jax as pd
 from paradec_jax.families import FAMILIES, PRESETS, init_params, matrix_axes, network_of, parameter_shapes
-from paradec_jax.models import axes
+from paradec_jax.sharding import axes
 from paradec_jax.sharding.layout import layout, row_shardings, shardings, shardings_like
 from paradec_jax.sharding.mesh import AXES
 from paradec_jax.sharding.rules import assign, row_axes
-from paradec_jax.testing import tiny_head, tiny_head_params
 from paradec_jax.train import TrainState, adamw, muon
 
 TINY = [name for name in PRESETS if name.startswith("test-")]

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from stubs import tiny_denoiser, tiny_denoiser_params
 
 from paradec_jax.config import ModelConfig
 from paradec_jax.decode import Prefix
@@ -26,7 +27,6 @@ from paradec_jax.nn.blocks import PreNormBlock, SandwichBlock
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.modulated import ModulatedBlock
 from paradec_jax.nn.rope import rotation
-from paradec_jax.testing import tiny_denoiser, tiny_denoiser_params
 
 RULES = {"heads": "model", "kv_heads": "model", "mlp": "model"}
 COLLECTIVES = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("

@@ -18,7 +18,7 @@ from paradec_jax.families import (
     network_of,
     parameter_shapes,
 )
-from paradec_jax.models.axes import axes_of, sizes
+from paradec_jax.sharding.axes import axes_of, sizes
 from paradec_jax.train import muon
 
 MORE = {

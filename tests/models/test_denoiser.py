@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from stubs import tiny_denoiser, tiny_denoiser_params
 
 from paradec_jax.config import MASKED_DIFFUSION_PRESETS
 from paradec_jax.decode import Prefix
@@ -16,7 +17,6 @@ from paradec_jax.families import network_of
 from paradec_jax.models import DenoiserNetwork
 from paradec_jax.models.denoiser import Denoiser, init_params, parameter_shapes
 from paradec_jax.nn.modulated import dropout
-from paradec_jax.testing import tiny_denoiser, tiny_denoiser_params
 
 BASE = MASKED_DIFFUSION_PRESETS["test-mdlm"]
 NETWORK, PARAMS = tiny_denoiser(), tiny_denoiser_params()

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stubs import tiny_network, tiny_params
 
 from paradec_jax.config import RECURRENT_PRESETS, RecurrentDepthConfig
 from paradec_jax.models import RecurrentDepthNetwork
@@ -17,7 +18,6 @@ from paradec_jax.nn.blocks import BlockConfig, GatedMLP, dense
 from paradec_jax.nn.cache import KV, empty, write
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.rope import rotate, rotation
-from paradec_jax.testing import tiny_network, tiny_params
 
 RNG = np.random.default_rng(0)
 

@@ -12,9 +12,9 @@ from flax.traverse_util import flatten_dict
 from paradec_jax.config import ResidualHeadConfig, check_fits
 from paradec_jax.decode.machine.network import CachedNetwork, Prefix
 from paradec_jax.families import PRESETS, init_params, logical_axes, matrix_axes, network_of, parameter_shapes
-from paradec_jax.models import axes
 from paradec_jax.models.residual_head import INITS
 from paradec_jax.models.residual_head import init_params as begin
+from paradec_jax.sharding import axes
 
 BACKBONE = PRESETS["test-sdar"]
 CONFIG = ResidualHeadConfig.of(BACKBONE, layers=2)

@@ -20,7 +20,7 @@ def found(request) -> dict:
         "XLA_FLAGS": flags,
         "JAX_PLATFORMS": "cpu",
         "PARADEC_LAYOUTS": request.param,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests"))),
     }
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("tensor_parallel.py"))],

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from stubs import tiny_request
 
 from paradec_jax import decode
 from paradec_jax.config import BLOCK_DIFFUSION_PRESETS, CAUSAL_PRESETS, TransformerConfig
@@ -19,7 +20,6 @@ from paradec_jax.losses import next_token_loss
 from paradec_jax.models import TransformerNetwork
 from paradec_jax.models.transformer import init_params, parameter_shapes
 from paradec_jax.nn import masks
-from paradec_jax.testing import tiny_request
 from paradec_jax.train import TrainState, adamw, make_train_step
 
 BASE = CAUSAL_PRESETS["test-causal"]
@@ -73,6 +73,8 @@ def uncached(kind: str):
         ("qwen2.5-coder-0.5b", 494_032_768),
         ("qwen2.5-coder-1.5b", 1_543_714_304),
         ("qwen2.5-coder-7b", 7_615_616_512),
+        ("qwen3-0.6b", 596_049_920),
+        ("smollm2-135m", 134_515_008),
         ("sdar-1.7b", 2_031_739_904),
         ("sdar-4b", 8_822_848_512 // 2),
         ("sdar-8b", 16_381_470_720 // 2),

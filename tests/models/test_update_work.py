@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from experiments.systems.products import products
 from paradec_jax.config import ResidualHeadConfig, TokenSpec
 from paradec_jax.families import PRESETS, network_of, parameter_shapes
 from paradec_jax.losses import ResidualRules, residual_loss
 from paradec_jax.models import ResidualHeadNetwork, batch_flops, head_flops, update_flops
-from paradec_jax.timing.products import products
 
 ROWS, LENGTH = 3, 40
 SHAPES = {"tokens": jax.ShapeDtypeStruct((ROWS, LENGTH), jnp.int32)}

@@ -22,11 +22,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 from objectives import LENGTH, OBJECTIVES, ROWS, Batches, difference
 from on_devices import PROMPTS, bound, plain
+from stubs import tiny_causal, tiny_causal_params, tiny_network, tiny_params, tiny_request
 
 import paradec_jax as pd
 from paradec_jax.data.text import WindowMaker, text_batches
 from paradec_jax.sharding.processes import gathered, put
-from paradec_jax.testing import tiny_causal, tiny_causal_params, tiny_network, tiny_params, tiny_request
 from paradec_jax.train import Rounds, fit
 from paradec_jax.train.agree import wait_for_all
 

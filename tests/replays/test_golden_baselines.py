@@ -16,8 +16,8 @@ import pytest
 
 from convert import qwen2
 from convert.engine import in_memory, read_json
+from experiments import replicas
 from paradec_jax import decode
-from paradec_jax.decode import released
 from paradec_jax.decode.causal.lookahead_call import RecordedLookahead
 from paradec_jax.decode.causal.prompt_lookup import find_draft
 
@@ -95,7 +95,7 @@ def test_candidates():
 
 
 def lookup_of(trace: dict):
-    return released.ReleasedPromptLookup(
+    return replicas.ReleasedPromptLookup(
         max_ngram=trace["max_ngram"], num_pred=trace["num_pred"], dummy=DUMMY
     )
 
@@ -148,7 +148,7 @@ def test_lookahead(name):
     part = "lookahead"
     trace, want = traces(part)[name], arrays(part, f"trace_{name}")
     columns = trace["LEVEL"] + trace["WINDOW_SIZE"] - 2
-    kind = released.ReleasedLookahead if trace["POOL_FROM_PROMPT"] else decode.Lookahead
+    kind = replicas.ReleasedLookahead if trace["POOL_FROM_PROMPT"] else decode.Lookahead
     decoder = kind(level=trace["LEVEL"], window=trace["WINDOW_SIZE"], guesses=trace["GUESS_SET_SIZE"])
     decoder, params = bound(part, trace, decoder), model(part)[1]
     window = jnp.asarray(real(want["window"][0, 0]), jnp.int32)

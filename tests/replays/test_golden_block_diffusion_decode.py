@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from recorded_block_diffusion import arrays, assert_close, cases, model
 
+from experiments.replicas import ReleasedDenoising
 from paradec_jax import decode
-from paradec_jax.decode.released import ReleasedDenoising
 from paradec_jax.decode.rules import score
 from paradec_jax.decode.rules.sampling import filtered_probabilities, tempered
 

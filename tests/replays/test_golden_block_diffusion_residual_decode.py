@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from recorded_block_diffusion import arrays, assert_close, cases, head, model
 
+from experiments.replicas import LossyPositionWise, ReleasedSpeculative, ReleasedVeto
 from paradec_jax import decode
-from paradec_jax.decode.released import LossyPositionWise, ReleasedSpeculative, ReleasedVeto
 
 pytestmark = pytest.mark.golden
 

@@ -20,10 +20,10 @@ from recorded_jacobi import arrays_if_any as arrays
 
 from convert import qwen2
 from convert.engine import in_memory, read_json
+from experiments import replicas
+from experiments.replicas.trajectories import trajectories
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
-from paradec_jax.decode import released
-from paradec_jax.decode.released.trajectories import trajectories
 from paradec_jax.models.transformer_network import TransformerNetwork
 
 pytestmark = pytest.mark.golden
@@ -172,11 +172,11 @@ def decoder_of(case: Case) -> Any:
     options = {"block": case.block, "spec": TokenSpec(pad=fields_of(case.model)["pad_token_id"])}
     network, size = loaded(case.model)[0], widest_prompt() + longest + 2 * case.block
     if case.kind == "running_window":
-        return released.ReleasedRunningWindow(network, size, **options)
+        return replicas.ReleasedRunningWindow(network, size, **options)
     if not case.kind.startswith("multiblock"):
-        return released.ReleasedJacobi(network, size, complete_blocks=case.kind == "trajectories", **options)
+        return replicas.ReleasedJacobi(network, size, complete_blocks=case.kind == "trajectories", **options)
     spawned = max(len(spawned) for other in group for spawned in other.of("spawn_iter"))
-    return released.ReleasedMultiBlock(
+    return replicas.ReleasedMultiBlock(
         network,
         size,
         variant=alike(case)[0],
@@ -220,7 +220,7 @@ def request_of(case: Case) -> decode.Request:
         lengths,
         max_new_tokens=budgets,
         stop=(case.stop,),
-        recorded=released.RecordedBlocks(**recorded),
+        recorded=replicas.RecordedBlocks(**recorded),
     )
 
 

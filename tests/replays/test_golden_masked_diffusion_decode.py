@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from recorded_masked_diffusion import FOLDER, arrays, model
 
+from experiments.replicas import RecordedRaces, ReleasedMasked, ReleasedStrided
+from experiments.replicas import masked_rules as rules
 from paradec_jax import decode
-from paradec_jax.decode.released import RecordedRaces, ReleasedMasked, ReleasedStrided
-from paradec_jax.decode.released import masked_rules as rules
 from paradec_jax.decode.rules.race import race, reverse_weights
 from paradec_jax.decode.rules.subs import subs
 

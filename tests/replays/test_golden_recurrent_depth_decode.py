@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from recorded_recurrent_depth import arrays, cases, network, params, pools, row, sampling_of
 
+from experiments import replicas
 from paradec_jax import decode
-from paradec_jax.decode import released
 from paradec_jax.decode.recurrent.latents import RecordedLatents
 
 pytestmark = pytest.mark.golden
@@ -52,7 +52,7 @@ def read_prompt(decoder, params, request, knobs):
 @pytest.mark.parametrize("case", cases("adaptive", quick=6))
 def test_adaptive(case):
     decoder = decoder_of(
-        released.ReleasedAdaptive,
+        replicas.ReleasedAdaptive,
         case,
         criterion=case["criterion"],
         max_recurrence=case["num_steps"],

@@ -19,8 +19,8 @@ from recorded_recurrent_depth import (
     sampling_of,
 )
 
+from experiments import replicas
 from paradec_jax import decode
-from paradec_jax.decode import released
 
 pytestmark = pytest.mark.golden
 
@@ -51,7 +51,7 @@ def wave_of(run: dict):
     assert settings.keys() == SETTINGS_OF_THE_WAVE.keys()
     generation = {"do_sample": False, **run["generation_config"]}
     pool = pools()
-    recorded = released.RecordedWave(
+    recorded = replicas.RecordedWave(
         states=jnp.asarray(pool["state_pool"]),
         uniforms=jnp.asarray(pool["uniform_ar"], jnp.float32),
         step_uniforms=jnp.asarray(pool["uniform_wave"], jnp.float32),
@@ -66,7 +66,7 @@ def wave_of(run: dict):
         stop=() if stop is None else tuple(np.atleast_1d(stop).tolist()),
         recorded=recorded,
     )
-    decoder = released.ReleasedWavefront(
+    decoder = replicas.ReleasedWavefront(
         network(settings["cache_lookup_strategy"]),
         min(model().config.max_length, len(pool["state_pool"])),
         inner_recurrence=settings["inner_recurrence"],

@@ -1,6 +1,5 @@
 """The scripts of `experiments/`: what they define, their options, and the tables that they write."""
 
-import csv
 import json
 import runpy
 from pathlib import Path
@@ -16,8 +15,11 @@ def script(name: str, **changes):
 
 
 def read(path: Path):
-    with path.with_suffix(".csv").open() as file:
-        return json.loads(path.read_text()), list(csv.DictReader(file))
+    """The record of a script, and its rows."""
+    assert not path.with_suffix(".csv").exists()
+    record = json.loads(path.read_text())
+    rows = record.get("rows", ())
+    return record, list(rows.values()) if isinstance(rows, dict) else rows
 
 
 def options_of(found, tmp_path, **changes):

@@ -13,7 +13,8 @@ from experiment import read
 
 from experiments.block_diffusion import block_length, learn_thresholds, train
 from experiments.common.pool import batch_of, draw_pool
-from paradec_jax import BlockDenoising, ElasticDenoising, Model, load, store
+from experiments.decoders.elastic import ElasticDenoising
+from paradec_jax import BlockDenoising, Model, load, store
 
 RECIPE = train.Recipe(name="toy", preset="test-sdar", init=None, blocks=(4, 8))
 SIZES = {"tuning": 3, "problems": 4, "problem_steps": (2, 2)}

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stubs import tiny_network, tiny_params
 
 from experiments.recurrent_depth.copies import RULES, kv_share, no_share
 from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.nn import masks
-from paradec_jax.testing import tiny_network, tiny_params
 
 CONFIG = RECURRENT_PRESETS["test-recurrent"]
 TOKENS = (3, 1, 4, 1)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stubs import StubNetwork
 
 import paradec_jax as pd
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.store import Model
-from paradec_jax.testing import StubNetwork
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "experiments").glob("*/RESULTS.md"))

@@ -51,9 +51,9 @@ class TestBlockSizes:
             counts=(2, 8),
         )
         script["main"](options)
-        result, table = read(options.out)
+        result, _ = read(options.out)
         costs, gains = result["cost"], result["gain"]
-        assert len(table) == len(costs) + len(gains) and options.figure.stat().st_size > 1000
+        assert options.figure.stat().st_size > 1000
         assert [(row["window"], row["candidates"]) for row in costs] == [(1, 1), (4, 1), (1, 2), (4, 2)]
         assert costs[0]["over_one_position"] == 1.0
         for row in costs:
@@ -130,7 +130,7 @@ class TestStudies:
             "multiblock, block 3, blocks 2, spawn 0",
             "multiblock, block 3, blocks 2, spawn 1",
         ]
-        assert [line["spawn"] for line in lines] == ["", "", "0.0", "1.0"]
+        assert [line["settings"].get("spawn") for line in lines][2:] == [0.0, 1.0]
         assert {row["equals_greedy"] for row in table["rows"].values()} == {1.0}
         picture = tmp_path / "figures" / "toy-before.png"
         assert picture.stat().st_size > 1000

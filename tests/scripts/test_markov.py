@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stubs import JointDenoiser
 
 from experiments.masked_diffusion import sample_law
 from experiments.masked_diffusion.markov import Chain, ChainDenoiser
 from experiments.masked_diffusion.sample_law import log_conditional, log_law, log_law_between
 from paradec_jax import decode
 from paradec_jax.decode.rules import partition
-from paradec_jax.testing import JointDenoiser
 
 CHAIN = Chain((0.7, 0.2, 0.1), 4, 1)
 OTHER = Chain((0.5, 0.3, 0.2), 4, 2)

@@ -10,7 +10,7 @@ from experiment import options_of, read, script
 
 from experiments.common import precision
 from experiments.masked_diffusion import all_runs, distill, train
-from paradec_jax.timing.bench import Limits
+from experiments.systems.report import Rates
 
 
 def test_the_precision_follows_the_processor(tmp_path):
@@ -112,7 +112,7 @@ def test_all_runs_go_on(trained, tmp_path):
 
 @pytest.fixture(scope="module")
 def latency():
-    found = script("masked_diffusion/latency", limits_of=lambda network, params: Limits(1e9, 1e9, 1e9, 1e9))
+    found = script("masked_diffusion/latency", rates=lambda dtype: Rates({"sum": 1e9}, 1e9, {}))
     presets = found["MASKED_DIFFUSION_PRESETS"]
     small = {"test-mdlm": dataclasses.replace(presets["test-mdlm"], layers=1)}
     found["main"].__globals__["MASKED_DIFFUSION_PRESETS"] = presets | small

@@ -1,4 +1,4 @@
-"""What every script writes beside its figures: the command, its options, the machine, and ranges as columns."""
+"""What every script writes beside its figures: the command, its options and the machine."""
 
 import ast
 import dataclasses
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from experiment import EXPERIMENTS, read
 
-from experiments.common.record import command, flat, write_record
+from experiments.common.record import command, write_record
 from paradec_jax import facts
 
 # Written by other means: the checkpoint of a training, its recipe, and one table that is written twice.
@@ -21,10 +21,8 @@ OTHERWISE = {
     "block_diffusion/grounds.py": {"atomic_write_text"},  # likewise
     "block_diffusion/train_head.py": {"atomic_write_text"},  # likewise
     "recurrent_depth/learn_sampler.py": {"atomic_write_text"},
-    "common/runner.py": {"write_csv"},
-    "common/record.py": {"write_table"},
-    "systems/first_answer_child.py": {"write_text"},  # for its parent
-    "systems/scale_plan.py": {"write_text"},  # compiled programs, which are no results
+    "common/record.py": {"atomic_write_text"},
+    "systems/report.py": {"atomic_write_text"},  # its table, beside the JSON
     "benchmarks/evaluate.py": {"write_lines"},
 }
 
@@ -39,8 +37,8 @@ class Options:
 def test_a_record_tells_of_its_machine_and_its_making(tmp_path):
     path = tmp_path / "new" / "rows.json"
     rows = [{"a": 1, "speedup": 2.0, "speedup_interval": [1.5, 2.5], "passes": [1.0, 2.0]}]
-    write_record(path, Options(), {"rows": rows}, dtypes=["float32", "bfloat16", "float32"], lines=rows)
-    table, lines = read(path)
+    write_record(path, Options(), {"rows": rows}, dtypes=["float32", "bfloat16", "float32"])
+    table, _ = read(path)
     assert table["rows"] == rows and table["command"].startswith("python ")
     assert table["options"] == {"seed": 3, "model": "tiny-causal", "out": "rows.json"}
     assert table["facts"].pop("dtypes") == ["bfloat16", "float32"]
@@ -49,13 +47,11 @@ def test_a_record_tells_of_its_machine_and_its_making(tmp_path):
     ours, theirs = table["facts"].pop("commit"), now.pop("commit")  # "+" tells of changed scripts too, or not
     assert (ours and ours.rstrip("+")) == (theirs and theirs.rstrip("+"))
     assert facts.difference(table["facts"], now) is None
-    assert lines == [{"a": "1", "speedup": "2.0", "speedup_low": "1.5", "speedup_high": "2.5"}]
     write_record(
         tmp_path / "alone.json", {"seed": 4, "models": ("/runs/model", "b"), "old": Path("../a")}, {}
     )
     told = json.loads((tmp_path / "alone.json").read_text())["options"]
     assert told == {"seed": 4, "models": ["model", "b"], "old": "a"}
-    assert not (tmp_path / "alone.csv").exists()
 
 
 @pytest.mark.parametrize(
@@ -69,12 +65,6 @@ def test_a_command_can_be_given_again(monkeypatch, module, expected):
     assert command() == f"{expected} 'two words' --out=c.json e x/y"
 
 
-def test_intervals_are_columns():
-    row = {"interval": [1, 2], "speedup_interval": (3, None), "settings": {}, "x": 4}
-    expected = {"interval_low": 1, "interval_high": 2, "speedup_low": 3, "speedup_high": None}
-    assert flat(row) == {**expected, "settings": {}, "x": 4}
-
-
 @pytest.mark.parametrize(
     "path", sorted(EXPERIMENTS.rglob("*.py")), ids=lambda p: str(p.relative_to(EXPERIMENTS))
 )
@@ -85,7 +75,7 @@ def test_no_script_writes_or_tells_of_its_machine_by_itself(path):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call)
     }
-    writers = {"atomic_write_text", "write_text", "write_table", "write_csv", "write_lines", "dump"}
+    writers = {"atomic_write_text", "write_text", "write_lines", "dump"}
     assert called & writers == OTHERWISE.get(name, set())
     assert "device_kind" not in path.read_text(encoding="utf-8")
     assert not called & {"cpu_count", "processor", "sched_getaffinity", "uname"}

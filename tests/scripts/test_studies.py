@@ -1,6 +1,5 @@
 """Studies: every setting of every table is valid, tables are resumed, and pictures drawn."""
 
-import csv
 import dataclasses
 import json
 import runpy
@@ -72,9 +71,8 @@ def test_a_study_goes_on_where_it_stood(monkeypatch, tmp_path):
     assert decoded == [2, 2]
     table = json.loads((tmp_path / "results" / "toy-tiny-recurrent.json").read_text())
     assert next(iter(table["rows"])) == "autoregressive, r 16" and len(table["rows"]) == 3
-    with (tmp_path / "results" / "toy-tiny-recurrent.csv").open() as file:
-        lines = list(csv.DictReader(file))
-    assert [line["window"] for line in lines] == ["", "1", "2"]
+    windows = [row["settings"].get("window") for row in table["rows"].values()]
+    assert windows == [None, 1, 2]
     assert (tmp_path / "figures" / "toy-tiny-recurrent.png").stat().st_size > 1000
 
     assert table["options"] == options.kept() and table["command"]
@@ -136,14 +134,14 @@ def test_rows_are_divided_by_the_baseline_that_they_were_timed_with(monkeypatch,
             "toy", lambda d, w=widths: [recurrent_depth.wave(1, x) for x in w], "window", "momentum", "curves"
         )
         runner.main({"toy": toy}, options)
-    with (tmp_path / "results" / "toy-tiny-recurrent.csv").open() as file:
-        lines = list(csv.DictReader(file))
-    assert [float(line["speedup"]) for line in lines] == [1, 2, 3, 4, 5]
+    table = json.loads((tmp_path / "results" / "toy-tiny-recurrent.json").read_text())
+    lines = sorted(table["rows"].values(), key=lambda row: row["speedup"])
+    assert [line["speedup"] for line in lines] == [1, 2, 3, 4, 5]
     assert len({line["baseline_tokens_per_second"] for line in lines}) == 3
     for line in lines:
-        own, base = float(line["tokens_per_second"]), float(line["baseline_tokens_per_second"])
-        assert own / base == float(line["speedup"])
-        assert float(line["speedup_low"]) < float(line["speedup"]) < float(line["speedup_high"])
+        assert line["tokens_per_second"] / line["baseline_tokens_per_second"] == line["speedup"]
+        low, high = line["speedup_interval"]
+        assert low < line["speedup"] < high
     (line, *_) = drawn[plots.SPEED].lines
     assert line.get_ydata().tolist() == [2, 3, 4, 5]
 
@@ -236,5 +234,7 @@ def test_tables_go_to_the_folder_of_the_paper(paper, monkeypatch):
     runpy.run_path(str(ROOT / "experiments" / paper / "study.py"), run_name="__main__")
     ((studies, options),) = asked
     assert (options.study, options.problems) == (("all",), 3)
-    written = {path.name.partition("-")[0] for path in (ROOT / options.folder).glob(f"*-{options.model}.csv")}
+    written = {
+        path.name.partition("-")[0] for path in (ROOT / options.folder).glob(f"*-{options.model}.json")
+    }
     assert written and written <= studies.keys()

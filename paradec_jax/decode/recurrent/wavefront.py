@@ -58,8 +58,6 @@ class Wavefront(DecoderBase):
       noise_mixing: "linear", or "sqrt" (mixed as variances).
       buckets: narrower windows that are compiled as well; a step runs on the narrowest that holds every wave. None
         for those that `buckets.compiled_widths` takes from a cost curve.
-      paced: a position is final after `knobs.max_recurrence` recurrences, no sooner, and whatever it was computed
-        from: a pace-maker for timings with random weights, whose texts mean nothing.
     """
 
     _: dataclasses.KW_ONLY
@@ -71,7 +69,6 @@ class Wavefront(DecoderBase):
     noise_schedule: str = "dampened"
     noise_mixing: str = "linear"
     buckets: tuple[int, ...] | None = None
-    paced: bool = False
     Knobs: ClassVar[type] = WavefrontKnobs
 
     def __post_init__(self) -> None:
@@ -103,7 +100,7 @@ class Wavefront(DecoderBase):
         overdue = knobs.overdue(wave.recurrences + self.inner_recurrence)
         agrees = wave.agrees(new.tokens)
         converged = (waves.stands_still(distance, at_age(knobs.exit_threshold, age)) | overdue) & agrees
-        final = select.leading_run((overdue if self.paced else converged) & wave.in_use)
+        final = select.leading_run(converged & wave.in_use)
 
         # The tokens that final positions predict are committed.
         rows = rows.spend(new.counts, wave.active).commit(new.tokens, final, new.log_probs)

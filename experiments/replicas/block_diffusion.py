@@ -1,0 +1,162 @@
+"""The released programs of block diffusion: SDAR's `generate.py` and evaluation, and the serving engine JetEngine."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from experiments.replicas import blocks
+from paradec_jax.decode.block.canvas import AnyBlocks, BlockCanvas, block_of, fresh, read_block, read_prompt
+from paradec_jax.decode.block.denoising import Denoised
+from paradec_jax.decode.block.rules import (
+    Choice,
+    DenoisingKnobs,
+    check_rule,
+    draw,
+    quota,
+    select,
+    threshold_at,
+)
+from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.machine.rows import Rows, is_stop
+from paradec_jax.decode.rules import reveal, score
+from paradec_jax.decode.rules import select as selection
+from paradec_jax.decode.rules.sampling import distribution, tempered
+from paradec_jax.decode.rules.subs import without_mask
+from paradec_jax.decode.rules.windows import put, window
+
+SDAR = ("static", "dynamic", "sequential", "entropy")
+PROGRAMS = {"generate": SDAR, "evaluation": SDAR, "jetengine": (*SDAR, "random")}
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleasedDenoising(DecoderBase):
+    """Denoises block after block, each read a last time by a call of its own. It keeps what the programs do:
+
+    - "generate": the confidence of a token is its probability after truncation. With top-k 1 that is 1 everywhere, so
+      that a dynamic step reveals a whole block and a static one has nothing but ties.
+    - "jetengine": where fewer positions than the quota exceed the threshold, its batched path reveals the leftmost
+      ones in place of the surest.
+    - All of them ask for stop tokens once a block is stored, so a row holds the rest of the block after one; and they
+      fill the block that holds the end of the budget, which is overrun by up to B - 1 tokens.
+
+    "evaluation" has the last quirk alone. What went wrong is not repeated: `generate.py` overwrites committed tokens
+    where a quota exceeds the masks that are left, cannot run its entropy rule (here it is repaired), and takes
+    neither temperature 0 nor a batch; JetEngine may leave masks in a block.
+
+    A row of n new positions ends within 1 + 2 (n + B) network calls.
+
+    Attributes:
+      program: "generate", "evaluation" or "jetengine".
+      rule: "static", "dynamic", "sequential", "entropy", or JetEngine's "random".
+      top_p_rule: theirs.
+    """
+
+    _: dataclasses.KW_ONLY
+    program: str = "generate"
+    rule: str = "dynamic"
+    top_p_rule: str = "keep-renormalised"
+    Knobs: ClassVar[type] = DenoisingKnobs
+    visibilities: ClassVar[tuple[str, ...]] = ("block",)
+    alignments: ClassVar[tuple[str, ...]] = ("own", "next")
+    any_order: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.program not in PROGRAMS:
+            raise ValueError(f"program must be one of {', '.join(PROGRAMS)}, not {self.program!r}")
+        check_rule(self.rule, PROGRAMS[self.program])
+        if self.log_probs:
+            raise ValueError("ReleasedDenoising keeps no log-probabilities")
+
+    @property
+    def block(self) -> int:
+        """B, a fact of the checkpoint."""
+        return block_of(self)
+
+    def init(self, params: Any, request: Request, knobs: DenoisingKnobs) -> BlockCanvas:
+        """Reads the prompts' whole blocks."""
+        del knobs
+        canvas = whole_blocks(fresh(self, request, overrun=self.block))
+        call = read_prompt(self, params, canvas, request.tokens.shape[1], opens=False)
+        canvas = canvas.spend(call.counts, call.width, call.calls)
+        return canvas.stored(self.network, call, canvas.rows.tokens)
+
+    def step(self, params: Any, state: BlockCanvas, knobs: DenoisingKnobs) -> tuple[BlockCanvas, Denoised]:
+        """A step in each row's block, or its store, after which the row may end."""
+        call = read_block(self, params, state, rides=False)
+        state = state.spend(call.counts, call.width, call.calls)
+        masked = window(state.open, call.start, self.block) & call.reads[:, None]
+        logits = self.network.logits(params, call.hidden)
+        choice = self._choose(logits, masked, call.positions, call.step, state.rows, knobs)
+        state = state.stored(self.network, call, choice.tokens)
+
+        state = revealed_late(state, choice.tokens, choice.where, call.start, call.clean)
+        return state, Denoised.of(call, choice)
+
+    def drafts(self, state: BlockCanvas) -> Int[Array, "B S"]:
+        """What is revealed after a gap."""
+        return state.ahead
+
+    def _choose(
+        self,
+        logits: Float[Array, "B W V"],
+        masked: Bool[Array, "B W"],
+        positions: Int[Array, "B W"],
+        step: Int[Array, "B"],
+        rows: Rows,
+        knobs: DenoisingKnobs,
+    ) -> Choice:
+        """As `block.rules.choose`, but for the confidence of "generate" and the fallback of "jetengine"."""
+        uniforms = None if rows.recorded is None else rows.recorded.uniforms
+        tokens = draw(
+            logits,
+            positions,
+            step,
+            rows.keys,
+            knobs,
+            uniforms,
+            mask=self.mask,
+            top_p_rule=self.top_p_rule,
+            greedy=self.greedy,
+        )
+        if self.program == "generate":
+            probs = distribution(without_mask(logits, self.mask), knobs, top_p_rule=self.top_p_rule)
+            scores = jnp.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0]
+        else:
+            scores = score.probability(tempered(logits, knobs.temperature), tokens)
+        if self.program == "jetengine" and self.rule == "dynamic":
+            sure = selection.above(scores, masked, threshold_at(step, knobs))
+            leftmost = reveal.in_order(masked, quota(masked.shape[1], step, knobs))
+            enough = jnp.sum(sure, axis=1) >= jnp.sum(leftmost, axis=1)
+            return Choice(jnp.where(enough[:, None], sure, leftmost), tokens, scores)
+        where = select(self.rule, logits, scores, masked, positions, step, rows.keys, knobs)
+        return Choice(where, tokens, scores)
+
+
+def whole_blocks(canvas: AnyBlocks) -> AnyBlocks:
+    """The canvas of rows that fill the block which holds the end of their budget."""
+    limit = -(-canvas.rows.limit // canvas.block) * canvas.block
+    return dataclasses.replace(canvas, rows=dataclasses.replace(canvas.rows, limit=limit))
+
+
+def revealed_late(
+    canvas: AnyBlocks,
+    tokens: Int[Array, "B W"],
+    where: Bool[Array, "B W"],
+    at: Int[Array, "B"],
+    stored: Bool[Array, "B"],
+) -> AnyBlocks:
+    """As `reveal`, but a row ends, by a stop token or its budget, where one of its blocks has been stored."""
+    final = put(canvas.final, jnp.ones_like(where), at, where)
+    rows = canvas.rows.write(tokens, where, at)
+    run = jnp.minimum(selection.leading_run(final), rows.limit).astype(jnp.int32)
+    rows = dataclasses.replace(rows, length=jnp.where(rows.done, rows.length, run))
+    position = jnp.arange(final.shape[1])
+    own = (position >= rows.prompt_lengths[:, None]) & (position < rows.length[:, None])
+    if rows.fixed is not None:
+        own &= ~rows.fixed
+    stopped = stored & jnp.any(is_stop(rows.tokens, rows.stop) & own, axis=1)
+    rows = blocks.ended(rows, stopped, stored & (rows.length >= rows.limit))
+    return dataclasses.replace(canvas, rows=rows, final=final)

@@ -1,0 +1,45 @@
+"""Networks with known answers, and tiny models, for tests of decoders."""
+
+from stubs.base import Spoilt
+from stubs.causal import StubCausal
+from stubs.denoiser import StubDenoiser
+from stubs.head import StubHead
+from stubs.posterior import JointBlocks, JointDenoiser, SumDenoiser
+from stubs.recurrent import StubNetwork
+from stubs.tiny import (
+    PROMPTS,
+    tiny_blocks,
+    tiny_blocks_params,
+    tiny_causal,
+    tiny_causal_params,
+    tiny_denoiser,
+    tiny_denoiser_params,
+    tiny_head,
+    tiny_head_params,
+    tiny_network,
+    tiny_params,
+    tiny_request,
+)
+
+__all__ = [
+    "PROMPTS",
+    "JointBlocks",
+    "JointDenoiser",
+    "Spoilt",
+    "StubCausal",
+    "StubDenoiser",
+    "StubHead",
+    "StubNetwork",
+    "SumDenoiser",
+    "tiny_blocks",
+    "tiny_blocks_params",
+    "tiny_causal",
+    "tiny_causal_params",
+    "tiny_denoiser",
+    "tiny_denoiser_params",
+    "tiny_head",
+    "tiny_head_params",
+    "tiny_network",
+    "tiny_params",
+    "tiny_request",
+]

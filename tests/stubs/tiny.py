@@ -1,0 +1,109 @@
+"""Tiny requests, and tiny models of a few thousand random parameters.
+
+`changes` are fields of their configs; `gain` multiplies parameters. The first caller of a function that draws may be
+under a trace and the next one not, so it draws outside of any trace.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paradec_jax.config import (
+    BLOCK_DIFFUSION_PRESETS,
+    CAUSAL_PRESETS,
+    MASKED_DIFFUSION_PRESETS,
+    RECURRENT_PRESETS,
+    ResidualHeadConfig,
+)
+from paradec_jax.decode.machine.request import Request, make_request
+from paradec_jax.models import denoiser, recurrent_depth, residual_head, transformer
+from paradec_jax.models.denoiser_network import DenoiserNetwork
+from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
+from paradec_jax.models.residual_head_network import ResidualHeadNetwork
+from paradec_jax.models.transformer_network import TransformerNetwork
+
+PROMPTS = ((3, 1, 4), (1, 5, 2, 6, 5), (2, 7))
+NEVER = -1  # a stop token that no text holds, so that requests with and without one share a program
+
+
+def tiny_request(
+    max_new_tokens: Any = 8, *, prompts: Sequence[Sequence[int]] = PROMPTS, **options: Any
+) -> Request:
+    """A request of unequal prompts; `options` are those of `make_request`."""
+    options = {"stop": (NEVER,), **options}
+    return make_request([list(prompt) for prompt in prompts], max_new_tokens=max_new_tokens, **options)
+
+
+def drawn(init: Callable[[Any, Any], Any], config: Any, seed: int, gain: float = 1.0) -> dict[str, Any]:
+    """Random parameters, multiplied by `gain`."""
+    with jax.ensure_compile_time_eval():
+        return jax.tree.map(lambda x: gain * x, init(config, jax.random.key(seed)))
+
+
+def tiny_network(
+    cache: str = "shared", recurrence: int | None = None, **changes: Any
+) -> RecurrentDepthNetwork:
+    """A recurrent-depth network."""
+    config = dataclasses.replace(RECURRENT_PRESETS["test-recurrent"], **changes)
+    return RecurrentDepthNetwork(config, cache=cache, recurrence=recurrence)
+
+
+@functools.cache
+def tiny_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
+    """Parameters of `tiny_network`."""
+    return drawn(recurrent_depth.init_params, tiny_network(**changes).config, seed, gain)
+
+
+def tiny_causal(**changes: Any) -> TransformerNetwork:
+    """A causal transformer."""
+    return TransformerNetwork(dataclasses.replace(CAUSAL_PRESETS["test-causal"], **changes))
+
+
+@functools.cache
+def tiny_causal_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
+    """Parameters of `tiny_causal`."""
+    return drawn(transformer.init_params, tiny_causal(**changes).config, seed, gain)
+
+
+def tiny_blocks(**changes: Any) -> TransformerNetwork:
+    """A transformer that sees in blocks."""
+    return TransformerNetwork(dataclasses.replace(BLOCK_DIFFUSION_PRESETS["test-sdar"], **changes))
+
+
+@functools.cache
+def tiny_blocks_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
+    """Parameters of `tiny_blocks`."""
+    return drawn(transformer.init_params, tiny_blocks(**changes).config, seed, gain)
+
+
+def tiny_head(**changes: Any) -> ResidualHeadNetwork:
+    """A residual head of one layer for `tiny_blocks` of the same `changes`."""
+    return ResidualHeadNetwork(ResidualHeadConfig.of(tiny_blocks(**changes).config, layers=1))
+
+
+@functools.cache
+def tiny_head_params(seed: int = 0, **changes: Any) -> dict[str, Any]:
+    """Parameters of `tiny_head`, drawn as the released heads began."""
+    init = functools.partial(residual_head.init_params, init="normal_0.2")
+    return drawn(init, tiny_head(**changes).config, seed)
+
+
+def tiny_denoiser(**changes: Any) -> DenoiserNetwork:
+    """A denoiser."""
+    return DenoiserNetwork(dataclasses.replace(MASKED_DIFFUSION_PRESETS["test-mdlm"], **changes))
+
+
+@functools.cache
+def tiny_denoiser_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
+    """Parameters of `tiny_denoiser`, those that training begins at zero among them."""
+    rng, config = np.random.default_rng(seed), tiny_denoiser(**changes).config
+    with jax.ensure_compile_time_eval():
+        return jax.tree.map(
+            lambda leaf: jnp.asarray(gain * (0.2 * rng.normal(size=leaf.shape) + 0.05), leaf.dtype),
+            denoiser.parameter_shapes(config),
+        )
