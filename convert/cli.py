@@ -117,22 +117,6 @@ def export_model(
         return _report("exported", model, dst)
 
 
-@app.command(name="migrate")
-def migrate_model(src: Source, dst: Target, allow_nonfinite: bool = False, overwrite: bool = False) -> int:
-    """Writes a model folder of any format again in the newest one, whole or not at all.
-
-    Args:
-      src: model folder, or the name of a bundled model.
-      dst: model folder to write; it may be SRC.
-      allow_nonfinite: take weights that are NaN or infinite.
-      overwrite: replace a model folder at DST.
-    """
-    store.refuse_existing(dst, overwrite=overwrite)
-    with store.opened(src, allow_nonfinite=allow_nonfinite) as model:
-        store.save(dst, model, overwrite=overwrite)
-        return _report("migrated", model, dst)
-
-
 @app.command(name="check")
 def check_model(
     src: Source,

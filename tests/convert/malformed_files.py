@@ -38,7 +38,6 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
     yield from _tokenizers(rng)
     yield from _checkpoints(rng)
     yield from _recordings(rng)
-    yield from _former()
 
 
 def _weights(rng: np.random.Generator) -> Iterator[Case]:
@@ -336,51 +335,3 @@ def _header(folder: Path, shape: str) -> None:
     text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}".encode()
     with zipfile.ZipFile(folder / "logits.npz", "w") as archive:
         archive.writestr("input_ids.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
-
-
-def _former() -> Iterator[Case]:
-    """Folders of format 1: arrays that lie about their size, and files that are damaged."""
-    for name, change in (
-        ("a shape of 10^12", {"shape": [10**6, 10**6]}),
-        ("pieces of 10^12", {"chunks": [10**6, 10**6]}),
-        ("no shape", {"shape": None}),
-    ):
-        yield Case(f"former: {name}", "generate", "former", _array_of(change))
-    yield Case("former: a zip bomb in params", "generate", "former", _chunk_bomb)
-    for file in ("_METADATA", "manifest.ocdbt"):
-        where = f"params/{file}"
-        yield Case(
-            f"former: no {file}", "generate", "former", lambda folder, file=where: (folder / file).unlink()
-        )
-        yield Case(f"former: deep {file}", "generate", "former", text_of(where, DEEP))
-
-
-def _array_of(change: dict[str, Any]) -> Change:
-    """Changes what the files say of the array `embedding`."""
-
-    def apply(folder: Path) -> None:
-        files = _key_values(folder)
-        described = json.loads(files.read("embedding/.zarray").result().value) | change
-        files.write("embedding/.zarray", json.dumps(described).encode()).result()
-
-    return apply
-
-
-def _chunk_bomb(folder: Path) -> None:
-    """Puts a piece of 2^29 zeros, 16 KB as written, in the place of one of the array's."""
-    import tensorstore as ts
-
-    size = 2**29
-    metadata = {"dtype": "|u1", "shape": [size], "chunks": [size], "compressor": {"id": "zstd", "level": 1}}
-    large = ts.open(
-        {"driver": "zarr", "kvstore": "memory://bomb/", "metadata": metadata | {"fill_value": 1}}, create=True
-    ).result()
-    large.write(np.zeros(size, np.uint8)).result()
-    _key_values(folder).write("embedding/0.0", large.kvstore.read("0").result().value).result()
-
-
-def _key_values(folder: Path) -> Any:
-    import tensorstore as ts
-
-    base = {"driver": "file", "path": f"{folder / 'params'}/"}
-    return ts.KvStore.open({"driver": "ocdbt", "base": base}).result()
