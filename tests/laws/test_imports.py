@@ -30,8 +30,7 @@ ALLOWED = {
     "io": set(),
     "objective": set(),
     "stop_strings": {"config", "tokenizer"},
-    "tokenizer": {"io", "tokenizer_rules"},
-    "tokenizer_rules": set(),
+    "tokenizer": {"io"},
     "disk": {"chat", "config", "io", "tokenizer"},
     "sharding": {"models.axes"},  # its ground floor, `mesh` and `rules`, nothing
     "nn": {"config", "sharding.rules"},
