@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from lightning_files import Harmful, tensor, write_checkpoint
 from safetensors.numpy import load_file
+from torch_writer import Harmful, tensor, write_checkpoint
 
 from convert.cli import main
 from paradec_jax import store
