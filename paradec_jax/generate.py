@@ -11,11 +11,10 @@ import numpy as np
 from jaxtyping import Array, Float32, Int32
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.config.bounds import MOST
 from paradec_jax.data.batches import encode_prompts
 from paradec_jax.decode import Decoded, Reason, Request, make_request, run, stream
 from paradec_jax.decode.machine.drive import finish
-from paradec_jax.decode.machine.request import keys_of
+from paradec_jax.decode.machine.request import keys_of, whole_numbers
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
 from paradec_jax.sharding.layout import shardings
 from paradec_jax.sharding.mesh import mesh_of
@@ -64,8 +63,8 @@ def generate(
     decoder: Any,
     *,
     knobs: Any = None,
-    max_new_tokens: int,
-    seed: int = 0,
+    max_new_tokens: Any,
+    seed: Any = 0,
     samples: int = 1,
     stop_strings: Sequence[str] = (),
     log_probs: bool = False,
@@ -86,8 +85,8 @@ def generate(
         where the decoder can start from nothing.
       decoder: any decoder, bound or not.
       knobs: its knobs; the defaults when None.
-      max_new_tokens: tokens each row may get.
-      seed: of all draws.
+      max_new_tokens: tokens each row may get, a whole number.
+      seed: of all draws, a whole number of 64 bits.
       samples: rows a prompt.
       stop_strings: texts that end a row; the row's text stops before the first of them. They are looked for in
         the text and in the text with its special tokens written out, so they may hold such tokens.
@@ -102,8 +101,7 @@ def generate(
     Raises:
       ValueError: no prompt, a prompt too long for the model, no tokenizer, or a number below 1.
     """
-    if every < 1:
-        raise ValueError(f"every must be at least 1, not {every}")
+    check_positive(every=every)
     prepared = prepare(
         model,
         prompts,
@@ -184,8 +182,8 @@ def prepare(
     prompts: Sequence[str],
     decoder: Any,
     *,
-    max_new_tokens: int,
-    seed: int = 0,
+    max_new_tokens: Any,
+    seed: Any = 0,
     samples: int = 1,
     stop_strings: Sequence[str] = (),
     log_probs: bool = False,
@@ -280,26 +278,24 @@ def on_mesh(params: Any, mesh: jax.sharding.Mesh | None) -> Any:
     return params if mesh is None else put(params, shardings(params, mesh))
 
 
-def check_positive(**values: int) -> None:
-    """Refuses numbers below 1 and beyond int32. Raises ValueError."""
+def check_positive(**values: Any) -> None:
+    """Refuses what is no whole number of 32 bits, and numbers below 1. Raises ValueError."""
     for name, value in values.items():
+        whole_numbers(name, value)
         if value < 1:
             raise ValueError(f"{name} must be at least 1, not {value}")
-        if value > MOST:
-            raise ValueError(f"{name} must be at most {MOST}, not {value}")
 
 
-def row_keys(prompts: Sequence[Any], seed: int, samples: int = 1) -> Array:
+def row_keys(prompts: Sequence[Any], seed: Any, samples: int = 1) -> Array:
     """One key for each prompt and sample, [prompts * samples], from seed, ids and number of the sample.
 
     Raises:
-      ValueError: a seed beyond int64.
+      ValueError: a seed that is no whole number of 64 bits.
     """
-    if not -(2**63) <= seed < 2**63:
-        raise ValueError(f"seed must be a number of 64 bits, not {seed}")
+    number = whole_numbers("seed", seed, 64)[()]
     digests = [hashlib.blake2b(np.asarray(ids, "<i4").tobytes(), digest_size=4).digest() for ids in prompts]
     marks = np.asarray([int.from_bytes(digest, "little") for digest in digests], np.uint32)
-    return _keys_of_samples(np.int64(seed), marks, np.arange(samples, dtype=np.uint32))
+    return _keys_of_samples(number, marks, np.arange(samples, dtype=np.uint32))
 
 
 @jax.jit

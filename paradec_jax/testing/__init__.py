@@ -7,11 +7,13 @@ from paradec_jax.testing.head import StubHead
 from paradec_jax.testing.posterior import JointBlocks, JointDenoiser, SumDenoiser
 from paradec_jax.testing.recurrent import StubNetwork, tiny_network, tiny_params
 from paradec_jax.testing.requests import PROMPTS, tiny_request
+from paradec_jax.testing.stubs import Spoilt
 
 __all__ = [
     "PROMPTS",
     "JointBlocks",
     "JointDenoiser",
+    "Spoilt",
     "StubCausal",
     "StubDenoiser",
     "StubHead",

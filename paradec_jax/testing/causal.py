@@ -99,7 +99,7 @@ class StubCausal:
 
     def logits(self, params: Any, hidden: Float[Array, "*shape 1"]) -> Float[Array, "*shape V"]:
         """`sharpness` at the predicted token."""
-        return stubs.one_hot_logits(hidden[..., 0], self.vocab_size, self.sharpness)
+        return stubs.said(params, stubs.one_hot_logits(hidden[..., 0], self.vocab_size, self.sharpness))
 
     def forward(
         self,

@@ -137,7 +137,7 @@ class StubDenoiser:
 
     def logits(self, params: Any, hidden: Float[Array, "*shape 2"]) -> Float[Array, "*shape V"]:
         """The logit of the predicted token, 0 elsewhere."""
-        return stubs.one_hot_logits(hidden[..., 0], self.vocab_size, hidden[..., 1:])
+        return stubs.said(params, stubs.one_hot_logits(hidden[..., 0], self.vocab_size, hidden[..., 1:]))
 
     def _filled(self, at: Array, keys: TokenKV, seen: Array) -> tuple[Int[Array, "B W"], Int[Array, "B W"]]:
         """x(p) and |p - q| of the positions `at`."""

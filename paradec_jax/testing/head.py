@@ -115,4 +115,4 @@ class StubHead:
         predicted = (truth[..., 0] + wrong) % self.of.mask
         said = jnp.stack([predicted, truth[..., 1]], axis=-1)
         kv = HeadKV(tokens, positions, jnp.any(jnp.abs(hidden - truth) > 1e-4, axis=-1))
-        return Forward(said - hidden, kv, {"head_calls": 1})
+        return Forward(stubs.said(params, said - hidden), kv, {"head_calls": 1})

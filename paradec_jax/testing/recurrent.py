@@ -215,6 +215,7 @@ class StubNetwork:
             new = jnp.stack([level, jnp.zeros_like(level)], axis=-1)
         else:
             new = jnp.stack([jnp.zeros_like(level), jnp.minimum(count, self._needs(view))], axis=-1)
+        new = new + stubs.spoilt(params).state
         depth = jnp.broadcast_to(jnp.asarray(index + 1, jnp.int32), window.depth.shape)
         if rows is not None:
             new = jnp.where(rows[:, None, None], new, state)
@@ -257,7 +258,7 @@ class StubNetwork:
 
     def logits(self, params: Any, hidden: Float[Array, "*shape 2"]) -> Float[Array, "*shape V"]:
         """`sharpness` at the predicted token."""
-        return stubs.one_hot_logits(hidden[..., 0], self.vocab_size, self.sharpness)
+        return stubs.said(params, stubs.one_hot_logits(hidden[..., 0], self.vocab_size, self.sharpness))
 
     def forward(
         self,

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -15,6 +16,7 @@ from paradec_jax.decode.rules.windows import pad_slots
 from paradec_jax.nn import masks
 
 Probe = Callable[[str], None]
+ZERO, ONE = np.float32(0), np.float32(1)
 
 
 @jax.tree_util.register_dataclass
@@ -24,6 +26,33 @@ class TokenKV:
 
     tokens: Int[Array, "B S"]
     positions: Int[Array, "B S"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Spoilt:
+    """Parameters of a stub that change what it says: one program then runs on sound and on broken networks.
+
+    Attributes:
+      scale, shift: logits x, or the residuals of a head, become `scale x + shift`.
+      state: number added to the latents of a recurrent stub in each recurrence.
+    """
+
+    scale: Any = ONE
+    shift: Any = ZERO
+    state: Any = ZERO
+
+
+def spoilt(params: Any) -> Spoilt:
+    """The parameters of a stub; None, which changes nothing, is the default of `Spoilt`."""
+    given = params.params if isinstance(params, Prepared) else params
+    return given if isinstance(given, Spoilt) else Spoilt()
+
+
+def said(params: Any, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """`x` as these parameters change it."""
+    how = spoilt(params)
+    return how.scale * x + how.shift
 
 
 def prepared(params: Any) -> Prepared:

@@ -53,6 +53,33 @@ def test_what_fits_nothing_is_refused(arguments, message):
         make_request(**{"tokens": np.zeros((2, 3)), "max_new_tokens": 1} | arguments)
 
 
+@pytest.mark.parametrize("value", [2.0, "8", True, 2**40, 2**70, None, [1, [2]], [1.5]])
+@pytest.mark.parametrize("name", ["max_new_tokens", "lengths", "stop", "seed"])
+def test_what_is_no_whole_number_is_refused(name, value):
+    given = (value,) if name in ("stop", "lengths") and not isinstance(value, list) else value
+    if (name, value) == ("seed", 2**40):
+        given = -(2**64)
+    bits = 64 if name == "seed" else 32
+    with pytest.raises(ValueError, match=f"^{name} must be whole numbers of {bits} bits, not "):
+        make_request(**{"tokens": [[3, 1, 4]], "max_new_tokens": 1, name: given})
+
+
+def test_whole_numbers_of_any_type_are_taken():
+    for kind in (int, np.int64, np.uint8, np.asarray, jnp.asarray, jnp.int32):
+        request = make_request([[3, 1]], max_new_tokens=kind(4), stop=(kind(7),), seed=kind(2))
+        assert request.budgets.tolist() == [4] and request.stop.tolist() == [[7]]
+        keys = jax.random.key_data(request.keys), jax.random.fold_in(jax.random.key(2), 0)
+        np.testing.assert_array_equal(keys[0][0], jax.random.key_data(keys[1]))
+    with pytest.raises(ValueError, match=r"stop must be a list of token ids, not 7"):
+        make_request([[3, 1]], max_new_tokens=4, stop=7)
+
+
+def test_a_budget_of_all_numbers_is_the_room():
+    decoder = AutoRegressive(StubCausal(), 8)
+    request = make_request([[3, 1]], max_new_tokens=2**31 - 1)
+    assert decoder.begin(request, 1).limit.tolist() == [8]
+
+
 def test_decoders_that_append_refuse_holes_and_empty_prompts():
     decoder = AutoRegressive(StubCausal(), 8)
     decoder.check(make_request([[3, 1]], max_new_tokens=2))

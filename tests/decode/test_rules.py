@@ -8,6 +8,7 @@ import pytest
 from paradec_jax.decode.rules import reveal, score, select
 from paradec_jax.decode.rules.alignment import aligned
 from paradec_jax.decode.rules.randomness import Purpose, fold
+from paradec_jax.decode.rules.subs import without_mask
 
 SCORES = jnp.array([[0.9, 0.4, 0.8, 0.8, 0.7], [0.2, 0.3, 0.1, 0.3, 0.0], [0.5] * 5])
 OPEN = jnp.array([[False, True, True, True, True], [True] * 5, [False] * 5])
@@ -47,6 +48,52 @@ def drawn(chosen) -> list[str]:
 def test_rules_choose_what_their_drawings_say(chosen, want):
     assert drawn(chosen()) == want
     assert not (chosen() & ~OPEN).any()
+
+
+NAN, INF = float("nan"), float("inf")
+RUNNING = jnp.array([[False, True, True, True, True], [True] * 5])
+POOR = {
+    "NaN": [[NAN] * 5] * 2,
+    "inf": [[INF] * 5] * 2,
+    "-inf": [[-INF] * 5] * 2,
+    "equal": [[0.5] * 5] * 2,
+    "mixed": [[0.9, NAN, -INF, NAN, 0.1], [NAN, -INF, NAN, NAN, NAN]],
+}
+
+
+@pytest.mark.parametrize("name", POOR)
+def test_every_rule_reveals_something_whatever_the_scores_are(name):
+    scores, none = jnp.array(POOR[name]), jnp.zeros_like(RUNNING)
+    rules = {
+        "quota": lambda s, o: reveal.quota(s, o, 1),
+        "threshold": lambda s, o: reveal.threshold(s, o, 2.0),
+        "strict": lambda s, o: reveal.threshold(s, o, 2.0, strict=True),
+        "factor": lambda s, o: reveal.factor(s, o, 0.5),
+        "free": lambda s, o: reveal.factor(s, o, 0.5, last_is_free=True),
+        "entropy": lambda s, o: reveal.entropy_budget(s, o, 0.1),
+        "order": lambda s, o: reveal.in_order(o),
+    }
+    for rule, choose in rules.items():
+        chosen = choose(scores, RUNNING)
+        assert chosen.any(axis=1).all() and not (chosen & ~RUNNING).any(), rule
+        assert not choose(scores, none).any(), rule
+    assert reveal.quota(scores, RUNNING, 9).tolist() == RUNNING.tolist()
+
+
+def test_nan_is_the_least_sure_score():
+    scores = jnp.array(POOR["mixed"])
+    assert drawn(reveal.quota(scores, RUNNING, 1)) == ["....x", ".x..."]
+    assert drawn(reveal.quota(scores, RUNNING, 2)) == ["..x.x", "xx..."]
+    assert drawn(reveal.quota(scores, RUNNING, 3)) == [".xx.x", "xxx.."]
+    assert drawn(reveal.threshold(scores, RUNNING, -INF)) == ["..x.x", ".x..."]
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF, 0.0])
+def test_the_mask_is_ruled_out_whatever_its_score_is(value):
+    for others in (0.0, NAN, INF):
+        logits = jnp.full(5, others).at[0].set(value)
+        best = without_mask(logits, 0)
+        assert int(jnp.argmax(best)) == 1 and (best[1:] == logits[1:]).all() == (others == others)
 
 
 def test_a_factor_run_that_stops_at_the_last_open_position_takes_it_along():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,11 +10,12 @@ from plain_baselines import Count
 from plain_jacobi import jacobi_count
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.testing import StubCausal, StubDenoiser, StubNetwork
+from paradec_jax.testing import Spoilt, StubCausal, StubDenoiser, StubNetwork
 
 SIZE, BUDGET = 20, 9
 STEPS = 16  # more than any row of the table needs for BUDGET tokens
 ALONE = 1_000_014  # by chance not all of the first row is committed at once
+SOUND = Spoilt()
 REPEATING = {"weights": (0, 0, 1, 0), "slope": 0, "constant": 0}  # the text has period 3
 
 
@@ -34,6 +36,7 @@ class Row:
       count: (stub, prompt length, new tokens) -> network calls, positions, what networks declare; None without a
         formula.
       first: calls and tokens of `init`.
+      most: network calls within which a row of so many new tokens ends, as the class of the decoder says.
     """
 
     kind: type
@@ -47,6 +50,7 @@ class Row:
     batch_wide: bool = False
     count: Callable[[Any, int, int], Count] | None = None
     first: tuple[int, int] = (1, 1)
+    most: Callable[[int], int] = lambda new: new + 1
 
     def network(self, **changes: Any) -> Any:
         return self.net(**{**self.stub, **changes})
@@ -69,9 +73,13 @@ class Row:
 
     @property
     def params(self) -> Any:
-        """Those of the stubs: none, for each of several networks."""
+        """Those of the stubs, for each of several networks, which change nothing of what they say."""
+        return self.spoilt()
+
+    def spoilt(self, network: Spoilt = SOUND, **further: Spoilt) -> Any:
+        """Parameters that change what the network says, and further ones by their fields."""
         names = self.kind.further_networks
-        return dict.fromkeys(("network", *names)) if names else None
+        return {"network": network, **dict.fromkeys(names, SOUND), **further} if names else network
 
     def own(self, result: dict[str, Any]) -> dict[str, Any]:
         """What of a result (`results.listed`) is each row's own affair."""
@@ -105,11 +113,24 @@ def jacobi_row(kind: type, *, spawn: float | None = None, **options: Any) -> Row
     return dataclasses.replace(row, knobs=knobs, count=count)
 
 
-def released_row(kind: type, knobs: dict[str, Any] | None = None, **options: Any) -> Row:
+def released_row(kind: type, most: Callable[[int], int], **options: Any) -> Row:
     """A row of a released block decoder, whose first call commits nothing."""
     return Row(
-        kind, options, knobs or {}, REPEATING, StubCausal, overruns=True, only_greedy=True, first=(1, 0)
+        kind,
+        options,
+        {},
+        REPEATING,
+        StubCausal,
+        overruns=True,
+        only_greedy=True,
+        first=(1, 0),
+        most=most,
     )
+
+
+def waves_end(recurrences: int, inner: int = 2) -> Callable[[int], int]:
+    """Calls within which a wavefront ends whose positions do so many recurrences at most, `inner` a call."""
+    return lambda new: 1 + (new - 1) * math.ceil(recurrences / inner)
 
 
 def canvas_row(kind: type, count: Callable[..., Count], first: int, **options: Any) -> Row:

@@ -14,7 +14,17 @@ import house_decoders as house
 import jax
 import numpy as np
 import pytest
-from decoder_rows import REPEATING, SIZE, Row, canvas_row, causal_row, jacobi_row, masked_row, released_row
+from decoder_rows import (
+    REPEATING,
+    SIZE,
+    Row,
+    canvas_row,
+    causal_row,
+    jacobi_row,
+    masked_row,
+    released_row,
+    waves_end,
+)
 from plain_baselines import drafted_count, lookahead_count, prompt_lookup_count
 from plain_canvas import (
     dual_cache_count,
@@ -69,42 +79,52 @@ ROWS = {
         {"draft_recurrence": 2, "lookahead": 3, "log_probs": True},
         stub=MIXED,
         count=functools.partial(speculative_count, 2, 3),
+        most=lambda new: 1 + 4 * (new - 1),
     ),
     "speculative-one": Row(
         decode.SelfSpeculative,
         {"draft_recurrence": 1, "lookahead": 1},
         stub=MIXED,
         count=functools.partial(speculative_count, 1, 1),
+        most=lambda new: 1 + 2 * (new - 1),
     ),
     "wavefront": Row(
         decode.Wavefront,
         {"window": 4, "inner_recurrence": 2, "log_probs": True},
         count=functools.partial(wavefront_count, 2),
+        most=waves_end(64),
     ),
     "wavefront-buckets": Row(
         decode.Wavefront,
         {"window": 6, "inner_recurrence": 2, "buckets": (1, 3)},
         count=functools.partial(wavefront_count, 2),
+        most=waves_end(64),
     ),
     "wavefront-bursts": Row(  # positions after a slow one settle while they wait, and are committed together
-        decode.Wavefront, {"window": 6, "inner_recurrence": 2}, stub={"needed": (5, 1, 1, 1), "errs": False}
+        decode.Wavefront,
+        {"window": 6, "inner_recurrence": 2},
+        stub={"needed": (5, 1, 1, 1), "errs": False},
+        most=waves_end(64),
     ),
     "wavefront-headway": Row(
         decode.Wavefront,
         {"window": 5, "inner_recurrence": 2, "headway": 2, "noise_mixing": "sqrt"},
         {"max_recurrence": 8, "noise": 0.1},
         recurrence=None,
+        most=waves_end(8),
     ),
     "wavefront-restart": Row(
         decode.Wavefront,
         {"window": 5, "inner_recurrence": 2, "headway": 3, "warm_start": False},
         stub={"needed": (2, 1)},
         recurrence=None,
+        most=waves_end(64),
     ),
     "wavefront-straight-through": Row(
         decode.SoftWavefront,
         {"window": 4, "inner_recurrence": 2, "log_probs": True},
         count=functools.partial(wavefront_count, 2),
+        most=waves_end(64),
     ),
     "prompt-lookup": causal_row(decode.PromptLookup, prompt_lookup_count, REPEATING, max_ngram=2, num_pred=3),
     "lookahead": causal_row(
@@ -130,8 +150,9 @@ ROWS = {
     "released-wavefront": Row(
         released.ReleasedWavefront,
         {"window": 5, "inner_recurrence": 2, "recurrence": 4, "buckets": (1, 3)},
-        {"noise": 0.0},
+        {"noise": 0.0, "max_steps": 40},
         overruns=True,
+        most=lambda new: 40 + 3,
     ),
     "released-wavefront-fixed": Row(
         released.ReleasedWavefront,
@@ -143,28 +164,38 @@ ROWS = {
             "rule": "fixed",
             "buckets": (5,),
         },
+        {"max_steps": 40},
         recurrence=None,
         overruns=True,
+        most=lambda new: 40 + 3,
     ),
     "released-prompt-lookup": causal_row(
         ReleasedPromptLookup, None, REPEATING, max_ngram=2, num_pred=3, dummy=7
     ),
     "released-lookahead": causal_row(ReleasedLookahead, None, REPEATING, level=4, window=3, guesses=2),
-    "released-jacobi": released_row(released.ReleasedJacobi, block=4),
-    "released-blocks": released_row(released.ReleasedMultiBlock, block=3, in_flight=2, capacity=8),
-    "released-window": released_row(released.ReleasedRunningWindow, block=4),
-    "released-masked": masked_row(
-        released.ReleasedMasked, functools.partial(grid_count, 6), {}, sampler="ancestral", steps=5
+    "released-jacobi": released_row(released.ReleasedJacobi, lambda new: 1 + new + 2 * 4, block=4),
+    "released-blocks": released_row(
+        released.ReleasedMultiBlock, lambda new: 1 + 1024 * 128, block=3, in_flight=2, capacity=8
+    ),
+    "released-window": released_row(released.ReleasedRunningWindow, lambda new: new + 1, block=4),
+    "released-masked": dataclasses.replace(
+        masked_row(
+            released.ReleasedMasked, functools.partial(grid_count, 6), {}, sampler="ancestral", steps=5
+        ),
+        most=lambda new: 5 + 1,
     ),
     "released-masked-cached": dataclasses.replace(
-        masked_row(released.ReleasedMasked, None, {}, steps=6), batch_wide=True
+        masked_row(released.ReleasedMasked, None, {}, steps=6), batch_wide=True, most=lambda new: 6 + 1
     ),
     "released-masked-sdtt": dataclasses.replace(
         masked_row(released.ReleasedMasked, None, {}, program="sdtt", sampler="analytic", steps=4),
         batch_wide=True,
+        most=lambda new: 4 + 1,
     ),
     "released-strided": dataclasses.replace(
-        masked_row(released.ReleasedStrided, None, {}, steps=2, width=10, stride=5), batch_wide=True
+        masked_row(released.ReleasedStrided, None, {}, steps=2, width=10, stride=5),
+        batch_wide=True,
+        most=lambda new: 2 * (2 + 2),  # two windows
     ),
     # Decoders of this folder
     "any-order": canvas_row(house.AnyOrder, whole_canvas_count, 0),

@@ -21,11 +21,23 @@ def block_row(
     knobs: Any = None,
     first: tuple[int, int] = (1, 0),
     alignment: str = "own",
+    others: tuple[int, ...] = (),
+    each: int = 2,
     **options: Any,
 ) -> Row:
     """A row on the denoiser that sees in blocks; one token a step, from left to right, unless told otherwise."""
     stub = {"sharpness": 12.0, "block": block, "alignment": alignment}
-    return Row(kind, options, knobs or {}, stub, StubDenoiser, count=count, first=first)
+    longest = max((block, *others))
+    return Row(
+        kind,
+        options,
+        knobs or {},
+        stub if not others else {**stub, "others": others},
+        StubDenoiser,
+        count=count,
+        first=first,
+        most=lambda new: 1 + each * (new + longest),
+    )
 
 
 def head_row(
@@ -73,11 +85,15 @@ BLOCKS = {
         (1, 1),
         log_probs=True,
     ),
-    "elastic": dataclasses.replace(
-        block_row(
-            decode.ElasticDenoising, 2, None, {"length_entropy": 1.0}, (1, 1), rule="static", log_probs=True
-        ),
-        stub={"sharpness": 12.0, "block": 2, "others": (4,)},
+    "elastic": block_row(
+        decode.ElasticDenoising,
+        2,
+        None,
+        {"length_entropy": 1.0},
+        (1, 1),
+        others=(4,),
+        rule="static",
+        log_probs=True,
     ),
     "elastic-one": block_row(
         decode.ElasticDenoising,
@@ -155,10 +171,10 @@ BLOCKS = {
         block_row(released.ReleasedDenoising, 2, knobs={"threshold": 2.0}, program="jetengine"), overruns=True
     ),
     "released-speculative": dataclasses.replace(
-        head_row(released.ReleasedSpeculative, 4, candidates=2), overruns=True, batch_wide=True
+        head_row(released.ReleasedSpeculative, 4, each=3, candidates=2), overruns=True, batch_wide=True
     ),
     "released-veto": head_row(released.ReleasedVeto, 2, knobs={"threshold": 0.5}),
-    "lossy-position-wise": head_row(released.LossyPositionWise, 2),
+    "lossy-position-wise": head_row(released.LossyPositionWise, 2, each=3),
 }
 VARIANTS = (
     "block-next",

@@ -7,6 +7,7 @@ and `test_stops.py`, what they must refuse in `test_refusals.py`; `test_equivale
 import dataclasses
 import importlib
 import pkgutil
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -146,23 +147,31 @@ def test_knobs_and_equal_decoders_share_a_program(name):
     params, request = row.params, tiny_request(BUDGET, stop=(0,))
     decode.run(row.decoder(), params, request, row.values())
     with nothing_is_traced(row.kind):
-        fields = {f.name: (f.default, f.metadata) for f in dataclasses.fields(row.kind.Knobs)}
-        for field, (default, metadata) in fields.items():
-            if field == "temperature" and row.only_greedy:
+        for field in dataclasses.fields(row.kind.Knobs):
+            if field.name == "temperature" and row.only_greedy:
                 continue
-            if field in unneeded(row.kind.Knobs(), row.decoder()):
+            if field.name in unneeded(row.kind.Knobs(), row.decoder()):
                 continue
-            current = row.knobs.get(field, default)
-            whole = isinstance(current, int) or metadata.get("unset") == np.iinfo(np.int32).max
-            changed = (current or 1) + 1 if whole else 0.5
-            values = list(metadata.get("names", (changed, np.asarray(changed), jnp.asarray(changed))))
-            values += [None] * ("unset" in metadata)
+            whole = int in (field.type, *typing.get_args(field.type))
+            changed = (row.knobs.get(field.name, field.default) or 1) + 1 if whole else 0.5
+            values = list(field.metadata.get("names", (changed, *spelled(1, WHOLE if whole else ANY))))
+            values += [None] * ("unset" in field.metadata)
             for value in values:
-                decode.run(row.decoder(row.network()), params, request, row.values(**{field: value}))
+                knobs = row.values(**{field.name: value})
+                decode.run(row.decoder(row.network()), params, request, knobs, max_steps=1)
         for seed in range(5):
             again = dataclasses.replace(row.decoder(dataclasses.replace(row.network())))
             decode.run(again, params, tiny_request((3, 4, 5), seed=seed, stop=(seed,)), row.values())
             decode.run(again, params, request, row.values(), max_steps=seed)
+
+
+WHOLE = (int, np.int64, np.asarray, jnp.asarray)
+ANY = (*WHOLE, bool, float, np.float64, jnp.bfloat16, jnp.float32)
+
+
+def spelled(number, types):
+    """The number as a value of each type."""
+    return [kind(number) for kind in types]
 
 
 @SAMPLED

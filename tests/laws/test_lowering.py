@@ -69,7 +69,7 @@ def test_decoder(name):
         network = tiny_denoiser(dtype="bfloat16", param_dtype="bfloat16")
     decoder = row.decoder(network, SIZE)
     params = None if isinstance(network, StubDenoiser) else parameter_shapes(network.config)
-    if row.params:
+    if isinstance(row.params, dict):
         params = {**row.params, "network": params}
         if row.kind.visibilities == ("block",):
             decoder = dataclasses.replace(decoder, head=tiny_head(dtype="bfloat16", param_dtype="bfloat16"))

@@ -94,6 +94,8 @@ class ElasticDenoising(DecoderBase):
     With one length it is `BlockDenoising(length=..)`, token for token and call for call. So it is with several, at
     the longest, where `length_entropy` asks nothing.
 
+    A row of n new positions ends within 1 + 2 (n + B) network calls, B the longest length.
+
     Attributes:
       lengths: those that it chooses among, ascending, each a multiple of the one before; all that the checkpoint
         serves when None.

@@ -92,6 +92,8 @@ class Residual(DecoderBase):
     reveals no call has seen (Algorithm 2). The steps of `rule` are those of calls: S quotas that the head's reveals
     do not count for. Draws of the head's steps have noise of their own.
 
+    A row of n new positions ends within 1 + 2 (n + B) network calls.
+
     Attributes:
       head: the head's network, that of the model's folder where it is not given; "zero" runs none, so that the
         network's own scores are taken K times more.

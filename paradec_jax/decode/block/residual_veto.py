@@ -85,6 +85,8 @@ class ResidualVeto(DecoderBase):
     and none is asked. By confidence only those fall that were above tau before: what a schedule of fewer steps adds
     was not proposed for being sure, and stays.
 
+    A row of n new positions ends within 1 + 2 (n + B) network calls.
+
     Attributes:
       head: the head's network, that of the model's folder where it is not given; "zero" runs none, and nothing falls.
       judge: "change" or "confidence".

@@ -108,6 +108,8 @@ class SoftBlock(DecoderBase):
     With "straight_through" its tokens, lengths and counts are those of `BlockDenoising`. A loss over all steps wants
     `fuse_prompt=False`: what rides with the prompt is done by `init`, which hands out no info.
 
+    A row of n new positions ends within 1 + 2 (n + B) network calls.
+
     Attributes:
       rule: "dynamic" or "threshold".
       length, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`.

@@ -17,6 +17,7 @@ from paradec_jax.decode.machine.knobs import (
     SamplingKnobs,
     as_arrays,
     check_most,
+    check_types,
     told_need,
     unneeded,
 )
@@ -33,6 +34,10 @@ AnyDecoder = TypeVar("AnyDecoder", bound="DecoderBase")  # not Self, which the t
 @dataclasses.dataclass(frozen=True)
 class DecoderBase(abc.ABC):
     """Static fields and the methods that no decoder changes.
+
+    Whatever the logits are, NaN and infinities among them, a call after the prompt's commits or reveals at least one
+    position. So a row of n new positions ends within n + 1 network calls; a class whose calls do other work as well
+    says itself within how many.
 
     A subclass says in class variables what it can decode: `visibilities` of networks, `alignments` of logits,
     `any_order` where it fills holes and starts from nothing, `needs_cache` where it calls a network on a window whose
@@ -156,14 +161,16 @@ class DecoderBase(abc.ABC):
         """The knobs as arrays, the defaults for None.
 
         Raises:
-          ValueError: knobs of another type, out of range, a temperature where the decoder is greedy, or a knob whose
-            `needs` the decoder does not meet or whose `most` it exceeds.
+          ValueError: knobs of another type, values that are no numbers of their field's kind or out of range, a
+            temperature where the decoder is greedy, or a knob whose `needs` the decoder does not meet or whose `most`
+            it exceeds.
         """
         name = type(self).__name__
         knobs = self.Knobs() if knobs is None else knobs
         if not isinstance(knobs, self.Knobs):
             wanted = f"{name}.Knobs ({self.Knobs.__name__})"
             raise ValueError(f"{name} takes knobs of type {wanted}, not {type(knobs).__name__}")
+        check_types(knobs)
         knobs.check()
         hot = knobs.temperature
         if self.greedy and not isinstance(hot, jax.core.Tracer) and np.any(np.asarray(hot) > 0):

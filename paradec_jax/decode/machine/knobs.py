@@ -1,6 +1,9 @@
 """Knobs: small pytrees of numbers that steer a decoder. Changing them never recompiles, `vmap` over them works."""
 
 import dataclasses
+import functools
+import inspect
+import typing
 from typing import Any
 
 import jax
@@ -9,12 +12,13 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from paradec_jax.decode.rules.sampling import TINY
+
 UNLIMITED = np.iinfo(np.int32).max
-PLAIN = {bool: np.bool_, int: np.int32, float: np.float32}  # Python's numbers, and what they become
 
 
 def knob(default: Any, **metadata: Any) -> Any:
-    """A knob's field.
+    """A knob's field. Its annotation says whether it holds whole numbers (`int`) or any (`float`).
 
     Args:
       default: its value where the caller says nothing.
@@ -32,7 +36,7 @@ class SamplingKnobs:
     """Numbers that shape the token distribution, the root of all knobs.
 
     Attributes:
-      temperature: T; 0 takes the most probable token.
+      temperature: T; 0, or a number below 1e-6, takes the most probable token.
       top_k: tokens kept, ties at the k-th included; None keeps all.
       top_p: probability mass kept; 1 keeps all.
       min_p: smallest probability kept, relative to the largest; 0 keeps all.
@@ -52,11 +56,73 @@ class SamplingKnobs:
 
 
 def check_range(value: Any, name: str, allowed: Any, text: str) -> None:
-    """Refuses a knob outside its range, unless it is traced or not set. Raises ValueError."""
+    """Refuses a knob outside its range, unless it is traced or not set. Raises ValueError.
+
+    A number below 1.2e-38, which a program may take for 0, is 0 here.
+    """
     if value is None or isinstance(value, jax.core.Tracer):
         return
-    if not np.all(allowed(np.asarray(value))):
+    value = np.asarray(value)
+    if not np.all(allowed(np.where(np.abs(value) < TINY, np.zeros_like(value), value))):
         raise ValueError(f"{name} must be {text}, not {value}")
+
+
+def check_types(knobs: Any) -> None:
+    """Refuses what is no number of its field's kind, what 32 bits cannot hold, and NaN. Raises ValueError."""
+    for field in dataclasses.fields(knobs):
+        value, optional = getattr(knobs, field.name), "unset" in field.metadata
+        if (value is None and optional) or (isinstance(value, str) and "names" in field.metadata):
+            continue
+        dtype = _dtype(knobs, field.name)
+        if not _holds(dtype, value):
+            kind = "a whole number of 32 bits" if dtype == np.int32 else "a number of float32"
+            allowed = " or ".join([*field.metadata.get("names", ()), kind, *["None"] * optional])
+            raise ValueError(f"{field.name} must be {allowed}, not {value!r}")
+
+
+@functools.cache
+def _whole(kind: type) -> frozenset[str]:
+    """Fields that hold whole numbers: annotated so, or words that stand for them."""
+    hints: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        hints |= inspect.get_annotations(base, eval_str=True)
+    return frozenset(
+        field.name
+        for field in dataclasses.fields(kind)
+        if "names" in field.metadata or int in (hints[field.name], *typing.get_args(hints[field.name]))
+    )
+
+
+def _dtype(knobs: Any, name: str) -> Any:
+    """What a knob is in a program, by its field: int32, or float32, or float64 where it is given so and allowed."""
+    value = getattr(knobs, name)
+    if name in _whole(knobs.__class__) and _given(value).ndim == 0:
+        return np.dtype(np.int32)
+    wide = type(value) is not float and jax.dtypes.canonicalize_dtype(np.float64) == np.float64
+    return np.dtype(np.float64 if wide and _given(value).dtype == np.float64 else np.float32)
+
+
+def _given(value: Any) -> Any:
+    """The value as an array; lists of unequal lengths, which are none, as an object."""
+    try:
+        return value if isinstance(value, jax.Array) else np.asarray(value)
+    except ValueError:
+        return np.asarray(None)
+
+
+def _holds(dtype: Any, value: Any) -> bool:
+    """Whether a number, or each of an array, is one of this type but for rounding."""
+    given = _given(value)
+    if dtype == np.int32:
+        number, whole = jnp.issubdtype(given.dtype, jnp.integer), np.iinfo(dtype)
+        return number and (isinstance(value, jax.core.Tracer) or whole.min <= int(given) <= whole.max)
+    if not any(jnp.issubdtype(given.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
+        return False
+    if isinstance(value, jax.core.Tracer):
+        return True
+    given = np.asarray(given)
+    with np.errstate(over="ignore"):
+        return bool(np.all(np.isinf(given) | np.isfinite(given.astype(dtype))))
 
 
 def check_most(knobs: Any, decoder: Any) -> None:
@@ -98,7 +164,7 @@ def told_need(need: Need) -> str:
 
 
 def as_arrays(knobs: Any, decoder: Any = None) -> Any:
-    """The knobs as float32 and int32 scalars, so that Python numbers, None and arrays trace one program.
+    """The knobs as float32 and int32 scalars, so that all numbers, None and arrays trace one program.
 
     Args:
       knobs: as the caller gave them.
@@ -123,25 +189,23 @@ def as_arrays(knobs: Any, decoder: Any = None) -> Any:
         for field in dataclasses.fields(knobs)
         if getattr(knobs, field.name) is None and "unset" in field.metadata
     }
-    spelled: dict[str, Any] = {}
-    for field in dataclasses.fields(knobs):
-        value = getattr(knobs, field.name)
-        if isinstance(value, str):
-            spelled[field.name] = field.metadata["names"].index(value)
-        elif isinstance(value, list | tuple):
-            spelled[field.name] = np.asarray(value)
-    return jax.tree.map(_as_array, dataclasses.replace(knobs, **unset, **spelled))
+    words = {
+        field.name: field.metadata["names"].index(getattr(knobs, field.name))
+        for field in dataclasses.fields(knobs)
+        if isinstance(getattr(knobs, field.name), str)
+    }
+    knobs = dataclasses.replace(knobs, **unset, **words)
+    values = {field.name: getattr(knobs, field.name) for field in dataclasses.fields(knobs)}
+    arrays = {name: _as_array(x, _dtype(knobs, name)) for name, x in values.items() if x is not None}
+    return dataclasses.replace(knobs, **arrays)
 
 
 def _value_of(unset: Any, decoder: Any) -> Any:
     return unset(decoder) if callable(unset) else unset
 
 
-def _as_array(x: Any) -> Any:
-    if type(x) in PLAIN:  # placed on the device as it is: `jnp.asarray` compiles a program for each type
-        return jax.device_put(np.asarray(x, PLAIN[type(x)]))
-    x = jnp.asarray(x)
-    if x.dtype == jnp.bool_:
-        return x
-    wide = x.dtype if x.dtype == jnp.float64 and not x.weak_type else jnp.float32
-    return lax.convert_element_type(x, jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else wide)
+def _as_array(x: Any, dtype: Any) -> Array:
+    if isinstance(x, jax.Array):
+        return lax.convert_element_type(x, dtype)
+    # Placed on the device as it is: `jnp.asarray` compiles a program for each type.
+    return jax.device_put(np.asarray(x).astype(dtype))

@@ -1,6 +1,7 @@
 """What a decoder is asked: prompts or canvases, budgets, keys."""
 
 import dataclasses
+import reprlib
 from typing import Any
 
 import jax
@@ -83,8 +84,8 @@ def make_request(
     lengths: Any = None,
     *,
     max_new_tokens: Any,
-    stop: tuple[int, ...] = (),
-    seed: int = 0,
+    stop: Any = (),
+    seed: Any = 0,
     keys: Array | None = None,
     given: Any = None,
     recorded: Any = None,
@@ -102,7 +103,8 @@ def make_request(
       recorded: recorded draws.
 
     Raises:
-      ValueError: a length beyond P, a budget below 1 without a hole, or `given` of another shape.
+      ValueError: a length beyond P, a budget below 1 without a hole, `given` of another shape, or lengths, budgets,
+        stop tokens or a seed that are no whole numbers of 32 bits (the seed of 64).
     """
     if isinstance(tokens, list | tuple):
         lengths = [len(row) for row in tokens] if lengths is None else lengths
@@ -113,8 +115,11 @@ def make_request(
     if tokens.ndim != 2 or tokens.shape[0] == 0:
         raise ValueError(f"tokens must be [B, P] with at least one row, not of shape {tokens.shape}")
     batch, width = tokens.shape
-    lengths = np.full(batch, width) if lengths is None else np.asarray(lengths)
-    budgets = np.broadcast_to(np.asarray(max_new_tokens), (batch,))
+    lengths = np.full(batch, width) if lengths is None else whole_numbers("lengths", lengths)
+    budgets = np.broadcast_to(whole_numbers("max_new_tokens", max_new_tokens), (batch,))
+    stops = whole_numbers("stop", stop)
+    if stops.ndim != 1:
+        raise ValueError(f"stop must be a list of token ids, not {stop!r}")
     if lengths.shape != (batch,) or lengths.min() < 0 or lengths.max() > width:
         raise ValueError(f"lengths must be {batch} numbers from 0 to {width}, not {lengths.tolist()}")
     holes = np.zeros(batch, bool)
@@ -132,16 +137,34 @@ def make_request(
         (
             tokens,
             lengths.astype(np.int32),
-            budgets.astype(np.int32),
-            np.broadcast_to(np.asarray(stop, np.int32), (batch, len(stop))),
+            budgets,
+            np.broadcast_to(stops, (batch, len(stops))),
             given if holes.any() else None,
         ),
         may_alias=False,
     )
     if keys is None:
-        keys = keys_of(np.int64(seed), np.arange(batch, dtype=np.int32))
+        keys = keys_of(whole_numbers("seed", seed, 64)[()], np.arange(batch, dtype=np.int32))
     tokens, lengths, budgets, stops, given = placed
     return Request(tokens, lengths, budgets, keys, stops, given, recorded)
+
+
+def whole_numbers(name: str, values: Any, bits: int = 32) -> np.ndarray:
+    """A copy of the values as signed integers of so many bits.
+
+    Raises:
+      ValueError: floats, bools, texts, lists of unequal lengths, or numbers beyond these bits.
+    """
+    try:
+        found = np.asarray(values)
+    except ValueError:
+        found = np.asarray(None)
+    dtype = np.dtype(f"int{bits}")
+    limits = np.iinfo(dtype)
+    whole = found.size == 0 or np.issubdtype(found.dtype, np.integer)
+    if not whole or np.any((found < limits.min) | (found > limits.max)):
+        raise ValueError(f"{name} must be whole numbers of {bits} bits, not {reprlib.repr(values)}")
+    return np.array(found, dtype)
 
 
 @jax.jit

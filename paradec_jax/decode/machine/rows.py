@@ -206,7 +206,7 @@ def begin(
     tokens = lax.dynamic_update_slice(jnp.zeros((batch, room), jnp.int32), request.tokens, (0, 0))
     zeros = jnp.zeros(batch, jnp.int32)
     lengths, fixed, start = request.lengths + 0, None, request.lengths + 0
-    limit = jnp.minimum(lengths + request.budgets, size)
+    limit = lengths + jnp.minimum(request.budgets, size - lengths)  # no sum beyond int32
     if request.given is not None:
         fixed = jnp.pad(request.given, ((0, 0), (0, room - prompt)))
         fixed &= jnp.arange(room) < lengths[:, None]

@@ -118,6 +118,9 @@ class SoftWavefront(DecoderBase):
 
     With "straight_through" its tokens, lengths and counts are those of `Wavefront` at any temperature.
 
+    A row of n new tokens ends within 1 + (n - 1) ceil(max_recurrence / r') network calls; without a bound on
+    recurrences maybe never.
+
     Attributes:
       inner_recurrence, window, headway, prefill_recurrence, noise_schedule, noise_mixing: as those of `Wavefront`.
       relaxation: "straight_through" or "soft". "soft" mixes tokens that were not drawn, so it must be `greedy`.
@@ -165,7 +168,7 @@ class SoftWavefront(DecoderBase):
         distance = score.latent_change(new.states, wave.states)
         overdue = knobs.overdue(wave.recurrences + self.inner_recurrence)
         agrees = wave.agrees(new.tokens) & wave.in_use
-        final = select.leading_run(((distance < threshold) | overdue) & agrees)
+        final = select.leading_run((waves.stands_still(distance, threshold) | overdue) & agrees)
         rows = rows.spend(new.counts, wave.active).commit(new.tokens, final, new.log_probs)
         committed = rows.length - state.rows.length
 

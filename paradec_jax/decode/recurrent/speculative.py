@@ -67,6 +67,8 @@ class SelfSpeculative(DecoderBase):
     where all drafts are accepted. With greedy sampling and a cache of one slot a recurrence the output is that of
     static decoding. When sampling, verification by argmax does not preserve the distribution.
 
+    A row of n new tokens ends within 1 + (n - 1) (L + 1) network calls.
+
     Attributes:
       recurrence: r of verification; the network's default when None.
       prefill_recurrence: r of the prompt; that of verification when None.

@@ -268,6 +268,11 @@ def with_noise(
     return lax.cond(jnp.any(jnp.asarray(knobs.noise) > 0), mix, lambda z: z, wave.states)
 
 
+def stands_still(distance: Float[Array, "B W"], threshold: Array) -> Bool[Array, "B W"]:
+    """Whether each slot's relative change is below its threshold; below infinity all are, NaN too."""
+    return (distance < threshold) | jnp.isposinf(threshold)
+
+
 def check_wave(
     inner_recurrence: int, window: int, headway: int, noise_schedule: str, noise_mixing: str
 ) -> None:

@@ -42,6 +42,9 @@ class WaveInfo:
 class Wavefront(DecoderBase):
     """Refines a window of latent states and commits its converged prefix.
 
+    A row of n new tokens ends within 1 + (n - 1) ceil(max_recurrence / r') network calls; without a bound on
+    recurrences maybe never.
+
     Attributes:
       inner_recurrence: r', recurrences of a step.
       window: W, slots of the compiled window; `knobs.max_wavefront` narrows it without recompiling.
@@ -99,7 +102,7 @@ class Wavefront(DecoderBase):
         distance = score.latent_change(new.states, wave.states)
         overdue = knobs.overdue(wave.recurrences + self.inner_recurrence)
         agrees = wave.agrees(new.tokens)
-        converged = ((distance < at_age(knobs.exit_threshold, age)) | overdue) & agrees
+        converged = (waves.stands_still(distance, at_age(knobs.exit_threshold, age)) | overdue) & agrees
         final = select.leading_run((overdue if self.paced else converged) & wave.in_use)
 
         # The tokens that final positions predict are committed.

@@ -46,6 +46,8 @@ class ReleasedDenoising(DecoderBase):
     where a quota exceeds the masks that are left, cannot run its entropy rule (here it is repaired), and takes
     neither temperature 0 nor a batch; JetEngine may leave masks in a block.
 
+    A row of n new positions ends within 1 + 2 (n + B) network calls.
+
     Attributes:
       program: "generate", "evaluation" or "jetengine".
       rule: "static", "dynamic", "sequential", "entropy", or JetEngine's "random".

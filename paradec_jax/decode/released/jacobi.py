@@ -88,6 +88,8 @@ class ReleasedJacobi(DecoderBase):
     - a stop token that follows a full block goes unnoticed, and the next block call spends a network call to find it;
     - the budget is looked at between blocks, so up to n - 1 tokens more are committed and stay in the result.
 
+    A row of n' new tokens ends within 1 + n' + 2 n network calls.
+
     Attributes:
       block: n, tokens of a block.
       complete_blocks: as the program that collects trajectories: a block always completes its n tokens, after

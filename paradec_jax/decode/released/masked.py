@@ -60,6 +60,8 @@ class ReleasedMasked(DecoderBase):
     batch, so counts of network calls depend on the batch; tokens do not. SDTT's projection, which writes a prompt
     over the first positions after every step, is what given tokens do here; so are its forced first and last tokens.
 
+    A row ends within N + 1 network calls.
+
     Attributes:
       program: "mdlm" or "sdtt".
       sampler: "ancestral", "cached" or "analytic".
@@ -154,5 +156,5 @@ class ReleasedMasked(DecoderBase):
         if self.sampler == "analytic" and self.program == "mdlm":
             end = race(rules.analytic_weights(probs, tokens, t, None, mask), uniforms)
         else:
-            end = jnp.argmax(probs, axis=-1).astype(jnp.int32)
+            end = rules.most_probable(probs, mask)
         return jnp.where(last[:, None], end, drawn)

@@ -95,7 +95,12 @@ def analytic_weights(
     extra = (1 - jnp.exp(change)) * jnp.sum(score, axis=-1, keepdims=True)
     staggered = score * jnp.exp(change) + extra * at_mask
     weights = staggered * (jnp.exp(-change) * own + jnp.where(masked, 1 - jnp.exp(-change), 0.0))
-    return weights if s is not None else weights.at[:, :, mask].set(0.0)
+    return weights if s is not None else weights.at[:, :, mask].set(-1.0)
+
+
+def most_probable(probs: Float[Array, "B W V"], mask: int) -> Int[Array, "B W"]:
+    """The token with which a program ends, never the mask: also where probabilities are NaN nothing stays masked."""
+    return jnp.argmax(probs.at[:, :, mask].set(-1.0), axis=-1).astype(jnp.int32)
 
 
 def predict(

@@ -119,6 +119,8 @@ class ReleasedMultiBlock(DecoderBase):
     enough and the result is theirs. Where "main" fails on a stale pseudo draft (it has another number of candidates),
     here its own draft goes with every candidate.
 
+    A row ends within 1 + `max_block_calls` `max_iterations` network calls.
+
     Attributes:
       block: n, tokens of a block.
       variant: one of `VARIANTS`.

@@ -72,6 +72,8 @@ class ReleasedSpeculative(DecoderBase):
     - The head's cache is never filled, so it sees the open block alone. `context` fills it.
     - Rows end where a block is stored, and fill the block that holds the end of their budget.
 
+    A row of n new positions ends within 1 + 3 (n + B) network calls.
+
     Attributes:
       head: the head's network, or "zero".
       candidates: K, drafts of a round, the first one from the network's scores.
@@ -174,6 +176,8 @@ class ReleasedSpeculative(DecoderBase):
 @dataclasses.dataclass(frozen=True)
 class ReleasedVeto(DecoderBase):
     """As `ResidualVeto`, but the head's cache is never filled: it sees the open block alone.
+
+    A row of n new positions ends within 1 + 2 (n + B) network calls.
 
     Attributes:
       head: the head's network, or "zero".

@@ -34,6 +34,8 @@ class ReleasedStrided(DecoderBase):
     `steps - 1` for some numbers; the last step reveals whatever is left. A text of K + 1 windows has `L + K stride`
     tokens. As in `ReleasedMasked`, the cache is dropped when any row of the batch has changed.
 
+    A row of K + 1 windows ends within (K + 1) (N + 2) network calls.
+
     Attributes:
       steps: of the times.
       stride: positions by which a window moves.
@@ -89,7 +91,7 @@ class ReleasedStrided(DecoderBase):
         weights = reverse_weights(probs, t, t - np.float32(1 / self.steps), mask)
         turn = state.number * (count + 1) + jnp.minimum(state.call, count)
         uniforms = rules.uniforms(state.rows, turn, at, *probs.shape[1:])
-        best = jnp.argmax(probs, axis=-1).astype(jnp.int32)
+        best = rules.most_probable(probs, mask)
         drawn = jnp.where(last[:, None], best, race(weights, uniforms))
         new, changed = rules.write(state, drawn, at, mask, last & (at + self.length >= state.rows.limit))
         moved = jnp.any(changed & running)

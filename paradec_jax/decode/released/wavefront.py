@@ -33,7 +33,7 @@ from paradec_jax.decode.released.wave import (
     unless_done,
 )
 from paradec_jax.decode.rules.randomness import Purpose, fold
-from paradec_jax.decode.rules.sampling import filtered_probabilities, inverse_cdf, sample
+from paradec_jax.decode.rules.sampling import filtered_probabilities, inverse_cdf, is_hot, sample
 from paradec_jax.decode.rules.windows import shift, window, write_after_read
 
 
@@ -50,6 +50,8 @@ class ReleasedWavefront(DecoderBase):
 
     Rows of a batch are independent, which the released program (batch 1) does not offer. The info of a step is what
     the rule froze, a `Frozen`.
+
+    A row ends within `max_steps` + 3 network calls.
 
     Attributes:
       inner_recurrence: r', recurrences of a step.
@@ -336,7 +338,7 @@ class ReleasedWavefront(DecoderBase):
         def most_probable(logits: Array) -> Array:
             return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
-        return lax.cond(jnp.asarray(knobs.temperature) > 0, stochastic, most_probable, logits)
+        return lax.cond(is_hot(knobs.temperature), stochastic, most_probable, logits)
 
     def _filler(self, index: Int[Array, "B S"], state: ReleasedWavefrontState) -> Int[Array, "B S"]:
         """The random tokens of positions that nothing predicts yet; `index` counts them from 0."""

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.rules import select
+from paradec_jax.decode.rules.partition import fraction
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.sampling import draw
 
@@ -68,7 +69,9 @@ def verify(
       drafts next; and which drafts are accepted.
     """
     proposed = jnp.pad(jnp.where(inside, drafts, NONE), ((0, 0), (0, 1)), constant_values=NONE)
-    uniform = jax.vmap(jax.vmap(jax.random.uniform))(fold(keys, Purpose.ACCEPT, positions, step))
+    # Numbers of many digits: on a grid of 2^-23 an unlikely draft would be accepted whenever 0 is drawn.
+    drawn_bits = jax.vmap(jax.vmap(lambda key: jax.random.bits(key, (2,), jnp.uint32)))
+    uniform = fraction(drawn_bits(fold(keys, Purpose.ACCEPT, positions, step)))
     accepted = accept(probs, proposed, uniform)
 
     count = select.leading_run(accepted)[:, None]

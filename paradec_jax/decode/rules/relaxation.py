@@ -6,7 +6,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.rules.randomness import Purpose, fold
-from paradec_jax.decode.rules.sampling import TokenKnobs, filtered_probabilities, gumbel
+from paradec_jax.decode.rules.sampling import TokenKnobs, divided, filtered_probabilities, gumbel, is_hot
 from paradec_jax.nn.precision import at_least_float32
 
 RELAXATIONS = ("straight_through", "soft")
@@ -29,7 +29,7 @@ def relaxed(
       temperature: tau.
       relaxation: one of `RELAXATIONS`.
     """
-    mixed = (jax.nn.softmax(at_least_float32(logits) / temperature, axis=-1) @ table).astype(table.dtype)
+    mixed = (jax.nn.softmax(divided(logits, temperature), axis=-1) @ table).astype(table.dtype)
     difference = mixed - table[tokens]
     return difference if relaxation == "soft" else difference - lax.stop_gradient(difference)
 
@@ -55,7 +55,7 @@ def noisy(
         return plain
     probs = filtered_probabilities(logits, knobs, top_p_rule=top_p_rule)
     drawn = _log(probs) + gumbel(fold(keys, Purpose.TOKEN, positions, step), logits.shape[-1])
-    return jnp.where(jnp.asarray(knobs.temperature) > 0, drawn, plain)
+    return jnp.where(is_hot(knobs.temperature), drawn, plain)
 
 
 def _log(probs: Float[Array, "*shape V"]) -> Float[Array, "*shape V"]:

@@ -1,8 +1,8 @@
 """Which positions of a canvas a call reveals: pure functions from scores and schedules to Bool[B, W].
 
 `open_` marks masked positions that may be revealed; no rule touches another one. The lower position wins a tie.
-Scores are those of `rules.score`, higher is surer. Rules combine: at most ten, the surest of those above a
-threshold, are `quota(scores, threshold(scores, open_, 0.9), 10)`.
+Scores are those of `rules.score`, higher is surer, NaN the least sure. Rules combine: at most ten, the surest of
+those above a threshold, are `quota(scores, threshold(scores, open_, 0.9), 10)`.
 """
 
 import jax.numpy as jnp

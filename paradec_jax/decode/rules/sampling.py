@@ -5,12 +5,14 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.nn.precision import at_least_float32
 
 TOP_P_RULES = ("drop", "keep", "drop-renormalised", "keep-renormalised")
+COLDEST = 1e-6  # temperatures below it are 0: float32 does not resolve what they would tell apart
+TINY = float(jnp.finfo(jnp.float32).tiny)  # programs may take smaller numbers for 0
 
 
 @runtime_checkable
@@ -27,9 +29,25 @@ class TokenKnobs(Protocol):
     def min_p(self) -> Any: ...
 
 
+def is_hot(temperature: Any) -> Bool[Array, ""]:
+    """Whether tokens are drawn at this temperature; one below 1e-6 is 0."""
+    return jnp.asarray(temperature) >= COLDEST
+
+
 def tempered(logits: Float[Array, "*shape V"], temperature: Any) -> Float[Array, "*shape V"]:
-    """`logits / temperature` in at least float32; at temperature 0 the logits themselves."""
-    return at_least_float32(logits) / jnp.where(jnp.asarray(temperature) == 0, 1.0, temperature)
+    """`(logits - their maximum) / temperature` in at least float32; at temperature 0 divided by 1.
+
+    The softmax is that of `logits / temperature`, however small the temperature is; one below 1e-6 is 0.
+    """
+    return divided(logits, jnp.where(is_hot(temperature), temperature, 1.0))
+
+
+def divided(logits: Float[Array, "*shape V"], temperature: Any) -> Float[Array, "*shape V"]:
+    """As `tempered`, but without a coldest temperature; 0 is the smallest number above it."""
+    logits = at_least_float32(logits)
+    # A compiler may fuse x / T - max(x / T), and what one of the two was rounded by then remains. 0 / T is 0.
+    most = lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    return (logits - most) / jnp.maximum(temperature, TINY)
 
 
 def filtered_probabilities(
@@ -90,7 +108,7 @@ def distribution(
     def stochastic(logits: Array) -> Array:
         return filtered_probabilities(logits, knobs, top_p_rule=top_p_rule)
 
-    return lax.cond(jnp.asarray(knobs.temperature) > 0, stochastic, greedy, logits)
+    return lax.cond(is_hot(knobs.temperature), stochastic, greedy, logits)
 
 
 def inverse_cdf(probs: Float[Array, "*shape V"], uniform: Float[Array, "*shape"]) -> Int[Array, "*shape"]:
@@ -105,8 +123,11 @@ def draw(probs: Float[Array, "B W V"], keys: Array) -> Int[Array, "B W"]:
 
 
 def gumbel(keys: Array, vocab: int) -> Float[Array, "B W V"]:
-    """Gumbel noise of a vocabulary for each key, in float32."""
-    return jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (vocab,), jnp.float32)))(keys)
+    """Gumbel noise of a vocabulary for each key, in float32, exact far up its tail.
+
+    That of 23 random bits ends at 15.9, so that tokens of a probability below 1e-7 would never be drawn.
+    """
+    return jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (vocab,), jnp.float32, mode="high")))(keys)
 
 
 def sample(
@@ -146,7 +167,7 @@ def sample(
             return inverse_cdf(probs, uniforms[jnp.minimum(positions, len(uniforms) - 1)])
         return draw(probs, fold(keys, purpose, positions, step))
 
-    return lax.cond(jnp.asarray(knobs.temperature) > 0, stochastic, greedy, logits)
+    return lax.cond(is_hot(knobs.temperature), stochastic, greedy, logits)
 
 
 def log_probability(logits: Float[Array, "*shape V"], tokens: Int[Array, "*shape"]) -> Float[Array, "*shape"]:

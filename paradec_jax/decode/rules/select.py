@@ -1,6 +1,7 @@
 """Which positions of a window qualify, given a score for each: pure functions on [B, W].
 
-All take traced numbers, and the lower position wins a tie. `open_` marks the positions that may be chosen.
+All take traced numbers, and the lower position wins a tie. `open_` marks the positions that may be chosen. NaN is the
+lowest score: it reaches no bound, but `top` takes it before a position that is not open.
 """
 
 import jax.numpy as jnp
@@ -38,7 +39,7 @@ def first(open_: Bool[Array, "B W"], count: Int[Array, "B"] | int) -> Bool[Array
 def top(
     scores: Float[Array, "B W"], open_: Bool[Array, "B W"], count: Int[Array, "B"] | int
 ) -> Bool[Array, "B W"]:
-    """The `count` open positions of highest score; all open ones where there are fewer.
+    """The `count` open positions of highest score, whatever the scores are; all open ones where there are fewer.
 
     ::
 
@@ -46,7 +47,7 @@ def top(
         open        . x x x x
         top 2       . . x x .
     """
-    ranked = jnp.argsort(jnp.where(open_, -scores, jnp.inf), axis=1, stable=True)
+    ranked = jnp.lexsort((-scores, ~open_), axis=1)  # open ones first; sorts put NaN last
     rank = jnp.argsort(ranked, axis=1)
     return open_ & (rank < _column(count, open_))
 

@@ -16,9 +16,10 @@ RULED_OUT = -1e6
 
 
 def without_mask(logits: Float[Array, "*shape V"], mask: Any) -> Float[Array, "*shape V"]:
-    """Scores in at least float32, the mask's column `mask` lowered by a million."""
+    """Scores in at least float32, the mask's column `mask` lowered by a million; -inf there if it is not finite."""
     logits = at_least_float32(logits)
-    return jnp.where(jnp.arange(logits.shape[-1]) == mask, logits + RULED_OUT, logits)
+    lowered = jnp.where(jnp.isfinite(logits), logits + RULED_OUT, -jnp.inf)
+    return jnp.where(jnp.arange(logits.shape[-1]) == mask, lowered, logits)
 
 
 def subs(
