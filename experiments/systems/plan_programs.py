@@ -118,7 +118,7 @@ def decode_programs(
     request = make_request(tokens, max_new_tokens=new)
     decoder.check(request)
     knobs = jax.tree.map(np.asarray, decoder.knobs(None))
-    params = jax.eval_shape(decoder.prepare, parameter_shapes(config))  # no matrix is joined
+    params = jax.eval_shape(decoder.prepare, parameter_shapes(config))
     params = placed_shapes(params, shardings(params, mesh))
     request = placed_shapes(request, row_shardings(request, mesh))
     context = {} if network.visibility == "full" else {"work": int(network.work(rows, length, 0).flops)}

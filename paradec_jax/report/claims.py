@@ -27,7 +27,7 @@ SEQUENTIAL = (
     Row(WIDE, "adaptive", {"exit_threshold": 0.4}, "pointers"),
     Row(WIDE, "adaptive", {"exit_threshold": 0.8}, "pointers"),
 )
-README, PREPARE = "README.md", "paradec_jax/models/prepare.py"
+README = "README.md"
 RECURRENT, CAUSAL_MODELS, SYSTEMS = (
     f"experiments/{folder}/RESULTS.md" for folder in ("recurrent_depth", "jacobi", "systems")
 )
@@ -221,14 +221,5 @@ CLAIMS: tuple[Claim, ...] = (
             most=most,
         )
         for count, most in ((8, 2.1), (16, 3.2))
-    ),
-    Claim(
-        "joined matrices",
-        "tiny-causal's shape: a step with separate matrices takes 1.05 times as long as with joined ones (1.03 to "
-        "1.07; of processor time, products on one thread).",
-        PREPARE,
-        EPYC,
-        field("layouts", "slowdown", shape="tiny-causal", choice="matrices", side="separate", window=1),
-        least=1.03,
     ),
 )

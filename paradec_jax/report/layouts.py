@@ -1,4 +1,4 @@
-"""Both sides of each choice by backend: layouts of products, joined matrices, the order of keys, attention."""
+"""Both sides of each choice by backend: layouts of products, the order of keys, attention."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from paradec_jax.evaluate.intervals import quicker, times
 from paradec_jax.families import PRESETS, init_params, network_of
 from paradec_jax.nn import masks
 from paradec_jax.nn.attention import attend
-from paradec_jax.nn.backend import SWITCH, cpu_layouts
+from paradec_jax.nn.backend import SWITCH
 from paradec_jax.nn.cache import KV, write_rows
 from paradec_jax.report.calls import Loop
 from paradec_jax.report.parts import COMPILE, Part, Result, Table, Task, duration
@@ -59,29 +59,24 @@ class Side:
 
 
 def whole(network: Any, raw: Any, task: Task) -> list[Side]:
-    """Layouts for the CPU against plain ones, and joined matrices against separate ones."""
+    """Layouts for the CPU against plain ones."""
 
     @functools.cache
-    def prepared(layout: str, joined: bool) -> Any:
+    def prepared(layout: str) -> Any:
         with layouts(layout):
-            params = (
-                network.prepare(raw) if joined else jax.jit(network.prepare)(raw)
-            )  # traced ones are not joined
+            params = network.prepare(raw)
         task.saw(params)
         return params
 
-    def loop(layout: str, joined: bool, window: int) -> Loop:
-        params = prepared(layout, joined)
+    def loop(layout: str, window: int) -> Loop:
+        params = prepared(layout)
         with layouts(layout):
             return Loop(network, params, window, task.sizes.context, task.sizes.steps).compile()
 
-    here = "cpu" if cpu_layouts() else "plain"
-    sides = [("products", f"layouts {name}", name, True) for name in ("plain", "cpu")]
-    sides += [("matrices", "joined", here, True), ("matrices", "separate", here, False)]
     return [
-        Side(choice, name, window, functools.partial(loop, layout, joined, window))
+        Side("products", f"layouts {layout}", window, functools.partial(loop, layout, window))
         for window in WINDOWS
-        for choice, name, layout, joined in sides
+        for layout in ("plain", "cpu")
     ]
 
 
@@ -233,7 +228,7 @@ def tables(result: Result) -> list[Table]:
                 f"{shape}, after {result['context']} positions",
                 ("choice", "side", "positions", "a call", "times the first side [95%]"),
                 lines,
-                f"{len(rows[0]['a_call'])} passes in turns. Products and matrices: a whole call of the "
+                f"{len(rows[0]['a_call'])} passes in turns. Products: a whole call of the "
                 "network. Keys and attention: one layer's attention and its writes to the cache; `einsum` is the "
                 "attention of this package, the others are those of `jax.nn.dot_product_attention`.",
             )

@@ -28,7 +28,7 @@ from paradec_jax.report.timing import (
 )
 from paradec_jax.timing.bench import INSTANT
 
-COPIES = 2.5  # of the weights that there are at once at most: raw, joined, and what a program needs besides
+COPIES = 2.5  # of the weights that there are at once at most: raw, prepared, and what a program needs besides
 TOUCHES = 20  # times that making random weights costs what copying them does, and a little more
 TRACED = 2  # runs under the profiler
 HALF = 0.5  # share of a limit below which the dearest operations are told

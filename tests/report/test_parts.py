@@ -141,8 +141,6 @@ def test_both_sides_of_every_choice_are_timed(monkeypatch):
     assert sides == {
         ("products", "layouts plain"),
         ("products", "layouts cpu"),
-        ("matrices", "joined"),
-        ("matrices", "separate"),
         ("keys", "columns"),
         ("keys", "rows"),
         ("attention", "einsum"),
@@ -286,9 +284,7 @@ def test_claims_find_their_rows():
         compared(claimed.CAUSAL, "autoregressive", baseline=True),
         compared(claimed.CAUSAL, "jacobi", fast=0.5),
     ]
-    layout = {"shape": "tiny-causal", "choice": "matrices", "side": "separate", "window": 1}
-    layout |= {"slowdown": 1.2, "slowdown_range": [1.0, 1.3]}
-    results = {"compare": {"rows": rows}, "layouts": {"rows": [layout]}}
+    results = {"compare": {"rows": rows}}
     found = {one["name"]: one for one in judging.judged(CLAIMS, results)}
     assert found["forgetting wave / r = 16"]["figure"] == pytest.approx(13)
     assert found["forgetting wave / r = 1"]["verdict"] == "holds"
@@ -300,7 +296,6 @@ def test_claims_find_their_rows():
         "running window 8",
     ):
         assert found[missing]["verdict"] == "not measured", missing  # a rival is missing, or all of it
-    assert found["joined matrices"]["verdict"] == "open"
     rows.append(compared(model, "jacobi", fast=9.0, settings={**jacobi, "running": True}))
     found = {one["name"]: one for one in judging.judged(CLAIMS, results)}
     assert found["several tokens a call / r = 1"]["figure"] == pytest.approx(13 / 8)
@@ -356,7 +351,7 @@ def test_what_claims_are_about_is_measured_first():
     assert {row.decoder for row in rows} == {"wavefront", "autoregressive"}
 
 
-OTHER_PARTS = ("paced wave, tiny", "8 positions", "16 positions", "joined matrices")
+OTHER_PARTS = ("paced wave, tiny", "8 positions", "16 positions")
 
 
 def test_lengthened_loops_take_long_enough(monkeypatch):
