@@ -172,38 +172,6 @@ def test_a_profile_has_every_operation_of_a_step(tmp_path):
         assert products["operations_per_step"] == a_layer * layers + recurrences + 1
 
 
-def test_a_cost_curve_says_which_widths_follow(tmp_path):
-    found = script("systems/width_cost", lengthened=lambda seconds, steps: (seconds, steps))
-    small = {
-        "shape": "test-recurrent",
-        "context": 4,
-        "widths": (1, 3),
-        "windows": (2, 8),
-        "steps": 2,
-        "passes": 3,
-    }
-    options = found["Options"](**small, out=tmp_path / "rows.json")
-    found["main"](options)
-    result, table = read(options.out)
-    assert [row["width"] for row in result["rows"]] == [1, 3] and len(table) == 2
-    for row in result["rows"]:
-        low, high = row["over_one_position_interval"]
-        assert 0 < row["quickest"] <= row["milliseconds"] <= row["slowest"] and len(row["passes"]) == 3
-        assert low <= row["over_one_position"] <= high
-        assert result["curve"][f"{row['width']}"] == pytest.approx(row["quickest"], rel=0.06)
-    assert [one["window"] for one in result["widths"]] == [2, 8]
-    for one in result["widths"]:
-        assert one["by_this_curve"][-1] == one["by_cost"][-1] == one["window"]
-    for wrong, message in (
-        ({"widths": (2, 3)}, "must ascend from 1"),
-        ({"widths": (1, 80)}, "more than the 64 positions"),
-        ({"passes": 1}, "passes must be at least 2"),
-        ({"shape": "tiny-causal"}, "shape must be one of"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            found["Options"](**{**small, **wrong})
-
-
 def test_bench_turns_every_knob_to_another_value(bench):
     for decoder in bench["Static"], bench["ReleasedWavefront"], bench["Wavefront"]:
         for field in dataclasses.fields(decoder.Knobs):
