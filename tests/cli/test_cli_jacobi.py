@@ -89,7 +89,6 @@ def test_what_does_not_suit_the_family(folders, capsys):
         ("jacobi", ["--blocks", "2"], "a running window has no blocks, so blocks must be 1"),
         ("jacobi", ["--block", "1"], "block must be at least 2"),
         ("jacobi", ["--spawn", "0.5"], "spawn needs blocks of at least 2, not 1"),
-        ("jacobi", ["--acceptance", "rejection"], "acceptance 'rejection' verifies the draft alone"),
     ):
         assert cli.main(["generate", decoder, *common, *more]) == 1
         assert message in capsys.readouterr().err
