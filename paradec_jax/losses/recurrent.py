@@ -35,24 +35,26 @@ class RecurrentNetwork(Protocol):
     def logits(self, params: Any, hidden: Array) -> Array: ...
 
 
+SIGMA = 0.5  # spread of the log-normal distribution of recurrences
+
+
 def _at(mean: Mean, step: Array) -> Array:
     return jnp.asarray(mean(step) if callable(mean) else mean, jnp.float32)
 
 
-def poisson_lognormal(mean: Mean, sigma: float = 0.5) -> Draw:
+def poisson_lognormal(mean: Mean) -> Draw:
     """Draws the recurrence r of a training step with a heavy right tail.
 
-    `lambda ~ LogNormal(ln M - sigma^2 / 2, sigma)`, `r ~ Poisson(lambda) + 1`, so that E[r] = M + 1.
+    `lambda ~ LogNormal(ln M - sigma^2 / 2, sigma)` with sigma = 1/2, `r ~ Poisson(lambda) + 1`, so that E[r] = M + 1.
 
     Args:
       mean: M, or a schedule from the step number to M (a curriculum for small budgets).
-      sigma: spread of the log-normal.
     """
 
     def draw(key: Array, step: Array) -> Array:
         of_rate, of_count = jax.random.split(key)
         normal = jax.random.normal(of_rate)
-        rate = jnp.exp(jnp.log(_at(mean, step)) - sigma**2 / 2 + sigma * normal)
+        rate = jnp.exp(jnp.log(_at(mean, step)) - SIGMA**2 / 2 + SIGMA * normal)
         return jax.random.poisson(of_count, rate).astype(jnp.int32) + 1
 
     return draw

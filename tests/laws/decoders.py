@@ -174,7 +174,7 @@ ROWS = {
     "released-lookahead": causal_row(ReleasedLookahead, None, REPEATING, level=4, window=3, guesses=2),
     "released-jacobi": released_row(released.ReleasedJacobi, lambda new: 1 + new + 2 * 4, block=4),
     "released-blocks": released_row(
-        released.ReleasedMultiBlock, lambda new: 1 + 1024 * 128, block=3, in_flight=2, capacity=8
+        released.ReleasedMultiBlock, lambda new: 1 + 1024 * 128, block=3, in_flight=2
     ),
     "released-window": released_row(released.ReleasedRunningWindow, lambda new: new + 1, block=4),
     "released-masked": dataclasses.replace(
