@@ -169,7 +169,7 @@ def counted_pairs(batch: dict[str, Array], spec: TokenSpec, rules: ConsistencyRu
 
 
 def consistency_loss(
-    network: block_passes.CausalNetwork,
+    network: Any,
     spec: TokenSpec,
     rules: ConsistencyRules = MULTIBLOCK,
     *,
@@ -234,7 +234,7 @@ def combined(sums: Sums, rules: ConsistencyRules) -> tuple[Array, Metrics]:
 
 
 def _next_token(
-    network: block_passes.CausalNetwork,
+    network: Any,
     params: Any,
     hidden: block_passes.Hidden,
     pairs: Pairs,
@@ -266,7 +266,7 @@ def _next_token(
 
 
 def _consistency(
-    network: block_passes.CausalNetwork,
+    network: Any,
     params: Any,
     teacher: Any,
     hidden: block_passes.Hidden,

@@ -4,7 +4,7 @@ Geiping et al. 2025, arXiv 2502.05171, section 3.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,22 +17,6 @@ from paradec_jax.objective import Objective, Sums, drawn
 
 Draw = Callable[[Array, Array], Int[Array, ""]]
 Mean = float | Callable[[Array], Array]
-
-
-class RecurrentNetwork(Protocol):
-    """What the objective needs of a network; see `paradec_jax.models.RecurrentDepthNetwork`."""
-
-    @property
-    def config(self) -> RecurrentDepthConfig: ...
-    def view(self, positions: Array) -> Any: ...
-    def empty_window(self, batch: int, width: int) -> Any: ...
-    def initial_state(self, keys: Array, scale: float) -> Array: ...
-    def embed(self, params: Any, tokens: Array, view: Any, window: Any) -> tuple[Array, Any]: ...
-    def iterate(
-        self, params: Any, state: Array, e: Array, view: Any, window: Any, index: Any
-    ) -> tuple[Array, Any]: ...
-    def readout(self, params: Any, state: Array, view: Any, window: Any) -> Any: ...
-    def logits(self, params: Any, hidden: Array) -> Array: ...
 
 
 SIGMA = 0.5  # spread of the log-normal distribution of recurrences
@@ -85,7 +69,7 @@ def settle(config: RecurrentDepthConfig, backprop_depth: int | None, remat: bool
 
 
 def unroll(
-    network: RecurrentNetwork,
+    network: Any,
     params: Any,
     state: Float[Array, "B T D"],
     e: Float[Array, "B T D"],
@@ -120,7 +104,7 @@ def unroll(
 
 
 def recurrent_loss(
-    network: RecurrentNetwork,
+    network: Any,
     draw: Draw,
     backprop_depth: int | None = None,
     *,
