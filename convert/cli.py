@@ -18,7 +18,7 @@ from tyro.extras import SubcommandApp
 
 from convert import check as checking
 from convert import huginn, mdlm, qwen2, sdar, torch_check
-from convert.engine import PICKLES, ConvertError, read_json, refuse_pickle
+from convert.engine import ConvertError, read_json
 from convert.fields import check_dense, check_quantised, dtype_notes
 from convert.words import check_words, read_special, write_words
 from paradec_jax import store
@@ -53,7 +53,7 @@ def import_model(
     """Converts a Hugging Face folder, or a denoiser's Lightning checkpoint, to a model folder, whole or not at all.
 
     Args:
-      src: folder with config.json and safetensors; or a .ckpt, which is read without unpickling it.
+      src: folder with config.json and safetensors, or else pytorch_model.bin; or a .ckpt. No pickle is run.
       dst: model folder to write.
       tokenizer: a tokenizer.json; the one in SRC by default, where there is one.
       dtype: type of the stored parameters; by default as in the file, and float32, which loses nothing, where that
@@ -115,22 +115,6 @@ def export_model(
             if model.chat_template is not None:
                 (folder / store.CHAT_TEMPLATE).write_text(model.chat_template, encoding="utf-8", newline="")
         return _report("exported", model, dst)
-
-
-@app.command(name="migrate")
-def migrate_model(src: Source, dst: Target, allow_nonfinite: bool = False, overwrite: bool = False) -> int:
-    """Writes a model folder of any format again in the newest one, whole or not at all.
-
-    Args:
-      src: model folder, or the name of a bundled model.
-      dst: model folder to write; it may be SRC.
-      allow_nonfinite: take weights that are NaN or infinite.
-      overwrite: replace a model folder at DST.
-    """
-    store.refuse_existing(dst, overwrite=overwrite)
-    with store.opened(src, allow_nonfinite=allow_nonfinite) as model:
-        store.save(dst, model, overwrite=overwrite)
-        return _report("migrated", model, dst)
 
 
 @app.command(name="check")
@@ -212,8 +196,8 @@ def _read_folder(
     src: Path, dtype: str | None, of_blocks: Mapping[str, Any], words: Path | None
 ) -> Iterator[store.Model]:
     """The model of a Hugging Face folder, without its tokenizer; `of_blocks` is told to block diffusion alone."""
-    if src.suffix in PICKLES and src.is_file():
-        raise refuse_pickle(src)
+    if src.is_file():
+        raise ConvertError(f"{src} is a file: give the folder that holds it and its config.json")
     if not src.is_dir():
         raise ConvertError(f"there is no folder {src}")
     fields = read_json(src / "config.json")

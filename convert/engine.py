@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -16,14 +16,11 @@ import numpy as np
 from einops import rearrange
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from paradec_jax.disk import description, tensors
+from paradec_jax.disk import description
 from paradec_jax.disk.blocks import BLOCK
-from paradec_jax.disk.tensors import DTYPES, Lazy, TensorFiles, listed_in, pickle_refused
+from paradec_jax.disk.tensors import DTYPES, Lazy
 from paradec_jax.io import read_object
 from paradec_jax.store import Model
-
-INDEX = f"model{tensors.INDEX}"
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 # Buffers that some programs save beside the weights and compute anew: tables of rotary positions, ids of positions,
 # causal masks. A mask has the name that a bias may have too, but is of shape [1, 1, T, T].
@@ -168,46 +165,6 @@ def parted(source: Source, prefix: str) -> tuple[Part, Part]:
     """The tensors whose names do not begin with the prefix, and the others under the rest of their names."""
     others = {name.removeprefix(prefix): name for name in source.names if name.startswith(prefix)}
     return Part(source, {name: name for name in source.names - set(others.values())}), Part(source, others)
-
-
-class Checkpoint(TensorFiles):
-    """Tensors of a Hugging Face folder (one safetensors file, or shards with an index), read one at a time.
-
-    Args:
-      folder: the folder.
-      rename: what a stored name is known by.
-
-    Raises:
-      ConvertError: when there is no safetensors file.
-      StoreError: when a file is missing, truncated, not safetensors, or a name occurs twice.
-    """
-
-    def __init__(self, folder: Path, rename: Callable[[str], str] = lambda name: name) -> None:
-        self.folder = folder
-        super().__init__(_files(folder), rename)
-
-    def __enter__(self) -> "Checkpoint":
-        return self
-
-
-def _files(folder: Path) -> dict[Path, list[str]]:
-    """Files to open, each with the names that an index promises.
-
-    A folder that was saved twice may hold one file and shards: the file counts, as in transformers.
-    """
-    if (folder / "model.safetensors").is_file():
-        return {folder / "model.safetensors": []}
-    if (folder / INDEX).is_file():
-        return listed_in(folder / INDEX)
-    for path in sorted(folder.iterdir()):
-        if path.suffix in PICKLES:
-            raise refuse_pickle(path)
-    raise ConvertError(f"{folder} has neither model.safetensors nor {INDEX}")
-
-
-def refuse_pickle(path: Path) -> ConvertError:
-    """The error for a pickle file."""
-    return ConvertError(pickle_refused(path))
 
 
 def read_json(path: Path) -> dict[str, Any]:

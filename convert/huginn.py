@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from convert.engine import (
-    Checkpoint,
     ConvertError,
     Row,
+    Source,
     check_depth,
     check_tensors,
     check_tied,
@@ -22,6 +22,7 @@ from convert.engine import (
     table_shapes,
 )
 from convert.fields import Fields, activation_dtype, check_derived, check_fixed, parse_fields, token_ids
+from convert.weights import opened
 from paradec_jax.config import RecurrentDepthConfig, TokenSpec
 from paradec_jax.disk.tensors import Lazy
 from paradec_jax.disk.writing import write_tensors
@@ -92,7 +93,7 @@ def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> I
     """
     shape = parse_config(fields)
     axes, rows = table(RecurrentDepthConfig(**shape))
-    with Checkpoint(folder, lambda name: name.removeprefix(PREFIX)) as checkpoint:
+    with opened(folder, lambda name: name.removeprefix(PREFIX)) as checkpoint:
         check_depth(checkpoint, RecurrentDepthConfig(**shape))
         shapes = table_shapes(rows, axes)
         names = list(shapes)
@@ -256,7 +257,7 @@ def rope_table(length: int, head_dim: int, base: float) -> np.ndarray:
     return np.stack([np.cos(angle), np.sin(angle)], axis=-1)[None, :, None]
 
 
-def _check_rope(checkpoint: Checkpoint, base: float) -> None:
+def _check_rope(checkpoint: Source, base: float) -> None:
     """The stored table is that of `rope_base`, up to the rounding of a bfloat16 copy."""
     stored = checkpoint.read(ROPE).astype(np.float32)
     _, length, _, half, _ = stored.shape

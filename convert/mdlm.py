@@ -12,9 +12,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from convert import lightning
+from convert import torch_files
 from convert.engine import (
-    Checkpoint,
     ConvertError,
     Row,
     Source,
@@ -28,6 +27,7 @@ from convert.engine import (
     table_shapes,
 )
 from convert.fields import Fields, activation_dtype, check_fixed, parse_fields, token_ids
+from convert.weights import opened
 from paradec_jax.config import MaskedDiffusionConfig, TokenSpec
 from paradec_jax.disk.tensors import Lazy
 from paradec_jax.disk.writing import write_tensors
@@ -76,7 +76,7 @@ def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> I
     Raises:
       ConvertError: when config and weights are not those of one complete, supported model.
     """
-    with Checkpoint(folder, plain_name) as checkpoint:
+    with opened(folder, plain_name) as checkpoint:
         yield read_tensors(checkpoint, fields, dtype)
 
 
@@ -95,15 +95,15 @@ def read_checkpoint(path: Path, weights: str = "raw", dtype: str | None = None) 
       ConvertError: when the file is damaged, has no such weights, or is not of a complete, supported model.
     """
     beside = path.with_name("config.json")
-    with lightning.Archive(path) as archive:
-        fields = read_json(beside) if beside.is_file() else lightning.hyper_parameters(archive)
+    with torch_files.Archive(path) as archive:
+        fields = read_json(beside) if beside.is_file() else torch_files.hyper_parameters(archive)
         if not fields:
             raise ConvertError(f"{path} does not tell the model's sizes; put its config.json beside it")
-        raw = lightning.state_dict(archive, plain_name)
+        raw = torch_files.state_dict(archive, plain_name)
         model = read_tensors(raw, fields, dtype)
         if weights == "ema":
             order = parameter_order(cast(MaskedDiffusionConfig, model.config))
-            model = read_tensors(lightning.averages(archive, order), fields, dtype)
+            model = read_tensors(torch_files.averages(archive, order), fields, dtype)
         yield model
 
 

@@ -12,7 +12,6 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from convert.engine import (
-    Checkpoint,
     ConvertError,
     Row,
     Source,
@@ -26,6 +25,7 @@ from convert.engine import (
     table_shapes,
 )
 from convert.fields import Fields, activation_dtype, check_fixed, parse_fields, token_ids
+from convert.weights import opened
 from convert.words import begin_of_text, json_if_there, write_json
 from paradec_jax.config import CausalConfig, ResidualHeadConfig, TokenSpec, TransformerConfig
 from paradec_jax.disk.description import matches
@@ -85,7 +85,7 @@ def read(
       ConvertError: when config and weights are not those of one complete, supported model.
     """
     config = CausalConfig(**parse_config(fields))
-    with Checkpoint(folder) as checkpoint:
+    with opened(folder) as checkpoint:
         params, config = read_params(checkpoint, fields, config, dtype)
         yield Model(config, params, parse_tokens(folder, fields, config.vocab_size, words))
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from convert import mrp, qwen2
-from convert.engine import Checkpoint, ConvertError, parted
+from convert.engine import ConvertError, parted
 from convert.fields import Fields, parse_fields
+from convert.weights import opened
 from paradec_jax.config import BlockDiffusionConfig, TokenSpec
 from paradec_jax.disk.tensors import Lazy
 from paradec_jax.store import Model
@@ -52,7 +53,7 @@ def read(
     """
     config = parse_config(fields, block)
     tokens = parse_tokens(folder, fields, config.vocab_size, mask, alignment, words)
-    with Checkpoint(folder) as checkpoint:
+    with opened(folder) as checkpoint:
         backbone, head = parted(checkpoint, mrp.PREFIX)
         params, config = qwen2.read_params(backbone, fields, config, dtype)
         found = mrp.read(head, fields, config, dtype) if mrp.there(head, fields) else None

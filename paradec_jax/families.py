@@ -80,7 +80,6 @@ class Family:
       settings: rows of the table of `paradec compare`, which suit the bundled models; the last one of a name has that
         decoder's defaults on command lines.
       bundled: models that `paradec compare` puts side by side; the others are paired with the first.
-      former: names that it had; they are still read.
       texts: how it is compared where its models draw texts and answer nothing; None for answers.
     """
 
@@ -94,7 +93,6 @@ class Family:
     decoders: Mapping[str, Any]
     settings: tuple[Setting, ...]
     bundled: tuple[str, ...]
-    former: tuple[str, ...] = ()
     texts: TextTable | None = None
 
 
@@ -210,7 +208,6 @@ CAUSAL = Family(
         Setting("jacobi", Jacobi(block=16, running=True, candidates=2)),
     ),
     bundled=("tiny-causal", "tiny-jacobi"),
-    former=("jacobi",),
 )
 
 MASKED_DIFFUSION = Family(
@@ -288,14 +285,13 @@ PRESETS: dict[str, ModelConfig] = {
 
 
 def family_named(name: str) -> Family:
-    """The family of that name, or of that former name.
+    """The family of that name.
 
     Raises:
       ValueError: an unknown name.
     """
-    for family in FAMILIES.values():
-        if name == family.name or name in family.former:
-            return family
+    if name in FAMILIES:
+        return FAMILIES[name]
     raise ValueError(f"family must be one of {', '.join(FAMILIES)}, not {name!r}")
 
 

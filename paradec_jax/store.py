@@ -9,8 +9,7 @@
     chat_template.jinja  optional
 
 A tensor is named by its parameter's path ("layer_0/attention/q"). Its digests are SHA-256 of blocks of 16 MiB, so
-that a reader checks what it reads. Folders of format 1 (`paradec_jax.disk.format1`) are read and never written.
-Nothing in a folder is ever unpickled.
+that a reader checks what it reads. Nothing in a folder is ever unpickled.
 """
 
 import contextlib
@@ -26,7 +25,7 @@ import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec
-from paradec_jax.disk.blocks import digests, refuse_nonfinite, whole
+from paradec_jax.disk.blocks import refuse_nonfinite, whole
 from paradec_jax.disk.bundled import locate
 from paradec_jax.disk.description import (
     CHAT_TEMPLATE,
@@ -316,9 +315,8 @@ def _opened(folder: str | os.PathLike[str], verify: bool, allow_nonfinite: bool)
             expected = {name: _expected(shape, part) for name, (shape, part) in shapes.items()}
         except StoreError as error:
             raise StoreError(f"{folder}: {error}") from error
-        version, options = description["format_version"], (verify, allow_nonfinite)
         parts = {
-            name: files.enter_context(PartFiles(folder, version, shape, part, expected[name], *options))
+            name: files.enter_context(PartFiles(folder, shape, part, expected[name], verify, allow_nonfinite))
             for name, (shape, part) in shapes.items()
         }
         texts = read_texts(folder, description, config.vocab_size)
@@ -341,25 +339,17 @@ def _read(part: PartFiles, dtype: str | None, host: bool, mesh: jax.sharding.Mes
 
 
 def fingerprint(folder: str | os.PathLike[str]) -> str:
-    """SHA-256 of a model's shape and parameters: two models of one name differ in it, the formats of one do not.
+    """SHA-256 of a model's shape and parameters: two models of one name differ in it.
 
     A head counts; fields of a config that have their defaults, or change no output, do not.
 
     Raises:
-      StoreError: see `load`; parameters of format 1 are read, those of format 2 are known by their digests.
+      StoreError: see `load`; no parameter is read, since their digests are recorded.
     """
     folder = locate(folder)
     description = read_description(folder, FORMAT_VERSION)
     config, part = _part(folder, description, NETWORK)
-    recorded = part["sha256"]
-    if description["format_version"] == 1:
-        try:
-            expected = _expected(config, part)
-        except StoreError as error:
-            raise StoreError(f"{folder}: {error}") from error
-        with PartFiles(folder, 1, config, part, expected, allow_nonfinite=True) as files:
-            recorded = {path: digests(leaf) for path, leaf in files.lazy().items()}
-    content = {NETWORK: identity(config, recorded)}
+    content = {NETWORK: identity(config, part["sha256"])}
     if HEAD in description.get("parts", ()):
         head, part = _part(folder, description, HEAD)
         content[HEAD] = identity(head, part["sha256"])
@@ -379,17 +369,16 @@ def _kind(name: str, part: Mapping[str, Any], where: Path) -> type:
 def _part(folder: Path, description: Mapping[str, Any], name: str) -> tuple[Any, Mapping[str, Any]]:
     """The config of a part, and its section of config.json."""
     where = folder / "config.json"
-    former = description["format_version"] == 1
-    parts = {NETWORK: description} if former else description.get("parts")
+    parts = description.get("parts")
     if not isinstance(parts, dict) or not isinstance(parts.get(name), dict):
         raise StoreError(f"{where} has no part called {name}")
     for other in parts.keys() - set(PARTS):
         raise StoreError(f"{where} has a part {other!r}, unknown to this version ({', '.join(PARTS)})")
     part = parts[name]
-    config = build(_kind(name, part, where), part.get("config"), f"config of {where}", unknown=former)
+    config = build(_kind(name, part, where), part.get("config"), f"config of {where}")
     if not isinstance(part.get("sha256"), dict):
         raise StoreError(f"{where} has no table of digests (sha256)")
     file = part.get("weights")
-    if not former and (not isinstance(file, str) or Path(file).name != file):
+    if not isinstance(file, str) or Path(file).name != file:
         raise StoreError(f"weights of {where} must be the name of a file, not {file!r}")
     return config, part

@@ -1,24 +1,17 @@
 """Text to token ids and back, with errors that say what is wrong and a decoder safe to stream from."""
 
-import contextlib
 import hashlib
 import os
 import re
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import tokenizers
 
-from paradec_jax import tokenizer_rules as rules
-from paradec_jax.io import one_sentence, read_object
+from paradec_jax.io import one_sentence
 
-MOST_BYTES = 48 * 2**20  # of a tokenizer.json; the largest of releases have 35 MB
-# Patterns that may take back what they matched again and again, until the engine gives up: repeated groups.
-DOUBTFUL = re.compile(r"\)[*+{]")
-PROBE = "".join(map(chr, range(0xD800))) + "\U0001f469\u200d\U0001f467"
-FEW = 512  # ids that a probe decodes
+FEW = 512  # ids among which `framing` looks for a text
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # what bytes that form no character decode to
 ONE_BYTE = re.compile(
     r"<0x[0-9A-Fa-f]{2}>"
@@ -36,13 +29,17 @@ class Tokenizer:
     written literally in a text become their ids. Nothing is cut and nothing padded, whatever the file says.
 
     Methods raise ValueError where the file's own rules fail on a text.
+
+    Args:
+      backend: the library's tokenizer.
+      name: name of its file in error messages.
     """
 
-    __slots__ = ("_backend", "_doubtful", "_size")
+    __slots__ = ("_backend", "_name", "_size")
 
-    def __init__(self, backend: tokenizers.Tokenizer, *, doubtful: bool = False) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, name: str = "the tokenizer") -> None:
         self._backend = backend
-        self._doubtful = doubtful  # whether its errors may come with reports of their own
+        self._name = name
         self._size: int | None = None
 
     @classmethod
@@ -51,41 +48,18 @@ class Tokenizer:
 
         Raises:
           FileNotFoundError: when there is no such file.
-          ValueError: when the file is not a tokenizer, or its rules fail on a text that tries them.
+          ValueError: when the library cannot read the file.
         """
         path = Path(path)
         if not path.is_file():
             raise FileNotFoundError(f"no tokenizer at {path}: expected a tokenizer.json file")
-        try:
-            fields = read_object(path, MOST_BYTES)
-            rules.check(fields)
-            with _one_report():
-                backend = _asked(lambda: tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8-sig")))
-                backend.no_padding()
-                backend.no_truncation()
-                doubtful = any(
-                    kind == "Precompiled" or DOUBTFUL.search(rule) for kind, rule in rules.rules(fields)
-                )
-                found = cls(backend, doubtful=doubtful)
-                found._probe()
-        except (ValueError, RecursionError) as error:
-            reason = str(error).replace(f"{path} ", "it ")
-            raise ValueError(f"{path} is not a tokenizer.json that can be read: {reason}") from error
-        return found
-
-    def _probe(self) -> None:
-        """Raises ValueError where Rust panics over a text; a letter that has no token is no such case."""
-        text = PROBE if self._doubtful else PROBE[:FEW]
-        for question in (
-            lambda: self._backend.encode(text, add_special_tokens=True),
-            lambda: self._backend.decode(list(range(min(self.vocab_size, FEW)))),
-        ):
-            try:
-                _asked(question)
-            except _Panic:
-                raise
-            except ValueError:
-                continue
+        backend = _asked(
+            lambda: tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8-sig")),
+            f"{path} is not a tokenizer.json that can be read",
+        )
+        backend.no_padding()
+        backend.no_truncation()
+        return cls(backend, str(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the tokenizer.json that `from_file` reads."""
@@ -188,8 +162,7 @@ class Tokenizer:
 
     def _ask(self, question: Callable[[], Found]) -> Found:
         """An answer of the backend. Raises ValueError where it has none."""
-        with _one_report() if self._doubtful else contextlib.nullcontext():
-            return _asked(question)
+        return _asked(question, f"{self._name} fails")
 
     def digest(self) -> str:
         """SHA-256 of the file, in hexadecimal digits."""
@@ -200,43 +173,19 @@ class Tokenizer:
         return self._backend.to_str() == other._backend.to_str()
 
 
-class _Panic(ValueError):
-    """What Rust calls a panic: a fault of the library's own, mostly of numbers that it trusted."""
-
-
-def _asked(question: Callable[[], Found]) -> Found:
+def _asked(question: Callable[[], Found], failure: str) -> Found:
+    """An answer of the library, the only way to it: whatever it raises is one sentence that begins with `failure`."""
     try:
         return question()
     except TypeError as error:
-        raise ValueError(f"this is no text in Unicode ({one_sentence(error)})") from error
+        raise ValueError(f"{failure}: this is no text in Unicode ({one_sentence(error)})") from error
     except Exception as error:  # the library raises nothing narrower
-        raise ValueError(f"the tokenizer fails: {one_sentence(error)}") from error
+        raise ValueError(f"{failure}: {one_sentence(error)}") from error
     except BaseException as error:
-        if (
-            type(error).__name__ != "PanicException"
-        ):  # of Rust, which has no name to import and is no Exception
+        # A panic of Rust, whose class cannot be imported and is no Exception.
+        if type(error).__name__ != "PanicException":
             raise
-        raise _Panic(f"the tokenizer fails: {one_sentence(error)}") from None
-
-
-_SILENCE = threading.Lock()
-
-
-@contextlib.contextmanager
-def _one_report() -> Iterator[None]:
-    """A block in which Rust writes nothing to standard error: its panics come as exceptions besides."""
-    with _SILENCE, open(os.devnull, "wb") as nowhere:
-        try:
-            kept = os.dup(2)
-        except OSError:  # it is closed
-            yield
-            return
-        try:
-            os.dup2(nowhere.fileno(), 2)
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+        raise ValueError(f"{failure}: {one_sentence(error)}") from None
 
 
 def _added(before: str, text: str) -> str:

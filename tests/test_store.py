@@ -196,8 +196,8 @@ class TestLoad:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            (lambda d, p: d.update(format_version=3), "format 3, newer than format 2"),
-            (lambda d, p: d.update(format_version=True), "format_version .* positive integer, not True"),
+            (lambda d, p: d.update(format_version=3), "has format 3, but this version reads format 2 alone"),
+            (lambda d, p: d.update(format_version=True), "has format True, but"),
             (lambda d, p: d.pop("format_version"), "no format_version"),
             (lambda d, p: p.update(family="mamba"), "family.*recurrent_depth.*'mamba'"),
             (lambda d, p: p.pop("config"), "config of .* must be a JSON object"),

@@ -1,5 +1,6 @@
 """The tokenizer: lossless, byte-complete, streamed without a character cut in two."""
 
+import json
 import pickle
 import re
 
@@ -112,3 +113,59 @@ def test_missing_and_corrupt_files(tmp_path):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"bad\.json is not a tokenizer"):
             Tokenizer.from_file(path)
+
+
+FIELDS = {
+    "added_tokens": [],
+    "pre_tokenizer": {"type": "WhitespaceSplit"},
+    "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "?": 7}, "unk_token": "?"},
+}
+
+
+def write(path, **fields):
+    (path / "tokenizer.json").write_text(json.dumps(FIELDS | fields))
+    return path / "tokenizer.json"
+
+
+def test_padding_and_truncation_are_off(tmp_path):
+    truncation = {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}
+    padding = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": 4, "pad_id": 0}
+    padding |= {"pad_type_id": 0, "pad_token": "a"}
+    tokenizer = Tokenizer.from_file(write(tmp_path, truncation=truncation, padding=padding))
+    assert tokenizer.encode("a b a") == [0, 1, 0] and tokenizer.encode_batch(["a b", "a"]) == [[0, 1], [0]]
+    tokenizer.save(tmp_path / "again.json")
+    saved = json.loads((tmp_path / "again.json").read_text())
+    assert saved["padding"] is saved["truncation"] is None
+
+
+def test_size_is_that_of_the_highest_id(tmp_path):
+    assert Tokenizer.from_file(write(tmp_path)).vocab_size == 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": {"type": "Oracle"}}, "variant"),  # refused
+        ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}}, "range end"),  # a panic
+    ],
+)
+def test_a_file_that_the_library_refuses_or_panics_on(fields, message, tmp_path):
+    path = write(tmp_path, **fields)
+    with pytest.raises(
+        ValueError, match=f"{path} is not a tokenizer.json that can be read: .*{message}"
+    ) as caught:
+        Tokenizer.from_file(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_text_that_the_rules_fail_on(tmp_path):
+    panics = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "BAAAAP////8A"}}
+    with pytest.raises(ValueError, match=r"tokenizer\.json fails: index out of bounds"):
+        Tokenizer.from_file(write(tmp_path, **panics)).encode("a")
+    model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "missing"}
+    small = Tokenizer.from_file(write(tmp_path, model=model))
+    assert small.encode("a") == [0]
+    with pytest.raises(ValueError, match=r"tokenizer\.json fails: .*Missing \[UNK\]"):
+        small.encode("b")
+    with pytest.raises(ValueError, match="no text in Unicode"):
+        small.encode("a \ud800")

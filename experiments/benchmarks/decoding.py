@@ -30,7 +30,6 @@ class Decoding:
       head: "zero" runs no residual head; that of the model's folder if left out (residual, residual_speculative).
       head_steps: steps of the head after a call (residual).
       head_threshold: confidence that the head's steps must reach (residual, residual_speculative).
-      acceptance: how drafts are judged when sampling (jacobi, multiblock).
       max_ngram: tokens that are looked up (prompt_lookup).
       num_pred: tokens copied (prompt_lookup).
       level: length of the n-grams (lookahead).
@@ -61,7 +60,6 @@ class Decoding:
     head: Literal["zero"] | None = None
     head_steps: int | None = None
     head_threshold: float | None = None
-    acceptance: Literal["coupled", "rejection"] | None = None
     max_ngram: int | None = None
     num_pred: int | None = None
     level: int | None = None

@@ -18,31 +18,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.machine.knobs import SamplingKnobs, check_range
 from paradec_jax.decode.machine.request import RecordedDraws, Request
 from paradec_jax.decode.machine.rows import Reason, Rows, is_stop
 from paradec_jax.decode.rules import select
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.windows import put
 
+MAX_BLOCK_CALLS = 1024
 PER_ROW = {"per_row": True}
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class BlockKnobs(SamplingKnobs):
-    """How long it goes on. The programs are greedy, so the sampling knobs keep their defaults.
-
-    Attributes:
-      max_block_calls: block calls at most.
-    """
-
-    max_block_calls: Int[Array, ""] | int = 1024
-
-    def check(self) -> None:
-        """Raises ValueError for values outside their range, unless they are traced."""
-        super().check()
-        check_range(self.max_block_calls, "max_block_calls", lambda x: x >= 1, "at least 1")
 
 
 @jax.tree_util.register_dataclass
@@ -176,10 +159,9 @@ def reasoned(
     over: Bool[Array, "B"],
     used_up: Bool[Array, "B"],
     block_calls: Int[Array, "B"],
-    knobs: BlockKnobs,
 ) -> Rows:
     """Rows with the reason of those that `stopped`, or whose block call is over with nothing left for another."""
-    return ended(rows, stopped, over & (used_up | (block_calls >= knobs.max_block_calls)))
+    return ended(rows, stopped, over & (used_up | (block_calls >= MAX_BLOCK_CALLS)))
 
 
 def ended(rows: Rows, stopped: Bool[Array, "B"], used_up: Bool[Array, "B"]) -> Rows:

@@ -12,15 +12,15 @@ its predictions are the new draft of the rest. The draft shrinks until the block
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from experiments.replicas import blocks
-from experiments.replicas.blocks import BlockKnobs
 from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows, is_stop
@@ -102,12 +102,11 @@ class ReleasedJacobi(DecoderBase):
     block: int = 64
     complete_blocks: bool = False
     greedy: bool = True
-    Knobs: ClassVar[type] = BlockKnobs
 
     def __post_init__(self) -> None:
         blocks.check_settings(self)
 
-    def init(self, params: Any, request: Request, knobs: BlockKnobs) -> ReleasedJacobiState:
+    def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> ReleasedJacobiState:
         """Reads the prompt; the predictions from its last token on are the first draft."""
         del knobs
         rows, cache, predicted = blocks.read(self, params, request, 2 * self.block, overrun=self.block)
@@ -115,7 +114,7 @@ class ReleasedJacobi(DecoderBase):
         return ReleasedJacobiState(rows, cache, blocks.first_draft(rows, predicted), zeros, zeros)
 
     def step(
-        self, params: Any, state: ReleasedJacobiState, knobs: BlockKnobs
+        self, params: Any, state: ReleasedJacobiState, knobs: SamplingKnobs
     ) -> tuple[ReleasedJacobiState, ReleasedJacobiInfo]:
         """Feeds the draft, commits the tokens that agree, and begins a new block where this one is done."""
         n, start, before = self.block, state.accepted, state.rows
@@ -138,7 +137,7 @@ class ReleasedJacobi(DecoderBase):
             stopped = full & jnp.any(is_stop(rows.tokens, rows.stop) & written, axis=1)
             used_up = rows.length > rows.limit
         block_call = state.block_call + full
-        rows = blocks.reasoned(rows, stopped, full, used_up, block_call, knobs)
+        rows = blocks.reasoned(rows, stopped, full, used_up, block_call)
         info = ReleasedJacobiInfo(
             running=~before.done,
             block_call=state.block_call,

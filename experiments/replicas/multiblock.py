@@ -22,20 +22,21 @@ from jaxtyping import Array, Bool, Float, Int
 
 from experiments.replicas import blocks
 from experiments.replicas.block_call import VARIANTS, BlockCall, BlockCallRules, Fed
-from experiments.replicas.blocks import BlockKnobs
 from paradec_jax.decode.machine.candidates import Shape, fold_candidates, on_smallest, place
 from paradec_jax.decode.machine.decoder import DecoderBase
-from paradec_jax.decode.machine.knobs import check_range
+from paradec_jax.decode.machine.knobs import SamplingKnobs, check_range
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.rules.windows import where_rows, write_after_read
 
+CAPACITY = 129  # list entries of a block call, of which a network call spawns one at most
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ReleasedMultiBlockKnobs(BlockKnobs):
-    """When blocks are spawned, and how long a block call goes on.
+class ReleasedMultiBlockKnobs(SamplingKnobs):
+    """When blocks are spawned, and how long a block call goes on. The sampling knobs keep their defaults.
 
     Attributes:
       blocks: K, most blocks that count as active. The programs lose count, see `ReleasedMultiBlock`.
@@ -114,19 +115,18 @@ class ReleasedMultiBlock(DecoderBase):
     - Candidates need two sequences of the pool beside the newest, so a pool of fewer than 3 does nothing.
     - Stop tokens are tested in the real block alone, and budgets between block calls, so the result may overrun them.
 
-    The programs grow their lists without bound. Here a block is spawned only where list (`capacity`) and window
-    (`in_flight`) have room, and a block call is broken off once it lies a block beyond `size`; choose them large
-    enough and the result is theirs. Where "main" fails on a stale pseudo draft (it has another number of candidates),
+    The programs grow their lists without bound. Here a block is spawned only where list (`CAPACITY`) and window
+    (`in_flight`) have room, and a block call is broken off once it lies a block beyond `size`; where these are large
+    enough the result is theirs. Where "main" fails on a stale pseudo draft (it has another number of candidates),
     here its own draft goes with every candidate.
 
-    A row ends within 1 + `max_block_calls` `max_iterations` network calls.
+    A row ends within 1 + `blocks.MAX_BLOCK_CALLS` `max_iterations` network calls.
 
     Attributes:
       block: n, tokens of a block.
       variant: one of `VARIANTS`.
       pool: G, sequences of the pool; the variant "plain" has none.
       in_flight: blocks that the compiled window holds, the real one included.
-      capacity: list entries of a block call; a network call spawns one at most.
       greedy: always; the programs take sampling arguments and ignore them, here they are refused.
     """
 
@@ -135,7 +135,6 @@ class ReleasedMultiBlock(DecoderBase):
     variant: str = "main"
     pool: int = 4
     in_flight: int = 2
-    capacity: int = 129
     greedy: bool = True
     Knobs: ClassVar[type] = ReleasedMultiBlockKnobs
 
@@ -143,7 +142,7 @@ class ReleasedMultiBlock(DecoderBase):
         blocks.check_settings(self)
         if self.variant not in VARIANTS:
             raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, not {self.variant!r}")
-        for name, least in (("pool", 0), ("in_flight", 1), ("capacity", 1)):
+        for name, least in (("pool", 0), ("in_flight", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
 
@@ -151,7 +150,7 @@ class ReleasedMultiBlock(DecoderBase):
     def rules(self) -> BlockCallRules:
         """Sizes of the arrays of a block call, and what is done with them."""
         pool = self.pool if self.variant != "plain" and self.pool > 2 else 0
-        capacity = 1 if self.in_flight == 1 else self.capacity
+        capacity = 1 if self.in_flight == 1 else CAPACITY
         return BlockCallRules(self.block, self.in_flight, capacity, pool, self.variant, self.spec.pad)
 
     def init(self, params: Any, request: Request, knobs: ReleasedMultiBlockKnobs) -> ReleasedMultiBlockState:
@@ -181,7 +180,7 @@ class ReleasedMultiBlock(DecoderBase):
         broken_off = rows.length >= self.size + self.block
         block_call = state.block_call + over
         used_up = broken_off | (rows.length >= rows.limit)
-        rows = blocks.reasoned(rows, stopped, over | broken_off, used_up, block_call, knobs)
+        rows = blocks.reasoned(rows, stopped, over | broken_off, used_up, block_call)
         info = ReleasedMultiBlockInfo(
             running=~before.done,
             block_call=state.block_call,

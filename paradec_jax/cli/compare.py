@@ -19,9 +19,7 @@ OF_PROBLEMS = {"problems": PROBLEMS, "steps": STEPS, "split": "test", "timed": T
 
 
 def compare_command(
-    family: Literal[
-        "recurrent_depth", "causal", "jacobi", "masked_diffusion", "block_diffusion"
-    ] = "recurrent_depth",
+    family: Literal["recurrent_depth", "causal", "masked_diffusion", "block_diffusion"] = "recurrent_depth",
     model: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="DIR|NAME")]] = (),
     problems: int = PROBLEMS,
     steps: tuple[int, int] = STEPS,
@@ -45,7 +43,7 @@ def compare_command(
     and the other families problems, steps, split and timed.
 
     Args:
-      family: model family; its settings are the rows of the table ("jacobi" is a former name of "causal").
+      family: model family; its settings are the rows of the table.
       model: a model folder, or the name of a bundled model; may be given several times. By default the bundled
         models of the family.
       problems: number of problems.

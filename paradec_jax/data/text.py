@@ -200,32 +200,6 @@ class WindowMaker:
         return Part(batch_of(rows, self.bos), first, self.rows)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class RowMaker:
-    """Makes batch i of a table of rows, shuffled anew in each epoch; its last rows are left out if they fill none."""
-
-    table: Int32[np.ndarray, "N L"]
-    seed: int
-    rows: int
-    bos: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rows <= len(self.table):
-            raise ValueError(f"need 1 to {len(self.table)} rows, as many as the table has, not {self.rows}")
-
-    def __call__(self, index: int) -> Batch:
-        """Batch `index`; see `text_batches`."""
-        return self.part(index, whole).rows
-
-    def part(self, index: int, share: Share) -> Part:
-        """Rows of batch `index`."""
-        epoch, place = divmod(index, len(self.table) // self.rows)
-        order = np.random.Generator(np.random.Philox([self.seed, epoch])).permutation(len(self.table))
-        first, last = share(self.rows)
-        mine = order[place * self.rows : (place + 1) * self.rows][first:last]
-        return Part(batch_of(self.table[mine], self.bos), first, self.rows)
-
-
 def batch_of(rows: Int32[np.ndarray, "B L"], bos: int | None) -> Batch:
     """Rows for a denoiser, {"tokens", "weights"}, or after `bos` for a model of the next token, with "targets"."""
     weights = np.ones(rows.shape, np.float32)
@@ -278,7 +252,7 @@ def text_batches(make: Callable[[int], Batch], digest: str, prefetch: int = 2) -
     position later.
 
     Args:
-      make: a `WindowMaker` or `RowMaker`.
+      make: such as a `WindowMaker`.
       digest: of the text (`Text.digest`).
       prefetch: batches made ahead in a thread; 0 makes each one when it is asked for.
     """

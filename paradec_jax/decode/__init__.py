@@ -13,7 +13,6 @@ from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.drive import rollout, run, stream, trace
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.machine.network import CachedNetwork, Forward, Network, Prefix, Prepared
-from paradec_jax.decode.machine.protocol import Decoder
 from paradec_jax.decode.machine.queue import QueueResult, serve
 from paradec_jax.decode.machine.request import RecordedDraws, Request, make_request
 from paradec_jax.decode.machine.rows import Decoded, Reason, Rows
@@ -33,7 +32,6 @@ __all__ = [
     "BlockDenoising",
     "CachedNetwork",
     "Decoded",
-    "Decoder",
     "DecoderBase",
     "Forward",
     "Jacobi",

@@ -24,8 +24,8 @@ IDLE_FIELDS = (
 )  # of a config: they change no output
 
 
-def read_description(folder: Path, newest: int) -> dict[str, Any]:
-    """The config.json of a model folder of format `newest` or an older one.
+def read_description(folder: Path, version: int) -> dict[str, Any]:
+    """The config.json of a model folder of that format.
 
     Raises:
       StoreError: when it is missing, no JSON object, or that of something else.
@@ -41,11 +41,9 @@ def read_description(folder: Path, newest: int) -> dict[str, Any]:
         if "model_type" in description or any(folder.glob("model*.safetensors")):
             raise StoreError(foreign)
         raise StoreError(f"{path} has no format_version: not a model of paradec_jax")
-    version = description["format_version"]
-    if not matches(version, int) or version < 1:
-        raise StoreError(f"format_version of {path} must be a positive integer, not {version!r}")
-    if version > newest:
-        raise StoreError(f"{folder} has format {version}, newer than format {newest} that this version reads")
+    given = description["format_version"]
+    if not matches(given, int) or given != version:
+        raise StoreError(f"{folder} has format {given!r}, but this version reads format {version} alone")
     return description
 
 
@@ -61,15 +59,11 @@ def stored(read: Callable[[], Any]) -> Any:
         raise StoreError(str(error)) from error
 
 
-def build(cls: type, values: Any, where: str, *, unknown: bool = False) -> Any:
-    """A dataclass from its JSON object; unknown fields are refused, or dropped where `unknown` says so."""
+def build(cls: type, values: Any, where: str) -> Any:
+    """A dataclass from its JSON object; unknown fields are refused."""
     if not isinstance(values, dict):
         raise StoreError(f"{where} must be a JSON object, not {values!r}")
     fields = {field.name: field.type for field in dataclasses.fields(cls)}
-    if unknown:
-        values = {name: value for name, value in values.items() if name in fields}
-        if values.get("head_channels") == 0:  # how format 1 said None
-            values["head_channels"] = None
     for name in values.keys() - fields.keys():
         raise StoreError(f"{where} has an unknown field {name!r}")
     for name, value in values.items():

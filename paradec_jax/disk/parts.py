@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
 
-from paradec_jax.config import ModelConfig
-from paradec_jax.disk import blocks, format1
+from paradec_jax.disk import blocks
 from paradec_jax.disk.blocks import Spans
 from paradec_jax.disk.description import check_leaf, check_names
 from paradec_jax.disk.folders import StoreError
@@ -24,7 +23,6 @@ class PartFiles:
 
     Args:
       folder: the model folder.
-      version: its format.
       config: the part's.
       part: the section of config.json: where the weights are, and their digests.
       expected: shape and type of each parameter by its path.
@@ -38,7 +36,6 @@ class PartFiles:
     def __init__(
         self,
         folder: Path,
-        version: int,
         config: Any,
         part: Mapping[str, Any],
         expected: Mapping[str, Any],
@@ -48,12 +45,7 @@ class PartFiles:
         self.folder, self.config, self.expected = folder, config, expected
         self.recorded: Mapping[str, Any] = part["sha256"]
         self._verify, self._allow_nonfinite = verify, allow_nonfinite
-        self._files: TensorFiles | None = None
         with self._named():
-            if version == 1:
-                former = {name for path in self.recorded for name in format1.names(path)}
-                check_names(expected, former)
-                return
             check_names(expected, self.recorded.keys())
             file = folder / part["weights"]
             with contextlib.ExitStack() as closing:
@@ -73,8 +65,7 @@ class PartFiles:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._files is not None:
-            self._files.__exit__(kind, value, trace)
+        self._files.__exit__(kind, value, trace)
 
     def each(
         self, wanted: Callable[[str], Sequence[Spans]], dtype: str | None = None
@@ -84,11 +75,6 @@ class PartFiles:
         Raises:
           StoreError: bytes that differ from their digests, or numbers that are NaN or infinite.
         """
-        if self._files is None:
-            for path, leaf in self._former():
-                taken = (leaf[tuple(slice(*span) for span in spans)] for spans in wanted(path))
-                yield path, [one.astype(dtype or one.dtype) for one in taken]
-            return
         for path in self.expected:
             yield path, self._slices(path, wanted(path), dtype)
 
@@ -106,9 +92,7 @@ class PartFiles:
         }
 
     def lazy(self) -> dict[str, Any]:
-        """All parameters by their paths, to be read when they are indexed; those of format 1 are read at once."""
-        if self._files is None:
-            return dict(self._former())
+        """All parameters by their paths, to be read when they are indexed."""
         return {
             path: Lazy(leaf.shape, leaf.dtype, functools.partial(self._at, path))
             for path, leaf in self.expected.items()
@@ -128,18 +112,7 @@ class PartFiles:
         recorded = self.recorded[path] if self._verify else None
         check = blocks.checking(path, recorded, self._allow_nonfinite)
         with self._named():
-            files = cast(TensorFiles, self._files)
-            return files.slices(path, wanted, dtype or self.expected[path].dtype, check)
-
-    def _former(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Parameters of format 1."""
-        config = cast(ModelConfig, self.config)  # that format knows no other part
-        with self._named():
-            leaves = format1.read(self.folder, config, self.recorded, self.expected, verify=self._verify)
-            for path, leaf in leaves:
-                if not self._allow_nonfinite:
-                    blocks.refuse_nonfinite(path, leaf)
-                yield path, leaf
+            return self._files.slices(path, wanted, dtype or self.expected[path].dtype, check)
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:

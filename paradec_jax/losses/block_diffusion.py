@@ -17,7 +17,6 @@ from jaxtyping import Array
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.losses.block_streams import (
-    BlockNetwork,
     Layout,
     before_each,
     layout_of,
@@ -50,7 +49,7 @@ class BlockRules:
 
 
 def block_diffusion_loss(
-    network: BlockNetwork, spec: TokenSpec, rules: BlockRules | None = None, *, chunk: int | None = None
+    network: Any, spec: TokenSpec, rules: BlockRules | None = None, *, chunk: int | None = None
 ) -> Objective:
     """The weighted cross-entropy of hidden tokens over the number of labelled ones, as released.
 

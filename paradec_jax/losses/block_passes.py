@@ -5,7 +5,7 @@ position before it predicts it.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,17 +18,7 @@ Forward = Callable[..., Array]
 """`(params, tokens, real, positions, mask=causal) -> hidden [B, S, D]`; real [B, S] is False at padding."""
 
 
-class CausalNetwork(Protocol):
-    """What the objectives need of a network; see `paradec_jax.models.TransformerNetwork`."""
-
-    @property
-    def max_length(self) -> int: ...
-    def embedding(self, params: Any) -> Array: ...
-    def forward(self, params: Any, tokens: Array, positions: Array, *, mask: Array | None = None) -> Any: ...
-    def logits(self, params: Any, hidden: Array) -> Array: ...
-
-
-def forward_of(network: CausalNetwork) -> Forward:
+def forward_of(network: Any) -> Forward:
     """The network's forward, without a gradient to the input vectors of padding, as in the released trainers."""
 
     def forward(params: Any, tokens: Array, real: Array, positions: Array, **options: Any) -> Array:

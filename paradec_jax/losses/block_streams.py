@@ -10,29 +10,13 @@ Blocks are counted within a sample. Two forwards read this (the clean copy, then
 its cache), or one of both copies side by side, the doubled layout of the released code; both compute the same.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.nn import masks
-
-
-class BlockNetwork(Protocol):
-    """What the objectives need of a network; see `paradec_jax.models.TransformerNetwork`."""
-
-    @property
-    def block(self) -> int | None: ...
-    def forward(
-        self,
-        params: Any,
-        inputs: Array,
-        positions: Array,
-        prefix: Prefix | None = None,
-        mask: Array | None = None,
-    ) -> Any: ...
-    def logits(self, params: Any, hidden: Array) -> Array: ...
 
 
 class Layout(NamedTuple):
@@ -99,7 +83,7 @@ def doubled_mask(layout: Layout) -> Bool[Array, "B 2T 2T"]:
     )
 
 
-def read_twice(network: BlockNetwork, params: Any, clean: Array, noisy: Array, layout: Layout) -> Streams:
+def read_twice(network: Any, params: Any, clean: Array, noisy: Array, layout: Layout) -> Streams:
     """Reads the clean copy [B, T], then the noisy one, whose cache the clean keys are."""
     visible = masks_of(layout)
     first = network.forward(params, clean, layout.positions, mask=visible.clean)
@@ -108,7 +92,7 @@ def read_twice(network: BlockNetwork, params: Any, clean: Array, noisy: Array, l
     return Streams(first.hidden, second.hidden)
 
 
-def read_doubled(network: BlockNetwork, params: Any, clean: Array, noisy: Array, layout: Layout) -> Streams:
+def read_doubled(network: Any, params: Any, clean: Array, noisy: Array, layout: Layout) -> Streams:
     """Reads both copies [B, T] side by side, the noisy one first."""
     tokens, positions = (
         jnp.concatenate(pair, axis=1) for pair in ((noisy, clean), (layout.positions, layout.positions))

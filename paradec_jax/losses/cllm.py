@@ -21,7 +21,7 @@ from paradec_jax.objective import Metrics, Objective, Sum, Sums, weighted
 
 
 def cllm_loss(
-    network: block_passes.CausalNetwork,
+    network: Any,
     spec: TokenSpec,
     *,
     ar_weight: float = 10.0,

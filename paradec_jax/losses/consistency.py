@@ -60,7 +60,6 @@ class ConsistencyRules:
       offsets: "all" (released multi-block and window trainers) or "inner": without the last offset of a block,
         which predicts the next block's first token (clean trainer).
       prompt_weight: weight of the prompt's tokens in L_AR; released: 1, markers of the chat included.
-      label_smoothing: of L_AR; released: 0 (CLLM, see `cllm_loss`: 0.1).
       after_eos: "pad": tokens after the first stop token of the last clean block become padding, and offsets
         there still count (released); "keep": they stay; "drop": offsets from the stop token on and later pairs
         count nowhere, not even in T (development branch).
@@ -79,7 +78,6 @@ class ConsistencyRules:
     divide_by_pairs: bool = True
     offsets: str = "all"
     prompt_weight: float = 1.0
-    label_smoothing: float = 0.0
     after_eos: str = "pad"
     over: str = "row"
 
@@ -93,8 +91,6 @@ class ConsistencyRules:
             raise ValueError(f"temperature must be above 0, not {self.temperature}")
         if min(self.ar_weight, self.prompt_weight) < 0:
             raise ValueError("ar_weight and prompt_weight must not be negative")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing must be in [0, 1), not {self.label_smoothing}")
 
     def window_of(self, pairs: int) -> int:
         """Pairs of a window: all of them for "nc", one for "clean"."""
@@ -173,7 +169,7 @@ def counted_pairs(batch: dict[str, Array], spec: TokenSpec, rules: ConsistencyRu
 
 
 def consistency_loss(
-    network: block_passes.CausalNetwork,
+    network: Any,
     spec: TokenSpec,
     rules: ConsistencyRules = MULTIBLOCK,
     *,
@@ -238,7 +234,7 @@ def combined(sums: Sums, rules: ConsistencyRules) -> tuple[Array, Metrics]:
 
 
 def _next_token(
-    network: block_passes.CausalNetwork,
+    network: Any,
     params: Any,
     hidden: block_passes.Hidden,
     pairs: Pairs,
@@ -249,7 +245,7 @@ def _next_token(
     logits = scorer(network, params, len(pairs.valid))
 
     def nll(hidden: Array, targets: Array) -> tuple[Array, Array]:
-        return token_losses(logits(hidden), targets, rules.label_smoothing)
+        return token_losses(logits(hidden), targets)
 
     parts = [(hidden.before, pairs.clean, pairs.block_weight)]
     if rules.prompt_weight and pairs.prompt.shape[1] > 1:
@@ -270,7 +266,7 @@ def _next_token(
 
 
 def _consistency(
-    network: block_passes.CausalNetwork,
+    network: Any,
     params: Any,
     teacher: Any,
     hidden: block_passes.Hidden,

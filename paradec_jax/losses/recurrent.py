@@ -4,7 +4,7 @@ Geiping et al. 2025, arXiv 2502.05171, section 3.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,40 +19,26 @@ Draw = Callable[[Array, Array], Int[Array, ""]]
 Mean = float | Callable[[Array], Array]
 
 
-class RecurrentNetwork(Protocol):
-    """What the objective needs of a network; see `paradec_jax.models.RecurrentDepthNetwork`."""
-
-    @property
-    def config(self) -> RecurrentDepthConfig: ...
-    def view(self, positions: Array) -> Any: ...
-    def empty_window(self, batch: int, width: int) -> Any: ...
-    def initial_state(self, keys: Array, scale: float) -> Array: ...
-    def embed(self, params: Any, tokens: Array, view: Any, window: Any) -> tuple[Array, Any]: ...
-    def iterate(
-        self, params: Any, state: Array, e: Array, view: Any, window: Any, index: Any
-    ) -> tuple[Array, Any]: ...
-    def readout(self, params: Any, state: Array, view: Any, window: Any) -> Any: ...
-    def logits(self, params: Any, hidden: Array) -> Array: ...
+SIGMA = 0.5  # spread of the log-normal distribution of recurrences
 
 
 def _at(mean: Mean, step: Array) -> Array:
     return jnp.asarray(mean(step) if callable(mean) else mean, jnp.float32)
 
 
-def poisson_lognormal(mean: Mean, sigma: float = 0.5) -> Draw:
+def poisson_lognormal(mean: Mean) -> Draw:
     """Draws the recurrence r of a training step with a heavy right tail.
 
-    `lambda ~ LogNormal(ln M - sigma^2 / 2, sigma)`, `r ~ Poisson(lambda) + 1`, so that E[r] = M + 1.
+    `lambda ~ LogNormal(ln M - sigma^2 / 2, sigma)` with sigma = 1/2, `r ~ Poisson(lambda) + 1`, so that E[r] = M + 1.
 
     Args:
       mean: M, or a schedule from the step number to M (a curriculum for small budgets).
-      sigma: spread of the log-normal.
     """
 
     def draw(key: Array, step: Array) -> Array:
         of_rate, of_count = jax.random.split(key)
         normal = jax.random.normal(of_rate)
-        rate = jnp.exp(jnp.log(_at(mean, step)) - sigma**2 / 2 + sigma * normal)
+        rate = jnp.exp(jnp.log(_at(mean, step)) - SIGMA**2 / 2 + SIGMA * normal)
         return jax.random.poisson(of_count, rate).astype(jnp.int32) + 1
 
     return draw
@@ -83,7 +69,7 @@ def settle(config: RecurrentDepthConfig, backprop_depth: int | None, remat: bool
 
 
 def unroll(
-    network: RecurrentNetwork,
+    network: Any,
     params: Any,
     state: Float[Array, "B T D"],
     e: Float[Array, "B T D"],
@@ -118,7 +104,7 @@ def unroll(
 
 
 def recurrent_loss(
-    network: RecurrentNetwork,
+    network: Any,
     draw: Draw,
     backprop_depth: int | None = None,
     *,

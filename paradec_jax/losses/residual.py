@@ -16,7 +16,7 @@ every step, with a running sum of its own. Or, with `layout` "infer_matched", no
 """
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.losses.block_streams import BlockNetwork, Layout, Streams, before_each, layout_of, masks_of
+from paradec_jax.losses.block_streams import Layout, Streams, before_each, layout_of, masks_of
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, soft_cross_entropy, token_losses
 from paradec_jax.losses.masked_diffusion import mask_of
 from paradec_jax.noise import BlockNoise, Hidden, choose
@@ -36,27 +36,6 @@ NORMALISERS = ("selfnorm", "official", "mean")
 OBJECTIVES = ("kl", "cross_entropy", "mse")
 LAYOUTS = ("doubled", "infer_matched")
 TOKENS = ("truth", "own")
-
-
-class Backbone(BlockNetwork, Protocol):
-    """What the objective needs of a backbone; see `paradec_jax.models.TransformerNetwork`."""
-
-    def embedding(self, params: Any) -> Array: ...
-
-
-class Head(Protocol):
-    """What the objective needs of a head; see `paradec_jax.models.ResidualHeadNetwork`."""
-
-    def forward(
-        self,
-        params: Any,
-        vectors: Array,
-        positions: Array,
-        prefix: Prefix | None = None,
-        mask: Array | None = None,
-        *,
-        hidden: Array,
-    ) -> Any: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,8 +148,8 @@ class Unrolling:
       chunk: positions whose logits are made at a time.
     """
 
-    backbone: Backbone
-    head: Head
+    backbone: Any
+    head: Any
     spec: TokenSpec
     rules: ResidualRules
     chunk: int | None
@@ -334,8 +313,8 @@ class Unrolling:
 
 
 def residual_loss(
-    backbone: Backbone,
-    head: Head,
+    backbone: Any,
+    head: Any,
     spec: TokenSpec,
     rules: ResidualRules | None = None,
     *,

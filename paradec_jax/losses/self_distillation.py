@@ -30,7 +30,7 @@ from paradec_jax.decode.rules.race import race, reverse_weights
 from paradec_jax.decode.rules.sampling import gumbel
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer
-from paradec_jax.losses.masked_diffusion import DenoisingNetwork, mask_of, read
+from paradec_jax.losses.masked_diffusion import mask_of, read
 from paradec_jax.noise import SDTT_TIMES, LogLinear, Times, hide
 from paradec_jax.objective import Objective, Sums, drawn, weighted
 
@@ -124,7 +124,7 @@ def divergence(
 
 
 def self_distillation_loss(
-    network: DenoisingNetwork,
+    network: Any,
     spec: TokenSpec,
     rules: DistillationRules | None = None,
     *,
@@ -201,7 +201,7 @@ def _noise(
 
 
 def teach(
-    network: DenoisingNetwork,
+    network: Any,
     teacher: Any,
     noised: Int[Array, "B S"],
     t: Float[Array, "B"],
@@ -255,7 +255,7 @@ def teach(
 
 
 def _move(
-    network: DenoisingNetwork,
+    network: Any,
     teacher: Any,
     z: Array,
     vectors: Array,
@@ -276,7 +276,7 @@ def _move(
 
 
 def _draw(
-    network: DenoisingNetwork, teacher: Any, vectors: Array, key: Array, mask: int, chunk: int | None
+    network: Any, teacher: Any, vectors: Array, key: Array, mask: int, chunk: int | None
 ) -> Int[Array, "B S"]:
     """A token of every position, the same whatever the chunk."""
     index = jnp.arange(vectors.shape[0] * vectors.shape[1]).reshape(vectors.shape[:2])

@@ -48,8 +48,8 @@ class RecurrentDepth(nn.Module):
 
     Attributes:
       config: the shape.
-      prepared: whether parameters come from `models.prepare`: joined matrices and a laid-out head are used where
-        they are there.
+      prepared: whether parameters come from `models.prepare`: a laid-out head is used where it is there, and no
+        loop over layers stacks their caches.
     """
 
     config: RecurrentDepthConfig
@@ -62,7 +62,7 @@ class RecurrentDepth(nn.Module):
         block = rematerialised(SandwichBlock, c.remat)
 
         def blocks(number: int) -> list[SandwichBlock]:
-            return [block(shape, self.prepared) for _ in range(number)]
+            return [block(shape) for _ in range(number)]
 
         self.embedding = parameter(self, "embedding", init, (c.vocab_size, c.width), c.param_dtype)
         self.prelude = blocks(c.prelude_layers)

@@ -41,11 +41,9 @@ class ResidualHead(nn.Module):
 
     Attributes:
       config: the shape.
-      prepared: whether parameters come from `models.prepare`.
     """
 
     config: ResidualHeadConfig
-    prepared: bool = False
 
     def setup(self) -> None:
         c, ones = self.config, nn.initializers.ones
@@ -54,7 +52,7 @@ class ResidualHead(nn.Module):
         self.hidden_norm = parameter(self, "hidden_norm", ones, (c.width,), c.param_dtype)
         of_fusion = truncated_normal(c.init_std)
         self.fusion = parameter(self, "fusion", of_fusion, (2 * c.width, c.width), c.param_dtype)
-        self.layer = [block(block_config(c), self.prepared) for _ in range(c.layers)]
+        self.layer = [block(block_config(c)) for _ in range(c.layers)]
         self.final_norm = parameter(self, "final_norm", ones, (c.width,), c.param_dtype)
 
     def __call__(self, positions: Int[Array, "B W"]) -> Float[Array, "B W D"]:

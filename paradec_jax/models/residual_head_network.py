@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,8 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
-from paradec_jax.models.base import Work, apply
-from paradec_jax.models.prepare import prepare_head
+from paradec_jax.models.base import Work, raw
 from paradec_jax.models.residual_head import Layers, ResidualHead, parameter_shapes
 from paradec_jax.nn import cache as kv_cache
 from paradec_jax.nn import masks
@@ -83,11 +81,8 @@ class ResidualHeadNetwork:
         return Work(moved, 2 * weights * rows + attention)
 
     def prepare(self, params: Any) -> Prepared:
-        """Parameters as a decoding loop wants them (`models.prepare`); prepared ones as they are."""
-        return params if isinstance(params, Prepared) else Prepared(prepare_head(params))
-
-    def _apply(self, params: Any, method: Callable, *args: Any) -> Any:
-        return apply(ResidualHead, self.config, params, method, *args)
+        """The parameters as they are, marked as prepared."""
+        return params if isinstance(params, Prepared) else Prepared(params)
 
     def init_cache(self, keys: Array, size: int) -> Layers:
         """An empty cache for `size` positions of each row; `keys` [B] count the rows, nothing is drawn."""
@@ -151,7 +146,7 @@ class ResidualHeadNetwork:
         if prefix is not None and prefix.visible is not None:
             cache = prefix.kv
             prefix_mask = masks.visible(prefix.visible, cache[0].v.shape[-2])
-        found, own = self._apply(
-            params, ResidualHead.residual, vectors, hidden, positions, mask, cache, prefix_mask
-        )
+        inputs = vectors, hidden, positions, mask, cache, prefix_mask
+        variables = {"params": raw(params)}
+        found, own = ResidualHead(self.config).apply(variables, *inputs, method=ResidualHead.residual)
         return Forward(found, own, {"head_calls": 1})

@@ -40,8 +40,8 @@ class Transformer(nn.Module):
 
     Attributes:
       config: the shape.
-      prepared: whether parameters come from `models.prepare`: joined matrices and a laid-out head are used where
-        they are there.
+      prepared: whether parameters come from `models.prepare`: a laid-out head is used where it is there, and no
+        loop over layers stacks their caches.
     """
 
     config: TransformerConfig
@@ -54,7 +54,7 @@ class Transformer(nn.Module):
         # normalised stream, so that what the blocks add does not drown it.
         of_embedding = truncated_normal(c.init_std if c.tie_embeddings else 1.0)
         self.embedding = parameter(self, "embedding", of_embedding, (c.vocab_size, c.width), c.param_dtype)
-        self.layer = [self.block(block_config(c), self.prepared) for _ in range(c.layers)]
+        self.layer = [self.block(block_config(c)) for _ in range(c.layers)]
         self.final_norm = parameter(self, "final_norm", nn.initializers.ones, (c.width,), c.param_dtype)
         self.has_head = not c.tie_embeddings or (self.prepared and self.has_variable("params", "head"))
         if self.has_head:
@@ -100,7 +100,7 @@ class Transformer(nn.Module):
     ) -> tuple[Float[Array, "B W D"], Layers]:
         """The stream after all blocks, and the window's keys and values, by a loop."""
         c, params = self.config, self.variables["params"]
-        block = self.block(block_config(c), self.prepared, parent=None)
+        block = self.block(block_config(c), parent=None)
 
         def body(x: Array, params: Any, prefix: KV | None) -> Any:
             return block.apply({"params": params}, x, angles, seen, prefix, prefix_mask)

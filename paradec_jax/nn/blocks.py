@@ -144,28 +144,20 @@ class Attention(nn.Module):
     """Multi-head attention; G key-value heads serve H query heads (grouped queries where G < H).
 
     Parameters: `q` [D, H, C], `k` and `v` [D, G, C], `out` [H, C, D], and where the config has them `q_bias` [H, C],
-    `k_bias` and `v_bias` [G, C], `q_norm` and `k_norm` [C]. Prepared parameters may hold `qkv` [D, (H + 2G) C] in
-    the place of `q`, `k` and `v` (`paradec_jax.models.prepare`). Bias, norm and rotation follow each other; cached
-    keys have passed all three.
+    `k_bias` and `v_bias` [G, C], `q_norm` and `k_norm` [C]. Bias, norm and rotation follow each other; cached keys
+    have passed all three.
     """
 
     config: BlockConfig
-    prepared: bool = False
 
     def setup(self) -> None:
         c = self.config
         self.rows = {"q": c.heads, "k": c.kv_heads, "v": c.kv_heads}
         into, ones = c.random(c.std), nn.initializers.ones
-        self.joined = self.prepared and self.has_variable("params", "qkv")
-        if self.joined:
-            self.qkv = parameter(
-                self, "qkv", into, (c.width, sum(self.rows.values()) * c.head_dim), c.param_dtype
-            )
-        else:
-            self.matrices = {
-                name: parameter(self, name, into, (c.width, rows, c.head_dim), c.param_dtype)
-                for name, rows in self.rows.items()
-            }
+        self.matrices = {
+            name: parameter(self, name, into, (c.width, rows, c.head_dim), c.param_dtype)
+            for name, rows in self.rows.items()
+        }
         self.bias = {
             name: parameter(
                 self, f"{name}_bias", nn.initializers.zeros, (self.rows[name], c.head_dim), c.param_dtype
@@ -203,10 +195,6 @@ class Attention(nn.Module):
     def project(self, x: Float[Array, "B W D"]) -> dict[str, Float[Array, "B _ W C"]]:
         """Queries [B, H, W, C], keys and values [B, G, W, C] by their letters."""
         c = self.config
-        if self.joined:
-            heads = rearrange(dense(x, self.qkv), "b w (h c) -> b h w c", c=c.head_dim)
-            parts = jnp.split(heads, [c.heads, c.heads + c.kv_heads], axis=1)
-            return dict(zip(self.rows, parts, strict=True))
         return {
             name: rearrange(
                 dense(x, rearrange(weight, "d h c -> d (h c)")), "b w (h c) -> b h w c", c=c.head_dim
@@ -218,31 +206,21 @@ class Attention(nn.Module):
 class GatedMLP(nn.Module):
     """Gated MLP `W_down (silu(W_gate x) * (W_up x))`.
 
-    Parameters: `gate` and `up` [D, F], `down` [F, D]. Prepared parameters may hold `gate_up` [D, 2F] in the place of
-    the first two.
+    Parameters: `gate` and `up` [D, F], `down` [F, D].
     """
 
     config: BlockConfig
-    prepared: bool = False
 
     def setup(self) -> None:
         c = self.config
         into, shape = c.random(c.std), (c.width, c.feed_forward)
-        self.joined = self.prepared and self.has_variable("params", "gate_up")
-        if self.joined:
-            self.gate_up = parameter(self, "gate_up", into, (c.width, 2 * c.feed_forward), c.param_dtype)
-        else:
-            self.gate = parameter(self, "gate", into, shape, c.param_dtype)
-            self.up = parameter(self, "up", into, shape, c.param_dtype)
+        self.gate = parameter(self, "gate", into, shape, c.param_dtype)
+        self.up = parameter(self, "up", into, shape, c.param_dtype)
         self.down = parameter(self, "down", c.random(c.std_out), shape[::-1], c.param_dtype)
 
     def __call__(self, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
         """The branch's output, without the residual sum."""
-        if self.joined:
-            gate, up = jnp.split(dense(x, self.gate_up), 2, axis=-1)
-        else:
-            gate, up = dense(x, self.gate), dense(x, self.up)
-        return dense(jax.nn.silu(gate) * up, self.down)
+        return dense(jax.nn.silu(dense(x, self.gate)) * dense(x, self.up), self.down)
 
 
 class SandwichBlock(nn.Module):
@@ -255,13 +233,12 @@ class SandwichBlock(nn.Module):
     """
 
     config: BlockConfig
-    prepared: bool = False
 
     def setup(self) -> None:
         c, ones = self.config, nn.initializers.ones
         self.gains = [parameter(self, f"norm_{i}", ones, (c.width,), c.param_dtype) for i in range(1, 5)]
-        self.attention = Attention(c, self.prepared)
-        self.mlp = GatedMLP(c, self.prepared)
+        self.attention = Attention(c)
+        self.mlp = GatedMLP(c)
 
     def __call__(
         self,
@@ -292,14 +269,13 @@ class PreNormBlock(nn.Module):
     """
 
     config: BlockConfig
-    prepared: bool = False
 
     def setup(self) -> None:
         c, ones = self.config, nn.initializers.ones
         self.attention_norm = parameter(self, "attention_norm", ones, (c.width,), c.param_dtype)
-        self.attention = Attention(c, self.prepared)
+        self.attention = Attention(c)
         self.mlp_norm = parameter(self, "mlp_norm", ones, (c.width,), c.param_dtype)
-        self.mlp = GatedMLP(c, self.prepared)
+        self.mlp = GatedMLP(c)
 
     def __call__(
         self,

@@ -112,7 +112,7 @@ class ModulatedBlock(nn.Module):
             shape = (self.config.conditioning, 6, c.width)
             self.modulation = parameter(self, "modulation", zeros, shape, c.param_dtype)
             self.modulation_bias = parameter(self, "modulation_bias", zeros, shape[1:], c.param_dtype)
-        self.attention = Attention(c, self.prepared)
+        self.attention = Attention(c)
         self.mlp = PlainMLP(c)
 
     def __call__(

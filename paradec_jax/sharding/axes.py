@@ -4,7 +4,6 @@ vocab      V, tokens          heads      H, query heads          mlp         F, 
 embed      D, model width     kv_heads   G, key-value heads      head_dim    C, channels of a head
 embed_pair 2D, two vectors of width D side by side (latent state and prelude output, embedding and head input)
 conditioning K, a denoiser's modulating vector, made from noise_features; six_vectors and two_vectors come of it
-joined     outputs of several matrices that `models.prepare` joined on one device
 """
 
 import dataclasses
@@ -92,8 +91,6 @@ MASKED_DIFFUSION: dict[str, Axes] = (
 
 # What `models.prepare` puts in the place of other parameters, and the names of all parameters of all families.
 PREPARED: dict[str, Axes] = {
-    r"attention/qkv$": Axes(("embed", "joined")),
-    r"mlp/gate_up$": Axes(("embed", "joined")),
     r"/constants$": Axes(("six_vectors", "embed")),
     r"^final_constants$": Axes(("two_vectors", "embed")),
 }

@@ -17,6 +17,7 @@ from paradec_jax.io import MOST_CHARACTERS, one_sentence
 
 _ROOM = 4 * MOST_CHARACTERS  # bytes of a sentence, whose characters have at most four
 _SHORT = 40
+MOST_SECONDS = 24 * 3600  # that a process waits for the others
 # Gloo's own faults, such as two collectives that met each other, name it too; NCCL's words are not known here.
 _LOST = re.compile(
     r"gloo.*(connection (closed|reset|refused)|broken pipe|timed? ?out)"
@@ -78,17 +79,17 @@ def lost_peer(error: BaseException) -> PeerLost | None:
     )
 
 
-def wait_for_all(what: str, most_s: int = 24 * 3600) -> None:
+def wait_for_all(what: str) -> None:
     """Waits until all processes have come to `what`, a name that a run uses once; nothing for one process.
 
     JAX's shutdown gives the others a heartbeat, and its collectives a time of their own: too little where one process
     alone has work to finish, such as the export of a model.
 
     Raises:
-      PeerLost: one of them did not come within `most_s` seconds, or died and JAX left this process alive.
+      PeerLost: one of them did not come within a day, or died and JAX left this process alive.
     """
     with telling_of_lost_peers():
-        get_barrier_sync_fn()(key=what, timeout_ms=1000 * most_s)
+        get_barrier_sync_fn()(key=what, timeout_ms=1000 * MOST_SECONDS)
 
 
 class Deadline:

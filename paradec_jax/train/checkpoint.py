@@ -26,8 +26,6 @@ from paradec_jax.train.state import TrainState, shapes
 PyTree = Any
 
 FORMAT = 1
-FORMER = ("qkv", "qk_bias", "gate_up")  # parameters that joined several matrices
-_COUNT = "ema_count"
 _SAVERS = ("future.py", "async_checkpointer.py", "checkpoint_manager.py", "checkpoint.py")
 
 
@@ -199,7 +197,7 @@ class Checkpoints:
         """The newest checkpoint that can be read, and the data state saved with it.
 
         Warns once for every newer folder that cannot be read. Arrays take the shardings of `state`, so a run
-        may resume on another mesh. In checkpoints from before the average had a count of its own, it is the step.
+        may resume on another mesh.
 
         Args:
           state: a state of the same structure, shapes and dtypes, as `TrainState.create` makes, unchanged; or what
@@ -219,10 +217,8 @@ class Checkpoints:
             if any_of_all(error is not None):
                 reasons.append(self._reject(step, error))
                 continue
-            counted = _COUNT in body["arrays"] or _COUNT not in target
-            wanted = target if counted else {name: x for name, x in target.items() if name != _COUNT}
-            self._check_layout(step, body, wanted, state)
-            tree, error = _tried(self._read_arrays, step, wanted)
+            self._check_layout(step, body, target, state)
+            tree, error = _tried(self._read_arrays, step, target)
             bad = any_of_all(error is not None)
             if not bad:  # checksums of arrays that are spread need all processes
                 _, error = _tried(_check_sums, tree, body["arrays"])
@@ -232,8 +228,6 @@ class Checkpoints:
                 reasons.append(self._reject(step, error))
                 continue
             key = jax.random.wrap_key_data(tree.pop("key"), impl=jax.random.key_impl(state.key))
-            if not counted:
-                tree[_COUNT] = jnp.array(tree["step"], copy=True)
             return TrainState(**({"ema": None} | tree), key=key), _decode(body["data"])
         raise NoneReadable(f"none of the checkpoints in {self.folder} can be read:\n" + "\n".join(reasons))
 
@@ -265,12 +259,6 @@ class Checkpoints:
             raise ValueError(f"{where} has a {body['key']} key, the run a {key} key")
         saved = {name: entry[:2] for name, entry in body["arrays"].items()}
         here = describe(target, checksums=False)
-        former = sorted(name for name in saved.keys() - here.keys() if name.rsplit("/", 1)[-1] in FORMER)
-        if former:
-            raise ValueError(
-                f"{where} was written before queries, keys, values, gate and up were parameters of their own (it has "
-                f"{former[0]}): finish that run with the version that began it, and migrate its exported model"
-            )
         if saved != here:
             name = min(n for n in saved.keys() | here.keys() if saved.get(n) != here.get(n))
             raise ValueError(
@@ -341,7 +329,7 @@ def _freed(x: jax.Array) -> jax.Array:
 
 def _to_arrays(state: TrainState) -> dict[str, PyTree]:
     tree = {"step": state.step, "params": state.params, "opt_state": state.opt_state}
-    optional = {name: getattr(state, name) for name in ("ema", _COUNT, "teacher", "round")}
+    optional = {name: getattr(state, name) for name in ("ema", "ema_count", "teacher", "round")}
     tree |= {name: x for name, x in optional.items() if x is not None}
     return tree | {"key": jax.random.key_data(state.key)}
 

@@ -76,7 +76,7 @@ def values_of(*trees: PyTree) -> dict[str, list[Any]]:
 
 
 def compare(folder: Path, run: Mapping[str, Any], allow: Collection[str] = ()) -> list[dict[str, Any]]:
-    """Where the run of a folder was computed so far; nothing of one that an older version began.
+    """Where the run of a folder was computed so far; nothing of one without `run.json`.
 
     Args:
       folder: of the run.

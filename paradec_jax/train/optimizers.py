@@ -37,11 +37,11 @@ def warmup_stable_decay(peak: float, steps: int, *, warmup: int = 0, cooldown: i
     return schedule
 
 
-def decay_mask(params: PyTree, exempt: str = "norm|bias") -> PyTree:
-    """Booleans shaped like `params`, false where the regex `exempt` is found in the path ("a/norm/scale")."""
+def decay_mask(params: PyTree) -> PyTree:
+    """Booleans shaped like `params`, false for norms and biases, by their paths ("a/norm/scale")."""
 
     def decays(path: tuple[Any, ...], _: jax.Array) -> bool:
-        return re.search(exempt, jax.tree_util.keystr(path, simple=True, separator="/")) is None
+        return re.search("norm|bias", jax.tree_util.keystr(path, simple=True, separator="/")) is None
 
     return jax.tree_util.tree_map_with_path(decays, params)
 
@@ -56,7 +56,6 @@ def adamw(
     b2: float = 0.95,
     eps: float = 1e-8,
     weight_decay: float = 0.1,
-    exempt: str = "norm|bias",
     clip: float | None = 1.0,
 ) -> optax.GradientTransformation:
     """AdamW (Loshchilov & Hutter 2019) on a `warmup_stable_decay` schedule, after clipping by the global norm.
@@ -68,8 +67,7 @@ def adamw(
       steps: length of the run in updates.
       warmup, cooldown: updates of the two ramps.
       b1, b2, eps: Adam's; m and v are the bias-corrected moments.
-      weight_decay: factor of the decay, itself scaled by the learning rate.
-      exempt: regex on paths of parameters that do not decay (`decay_mask`); embeddings do.
+      weight_decay: factor of the decay, itself scaled by the learning rate; norms and biases do not decay.
       clip: largest global norm of the gradient, or None.
 
     Raises:
@@ -81,7 +79,7 @@ def adamw(
         b2=b2,
         eps=eps,
         weight_decay=weight_decay,
-        mask=lambda params: decay_mask(params, exempt),
+        mask=decay_mask,
     )
     return optimizer if clip is None else optax.chain(optax.clip_by_global_norm(clip), optimizer)
 

@@ -8,7 +8,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
-from convert import engine
+from convert import weights
 from convert.cli import main
 from paradec_jax import store
 from paradec_jax.config import RecurrentDepthConfig, TokenSpec
@@ -56,7 +56,7 @@ def make_shards(folder: Path) -> None:
     for file, part in parts.items():
         save_file({name: tensors[name] for name in part}, folder / file)
     weight_map = {name: file for file, part in parts.items() for name in part}
-    (folder / engine.INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    (folder / weights.INDEX).write_text(json.dumps({"weight_map": weight_map}))
 
 
 def assert_same(a: store.Model, b: store.Model) -> None:

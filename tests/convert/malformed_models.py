@@ -9,14 +9,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax.traverse_util import unflatten_dict
-from lightning_files import Harmful, tensor, write_checkpoint
 from safetensors.numpy import load_file
+from torch_writer import Harmful, tensor, write_checkpoint
 
 from convert.cli import main
 from paradec_jax import store
 from paradec_jax.config import TokenSpec
-from paradec_jax.disk import format1
 from paradec_jax.families import PRESETS
 
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -53,8 +51,7 @@ def write_models(root: Path) -> None:
 
     ::
 
-        model, recurrent, blocks   folders of the newest format, with a tokenizer; `model` is causal, with a template
-        former                     a folder of format 1
+        model, recurrent, blocks   folders of models, with a tokenizer; `model` is causal, with a template
         qwen2, huginn, sdar        exports of them
         ckpt/last.ckpt             weights of a denoiser, its config.json beside them
         recording/logits.npz       what `model` is compared with
@@ -67,7 +64,6 @@ def write_models(root: Path) -> None:
     exports = {"model": "qwen2", "recurrent": "huginn", "blocks": "sdar", "denoiser": "mdlm"}
     for source, target in exports.items():
         assert main(["export", str(root / source), str(root / target)]) == 0
-    _write_former(root / "former", built["causal"])
     (root / "ckpt").mkdir()
     weights = load_file(root / "mdlm" / "model.safetensors")
     state = OrderedDict((name, tensor(array)) for name, array in weights.items())
@@ -93,23 +89,3 @@ def _model(name: str, root: Path) -> store.Model:
     tokenizer = store.Tokenizer.from_file(root / "tokenizer.json")
     model = store.Model(config, params, spec, tokenizer)
     return dataclasses.replace(model, chat_template=TEMPLATE) if name == "causal" else model
-
-
-def _write_former(folder: Path, model: store.Model) -> None:
-    """A folder of format 1 whose matrices are not joined, which it could be too."""
-    import orbax.checkpoint as ocp
-    from etils import epath
-
-    leaves = dict(store._tensors(model.config, model.params))
-    arrays = {path: leaf[...] for path, leaf in leaves.items()}
-    folder.mkdir()
-    description = {
-        "format_version": 1,
-        "family": model.family,
-        "config": model.config.to_dict(),
-        "token_spec": dataclasses.asdict(model.token_spec),
-        "sha256": {path: format1.digest(array) for path, array in arrays.items()},
-    }
-    (folder / "config.json").write_text(json.dumps(description))
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        checkpointer.save(epath.Path(folder / "params"), unflatten_dict(arrays, sep="/"))

@@ -24,7 +24,7 @@ from exports import (
 )
 from safetensors.numpy import load_file
 
-from convert import engine, huginn
+from convert import engine, huginn, weights
 from convert.cli import main
 from paradec_jax import store
 from paradec_jax.config import RecurrentDepthConfig, TokenSpec
@@ -56,7 +56,7 @@ class TestIdentity:
         assert main(["export", str(a), str(b), "--max-shard-gigabytes", shard]) == 0
         assert main(["import", str(b), str(c)]) == 0
         assert_same(store.load(c, host=True), model)
-        assert (b / engine.INDEX).is_file() == (not (b / WEIGHTS).is_file()) == (shard != "5")
+        assert (b / weights.INDEX).is_file() == (not (b / WEIGHTS).is_file()) == (shard != "5")
 
     def test_import_then_export_golden(self, tmp_path):
         assert main(["import", str(GOLDEN), str(tmp_path / "a")]) == 0
@@ -117,7 +117,7 @@ class TestIdentity:
         axes = {"a": 2, "b": 3}
         params = {"part": {"w": np.arange(12, dtype=np.float32).reshape(2, 3, 2)}}
         write_tensors(tmp_path, engine.export_tree(params, [row], axes), 1000)
-        with engine.Checkpoint(tmp_path) as checkpoint:
+        with weights.opened(tmp_path) as checkpoint:
             assert checkpoint.shape("part.1.w") == row.shapes(axes)["part.1.w"] == (2, 3)
             again = engine.import_tree(checkpoint, [row], axes, "float32")["part"]["w"]
             np.testing.assert_array_equal(again[...], params["part"]["w"])

@@ -14,7 +14,7 @@ import tokenizers
 from exports import WEIGHTS, assert_same, edit, fails, make_model, make_shards, rewrite
 from safetensors.numpy import load_file
 
-from convert import engine, qwen2
+from convert import engine, qwen2, weights
 from convert.cli import main
 from paradec_jax import cli, store
 from paradec_jax.config import TokenSpec
@@ -70,7 +70,7 @@ class TestIdentity:
         a, b, c = (str(tmp_path / x) for x in "abc")
         assert main(["import", str(exported[name]), a]) == 0
         assert main(["export", a, b, "--max-shard-gigabytes", "0.000002"]) == 0
-        assert (tmp_path / "b" / engine.INDEX).is_file() and not (tmp_path / "b" / WEIGHTS).exists()
+        assert (tmp_path / "b" / weights.INDEX).is_file() and not (tmp_path / "b" / WEIGHTS).exists()
         assert main(["import", b, c]) == 0
         assert_same(store.load(c, host=True), make_model(CONFIGS[name]))
 
@@ -147,9 +147,9 @@ class TestIdentity:
     def test_tensors_are_moved_one_at_a_time(self, exported, monkeypatch):
         """Import and export know the size of each tensor before they read any, and read one to make one."""
         seen = []
-        read = engine.Checkpoint.read
+        read = weights.Checkpoint.read
         monkeypatch.setattr(
-            engine.Checkpoint, "read", lambda self, n, *rows: seen.append(n) or read(self, n, *rows)
+            weights.Checkpoint, "read", lambda self, n, *rows: seen.append(n) or read(self, n, *rows)
         )
         folder = exported["qwen3-biases"]
         tensors = load_file(folder / WEIGHTS)

@@ -11,7 +11,7 @@ import pytest
 from exports import WEIGHTS, assert_same, edit, fails, rewrite
 from safetensors.numpy import load_file
 
-from convert import engine, mrp, qwen2, sdar
+from convert import engine, mrp, qwen2, sdar, weights
 from convert.cli import main
 from convert.engine import ConvertError, read_json
 from paradec_jax import store
@@ -181,7 +181,7 @@ def test_a_residual_head_is_told_apart_from_its_backbone(source, capsys):
     name = f"{mrp.PREFIX}enorm.weight"
     rewrite(source, lambda tensors: tensors.update({name: np.arange(64, dtype=np.float32)}))
     assert "field num_nextn_predict_layers is missing" in fails(capsys, "import", source)
-    with engine.Checkpoint(source) as checkpoint:
+    with weights.opened(source) as checkpoint:
         backbone, head = engine.parted(checkpoint, mrp.PREFIX)
         assert backbone.names == load_file(GOLDEN / WEIGHTS).keys() and head.names == {"enorm.weight"}
         assert (head.folder, head.shape("enorm.weight"), head.dtype("enorm.weight")) == (

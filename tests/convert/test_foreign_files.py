@@ -1,6 +1,8 @@
 """What folders of others may hold besides what the converters write: types, buffers, fields, files, prefixes."""
 
+import collections
 import dataclasses
+import importlib.util
 import json
 import re
 import shutil
@@ -11,12 +13,12 @@ import numpy as np
 import pytest
 from exports import WEIGHTS, assert_same, edit, fails, make_model, make_shards, rewrite
 from flax.traverse_util import flatten_dict
-from lightning_files import tensor, write_checkpoint
 from malformed_models import tokenizer_fields
 from safetensors.numpy import load_file, save_file
+from torch_writer import Harmful, tensor, write_checkpoint
 
-from convert import engine
 from convert.cli import main
+from convert.weights import INDEX
 from paradec_jax import store
 from paradec_jax.config import TokenSpec
 from paradec_jax.families import PRESETS
@@ -270,11 +272,69 @@ class TestFields:
         assert_same(imported(source), store.load(exported / "model" / "qwen2", host=True))
 
 
+def as_torch(source: Path, write, shards: bool) -> None:
+    """Puts what `write` makes of tables of tensors in the place of a folder's safetensors."""
+    tensors = load_file(source / WEIGHTS)
+    (source / WEIGHTS).unlink()
+    names = list(tensors)
+    parts = {"pytorch_model.bin": names}
+    if shards:
+        half = len(names) // 2
+        parts = {"pytorch_model-1.bin": names[:half], "pytorch_model-2.bin": names[half:]}
+        index = {"weight_map": {name: file for file, part in parts.items() for name in part}}
+        (source / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    for file, part in parts.items():
+        write(source / file, {name: tensors[name] for name in part})
+
+
+def write_by_hand(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    tree = collections.OrderedDict((name, tensor(array)) for name, array in tensors.items())
+    tree._metadata = {"": {"version": Harmful()}}  # an attribute, as `state_dict` sets it
+    write_checkpoint(path, tree)
+
+
+class TestFilesOfPyTorch:
+    @pytest.mark.parametrize("shards", [False, True])
+    @pytest.mark.parametrize("name", MODELS)
+    def test_every_family_is_imported(self, name, shards, copy, exported):
+        source = copy(name)
+        as_torch(source, write_by_hand, shards)
+        assert_same(imported(source), store.load(exported / "model" / name, host=True))
+
+    @pytest.mark.peers
+    @pytest.mark.slow
+    @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+    @pytest.mark.parametrize("shards", [False, True])
+    @pytest.mark.parametrize("name", MODELS)
+    def test_what_torch_writes(self, name, shards, copy, exported):
+        import torch
+
+        source = copy(name)
+        as_torch(
+            source, lambda path, t: torch.save({n: torch.from_numpy(x) for n, x in t.items()}, path), shards
+        )
+        assert_same(imported(source), store.load(exported / "model" / name, host=True))
+
+    def test_what_is_wrong(self, copy, capsys):
+        source = copy("qwen2")
+        as_torch(source, write_by_hand, True)
+        first, second = sorted(source.glob("pytorch_model-*.bin"))
+        whole = first.read_bytes()
+        write_checkpoint(first, {"model.norm.weight": 3})
+        assert "which is not a named tensor" in fails(capsys, "import", source)
+        first.write_bytes(second.read_bytes())
+        assert "is listed in an index, but" in fails(capsys, "import", source)
+        first.write_bytes(whole[:-100])
+        assert "damaged or not in PyTorch's zip format" in fails(capsys, "import", source)
+        second.unlink()
+        assert "is missing, although pytorch_model.bin.index.json lists it" in fails(capsys, "import", source)
+
+
 class TestFolderSavedTwice:
     def test_an_index_without_shards(self, copy, exported):
         source = copy("qwen2")
         index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
-        (source / engine.INDEX).write_text(json.dumps(index))
+        (source / INDEX).write_text(json.dumps(index))
         assert_same(imported(source), store.load(exported / "model" / "qwen2", host=True))
 
     def test_both_whole(self, copy, exported):

@@ -10,7 +10,7 @@ from paradec_jax.data.batches import BatchMaker, Bucket
 from paradec_jax.data.block_batches import block_batch_maker
 from paradec_jax.data.endless import MakesParts, Part, endless
 from paradec_jax.data.pair_batches import pair_batch_maker
-from paradec_jax.data.text import RowMaker, WindowMaker, text_batches
+from paradec_jax.data.text import WindowMaker, text_batches
 from paradec_jax.data.trajectories import Generation, Trajectories, TrajectoryWriter
 
 BUCKETS = (Bucket(2, 2, 102), Bucket(3, 4, 161), Bucket(0, 0, 64, task="sums"))
@@ -38,7 +38,6 @@ def pairs(folder):
 
 MAKERS = {
     "windows": lambda _: WindowMaker(np.arange(100, dtype=np.int32), 5, 4, 16, bos=0),
-    "rows": lambda _: RowMaker(np.arange(60, dtype=np.int32).reshape(20, 3), 2, 6),
     "problems": problems,
     "blocks": lambda _: blocks(),
     "packed blocks": lambda _: blocks(200),

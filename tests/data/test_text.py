@@ -7,7 +7,6 @@ import pytest
 import tokenizers
 
 from paradec_jax.data.text import (
-    RowMaker,
     WindowMaker,
     character_spec,
     character_tokenizer,
@@ -95,15 +94,6 @@ def test_windows_are_batches_by_number(path):
     np.testing.assert_array_equal(whole, np.stack([text.train[0]] * 3))
 
 
-def test_rows_are_shuffled_in_epochs():
-    table = np.arange(14, dtype=np.int32).reshape(7, 2)
-    make = RowMaker(table, 0, 3)
-    epochs = [np.concatenate([make(2 * epoch + i)["tokens"] for i in range(2)]) for epoch in range(6)]
-    for rows in epochs:
-        assert len(np.unique(rows[:, 0])) == 6  # each at most once, the seventh left out
-    assert len({rows.tobytes() for rows in epochs}) == 6
-
-
 def test_held_out_windows():
     ids = np.arange(23, dtype=np.int32)
     np.testing.assert_array_equal(windows(ids, 5), np.arange(20).reshape(4, 5))
@@ -188,7 +178,6 @@ def test_numbers_out_of_range(path):
         lambda: read_text(path, held_out=0.9999),
         lambda: WindowMaker(text.train[0], 0, 0, 8),
         lambda: WindowMaker(text.train[0], 0, 1, 10**9),
-        lambda: RowMaker(np.zeros((2, 3), np.int32), 0, 3),
     ):
         with pytest.raises(ValueError):
             make()

@@ -85,7 +85,7 @@ SPARING = {  # decoder, options, positions of its smallest call
         {"block": 3, "blocks": 2, "pool": 1},
         6,
     ),  # the pool remembers the whole width
-    "released": (ReleasedMultiBlock, {"block": 4, "in_flight": 2, "capacity": 8, "pool": 4}, 4),
+    "released": (ReleasedMultiBlock, {"block": 4, "in_flight": 2, "pool": 4}, 4),
 }
 
 

@@ -33,10 +33,9 @@ DECODERS = {
     "blocks": (ReleasedJacobi, {}, {}),
     "complete": (ReleasedJacobi, {"complete_blocks": True}, {}),
     "window": (ReleasedRunningWindow, {}, {"max_iterations": 3}),
-    "main": (ReleasedMultiBlock, {"capacity": 9}, {"spawn_ratio": 0.4}),
-    "crowded": (ReleasedMultiBlock, {"capacity": 2, "pool": 8}, {"blocks": 4, "spawn_ratio": 0.2}),
-    "tail": (ReleasedMultiBlock, {"variant": "tail", "in_flight": 3, "capacity": 30}, {"spawn_ratio": 0.4}),
-    "plain": (ReleasedMultiBlock, {"variant": "plain", "in_flight": 3, "capacity": 30}, {"spawn_ratio": 0.4}),
+    "main": (ReleasedMultiBlock, {}, {"spawn_ratio": 0.4}),
+    "tail": (ReleasedMultiBlock, {"variant": "tail", "in_flight": 3}, {"spawn_ratio": 0.4}),
+    "plain": (ReleasedMultiBlock, {"variant": "plain", "in_flight": 3}, {"spawn_ratio": 0.4}),
 }
 QUICK = ("blocks", "window", "main")
 EVERY = pytest.mark.parametrize(
@@ -163,7 +162,7 @@ def test_one_program_for_all_knobs():
     decoder = decoder_of("main")
     decode.run(decoder, params(), request_of())
     compiled = drive.compiled_run._cache_size()
-    for knobs in ({"blocks": 1}, {"spawn_ratio": 0.9}, {"max_block_calls": 2}, {"max_iterations": 4}):
+    for knobs in ({"blocks": 1}, {"spawn_ratio": 0.9}, {"max_iterations": 4}):
         result = decode.run(decoder, params(), request_of(), decoder.Knobs(**knobs))
         assert [t[:1] for t in result.completions()] == [t[:1] for t in greedy()]
     assert drive.compiled_run._cache_size() == compiled
@@ -191,13 +190,8 @@ def test_lowers_for_accelerators(name):
         (lambda: ReleasedMultiBlock(variant="dev"), "variant must be one of main, tail, plain, not 'dev'"),
         (lambda: ReleasedMultiBlock(pool=-1), "pool must be at least 0, not -1"),
         (lambda: ReleasedMultiBlock(in_flight=0), "in_flight must be at least 1, not 0"),
-        (lambda: ReleasedMultiBlock(capacity=0), "capacity must be at least 1, not 0"),
         (lambda: ReleasedMultiBlock.Knobs(blocks=0).check(), "blocks must be at least 1, not 0"),
         (lambda: ReleasedMultiBlock.Knobs(spawn_ratio=1.5).check(), "spawn_ratio must be between 0 and 1"),
-        (
-            lambda: ReleasedJacobi.Knobs(max_block_calls=0).check(),
-            "max_block_calls must be at least 1, not 0",
-        ),
     ],
 )
 def test_bad_settings_are_named(make, message):

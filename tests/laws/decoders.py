@@ -130,7 +130,6 @@ ROWS = {
     "jacobi": jacobi_row(decode.Jacobi, block=4),
     "jacobi-candidates": jacobi_row(decode.Jacobi, block=4, candidates=3),
     "jacobi-running-pool": jacobi_row(decode.Jacobi, block=5, running=True, pool=2),
-    "jacobi-rejection": jacobi_row(decode.Jacobi, block=4, running=True, acceptance="rejection"),
     "jacobi-blocks": jacobi_row(decode.Jacobi, block=3, blocks=2, pool=1, spawn=0.5),
     "jacobi-blocks-candidates": jacobi_row(decode.Jacobi, block=2, blocks=3, candidates=2, spawn=0.0),
     "masked": masked_row(decode.Masked, whole_canvas_count, chunk=4, log_probs=True),
@@ -174,7 +173,7 @@ ROWS = {
     ),
     "released-jacobi": released_row(replicas.ReleasedJacobi, lambda new: 1 + new + 2 * 4, block=4),
     "released-blocks": released_row(
-        replicas.ReleasedMultiBlock, lambda new: 1 + 1024 * 128, block=3, in_flight=2, capacity=8
+        replicas.ReleasedMultiBlock, lambda new: 1 + 1024 * 128, block=3, in_flight=2
     ),
     "released-window": released_row(replicas.ReleasedRunningWindow, lambda new: new + 1, block=4),
     "released-masked": dataclasses.replace(
@@ -222,7 +221,6 @@ VARIANTS = (
     "speculative-one",
     "wavefront-bursts",
     "released-wavefront-fixed",
-    "jacobi-rejection",
     "jacobi-running-pool",
     "jacobi-blocks-candidates",
     "dual-cache-per-query",

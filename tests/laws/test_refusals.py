@@ -69,26 +69,6 @@ def test_what_cannot_work_is_refused_at_once(name):
         (lambda: decode.Jacobi(pool=-1), "pool must not be negative, not -1"),
         (lambda: decode.Jacobi(candidates=0), "candidates must be at least 1, the draft, or None .*, not 0"),
         (lambda: decode.Jacobi(pool=2, candidates=1), "so candidates must be at least 2 .*, not 1"),
-        (
-            lambda: decode.Jacobi(acceptance="hope"),
-            "acceptance must be one of coupled, rejection, not 'hope'",
-        ),
-        (
-            lambda: decode.Jacobi(pool=2, acceptance="rejection"),
-            "rejection' verifies the draft alone, .* not 2, None",
-        ),
-        (
-            lambda: decode.Jacobi(candidates=2, acceptance="rejection"),
-            "rejection' verifies the draft alone, .* not 0, 2",
-        ),
-        (
-            lambda: decode.run(
-                ROWS["jacobi-rejection"].decoder(),
-                None,
-                tiny_request(2, recorded=decode.RecordedDraws(uniforms=jnp.zeros(9))),
-            ),
-            "recorded.uniforms .* acceptance 'rejection'",
-        ),
         (lambda: unusual(decode.Jacobi, recurrence=2), "are for networks of recurrent depth alone"),
         (lambda: unusual(decode.Jacobi, prefill_recurrence=1), "are for networks of recurrent depth alone"),
         (lambda: decode.Jacobi(blocks=0), "blocks must be at least 1, not 0"),

@@ -19,7 +19,6 @@ from paradec_jax.decode import Prefix
 from paradec_jax.families import PRESETS, init_params, logical_axes, network_of
 from paradec_jax.models.denoiser import LONGEST
 from paradec_jax.models.denoiser import block_config as denoiser_block
-from paradec_jax.models.prepare import prepare_denoiser, prepare_params
 from paradec_jax.models.recurrent_depth import block_config as recurrent_block
 from paradec_jax.models.transformer import block_config as causal_block
 from paradec_jax.nn import cache, masks
@@ -61,18 +60,8 @@ def collectives(function: Any, *arguments: Any) -> dict[str, int]:
     return Counter(re.findall(COLLECTIVES, jax.jit(function).lower(*arguments).compile().as_text()))
 
 
-def device_put_joined(joined: Any, mesh: jax.sharding.Mesh) -> Any:
-    """Prepared parameters with their joined matrices split, the others whole on every device."""
-
-    def place(path: Any, leaf: Any) -> jax.NamedSharding:
-        fused = path[-1].key in ("qkv", "gate_up")
-        return jax.NamedSharding(mesh, jax.P(None, "model") if fused else jax.P())
-
-    return jax.device_put(joined, jax.tree_util.tree_map_with_path(place, joined))
-
-
 def blocks(name: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """Collectives of two blocks, of the whole network, and of two blocks whose matrices are joined."""
+    """Collectives of two blocks, and of the whole network."""
     config, make, stem = FAMILIES[name]
     raw = init_params(config, jax.random.key(0))
     params = jax.device_put(raw, shardings(config, raw, mesh))
@@ -87,7 +76,7 @@ def blocks(name: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     angles = rotation(positions, config.head_dim, config.rope_base)
     seen = masks.prefix(jnp.array([3, SIZE]), SIZE)
 
-    def two(params: Any, x: Any, prefix: Any, module: Any = module) -> Any:
+    def two(params: Any, x: Any, prefix: Any) -> Any:
         kept = []
         for i in range(2):
             x, kv = module.apply(
@@ -104,16 +93,11 @@ def blocks(name: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
         out = network.forward(params, tokens, positions, Prefix(network.init_cache(keys, WIDTH), None))
         return network.logits(params, out.hidden)
 
-    kept = prepare_params(config, params)[f"{stem}_0"]["attention"]
-    joined = device_put_joined(prepare_params(config, raw), mesh)
-    fused = module.clone(prepared=True)
     error = jnp.abs(jax.jit(two)(params, x, prefix)[0] - jax.jit(two)(raw, x, prefix)[0])
     return {
         "blocks": collectives(two, params, x, prefix),
         "network": collectives(whole, params, positions),
-        "joined": collectives(lambda p, x, c: two(p, x, c, fused), joined, x, prefix),
         "error": float(jnp.max(error)),
-        "kept_apart": "q" in kept and "qkv" not in kept,
     }
 
 
@@ -129,7 +113,7 @@ def denoiser_blocks(mesh: jax.sharding.Mesh) -> dict[str, Any]:
     angles = rotation(positions, config.head_dim, LONGEST)
     module = ModulatedBlock(denoiser_block(config))
 
-    def two(params: Any, x: Any, vector: Any, module: Any = module) -> Any:
+    def two(params: Any, x: Any, vector: Any) -> Any:
         for i in range(2):
             x = module.apply({"params": params[f"layer_{i}"]}, x, angles, None, vector)
         return x
@@ -137,15 +121,11 @@ def denoiser_blocks(mesh: jax.sharding.Mesh) -> dict[str, Any]:
     def whole(params: Any, tokens: Any) -> Any:
         return network.logits(params, network.forward(params, tokens, positions).hidden)
 
-    kept, fused = prepare_denoiser(params)["layer_0"]["attention"], module.clone(prepared=True)
-    joined = device_put_joined(prepare_denoiser(raw), mesh)
     error = jnp.abs(jax.jit(two)(params, x, vector) - jax.jit(two)(raw, x, vector))
     return {
         "blocks": collectives(two, params, x, vector),
         "network": collectives(whole, params, positions),
-        "joined": collectives(lambda p, x: two(p, x, None, fused), joined, x),
         "error": float(jnp.max(error)),
-        "kept_apart": "q" in kept and "qkv" not in kept,
     }
 
 

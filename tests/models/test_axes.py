@@ -4,22 +4,18 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from paradec_jax.config import CausalConfig
 from paradec_jax.families import (
     FAMILIES,
     PRESETS,
     family_of,
     logical_axes,
-    matrix_axes,
     network_of,
     parameter_shapes,
 )
 from paradec_jax.sharding.axes import axes_of, sizes
-from paradec_jax.train import muon
 
 MORE = {
     "every bias and norm": dataclasses.replace(PRESETS["test-causal"], qk_norm=True, tie_embeddings=False),
@@ -27,22 +23,6 @@ MORE = {
     "recurrent, untied": dataclasses.replace(PRESETS["test-recurrent"], tie_embeddings=False, qk_bias=False),
 }
 CONFIGS = PRESETS | MORE | {"sdar with biases": dataclasses.replace(PRESETS["test-sdar"], qkv_bias=True)}
-# How Muon saw the matrices that were one parameter in format 1: (input axes, output axes).
-FUSED = {
-    "causal": {
-        "attention/qkv$": ((0,), (2,)),
-        "attention/out$": ((0, 1), (2,)),
-        "mlp/gate_up$": ((0,), (2,)),
-        "mlp/down$": ((0,), (1,)),
-    },
-    "recurrent_depth": {
-        "attention/qkv$": ((0,), (2, 3)),
-        "attention/out$": ((0, 1), (2,)),
-        "mlp/gate_up$": ((0,), (2,)),
-        "mlp/down$": ((0,), (1,)),
-        "adapter$": ((0,), (1,)),
-    },
-}
 
 
 def lengths(config) -> dict[str, int]:
@@ -96,43 +76,6 @@ def test_parameters_that_are_in_no_table(path, shape, message):
     params = unflatten_dict({path: jax.ShapeDtypeStruct(shape, jnp.float32)}, sep="/")
     with pytest.raises(ValueError, match=message):
         logical_axes(PRESETS["test-causal"], params)
-
-
-def joined(config, leaves):
-    """The parameters as they were before their matrices were parted: [D, 3, H, C] or [D, H + 2G, C]; [D, 2, F]."""
-    causal, old = isinstance(config, CausalConfig), dict(leaves)
-    for path in leaves:
-        block, _, last = path.rpartition("/")
-        if last == "q":
-            parts = [old.pop(f"{block}/{name}") for name in "qkv"]
-            old[f"{block}/qkv"] = jnp.concatenate(parts, 1) if causal else jnp.stack(parts, 1)
-        if last == "gate":
-            old[f"{block}/gate_up"] = jnp.stack([old.pop(f"{block}/{name}") for name in ("gate", "up")], 1)
-    return old
-
-
-@pytest.mark.parametrize("name", ["test-causal", "test-recurrent", *MORE])
-def test_an_update_of_muon_is_that_of_the_joined_matrices(name):
-    config = CONFIGS[name]
-    rng = np.random.default_rng(0)
-    shapes = flatten_dict(parameter_shapes(config), sep="/")
-    params, gradients = (
-        {path: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32) for path, leaf in shapes.items()}
-        for _ in range(2)
-    )
-
-    def update(axes, params, gradients):
-        optimizer = muon(0.02, 10, axes=axes)
-        tree, gradient = (unflatten_dict(leaves, sep="/") for leaves in (params, gradients))
-        updates, _ = jax.jit(optimizer.update)(gradient, optimizer.init(tree), tree)
-        return flatten_dict(updates, sep="/")
-
-    new = update(matrix_axes(config), params, gradients)
-    was = update(FUSED[config.family], *(joined(config, leaves) for leaves in (params, gradients)))
-    assert was.keys() != new.keys()
-    for path, want in was.items():
-        got = joined(config, new)[path]
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6, err_msg=path)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

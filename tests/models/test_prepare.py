@@ -1,4 +1,4 @@
-"""Prepared parameters: what is joined and when, and that nothing changes; the layout switch; masks of each query."""
+"""Prepared parameters change no output; the layout switch; masks of each query."""
 
 import dataclasses
 import functools
@@ -43,27 +43,16 @@ def logits(name: str, params):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_joined_matrices_stand_in_the_place_of_their_parts(name):
+def test_a_tied_head_is_laid_out_and_nothing_else_changes(name):
     config, params = CONFIGS[name], params_of(name)
     prepared = prepare_params(config, params)
-    block = next(key for key in params if "_" in key and key != "final_norm")
-    attention, mlp = prepared[block]["attention"], prepared[block]["mlp"]
-    parts = [params[block]["attention"][part].reshape(config.width, -1) for part in "qkv"]
-    np.testing.assert_array_equal(attention["qkv"], jnp.concatenate(parts, axis=1))
-    parts = [params[block]["mlp"][part] for part in ("gate", "up")]
-    np.testing.assert_array_equal(mlp["gate_up"], jnp.concatenate(parts, axis=1))
-    assert not {"q", "k", "v", "gate", "up"} & (attention.keys() | mlp.keys())
-    assert "q" in params[block]["attention"] and prepared["embedding"] is params["embedding"]
-    if config.tie_embeddings:
-        np.testing.assert_array_equal(prepared["head"], params["embedding"].T)
-    np.testing.assert_allclose(logits(name, Prepared(prepared)), logits(name, params), atol=1e-5)
-
-
-def test_traced_parameters_are_not_joined():
-    """Inside a loop they would be joined again in every call."""
-    params = params_of("causal")
-    found = jax.eval_shape(functools.partial(prepare_params, CONFIGS["causal"]), params)
-    assert jax.tree.structure({**found, "head": 0}) == jax.tree.structure({**params, "head": 0})
+    head = prepared.pop("head") if config.tie_embeddings else params["embedding"].T
+    np.testing.assert_array_equal(head, params["embedding"].T)
+    assert prepared.keys() == params.keys()
+    assert all(prepared[key] is leaf for key, leaf in params.items())
+    np.testing.assert_allclose(
+        logits(name, network_of(config).prepare(params)), logits(name, params), atol=1e-5
+    )
 
 
 def test_raw_parameters_are_never_taken_for_prepared_ones():

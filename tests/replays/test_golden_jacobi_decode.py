@@ -175,14 +175,12 @@ def decoder_of(case: Case) -> Any:
         return replicas.ReleasedRunningWindow(network, size, **options)
     if not case.kind.startswith("multiblock"):
         return replicas.ReleasedJacobi(network, size, complete_blocks=case.kind == "trajectories", **options)
-    spawned = max(len(spawned) for other in group for spawned in other.of("spawn_iter"))
     return replicas.ReleasedMultiBlock(
         network,
         size,
         variant=alike(case)[0],
         pool=int(case.settings.get("pool", 0)),
         in_flight=1 + max(map(pseudo_blocks, group)),
-        capacity=1 + spawned,
         **options,
     )
 

@@ -64,21 +64,6 @@ def test_restore_errors_and_round_trip(tmp_path):
         Checkpoints(tmp_path, keep=0)
 
 
-def test_checkpoints_of_joined_matrices_are_refused_in_one_sentence(tmp_path):
-    """Runs that began when queries, keys and values were one parameter cannot go on."""
-
-    def state_of(*names: str) -> TrainState:
-        params = {"layer_0": {"attention": {name: np.ones((2, 2), np.float32) for name in names}}}
-        return TrainState.create(params, optax.adam(1e-3), jax.random.key(0))
-
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(state_of("qkv", "out"))
-        checkpoints.restore(state_of("qkv", "out"))
-        with pytest.raises(ValueError, match=r"before queries, keys, .*layer_0/attention/qkv") as caught:
-            checkpoints.restore(state_of("q", "k", "v", "out"))
-    assert "\n" not in str(caught.value)
-
-
 def test_a_process_that_is_lost_while_a_checkpoint_is_written_is_no_full_disk(tmp_path, monkeypatch):
     def lost(self):
         raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: Barrier timed out. Some tasks: task/1")

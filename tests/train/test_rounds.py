@@ -1,6 +1,5 @@
 """Training in rounds: what becomes the teacher, what begins anew, and that a kill at any moment changes no bit."""
 
-import dataclasses
 import json
 import random
 import signal
@@ -13,7 +12,7 @@ import optax
 import pytest
 from noisy_regression import STEPS, Batches, initial_params, python, train
 
-from paradec_jax.train import Checkpoints, NonFiniteLoss, Rounds, TrainState, adamw, fit, make_train_step
+from paradec_jax.train import NonFiniteLoss, Rounds, TrainState, adamw, fit, make_train_step
 from paradec_jax.train.rounds import next_round
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -159,21 +158,6 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(ValueError, match="another teacher or another ema: ") as caught:
         train(tmp_path, allow=("rounds", "optimizer"))
     assert "\n" not in str(caught.value)
-
-
-def test_checkpoints_from_before_the_average_had_a_count_are_read(tmp_path):
-    """Its count is then the number of updates."""
-    state = TrainState.create(initial_params(), optax.adam(1e-3), jax.random.key(0), ema=True)
-    former = dataclasses.replace(state, step=jnp.int32(7), ema_count=None)
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(former)
-        restored, _ = checkpoints.restore(state)
-    assert restored.ema_count == 7 and restored.step == 7
-    jax.tree.map(np.testing.assert_array_equal, restored.ema, former.ema)
-    step = make_train_step(loss, optax.adam(1e-3), ema_decay=0.9)
-    more = dataclasses.replace(restored, teacher=initial_params(), round=jnp.int32(0))
-    after, _ = step(more, None, next(Batches()))
-    assert after.ema_count == 8
 
 
 def kill_when(process, ready, limit: float = 60.0) -> None:

@@ -163,7 +163,7 @@ def test_where_a_run_is_computed_may_change_and_is_written_down(tmp_path):
     path.write_text(json.dumps(told))
     train(tmp_path, steps=2)
     assert [entry["from_update"] for entry in json.loads(path.read_text())["computed"]] == [1, 3]
-    path.unlink()  # a run that an older version began
+    path.unlink()
     train(tmp_path, steps=2)
     assert path.exists()
 

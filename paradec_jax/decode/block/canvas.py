@@ -21,7 +21,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.machine.candidates import Shape, on_smallest
-from paradec_jax.decode.machine.network import BlockNetwork, Counts, Prefix
+from paradec_jax.decode.machine.network import Counts, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.rules.alignment import aligned
@@ -131,8 +131,8 @@ def block_of(decoder: Any, length: int | None = None) -> int:
 
 
 def lengths_of(network: Any) -> tuple[int, ...]:
-    """Lengths of blocks that a network's checkpoint serves, ascending."""
-    return network.blocks if isinstance(network, BlockNetwork) else (network.block,)
+    """Lengths of blocks that a network's checkpoint serves, ascending: its `blocks`, or its `block` alone."""
+    return getattr(network, "blocks", (network.block,))
 
 
 def visible(network: Any, positions: Int[Array, "B W"], block: int) -> Bool[Array, "B W W"] | None:

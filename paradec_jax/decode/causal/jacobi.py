@@ -9,7 +9,7 @@
 
 The first prediction follows from committed tokens alone, and each accepted draft makes the next prediction follow
 from them too. So what is committed is what autoregressive decoding commits, whatever the draft was (Santilli et al.
-2023; Jacobi Forcing, sections 3 and 4). `rejection` has the other rule for sampling, which judges drafts by chance.
+2023; Jacobi Forcing, sections 3 and 4).
 
 With several blocks, drafts reach beyond the block that is verified (Jacobi Forcing, Algorithm 1; K = 3, n = 4)::
 
@@ -37,13 +37,11 @@ from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs, check_range, knob
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.rows import NETWORK_CALLS, Rows
-from paradec_jax.decode.rules import rejection, select
+from paradec_jax.decode.machine.rows import Rows
+from paradec_jax.decode.rules import select
 from paradec_jax.decode.rules.randomness import Purpose, fold
-from paradec_jax.decode.rules.sampling import distribution
 from paradec_jax.decode.rules.windows import pad_slots, shift, window, write_after_read
 
-ACCEPTANCES = ("coupled", "rejection")
 SPAWN = 0.5  # share of a block, where a knob is not set
 
 
@@ -138,10 +136,8 @@ class Jacobi(DecoderBase):
     A call leaves out candidates that repeat the draft and blocks that are not spawned where no running row has any;
     `positions` counts what each row itself has of them.
 
-    When sampling with "coupled" acceptance, each position keeps its Gumbel noise from step to step, so a prediction
-    is a function of the tokens before it and the output is, token for token, that of `AutoRegressive` with the same
-    keys. With "rejection" a draft x is accepted with probability p(x), and what is drafted is the most probable
-    token: other tokens of the same distribution. At temperature 0 both are greedy decoding.
+    When sampling, each position keeps its Gumbel noise from step to step, so a prediction is a function of the tokens
+    before it and the output is, token for token, that of `AutoRegressive` with the same keys.
 
     Attributes:
       block: n, tokens of a block; the first token fed is the newest committed one.
@@ -151,8 +147,6 @@ class Jacobi(DecoderBase):
       pool: G, earlier iterates that are searched for candidates (rejection recycling).
       candidates: R, candidates verified in a call: the draft and at most R - 1 others, those of the pool first, then
         `recycling.alternatives`. 1 + `pool` when None.
-      acceptance: "coupled" or "rejection" (see `rejection`), which verifies the draft alone: the longest of several
-        candidates would favour the tokens that are drafted.
       recurrence: r of a call, for networks of recurrent depth; the network's when None.
       prefill_recurrence: r of the prompt and of the first draft after it; that of a call when None.
     """
@@ -163,7 +157,6 @@ class Jacobi(DecoderBase):
     running: bool = False
     pool: int = 0
     candidates: int | None = None
-    acceptance: str = "coupled"
     recurrence: int | None = None
     prefill_recurrence: int | None = None
     Knobs: ClassVar[type] = JacobiKnobs
@@ -185,13 +178,6 @@ class Jacobi(DecoderBase):
             )
         if self.pool and self.candidates == 1:
             raise ValueError("a pool gives candidates, so candidates must be at least 2 (or None), not 1")
-        if self.acceptance not in ACCEPTANCES:
-            raise ValueError(f"acceptance must be one of {', '.join(ACCEPTANCES)}, not {self.acceptance!r}")
-        if self.acceptance == "rejection" and self.num_candidates > 1:
-            raise ValueError(
-                f"acceptance 'rejection' verifies the draft alone, so pool must be 0 and candidates None or 1, "
-                f"not {self.pool}, {self.candidates}"
-            )
 
     @property
     def width(self) -> int:
@@ -205,7 +191,7 @@ class Jacobi(DecoderBase):
 
     def init(self, params: Any, request: Request, knobs: JacobiKnobs) -> JacobiState:
         """Reads each prompt and W - 1 random tokens after it in one call: the first token, the first iterate."""
-        self._check(request)
+        self._check()
         (size, _), width = self.limits(), self.width
         uniforms = _fill_uniforms(request.keys, size + width)
         fill = _fill_tokens(uniforms, request.tokens, request.lengths, width - 1)
@@ -213,8 +199,7 @@ class Jacobi(DecoderBase):
         rows, cache, out = self.prefill_ahead(params, request, fill, width, self._at(depth))
         logits = self.network.logits(params, out.hidden)
         own = rows.length[:, None] + jnp.arange(width)
-        no_draft = jnp.zeros_like(fill, bool)  # so the first token is drawn as every decoder draws it
-        predicted, _ = self._judge(logits, fill[:, None], no_draft, own, rows, knobs)
+        predicted = self.sample(logits, own, rows, knobs)
         rows = rows.spend(out.counts, request.lengths + width - 1)
         rows = rows.commit(predicted, jnp.ones_like(rows.length), self.scores(logits, predicted))
         draft = jnp.broadcast_to(predicted[:, None, 1:], (request.batch, self.num_candidates, width - 1))
@@ -285,7 +270,8 @@ class Jacobi(DecoderBase):
         # Verify inside the window: the leading agreement of each.
         own = at[:, None] + 1 + jnp.arange(width)
         inside = own[:, :-1] < state.window_end[:, None]
-        predicted, agrees = self._judge(logits, drafts, inside, own, rows, knobs)
+        predicted = self.sample(logits, jnp.tile(own, (1, count)), rows, knobs)
+        agrees = (drafts == predicted.reshape(len(at), count, width)[:, :, :-1]) & inside[:, None]
         matches = jax.vmap(select.leading_run)(agrees)
         winner, accepted = jnp.argmax(matches, axis=1), jnp.max(matches, axis=1)
         tokens = pick(predicted, winner, width)
@@ -309,42 +295,17 @@ class Jacobi(DecoderBase):
         """The network at a depth."""
         return self.network if recurrence is None else self.network.at(recurrence)
 
-    def _check(self, request: Request) -> None:
-        """Refuses recorded draws and depths that have no use, and more candidates than there are tokens."""
-        recorded, vocab = request.recorded, self.network.vocab_size
+    def _check(self) -> None:
+        """Refuses depths that have no use, and more candidates than there are tokens."""
+        vocab = self.network.vocab_size
         chosen = self.recurrence is not None or self.prefill_recurrence is not None
         if chosen and "recurrences" not in self.network.counters:
             raise ValueError("recurrence and prefill_recurrence are for networks of recurrent depth alone")
-        if self.acceptance == "rejection" and recorded is not None and recorded.uniforms is not None:
-            raise ValueError(
-                "recorded.uniforms are one number a position, which acceptance 'rejection' has no use for: "
-                "leave them out or choose 'coupled'"
-            )
         if self.num_candidates > vocab:
             raise ValueError(
                 f"candidates (1 + pool where it is None) must not exceed the {vocab} tokens of the vocabulary, "
                 f"not {self.num_candidates}"
             )
-
-    def _judge(
-        self,
-        logits: Float[Array, "B RW V"],
-        candidates: Int[Array, "B R drafts"],
-        inside: Bool[Array, "B drafts"],
-        own: Int[Array, "B W"],
-        rows: Rows,
-        knobs: Any,
-    ) -> tuple[Int[Array, "B RW"], Bool[Array, "B R drafts"]]:
-        """The token that belongs at each position, and which guesses inside the window it agrees with."""
-        batch, count, _ = candidates.shape
-        if self.acceptance == "rejection" and not self.greedy:
-            probs = distribution(logits, knobs, top_p_rule=self.top_p_rule)
-            step = rows.counts[NETWORK_CALLS]  # of the row alone
-            tokens, accepted = rejection.verify(probs, candidates[:, 0], inside, own, rows.keys, step)
-            return tokens, accepted[:, None]
-        predicted = self.sample(logits, jnp.tile(own, (1, count)), rows, knobs)
-        of_each = predicted.reshape(batch, count, -1)[:, :, :-1]
-        return predicted, (candidates == of_each) & inside[:, None]
 
     def _window_end(
         self, rows: Rows, old: Int[Array, "B"], agreed: Int[Array, "B"], knobs: JacobiKnobs

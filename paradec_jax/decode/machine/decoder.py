@@ -33,7 +33,10 @@ AnyDecoder = TypeVar("AnyDecoder", bound="DecoderBase")  # not Self, which the t
 
 @dataclasses.dataclass(frozen=True)
 class DecoderBase(abc.ABC):
-    """Static fields and the methods that no decoder changes.
+    """A decoder: a frozen, hashable dataclass of static choices with pure methods. Here is what no decoder changes.
+
+    A state is a pytree with `rows`, a `Rows`, and whatever the next step needs. Parameters are those of the network,
+    raw or prepared; of a decoder with further networks, one dictionary by field name.
 
     Whatever the logits are, NaN and infinities among them, a call after the prompt's commits or reveals at least one
     position. So a row of n new positions ends within n + 1 network calls; a class whose calls do other work as well
@@ -73,15 +76,21 @@ class DecoderBase(abc.ABC):
 
     @abc.abstractmethod
     def init(self, params: Any, request: Request, knobs: Any) -> Any:
-        """See `protocol.Decoder`."""
+        """Allocates every buffer, reads the prompt, and commits the first token where the rule says so."""
 
     @abc.abstractmethod
     def step(self, params: Any, state: Any, knobs: Any) -> tuple[Any, Any]:
-        """See `protocol.Decoder`."""
+        """One round of the networks over all rows: a state and an info; finished rows stay as they are.
+
+        The info is what only recorders read; a driver that drops it pays nothing for it.
+        """
 
     @abc.abstractmethod
     def drafts(self, state: Any) -> Int[Array, "B _"]:
-        """See `protocol.Decoder`."""
+        """Tokens that the state guesses for the positions from `length` on, -1 where there is none.
+
+        K is the most that a state of this decoder can hold: 0 where nothing is guessed between steps.
+        """
 
     def bind(self: AnyDecoder, network: Any, size: int, spec: TokenSpec | None = None) -> AnyDecoder:
         """The same decoder for a network, a buffer of `size` positions and a checkpoint's special tokens.

@@ -97,14 +97,6 @@ class CachedNetwork(Network, Protocol):
 
 
 @runtime_checkable
-class BlockNetwork(CachedNetwork, Protocol):
-    """A network that sees in blocks; `blocks` are the lengths, ascending, that its checkpoint serves."""
-
-    @property
-    def blocks(self) -> tuple[int, ...]: ...
-
-
-@runtime_checkable
 class RecurrentNetwork(CachedNetwork, Protocol):
     """A network whose forward can be taken apart: prelude, one recurrence at a time, coda.
 

@@ -6,23 +6,18 @@ Speed alone: what a slot computes does not depend on the slots after it. A rule 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from paradec_jax.decode.rules.windows import pad_slots
 
 Predicted = TypeVar("Predicted")
 
-# Milliseconds of a step by positions in it: tiny-recurrent at r' = 4 over a cache of 256 positions, quickest of 15
-# passes of 10 steps, AMD EPYC, 2 cores, other work beside it. `python -m experiments.systems.width_cost` measures it
-# anew, and says which widths would follow.
-COST = {1: 0.44, 2: 0.70, 3: 0.90, 6: 1.5, 16: 3.2, 32: 4.6, 64: 9.7, 96: 13.5, 128: 22.0}
-SHARE = 0.42  # of what the next wider program costs: a narrower one must be worth its compilation
+SPACING = 3  # a width that is less than so many times narrower than the next saves too little to be compiled
 
 
 def on_narrowest(
@@ -41,7 +36,7 @@ def on_narrowest(
             some = dataclasses.replace(state, wave=state.wave.first(width))
             return _widened(predict(decoder, params, some, knobs), decoder.network, decoder.window)
 
-        widths = compiled_widths(decoder, state.rows.length.shape[0])
+        widths = compiled_widths(decoder)
         if len(widths) == 1:
             return predict(decoder, params, state, knobs)
         needed = jnp.max(jnp.where(state.rows.done, 1, state.wave.active))
@@ -51,37 +46,22 @@ def on_narrowest(
     return narrowed
 
 
-def compiled_widths(decoder: Any, batch: int) -> tuple[int, ...]:
-    """The widths that are compiled for so many rows, ascending, the window last.
+def compiled_widths(decoder: Any) -> tuple[int, ...]:
+    """The widths that are compiled, ascending, the window last.
 
-    They are the decoder's `buckets`. Where it names none they follow from the cost curve: powers of two, each of
-    which costs at most `SHARE` of the next wider one and holds a wave that has been opened, of more than `headway`
-    slots. The curve is the CPU's, so elsewhere there is the window alone, and so where reverse mode crosses the step,
-    which would keep something of every width.
+    They are the decoder's `buckets`. Where it names none they are powers of two, each at most a third of the next
+    wider one. They hold a wave that has been opened, of more than `headway` slots. Where reverse mode crosses the
+    step there is the window alone, since something of every width would be kept.
     """
     if decoder.buckets is not None:
         return (*decoder.buckets, decoder.window)
-    if jax.default_backend() != "cpu" or decoder.bounded:
-        return (decoder.window,)
-    return widths_by(COST, decoder.window, decoder.headway, batch)
-
-
-def widths_by(curve: Mapping[int, float], window: int, headway: int = 1, batch: int = 1) -> tuple[int, ...]:
-    """The widths that are worth their compilation by a cost curve, ascending, the window last."""
-    widths = [window]
-    for width in (1 << power for power in reversed(range(window.bit_length()))):
-        worth = cost(batch * width, curve) <= SHARE * cost(batch * widths[0], curve)
-        if headway < width < window and worth:
-            widths.insert(0, width)
+    widths = [decoder.window]
+    while not decoder.bounded:
+        power = max(widths[0] // SPACING, 1).bit_length() - 1
+        if not decoder.headway < 2**power < widths[0]:
+            break
+        widths.insert(0, 2**power)
     return tuple(widths)
-
-
-def cost(positions: int, curve: Mapping[int, float] = COST) -> float:
-    """Milliseconds of a step by a curve, between its ascending entries on a line, after the last in proportion."""
-    most = max(curve)
-    if positions > most:
-        return curve[most] * positions / most
-    return float(np.interp(positions, list(curve), list(curve.values())))
 
 
 def check_buckets(buckets: tuple[int, ...] | None, window: int) -> None:

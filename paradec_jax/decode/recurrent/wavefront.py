@@ -57,7 +57,7 @@ class Wavefront(DecoderBase):
       noise_schedule: "dampened" (share `beta / (1 + n)`, n the recurrences a slot has done) or "constant" (beta).
       noise_mixing: "linear", or "sqrt" (mixed as variances).
       buckets: narrower windows that are compiled as well; a step runs on the narrowest that holds every wave. None
-        for those that `buckets.compiled_widths` takes from a cost curve.
+        for those of the rule in `buckets.compiled_widths`.
     """
 
     _: dataclasses.KW_ONLY

@@ -18,7 +18,6 @@ class Purpose(enum.IntEnum):
     NOISE = 2
     FILLER = 3
     DRAFT = 4
-    ACCEPT = 5
     REVEAL = 6
 
 

@@ -1,12 +1,14 @@
 """Tokens with a gradient: the vectors of drawn tokens, relaxed to mixtures."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.rules.randomness import Purpose, fold
-from paradec_jax.decode.rules.sampling import TokenKnobs, divided, filtered_probabilities, gumbel, is_hot
+from paradec_jax.decode.rules.sampling import divided, filtered_probabilities, gumbel, is_hot
 from paradec_jax.nn.precision import at_least_float32
 
 RELAXATIONS = ("straight_through", "soft")
@@ -38,7 +40,7 @@ def noisy(
     logits: Float[Array, "B W V"],
     positions: Int[Array, "B W"],
     keys: Array,
-    knobs: TokenKnobs,
+    knobs: Any,
     *,
     top_p_rule: str,
     greedy: bool = False,

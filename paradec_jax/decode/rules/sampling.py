@@ -1,6 +1,6 @@
 """From logits to one token: temperature, top-k, top-p, min-p, and the draw."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,20 +13,6 @@ from paradec_jax.nn.precision import at_least_float32
 TOP_P_RULES = ("drop", "keep", "drop-renormalised", "keep-renormalised")
 COLDEST = 1e-6  # temperatures below it are 0: float32 does not resolve what they would tell apart
 TINY = float(jnp.finfo(jnp.float32).tiny)  # programs may take smaller numbers for 0
-
-
-@runtime_checkable
-class TokenKnobs(Protocol):
-    """What shapes a distribution of tokens; `machine.knobs.SamplingKnobs` is such knobs."""
-
-    @property
-    def temperature(self) -> Any: ...
-    @property
-    def top_k(self) -> Any: ...
-    @property
-    def top_p(self) -> Any: ...
-    @property
-    def min_p(self) -> Any: ...
 
 
 def is_hot(temperature: Any) -> Bool[Array, ""]:
@@ -52,7 +38,7 @@ def divided(logits: Float[Array, "*shape V"], temperature: Any) -> Float[Array, 
 
 def filtered_probabilities(
     logits: Float[Array, "*shape V"],
-    knobs: TokenKnobs,
+    knobs: Any,
     *,
     top_p_rule: str = "drop",
 ) -> Float[Array, "*shape V"]:
@@ -97,7 +83,7 @@ def filtered_probabilities(
 
 
 def distribution(
-    logits: Float[Array, "*shape V"], knobs: TokenKnobs, *, top_p_rule: str = "drop"
+    logits: Float[Array, "*shape V"], knobs: Any, *, top_p_rule: str = "drop"
 ) -> Float[Array, "*shape V"]:
     """What `sample` draws from: `filtered_probabilities`, or at temperature 0 the most probable token alone."""
 
@@ -134,7 +120,7 @@ def sample(
     logits: Float[Array, "B W V"],
     positions: Int[Array, "B W"],
     keys: Array,
-    knobs: TokenKnobs,
+    knobs: Any,
     uniforms: Float[Array, "P"] | None = None,
     *,
     top_p_rule: str = "drop",

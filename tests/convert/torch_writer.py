@@ -1,4 +1,4 @@
-"""Checkpoints of Lightning as PyTorch writes them, without PyTorch: pickles of classes that are names alone."""
+"""Files as PyTorch writes them, without PyTorch: pickles of classes that are names alone."""
 
 import collections
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.lightning import STORAGES
+from convert.torch_files import STORAGES
 
 KINDS = {dtype: name for name, dtype in STORAGES.items()}
 
@@ -130,7 +130,7 @@ def pickled(tree: Any, protocol: int = 2) -> tuple[bytes, list[np.ndarray]]:
 
 
 def write_checkpoint(path: Path, tree: Any, *, protocol: int = 2, **replaced: bytes | None) -> Path:
-    """Writes a checkpoint; of its files `data_pkl`, `byteorder` and `data_0`, ... may be replaced, or left out."""
+    """Writes a file of PyTorch, of which `data_pkl`, `byteorder` and `data_0`, ... may be replaced, or left out."""
     data, storages = pickled(tree, protocol)
     files = {"data.pkl": data, "byteorder": b"little", "version": b"3\n"}
     files |= {f"data/{key}": numbers.tobytes() for key, numbers in enumerate(storages)}

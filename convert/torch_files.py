@@ -1,0 +1,298 @@
+"""Files of PyTorch (its zip format), read without PyTorch and without running what their pickles name.
+
+::
+
+    NAME/data.pkl    a pickle of a tree: tensors by name, and in checkpoints of Lightning the state of a run
+    NAME/data/KEY    numbers of a storage, which tensors in the tree refer to by its key
+    NAME/byteorder   of these numbers, "little" where it is missing
+
+The tree of a checkpoint of Lightning (`.ckpt`) holds `state_dict`, `hyper_parameters` and `ema`. That of a
+`pytorch_model.bin` is the table of tensors itself. A pickle calls functions by name. `_Unpickler` gives it stand-ins
+for all of them, so nothing is imported or run.
+"""
+
+import collections
+import functools
+import io
+import pickle
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from convert.engine import ConvertError
+from paradec_jax.io import one_sentence
+
+STORAGES = {
+    "FloatStorage": np.dtype(np.float32),
+    "DoubleStorage": np.dtype(np.float64),
+    "HalfStorage": np.dtype(np.float16),
+    "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
+    "LongStorage": np.dtype(np.int64),
+    "IntStorage": np.dtype(np.int32),
+    "ShortStorage": np.dtype(np.int16),
+    "CharStorage": np.dtype(np.int8),
+    "ByteStorage": np.dtype(np.uint8),
+    "BoolStorage": np.dtype(np.bool_),
+}
+KEPT = 2  # storages: rows of a tensor, or tensors that share one, are often read one after the other
+
+
+class Storage(NamedTuple):
+    """Numbers that tensors share: their type, the name of their file, and how many there are."""
+
+    dtype: np.dtype
+    key: str
+    size: int
+
+
+class Tensor(NamedTuple):
+    """A tensor in the tree: which numbers of which storage it shows."""
+
+    storage: Storage
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+class Inert:
+    """What stands in the tree for an object that was not made.
+
+    Attributes:
+      state: what was to be put into it.
+    """
+
+    state: Any = None
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def __call__(self, *_: Any) -> "Inert":
+        return Inert()
+
+    append = extend = add = __call__
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads a pickle in which every name means a tensor, a dictionary, or an inert object."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        # Each stand-in is new, since a pickle may also change the attributes of what it was given.
+        match module, name:
+            case "collections", "OrderedDict":
+                return collections.OrderedDict
+            case "torch._utils", "_rebuild_tensor_v2":
+                return lambda *arguments: _tensor(*arguments[:4])
+            case "torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state":
+                return lambda tensor, *_: tensor
+        return type(name, (Inert,), {"__module__": module})
+
+    def persistent_load(self, pid: Any) -> Any:
+        match pid:
+            case "storage", type(__module__="torch", __name__=kind), str(key), _, int(n) if kind in STORAGES:
+                return Storage(STORAGES[kind], key, n)
+        return Inert()
+
+
+def _tensor(storage: Any, offset: Any, shape: Any, stride: Any) -> Tensor:
+    if not isinstance(storage, Storage):
+        raise ValueError("a tensor in it lies in a storage of an unknown kind")
+    if any(type(n) is not int or n < 0 for n in (offset, *shape, *stride)) or len(shape) != len(stride):
+        raise ValueError("a tensor in it has no sizes")
+    return Tensor(storage, offset, tuple(shape), tuple(stride))
+
+
+class Archive:
+    """The tree of a file, and its numbers.
+
+    Args:
+      path: the file.
+
+    Raises:
+      ConvertError: when it is missing, damaged, or of another format.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._storage = functools.lru_cache(KEPT)(self._read_storage)
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except Exception as error:  # what is damaged raises errors of many kinds
+            raise ConvertError(f"{path} is missing, damaged or not in PyTorch's zip format") from error
+        try:
+            self.tree = self._read_tree()
+        except BaseException:
+            self._zip.close()
+            raise
+
+    def _read_tree(self) -> Any:
+        names = self._zip.namelist()
+        found = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
+        if len(found) != 1:
+            raise ConvertError(f"{self.path} is a zip file, but not of PyTorch: it has no data.pkl")
+        self._root = found[0].removesuffix("data.pkl")
+        if f"{self._root}byteorder" in names and self._bytes("byteorder").strip() != b"little":
+            raise ConvertError(f"{self.path} holds numbers that are not little-endian")
+        data = self._bytes("data.pkl")
+        try:
+            return _Unpickler(io.BytesIO(data)).load()
+        except Exception as error:  # see above
+            raise ConvertError(f"data.pkl in {self.path} is damaged: {one_sentence(error, 99)}") from error
+
+    def __enter__(self) -> "Archive":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._storage.cache_clear()
+        self._zip.close()
+
+    def _bytes(self, name: str) -> bytes:
+        try:
+            return self._zip.read(self._root + name)
+        except KeyError as error:
+            raise ConvertError(f"{self.path} lacks {name}, although its data.pkl refers to it") from error
+        except Exception as error:  # see above
+            raise ConvertError(f"{name} in {self.path} is damaged ({one_sentence(error, 99)})") from error
+
+    def _read_storage(self, storage: Storage) -> bytes:
+        content = self._bytes(f"data/{storage.key}")
+        if len(content) != storage.size * storage.dtype.itemsize:
+            raise ConvertError(f"data/{storage.key} in {self.path} is not as long as its data.pkl says")
+        return content
+
+    def array(self, tensor: Tensor) -> np.ndarray:
+        """A tensor's numbers, of any strides, not to be written to."""
+        dtype = tensor.storage.dtype
+        place, steps = tensor.offset * dtype.itemsize, [step * dtype.itemsize for step in tensor.stride]
+        content = self._storage(tensor.storage)
+        try:
+            return np.ndarray(tensor.shape, dtype, content, place, steps)  # which checks where they lie
+        except (ValueError, TypeError) as error:
+            raise ConvertError(
+                f"data/{tensor.storage.key} in {self.path} is not as long as its data.pkl says"
+            ) from error
+
+
+class Tensors:
+    """Tensors of files by name, as the converters' engine reads them.
+
+    Args:
+      folder: path that error messages name.
+      found: each tensor, and the file that it lies in, by its name.
+    """
+
+    def __init__(self, folder: Path, found: Mapping[str, tuple[Archive, Tensor]]) -> None:
+        self.folder, self.found = folder, found
+
+    @property
+    def names(self) -> set[str]:
+        """Names of all tensors."""
+        return set(self.found)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor."""
+        return self.found[name][1].shape
+
+    def dtype(self, name: str) -> str:
+        """NumPy's name of its type."""
+        return self.found[name][1].storage.dtype.name
+
+    def read(self, name: str, rows: slice = slice(None)) -> np.ndarray:
+        """The tensor itself, or these rows of it."""
+        archive, tensor = self.found[name]
+        array = archive.array(tensor)
+        return array if rows == slice(None) else array[rows]
+
+
+def named_tensors(archive: Archive, table: Any, rename: Callable[[str], str]) -> Tensors:
+    """The tensors of a table in the tree, such as a `state_dict`.
+
+    Raises:
+      ConvertError: when it is no table of tensors, or two of its names are one.
+    """
+    if not isinstance(table, dict) or not table:
+        raise ConvertError(f"{archive.path} has no table of tensors where its weights should be")
+    found: dict[str, tuple[Archive, Tensor]] = {}
+    for name, tensor in table.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise ConvertError(
+                f"{archive.path} holds {name!r:.60} among its weights, which is not a named tensor"
+            )
+        if rename(name) in found:
+            raise ConvertError(f"tensor {rename(name)} occurs twice in {archive.path}")
+        found[rename(name)] = archive, tensor
+    return Tensors(archive.path, found)
+
+
+# Checkpoints of Lightning
+
+
+def state_dict(archive: Archive, rename: Callable[[str], str]) -> Tensors:
+    """The weights as they are trained. Raises ConvertError as `named_tensors`, or when there are none."""
+    if not isinstance(archive.tree, dict) or "state_dict" not in archive.tree:
+        raise ConvertError(f"{archive.path} has no state_dict: not a checkpoint of Lightning")
+    return named_tensors(archive, archive.tree["state_dict"], rename)
+
+
+def averages(archive: Archive, names: Sequence[str]) -> Tensors:
+    """The moving averages of the weights, an unnamed list in the order of the parameters.
+
+    Args:
+      archive: the checkpoint.
+      names: of the parameters, in the order of their registration.
+
+    Raises:
+      ConvertError: when there is no such list, or it has another length.
+    """
+    ema = archive.tree.get("ema") if isinstance(archive.tree, dict) else None
+    found = ema.get("shadow_params") if isinstance(ema, dict) else None
+    if not isinstance(found, list) or not all(isinstance(tensor, Tensor) for tensor in found):
+        raise ConvertError(f"{archive.path} has no averaged weights (ema.shadow_params); import its raw ones")
+    if len(found) != len(names):
+        raise ConvertError(
+            f"ema.shadow_params of {archive.path} has {len(found)} tensors, but the model has {len(names)} parameters"
+        )
+    return Tensors(archive.path, {name: (archive, one) for name, one in zip(names, found, strict=True)})
+
+
+def hyper_parameters(archive: Archive) -> dict[str, Any]:
+    """The settings of the training run, or its config where they hold one: values, and dictionaries of values.
+
+    {} where the checkpoint holds none.
+    """
+    tree = archive.tree
+    found = _mapping(tree.get("hyper_parameters") if isinstance(tree, dict) else None) or {}
+    found = _mapping(found.get("config")) or found
+    fields: dict[str, Any] = {}
+    for name, node in found.items():
+        inner = _mapping(node)
+        fields[name] = _value(node) if inner is None else {key: _value(one) for key, one in inner.items()}
+    return fields
+
+
+def _mapping(node: Any) -> dict[str, Any] | None:
+    """A dictionary, or what a DictConfig of OmegaConf, inert here, holds inside; None for anything else."""
+    if isinstance(node, Inert) and isinstance(node.state, dict):
+        node = node.state.get("_content")
+    return {k: v for k, v in node.items() if isinstance(k, str)} if isinstance(node, dict) else None
+
+
+def _value(node: Any) -> Any:
+    """What a node of OmegaConf holds, or a plain value; of anything else, which may be endless, its kind alone."""
+    inside = node.state if isinstance(node, Inert) and isinstance(node.state, dict) else {}
+    found = inside.get("_val", node)
+    several = found if isinstance(found, list) else [found]
+    plain = all(one is None or isinstance(one, str | int | float) for one in several)
+    return found if plain else f"<{type(found).__name__}>"
