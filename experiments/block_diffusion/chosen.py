@@ -108,7 +108,6 @@ class Options:
     def kept(self) -> dict[str, Any]:
         """What must be the same for two rows to stand in one file."""
         asked = dataclasses.asdict(self.asked) | {"steps": list(self.asked.steps)}
-        asked["file"] = None if self.asked.file is None else self.asked.file.name
         del asked["rows"]
         return asked | {"timed": self.timed, "passes": self.passes, "dtype": self.dtype}
 

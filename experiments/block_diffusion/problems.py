@@ -1,21 +1,17 @@
-"""What the studies of block diffusion decode: word problems, texts of a chain, or a benchmark's file."""
+"""What the studies of block diffusion decode: word problems or texts of a chain."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from experiments.block_diffusion.grounds import Chains
-from paradec_jax import Model, chat
-from paradec_jax.evaluate import exact_answers, execution, word_problems
-from paradec_jax.evaluate.benchmarks import BENCHMARKS, Item
-from paradec_jax.evaluate.benchmarks.instruct import INSTRUCT
+from paradec_jax import Model
+from paradec_jax.evaluate import exact_answers, word_problems
 from paradec_jax.evaluate.compare import Score
-from paradec_jax.evaluate.continuations import before
 
-Ground = Literal["words", "chains", "gsm8k", "math500", "humaneval", "mbpp"]
+Ground = Literal["words", "chains"]
 CHAIN_SEED = 2  # of texts of a chain that are decoded; training and judging draw others
 
 
@@ -45,23 +41,19 @@ class Asked:
     """Which problems.
 
     Attributes:
-      ground: "words", "chains", or a benchmark of `file`.
-      file: of the benchmark.
-      count: problems; of a file, the first ones.
+      ground: "words" or "chains".
+      count: problems.
       steps: fewest and most steps of word problems.
       split: of word problems, "test", or "tune" for those that settings are chosen on.
       blocks: whole blocks of a chain's text, of `block` symbols.
       block: symbols of a judged block of a chain.
-      budget: tokens of an answer; those that a ground or benchmark needs when None.
+      budget: tokens of an answer; those that a ground needs when None.
       temperature: of the decoders; 1 on the chain, whose law is drawn from, else 0, when None.
-      chat: ask a benchmark in the model's chat template, as an assistant.
-      execute: run the code that a model wrote, which HumanEval and MBPP need.
       rows: prompts decoded together.
       seed: of problems and draws.
     """
 
     ground: Ground = "words"
-    file: Path | None = None
     count: int = 500
     steps: tuple[int, int] = (2, 4)
     split: Literal["test", "tune"] = "test"
@@ -69,68 +61,26 @@ class Asked:
     block: int = 8
     budget: int | None = None
     temperature: float | None = None
-    chat: bool = False
-    execute: bool = False
     rows: int = 50
     seed: int = 2
 
     def __post_init__(self) -> None:
-        generated = self.ground in ("words", "chains")
-        if generated != (self.file is None):
-            raise ValueError(f"ground {self.ground} {'has no' if generated else 'needs a'} file of problems")
         if min(self.count, self.blocks, self.block, self.rows) < 1:
             raise ValueError("count, blocks, block and rows must be at least 1")
         if self.ground != "words" and self.split != "test":
             raise ValueError(f"split {self.split!r} is a matter of word problems")
-        if not generated and BENCHMARKS[self.ground].program is not None and not self.execute:
-            raise ValueError(f"{self.ground} is judged by running what a model wrote: add --execute")
 
     def read(self, model: Model) -> Problems:
         """The problems, as a model is asked them."""
         if self.ground == "words":
             drawn = word_problems(self.count, seed=self.seed, steps=self.steps, split=self.split)
             return Problems(drawn, self.budget, exact_answers, self.temperature or 0.0, self.rows)
-        if self.ground == "chains":
-            return self._of_chain(model)
-        return self._of_file(model)
-
-    def _of_chain(self, model: Model) -> Problems:
         symbols, own = Chains().text(), Chains().tokenizer()
         if model.tokenizer is None or model.tokenizer.encode(symbols) != own.encode(symbols):
             raise ValueError("the model has other tokens than the chain: it was trained on another ground")
         temperature = 1.0 if self.temperature is None else self.temperature
         judge = Lawful(Chains(), self.count, self.blocks, self.block, [self.seed, CHAIN_SEED])
         return Problems(judge.prompts, judge.budget, judge.score, temperature, self.rows, judge.lawful)
-
-    def _of_file(self, model: Model) -> Problems:
-        task, asked = BENCHMARKS[self.ground], INSTRUCT[self.ground]
-        assert self.file is not None
-        items = list(task.read(self.file, shots=0 if self.chat else task.shots).items[: self.count])
-        prompts = [item.prompt for item in items]
-        if self.chat:
-            if model.chat_template is None:
-                raise ValueError(
-                    "chat needs a model with a chat template: put a chat_template.jinja into its folder"
-                )
-            messages = [[{"role": "user", "content": asked.message(item)}] for item in items]
-            prompts = [chat.conversation(model, message) for message in messages]
-        usual = asked.max_new_tokens if self.chat else task.max_new_tokens
-        return Problems(prompts, self.budget or usual, self._judge(items), self.temperature or 0.0, self.rows)
-
-    def _judge(self, items: Sequence[Item]) -> Score:
-        """What says which continuations of a benchmark's items are right."""
-        task, asked = BENCHMARKS[self.ground], INSTRUCT[self.ground]
-
-        def right(item: Item, text: str) -> bool:
-            judged = asked.judged(text) if self.chat else before(text, item.stop)
-            if task.score is not None:
-                return bool(getattr(task.score(item, judged), task.measures[0]))
-            assert task.program is not None
-            return execution.execute(task.program(item, judged), allow=self.execute).passed
-
-        return lambda prompts, texts: np.asarray(
-            [right(*pair) for pair in zip(items, texts, strict=True)], bool
-        )
 
 
 class Lawful:

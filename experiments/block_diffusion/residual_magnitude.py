@@ -2,11 +2,11 @@
 
     python -m experiments.block_diffusion.residual_magnitude runs/tiny-sdar/model
     python -m experiments.block_diffusion.residual_magnitude runs/chains/model --ground chains
-    python -m experiments.block_diffusion.residual_magnitude sdar-8b --prompts gsm8k.txt
+    python -m experiments.block_diffusion.residual_magnitude sdar-8b --prompts prompts.txt
 
 Prompts are continued greedily, one position a step; the first whole blocks of each are read in every state that they
 went through. A line of the table is a number of reveals k: the root mean square of the difference that k reveals
-make, over that of what is said of blocks not yet complete (`evaluate.residual_magnitude`).
+make, over that of what is said of blocks not yet complete (`magnitudes`).
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ import numpy as np
 import tyro
 
 from experiments.block_diffusion.grounds import Chains
+from experiments.block_diffusion.magnitudes import Magnitudes, magnitudes, read_states, visited
 from experiments.common.command import run as run_command
 from experiments.common.record import write_record
 from paradec_jax import BlockDenoising, Model, facts, load, make_request, store, trace
 from paradec_jax.data import encode_prompts
 from paradec_jax.data.word_problems import problem
-from paradec_jax.evaluate.residual_magnitude import Magnitudes, magnitudes, read_states, visited
 from paradec_jax.generate import tokenizer_of
 
 KINDS = ("hidden", "logits")

@@ -1,12 +1,10 @@
 """The studies of block diffusion and residual prediction (MRP): `python -m experiments.block_diffusion.study table2`.
 
-Each on word problems (`--ground words`), on the chain language (`chains`), or on a benchmark's file, and each with
-the rival of every residual head beside it: the same decoder with a head that adds nothing (`head` "zero").
+Each on word problems (`--ground words`) or on the chain language (`chains`). Each has the rival of every residual
+head beside it: the same decoder with a head that adds nothing (`head` "zero").
 
     python -m experiments.block_diffusion.study all --ground words
     python -m experiments.block_diffusion.study table1 table2 --ground chains --count 2000
-    python -m experiments.block_diffusion.study table2 --ground gsm8k --file gsm8k.jsonl --chat \\
-        --backbone SDAR --heads head=SDAR-MRP --dtype bfloat16
 
 Trainings leave their models where studies look for them: RUNS/NAME/model, with "chains-" before the names of heads
 trained on the chain (`train`, `train_head`). `--heads NAME=DIR` names others; a head that is missing is left out, and

@@ -97,10 +97,8 @@ def tuning_of(options: Options, choice: Choice) -> Options:
     """The options with tuning problems: those of the split, or other texts of a chain.
 
     Raises:
-      ValueError: a benchmark's file, which has no such problems.
+      ValueError: a split that was chosen already.
     """
-    if options.asked.file is not None:
-        raise ValueError(f"{options.asked.ground} has no tuning problems: choose on words or chains")
     if options.asked.split != "test":
         raise ValueError("split says where a study's problems come from; here they come from both")
     if options.chains:

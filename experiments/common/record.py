@@ -46,6 +46,8 @@ def record(options: Any, results: Mapping[str, Any], dtypes: Sequence[str] = ())
 def rows_begun(path: Path, options: Any) -> Any:
     """The `rows` of a record that was begun with the same options; None where there is no file.
 
+    Options of the file that are no options any more do not count.
+
     Raises:
       ValueError: a file of other options, or of something else.
     """
@@ -57,7 +59,7 @@ def rows_begun(path: Path, options: Any) -> Any:
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no file of rows ({error}): name another file or folder") from None
     now = json.loads(json.dumps(_told_options(options)))
-    if differing := [name for name in before | now if before.get(name) != now.get(name)]:
+    if differing := [name for name in now if before.get(name) != now.get(name)]:
         raise ValueError(f"{path} was made with other {', '.join(differing)}: name another file or folder")
     return rows
 

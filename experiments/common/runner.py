@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import tyro
 from rich.console import Console
 from rich.progress import Progress, TaskID
@@ -29,7 +28,6 @@ from paradec_jax.evaluate import (
     pointer_problems,
     word_problems,
 )
-from paradec_jax.evaluate.benchmarks import gsm8k
 
 GROUP = 6  # settings that are timed in turns, next to the baseline
 
@@ -45,12 +43,9 @@ class Options:
       task: of generated problems, "words" or, for a model of `pointers.py`, "pointers".
       nearest: fewest look-ups that a query of the pointers is from the end of its chain.
       needed: recurrences after which the slowest tokens of the model have settled, which says how wide waves are.
-      problems: unseen problems; of a file, the first ones.
-      file: GSM8K problems in place of generated ones, judged by flexible extraction.
-      shots: solved examples before each problem of a file.
-      examples: file whose first rows are the solved examples; eight of our own when None.
-      steps: fewest and most steps of generated problems.
-      budget: new tokens of a problem; when None 256 for a file, else room for the longest reference solution.
+      problems: unseen problems.
+      steps: fewest and most steps of word problems.
+      budget: new tokens of a problem; room for the longest reference solution when None.
       seed: of problems and initial states.
       split: of generated problems, "test" for those that nothing was chosen on, and "tune" for those that settings
         are chosen on, whose tables have names of their own and no picture.
@@ -66,9 +61,6 @@ class Options:
     nearest: int = 0
     needed: int = 6
     problems: int = 500
-    file: Path | None = None
-    shots: int = gsm8k.SHOTS
-    examples: Path | None = None
     steps: tuple[int, int] = (2, 4)
     budget: int | None = None
     seed: int = 2
@@ -78,12 +70,8 @@ class Options:
     rows: int = 50
 
     def __post_init__(self) -> None:
-        if self.task == "pointers" and self.file is not None:
-            raise ValueError(f"a file of problems ({self.file}) is no task of pointers: name one of both")
         if self.task != "pointers" and self.nearest:
             raise ValueError(f"nearest ({self.nearest}) is a matter of --task pointers")
-        if self.split != "test" and self.file is not None:
-            raise ValueError(f"a file of problems ({self.file}) has no split: leave --split out")
 
     @property
     def name(self) -> str:
@@ -98,8 +86,6 @@ class Options:
         for name in ("task", "nearest", "needed", "split"):  # older tables lack them
             if kept[name] == getattr(Options, name):
                 del kept[name]
-        for name in ("file", "examples"):
-            kept[name] = None if kept[name] is None else kept[name].name
         return kept | {"steps": list(self.steps)}
 
 
@@ -142,16 +128,8 @@ def draw(options: Options) -> Problems:
         # " =", a name for each query, and the stop token.
         budget = options.budget or 2 + len(items[0].distance)
         return Problems([item.prompt for item in items], budget, exact_lists(items))
-    if options.file is None:
-        drawn = word_problems(options.problems, seed=options.seed, steps=options.steps, split=options.split)
-        return Problems(drawn, options.budget, exact_answers)
-    read = gsm8k.read(options.file, shots=options.shots, examples=options.examples).items[: options.problems]
-
-    def score(prompts: Sequence[WordProblem | str], texts: Sequence[str]) -> np.ndarray:
-        cut = [text.split(gsm8k.STOP[0])[0] for text in texts]
-        return np.asarray([gsm8k.score(*pair).flexible for pair in zip(read, cut, strict=True)], bool)
-
-    return Problems([item.prompt for item in read], options.budget or 256, score)
+    drawn = word_problems(options.problems, seed=options.seed, steps=options.steps, split=options.split)
+    return Problems(drawn, options.budget, exact_answers)
 
 
 def run(study: Study, name: str, model: Any, problems: Problems, options: Options) -> list[dict[str, Any]]:
@@ -230,8 +208,8 @@ def _read(path: Path, kept: dict[str, Any]) -> tuple[dict[str, Any], dict[str, A
         rows = table["rows"]
     except (ValueError, KeyError) as error:
         raise SystemExit(f"{path} is not a table of this script ({error}): move it away") from None
-    if written != kept:
-        differing = [key for key in {**written, **kept} if written.get(key) != kept.get(key)]
+    # Options of the table that are no options any more do not count.
+    if differing := [key for key in kept if written.get(key) != kept[key]]:
         raise SystemExit(f"{path} was made with other {', '.join(differing)}: move it away to begin anew")
     return rows, made
 

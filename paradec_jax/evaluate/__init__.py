@@ -1,6 +1,5 @@
 """Judging: exact answers with their uncertainty, drawn texts, and decoders side by side on the same problems."""
 
-from paradec_jax.evaluate.choices import multiple_choice
 from paradec_jax.evaluate.compare import Comparison, compare
 from paradec_jax.evaluate.intervals import Paired, paired, ratio, wilson
 from paradec_jax.evaluate.judge import Judgement, judge_ids, judge_texts
@@ -24,7 +23,6 @@ __all__ = [
     "exact_lists",
     "judge_ids",
     "judge_texts",
-    "multiple_choice",
     "paired",
     "pointer_problems",
     "ratio",

@@ -136,8 +136,3 @@ def cut(
     if found := StopStrings(tokenizer, spec, stop, 1, [prompt]).finish([ids]):
         return ids, found[0][1], "stop string"
     return ids, text_of(tokenizer, spec, ids, prompt), "stop token" if ends else "budget"
-
-
-def before(text: str, stop: Sequence[str]) -> str:
-    """The text before the first stop string."""
-    return text[: min((place for string in stop if (place := text.find(string)) >= 0), default=len(text))]

@@ -1,21 +1,16 @@
-"""Continuations cut where the text ends, options of decoders, files of results and tables."""
+"""Continuations cut where the text ends, options of decoders, and tables."""
 
 import dataclasses
-import json
 
 import pytest
-from benchmark_files import TASKS, write
 from recital import CONFIG, recite
 from stubs import StubNetwork
 
 import paradec_jax as pd
 from experiments.replicas import ReleasedWavefront
 from paradec_jax.data import build_tokenizer, token_spec
-from paradec_jax.evaluate.benchmarks import gsm8k, instruct, mbpp
-from paradec_jax.evaluate.benchmarks.items import Item
-from paradec_jax.evaluate.continuations import before, continuations, cut
+from paradec_jax.evaluate.continuations import continuations, cut
 from paradec_jax.evaluate.options import choose
-from paradec_jax.evaluate.results import Results
 from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model
 
@@ -73,7 +68,6 @@ class TestContinuations:
         assert cut(tokenizer, spec, beyond, 20, ()) == (beyond[:4], " 1 2 3", "stop token")
         assert cut(tokenizer, spec, beyond, 2, ()) == (words[:2], " 1 2", "budget")
         assert cut(tokenizer, spec, words, 20, ("2",)) == (words, " 1 ", "stop string")
-        assert before("a b c", ("c", "b")) == "a " and before("abc", ()) == "abc"
 
     def test_the_released_wave_stays_within_the_budget(self, model):
         network = StubNetwork(vocab_size=384, max_length=256)
@@ -101,93 +95,3 @@ class TestOptions:
         assert not choose("autoregressive", static, sampled)[0].greedy
         with pytest.raises(ValueError, match="--inner-recurrence is no option of autoregressive"):
             choose("autoregressive", static, options={"inner_recurrence": 2})
-
-
-class TestResults:
-    SETTINGS = {"task": "gsm8k", "decoder_settings": {"width": 3}}  # noqa: RUF012
-
-    def test_a_file_is_continued(self, tmp_path):
-        path = tmp_path / "out.jsonl"
-        Results(path, self.SETTINGS).add([{"id": "a", "text": "\u2028 1"}])
-        with path.open("a") as file:
-            file.write('{"id": "b", "te')  # killed while it wrote
-        again = Results(path, self.SETTINGS)
-        assert list(again.lines) == ["a"]
-        again.add([{"id": "b", "text": "2"}])
-        assert list(Results(path, self.SETTINGS).lines.values()) == [
-            {"id": "a", "text": "\u2028 1"},
-            {"id": "b", "text": "2"},
-        ]
-
-    def test_the_header_tells_of_every_run_that_added_lines(self, tmp_path):
-        path = tmp_path / "out.jsonl"
-        first = Results(path, self.SETTINGS, {"commit": "a"})
-        for one in "xy":
-            first.add([{"id": one}])
-        Results(path, self.SETTINGS, {"commit": "b"})  # adds nothing
-        third = Results(path, self.SETTINGS, {"commit": "c"})
-        third.add([{"id": "z"}])
-        third.rewrite()
-        header, *lines = [json.loads(line) for line in path.read_text().splitlines()]
-        assert header == {"settings": self.SETTINGS, "facts": [{"commit": "a"}, {"commit": "c"}]}
-        assert [line["id"] for line in lines] == ["x", "y", "z"]
-        assert list(Results(path, self.SETTINGS).lines) == ["x", "y", "z"]
-
-    def test_other_settings_and_other_files(self, tmp_path):
-        path = tmp_path / "out.jsonl"
-        Results(path, self.SETTINGS)
-        written = path.read_bytes()
-        with pytest.raises(ValueError, match="other settings: width is 4 and was 3; name another file"):
-            Results(path, {"task": "gsm8k", "decoder_settings": {"width": 4}})
-        assert path.read_bytes() == written
-        path.write_bytes(b"\xff\xfe\n")
-        with pytest.raises(ValueError, match=r"out\.jsonl exists and is no file of results"):
-            Results(path, self.SETTINGS)
-        path.write_text("a text\n")
-        with pytest.raises(ValueError, match="is no file of results"):
-            Results(path, self.SETTINGS)
-        with pytest.raises(FileNotFoundError, match="there is no folder"):
-            Results(tmp_path / "no" / "out.jsonl", self.SETTINGS)
-
-
-class TestInstruct:
-    @pytest.mark.parametrize(
-        ("text", "code"),
-        [
-            ("x = 1", "x = 1"),
-            ("a\n```python\nx = 1\n```\n```python\ny\n```", "x = 1\n"),
-            ("```bash\nls\n```\n```py\nx = 1\n```", "x = 1\n"),
-            ("```\nx = 1\n", "x = 1\n"),  # cut by the budget
-            ("```bash\nls\n```", "ls\n"),
-        ],
-    )
-    def test_first_code(self, text, code):
-        assert instruct.first_code(text) == code
-
-    def test_boxed_numbers_reach_both_extractions(self):
-        item = Item("gsm8k/0", "Q: What is 2 + 3?\nA:", (), "1,005")
-        assert instruct.INSTRUCT["gsm8k"].message(item).startswith("What is 2 + 3?\n\nReason")
-        judge = instruct.INSTRUCT["gsm8k"].judged
-        for box in (
-            "\\$1005",
-            "1005\\text{ dollars}",
-            "{1005}",
-            "1{,}005",
-            "1\\,005",
-            "1,\\!005",
-            "\\text{in all } 1,005 \\text{ of them}",
-        ):
-            right = gsm8k.score(item, judge(f"First \\boxed{{7}}, then \\boxed{{{box}}} for 3 days."))
-            assert right.flexible, box
-        wrong = gsm8k.score(
-            item, judge("Of \\boxed{1005} or \\boxed{18 + 3} then \\boxed{1005 is not closed")
-        )
-        assert not wrong.flexible
-        plain = gsm8k.score(item, judge("So \\boxed{1,005} of 3."))
-        assert plain.flexible and plain.strict
-        assert judge("The answer is 4.") == "The answer is 4."
-
-    def test_tasks_of_mbpp_lose_their_mark(self, tmp_path):
-        item = mbpp.read(write(tmp_path / "f.jsonl", TASKS), shots=0).items[0]
-        message = instruct.INSTRUCT["mbpp"].message(item)
-        assert "[BEGIN]" not in message and "assert add(0) == 11" in message

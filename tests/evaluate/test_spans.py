@@ -1,9 +1,6 @@
-"""Likelihoods of spans, exact and bounded: last words, multiple choice, and lm-eval's questions to a denoiser."""
+"""Likelihoods of spans, exact and bounded, and lm-eval's questions to a denoiser."""
 
-import dataclasses
 import importlib
-import json
-import math
 import sys
 import warnings
 from types import ModuleType, SimpleNamespace
@@ -19,9 +16,7 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.data.text import character_tokenizer
 from paradec_jax.evaluate import spans as spans_module
-from paradec_jax.evaluate.bound import Bound, Span, bounds
-from paradec_jax.evaluate.choices import Question, choice_span, multiple_choice, read_questions
-from paradec_jax.evaluate.lambada import lambada, passage_span, read_passages
+from paradec_jax.evaluate.bound import Span, bounds
 from paradec_jax.evaluate.likelihood import continuation_row, rolling_rows
 from paradec_jax.evaluate.spans import fill, score_spans
 from paradec_jax.store import Model
@@ -88,93 +83,6 @@ class TestSpans:
         for spec in (TokenSpec(alignment="own"), TokenSpec(mask=STUB.mask)):
             with pytest.raises(ValueError, match="a likelihood needs a model that predicts the next token"):
                 score_spans(model_of(STUB, spec, None), [Span((1, 2), 1)])
-
-
-class TestLambada:
-    def test_passages_of_a_file(self, tmp_path):
-        path = tmp_path / "passages.jsonl"
-        lines = [{"text": "the  cat sat on\n"}, {"text": "two words"}]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        assert read_passages(path) == [("the  cat sat", " on"), ("two", " words")]
-        path.write_text(json.dumps({"text": "word"}))
-        with pytest.raises(ValueError, match="line 1: a passage needs at least two words"):
-            read_passages(path)
-
-    def test_a_denoiser_sees_both_ends(self, denoiser):
-        assert passage_span(denoiser, "ab h", " bd") == Span((END, 1, 2, 0, 8, 0, 2, 4, END), 5, 8)
-        # The stub counts on in twos from what stands before: 8, 0, 2, 4 is " bd" after "h".
-        found = lambada(denoiser, [("ab h", " bd"), ("ab h", " ba"), ("h", " b"), ("gi", " b")], draws=4)
-        assert (found.accuracy, found.likelihood, found.draws, found.cut) == (0.5, "bound", 4, 0)
-        assert found.passages == 4 and found.accuracy_interval[0] < 0.5 < found.accuracy_interval[1]
-
-    def test_perplexity_is_of_a_word(self, denoiser, monkeypatch):
-        nats = iter([1.0, 3.0, 2.0])
-        monkeypatch.setattr(spans_module, "bounds", lambda *a, **k: [Bound(next(nats), 0.1, 1) for _ in a[2]])
-        found = lambada(denoiser, [("a", " b"), ("c", " bd"), ("e", " b")])
-        assert found.perplexity == pytest.approx(math.exp(2))
-        assert found.perplexity_interval[0] < math.exp(2) < found.perplexity_interval[1]
-
-    def test_a_causal_model_is_exact(self, causal):
-        found = lambada(causal, [("Ana has", " 3"), ("Ana has", " 4")])
-        assert (found.accuracy, found.likelihood, found.draws) == (0.5, "exact", None)
-        assert found.perplexity == pytest.approx(math.exp(25), rel=1e-3)
-
-    def test_long_passages_lose_their_beginning(self, denoiser):
-        context = "ab" * 20 + "h"
-        found = lambada(denoiser, [(context, " bd")], draws=2)
-        assert found.accuracy == 1 and found.cut == 1
-        with pytest.raises(ValueError, match="a word has 33 tokens"):
-            lambada(denoiser, [("a", " " + "b" * 32)])
-        with pytest.raises(ValueError, match="at least one passage"):
-            lambada(denoiser, [])
-
-
-class TestChoices:
-    QUESTIONS = (Question("ab h", (" bd", " ba", " dd"), 0), Question("cf", (" a", "h"), 0))
-
-    def test_a_causal_model_picks_what_it_would_write(self, causal):
-        question = Question("Ana has", (" 2 apples", " 3 apples", " 3 pears"), 1)
-        found = multiple_choice(causal, [question, dataclasses.replace(question, answer=0)])
-        assert found.picked == (1, 1) and found.accuracy == 0.5 and found.likelihood == "exact"
-        assert [of.greedy for of in found.scored[0]] == [False, True, False]
-
-    def test_a_denoiser_picks_the_smallest_bound(self, denoiser):
-        found = multiple_choice(denoiser, self.QUESTIONS, draws=16)
-        assert found.picked == (0, 1) and found.accuracy == 0.5
-        assert (found.likelihood, found.draws) == ("bound", 16)
-
-    def test_choices_of_a_question_share_their_draws(self, denoiser, monkeypatch):
-        streams = []
-
-        def keep(network, params, rows, mask, **options):
-            streams.extend(options["streams"])
-            return [Bound(float(row.count), 0.1, row.count) for row in rows]
-
-        monkeypatch.setattr(spans_module, "bounds", keep)
-        found = multiple_choice(denoiser, self.QUESTIONS)
-        assert streams == [0, 0, 0, 1, 1]
-        assert found.picked == (0, 1), "the fewest tokens"
-        assert found.picked_by_character == (0, 0), "one nat a character each"
-
-    def test_room_for_the_last_token(self, denoiser):
-        span = choice_span(denoiser, "a" * 60, "bb")
-        assert len(span.ids) == 32 and span.count == 2
-
-    def test_questions_of_a_file(self, tmp_path):
-        path = tmp_path / "questions.jsonl"
-        line = {"context": "a", "choices": ["b", "c"], "answer": 1}
-        path.write_text(json.dumps(line))
-        assert read_questions(path) == [Question("a", ("b", "c"), 1)]
-        for wrong in ({"answer": 2}, {"choices": ["b"]}, {"choices": ["b", ""]}):
-            path.write_text(json.dumps(line | wrong))
-            with pytest.raises(ValueError, match="line 1: a question needs two choices or more"):
-                read_questions(path)
-
-    def test_refusals(self, denoiser):
-        with pytest.raises(ValueError, match="at least one question"):
-            multiple_choice(denoiser, [])
-        with pytest.raises(ValueError, match="not 2 and -1"):
-            multiple_choice(denoiser, [Question("a", ("b", "c"), -1)])
 
 
 class TestHarness:

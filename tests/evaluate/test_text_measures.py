@@ -1,4 +1,4 @@
-"""Entropies, distinct n-grams, self-BLEU, n-gram models, MAUVE and intervals against cases computed by hand."""
+"""Entropies, distinct n-grams, self-BLEU, n-gram models and intervals against cases computed by hand."""
 
 import itertools
 import math
@@ -9,7 +9,6 @@ import pytest
 
 from paradec_jax.evaluate import ngrams, text_measures
 from paradec_jax.evaluate.intervals import Z95, bootstrap, jackknife
-from paradec_jax.evaluate.mauve import clustered, frontier_area, mauve, projected
 from paradec_jax.evaluate.text_measures import distinct, entropy, sample_entropy, self_bleu, variety
 
 ROWS = [[0, 0, 1, 1], [0, 1], [2]]
@@ -143,59 +142,3 @@ class TestNgrams:
             ngrams.fit([[1]], 5, order=0)
         with pytest.raises(ValueError, match="no token"):
             ngrams.reverse_perplexity([[1]], [[]], 5)
-
-
-class TestMauve:
-    def test_area_of_known_frontiers(self):
-        p, q = np.array([0.5, 0.5, 0.0]), np.array([0.25, 0.5, 0.25])
-        assert frontier_area(p, p) == pytest.approx(1)
-        assert frontier_area(p, q) == pytest.approx(frontier_area(q, p)) and 0 < frontier_area(p, q) < 1
-        # Disjoint: x = (1 - w)^c, y = w^c, so the area is c B(c + 1, c).
-        apart = np.array([1.0, 0.0]), np.array([0.0, 1.0])
-        wanted = 5 * math.gamma(6) * math.gamma(5) / math.gamma(11)
-        assert frontier_area(*apart, points=4001) == pytest.approx(wanted, rel=1e-3)
-        assert frontier_area(p, q, 1.0) > frontier_area(p, q, 5.0)
-
-    def test_one_mixture_by_hand(self):
-        p, q = np.array([0.75, 0.25]), np.array([0.25, 0.75])
-        # Mixtures at both ends and in the middle, where both divergences are KL(p | 1/2).
-        middle = math.exp(-5 * (0.75 * math.log(1.5) + 0.25 * math.log(0.5)))
-        far = math.exp(-5 * (0.75 * math.log(3) + 0.25 * math.log(1 / 3)))
-        points = [(0, 1), (far, 1), (middle, middle), (1, far), (1, 0)]
-        wanted = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(points))
-        assert frontier_area(p, q, points=3) == pytest.approx(wanted, rel=1e-4)
-
-    def test_features(self):
-        rng = np.random.default_rng(0)
-        reference = rng.normal(size=(100, 6)) + 4
-        alike, other = rng.normal(size=(100, 6)) + 4, rng.normal(size=(100, 6)) - 4
-        same, far = mauve(reference, alike), mauve(reference, other)
-        assert same.clusters == 10 and len(same.scores) == 5
-        assert same.mean > 0.8 and far.mean < 0.02
-        assert same.mean == pytest.approx(np.mean(same.scores)) and same.spread == np.std(same.scores)
-        assert mauve(reference, alike, seeds=(3,)).scores == same.scores[2:3]
-
-    def test_projection_keeps_most_of_the_variance(self):
-        rng = np.random.default_rng(0)
-        wide = np.concatenate([rng.normal(size=(200, 2)), 1e-3 * rng.normal(size=(200, 8))], axis=1)
-        found = projected(wide)
-        unit = wide / np.linalg.norm(wide, axis=1, keepdims=True)
-        assert found.shape == (200, 2)
-        assert found.var(axis=0).sum() > 0.9 * unit.var(axis=0).sum()
-        assert projected(np.zeros((3, 4))).shape == (3, 1)
-
-    def test_clusters_of_what_is_apart(self):
-        points = np.repeat(np.array([[0.0], [5.0], [9.0]]), 7, axis=0)
-        labels = clustered(points, 3, 1)
-        assert len(set(labels[:7])) == 1 and len(set(labels.tolist())) == 3
-
-    def test_refusals(self):
-        x = np.ones((10, 3))
-        with pytest.raises(ValueError, match=r"features must be \[texts, D\]"):
-            mauve(x, np.ones((10, 2)))
-        with pytest.raises(ValueError, match="clusters must be 2 to 10"):
-            mauve(x, x, clusters=11)
-        with pytest.raises(ValueError, match="finite"):
-            mauve(x, x * np.nan)
-        with pytest.raises(ValueError, match="need a seed"):
-            mauve(x, x, seeds=())

@@ -15,8 +15,8 @@ from recorded_block_diffusion import arrays, assert_close, head, model
 
 from convert import mrp
 from convert.engine import export_tree
+from experiments.block_diffusion.magnitudes import magnitudes, read_states
 from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.evaluate.residual_magnitude import magnitudes, read_states
 from paradec_jax.losses import ResidualRules, residual_loss
 from paradec_jax.losses.residual import NORMALISERS, Unrolling
 from paradec_jax.models.residual_head import init_params

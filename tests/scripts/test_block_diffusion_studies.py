@@ -119,9 +119,7 @@ def test_what_is_no_study_is_refused(runs, tmp_path):
     with pytest.raises(ValueError, match="must be NAME=DIR"):
         options_of(runs, tmp_path, "table1", heads=("depth-1",))
     for wrong, message in (
-        ({"ground": "gsm8k"}, "needs a file"),
-        ({"file": Path("x")}, "has no file"),
-        ({"ground": "mbpp", "file": Path("x")}, "add --execute"),
+        ({"count": 0}, "must be at least 1"),
         ({"ground": "chains", "split": "tune"}, "is a matter of word problems"),
     ):
         with pytest.raises(ValueError, match=message):

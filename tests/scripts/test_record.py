@@ -23,7 +23,6 @@ OTHERWISE = {
     "recurrent_depth/learn_sampler.py": {"atomic_write_text"},
     "common/record.py": {"atomic_write_text"},
     "systems/report.py": {"atomic_write_text"},  # its table, beside the JSON
-    "benchmarks/evaluate.py": {"write_lines"},
 }
 
 

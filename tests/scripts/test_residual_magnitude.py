@@ -10,9 +10,9 @@ import pytest
 from experiment import read
 
 from experiments.block_diffusion import residual_magnitude, train
+from experiments.block_diffusion.magnitudes import magnitudes, read_states, visited
 from paradec_jax import BlockDenoising, load, make_request, store, trace
 from paradec_jax.data import Followers
-from paradec_jax.evaluate.residual_magnitude import magnitudes, read_states, visited
 
 RECIPE = train.Recipe(name="chain", ground="chains", init=None, preset="test-sdar", layers=1, blocks=(4,))
 BLOCK = 4
