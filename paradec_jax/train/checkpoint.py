@@ -3,10 +3,8 @@
 import base64
 import contextlib
 import json
-import logging
 import math
 import shutil
-import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -26,7 +24,6 @@ from paradec_jax.train.state import TrainState, shapes
 PyTree = Any
 
 FORMAT = 1
-_SAVERS = ("future.py", "async_checkpointer.py", "checkpoint_manager.py", "checkpoint.py")
 
 
 class SaveFailed(OSError):
@@ -35,42 +32,6 @@ class SaveFailed(OSError):
 
 class NoneReadable(RuntimeError):
     """A folder has checkpoints, and none of them can be read."""
-
-
-class _Raised(logging.Filter):
-    """Drops Orbax's tracebacks of saves that failed in its threads: they are raised as `SaveFailed` too."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and record.filename in _SAVERS and "orbax" in record.pathname)
-
-
-logging.getLogger("absl").addFilter(_Raised())
-
-
-class _Unasked(logging.Filter):
-    """Drops asyncio's tracebacks of writes that failed beside the one whose error was raised."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        return not (isinstance(error, OSError) and "exception was never retrieved" in record.getMessage())
-
-
-_UNASKED = _Unasked()
-
-
-def _drop_late_answers() -> None:
-    """When a write fails, those beside it find Orbax's event loop closed and print tracebacks that help nobody."""
-    logging.getLogger("asyncio").addFilter(_UNASKED)  # once, whatever the number of calls
-    former = sys.unraisablehook
-    if getattr(former, "drops_late_answers", False):
-        return
-
-    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            former(unraisable)
-
-    hook.drops_late_answers = True  # type: ignore[attr-defined]
-    sys.unraisablehook = hook
 
 
 class Checkpoints:
@@ -165,7 +126,6 @@ class Checkpoints:
         args = ocp.args.Composite(
             state=ocp.args.StandardSave(tree), run=ocp.args.JsonSave({"crc32": _crc32(body), "body": body})
         )
-        _drop_late_answers()
         with self._saving():
             saved = self._manager.save(int(state.step), args=args)
         if not saved:
@@ -181,7 +141,10 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
-        """Says in one sentence what went wrong: Orbax raises errors of many kinds, some of many lines."""
+        """Says in one sentence what went wrong: Orbax raises errors of many kinds, some of many lines.
+
+        What Orbax and asyncio log of it besides is left to the host program's loggers.
+        """
         try:
             yield
         except Exception as error:

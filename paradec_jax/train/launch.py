@@ -9,6 +9,13 @@ import jax
 from paradec_jax.io import one_sentence
 
 VARIABLES = ("PARADEC_COORDINATOR", "PARADEC_PROCESSES", "PARADEC_PROCESS")
+# What JAX, a SLURM step, mpirun and an indexed job of Kubernetes set in each of their processes.
+CLUSTERS = (
+    "JAX_COORDINATOR_ADDRESS",
+    "SLURM_STEP_NODELIST",
+    "OMPI_MCA_orte_hnp_uri",
+    "JOB_COMPLETION_INDEX",
+)
 
 
 def initialize(
@@ -97,11 +104,8 @@ def _detect(times: dict[str, Any]) -> None:
 
 
 def _in_a_cluster() -> bool:
-    """Whether JAX finds one, which its public functions tell only before a device is asked for."""
-    from jax._src.clusters import ClusterEnv
-
-    kinds = [kind for kind in ClusterEnv._cluster_types if not kind.opt_in_only_method]
-    return "JAX_COORDINATOR_ADDRESS" in os.environ or any(kind.is_env_present() for kind in kinds)
+    """Whether there are other processes, as the environment says, or devices that were asked for already (TPUs)."""
+    return any(name in os.environ for name in CLUSTERS) or jax.process_count() > 1
 
 
 def _from_environment() -> tuple[str | None, int | None, int | None]:

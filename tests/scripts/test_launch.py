@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from experiments.launch import local
-from paradec_jax.train.launch import VARIABLES, initialize, leave
+from paradec_jax.train.launch import CLUSTERS, VARIABLES, initialize, leave
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "experiments" / "launch"
@@ -135,7 +135,7 @@ def test_what_initialize_refuses(given, sentence, monkeypatch):
 @pytest.fixture
 def alone(monkeypatch):
     """No cluster to be found, and a function that counts the calls of JAX's own and raises what it is given."""
-    for name in (*VARIABLES, "KUBERNETES_SERVICE_HOST", "SLURM_JOB_ID", "JAX_COORDINATOR_ADDRESS"):
+    for name in (*VARIABLES, *CLUSTERS, "KUBERNETES_SERVICE_HOST", "SLURM_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
     for name in [name for name in os.environ if name.startswith("OMPI_")]:
         monkeypatch.delenv(name)

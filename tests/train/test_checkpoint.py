@@ -1,7 +1,6 @@
 """Checkpoints alone: damage is noticed, what is restored is what was saved, on another mesh too."""
 
 import dataclasses
-import logging
 import os
 import warnings
 from pathlib import Path
@@ -116,17 +115,6 @@ def test_restore_on_another_mesh(tmp_path):
         JAX_PLATFORMS="cpu",
     )
     assert process.wait(120) == 0
-
-
-def test_writes_that_fail_beside_another_print_nothing(caplog):
-    """asyncio tells of what nobody asked for; the error of the first is raised as SaveFailed."""
-    checkpoint._drop_late_answers()
-    checkpoint._drop_late_answers()
-    asks = logging.getLogger("asyncio")
-    assert len([x for x in asks.filters if isinstance(x, checkpoint._Unasked)]) == 1
-    for error in (OSError(28, "No space left on device"), KeyError("rows")):
-        asks.error("Future exception was never retrieved", exc_info=(type(error), error, None))
-    assert [record.exc_info[0] for record in caplog.records] == [KeyError]
 
 
 @pytest.mark.parametrize("sizes", [(40,) * 32, (4000, 1, 1), (126_464,)])
