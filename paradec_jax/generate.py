@@ -281,7 +281,8 @@ def on_mesh(params: Any, mesh: jax.sharding.Mesh | None) -> Any:
 def check_positive(**values: Any) -> None:
     """Refuses what is no whole number of 32 bits, and numbers below 1. Raises ValueError."""
     for name, value in values.items():
-        whole_numbers(name, value)
+        if whole_numbers(name, value).ndim:
+            raise ValueError(f"{name} must be one number, not {value}")
         if value < 1:
             raise ValueError(f"{name} must be at least 1, not {value}")
 

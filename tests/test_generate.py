@@ -183,6 +183,7 @@ def test_equal_buckets_share_one_program(model, tokenizer):
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0"),
         ({"max_new_tokens": 2.0}, "max_new_tokens must be whole numbers of 32 bits, not 2.0"),
         ({"max_new_tokens": "8"}, "max_new_tokens must be whole numbers of 32 bits, not '8'"),
+        ({"max_new_tokens": [8, 9]}, r"max_new_tokens must be one number, not \[8, 9\]"),
         ({"max_new_tokens": 2**40}, "max_new_tokens must be whole numbers of 32 bits, not 1099511627776"),
         ({"seed": 1.5}, "seed must be whole numbers of 64 bits, not 1.5"),
         ({"samples": 0}, "samples must be at least 1"),

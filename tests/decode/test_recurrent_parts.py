@@ -15,7 +15,7 @@ from paradec_jax.decode.recurrent.buckets import SHARE, compiled_widths, cost, o
 from paradec_jax.decode.recurrent.criteria import CRITERIA
 from paradec_jax.decode.recurrent.exit import ExitLoop, as_last_checked, exit_loop
 from paradec_jax.decode.recurrent.noise import mix_noise
-from paradec_jax.decode.recurrent.wave import Prediction, Wave
+from paradec_jax.decode.recurrent.wave import Prediction, Wave, stands_still
 
 NEEDED = np.array([1, 2, 4, 9])  # recurrences after which the state of each row stands still
 
@@ -203,3 +203,12 @@ def test_schedule_and_mixing_of_noise_are_independent(schedule, mixing):
     keep, added = (1 - share, share) if mixing == "linear" else (np.sqrt(1 - share), np.sqrt(share))
     mixed = mix_noise(z, g, 0.5, recurrences, schedule, mixing)
     np.testing.assert_allclose(mixed[0, :, 0], 2 * keep - added, rtol=1e-6)
+
+
+def test_below_infinity_every_state_stands_still():
+    distance = jnp.array([[0.1, 0.5, jnp.inf, jnp.nan]])
+    assert stands_still(distance, jnp.float32(0.2)).tolist() == [[True, False, False, False]]
+    assert stands_still(distance, jnp.float32(jnp.inf)).all()
+    assert stands_still(distance, jnp.array([[0.2, jnp.inf, 9.0, jnp.inf]])).tolist() == [
+        [True, True, False, True]
+    ]

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paradec_jax.decode.released import masked_rules
 from paradec_jax.decode.rules import reveal, score, select
 from paradec_jax.decode.rules.alignment import aligned
+from paradec_jax.decode.rules.race import race
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.subs import without_mask
 
@@ -94,6 +96,14 @@ def test_the_mask_is_ruled_out_whatever_its_score_is(value):
         logits = jnp.full(5, others).at[0].set(value)
         best = without_mask(logits, 0)
         assert int(jnp.argmax(best)) == 1 and (best[1:] == logits[1:]).all() == (others == others)
+
+
+@pytest.mark.parametrize("value", [NAN, INF, 0.0])
+def test_released_programs_of_masked_diffusion_end_with_no_mask(value):
+    probs, tokens, uniforms = jnp.full((1, 2, 5), value), jnp.zeros((1, 2), int), jnp.full((1, 2, 5), 0.5)
+    assert (masked_rules.most_probable(probs, 0) != 0).all()
+    weights = masked_rules.analytic_weights(probs, tokens, jnp.array([1e-5]), None, 0)
+    assert (race(weights, uniforms) != 0).all()
 
 
 def test_a_factor_run_that_stops_at_the_last_open_position_takes_it_along():
