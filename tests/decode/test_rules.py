@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paradec_jax.decode.released import masked_rules
+from experiments.replicas import masked_rules
 from paradec_jax.decode.rules import reveal, score, select
 from paradec_jax.decode.rules.alignment import aligned
 from paradec_jax.decode.rules.race import race
