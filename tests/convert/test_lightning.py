@@ -1,5 +1,6 @@
 """Checkpoints of Lightning: which weights are read, what stays inert, and one sentence for each that is damaged."""
 
+import contextlib
 import json
 import re
 from collections import OrderedDict
@@ -109,6 +110,35 @@ def test_nothing_that_a_pickle_names_is_called(source):
     nested = nested_fields(GOLDEN)
     assert found["model"] == nested["model"] and found["training"] == nested["training"]
     assert found["time_conditioning"] is False
+
+
+CALLS = {  # each would call os.system
+    "reduce": b"cos\nsystem\n(S'true'\ntR.",
+    "instance": b"(S'true'\nios\nsystem\n.",
+    "object": b"(cos\nsystem\nS'true'\no.",
+    "new object": b"\x80\x02cos\nsystem\n(S'true'\nt\x81.",
+    "name on the stack": b"\x80\x04\x8c\x02os\x8c\x06system\x93(S'true'\ntR.",
+    "by getattr": b"cbuiltins\ngetattr\n(cos\nos\nS'system'\ntR(S'true'\ntR.",
+    "state of a stand-in": b"cos\nsystem\n(S'true'\ntRccopyreg\n__reduce_ex__\n(S'true'\ntRb.",
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_opcode_calls_what_it_names(name, tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr("os.system", ran.append)
+    with torch_files.Archive(write_checkpoint(tmp_path / "a.ckpt", {}, data_pkl=CALLS[name])) as archive:
+        assert isinstance(archive.tree, torch_files.Inert) and not ran
+
+
+def test_a_pickle_cannot_change_the_stand_ins_of_others(tmp_path):
+    """State that is put into a class, or into a function, stays with that one."""
+    for module, name in ((b"os", b"system"), (b"torch._utils", b"_rebuild_tensor_v2")):
+        spoilt = b"\x80\x02c" + module + b"\n" + name + b"\nN}U\x05stateK\x01s\x86b."
+        path = write_checkpoint(tmp_path / "a.ckpt", {}, data_pkl=spoilt)
+        with contextlib.suppress(ConvertError):
+            torch_files.Archive(path).__exit__(None, None, None)
+    assert torch_files.Inert.state is None and torch_files.Inert().state is None
 
 
 def test_views_of_a_storage(tmp_path):
