@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from stubs import StubCausal, StubNetwork, tiny_request
 
+from experiments import replicas
 from paradec_jax import decode
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.recurrent.latents import LatentKnobs
@@ -37,11 +38,13 @@ ELSEWHERE = {"Lookahead", "ReleasedLookahead"}
 
 
 def defined() -> dict[str, type]:
-    """Every decoder of the package by its name; those of canvases, whose guesses have gaps, are elsewhere."""
-    for module in pkgutil.walk_packages(decode.__path__, "paradec_jax.decode."):
-        importlib.import_module(module.name)
+    """Every decoder and replica by its name; those of canvases, whose guesses have gaps, are elsewhere."""
+    for package in (decode, replicas):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    places = "paradec_jax.decode.", "experiments.replicas."
     kinds = DecoderBase.__subclasses__()
-    kinds = [kind for kind in kinds if kind.__module__.startswith("paradec_jax.") and not kind.any_order]
+    kinds = [kind for kind in kinds if kind.__module__.startswith(places) and not kind.any_order]
     return {kind.__name__: kind for kind in kinds}
 
 

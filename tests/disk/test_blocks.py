@@ -136,7 +136,7 @@ def flip(folder, name, place):
 def part_of(folder) -> PartFiles:
     config = tiny_causal().config
     part = json.loads((folder / "config.json").read_text())["parts"]["network"]
-    return PartFiles(folder, 2, config, part, flatten_dict(parameter_shapes(config), sep="/"))
+    return PartFiles(folder, config, part, flatten_dict(parameter_shapes(config), sep="/"))
 
 
 def test_a_slice_is_compared_with_the_digests_of_its_own_blocks(folder):
