@@ -12,6 +12,7 @@ from paradec_jax import load, store
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.data.trajectories import Trajectories
 from paradec_jax.families import PRESETS, init_params
+from paradec_jax.objective import Objective, drawn
 from paradec_jax.store import Model
 
 ROWS, PROBLEMS = 3, 7
@@ -108,9 +109,7 @@ def test_fresh_problems_are_replayed(distill, recipe, start):
     model, key = load(start), jax.random.key(0)
     fresh = distill["fresh_problems"](model, recipe, 0)
 
-    def pairs(params, frozen, batch, key):
-        return 1.0 * len(batch), {}
-
+    pairs = Objective(lambda params, frozen, batch, key: {"loss": drawn(len(batch))})
     loss, data = distill["with_replay"](model, recipe, pairs, Counting(), fresh)
     first, state, second = next(data), data.get_state(), next(data)
     assert first["fresh"]["tokens"].shape in ((2, 252), (1, 328))

@@ -22,6 +22,8 @@ OTHERWISE = {
     "block_diffusion/train_head.py": {"atomic_write_text"},  # likewise
     "recurrent_depth/learn_sampler.py": {"atomic_write_text"},
     "common/record.py": {"atomic_write_text"},
+    "lm_eval/execution.py": {"write_text"},  # the program that is judged
+    "lm_eval/run.py": {"atomic_write_text"},  # what lm-eval says
     "systems/report.py": {"atomic_write_text"},  # its table, beside the JSON
 }
 

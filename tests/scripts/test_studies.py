@@ -233,4 +233,4 @@ def test_tables_go_to_the_folder_of_the_paper(paper, monkeypatch):
     written = {
         path.name.partition("-")[0] for path in (ROOT / options.folder).glob(f"*-{options.model}.json")
     }
-    assert written and written <= studies.keys()
+    assert written & studies.keys()
