@@ -18,10 +18,11 @@ from experiments.common.candidates import best_of
 from experiments.common.command import run
 from experiments.common.record import write_record
 from experiments.decoders.elastic import ElasticDenoising
+from experiments.tasks import word_problems
 from paradec_jax import BlockDenoising, Model, facts, load
 from paradec_jax.decode.block.canvas import lengths_of
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate import compare, wilson, word_problems
+from paradec_jax.evaluate import compare, wilson
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ import tyro
 
 from experiments.common.command import run as run_command
 from experiments.common.record import write_record
+from experiments.tasks import word_problems
 from paradec_jax import (
     AutoRegressive,
     BlockDenoising,
@@ -24,7 +25,6 @@ from paradec_jax import (
     store,
 )
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate import word_problems
 from paradec_jax.evaluate.compare import Prompts, case_of, prompts_of, with_parameters
 from paradec_jax.evaluate.intervals import ends, speedup
 from paradec_jax.generate import lacks_head

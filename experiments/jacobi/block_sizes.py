@@ -34,12 +34,13 @@ import tyro
 from jax import lax
 
 from experiments.common.record import write_record
+from experiments.tasks import word_problems
 from paradec_jax import AutoRegressive, Jacobi, Prefix, facts, load
 from paradec_jax.config import CAUSAL_PRESETS, CausalConfig
 from paradec_jax.decode.machine.candidates import fold_candidates
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.decode.rules.windows import write_after_read
-from paradec_jax.evaluate import compare, word_problems
+from paradec_jax.evaluate import compare
 from paradec_jax.evaluate.intervals import ends, quicker, times
 from paradec_jax.families import init_params
 from paradec_jax.models import TransformerNetwork

@@ -19,11 +19,11 @@ import tyro
 from experiments.common.command import run as run_command
 from experiments.common.record import rows_begun, write_record
 from experiments.jacobi.study import jacobi, multiblock
+from experiments.tasks import word_problems
 from paradec_jax import AutoRegressive, Model, facts, load, make_request, run
-from paradec_jax.data.batches import encode_prompts
+from paradec_jax.data.problems import encode_prompts
 from paradec_jax.decode import Request
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate import word_problems
 from paradec_jax.store import fingerprint, names_of
 
 

@@ -17,9 +17,10 @@ import tyro
 
 from experiments.common.command import run
 from experiments.common.record import write_record
+from experiments.tasks import word_problems
 from paradec_jax import AutoRegressive, BlockDenoising, facts, load, store
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate import compare, word_problems
+from paradec_jax.evaluate import compare
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,14 +23,15 @@ import tyro
 from experiments.common.command import run
 from experiments.common.record import write_record
 from experiments.recurrent_depth.rival_times import Group, in_turns
+from experiments.tasks import exact_lists, pointer_problems
+from experiments.tasks.pointers import PointerProblem, PointerTask
 from paradec_jax import Adaptive, Jacobi, Static, Wavefront, facts, load
 from paradec_jax.config import RecurrentDepthConfig
-from paradec_jax.data.batches import encode_prompts
-from paradec_jax.data.pointers import PointerProblem, PointerTask
+from paradec_jax.data.problems import encode_prompts
 from paradec_jax.decode import Request, SelfSpeculative, make_request
 from paradec_jax.decode import run as run_decoder
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate import compare, exact_lists, pointer_problems
+from paradec_jax.evaluate import compare
 from paradec_jax.evaluate.intervals import ends, quicker, times
 from paradec_jax.families import EVERY_STEP, init_params
 from paradec_jax.models import RecurrentDepthNetwork

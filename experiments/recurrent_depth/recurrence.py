@@ -16,11 +16,12 @@ import tyro
 from jax import lax
 
 from experiments.common.record import write_record
+from experiments.tasks import word_problems
 from paradec_jax import Static, facts, load
-from paradec_jax.data.batches import encode_prompts
+from paradec_jax.data.problems import encode_prompts
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.decode.rules import score
-from paradec_jax.evaluate import compare, wilson, word_problems
+from paradec_jax.evaluate import compare, wilson
 
 RECURRENCES = (1, 2, 3, 4, 6, 8, 16, 32)
 

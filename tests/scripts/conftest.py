@@ -5,8 +5,8 @@ import dataclasses
 import jax
 import pytest
 
+from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax.config import CAUSAL_PRESETS
-from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.families import init_params
 from paradec_jax.store import Model, save
 

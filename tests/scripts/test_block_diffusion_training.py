@@ -11,9 +11,9 @@ import pytest
 from experiment import read
 
 from experiments.block_diffusion import all_runs, grounds, step_memory, train, train_head
+from experiments.tasks import Followers, build_tokenizer, token_spec
 from paradec_jax import Model, load, store
 from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
-from paradec_jax.data import Followers, build_tokenizer, token_spec
 from paradec_jax.data.text import character_tokenizer
 from paradec_jax.families import init_params, network_of
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from experiment import script
 
+from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax import load, store
-from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.data.trajectories import Trajectories
 from paradec_jax.families import PRESETS, init_params
 from paradec_jax.objective import Objective, drawn

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from experiments.recurrent_depth import distill_waves
+from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax import load, store
-from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.families import PRESETS, init_params
 from paradec_jax.store import Model
 from paradec_jax.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ import pytest
 from stubs import StubNetwork
 
 import paradec_jax as pd
-from paradec_jax.data import build_tokenizer, token_spec
+from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax.store import Model
 
 ROOT = Path(__file__).parents[2]

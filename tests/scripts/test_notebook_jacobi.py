@@ -9,8 +9,8 @@ import matplotlib.pyplot as pyplot
 import numpy as np
 import pytest
 
+from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax.config import CAUSAL_PRESETS
-from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.families import init_params
 from paradec_jax.store import Model, save
 

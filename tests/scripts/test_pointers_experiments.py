@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from experiment import options_of, read, script
 
+from experiments.tasks.pointers import Stage
 from paradec_jax import load
-from paradec_jax.data.pointers import Stage
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from experiment import read
 
 from experiments.block_diffusion import residual_magnitude, train
 from experiments.block_diffusion.magnitudes import magnitudes, read_states, visited
+from experiments.tasks import Followers
 from paradec_jax import BlockDenoising, load, make_request, store, trace
-from paradec_jax.data import Followers
 
 RECIPE = train.Recipe(name="chain", ground="chains", init=None, preset="test-sdar", layers=1, blocks=(4,))
 BLOCK = 4

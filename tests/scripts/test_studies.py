@@ -12,8 +12,8 @@ from experiments.common import plots, runner
 from experiments.common.study import Depth, Study
 from experiments.jacobi import study as jacobi
 from experiments.recurrent_depth import study as recurrent_depth
+from experiments.tasks import pointer_problems, word_problems
 from paradec_jax import facts
-from paradec_jax.evaluate import pointer_problems, word_problems
 from paradec_jax.evaluate.compare import Comparison
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +112,7 @@ class Drifting:
             rows.append(own | answers | speed)
         made = facts.facts() | {"dtypes": ["float32"]}
         labels = [setting.label() for setting in settings]
-        return Comparison(rows, labels, 0, np.ones((len(rows), 2), bool), made)
+        return Comparison(rows, labels, made, exact=np.ones((len(rows), 2), bool))
 
 
 def test_rows_are_divided_by_the_baseline_that_they_were_timed_with(monkeypatch, tmp_path):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from experiments.block_diffusion import train, train_head
+from experiments.tasks import Followers
 from paradec_jax import load, store
 from paradec_jax.config import ResidualHeadConfig
-from paradec_jax.data import Followers
 from paradec_jax.models import ResidualHeadNetwork
 from paradec_jax.models.residual_head import init_params
 
