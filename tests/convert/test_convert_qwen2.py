@@ -302,7 +302,7 @@ def test_commands_that_want_a_model_folder_name_the_converter(exported, capsys):
     sentence = f"convert it first: python -m convert import {folder} DST"
     with pytest.raises(store.StoreError, match=re.escape(sentence)):
         store.load(folder)
-    for command in (["generate", "--model", str(folder), "a"], ["compare", "--model", str(folder)]):
+    for command in (["generate", "--model", str(folder), "a"], ["compare", str(folder)]):
         assert cli.main(command) == 1
         assert sentence in capsys.readouterr().err
 
