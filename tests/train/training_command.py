@@ -16,7 +16,8 @@ import numpy as np
 from noisy_regression import STEPS, Batches, initial_params, train
 
 import paradec_jax as pd
-from paradec_jax.data.text import WindowMaker, read_text, text_batches
+from paradec_jax.data.endless import Endless
+from paradec_jax.data.text import WindowMaker, read_text
 from paradec_jax.train import Checkpoints, NoneReadable, NonFiniteLoss, TrainState, adamw
 
 LONG = 60  # seconds for a process to begin
@@ -62,7 +63,7 @@ class OfText(Ending):
         super().__init__(**options)
         text, _ = read_text(path)
         self.digest = text.digest
-        self.texts = text_batches(WindowMaker(text.train[0], 5, 4, self.width), text.digest, prefetch=0)
+        self.texts = Endless(WindowMaker(text.train[0], 5, 4, self.width), 0, text.digest)
 
     def __next__(self) -> dict[str, np.ndarray]:
         super().__next__()
