@@ -254,7 +254,6 @@ def digest(value: Any) -> str:
 def of_stubs(root: Path) -> dict[str, str]:
     """Digests of what every row of the table writes on its stubs, at both temperatures."""
     del root
-    import jax
     import numpy as np
     from decoder_rows import BUDGET
     from decoders import ROWS
