@@ -36,7 +36,7 @@ def runs(tmp_path_factory):
 
 
 def options_of(runs, tmp_path, *names, **changes):
-    small = {"steps_ahead": (1, 2), "thresholds": (0.9,), "depths": (3,), "lengths": (4,)}
+    small = {"steps_ahead": (1, 2), "thresholds": (0.9,), "depths": (3,)}
     return Options(names, asked=ASKED, runs=runs, folder=tmp_path / "results", **small | changes)
 
 
