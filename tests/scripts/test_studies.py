@@ -1,236 +1,300 @@
-"""Studies: every setting of every table is valid, tables are resumed, and pictures drawn."""
+"""Every study at toy size: its record tells how it was made and has its rows, its picture is drawn, it goes on."""
 
 import dataclasses
+import importlib
 import json
-import runpy
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
+from toys import LENGTH
 
-from experiments.common import plots, runner
-from experiments.common.study import Depth, Study
-from experiments.jacobi import study as jacobi
-from experiments.recurrent_depth import study as recurrent_depth
-from paradec_jax import facts
-from paradec_jax.evaluate import pointer_problems, word_problems
-from paradec_jax.evaluate.compare import Comparison
+from experiments.block_diffusion.problems import Asked
+from experiments.masked_diffusion import distill, markov_train, train
+from experiments.masked_diffusion.markov import Chain
+from experiments.recurrent_depth.rival_settings import PARALLEL, SEVERAL, TASKS, jacobi, static, wave
 
 ROOT = Path(__file__).parents[2]
-STUDIES = recurrent_depth.STUDIES | jacobi.STUDIES
+pytestmark = pytest.mark.slow
 
 
-def options_of(*names, **changes):
-    return runner.Options(names, **{"folder": Path("results"), **changes})
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One study.
+
+    Attributes:
+      rows: number of rows of its record.
+      columns: keys that every row has.
+      options: the smallest ones; TOYS in a text is the folder of toy models.
+      record: keys of the record beside `rows`.
+      patches: names of the module, and what takes their place here.
+      arguments: further arguments of `main`, by the name of their class.
+      stem: name of the record's file, where the study chooses it.
+      again: a function of experiments that a second call does not use, where the study keeps its rows.
+      before: fixture with what the study reads besides.
+    """
+
+    rows: int
+    columns: str
+    options: dict[str, Any]
+    record: str = ""
+    patches: Callable[[Any], dict[str, Any]] = lambda module: {}
+    arguments: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    stem: str = "rows"
+    again: str | None = None
+    before: str | None = None
 
 
-def test_settings_of_a_study_differ():
-    for name, one in STUDIES.items():
-        for depth in (Depth(16), Depth(16, needed=14)):
-            settings = one.settings(depth)
-            keys = [runner._key(setting) for setting in settings]
-            assert len(set(keys)) == len(keys), name
-            assert [setting.baseline for setting in settings] == [True] + [False] * (len(keys) - 1)
+ANSWERS = "label settings problems exact network_calls_per_token"
+CHAINS = Asked(ground="chains", count=3, blocks=1, block=4, rows=2)
+HEADS = {"asked": CHAINS, "runs": "TOYS", "steps_ahead": (1,), "thresholds": (0.9,), "depths": (3,)}
+LEARNING = {"updates": 2, "rows": 2, "pool": 3, "trial_rows": 2, "candidates": 2, "tuning": 3, "problems": 4}
+LEARNED = "learner random_search"
+TEXTS = {"runs": "TOYS", "text": "TOYS/text.txt", "steps": (2, 4), "length": LENGTH, "rows": 3}
+LAWFUL = {"folder": "TOYS/markov", "samples": 12, "draws": 2, "temperatures": (0.5,), "texts": 3, "masks": 2}
+QUERIES = 8
+GRID = {
+    "autoregressive": [static(2, 1), static(16, 1)],
+    PARALLEL[0]: [jacobi(4, 4, False, 1)],
+    SEVERAL: [wave(4, 6, 6, 0.8)],
+}
+RIVALS = {"task": "words", "model": "TOYS/recurrent", "problems": 2, "timed": 1, "passes": 1, "rows": 2}
 
 
-def test_waves_are_as_wide_as_tokens_are_slow():
-    """The widths of the tables that were made for models that need few recurrences, and of one that needs many."""
-    shallow, deep = Depth(16), Depth(16, needed=14)
-    assert [shallow.width(inner) for inner in (1, 2, 4, 8)] == [8, 5, 3, 3]
-    assert [deep.width(inner) for inner in (1, 2, 4, 8)] == [16, 9, 5, 3]
-    assert shallow.widths[-1] == 8 and deep.widths[-1] == 16
+def few_tasks(module: Any) -> dict[str, Any]:
+    """The rivals' tasks with three rivals."""
+    return {"TASKS": {"words": dataclasses.replace(TASKS["words"], grid=lambda queries: GRID, beside=(2,))}}
 
 
-def test_pointers_are_right_as_a_whole():
-    options = options_of("table1", task="pointers", nearest=5, problems=3)
-    problems = runner.draw(options)
-    items = pointer_problems(3, seed=options.seed, nearest=5)
-    assert problems.prompts == [item.prompt for item in items]
-    texts = [items[0].solution, items[1].solution + " Ana", items[1].solution]
-    assert problems.score(problems.prompts, texts).tolist() == [True, False, False]
-    assert problems.budget == len(items[0].solution.split()) + 1
-    assert options.kept() != dataclasses.replace(options, nearest=6).kept()
-    assert not {"task", "split"} & options_of("table1").kept().keys()
+STUDIES = {
+    "block_diffusion.acceptance": Row(
+        8,
+        "rule head draft share given",
+        {"model": "TOYS/chains-head/model", "asked": CHAINS, "candidates": 3},
+    ),
+    "block_diffusion.learn_thresholds": Row(
+        3,
+        "decoder exact problems network_calls_per_token difference_interval",
+        {"model": "TOYS/words", "thresholds": 2, "calls": 5, "hand": (0.5,), "problem_steps": (2, 2)}
+        | LEARNING,
+        LEARNED,
+    ),
+    "block_diffusion.lossless": Row(
+        10,
+        "equal problems fewer_calls more_calls_than_base",
+        {"model": "TOYS/chains-head/model", "ground": "chains", "count": 3, "candidates": (2,)}
+        | {"temperatures": (0.7,), "batches": (2,)},
+        again="block_diffusion.lossless.decode",
+    ),
+    "block_diffusion.residual_magnitude": Row(
+        4,
+        "hidden logits",
+        {"model": "TOYS/chains/model", "ground": "chains", "count": 3, "blocks": 2, "rows": 2},
+        "blocks model_sha256",
+    ),
+    "block_diffusion.study": Row(
+        6,
+        "label settings blocks positions_per_token flops_per_token head_calls_per_token",
+        {"study": ("speculation",), **HEADS},
+        stem="speculation-chains",
+        again="block_diffusion.lines.compare",
+    ),
+    "block_diffusion.tuned": Row(
+        5,
+        "label settings network_calls_per_token",
+        {"study": (), **HEADS},
+        "chosen",
+        arguments={"Choice": {"tuning": 2, "head_thresholds": (0.5,)}},
+        stem="tuned-chains",
+    ),
+    "block_diffusion.uncorrected": Row(
+        2,
+        "recipe step mean positions",
+        {"model": "TOYS/chains/model", "recipes": ("chains-counts",), "batches": 1, "batch_tokens": 128},
+        "model_sha256",
+    ),
+    "jacobi.lossless": Row(
+        4,
+        "model batch settings equal problems tokens more_calls_than_greedy",
+        {"models": ("TOYS/causal",), "problems": 3, "steps": (2, 2), "budget": 5, "batches": (2, 1)},
+        patches=lambda module: {"covering": lambda of=module.covering: of()[:2]},
+        again="jacobi.lossless.decode",
+    ),
+    "jacobi.side_by_side": Row(
+        4,
+        "model exact difference only_here_exact equals_greedy",
+        {
+            "models": ("TOYS/causal", "TOYS/other"),
+            "block": 4,
+            "problems": 3,
+            "steps": (2, 2),
+            "budget": 5,
+            "rows": 3,
+        },
+        patches=lambda module: {"compared": lambda block, of=module.compared: of(block)[2:3]},
+    ),
+    "masked_diffusion.continued": Row(
+        7,
+        "line steps perplexity interval",
+        {**TEXTS, "prompts": 3, "prompt": 5, "copies": 2, "rows": 4},
+        again="masked_diffusion.continued.continued",
+    ),
+    "masked_diffusion.latency": Row(
+        2,
+        "decoder steps batch tokens network_calls limit_seconds speedup speedup_at_limits",
+        {
+            "preset": "test-mdlm",
+            "length": 8,
+            "steps": (2,),
+            "batches": (2,),
+            "rates": (1e9, 1e9),
+            "passes": 1,
+        },
+        "crossovers",
+    ),
+    "masked_diffusion.markov_study": Row(
+        8,
+        "model steps temperature kl kl_interval cross_entropy entropy network_calls estimates_apart",
+        {**LAWFUL, "steps": (2, 4), "swept": (2,)},
+        "law bounds bars",
+        again="masked_diffusion.markov_study.sampled",
+        before="markov",
+    ),
+    "masked_diffusion.markov_variants": Row(
+        7,
+        "model steps kl over_the_other over_the_other_interval bound over_the_floor aims_at",
+        {**LAWFUL, "variants": ("halves", "half-rounds"), "steps": (2,), "each_round": True},
+        "perfect",
+        again="masked_diffusion.markov_study.sampled",
+        before="markov",
+    ),
+    "masked_diffusion.study": Row(
+        15,
+        "line steps samples judge_perplexity fourgram_entropy label",
+        {**TEXTS, "study": ("frontier",), "frontier": (2, 4), "temperatures": (1.0, 0.5), "samples": 5},
+        "at_equal_entropy bars",
+        stem="frontier",
+        again="masked_diffusion.texts.draw",
+    ),
+    "recurrent_depth.learn_sampler": Row(
+        5,
+        "decoder exact problems network_calls_per_token recurrences_per_token difference_interval",
+        {"model": "TOYS/recurrent", "steps": 5, "ages": 2, "problem_steps": (2, 2)} | LEARNING,
+        LEARNED + " chosen learned_less_random_search",
+    ),
+    "recurrent_depth.pointers_speed": Row(
+        2,
+        ANSWERS,
+        {
+            "model": "TOYS/pointers",
+            "problems": 3,
+            "queries": QUERIES,
+            "timed": 1,
+            "passes": 2,
+            "nearest": 9,
+            "widths": (32,),
+        },
+        "by_recurrence costs",
+        patches=lambda module: {
+            "RECURRENCES": (2, 3),
+            "SETTINGS": {"few": lambda whole: [module.static(3, baseline=True), module.chosen(4, whole)]},
+        },
+    ),
+    "recurrent_depth.rivals": Row(
+        5,
+        "rival label model baseline exact keeps_answers speedup speedup_range each prompt_seconds",
+        {**RIVALS, "others": ("TOYS/causal",), "tuning": "TOYS/rivals.json"},
+        "best_way best_sequential four_numbers",
+        patches=few_tasks,
+        before="tuning",
+    ),
+    "recurrent_depth.serial_steps": Row(
+        5,
+        "decoder depth serial_first serial_all in_flight core_positions",
+        {"preset": "test-recurrent", "recurrence": 2, "new_tokens": 4},
+    ),
+    "recurrent_depth.tune": Row(
+        4, "rival label exact keeps_answers", RIVALS, "rule settings_tried chosen", patches=few_tasks
+    ),
+    "recurrent_depth.width_depth": Row(
+        10,
+        "what tokens variant",
+        {
+            "preset": "test-recurrent",
+            "tokens": (4, 6),
+            "factors": (2,),
+            "largest": 8,
+            "passes": 2,
+            "capacity": 8,
+        },
+        "curves",
+    ),
+}
 
 
-def test_a_study_goes_on_where_it_stood(monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib")
-    options = options_of("toy", problems=2, timed=0, rows=2, folder=tmp_path / "results", budget=4)
-    waves = [recurrent_depth.wave(1, width) for width in (1, 2)]
-    toy = {"toy": Study("toy", lambda d: waves, "exit_threshold", "window", "curves")}
-    decoded = []
-    honest = runner.compare
-
-    def counting(model, problems, settings, **options):
-        decoded.append(len(settings))
-        return honest(model, problems, settings, **options)
-
-    monkeypatch.setattr(runner, "compare", counting)
-    monkeypatch.setattr(runner, "GROUP", 1)
-    runner.main(toy, options)
-    assert decoded == [2, 2]
-    table = json.loads((tmp_path / "results" / "toy-tiny-recurrent.json").read_text())
-    assert next(iter(table["rows"])) == "autoregressive, r 16" and len(table["rows"]) == 3
-    windows = [row["settings"].get("window") for row in table["rows"].values()]
-    assert windows == [None, 1, 2]
-    assert (tmp_path / "figures" / "toy-tiny-recurrent.png").stat().st_size > 1000
-
-    assert table["options"] == options.kept() and table["command"]
-    assert facts.difference(table["facts"], facts.facts()) is None and table["facts"]["dtypes"] == ["float32"]
-    assert all(facts.difference(row["facts"], table["facts"]) is None for row in table["rows"].values())
-
-    table["rows"].popitem()
-    (tmp_path / "results" / "toy-tiny-recurrent.json").write_text(json.dumps(table))
-    decoded.clear()
-    runner.main(toy, options)
-    assert decoded == [2]
-    with pytest.raises(SystemExit, match="other seed"):
-        runner.main(toy, dataclasses.replace(options, seed=3))
+@pytest.fixture(scope="module")
+def tuning(toys):
+    """What `tune` chose of the rivals."""
+    options = {"task": "words", "model": "recurrent", "queries": 64}
+    chosen = {rival: settings[-1].label() for rival, settings in GRID.items()}
+    (toys / "rivals.json").write_text(json.dumps({"options": options, "chosen": chosen}))
 
 
-class Drifting:
-    """Stands for `compare` on a machine that is half as fast in every call as in the one before."""
-
-    def __init__(self):
-        self.calls = 0
-
-    def __call__(self, model, problems, settings, *, seed, **options):
-        self.calls += 1
-        base = 400.0 / 2**self.calls
-        rows = []
-        for setting in settings:
-            ratio = 1.0 if setting.baseline else float(setting.settings()["window"])
-            own = {
-                "settings": setting.settings(),
-                "decoder": setting.name,
-                "model": "m",
-                "family": "recurrent_depth",
-            }
-            answers = {"problems": 2, "exact": 1, "interval": [0.1, 0.9], "difference_interval": [-0.5, 0.5]}
-            speed = {"tokens_per_second": ratio * base, "baseline_tokens_per_second": base, "speedup": ratio}
-            speed |= {"speedup_interval": [0.9 * ratio, 1.1 * ratio], "recurrences_per_token": 1.0}
-            rows.append(own | answers | speed)
-        made = facts.facts() | {"dtypes": ["float32"]}
-        labels = [setting.label() for setting in settings]
-        return Comparison(rows, labels, 0, np.ones((len(rows), 2), bool), made)
-
-
-def test_rows_are_divided_by_the_baseline_that_they_were_timed_with(monkeypatch, tmp_path):
-    """On a machine that drifts from group to group, and again from one run of a study to the next."""
-    pytest.importorskip("matplotlib")
-    drawn = {}
-    honest = plots._curves
-
-    def keep(figure, *rest):
-        honest(figure, *rest)
-        drawn.update({panel.get_ylabel(): panel for panel in figure.axes})
-
-    monkeypatch.setattr(plots, "_curves", keep)
-    monkeypatch.setattr(runner, "compare", Drifting())
-    monkeypatch.setattr(runner, "GROUP", 2)
-    options = options_of("toy", problems=2, folder=tmp_path / "results")
-    for widths in ((2, 3, 4), (2, 3, 4, 5)):
-        toy = Study(
-            "toy", lambda d, w=widths: [recurrent_depth.wave(1, x) for x in w], "window", "momentum", "curves"
-        )
-        runner.main({"toy": toy}, options)
-    table = json.loads((tmp_path / "results" / "toy-tiny-recurrent.json").read_text())
-    lines = sorted(table["rows"].values(), key=lambda row: row["speedup"])
-    assert [line["speedup"] for line in lines] == [1, 2, 3, 4, 5]
-    assert len({line["baseline_tokens_per_second"] for line in lines}) == 3
-    for line in lines:
-        assert line["tokens_per_second"] / line["baseline_tokens_per_second"] == line["speedup"]
-        low, high = line["speedup_interval"]
-        assert low < line["speedup"] < high
-    (line, *_) = drawn[plots.SPEED].lines
-    assert line.get_ydata().tolist() == [2, 3, 4, 5]
-
-
-def test_a_table_is_not_timed_on_two_machines(monkeypatch, tmp_path):
-    monkeypatch.setattr(runner, "compare", Drifting())
-    options = options_of("toy", problems=2, folder=tmp_path / "results")
-    one, two = (Study("toy", lambda d, w=w: [recurrent_depth.wave(1, x) for x in w]) for w in ((2,), (2, 3)))
-    runner.main({"toy": one}, options)
-    path = tmp_path / "results" / "toy-tiny-recurrent.json"
-    table = json.loads(path.read_text())
-    table["facts"]["commit"] = "another"  # each row tells its own
-    path.write_text(json.dumps(table))
-    runner.main({"toy": one}, options)
-    table["facts"]["device"]["processor"] = "another"
-    path.write_text(json.dumps(table))
-    runner.main({"toy": one}, options)  # nothing is missing, and nothing is timed
-    with pytest.raises(SystemExit, match=r"under other conditions: device \(processor\)"):
-        runner.main({"toy": two}, options)
-    table["rows"], table["facts"] = {}, table.pop("options")  # as older tables were written
-    path.write_text(json.dumps(table))
-    runner.main({"toy": two}, options)
-    assert len(json.loads(path.read_text())["rows"]) == 3
-
-
-def test_tuning_problems_have_tables_of_their_own(monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib")
-    options = options_of("toy", problems=3, folder=tmp_path / "results")
-    tuning = dataclasses.replace(options, split="tune")
-    test, tune = (runner.draw(of).prompts for of in (options, tuning))
-    assert test == word_problems(3, seed=2, steps=(2, 4)) and tune == word_problems(
-        3, seed=2, steps=(2, 4), split="tune"
+@pytest.fixture(scope="module")
+def markov(toys):
+    """A teacher of a law that is known, and its students."""
+    own = {"preset": "test-mdlm", "layers": 1, "length": 8, "rows": 2, "steps": 1, "warmup": 1}
+    teacher = train.Recipe(name="teacher", matmul_precision="highest", **own)
+    students = distill.Recipe(
+        name="students", rounds=2, first_steps=8, updates=2, rows=2, warmup=1, matmul_precision="highest"
     )
-    pointers = dataclasses.replace(tuning, task="pointers")
-    assert runner.draw(pointers).prompts == [x.prompt for x in pointer_problems(3, seed=2, split="tune")]
-    monkeypatch.setattr(runner, "compare", Drifting())
-    toy = {"toy": Study("toy", lambda d: [recurrent_depth.wave(1, 2)])}
-    for of in (options, tuning):
-        runner.main(toy, of)
-    names = sorted(path.name for path in (tmp_path / "results").glob("*.json"))
-    assert names == ["toy-tiny-recurrent-tune.json", "toy-tiny-recurrent.json"]
-    assert json.loads((tmp_path / "results" / names[0]).read_text())["options"]["split"] == "tune"
-    assert [path.name for path in (tmp_path / "figures").glob("*")] == ["toy-tiny-recurrent.png"]
+    recipe = markov_train.Recipe(Chain((0.7, 0.2, 0.1), 8, 1), 500, teacher, students)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(markov_train, "HELD_OUT", 4)
+        markov_train.main(recipe, toys / "markov")
 
 
-@pytest.mark.slow
-def test_every_study_can_be_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
-    for name, one in STUDIES.items():
-        rows = [
-            {
-                "label": runner._key(setting),
-                "model": "none",
-                "family": one.family,
-                "problems": 100,
-                "exact": 50 + i % 7,
-                "interval": (0.4, 0.6),
-                "settings": setting.settings(),
-                "speedup": 1.0 + i,
-                "speedup_interval": [0.9 + i, 1.1 + i],
-                "tokens_per_network_call": 1.0 + i / 10,
-                "recurrences_per_token": 2.0,
-            }
-            for i, setting in enumerate(one.settings(Depth(16)))
-        ]
-        plots.draw(one, rows, tmp_path / f"{name}.png")
-        assert (tmp_path / f"{name}.png").stat().st_size > 1000
+def placed(value: Any, toys: Path) -> Any:
+    """An option with the folder of toys in place of TOYS."""
+    if isinstance(value, tuple):
+        return tuple(placed(one, toys) for one in value)
+    return value.replace("TOYS", str(toys)) if isinstance(value, str) else value
 
 
-def test_options_that_say_nothing_together_are_refused():
-    with pytest.raises(ValueError, match="nearest"):
-        options_of("table1", nearest=3)
+def options_of(kind: Any, given: dict[str, Any], toys: Path, folder: Path) -> Any:
+    """Options of a study, whose results and pictures go to a folder of the test."""
+    places = {"out": folder / "results" / "rows.json", "figure": folder / "figures" / "rows.png"}
+    places |= {"folder": folder / "results", "figures": folder / "figures", "drawn": folder / "drawn.json"}
+    fields = {field.name: field.type for field in dataclasses.fields(kind)}
+    options = {name: place for name, place in places.items() if name in fields}
+    options |= {name: placed(value, toys) for name, value in given.items()}
+    return kind(**{name: Path(x) if "Path" in str(fields[name]) else x for name, x in options.items()})
 
 
-def test_an_unknown_study_is_refused():
-    with pytest.raises(SystemExit, match="no study tables: choose of table1"):
-        runner.main(STUDIES, options_of("tables"))
+def used_again(*_: Any, **__: Any) -> None:
+    raise AssertionError("a row that is done is made again")
 
 
-@pytest.mark.parametrize("paper", ["recurrent_depth", "jacobi"])
-def test_tables_go_to_the_folder_of_the_paper(paper, monkeypatch):
-    """The defaults of its command line; what it wrote lies there."""
-    asked = []
-    monkeypatch.setattr(runner, "main", lambda *arguments: asked.append(arguments))
-    monkeypatch.setattr("sys.argv", ["study", "all", "--problems", "3"])
-    runpy.run_path(str(ROOT / "experiments" / paper / "study.py"), run_name="__main__")
-    ((studies, options),) = asked
-    assert (options.study, options.problems) == (("all",), 3)
-    written = {
-        path.name.partition("-")[0] for path in (ROOT / options.folder).glob(f"*-{options.model}.json")
-    }
-    assert written & studies.keys()
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_writes_its_record(name, toys, tmp_path, monkeypatch, request):
+    row, module = STUDIES[name], importlib.import_module(f"experiments.{name}")
+    if row.before:
+        request.getfixturevalue(row.before)
+    for patched, value in row.patches(module).items():
+        monkeypatch.setattr(module, patched, value)
+    options = options_of(module.Options, row.options, toys, tmp_path)
+    more = [getattr(module, kind)(**given) for kind, given in row.arguments.items()]
+    module.main(options, *more)
+    path = tmp_path / "results" / f"{row.stem}.json"
+    record = json.loads(path.read_text())
+    assert record.keys() >= {"command", "options", "facts", "rows", *row.record.split()}
+    assert len(record["rows"]) == row.rows
+    missing = [set(row.columns.split()) - one.keys() for one in record["rows"]]
+    assert not any(missing), missing
+    assert all(picture.stat().st_size > 1000 for picture in (tmp_path / "figures").glob("*"))
+    assert not {"figure", "figures"} & vars(options).keys() or any((tmp_path / "figures").iterdir())
+    if row.again:
+        monkeypatch.setattr(f"experiments.{row.again}", used_again)
+        module.main(options, *more)
+        assert json.loads(path.read_text())["rows"] == record["rows"]
