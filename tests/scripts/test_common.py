@@ -1,6 +1,5 @@
-"""What scripts share: tables that go on, ratios of a machine that drifts, records, commands, curves, pictures."""
+"""What scripts share: tables that go on, ratios of a machine that drifts, records, commands, curves."""
 
-import ast
 import dataclasses
 import json
 import sys
@@ -19,24 +18,8 @@ from experiments.jacobi import study as jacobi
 from experiments.recurrent_depth import study as recurrent_depth
 from paradec_jax import facts
 from paradec_jax.evaluate.compare import Comparison
-from paradec_jax.train import NonFiniteLoss
 
-ROOT = Path(__file__).parents[2]
 STUDIES = recurrent_depth.STUDIES | jacobi.STUDIES
-# Written by other means than `write_record`: what lies beside a training or its model, a program that is judged, what
-# lm-eval says, and a table beside its JSON.
-WRITERS = {
-    "common/command.py",
-    "common/record.py",
-    "common/watch.py",
-    "block_diffusion/grounds.py",
-    "block_diffusion/train_head.py",
-    "lm_eval/execution.py",
-    "lm_eval/run.py",
-    "masked_diffusion/held_out.py",
-    "recurrent_depth/learn_sampler.py",
-    "systems/report.py",
-}
 
 
 def test_settings_of_a_study_differ():
@@ -163,50 +146,24 @@ def test_a_record_tells_of_its_machine_and_its_making(tmp_path, monkeypatch):
     assert command() == "python -m experiments.a.b 'two words' --out=c.json e x/y"
 
 
-def test_no_script_writes_or_tells_of_its_machine_by_itself():
-    for path in sorted((ROOT / "experiments").rglob("*.py")):
-        text, name = path.read_text(encoding="utf-8"), path.relative_to(ROOT / "experiments").as_posix()
-        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-        called = {ast.unparse(node.func).rpartition(".")[2] for node in nodes}
-        if called & {"atomic_write_text", "write_text", "write_lines", "dump"}:
-            assert name in WRITERS or name.startswith("tasks/"), name
-        assert "device_kind" not in text and not called & {
-            "cpu_count",
-            "processor",
-            "sched_getaffinity",
-            "uname",
-        }
-
-
 def test_what_goes_wrong_is_one_sentence_and_a_bug_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["script"])
     monkeypatch.setattr(jax.config, "update", lambda *_: None)  # where programs are kept
-    lost = NonFiniteLoss(7, float("nan"), float("inf"), None)
-    for error, kind in (
-        (ValueError("no such recipe"), SystemExit),
-        (lost, SystemExit),
-        (RuntimeError("a bug"), RuntimeError),
-    ):
 
-        def main(error: Exception = error) -> None:
-            raise error
+    def main() -> None:
+        raise error
 
-        with pytest.raises(kind, match="no such recipe|update 7 had loss nan|a bug"):
-            run(lambda: main())
+    for kind, error in ((SystemExit, ValueError("no such recipe")), (RuntimeError, RuntimeError("a bug"))):
+        with pytest.raises(kind, match=str(error)):
+            run(main)
 
 
 def test_a_curve_follows_runs_one_after_the_other(tmp_path):
     pytest.importorskip("matplotlib")
-    logs = {
-        "a": [{"step": 10, "loss": 3.0}, {"step": 20, "loss": 2.0, "eval/loss": 5.0}],
-        "b": [{"step": 5, "loss": 1.0}],
-    }
+    logs = {"a": [{"step": 10, "loss": 3.0}, {"step": 20, "loss": 2.0}], "b": [{"step": 5, "loss": 1.0}]}
     for name, lines in logs.items():
         (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    runs = curves.read([tmp_path / name for name in logs])
-    assert curves.series(runs, "loss") == [([10, 20], [3.0, 2.0]), ([25], [1.0])]
-    curves.main(curves.Options(logs=(tmp_path / "a",), columns=("loss",), out=tmp_path / "new" / "x.png"))
+    paths = tuple(tmp_path / name for name in logs)
+    assert curves.series(curves.read(paths), "loss") == [([10, 20], [3.0, 2.0]), ([25], [1.0])]
+    curves.main(curves.Options(logs=paths, columns=("loss",), out=tmp_path / "new" / "x.png"))
     assert (tmp_path / "new" / "x.png").stat().st_size > 5000
-    for paper, bundled, columns in curves.BUNDLED.values():
-        runs = curves.read([ROOT / log for log in curves.logs_of(paper, bundled)])
-        assert all(len(steps) > 20 for column in columns for steps, _ in curves.series(runs, column))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from chi_square import excess
 from stubs import JointDenoiser
 
 from experiments.masked_diffusion import markov_study, sample_law
@@ -23,36 +24,16 @@ STEPS = 3
 PARTITIONS = np.asarray(list(itertools.product(range(STEPS), repeat=4)))
 
 
-def excess(counts: np.ndarray, law: np.ndarray) -> float:
-    """Pearson's chi-square, in standard deviations beyond its mean; rare cells count as one."""
-    expected = law / law.sum() * counts.sum()
-    few = expected < 5
-    if few.any():
-        counts, expected = (np.append(x[~few], x[few].sum()) for x in (counts, expected))
-    freedom = len(expected) - 1
-    return (np.sum((counts - expected) ** 2 / expected) - freedom) / math.sqrt(2 * freedom)
-
-
-def counted(texts: np.ndarray) -> np.ndarray:
-    """How often each text stands there."""
-    return np.bincount(texts @ 3 ** np.arange(4)[::-1], minlength=len(TEXTS))
-
-
 def law(chain: Chain = CHAIN) -> np.ndarray:
     return np.exp(chain.log_probability(TEXTS))
 
 
-def test_texts_have_all_the_probability_and_the_floor_is_their_entropy():
+def test_the_law_of_texts_and_of_windows_of_a_run():
     assert law().sum() == pytest.approx(1, abs=1e-12)
     assert CHAIN.floor == pytest.approx(-(law() * np.log(law())).sum(), abs=1e-12)
-    np.testing.assert_allclose(CHAIN.stationary @ CHAIN.transitions, CHAIN.stationary, atol=1e-12)
-
-
-def test_draws_and_windows_of_a_run_have_the_law():
-    assert excess(counted(CHAIN.draw(30_000, 0)), law()) < 4
+    assert excess(CHAIN.draw(30_000, 0), law(), 3) < 4 < 100 < excess(CHAIN.draw(30_000, 0), law(OTHER), 3)
     # Every fourth window: what lies between them has forgotten the one before.
-    assert excess(counted(CHAIN.walk(400_000, 0).reshape(-1, 4)[::4]), law()) < 4
-    assert excess(counted(CHAIN.draw(30_000, 0)), law(OTHER)) > 100
+    assert excess(CHAIN.walk(400_000, 0).reshape(-1, 4)[::4], law(), 3) < 4
 
 
 def test_the_posterior_is_the_joint_laws():
@@ -80,8 +61,8 @@ def samples(network, order="random", count=20_000, **knobs):
 
 def test_a_position_a_call_gives_the_law_and_all_in_one_do_not():
     network = ChainDenoiser(CHAIN)
-    assert excess(counted(samples(network, "single")[0]), law()) < 4
-    assert excess(counted(samples(network, steps=1)[0]), law()) > 100
+    assert excess(samples(network, "single")[0], law(), 3) < 4
+    assert excess(samples(network, steps=1)[0], law(), 3) > 100
 
 
 @functools.cache
@@ -108,7 +89,7 @@ def test_the_law_of_samples_is_the_sum_over_all_partitions(temperature):
     wanted = given(CHAIN, temperature).mean(axis=0)
     np.testing.assert_allclose(log_law(CHAIN, TEXTS, STEPS, temperature), np.log(wanted), rtol=1e-10)
     found, _ = samples(ChainDenoiser(CHAIN), steps=STEPS, temperature=temperature)
-    assert excess(counted(found), wanted) < 4
+    assert excess(found, wanted, 3) < 4
 
 
 def test_a_text_costs_what_its_partition_says():
@@ -121,8 +102,8 @@ def test_a_text_costs_what_its_partition_says():
 def test_partitions_are_drawn_from_their_posterior():
     cells = sample_law._known(CHAIN, TEXTS[52:53], 0.8) / STEPS
     (drawn,) = sample_law._partitions(cells, sample_law._gaps(cells, STEPS), 20_000, np.random.default_rng(0))
-    counts = np.bincount(drawn @ STEPS ** np.arange(4)[::-1], minlength=len(PARTITIONS))
-    assert excess(counts, given(CHAIN, 0.8)[:, 52]) < 4
+    wanted = given(CHAIN, 0.8)[:, 52]
+    assert excess(drawn, wanted / wanted.sum(), STEPS) < 4
 
 
 def test_the_law_of_another_network_lies_between_two_estimates():

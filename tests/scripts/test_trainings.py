@@ -7,10 +7,9 @@ import json
 import os
 import subprocess
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,10 +19,6 @@ from toys import POINTERS, TEXT
 from experiments.block_diffusion import train as block_train
 from experiments.block_diffusion import train_head
 from experiments.common import train
-from experiments.common.cluster import Cluster
-from experiments.common.command import claim
-from experiments.common.processes import alone, by_first, claim_together, on_this
-from experiments.common.watch import Watch
 from experiments.jacobi import distill as jacobi_distill
 from experiments.masked_diffusion import distill as masked_distill
 from experiments.masked_diffusion import markov_train
@@ -33,33 +28,25 @@ from experiments.recurrent_depth import distill_waves
 from paradec_jax import load, store
 from paradec_jax.data import Followers
 from paradec_jax.data.pointers import Stage
-from paradec_jax.families import network_of
-from paradec_jax.models import update_flops
-from paradec_jax.train.launch import VARIABLES
+from paradec_jax.train import muon
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 
-@dataclasses.dataclass(frozen=True)
-class Training:
-    """One kind of run.
+class Training(NamedTuple):
+    """A kind of run: its recipe, made from the folder of toy models, and further arguments of `main`.
 
-    Attributes:
-      recipe: a toy; paths in it are of the folder of toy models.
-      judged: the file that tells of held-out data, and keys that it must have.
-      given: further arguments of `main`; TOYS is the folder of toy models.
-      models: folders of models that it leaves.
-      patches: names of the module, and what takes their place here.
-      stopped: a name of a module whose first use ends the first call; the limit of minutes when None.
+    It leaves `models`. `judged` is the file of held-out data and keys that it must have. The n-th use of what
+    `stopped` names ends the first call; the limit of minutes does when None.
     """
 
     recipe: Callable[[Path], Any]
-    judged: tuple[str, str] | None
-    given: dict[str, str] = dataclasses.field(default_factory=dict)
+    judged: tuple[str, str] | None = None
+    given: dict[str, str] = {}  # noqa: RUF012
     models: tuple[str, ...] = ("model",)
-    patches: dict[str, Any] = dataclasses.field(default_factory=dict)
-    stopped: tuple[Any, str] | None = None
+    patches: dict[str, Any] = {}  # noqa: RUF012
+    stopped: tuple[Any, str, int] | None = None
 
 
 SMALL: dict[str, Any] = {"steps": 3, "warmup": 1, "matmul_precision": "highest"}
@@ -79,7 +66,23 @@ def collected(toys: Path) -> jacobi_distill.Recipe:
     )
 
 
+def grown(toys: Path) -> train.Recipe:
+    """Two updates of problems of one length, then two of another."""
+    mixture = ((0, (1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)), (2, (0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)))
+    sizes = {"steps": 4, "cooldown": 1, "batch_tokens": 320, "matmul_precision": "highest"}
+    return train.Recipe(name="toy", preset="toy", mixture=mixture, growth=(1, 2), **sizes)
+
+
+TOY = dataclasses.replace(train.PRESETS["test-recurrent"], vocab_size=384, max_length=512)
 TRAININGS = {
+    "common.train": Training(
+        grown,
+        patches={
+            "PRESETS": {**train.PRESETS, "toy": TOY},
+            "muon": lambda *given, warmup, **options: muon(*given, warmup=1, **options),
+        },
+        stopped=(store, "save", 1),
+    ),
     "block_diffusion.train": Training(
         lambda toys: block_train.Recipe(
             name="chains", init=None, preset="test-sdar", layers=1, blocks=(4,), **CHAIN, **SMALL
@@ -88,7 +91,11 @@ TRAININGS = {
     ),
     "block_diffusion.train_head": Training(
         lambda toys: train_head.Recipe(
-            name="head", layers=1, init="inherited", **CHAIN | {"law": Followers()}, **SMALL
+            name="head",
+            layers=1,
+            init="inherited",
+            **CHAIN | {"law": Followers(), "batch_tokens": 128},
+            **SMALL,
         ),
         ("held_out.json", "kl uncorrected_kl kl_ratio agreement rules"),
         {"start": "TOYS/chains/model"},
@@ -117,17 +124,15 @@ TRAININGS = {
     ),
     "jacobi.distill": Training(
         collected,
-        None,
         models=("round-0/model", "round-1/model"),
         patches={"ROWS": 3, "CHECKPOINT_EVERY": 1},
-        stopped=(jacobi_distill.Together, "__next__"),
+        stopped=(jacobi_distill.Together, "__next__", 3),
     ),
     "recurrent_depth.distill_waves": Training(
         lambda toys: distill_waves.Recipe(
             start=str(toys / "recurrent"), updates=2, warmup=0, cooldown=1, **PAIRS
         ),
-        None,
-        stopped=(store, "save"),
+        stopped=(store, "save", 1),
     ),
     "recurrent_depth.pointers": Training(
         lambda toys: dataclasses.replace(
@@ -135,8 +140,7 @@ TRAININGS = {
             curriculum=(Stage(0, 4, 1, queries=2, rows=2), Stage(1, 8, 2, queries=3, rows=1)),
             **{"updates": 2, "warmup": 1, "cooldown": 1},
         ),
-        None,
-        stopped=(store, "save"),
+        stopped=(store, "save", 1),
     ),
 }
 
@@ -161,11 +165,7 @@ def killed_at(calls: int, honest: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize("name", TRAININGS)
 def test_a_run_that_was_stopped_goes_on(name, toys, tmp_path, monkeypatch):
     one, module = TRAININGS[name], importlib.import_module(f"experiments.{name}")
-    monkeypatch.setitem(
-        jacobi_distill.RECIPES,
-        "tiny-jacobi",
-        dataclasses.replace(collected(toys), rounds=collected(toys).rounds[:1]),
-    )
+    monkeypatch.setitem(jacobi_distill.RECIPES, "tiny-jacobi", collected(toys))
     for patched, value in one.patches.items():
         monkeypatch.setattr(module, patched, value)
     given = {key: value.replace("TOYS", str(toys)) for key, value in one.given.items()}
@@ -176,8 +176,7 @@ def test_a_run_that_was_stopped_goes_on(name, toys, tmp_path, monkeypatch):
     if one.stopped is None:
         module.main(recipe, folder=again, minutes=0.0, **given)
     else:
-        owner, attribute = one.stopped
-        calls = 3 if attribute == "__next__" else 1
+        owner, attribute, calls = one.stopped
         with monkeypatch.context() as patch:
             patch.setattr(owner, attribute, killed_at(calls, getattr(owner, attribute)))
             with pytest.raises(Killed):
@@ -199,80 +198,11 @@ def test_a_run_that_was_stopped_goes_on(name, toys, tmp_path, monkeypatch):
             module.main(dataclasses.replace(recipe, **other), folder=whole, **given)
 
 
-def test_word_problems(tmp_path, monkeypatch):
-    """Four updates of two shapes: a trace, writers, and rates without the first update of each shape."""
-    told, folders, muon = [], [], train.muon
-    events = types.SimpleNamespace(add_scalar=lambda *scalar: told.append(scalar), flush=lambda: None)
-    fake = types.SimpleNamespace(SummaryWriter=lambda folder: folders.append(folder) or events)
-    monkeypatch.setitem(sys.modules, "tensorboardX", fake)
-    shape = dataclasses.replace(train.PRESETS["test-recurrent"], vocab_size=384, max_length=512)
-    monkeypatch.setitem(train.PRESETS, "toy", shape)
-    monkeypatch.setattr(train, "muon", lambda *given, warmup, **options: muon(*given, warmup=1, **options))
-    mixture = ((0, (1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)), (2, (0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)))
-    toy = train.Recipe(
-        name="toy", preset="toy", steps=4, cooldown=1, batch_tokens=320, mixture=mixture, growth=(1, 2)
-    )
-    monkeypatch.setitem(train.DRAWS, toy.draw, lambda mean: lambda key, step: jax.numpy.int32(5))
-    before = jax.config.jax_default_matmul_precision
-    try:
-        watch = Watch(profile="2:3", writers=("tensorboard",))
-        train.main(
-            dataclasses.replace(toy, matmul_precision="highest"), tmp_path, peak_flops=1e9, watch=watch
-        )
-    finally:
-        jax.config.update("jax_default_matmul_precision", before)
-    assert load(tmp_path / "model").config == shape
-    assert list((tmp_path / "profile").rglob("*.xplane.pb")) and folders == [str(tmp_path / "events")]
-    line, last = (json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines())
-    assert ("loss", line["loss"], 4) in told and ("wall_s", last["wall_s"], 4) in told
-    rows = {102: 320 // 102, 161: 320 // 161}
-    tokens = sum(length * count for length, count in rows.items())
-    assert line["tokens_per_s"] * line["step_s"] * 2 == pytest.approx(tokens)
-    flops = sum(update_flops(network_of(shape), count, length, 5, 4) for length, count in rows.items())
-    assert line["flops_per_s"] * line["step_s"] * 2 == pytest.approx(flops)
-    assert line["utilisation"] == pytest.approx(line["flops_per_s"] / 1e9)
-
-
-def test_what_is_no_watch_is_refused_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ValueError, match=r"writers wandb needs wandb: pip install"):
-        Watch(writers=("wandb",))
-    recipe = block_train.Recipe()
-    with pytest.raises(ValueError, match="profile asks for updates"):
-        block_train.main(recipe, folder=tmp_path / "run", watch=Watch(profile=f"2:{recipe.steps + 1}"))
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_of_another_recipe(tmp_path, monkeypatch):
-    begun, other = Cluster(data=1), Cluster(data=2)
-    claim_together(tmp_path, begun)
-    with pytest.raises(SystemExit, match="was begun with other data"):
-        claim_together(tmp_path, other, ("optimizer",))
-    claim(tmp_path, other, ("recipe",))
-    assert json.loads((tmp_path / "recipe.json").read_text())["data"] == 1, "what it was begun with"
-    # Of several processes each hears the sentence of the first; what they say to each other is left out here.
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr("paradec_jax.train.agree.texts_of_all", lambda text: [text, ""])
-    with pytest.raises(ValueError, match="was begun with other data"):
-        claim_together(tmp_path, other)
-
-
-def test_one_process_has_all_and_is_the_first(monkeypatch):
-    tree, done = {"a": np.ones(2), "b": jax.numpy.ones(2)}, []
-    assert on_this(tree)["a"] is tree["a"] and on_this(tree)["b"] is tree["b"]
-    by_first("once", lambda: done.append(1))
-    assert done == [1]
-    alone()
-    monkeypatch.setenv(VARIABLES[1], "2")
-    with pytest.raises(SystemExit, match="trains in one process, but was"):
-        alone()
-
-
-TOY = "--steps 3 --warmup 1 --matmul-precision highest"
-LAWFUL = f"--law.symbols 5 --law.length 12 --prompt 4 --batch-tokens 48 {TOY}"
+SHORT = "--steps 3 --warmup 1 --matmul-precision highest"
+LAWFUL = f"--law.symbols 5 --law.length 12 --prompt 4 --batch-tokens 48 {SHORT}"
 ROUND = "--rounds.0.problems 8 --rounds.0.updates 3 --rounds.0.warmup 1 --rounds.0.cooldown 1"
 COMMANDS = {
-    "masked_diffusion.train": f"--text TEXT tiny-mdlm --preset test-mdlm --length 32 --rows 4 {TOY}",
+    "masked_diffusion.train": f"--text TEXT tiny-mdlm --preset test-mdlm --length 32 --rows 4 {SHORT}",
     "masked_diffusion.distill": "--text TEXT --start START halves --rounds 2 --first-steps 8 --updates 2 --rows 4 "
     "--warmup 1 --matmul-precision highest",
     "jacobi.distill": f"mask-nc {ROUND} --max-new-tokens 64 --batch-tokens 2048 --matmul-precision highest",
