@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from toys import CHAIN, of_blocks
 
-from experiments.block_diffusion import acceptance, lines, problems, train, train_head, tuned, uncorrected
+from experiments.block_diffusion import acceptance, lines, problems, train, train_head, tuned
 from experiments.block_diffusion.grounds import Chains
 from experiments.block_diffusion.magnitudes import magnitudes, read_states, visited
 from experiments.common.pool import batch_of, draw_pool
@@ -98,12 +98,6 @@ def test_the_fewest_calls_that_are_right_enough():
     assert tuned.best_of(rows[:1] + rows[2:], base, 0.0) == 0, "none is: the one that is right most often"
 
 
-def test_how_divergences_lie():
-    found = uncorrected.spread(np.array([0.0, 0.05, 0.3, 0.65, 2.0]))
-    assert found["mean"] == pytest.approx(0.6) and found["of_sum_above_0.5"] == pytest.approx(2.65 / 3)
-    assert (found["above_0.1"], found["above_1"]) == (pytest.approx(0.6), pytest.approx(0.2))
-
-
 @pytest.mark.slow
 def test_divergences_without_a_head_are_those_of_the_trainings_metric():
     model, recipe = of_blocks(CHAIN), train_head.RECIPES["chains-counts"]
@@ -142,16 +136,6 @@ def test_weights_of_a_causal_model_compute_what_they_did(look_back, tmp_path):
 
     found, wanted = (said(network_of(one.config), dict(one.params)) for one in (model, causal()))
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_every_recipe_has_a_shape_and_batches():
-    for name, recipe in train.RECIPES.items():
-        ground = recipe.source()
-        config = train.shape_of(recipe, ground)
-        assert recipe.name == name and config.block == recipe.blocks[0]
-        batch = ground.maker(0, recipe.batch_tokens, int(np.lcm.reduce(recipe.blocks)))(0)
-        assert batch["labelled"].any() and batch["tokens"].max() < config.vocab_size
-    assert all(recipe.name == name for name, recipe in train_head.RECIPES.items())
 
 
 @pytest.mark.slow

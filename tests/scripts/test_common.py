@@ -6,12 +6,10 @@ import sys
 import types
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
 from experiments.common import curves, plots, runner
-from experiments.common.command import run
 from experiments.common.record import command, write_record
 from experiments.common.study import Depth, Study
 from experiments.jacobi import study as jacobi
@@ -144,18 +142,6 @@ def test_a_record_tells_of_its_machine_and_its_making(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setattr(sys, "argv", ["/a/script.py", "two words", "--out=/b/c.json", "/d/e", "x/y"])
     assert command() == "python -m experiments.a.b 'two words' --out=c.json e x/y"
-
-
-def test_what_goes_wrong_is_one_sentence_and_a_bug_keeps_its_traceback(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["script"])
-    monkeypatch.setattr(jax.config, "update", lambda *_: None)  # where programs are kept
-
-    def main() -> None:
-        raise error
-
-    for kind, error in ((SystemExit, ValueError("no such recipe")), (RuntimeError, RuntimeError("a bug"))):
-        with pytest.raises(kind, match=str(error)):
-            run(main)
 
 
 def test_a_curve_follows_runs_one_after_the_other(tmp_path):

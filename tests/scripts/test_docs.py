@@ -8,11 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stubs import StubNetwork
-
-import paradec_jax as pd
-from paradec_jax.data import build_tokenizer, token_spec
-from paradec_jax.store import Model
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "experiments").glob("*/RESULTS.md"))
@@ -80,16 +75,3 @@ def test_every_script_has_a_row_in_the_table():
         if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
     ]
     assert len(scripts) > 20 and [name for name in sorted(scripts) if name not in table] == []
-
-
-def test_the_own_decoder_writes_what_its_network_says():
-    text = (ROOT / "docs" / "own_decoder.md").read_text(encoding="utf-8")
-    code = next(code for code, _ in BLOCK.findall(text) if "class Vote" in code)
-    names: dict[str, Any] = {"__name__": "own_decoder"}
-    exec(code, names)
-    network = StubNetwork(vocab_size=384, max_length=256)
-    model = Model(pd.PRESETS["test-recurrent"], {}, token_spec(), build_tokenizer())
-    out = pd.generate(model, ["Ana"], names["Vote"](), max_new_tokens=5, network=network)
-    prompt = [model.token_spec.bos, *model.tokenizer.encode("Ana")]
-    assert out.tokens == [network.expected(prompt, 5)]
-    assert out.network_calls.tolist() == [1 + 4 * 3]

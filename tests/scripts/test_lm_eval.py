@@ -91,43 +91,9 @@ def test_there_is_no_network_and_it_works_without_a_namespace(monkeypatch):
     assert [outcome(code)[0] for code in (RIGHT, "")] == ["passed", "failed"]
 
 
-@on_linux
-def test_code_is_judged_by_its_tests():
-    function = {"prompt": 'def double(x):\n    """Twice x."""\n', "entry_point": "double"}
-    function["test"] = "def check(candidate):\n    assert candidate(2) == 4\n"
-    assert judges.humaneval(function, ["    return 2 * x\n"]) == {"pass@1": 1.0}
-    assert judges.humaneval(function, ["    return x\n"]) == {"pass@1": 0.0}
-
-
 def test_wrong_options_are_one_sentence(tmp_path):
     with pytest.raises(ValueError, match="there is no file"):
         run.Options("gsm8k", tmp_path / "none.jsonl", "tiny-causal")
-
-
-def task(number):
-    return {
-        "task_id": number,
-        "text": f"Write a function that adds {number}.",
-        "code": f"def add(x):\r\n    return x + {number}",
-        "test_setup_code": "y = add(0)" if number == 12 else "",  # which uses the candidate's code
-        "test_list": [f"assert add({i}) == {i + number}" for i in range(4)],
-    }
-
-
-@pytest.mark.peers
-@on_linux
-def test_tasks_of_mbpp(tmp_path, monkeypatch):
-    """Three solved tasks of the same file come before each; those of the test split alone are asked."""
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    rows = [task(n) for n in (1, 2, 3, 4, 10, 11, 12, 510, 511)]
-    found = list(judges.mbpp_docs(datasets.Dataset.from_list(rows)))
-    assert len(found) == 3
-    prompt = found[0]["prompt"]
-    assert prompt.count("[BEGIN]") == 4 and prompt.count("[DONE]") == 3 and prompt.endswith("[BEGIN]\n")
-    assert "assert add(2) == 13" in prompt and "assert add(3) == 14" not in prompt and "\r" not in prompt
-    for number, right in ((12, 1.0), (11, 0.0)):
-        assert judges.mbpp(found[1], [task(number)["code"]]) == {"pass@1": right}
 
 
 @pytest.mark.peers

@@ -38,16 +38,6 @@ def test_a_curve_is_read_at_an_entropy():
     assert frontier.compared(row_of("5 rounds", 8, 2.5, 3.5), curve)["ratio"] is None
 
 
-def test_bars_of_the_last_student():
-    teacher = {8: row_of("t", 8, math.log(30), 9.0), 64: row_of("t", 64, math.log(20), 8.0)}
-    student = {8: row_of("s", 8, math.log(25), 8.0), 16: row_of("s", 16, math.log(19), 7.6)}
-    found = {(one["bar"].split()[0], one["steps"]): one["value"] for one in frontier.bars(teacher, student)}
-    wanted = {("perplexity", 16): 19 / 20, ("perplexity", 8): 25 / 20, ("entropy", 16): 7.6 / 8}
-    assert found == {
-        key: pytest.approx(x) for key, x in (wanted | {("entropy", 8): 1, ("share", 8): 0.5}).items()
-    }
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("definition", ["sdtt", "mdlm"])
 def test_rows_know_what_they_would_be_without_some_samples(toys, definition):

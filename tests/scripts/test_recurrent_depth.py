@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 from stubs import tiny_network, tiny_params
 
-from experiments.recurrent_depth import rival_settings, serial_steps, tune, width_depth, work
+from experiments.recurrent_depth import rival_settings, serial_steps, width_depth, work
 from experiments.recurrent_depth.copies import RULES, kv_share, no_share
 from experiments.recurrent_depth.growth import deepen_core
 from experiments.recurrent_depth.rival_times import Times, over
-from experiments.recurrent_depth.step_trace import schedule
-from experiments.replicas import ReleasedWavefront
-from paradec_jax import make_request, stream
 from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.families import init_params, parameter_shapes
 from paradec_jax.models import RecurrentDepthNetwork
@@ -118,18 +115,6 @@ def test_the_wave_is_as_deep_as_late_and_wider(tmp_path):
         assert row["serial_all"] == depth + (new - 1) * inner and row["core_positions"] == inner * sum(ramp)
 
 
-@pytest.mark.slow
-def test_the_released_schedule_does_not_depend_on_weights():
-    decoder = ReleasedWavefront(inner_recurrence=2, window=5, recurrence=4, rule="fixed", greedy=True)
-    decoder, length = decoder.bind(tiny_network(recurrence=4), 12), 3
-    request = make_request(np.ones((1, length), np.int32), max_new_tokens=6)
-    found = schedule(decoder, tiny_params(), request)
-    assert found.positions == (1, 2, 3, 4, 4, 4, 4, 4) and found.tokens == (0, 0, 0, 1, 1, 1, 1, 1)
-    *_, (last, _) = stream(decoder, tiny_params(), request)
-    seen, start = np.asarray(last.seen)[0], int(last.wave.start[0])
-    assert found.depths[1:] == seen[length + 1 : start].tolist() == [8] * 4
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def logits(config, params):
     network = RecurrentDepthNetwork(config, recurrence=3)
@@ -155,16 +140,6 @@ def test_every_rival_has_equally_many_different_settings(task):
     assert tuple(grid) == rival_settings.RIVALS
     assert all(len(of) == len({setting.label() for setting in of}) == 6 for of in grid.values())
     assert sum(setting.baseline for of in grid.values() for setting in of) == 1
-
-
-def test_the_rule_chooses_by_speed_and_nothing_where_answers_are_lost():
-    rows = [
-        {"rival": "a", "label": "slow", "keeps_answers": True, "tokens_per_second": 1.0},
-        {"rival": "a", "label": "fast", "keeps_answers": True, "tokens_per_second": 2.0},
-        {"rival": "a", "label": "wrong", "keeps_answers": False},
-        {"rival": "b", "label": "wrong", "keeps_answers": False},
-    ]
-    assert tune.choice(rows) == {"a": "fast", "b": None}
 
 
 def test_speeds_leave_out_prompts_where_they_say_so():
