@@ -12,8 +12,7 @@ from toys import CHAIN, of_blocks
 from experiments.block_diffusion import acceptance, lines, problems, train, train_head, tuned
 from experiments.block_diffusion.grounds import Chains
 from experiments.block_diffusion.magnitudes import magnitudes, read_states, visited
-from experiments.common.pool import batch_of, draw_pool
-from paradec_jax import BlockDenoising, Model, load, make_request, store, trace
+from paradec_jax import BlockDenoising, Model, make_request, store, trace
 from paradec_jax.config import CAUSAL_PRESETS, ResidualHeadConfig
 from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.families import init_params, network_of
@@ -136,20 +135,3 @@ def test_weights_of_a_causal_model_compute_what_they_did(look_back, tmp_path):
 
     found, wanted = (said(network_of(one.config), dict(one.params)) for one in (model, causal()))
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_threshold_that_says_too_much_too_early_costs_nats(toys):
-    """Lower thresholds: fewer calls; the loss trades these for nats, and its gradient tells so."""
-    from experiments.block_diffusion import learn_thresholds
-
-    small = {"thresholds": 2, "rows": 2, "pool": 3, "calls": 12, "problem_steps": (2, 2)}
-    options = learn_thresholds.Options(model=str(toys / "words"), **small)
-    model = load(options.model)
-    pool = draw_pool(model, options.pool, options.seed, options.problem_steps)
-    loss = jax.jit(jax.value_and_grad(learn_thresholds.make_loss(model, pool, options), has_aux=True))
-    batch = batch_of(model, pool, options.seed, np.arange(2))
-    (_, high), gradient = loss(jnp.full(2, 3.0), model.params, batch)
-    (_, low), _ = loss(jnp.full(2, -4.0), model.params, batch)
-    assert float(low["calls_per_token"]) < float(high["calls_per_token"]) <= 1.001
-    assert float(high["tokens"]) > 0 and np.isfinite(gradient).all() and np.abs(gradient).max() > 0

@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chi_square import excess
-from stubs import JointDenoiser
 
-from experiments.masked_diffusion import markov_study, sample_law
+from experiments.masked_diffusion import markov_study
 from experiments.masked_diffusion.markov import Chain, ChainDenoiser
-from experiments.masked_diffusion.sample_law import log_conditional, log_law, log_law_between
+from experiments.masked_diffusion.sample_law import log_law, log_law_between
 from paradec_jax import decode
 from paradec_jax.decode.rules import partition
 
@@ -34,20 +33,6 @@ def test_the_law_of_texts_and_of_windows_of_a_run():
     assert excess(CHAIN.draw(30_000, 0), law(), 3) < 4 < 100 < excess(CHAIN.draw(30_000, 0), law(OTHER), 3)
     # Every fourth window: what lies between them has forgotten the one before.
     assert excess(CHAIN.walk(400_000, 0).reshape(-1, 4)[::4], law(), 3) < 4
-
-
-def test_the_posterior_is_the_joint_laws():
-    """At every position of every canvas, and with a last position that is not to be seen."""
-    joint, network = JointDenoiser(3, 4, tuple(law().tolist())), ChainDenoiser(CHAIN)
-    canvases = jnp.asarray(list(itertools.product(range(4), repeat=4)), jnp.int32)
-    positions = jnp.broadcast_to(jnp.arange(4), canvases.shape)
-    for seen in (4, 3):
-        mask = jnp.broadcast_to(jnp.arange(4) < seen, (len(canvases), 4, 4))
-        found, wanted = (
-            jax.nn.softmax(one.forward(None, canvases, positions, None, mask).hidden)
-            for one in (network, joint)
-        )
-        np.testing.assert_allclose(found, wanted, atol=2e-6)
 
 
 def samples(network, order="random", count=20_000, **knobs):
@@ -90,20 +75,6 @@ def test_the_law_of_samples_is_the_sum_over_all_partitions(temperature):
     np.testing.assert_allclose(log_law(CHAIN, TEXTS, STEPS, temperature), np.log(wanted), rtol=1e-10)
     found, _ = samples(ChainDenoiser(CHAIN), steps=STEPS, temperature=temperature)
     assert excess(found, wanted, 3) < 4
-
-
-def test_a_text_costs_what_its_partition_says():
-    index = np.random.default_rng(0).integers(0, 81, (2, 300))
-    texts, groups = TEXTS[index[1]], PARTITIONS[index[0]]
-    found = log_conditional(ChainDenoiser(CHAIN), None, texts, groups, STEPS, temperature=0.8)
-    np.testing.assert_allclose(found, np.log(given(CHAIN, 0.8)[index[0], index[1]]), atol=1e-4)
-
-
-def test_partitions_are_drawn_from_their_posterior():
-    cells = sample_law._known(CHAIN, TEXTS[52:53], 0.8) / STEPS
-    (drawn,) = sample_law._partitions(cells, sample_law._gaps(cells, STEPS), 20_000, np.random.default_rng(0))
-    wanted = given(CHAIN, 0.8)[:, 52]
-    assert excess(drawn, wanted / wanted.sum(), STEPS) < 4
 
 
 def test_the_law_of_another_network_lies_between_two_estimates():

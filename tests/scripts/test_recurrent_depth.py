@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from stubs import tiny_network, tiny_params
 
-from experiments.recurrent_depth import rival_settings, serial_steps, width_depth, work
+from experiments.recurrent_depth import serial_steps, width_depth, work
 from experiments.recurrent_depth.copies import RULES, kv_share, no_share
 from experiments.recurrent_depth.growth import deepen_core
 from experiments.recurrent_depth.rival_times import Times, over
@@ -41,7 +41,7 @@ def test_masks_are_as_defined(rule, tokens, copies):
 
 
 @pytest.mark.parametrize("variant", work.VARIANTS)
-@pytest.mark.parametrize(("tokens", "factor"), [(1, 4), (5, 3)])
+@pytest.mark.parametrize(("tokens", "factor"), [(4, 2), (5, 3)])
 def test_costs_are_sums_over_masks_and_layers(variant, tokens, factor):
     mask = np.asarray(MASKS[variant](tokens, factor))
     recurrence, d, f, positions = 3, TINY.width, TINY.feed_forward, len(mask)
@@ -55,22 +55,6 @@ def test_costs_are_sums_over_masks_and_layers(variant, tokens, factor):
     copies = positions // tokens  # of the first token; the last position sees some of them
     stored = TINY.prelude_layers + TINY.core_layers + TINY.coda_layers
     assert cost.kept == stored * tokens * mask[-copies:, :copies].any(axis=0).sum()
-
-
-def test_xla_counts_the_same_operations():
-    network = tiny_network(width=64, heads=2, feed_forward=128, core_layers=1)
-    params = parameter_shapes(network.config)
-    prompt = jax.ShapeDtypeStruct((1, 32), jnp.int32)
-    for variant in work.VARIANTS:
-        cost = work.prefill(network.config, variant, 32, 2)
-        state = jax.ShapeDtypeStruct((1, cost.positions, 64), jnp.float32)
-
-        def call(params, prompt, state, variant=variant):
-            hidden, window = width_depth.read_wide(network, params, prompt, state, variant, 2)
-            return network.logits(params, hidden[:, -1:]), window
-
-        counted = jax.jit(call).lower(params, prompt, state).cost_analysis()["flops"]
-        assert 1 < counted / (cost.linear + cost.dense) < 1.1  # norms, rotations and softmax besides
 
 
 @pytest.mark.slow
@@ -132,14 +116,6 @@ def test_new_layers_pass_on_what_they_get_and_learn():
     np.testing.assert_allclose(logits(deeper, grown), logits(CONFIG, params), atol=2e-5)
     gradient = jax.jit(jax.grad(lambda p: jnp.sum(jnp.sin(logits(deeper, p)))))(grown)
     assert float(jnp.abs(gradient["core_1"]["mlp"]["down"]).max()) > 1e-4
-
-
-@pytest.mark.parametrize("task", rival_settings.TASKS)
-def test_every_rival_has_equally_many_different_settings(task):
-    grid = rival_settings.TASKS[task].grid(16)
-    assert tuple(grid) == rival_settings.RIVALS
-    assert all(len(of) == len({setting.label() for setting in of}) == 6 for of in grid.values())
-    assert sum(setting.baseline for of in grid.values() for setting in of) == 1
 
 
 def test_speeds_leave_out_prompts_where_they_say_so():

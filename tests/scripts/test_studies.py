@@ -11,24 +11,25 @@ from test_trainings import TRAININGS
 from toys import LENGTH
 
 from experiments.block_diffusion.problems import Asked
-from experiments.masked_diffusion import distill, markov_train, train
-from experiments.masked_diffusion.markov import Chain
+from experiments.masked_diffusion import markov_train
 from experiments.recurrent_depth.rival_settings import PARALLEL, SEVERAL, TASKS, jacobi, static, wave
+from experiments.systems.report import Rates
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 
 class Row(NamedTuple):
-    """A study: its smallest options, where TOYS is the folder of toy models, and what its record must have.
+    """A study: how many rows its record has, what keys each has, and its smallest options.
 
-    `more` are keys of the record beside its rows, `table` and `stem` the names of its rows and of its file. A second
-    call does not use the function of experiments that `again` names. `before` is a fixture.
+    TOYS in an option is the folder of toy models. `more` are keys of the record beside its rows, `table` and `stem`
+    the names of its rows and of its file. A second call does not use the function that `again` names. `before` is a
+    fixture.
     """
 
-    options: dict[str, Any]
     rows: int
-    columns: str
+    keys: str
+    options: dict[str, Any]
     more: str = ""
     patches: dict[str, Any] = {}  # noqa: RUF012
     arguments: dict[str, dict[str, Any]] = {}  # noqa: RUF012
@@ -45,6 +46,10 @@ LEARNING |= {"problem_steps": (2, 2)}
 LEARNED = "decoder exact problems network_calls_per_token difference_interval"
 TEXTS = {"runs": "TOYS", "text": "TOYS/text.txt", "steps": (2, 4), "length": LENGTH, "rows": 3}
 LAWFUL = {"folder": "TOYS/markov", "samples": 12, "draws": 2, "temperatures": (0.5,), "texts": 3, "masks": 2}
+LAWFUL_TEXTS = {"ground": "chains", "count": 3, "blocks": 2, "rows": 2}
+PAIR = {"models": ("TOYS/causal", "TOYS/other"), "block": 4, "problems": 3, "steps": (2, 2), "budget": 5}
+DEPTH = {"preset": "test-recurrent", "recurrence": 2, "new_tokens": 4}
+WIDTH = {"preset": "test-recurrent", "tokens": (4, 6), "factors": (2,), "capacity": 8}
 GRID = {
     "autoregressive": [static(2, 1), static(16, 1)],
     PARALLEL[0]: [jacobi(4, 4, False, 1)],
@@ -52,117 +57,94 @@ GRID = {
 }
 FEW = {"words": dataclasses.replace(TASKS["words"], grid=lambda queries: GRID, beside=(2,))}
 RIVALS = {"task": "words", "model": "TOYS/recurrent", "problems": 2, "timed": 1, "passes": 1, "rows": 2}
-PAIR = {"models": ("TOYS/causal", "TOYS/other"), "block": 4, "problems": 3, "steps": (2, 2), "budget": 5}
 
 STUDIES = {
     "block_diffusion.acceptance": Row(
-        {"model": "TOYS/chains-head/model", "asked": CHAINS, "candidates": 3},
-        8,
-        "rule head depth drafts right share share_interval",
+        8, "rule head depth share", {"model": "TOYS/chains-head/model", "asked": CHAINS, "candidates": 3}
     ),
     "block_diffusion.learn_thresholds": Row(
-        {"model": "TOYS/words", "thresholds": 2, "calls": 5, "hand": (0.5,), **LEARNING},
         4,
         LEARNED,
-        "learner random_search learned_less",
+        {"model": "TOYS/words", "thresholds": 2, "calls": 5, "hand": (0.5,), **LEARNING},
+        "learner",
     ),
     "block_diffusion.residual_magnitude": Row(
-        {"model": "TOYS/chains/model", "ground": "chains", "count": 3, "blocks": 2, "rows": 2},
-        4,
-        "hidden logits",
-        "blocks model_sha256",
+        4, "hidden logits", {"model": "TOYS/chains/model", **LAWFUL_TEXTS}, "blocks model_sha256"
     ),
     "block_diffusion.study": Row(
-        {"study": ("speculation",), **HEADS},
         10,
         "label settings blocks positions_per_token flops_per_token head_calls_per_token",
+        {"study": ("speculation",), **HEADS},
         stem="speculation-chains",
         again="block_diffusion.lines.compare",
     ),
     "block_diffusion.tuned": Row(
-        {"study": (), **HEADS, "steps_ahead": (1,)},
         7,
         "label settings network_calls_per_token",
+        {"study": (), **HEADS, "steps_ahead": (1,)},
         "chosen",
         arguments={"Choice": {"tuning": 2, "head_thresholds": (0.5,)}},
         stem="tuned-chains",
     ),
-    "jacobi.side_by_side": Row(PAIR, 4, "model exact difference only_here_exact equals_greedy"),
+    "jacobi.side_by_side": Row(10, "model exact difference only_here_exact equals_greedy", PAIR),
     "masked_diffusion.latency": Row(
-        {
-            "preset": "test-mdlm",
-            "length": 8,
-            "steps": (2,),
-            "batches": (2,),
-            "rates": (1e9, 1e9),
-            "passes": 1,
-        },
         2,
-        "decoder steps batch tokens network_calls limit_seconds speedup speedup_at_limits",
+        "decoder steps batch seconds network_calls speedup",
+        {"preset": "test-mdlm", "length": 8, "steps": (2,), "batches": (2,), "passes": 1},
         "crossovers",
+        patches={"rates": lambda dtype: Rates({"sum": 1e9}, 1e9, {})},
     ),
     "masked_diffusion.markov_study": Row(
-        {**LAWFUL, "steps": (2, 4), "swept": (2,)},
         8,
         "model steps temperature kl kl_interval cross_entropy entropy network_calls estimates_apart",
+        {**LAWFUL, "steps": (2, 4), "swept": (2,)},
         "law bounds bars",
         again="masked_diffusion.markov_study.sampled",
         before="markov",
     ),
     "masked_diffusion.markov_variants": Row(
-        {**LAWFUL, "variants": ("halves", "half-rounds"), "steps": (2,), "each_round": True},
         7,
         "model steps kl over_the_other over_the_other_interval bound over_the_floor aims_at",
+        {**LAWFUL, "variants": ("halves", "half-rounds"), "steps": (2,), "each_round": True},
         "perfect",
         again="masked_diffusion.markov_study.sampled",
         before="markov",
     ),
     "masked_diffusion.study": Row(
-        {**TEXTS, "study": ("frontier",), "frontier": (2, 4), "temperatures": (1.0, 0.5), "samples": 5},
-        15,
+        9,
         "line label samples judge_perplexity fourgram_entropy",
+        {**TEXTS, "study": ("frontier",), "frontier": (2, 4), "temperatures": (1.0, 0.5), "samples": 5},
         "at_equal_entropy bars",
         stem="frontier",
         again="masked_diffusion.texts.draw",
     ),
     "recurrent_depth.learn_sampler": Row(
-        {"model": "TOYS/recurrent", "steps": 5, "ages": 2, **LEARNING},
         5,
-        LEARNED + " recurrences_per_token",
-        "learner random_search chosen learned_less_random_search",
+        LEARNED,
+        {"model": "TOYS/recurrent", "steps": 5, "ages": 2, **LEARNING},
+        "learner random_search chosen",
     ),
     "recurrent_depth.pointers_depth": Row(
-        {"model": "TOYS/pointers", "problems": 3, "queries": 8},
         2,
-        "recurrence names_right lists_right by_distance",
+        "recurrence names_right by_distance",
+        {"model": "TOYS/pointers", "problems": 3, "queries": 8},
         patches={"RECURRENCES": (2, 3)},
         table="by_recurrence",
     ),
     "recurrent_depth.rivals": Row(
-        {**RIVALS, "others": ("TOYS/causal",), "tuning": "TOYS/rivals.json"},
-        5,
+        8,
         "rival label model baseline exact keeps_answers speedup speedup_range each prompt_seconds",
+        {**RIVALS, "others": ("TOYS/causal",), "tuning": "TOYS/rivals.json"},
         "best_way best_sequential four_numbers",
         patches={"TASKS": FEW},
         before="tuning",
     ),
-    "recurrent_depth.serial_steps": Row(
-        {"preset": "test-recurrent", "recurrence": 2, "new_tokens": 4},
-        5,
-        "decoder depth serial_first serial_all in_flight core_positions",
-    ),
-    "recurrent_depth.tune": Row(
-        RIVALS, 4, "rival label exact keeps_answers", "rule settings_tried chosen", patches={"TASKS": FEW}
-    ),
-    "recurrent_depth.width_depth": Row(
-        {"preset": "test-recurrent", "tokens": (4, 6), "factors": (2,), "capacity": 8},
-        10,
-        "what tokens variant",
-        "curves",
-    ),
+    "recurrent_depth.serial_steps": Row(5, "decoder depth serial_first in_flight core_positions", DEPTH),
+    "recurrent_depth.tune": Row(4, "rival label exact keeps_answers", RIVALS, "rule chosen", {"TASKS": FEW}),
+    "recurrent_depth.width_depth": Row(6, "what tokens variant", WIDTH, "curves"),
 }
 ELSEWHERE = {
-    *("common.curves", "common.record", "jacobi.study", "recurrent_depth.study"),  # test_common
+    *("common.curves", "jacobi.study", "recurrent_depth.study"),  # test_common
     *("launch.local", "lm_eval.execution", "lm_eval.run"),  # tests of their own
     *(f"systems.{name}" for name in ("checkouts", "memory", "plan", "report")),  # tests/systems
 }
@@ -179,13 +161,9 @@ def tuning(toys):
 @pytest.fixture(scope="module")
 def markov(toys):
     """A teacher of a law that is known, and its students."""
-    own = {"rows": 2, "warmup": 1, "matmul_precision": "highest"}
-    teacher = train.Recipe(name="teacher", preset="test-mdlm", layers=1, length=8, steps=2, **own)
-    students = distill.Recipe(name="students", rounds=2, first_steps=8, updates=2, **own)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(markov_train, "HELD_OUT", 4)
-        recipe = markov_train.Recipe(Chain((0.7, 0.2, 0.1), 8, 1), 500, teacher, students)
-        markov_train.main(recipe, toys / "markov")
+        markov_train.main(TRAININGS["masked_diffusion.markov_train"].recipe(toys), toys / "markov")
 
 
 def placed(value: Any, toys: Path) -> Any:
@@ -223,7 +201,7 @@ def test_a_study_writes_its_record(name, toys, tmp_path, monkeypatch, request):
     record = json.loads(path.read_text())
     assert record.keys() >= {"command", "options", "facts", row.table, *row.more.split()}
     assert len(record[row.table]) == row.rows
-    missing = [set(row.columns.split()) - one.keys() for one in record[row.table]]
+    missing = [set(row.keys.split()) - one.keys() for one in record[row.table]]
     assert not any(missing), missing
     pictures = list((tmp_path / "figures").glob("*"))
     assert pictures or not {"figure", "figures"} & vars(options).keys()

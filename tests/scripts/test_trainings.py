@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import inspect
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from toys import POINTERS, TEXT
+from toys import POINTERS
 
 from experiments.block_diffusion import train as block_train
 from experiments.block_diffusion import train_head
@@ -37,8 +38,7 @@ pytestmark = pytest.mark.slow
 class Training(NamedTuple):
     """A kind of run: its recipe, made from the folder of toy models, and further arguments of `main`.
 
-    It leaves `models`. `judged` is the file of held-out data and keys that it must have. The n-th use of what
-    `stopped` names ends the first call; the limit of minutes does when None.
+    It leaves `models`. `judged` is the file of held-out data and keys that it must have.
     """
 
     recipe: Callable[[Path], Any]
@@ -46,7 +46,6 @@ class Training(NamedTuple):
     given: dict[str, str] = {}  # noqa: RUF012
     models: tuple[str, ...] = ("model",)
     patches: dict[str, Any] = {}  # noqa: RUF012
-    stopped: tuple[Any, str, int] | None = None
 
 
 SMALL: dict[str, Any] = {"steps": 3, "warmup": 1, "matmul_precision": "highest"}
@@ -81,7 +80,6 @@ TRAININGS = {
             "PRESETS": {**train.PRESETS, "toy": TOY},
             "muon": lambda *given, warmup, **options: muon(*given, warmup=1, **options),
         },
-        stopped=(store, "save", 1),
     ),
     "block_diffusion.train": Training(
         lambda toys: block_train.Recipe(
@@ -123,43 +121,25 @@ TRAININGS = {
         patches={"HELD_OUT": 4},
     ),
     "jacobi.distill": Training(
-        collected,
-        models=("round-0/model", "round-1/model"),
-        patches={"ROWS": 3, "CHECKPOINT_EVERY": 1},
-        stopped=(jacobi_distill.Together, "__next__", 3),
+        collected, models=("round-0/model", "round-1/model"), patches={"ROWS": 3, "CHECKPOINT_EVERY": 1}
     ),
     "recurrent_depth.distill_waves": Training(
         lambda toys: distill_waves.Recipe(
             start=str(toys / "recurrent"), updates=2, warmup=0, cooldown=1, **PAIRS
-        ),
-        stopped=(store, "save", 1),
+        )
     ),
     "recurrent_depth.pointers": Training(
         lambda toys: dataclasses.replace(
             POINTERS,
             curriculum=(Stage(0, 4, 1, queries=2, rows=2), Stage(1, 8, 2, queries=3, rows=1)),
             **{"updates": 2, "warmup": 1, "cooldown": 1},
-        ),
-        stopped=(store, "save", 1),
+        )
     ),
 }
 
 
-class Killed(Exception):
-    """Stands for the end of the process."""
-
-
-def killed_at(calls: int, honest: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose call of that number is the last."""
-    made: list[None] = []
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        made.append(None)
-        if len(made) >= calls:
-            raise Killed
-        return honest(*arguments, **options)
-
-    return call
+def killed(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("name", TRAININGS)
@@ -173,13 +153,12 @@ def test_a_run_that_was_stopped_goes_on(name, toys, tmp_path, monkeypatch):
     recipe = one.recipe(toys)
     whole, again = tmp_path / "whole", tmp_path / "again"
     module.main(recipe, folder=whole, **given)
-    if one.stopped is None:
+    if "minutes" in inspect.signature(module.main).parameters:
         module.main(recipe, folder=again, minutes=0.0, **given)
-    else:
-        owner, attribute, calls = one.stopped
+    else:  # killed before a model is written
         with monkeypatch.context() as patch:
-            patch.setattr(owner, attribute, killed_at(calls, getattr(owner, attribute)))
-            with pytest.raises(Killed):
+            patch.setattr(store, "save", killed)
+            with pytest.raises(KeyboardInterrupt):
                 module.main(recipe, folder=again, **given)
     assert not (again / one.models[-1]).exists() and any(again.rglob("checkpoints"))
     module.main(recipe, folder=again, **given)
@@ -202,33 +181,21 @@ SHORT = "--steps 3 --warmup 1 --matmul-precision highest"
 LAWFUL = f"--law.symbols 5 --law.length 12 --prompt 4 --batch-tokens 48 {SHORT}"
 ROUND = "--rounds.0.problems 8 --rounds.0.updates 3 --rounds.0.warmup 1 --rounds.0.cooldown 1"
 COMMANDS = {
-    "masked_diffusion.train": f"--text TEXT tiny-mdlm --preset test-mdlm --length 32 --rows 4 {SHORT}",
-    "masked_diffusion.distill": "--text TEXT --start START halves --rounds 2 --first-steps 8 --updates 2 --rows 4 "
-    "--warmup 1 --matmul-precision highest",
     "jacobi.distill": f"mask-nc {ROUND} --max-new-tokens 64 --batch-tokens 2048 --matmul-precision highest",
     "block_diffusion.train": f"chains --preset test-sdar --layers 1 --blocks 4 {LAWFUL}",
-    "block_diffusion.train_head": f"--start START chains-head --layers 1 {LAWFUL}",
-}
-BEFORE = {  # what those begin with that are given a START
-    "masked_diffusion.distill": "masked_diffusion.train",
-    "block_diffusion.train_head": "block_diffusion.train",
+    "block_diffusion.train_head": f"--start TOYS/chains/model chains-head --layers 1 --batch-tokens 256 {SHORT}",
 }
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_two_processes_train_what_one_does(name, tmp_path):
-    text, start = tmp_path / "text", tmp_path / "start"
-    text.write_text(TEXT)
+def test_two_processes_train_what_one_does(name, toys, tmp_path):
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
 
     def run(name, options, *launcher):
-        options = options.replace("TEXT", str(text)).replace("START", str(start / "model"))
+        options = options.replace("TOYS", str(toys))
         command = [sys.executable, *launcher, "-m", f"experiments.{name}", *options.split()]
         return subprocess.run(command, cwd=ROOT, env=environment, check=False, text=True, capture_output=True)
 
-    if first := BEFORE.get(name):
-        options = COMMANDS[first].replace("--steps 3 --warmup 1", "--steps 1 --warmup 0")
-        assert run(first, f"{options} --folder {start}").returncode == 0
     several = ("-m", "experiments.launch.local", "--processes", "2", "--devices", "1", "--", sys.executable)
     one, two = (tmp_path / name for name in ("one", "two"))
     for folder, launcher in ((one, ()), (two, several)):
