@@ -6,7 +6,6 @@ import sys
 import types
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from experiments.common import curves, plots, runner
@@ -15,7 +14,6 @@ from experiments.common.study import Depth, Study
 from experiments.jacobi import study as jacobi
 from experiments.recurrent_depth import study as recurrent_depth
 from paradec_jax import facts
-from paradec_jax.evaluate.compare import Comparison
 
 STUDIES = recurrent_depth.STUDIES | jacobi.STUDIES
 
@@ -74,36 +72,26 @@ def test_a_table_goes_on_where_it_stood(model, toys, monkeypatch, tmp_path):
         runner.main(toy, dataclasses.replace(options, seed=3))
 
 
-class Drifting:
-    """Stands for `compare` on a machine that is half as fast in every call as in the one before."""
-
-    calls = 0
-
-    def __call__(self, model, problems, settings, **options):
-        self.calls += 1
-        base, rows = 400.0 / 2**self.calls, []
-        for setting in settings:
-            ratio = 1.0 if setting.baseline else float(setting.settings()["window"])
-            row = {"settings": setting.settings(), "decoder": setting.name, "model": "m", "problems": 2}
-            row |= {
-                "family": "recurrent_depth",
-                "exact": 1,
-                "interval": [0.1, 0.9],
-                "recurrences_per_token": 1.0,
-            }
-            row |= {"tokens_per_second": ratio * base, "baseline_tokens_per_second": base, "speedup": ratio}
-            rows.append(row | {"speedup_interval": [0.9 * ratio, 1.1 * ratio]})
-        labels, right = [setting.label() for setting in settings], np.ones((len(rows), 2), bool)
-        return Comparison(rows, labels, 0, right, facts.facts() | {"dtypes": ["float32"]})
+def drifting(settings, *_):
+    """Stands for decoding on a machine that is half as fast in every call as in the one before."""
+    drifting.speed /= 2
+    made = facts.facts() | {"dtypes": ["float32"]}
+    common = {"family": "recurrent_depth", "model": "m", "problems": 2, "exact": 1, "interval": [0.1, 0.9]}
+    common |= {"baseline_tokens_per_second": drifting.speed, "recurrences_per_token": 1.0, "facts": made}
+    rows = {}
+    for setting in settings:
+        ratio = 1.0 if setting.baseline else float(setting.settings()["window"])
+        speed = {"speedup": ratio, "speedup_interval": [ratio, ratio], "settings": setting.settings()}
+        rows[runner._key(setting)] = common | speed | {"tokens_per_second": ratio * drifting.speed}
+    return rows
 
 
 def test_rows_are_divided_by_the_baseline_that_they_were_timed_with(monkeypatch, tmp_path):
     """On a machine that drifts from group to group; a table is not timed on two machines."""
-    monkeypatch.setattr(runner, "compare", Drifting())
+    drifting.speed = 400.0
+    monkeypatch.setattr(runner, "_decode", drifting)
     monkeypatch.setattr(runner, "GROUP", 2)
-    options = runner.Options(
-        ("toy",), problems=2, folder=tmp_path / "results", model="tiny-recurrent-distilled"
-    )
+    options = runner.Options(("toy",), tmp_path / "results", "tiny-recurrent-distilled", problems=2)
     one, two = (
         Study("toy", lambda d, w=w: [recurrent_depth.wave(1, x) for x in w], "window", "momentum", "curves")
         for w in ((2, 3, 4), (2, 3, 4, 5))

@@ -22,10 +22,14 @@ PATH = re.compile(r"(?<![\w/.])(?:convert|docs|experiments|notebooks|paradec_jax
 MODULE = re.compile(r"python -m ((?:convert|experiments)(?:\.\w+)*)")
 BESIDE = re.compile(r"(?<![\w/.])(?:results|figures|logs)/[\w./*-]*\w")  # of a page of results
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
-WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text(encoding="utf-8"))]
+WITH_CODE = [
+    pytest.param(page, id=page.stem, marks=() if page.stem == "README" else pytest.mark.slow)
+    for page in PAGES
+    if BLOCK.search(page.read_text(encoding="utf-8"))
+]
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", WITH_CODE)
 def test_blocks_run_one_after_the_other(page):
     names: dict[str, Any] = {"__name__": page.stem}
     for code, printed in BLOCK.findall(page.read_text(encoding="utf-8")):

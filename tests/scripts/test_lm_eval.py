@@ -37,16 +37,8 @@ def outcome(code, tests=TESTS, limits=Limits(processor=1, wall=20.0)):  # noqa: 
         ("def double(x):\n    return x\n", "failed", "AssertionError"),
         (RIGHT + "'''", "failed", "SyntaxError"),  # must not swallow the tests
         ("def double(x):\n    return len('a' * 2**31)\n", "failed", "MemoryError"),
-        (
-            "def double(x):\n    open('f', 'wb').write(bytes(2**25))\n    return 2 * x\n",
-            "failed",
-            "too large",
-        ),
-        (
-            "import os, signal\ndef double(x):\n    os.kill(os.getpid(), signal.SIGSEGV)\n",
-            "failed",
-            "SIGSEGV",
-        ),
+        ("def double(x):\n    open('f', 'wb').write(bytes(2**25))\n", "failed", "too large"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", "failed", "SIGSEGV"),
         (RIGHT + "print('passed'); import os; os._exit(0)\n", "failed", ""),  # an early end is no pass
         (RIGHT + "import os\nif os.fork():\n    os._exit(0)\n", "failed", ""),
         (RIGHT + "import os\nos.execv('/bin/true', ['true'])\n", "failed", ""),
@@ -86,9 +78,19 @@ def test_nothing_of_the_sample_outlives_it_and_nothing_of_the_host_is_seen(monke
 @on_linux
 def test_there_is_no_network_and_it_works_without_a_namespace(monkeypatch):
     if execution.has_network_namespace():
-        assert outcome("", "import socket\nassert len(socket.if_nameindex()) == 1\n")[0] == "passed"
+        assert (
+            outcome("", "import socket\nassert [name for _, name in socket.if_nameindex()] == ['lo']\n")[0]
+            == "passed"
+        )
     monkeypatch.setattr(execution, "has_network_namespace", lambda: False)
     assert [outcome(code)[0] for code in (RIGHT, "")] == ["passed", "failed"]
+
+
+@on_linux
+def test_code_is_judged_by_its_tests():
+    function = {"prompt": "def double(x):\n", "entry_point": "double"}
+    function["test"] = "def check(candidate):\n    assert candidate(2) == 4\n"
+    assert [judges.humaneval(function, [f"    return {n} * x\n"])["pass@1"] for n in (2, 1)] == [1.0, 0.0]
 
 
 @pytest.fixture(scope="module")

@@ -17,18 +17,11 @@ import numpy as np
 import pytest
 from toys import POINTERS
 
-from experiments.block_diffusion import train as block_train
-from experiments.block_diffusion import train_head
-from experiments.common import train
-from experiments.jacobi import distill as jacobi_distill
-from experiments.masked_diffusion import distill as masked_distill
-from experiments.masked_diffusion import markov_train
-from experiments.masked_diffusion import train as masked_train
+from experiments.jacobi import distill
 from experiments.masked_diffusion.markov import Chain
-from experiments.recurrent_depth import distill_waves
 from paradec_jax import load, store
-from paradec_jax.data import Followers
 from paradec_jax.data.pointers import Stage
+from paradec_jax.families import PRESETS
 from paradec_jax.train import muon
 
 ROOT = Path(__file__).parents[2]
@@ -36,12 +29,12 @@ pytestmark = pytest.mark.slow
 
 
 class Training(NamedTuple):
-    """A kind of run: its recipe, made from the folder of toy models, and further arguments of `main`.
+    """A kind of run: its recipe, made from its module and the folder of toy models, and further arguments of `main`.
 
     It leaves `models`. `judged` is the file of held-out data and keys that it must have.
     """
 
-    recipe: Callable[[Path], Any]
+    recipe: Callable[[Any, Path], Any]
     judged: tuple[str, str] | None = None
     given: dict[str, str] = {}  # noqa: RUF012
     models: tuple[str, ...] = ("model",)
@@ -49,87 +42,76 @@ class Training(NamedTuple):
 
 
 SMALL: dict[str, Any] = {"steps": 3, "warmup": 1, "matmul_precision": "highest"}
-LAW = Followers(symbols=5, length=12)
-CHAIN: dict[str, Any] = {"ground": "chains", "law": LAW, "prompt": 4, "batch_tokens": 24, "ema_decay": 0.9}
-ROUNDS: dict[str, Any] = {"first_steps": 8, "rows": 2, "warmup": 1, "matmul_precision": "highest"}
+CHAIN: dict[str, Any] = {"ground": "chains", "batch_tokens": 128, "layers": 1, "ema_decay": 0.9, **SMALL}
+ROUNDS: dict[str, Any] = {"rounds": 2, "first_steps": 8, "updates": 2, "rows": 2, "warmup": 1}
+ROUNDS |= {"matmul_precision": "highest"}
 CHARACTERS: dict[str, Any] = {"preset": "test-mdlm", "rows": 2, **SMALL}
 PAIRS: dict[str, Any] = {"batch_tokens": 512, "replay_tokens": 512, "matmul_precision": "highest"}
+LAW = Chain((0.7, 0.2, 0.1), 8, 1)
+FOUR: dict[str, Any] = {"steps": 4, "cooldown": 1, "matmul_precision": "highest"}
+WORDS = dataclasses.replace(PRESETS["test-recurrent"], vocab_size=384, max_length=512)
+SIZES = (
+    (0, (1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)),
+    (2, (0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)),
+)  # two, one after the other
 
 
-def collected(toys: Path) -> jacobi_distill.Recipe:
-    """Trajectories of seven problems, and two updates."""
-    stage = jacobi_distill.Round(block=4, problems=7, updates=2, warmup=0, cooldown=1, window=2)
-    rounds = (stage, dataclasses.replace(stage, block=8))
-    return jacobi_distill.Recipe(
-        start=str(toys / "causal"), rounds=rounds, steps=(2, 2), max_new_tokens=8, **PAIRS
-    )
+def collected(module: Any, toys: Path) -> Any:
+    """Two rounds of two updates on trajectories of seven problems."""
+    stage = module.Round(block=4, problems=7, updates=2, warmup=0, cooldown=1, window=2)
+    rounds, start = (stage, dataclasses.replace(stage, block=8)), str(toys / "causal")
+    return module.Recipe(start=start, rounds=rounds, steps=(2, 2), max_new_tokens=8, **PAIRS)
 
 
-def grown(toys: Path) -> train.Recipe:
-    """Two updates of problems of one length, then two of another."""
-    mixture = ((0, (1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)), (2, (0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)))
-    sizes = {"steps": 4, "cooldown": 1, "batch_tokens": 320, "matmul_precision": "highest"}
-    return train.Recipe(name="toy", preset="toy", mixture=mixture, growth=(1, 2), **sizes)
-
-
-TOY = dataclasses.replace(train.PRESETS["test-recurrent"], vocab_size=384, max_length=512)
 TRAININGS = {
     "common.train": Training(
-        grown,
+        lambda module, toys: module.Recipe(
+            name="toy", preset="toy", mixture=SIZES, growth=(1, 2), batch_tokens=320, **FOUR
+        ),
         patches={
-            "PRESETS": {**train.PRESETS, "toy": TOY},
+            "PRESETS": {"toy": WORDS},
             "muon": lambda *given, warmup, **options: muon(*given, warmup=1, **options),
         },
     ),
     "block_diffusion.train": Training(
-        lambda toys: block_train.Recipe(
-            name="chains", init=None, preset="test-sdar", layers=1, blocks=(4,), **CHAIN, **SMALL
-        ),
+        lambda module, toys: module.Recipe(init=None, preset="test-sdar", blocks=(4,), **CHAIN),
         ("held_out.json", "nats floor accuracy block matmul_precision"),
     ),
     "block_diffusion.train_head": Training(
-        lambda toys: train_head.Recipe(
-            name="head",
-            layers=1,
-            init="inherited",
-            **CHAIN | {"law": Followers(), "batch_tokens": 128},
-            **SMALL,
-        ),
+        lambda module, toys: module.Recipe(init="inherited", **CHAIN),
         ("held_out.json", "kl uncorrected_kl kl_ratio agreement rules"),
         {"start": "TOYS/chains/model"},
     ),
     "masked_diffusion.train": Training(
-        lambda toys: masked_train.Recipe(length=32, cooldown=0.4, **CHARACTERS),
+        lambda module, toys: module.Recipe(length=32, cooldown=0.4, **CHARACTERS),
         ("held_out.json", "nats kind matmul_precision"),
         {"text": "TOYS/text.txt"},
     ),
     "masked_diffusion.distill": Training(
-        lambda toys: masked_distill.Recipe(rounds=2, updates=2, ema_decay=0.9, **ROUNDS),
+        lambda module, toys: module.Recipe(ema_decay=0.9, **ROUNDS),
         ("held_out.json", "nats kind"),
         {"text": "TOYS/text.txt", "start": "TOYS/tiny-mdlm/model"},
         ("round-0/model", "round-1/model"),
     ),
     "masked_diffusion.markov_train": Training(
-        lambda toys: markov_train.Recipe(
-            Chain((0.7, 0.2, 0.1), 8, 1),
+        lambda module, toys: module.Recipe(
+            LAW,
             500,
-            masked_train.Recipe(name="teacher", layers=1, length=8, **CHARACTERS | {"steps": 2}),
-            masked_distill.Recipe(name="students", rounds=2, updates=2, **ROUNDS),
+            module.train.Recipe(name="teacher", layers=1, length=8, **CHARACTERS),
+            module.distill.Recipe(name="students", **ROUNDS),
         ),
         ("students/held_out.json", "nats kind"),
         models=("teacher/model", "students/round-0/model", "students/round-1/model"),
         patches={"HELD_OUT": 4},
     ),
-    "jacobi.distill": Training(
-        collected, models=("round-0/model", "round-1/model"), patches={"ROWS": 3, "CHECKPOINT_EVERY": 1}
-    ),
+    "jacobi.distill": Training(collected, models=("round-0/model", "round-1/model"), patches={"ROWS": 3}),
     "recurrent_depth.distill_waves": Training(
-        lambda toys: distill_waves.Recipe(
+        lambda module, toys: module.Recipe(
             start=str(toys / "recurrent"), updates=2, warmup=0, cooldown=1, **PAIRS
         )
     ),
     "recurrent_depth.pointers": Training(
-        lambda toys: dataclasses.replace(
+        lambda module, toys: dataclasses.replace(
             POINTERS,
             curriculum=(Stage(0, 4, 1, queries=2, rows=2), Stage(1, 8, 2, queries=3, rows=1)),
             **{"updates": 2, "warmup": 1, "cooldown": 1},
@@ -145,12 +127,12 @@ def killed(*_: Any, **__: Any) -> None:
 @pytest.mark.parametrize("name", TRAININGS)
 def test_a_run_that_was_stopped_goes_on(name, toys, tmp_path, monkeypatch):
     one, module = TRAININGS[name], importlib.import_module(f"experiments.{name}")
-    monkeypatch.setitem(jacobi_distill.RECIPES, "tiny-jacobi", collected(toys))
+    monkeypatch.setitem(distill.RECIPES, "tiny-jacobi", collected(distill, toys))
     for patched, value in one.patches.items():
         monkeypatch.setattr(module, patched, value)
     given = {key: value.replace("TOYS", str(toys)) for key, value in one.given.items()}
     given |= {"text": Path(given["text"])} if "text" in given else {}
-    recipe = one.recipe(toys)
+    recipe = one.recipe(module, toys)
     whole, again = tmp_path / "whole", tmp_path / "again"
     module.main(recipe, folder=whole, **given)
     if "minutes" in inspect.signature(module.main).parameters:
@@ -172,7 +154,7 @@ def test_a_run_that_was_stopped_goes_on(name, toys, tmp_path, monkeypatch):
         found = [json.loads((folder / file).read_text()) for folder in (again, whole)]
         assert found[0] == found[1] and found[0].keys() >= set(keys.split())
     if name != "recurrent_depth.pointers":
-        other = {"chain": Chain((0.7, 0.2, 0.1), 8, 2)} if name.endswith("markov_train") else {"seed": 9}
+        other = {"chain": dataclasses.replace(LAW, seed=2)} if name.endswith("markov_train") else {"seed": 9}
         with pytest.raises(SystemExit, match="was begun with other"):
             module.main(dataclasses.replace(recipe, **other), folder=whole, **given)
 
@@ -181,6 +163,9 @@ SHORT = "--steps 3 --warmup 1 --matmul-precision highest"
 LAWFUL = f"--law.symbols 5 --law.length 12 --prompt 4 --batch-tokens 48 {SHORT}"
 ROUND = "--rounds.0.problems 8 --rounds.0.updates 3 --rounds.0.warmup 1 --rounds.0.cooldown 1"
 COMMANDS = {
+    "masked_diffusion.train": f"--text TOYS/text.txt tiny-mdlm --preset test-mdlm --length 32 --rows 4 {SHORT}",
+    "masked_diffusion.distill": "--text TOYS/text.txt --start TOYS/tiny-mdlm/model halves --rounds 2 "
+    "--first-steps 8 --updates 2 --rows 4 --warmup 1 --matmul-precision highest",
     "jacobi.distill": f"mask-nc {ROUND} --max-new-tokens 64 --batch-tokens 2048 --matmul-precision highest",
     "block_diffusion.train": f"chains --preset test-sdar --layers 1 --blocks 4 {LAWFUL}",
     "block_diffusion.train_head": f"--start TOYS/chains/model chains-head --layers 1 --batch-tokens 256 {SHORT}",
