@@ -20,7 +20,6 @@ OTHERWISE = {
     "masked_diffusion/held_out.py": {"atomic_write_text"},  # beside a trained model
     "block_diffusion/grounds.py": {"atomic_write_text"},  # likewise
     "block_diffusion/train_head.py": {"atomic_write_text"},  # likewise
-    "recurrent_depth/learn_sampler.py": {"atomic_write_text"},
     "common/record.py": {"atomic_write_text"},
     "lm_eval/execution.py": {"write_text"},  # the program that is judged
     "lm_eval/run.py": {"atomic_write_text"},  # what lm-eval says

@@ -50,7 +50,6 @@ def test_pointers_are_right_as_a_whole():
     assert problems.score(problems.prompts, texts).tolist() == [True, False, False]
     assert problems.budget == len(items[0].solution.split()) + 1
     assert options.kept() != dataclasses.replace(options, nearest=6).kept()
-    assert not {"task", "split"} & options_of("table1").kept().keys()
 
 
 def test_a_study_goes_on_where_it_stood(monkeypatch, tmp_path):
@@ -161,10 +160,6 @@ def test_a_table_is_not_timed_on_two_machines(monkeypatch, tmp_path):
     runner.main({"toy": one}, options)  # nothing is missing, and nothing is timed
     with pytest.raises(SystemExit, match=r"under other conditions: device \(processor\)"):
         runner.main({"toy": two}, options)
-    table["rows"], table["facts"] = {}, table.pop("options")  # as older tables were written
-    path.write_text(json.dumps(table))
-    runner.main({"toy": two}, options)
-    assert len(json.loads(path.read_text())["rows"]) == 3
 
 
 def test_tuning_problems_have_tables_of_their_own(monkeypatch, tmp_path):
