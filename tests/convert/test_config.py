@@ -7,7 +7,6 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-import tokenizers
 from exports import (
     CONFIG,
     FAMILIES,
