@@ -147,10 +147,6 @@ class ElasticDenoising(DecoderBase):
         span = jnp.where(clean, longest_at(start, self.choices), state.span)
         return self._advance(params, state, self._read(params, state, clean, span), span, knobs)
 
-    def drafts(self, state: ElasticCanvas) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead
-
     def _read(
         self, params: Any, state: ElasticCanvas, clean: Bool[Array, "B"], span: Int[Array, "B"]
     ) -> BlockCall:

@@ -95,10 +95,6 @@ class ReleasedDenoising(DecoderBase):
         state = revealed_late(state, choice.tokens, choice.where, call.start, call.clean)
         return state, Denoised.of(call, choice)
 
-    def drafts(self, state: BlockCanvas) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead
-
     def _choose(
         self,
         logits: Float[Array, "B W V"],

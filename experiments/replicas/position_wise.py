@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
 
 from experiments.replicas.residual import drafted
 from paradec_jax.decode.block.candidates import candidates_of
@@ -133,7 +132,3 @@ class LossyPositionWise(DecoderBase):
             hidden=hidden,
         )
         return drafted(self, params, state, call, alone), info
-
-    def drafts(self, state: DraftedCanvas) -> Int[Array, "B S"]:
-        """What is revealed after a gap, and what is drafted for the next call."""
-        return state.shown

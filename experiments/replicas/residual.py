@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
 
 from experiments.replicas.block_diffusion import revealed_late, whole_blocks
 from paradec_jax.decode.block.candidates import candidates_of, read_candidates
@@ -168,10 +167,6 @@ class ReleasedSpeculative(DecoderBase):
         )
         return drafted(self, params, state, read, alone), info
 
-    def drafts(self, state: DraftedCanvas) -> Int[Array, "B S"]:
-        """What is revealed after a gap, and what is drafted for the next call."""
-        return state.shown
-
 
 @dataclasses.dataclass(frozen=True)
 class ReleasedVeto(DecoderBase):
@@ -218,7 +213,3 @@ class ReleasedVeto(DecoderBase):
         """A step in each row's open block, or its store."""
         call = read_block(self, params["network"], state, rides=False)
         return judged(self, params, state, call, knobs, prompt=False)
-
-    def drafts(self, state: HeadCanvas) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead

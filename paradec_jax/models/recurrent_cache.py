@@ -16,10 +16,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.nn import cache as kv_cache
-from paradec_jax.nn.cache import KV
+from paradec_jax.nn.cache import KV, Layers
 
 CACHE_MODES = ("shared", "full", "latest")
-Layers = tuple[KV, ...]
 
 
 @jax.tree_util.register_dataclass

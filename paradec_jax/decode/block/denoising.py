@@ -127,10 +127,6 @@ class BlockDenoising(DecoderBase):
         """One call: a step in each row's open block, or a store, or both."""
         return self._advance(params, state, read_block(self, params, state, self.fuse_store), knobs)
 
-    def drafts(self, state: BlockCanvas) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead
-
     def _advance(
         self, params: Any, state: BlockCanvas, call: BlockCall, knobs: DenoisingKnobs
     ) -> tuple[BlockCanvas, Denoised]:

@@ -158,10 +158,6 @@ class Residual(DecoderBase):
         call = read_block(self, params["network"], state, self.fuse_store)
         return self._advance(params, state, call, knobs, prompt=False)
 
-    def drafts(self, state: HeadCanvas) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead
-
     def _advance(
         self, params: Any, state: HeadCanvas, call: BlockCall, knobs: ResidualKnobs, prompt: bool
     ) -> tuple[HeadCanvas, Corrected]:

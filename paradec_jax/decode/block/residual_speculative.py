@@ -46,7 +46,7 @@ class DraftedCanvas(HeadCanvas):
     tokens: Int[Array, "B drafts W"]
 
     @property
-    def shown(self) -> Int[Array, "B S"]:
+    def drafts(self) -> Int[Array, "B S"]:
         """What is revealed after a gap, and what is drafted for the next call, from `length` on; -1 elsewhere."""
         within = jnp.arange(self.final.shape[1]) < self.rows.limit[:, None]
         known = jnp.where(self.final, self.rows.tokens, -1)
@@ -197,10 +197,6 @@ class ResidualSpeculative(DecoderBase):
             follows=follows,
         )
         return state, info
-
-    def drafts(self, state: DraftedCanvas) -> Int[Array, "B S"]:
-        """What is revealed after a gap, and what is drafted for the next call."""
-        return state.shown
 
     def _as_block(
         self,

@@ -131,10 +131,6 @@ class ResidualVeto(DecoderBase):
         call = read_block(self, params["network"], state, self.fuse_store)
         return judged(self, params, state, call, knobs, prompt=False)
 
-    def drafts(self, state: HeadCanvas) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead
-
 
 def check_judge(judge: str) -> None:
     """Refuses an unknown one. Raises ValueError."""

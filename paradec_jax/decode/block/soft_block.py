@@ -159,10 +159,6 @@ class SoftBlock(DecoderBase):
         call = read_block(self, params, state, self.fuse_store, vectors_of(table, state))
         return self._advance(params, table, state, call, knobs)
 
-    def drafts(self, state: SoftBlockCanvas) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead
-
     def _advance(
         self, params: Any, table: Array, state: SoftBlockCanvas, call: BlockCall, knobs: SoftBlockKnobs
     ) -> tuple[SoftBlockCanvas, SoftDenoised]:

@@ -33,7 +33,7 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.decode.causal import recycling
 from paradec_jax.decode.causal.window_end import newest_block_agreement, window_end
 from paradec_jax.decode.machine.candidates import Shape, fold_candidates, on_smallest, pick
-from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs, check_range, knob
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
@@ -65,7 +65,7 @@ class JacobiKnobs(SamplingKnobs):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class JacobiState:
+class JacobiState(CachedState):
     """Rows, a cache of all committed tokens but the newest, and what is guessed about the tokens to come.
 
     Attributes:
@@ -76,17 +76,10 @@ class JacobiState:
       uniforms: number in [0, 1) that draws the random fill token of each position, [B, S].
     """
 
-    rows: Rows
-    cache: Any
     candidates: Int[Array, "B R drafts"]
     window_end: Int[Array, "B"]
     pool: Int[Array, "B G _"]
     uniforms: Float[Array, "B S"]
-
-    @property
-    def cached(self) -> Int[Array, "B"]:
-        """Trusted cache entries."""
-        return self.rows.length - 1
 
 
 @jax.tree_util.register_dataclass

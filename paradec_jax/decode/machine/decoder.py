@@ -31,6 +31,25 @@ from paradec_jax.decode.rules.windows import last_of, window
 AnyDecoder = TypeVar("AnyDecoder", bound="DecoderBase")  # not Self, which the type checks of tests refuse
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CachedState:
+    """Rows, and a cache of all committed tokens but the newest: the state of decoders that append, or its base."""
+
+    rows: Rows
+    cache: Any
+
+    @property
+    def cached(self) -> Int[Array, "B"]:
+        """Trusted cache entries."""
+        return self.rows.length - 1
+
+    @property
+    def drafts(self) -> Int[Array, "B _"]:
+        """None: nothing is guessed between steps."""
+        return self.rows.tokens[:, :0]
+
+
 @dataclasses.dataclass(frozen=True)
 class DecoderBase(abc.ABC):
     """A decoder: a frozen, hashable dataclass of static choices with pure methods. Here is what no decoder changes.
@@ -83,13 +102,6 @@ class DecoderBase(abc.ABC):
         """One round of the networks over all rows: a state and an info; finished rows stay as they are.
 
         The info is what only recorders read; a driver that drops it pays nothing for it.
-        """
-
-    @abc.abstractmethod
-    def drafts(self, state: Any) -> Int[Array, "B _"]:
-        """Tokens that the state guesses for the positions from `length` on, -1 where there is none.
-
-        K is the most that a state of this decoder can hold: 0 where nothing is guessed between steps.
         """
 
     def bind(self: AnyDecoder, network: Any, size: int, spec: TokenSpec | None = None) -> AnyDecoder:
@@ -202,6 +214,13 @@ class DecoderBase(abc.ABC):
     def differentiable(self: AnyDecoder) -> AnyDecoder:
         """The same decoder with inner loops of a fixed number of steps."""
         return dataclasses.replace(self, bounded=True)
+
+    def drafts(self, state: Any) -> Int[Array, "B _"]:
+        """Tokens that the state guesses for the positions from `length` on, -1 where there is none.
+
+        As many a row as a state of this decoder can hold: 0 where nothing is guessed between steps.
+        """
+        return state.drafts
 
     def done(self, state: Any) -> Bool[Array, "B"]:
         """Rows that have stopped."""

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
 
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.request import Request
@@ -67,7 +66,3 @@ class Masked(DecoderBase):
         state = state.spend(out.counts, state.rows.limit)
         draw = plain_draw(self, state.rows, knobs)
         return unmask(self, params, state, out.hidden, at, state.groups, open_, draw)[:2]
-
-    def drafts(self, state: MaskedState) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import check_range
@@ -117,10 +117,6 @@ class SoftMasked(DecoderBase):
         new, info, offsets = unmask(self, params, state, out.hidden, at, state.groups, open_, draw)
         kept = jnp.where(info.where[..., None], offsets, state.offsets)
         return dataclasses.replace(new, offsets=kept), SoftUnmasked(**vars(info), hidden=out.hidden)
-
-    def drafts(self, state: SoftMaskedState) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead
 
     def _draw(self, table: Float[Array, "V D"], rows: Rows, knobs: SoftMaskedKnobs) -> Draw:
         """Tokens as `Masked` draws them, and what the relaxation adds to their vectors."""

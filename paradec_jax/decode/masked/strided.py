@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.request import Request
@@ -92,7 +92,3 @@ class Strided(DecoderBase):
         )
         draw = plain_draw(self, state.rows, knobs)
         return unmask(self, params, state, out.hidden, at, groups, open_, draw)[:2]
-
-    def drafts(self, state: MaskedState) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.decode.machine.decoder import CachedState
 from paradec_jax.decode.machine.knobs import UNLIMITED, check_range, knob
 from paradec_jax.decode.machine.network import Counts
 from paradec_jax.decode.machine.rows import Rows
@@ -180,7 +181,7 @@ class Prediction:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class WavefrontState:
+class WavefrontState(CachedState):
     """What the next step needs.
 
     Attributes:
@@ -191,16 +192,9 @@ class WavefrontState:
       fill: random token of each position, for those that nothing predicts yet, [B, S]; [B, 0] with a headway of one.
     """
 
-    rows: Rows
-    cache: Any
     wave: Wave
     steps: Int[Array, "B"]
     fill: Int[Array, "B F"]
-
-    @property
-    def cached(self) -> Int[Array, "B"]:
-        """Trusted cache entries, which is the position of slot 0."""
-        return self.rows.length - 1
 
     @property
     def drafts(self) -> Int[Array, "B _"]:
