@@ -89,17 +89,7 @@ class LossyPositionWise(DecoderBase):
         if previous is not None:
             previous = where_rows(clean, out.hidden[:, -1:], previous)
         logits = self.network.logits(params["network"], hidden)
-        said = draw(
-            logits,
-            positions,
-            step,
-            state.rows.keys,
-            alone,
-            None if state.rows.recorded is None else state.rows.recorded.uniforms,
-            mask=self.mask,
-            top_p_rule=self.top_p_rule,
-            greedy=self.greedy,
-        )
+        said = draw(self, logits, positions, step, state.rows, alone)
         stays = jnp.any(state.where, axis=1) & (said == fed)
         stays |= state.where[:, 0] & ~jnp.any(stays, axis=1)[:, None]
         reads = ~state.rows.done & ~clean

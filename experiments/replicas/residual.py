@@ -19,7 +19,7 @@ from paradec_jax.decode.block.head import (
 )
 from paradec_jax.decode.block.residual_speculative import DraftedCanvas, Verified, agreement, steps_from
 from paradec_jax.decode.block.residual_veto import Vetoed, VetoKnobs, check_judge, judged
-from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, choice_of
+from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, choose
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.machine.network import CachedNetwork
@@ -43,9 +43,7 @@ def drafted(
             hidden += residual
         scores = aligned(hidden, decoder.spec.alignment, call.previous)
         logits = decoder.network.logits(params["network"], scores)
-        choice = choice_of(
-            decoder, "static", logits, masked, positions, state.step + draft, state.rows, knobs
-        )
+        choice = choose(decoder, "static", logits, masked, positions, state.step + draft, state.rows, knobs)
         tokens = jnp.where(choice.where, choice.tokens, tokens)
         masked &= ~choice.where
         found.append(choice)

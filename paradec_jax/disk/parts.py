@@ -52,10 +52,11 @@ class PartFiles:
                 listed = listed_in(file) if file.name.endswith(INDEX) else {file: []}
                 files = closing.enter_context(TensorFiles(listed))
                 check_names(expected, files.names)
-                for path in expected:
+                for path, leaf in expected.items():
                     check_leaf(expected, path, files.header(path))
                     if verify:
-                        blocks.check_recorded(path, self.recorded[path], _nbytes(expected[path]))
+                        size = math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+                        blocks.check_recorded(path, self.recorded[path], size)
                 closing.pop_all()
             self._files = files
 
@@ -132,7 +133,3 @@ def _array(
         return slices[blocks.spans(index, leaf.shape)]
 
     return jax.make_array_from_callback(leaf.shape, place, own, dtype=dtype or leaf.dtype)
-
-
-def _nbytes(leaf: Any) -> int:
-    return math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize

@@ -15,6 +15,7 @@ from paradec_jax.models import recurrent_cache
 from paradec_jax.models.network import ModelNetwork, Work, part_sizes
 from paradec_jax.models.recurrent_cache import CACHE_MODES, RecurrentCache, RecurrentKV
 from paradec_jax.models.recurrent_depth import Inputs, RecurrentDepth, View, parameter_shapes
+from paradec_jax.nn import cache as kv_cache
 from paradec_jax.nn import masks
 from paradec_jax.nn.attention import once
 from paradec_jax.nn.rope import rotation
@@ -83,11 +84,6 @@ class RecurrentDepthNetwork(ModelNetwork):
         moved = weights * jnp.dtype(c.param_dtype).itemsize + cached * jnp.dtype(c.dtype).itemsize
         return Work(moved, 2 * weights * rows + attention)
 
-    @property
-    def _slots(self) -> tuple[int, ...]:
-        """Axes of the core's keys and values after the rows."""
-        return () if self.cache == "shared" else (self.slots,)
-
     def init_cache(
         self, keys: Array, size: int, *, scale: Any = 1.0, states: Float[Array, "P D"] | None = None
     ) -> RecurrentCache:
@@ -107,8 +103,10 @@ class RecurrentDepthNetwork(ModelNetwork):
             initial = self.initial_state(folded, scale)
         else:
             initial = states[jnp.minimum(positions, len(states) - 1)] * scale
-        kv = recurrent_cache.empty(self.config, self._slots, len(keys), size, (len(keys), size))
-        return RecurrentCache(kv, initial)
+        empty = self.empty_window(len(keys), size)
+        return RecurrentCache(
+            dataclasses.replace(empty, depth=jnp.zeros((len(keys), size), jnp.int32)), initial
+        )
 
     def latents(self, cache: RecurrentCache, positions: Int[Array, "B W"]) -> Float[Array, "B W D"]:
         """The initial latents of these positions."""
@@ -123,7 +121,8 @@ class RecurrentDepthNetwork(ModelNetwork):
 
     def empty_window(self, batch: int, width: int) -> RecurrentKV:
         """Room for the keys and values of one window of `width` positions."""
-        return recurrent_cache.empty(self.config, self._slots, batch, width, (batch,))
+        slots = () if self.cache == "shared" else (self.slots,)
+        return recurrent_cache.empty(self.config, slots, batch, width)
 
     def write(self, cache: RecurrentCache, window: RecurrentKV, at: Int[Array, "B"]) -> RecurrentCache:
         """The cache with a window stored at positions `at .. at + W - 1` of each row."""
@@ -131,7 +130,7 @@ class RecurrentDepthNetwork(ModelNetwork):
 
     def pick(self, window: RecurrentKV, start: Int[Array, "B"], width: int) -> RecurrentKV:
         """Positions `start .. start + width - 1` of each row's window."""
-        return recurrent_cache.pick(window, start, width)
+        return recurrent_cache.mapped(lambda kv: kv_cache.pick(kv, start, width), window)
 
     def view(
         self,
@@ -208,7 +207,7 @@ class RecurrentDepthNetwork(ModelNetwork):
 
     def widen(self, window: RecurrentKV, width: int) -> RecurrentKV:
         """The window with room for `width` positions, the new ones zero."""
-        return recurrent_cache.widen(window, width)
+        return recurrent_cache.mapped(lambda kv: kv_cache.widen(kv, width), window)
 
     def normalise(self, params: Any, state: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]:
         """A raw state after the final norm."""

@@ -1,25 +1,24 @@
 """Masked diffusion: a denoiser reveals a canvas of masks, many positions a call, in an order drawn beforehand."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 
-from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.masked.unmask import (
+    MaskedDecoder,
     MaskedKnobs,
     MaskedState,
     Unmasked,
     begin,
-    check_order,
     plain_draw,
     unmask,
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Masked(DecoderBase):
+class Masked(MaskedDecoder):
     """Reveals a canvas in groups that were drawn at random, one network call each.
 
     ::
@@ -41,18 +40,6 @@ class Masked(DecoderBase):
       order: "random", "single", "confidence", "margin" or "entropy".
       chunk: C, positions of a row whose logits exist at once.
     """
-
-    _: dataclasses.KW_ONLY
-    order: str = "random"
-    chunk: int = 64
-    Knobs: ClassVar[type] = MaskedKnobs
-    visibilities: ClassVar[tuple[str, ...]] = ("full",)
-    alignments: ClassVar[tuple[str, ...]] = ("own",)
-    any_order: ClassVar[bool] = True
-    needs_cache: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_order(self.order, self.chunk)
 
     def init(self, params: Any, request: Request, knobs: MaskedKnobs) -> MaskedState:
         """Fills the canvas with masks and draws their partition; calls nothing."""

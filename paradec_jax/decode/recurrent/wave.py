@@ -45,9 +45,9 @@ class WavefrontKnobs(LatentKnobs):
         started again; None for no bound. Some states never settle, and without a bound their row would never end.
     """
 
-    exit_threshold: Scheduled = knob(0.03, schedule=True)
-    momentum: Scheduled = knob(0.1, schedule=True)
-    noise: Scheduled = knob(0.0, schedule=True)
+    exit_threshold: Scheduled = 0.03
+    momentum: Scheduled = 0.1
+    noise: Scheduled = 0.0
     max_wavefront: Int[Array, ""] | int | None = knob(None, unset=UNLIMITED)
     max_recurrence: Int[Array, ""] | int | None = knob(64, unset=UNLIMITED)
 
