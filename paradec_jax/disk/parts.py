@@ -87,10 +87,14 @@ class PartFiles:
             indices = places[path].addressable_devices_indices_map(shape).values()
             return list(dict.fromkeys(blocks.spans(index or (), shape) for index in indices))
 
-        return {
-            path: _array(self.expected[path], places[path], dict(zip(held(path), slices, strict=True)), dtype)
-            for path, slices in self.each(held, dtype)
-        }
+        arrays = {}
+        for path, slices in self.each(held, dtype):
+            leaf, mine = self.expected[path], dict(zip(held(path), slices, strict=True))
+            own = lambda index, mine=mine, leaf=leaf: mine[blocks.spans(index, leaf.shape)]  # noqa: E731
+            arrays[path] = jax.make_array_from_callback(
+                leaf.shape, places[path], own, dtype=dtype or leaf.dtype
+            )
+        return arrays
 
     def lazy(self) -> dict[str, Any]:
         """All parameters by their paths, to be read when they are indexed."""
@@ -122,14 +126,3 @@ class PartFiles:
             yield
         except StoreError as error:
             raise StoreError(f"{self.folder}: {error}") from error
-
-
-def _array(
-    leaf: Any, place: jax.sharding.Sharding, slices: Mapping[Spans, np.ndarray], dtype: str | None
-) -> jax.Array:
-    """A parameter of this process's slices; of none, where its devices hold nothing of it."""
-
-    def own(index: Any) -> np.ndarray:
-        return slices[blocks.spans(index, leaf.shape)]
-
-    return jax.make_array_from_callback(leaf.shape, place, own, dtype=dtype or leaf.dtype)

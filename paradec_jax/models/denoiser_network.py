@@ -8,9 +8,10 @@ from jaxtyping import Array, Int
 
 from paradec_jax.config import MaskedDiffusionConfig
 from paradec_jax.decode.machine.network import Forward, Prefix
-from paradec_jax.models.denoiser import Denoiser, Inputs
+from paradec_jax.models.denoiser import Denoiser, Inputs, parameter_shapes
 from paradec_jax.models.network import ModelNetwork, Work
 from paradec_jax.nn.visibility import Seen
+from paradec_jax.sharding import axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +24,8 @@ class DenoiserNetwork(ModelNetwork):
 
     config: MaskedDiffusionConfig
     linen: ClassVar[Any] = Denoiser
+    shapes: ClassVar[Any] = staticmethod(parameter_shapes)
+    table: ClassVar[Any] = axes.MASKED_DIFFUSION
     visibility: ClassVar[str] = "full"
     block: ClassVar[None] = None
 

@@ -53,7 +53,7 @@ def alternatives(
         best.append(jnp.argmax(logits, axis=-1))
         logits = jnp.where(ids == best[-1][:, None], -jnp.inf, logits)
     copies = jnp.broadcast_to(draft[:, None], (draft.shape[0], count, draft.shape[1]))
-    return copies.at[:, :, 0].set(jnp.stack(best[1:], axis=1).astype(jnp.int32))
+    return copies.at[:, :, 0].set(jnp.stack(best, axis=1)[:, 1:].astype(jnp.int32))
 
 
 def distinct(

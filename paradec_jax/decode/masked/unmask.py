@@ -162,20 +162,6 @@ def by_chunks(
     return lax.fori_loop(0, most if bounded else (jnp.max(count) + chunk - 1) // chunk, body, empty)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Drawn:
-    """Tokens of a window, their log-probabilities and the scores of their positions, where they are asked for.
-
-    `extra` is what else the decoder's draw returns of them.
-    """
-
-    tokens: Int[Array, "B W"]
-    log_probs: Float[Array, "B W"] | None
-    scores: Float[Array, "B W"] | None
-    extra: Any
-
-
 Draw = Callable[[Array, Array], tuple[Array, Any]]
 
 
@@ -205,19 +191,18 @@ def unmask(
     """
     score_of = SCORES.get(decoder.order)
 
-    def read(hidden: Array, slots: Array) -> Drawn:
+    def read(hidden: Array, slots: Array) -> tuple[Array, Array | None, Array | None, Any]:
         logits = without_mask(decoder.network.logits(params, hidden), decoder.spec.mask)
         tokens, extra = draw(logits, at[:, None] + slots)
         scores = None if score_of is None else score_of(logits, tokens)
-        return Drawn(tokens, decoder.scores(logits, tokens), scores, extra)
+        return tokens, decoder.scores(logits, tokens), scores, extra
 
     where = partition.next_group(groups, open_) if score_of is None else open_
-    drawn = by_chunks(read, hidden, where, decoder.chunk, decoder.bounded)
+    tokens, log_probs, scores, extra = by_chunks(read, hidden, where, decoder.chunk, decoder.bounded)
     if score_of is not None:
         count = partition.next_count(groups, groups != partition.NEVER, open_)
-        where = reveal.quota(drawn.scores, open_, count)
-    canvas = canvas.reveal(drawn.tokens, where, at, drawn.log_probs)
-    return canvas, Unmasked(at, where, drawn.scores), drawn.extra
+        where = reveal.quota(scores, open_, count)
+    return canvas.reveal(tokens, where, at, log_probs), Unmasked(at, where, scores), extra
 
 
 def begin(decoder: Any, rows: Rows, knobs: MaskedKnobs) -> MaskedState:
