@@ -117,7 +117,7 @@ def test_attention_over_prefix_and_window(groups):
     def kv(pair):
         return KV(jnp.asarray(pair[0]).swapaxes(-1, -2), jnp.asarray(pair[1]))
 
-    mask = masks.prefix(jnp.asarray(visible), size)
+    mask = masks.visible(jnp.asarray(visible), size)
     got = attend(jnp.asarray(q), kv(window), masks.causal(width), kv(prefix), mask)
     alone = attend(jnp.asarray(q), kv(window), masks.causal(width))
     causal = np.tril(np.ones((width, width), bool))
@@ -136,9 +136,7 @@ def test_attention_over_prefix_and_window(groups):
 
 def test_masks_are_as_drawn():
     assert masks.causal(3).astype(int).tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
-    assert masks.prefix(jnp.array([2, 0]), 3).astype(int).tolist() == [[1, 1, 0], [0, 0, 0]]
-    packed = masks.segments(jnp.array([[1, 1, 2, 2]]))
-    assert packed[0].astype(int).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+    assert masks.visible(jnp.array([2, 0]), 3).astype(int).tolist() == [[1, 1, 0], [0, 0, 0]]
 
 
 @pytest.mark.parametrize("slots", [(), (2,)])
