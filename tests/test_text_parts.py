@@ -10,7 +10,7 @@ from tokenizers.processors import TemplateProcessing
 
 from experiments.tasks.auxiliary import auxiliary_task
 from experiments.tasks.batches import BatchMaker, Bucket
-from experiments.tasks.word_problems import problem
+from experiments.tasks.words import problem
 from paradec_jax.cli import watch
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.problems import encode_prompts

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.tasks import vocabulary
-from experiments.tasks import word_problems as wp
+from experiments.tasks import words as wp
 from paradec_jax.tokenizer import StreamDecoder, Tokenizer
 
 TEXTS = [

@@ -19,7 +19,7 @@ from experiments.tasks import build_tokenizer, denoising_spec
 from experiments.tasks.batches import Batch, Bucket, Mixture
 from experiments.tasks.block_batches import ChainBatchMaker, block_batch_maker
 from experiments.tasks.chains import Followers
-from experiments.tasks.word_problems import problem
+from experiments.tasks.words import problem
 from paradec_jax import Model
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.endless import endless

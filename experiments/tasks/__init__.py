@@ -8,7 +8,7 @@ from experiments.tasks.block_batches import block_batches, chain_batches
 from experiments.tasks.chains import Followers, MarkovLaw
 from experiments.tasks.pointers import exact_lists, pointer_problems
 from experiments.tasks.vocabulary import build_tokenizer, denoising_spec, token_spec
-from experiments.tasks.word_problems import problem, word_problems
+from experiments.tasks.words import problem, word_problems
 
 __all__ = [
     "BUCKETS",

@@ -17,7 +17,7 @@ import tyro
 from experiments.tasks.auxiliary import KINDS, auxiliary_task
 from experiments.tasks.chains import SYMBOLS, Followers
 from experiments.tasks.pointers import pointer_problems
-from experiments.tasks.word_problems import MAX_STEPS, MIN_STEPS, word_problems
+from experiments.tasks.words import MAX_STEPS, MIN_STEPS, word_problems
 from paradec_jax.data.problems import Problem, write_problems
 
 GIVEN = 8  # symbols of a chain's text that are its prompt

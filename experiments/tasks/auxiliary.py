@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.tasks.word_problems import ITEMS, NAMES, Story
+from experiments.tasks.words import ITEMS, NAMES, Story
 from paradec_jax.data.problems import PROMPT
 
 KINDS = ("sums", "steps", "recalls")

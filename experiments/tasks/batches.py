@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments.tasks.auxiliary import auxiliary_task
 from experiments.tasks.vocabulary import token_spec
-from experiments.tasks.word_problems import problem
+from experiments.tasks.words import problem
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.endless import Endless, Part, Share, endless, whole
 from paradec_jax.data.problems import Problem

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from experiments.tasks.vocabulary import token_spec
-from experiments.tasks.word_problems import NAMES, SPLITS
+from experiments.tasks.words import NAMES, SPLITS
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.endless import Endless, endless
 from paradec_jax.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ import re
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from experiments.tasks import word_problems as wp
+from experiments.tasks import words as wp
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.text import MASK
 from paradec_jax.tokenizer import Tokenizer

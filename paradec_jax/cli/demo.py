@@ -67,8 +67,8 @@ COLUMNS = {
 }
 LEGEND = (
     f"exact: right answers of {PROBLEMS} unseen word problems. perplexity: of {TEXTS} texts of {LENGTH} characters "
-    f"by {JUDGE}; less is likelier. tokens/call: tokens written over calls of the network. tokens/s: one text at a time "
-    f"on this device, without compilation. ratio: tokens/s over one by one, with its 95% range."
+    f"by {JUDGE}; less is likelier. tokens/call: tokens written over calls of the network. tokens/s: one text at a "
+    f"time on this device, without compilation. ratio: tokens/s over one by one, with its 95% range."
 )
 
 

@@ -9,7 +9,7 @@ from experiments.tasks import block_batches, build_tokenizer, chain_batches, den
 from experiments.tasks.batches import Bucket
 from experiments.tasks.block_batches import Sample, block_batch_maker, filled, pack
 from experiments.tasks.chains import Followers
-from experiments.tasks.word_problems import problem
+from experiments.tasks.words import problem
 
 TOKENIZER = build_tokenizer(mask=True)
 SPEC = denoising_spec(TOKENIZER)
