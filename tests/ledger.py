@@ -59,7 +59,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "pd.Jacobi(block=16)",
         "pd.Jacobi(block=16, pool=4)",
         "pd.Jacobi(block=8, running=True)",
-        "pd.Jacobi(block=8, blocks=2, pool=2, spawn=0.5)",
+        "pd.Jacobi(block=8, blocks=2, pool=2)",
     ),
     "tiny-causal": ("pd.AutoRegressive()",),
     "tiny-sdar": (
@@ -163,7 +163,10 @@ def of_golden(root: Path) -> dict[str, Any]:
         "ledger",
         "tests/replays",
     ]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "LEDGER_SEEN": str(seen)}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(root), str(Path(__file__).parent)]),
+        "LEDGER_SEEN": str(seen),
+    }
     subprocess.run(command, cwd=root, env=environment, check=False, stdout=subprocess.DEVNULL)
     opened: dict[str, set[str]] = collections.defaultdict(set)
     for line in seen.read_text(encoding="utf-8").splitlines():

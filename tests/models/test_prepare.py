@@ -21,6 +21,7 @@ CONFIGS = {
     "recurrent": PRESETS["test-recurrent"],
     "untied": dataclasses.replace(PRESETS["test-recurrent"], tie_embeddings=False, qk_bias=False),
 }
+SOME = [pytest.param(name, marks=pytest.mark.slow if name != "causal" else ()) for name in CONFIGS]
 TOKENS = jnp.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
 
 
@@ -42,7 +43,7 @@ def logits(name: str, params):
     return jax.jit(call)(params)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", SOME)
 def test_a_tied_head_is_laid_out_and_nothing_else_changes(name):
     config, params = CONFIGS[name], params_of(name)
     prepared = prepare_params(config, params)
@@ -63,7 +64,7 @@ def test_raw_parameters_are_never_taken_for_prepared_ones():
     assert not np.asarray(logits("recurrent", Prepared(astray))).any()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", SOME)
 def test_plain_layouts_change_no_number(name, monkeypatch):
     want = logits(name, params_of(name))
     monkeypatch.setenv(backend.SWITCH, "plain")
