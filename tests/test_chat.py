@@ -4,10 +4,14 @@ import json
 import re
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 from convert.cli import main
 from paradec_jax import chat, store
+from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
+from paradec_jax.families import parameter_shapes
 
 # Of the form that Qwen2.5 has: a system message of its own, tools as JSON, results of tools in the user's turn.
 TEMPLATE = """\
@@ -157,6 +161,16 @@ class TestNames:
             chat.named_templates(value)
         with pytest.raises(ValueError, match="two templates of the name 'a'"):
             chat.named_templates([{"name": "a", "template": one} for one in "xy"])
+
+
+@pytest.fixture
+def exported(tmp_path) -> Path:
+    """A Hugging Face folder without a template."""
+    config = CAUSAL_PRESETS["test-causal"]
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), parameter_shapes(config))
+    store.save(tmp_path / "model", store.Model(config, params, TokenSpec()))
+    assert main(["export", str(tmp_path / "model"), str(tmp_path / "source")]) == 0
+    return tmp_path / "source"
 
 
 SEVERAL = [{"name": "rag", "template": "x"}, {"name": "default", "template": "y\r\nz"}]
