@@ -1,17 +1,14 @@
 """Settings that are chosen, speculation beside its base, and seconds, at toy size."""
 
 import dataclasses
-import json
 
 import jax
-import numpy as np
 import pytest
 from experiment import read
 
-from experiments.block_diffusion import lossless, seconds, train, tuned
+from experiments.block_diffusion import train, tuned
 from experiments.block_diffusion.chosen import Options, Shop
 from experiments.block_diffusion.problems import Asked
-from paradec_jax import load
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.models import residual_head
 from paradec_jax.store import ResidualHead, save
@@ -106,90 +103,4 @@ def test_what_is_chosen_is_measured(runs, tmp_path, capsys):
 # Speculation beside its base
 
 
-def test_a_text_that_differs_is_told(runs, tmp_path, monkeypatch, capsys):
-    """Rows are kept: those of a run that was stopped are not decoded again."""
-    place, asked = str(runs / "chains-head" / "model"), []
-
-    def decode(model, params, setting, prompts, batch):
-        asked.append(setting)
-        wrong = (
-            setting.name != "block" and setting.decoder.candidates == 3 and setting.decoder.rule == "static"
-        )
-        return [[1, 2], [3, int(wrong)]], np.asarray([4, 6]) // (1 + (setting.name != "block"))
-
-    monkeypatch.setattr(lossless, "decode", decode)
-    options = lossless.Options(
-        place, "chains", 2, candidates=(2, 3), batches=(2,), out=tmp_path / "rows.json"
-    )
-    with pytest.raises(SystemExit, match="8 of 36 rows have a text that differs"):
-        lossless.main(options)
-    table, flat = read(options.out)
-    rows = table["rows"]
-    assert len(rows) == len(flat) == 2 * 2 * (1 + 2 * 2 * 2) and len(asked) == 36 + 4
-    assert {row["fewer_calls"] for row in rows} == {1.0, 2.0} and not any(
-        r["more_calls_than_base"] for r in rows
-    )
-    table["rows"] = rows[:-1]
-    options.out.write_text(json.dumps(table))
-    asked.clear()
-    with pytest.raises(SystemExit, match="8 of 36 rows"):
-        lossless.main(options)
-    assert len(asked) == 2 and "1 of 2 equal" not in capsys.readouterr().out.splitlines()[-1]
-    with pytest.raises(ValueError, match="was made with other seed: name another file"):
-        lossless.main(dataclasses.replace(options, seed=6))
-    with pytest.raises(SystemExit, match="has no residual head"):
-        lossless.main(dataclasses.replace(options, model=str(runs / "chains" / "model")))
-    with pytest.raises(ValueError, match="must be at least 1"):
-        lossless.Options(place, count=0)
-
-
-@pytest.mark.slow
-def test_speculation_writes_what_its_base_writes(runs, tmp_path):
-    options = lossless.Options(
-        str(runs / "chains-head" / "model"),
-        "chains",
-        count=3,
-        candidates=(2,),
-        temperatures=(0.7,),
-        batches=(2,),
-        out=tmp_path / "rows.json",
-    )
-    lossless.main(options)
-    rows, _ = read(options.out)
-    assert len(rows["rows"]) == 10 and all(row["equal"] == 3 for row in rows["rows"])
-
-
 # Seconds
-
-
-def test_decoders_that_are_timed():
-    options = seconds.Options("model", batches=(2,), problems=4)
-    settings = seconds.settings_of(options)
-    labels = [(setting.name, setting.label()) for setting in settings]
-    assert len(set(labels)) == len(labels) == 16
-    assert {setting.settings()["fuse_prompt"] for setting in settings} == {True, False}
-    with pytest.raises(ValueError, match=r"batches \(3,\) must divide the 4 problems"):
-        seconds.Options("model", batches=(3,), problems=4)
-    with pytest.raises(ValueError, match="is of family causal, not block_diffusion"):
-        seconds.main(seconds.Options("tiny-causal"))
-    model = load("tiny-causal")
-    assert len(seconds.prompts_of_both(model, model, options).lengths) == 4
-    other = dataclasses.replace(model, token_spec=dataclasses.replace(model.token_spec, stop=(1, 2)))
-    with pytest.raises(ValueError, match="tiny-causal reads other tokens than model"):
-        seconds.prompts_of_both(model, other, options)
-
-
-@pytest.mark.slow
-def test_seconds_beside_a_causal_model(tmp_path):
-    words = train.Recipe(
-        name="words", preset="tiny-sdar", init=None, width=16, heads=2, layers=1, feed_forward=16
-    )
-    save(tmp_path / "model", with_head(words)[1])
-    out = tmp_path / "rows.json"
-    seconds.main(
-        seconds.Options(str(tmp_path / "model"), batches=(1, 2), problems=2, steps=(2, 2), passes=1, out=out)
-    )
-    table, flat = read(out)
-    assert len(table["rows"]) == len(flat) == 2 * (1 + 16)
-    assert [row["decoder"] for row in table["rows"]][:2] == ["autoregressive", "block"]
-    assert all(row["seconds"] > 0 and row["network_calls_per_token"] > 0 for row in table["rows"])

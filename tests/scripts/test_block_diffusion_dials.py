@@ -9,12 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from experiment import read
 
-from experiments.block_diffusion import block_length, learn_thresholds, train
+from experiments.block_diffusion import learn_thresholds, train
 from experiments.common.pool import batch_of, draw_pool
-from experiments.decoders.elastic import ElasticDenoising
-from paradec_jax import BlockDenoising, Model, load, store
+from paradec_jax import Model, load, store
 
 RECIPE = train.Recipe(name="toy", preset="test-sdar", init=None, blocks=(4, 8))
 SIZES = {"tuning": 3, "problems": 4, "problem_steps": (2, 2)}
@@ -74,47 +72,12 @@ def test_a_threshold_that_says_too_much_too_early_costs_nats(folder, tmp_path):
     assert float(high["tokens"]) > 0 and np.isfinite(gradient).all() and np.abs(gradient).max() > 0
 
 
-@pytest.mark.slow
-def test_lengths_are_compared(folder, tmp_path):
-    path = tmp_path / "rows.json"
-    block_length.main(
-        block_length.Options(model=folder, thresholds=(0.5,), entropies=(0.5, 3.0), out=path, **SIZES)
-    )
-    table, lines = read(path)
-    assert len(table["rows"]) == len(lines) == 5 and len(table["tuned"]) == 6
-    assert table["rows"][0]["decoder"] == "length 4, one a step"
-
-
-def test_one_setting_of_each_group_is_chosen():
-    chosen = block_length.Options("toy", thresholds=(0.5, 0.9), entropies=(0.1,))
-    named = block_length.settings(toy(), chosen)
-    assert [setting.baseline for _, setting in named] == [True] + [False] * 7
-    kinds = [type(setting.decoder) for _, setting in named]
-    assert kinds.count(BlockDenoising) == 6 and kinds.count(ElasticDenoising) == 2
-    row = {"exact": 5, "problems": 10}
-    calls = [1.0, 0.9, 0.5, 0.6, 0.7, 0.4, 0.8, 0.3]
-    rows = [row | {"network_calls_per_token": x} for x in calls]
-    best = [setting.name for setting in block_length.chosen(named, rows, 0.1)]
-    assert best == [
-        "length 4, one a step",
-        "length 8, one a step",
-        "length 4, threshold 0.9",
-        "length 8, threshold 0.5",
-        "length to 0.1 nats, threshold 0.9",
-    ]
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda path: options("x", path, pool=1), "pool 1 must hold the 2 rows"),
         (lambda path: options("x", path, hand=()), "hand must be thresholds above 0"),
         (lambda path: options("x", path, hand=(1.5,)), "hand must be thresholds above 0 and at most 1"),
-        (lambda path: block_length.Options("x", thresholds=()), "at least one number"),
-        (
-            lambda path: block_length.main(block_length.Options("tiny-causal", out=path)),
-            "must be one of block diffusion whose training mixed lengths of blocks, not tiny-causal",
-        ),
         (
             lambda path: learn_thresholds.main(learn_thresholds.Options("tiny-causal", out=path)),
             "model must be of family block_diffusion, not causal",

@@ -1,7 +1,6 @@
 """The studies of block diffusion at toy size: lines, rows that are kept, rivals beside them, curves, acceptance."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import jax
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 from experiment import read
 
-from experiments.block_diffusion import acceptance, head_curves, lines, problems, study, train, train_head
+from experiments.block_diffusion import acceptance, lines, problems, study, train, train_head
 from experiments.block_diffusion.chosen import Options, Shop
 from experiments.block_diffusion.grounds import Chains
 from experiments.block_diffusion.problems import Asked
@@ -57,7 +56,7 @@ def test_lines_of_every_study_differ(ground):
         labels = [line.label for line in found]
         assert len(set(labels)) == len(labels) > 2 and title, name
         heads = {line.setting.settings().get("head", "-") for line in found}
-        assert "zero" in heads and (None in heads) == (name not in ("alignment", "block_length")), name
+        assert "zero" in heads and (None in heads) == (name != "alignment"), name
         assert any(line.setting.label() == lines.baseline_of(1.0).label() for line in found), name
     places = {line.place for _, one in study.STUDIES.values() for line in study.lines_of(one, shop)}
     recipes = train.RECIPES.keys() | train_head.RECIPES.keys()
@@ -184,42 +183,3 @@ def test_acceptance_of_a_model(runs, tmp_path, capsys):
     assert "draft 1 right in" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="has no residual head"):
         acceptance.main(dataclasses.replace(options, model=str(runs / "chains" / "model")))
-
-
-def test_curves_of_heads(tmp_path, capsys):
-    folder = tmp_path / "runs" / "tiny-head"
-    folder.mkdir(parents=True)
-    logged = [
-        {"step": 1, "loss": 2.0, "note": "\u2028"},
-        {"step": 2, "eval/kl_ratio": 0.9, "eval/kl_ratio_1": 0.8},
-    ]
-    lines = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in logged)
-    (folder / "metrics.jsonl").write_text(lines, "utf-8")
-    (folder / "held_out.json").write_text(json.dumps({"kl_ratio": 0.85}))
-    options = head_curves.Options(runs=tmp_path / "runs", out=tmp_path / "results" / "curves.json")
-    head_curves.main(options)
-    table, flat = read(options.out)
-    assert (
-        table["rows"] == [{"run": "tiny-head", "step": 2, "kl_ratio": 0.9, "kl_ratio_1": 0.8}]
-        and len(flat) == 1
-    )
-    assert table["held_out"]["tiny-head"]["kl_ratio"] == 0.85
-    assert "0.900 of no head after 2 updates; on held-out text 0.850" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="no head was trained in"):
-        head_curves.main(dataclasses.replace(options, runs=tmp_path))
-    (folder / "metrics.jsonl").write_text(json.dumps(logged[0]) + "\n")
-    with pytest.raises(ValueError, match="has no eval/kl_ratio"):
-        head_curves.main(options)
-
-
-def test_blocks_of_other_lengths():
-    """One token a step, two, and the thresholds at each length; then lengths by entropy."""
-    options = Everywhere(("all",), asked=ASKED, lengths=(4, 16), entropies=(0.1, 1.0), thresholds=(0.5, 0.9))
-    found = [line.setting for line in study.block_length(Shop(options, 1.0, 8))]
-    asked = [
-        (setting.decoder.length, setting.settings()["steps"]) for setting in found if setting.name == "block"
-    ]
-    assert asked[4:] == [(4, None), (4, 2), (4, None), (4, None), (16, None), (16, 8), (16, None), (16, None)]
-    elastic = [setting.knobs for setting in found if setting.name == "elastic"]
-    told = [(knobs.length_entropy, knobs.threshold) for knobs in elastic]
-    assert told == [(0.1, 0.5), (0.1, 0.9), (1.0, 0.5), (1.0, 0.9)]

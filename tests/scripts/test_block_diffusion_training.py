@@ -1,16 +1,14 @@
 """The recipes of block diffusion at toy size: whole and in pieces, from a causal model's weights; a step's memory."""
 
 import dataclasses
-import inspect
 import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from experiment import read
 
-from experiments.block_diffusion import all_runs, grounds, step_memory, train, train_head
+from experiments.block_diffusion import grounds, train
 from paradec_jax import Model, load, store
 from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
 from paradec_jax.data import Followers, build_tokenizer, token_spec
@@ -175,55 +173,3 @@ def test_every_recipe_has_a_shape_and_batches():
 
 
 # All runs, and what a step holds
-
-
-def test_all_runs_go_on(monkeypatch, tmp_path):
-    calls, steps = [], {"tiny-sdar": 7, "chains": 9, "chains-head": 5}
-    signatures = {module: inspect.signature(module.main) for module in (train, train_head)}
-
-    def stand_in(module):
-        def main(*arguments):
-            bound = signatures[module].bind(*arguments).arguments
-            recipe, folder = bound["recipe"], bound["folder"]
-            calls.append(folder.name)
-            assert isinstance(recipe, module.Recipe) and recipe.name == folder.name
-            assert bound["minutes"] == 3.0 and recipe.steps == steps[recipe.name]
-            assert bound.get("start") in (None, str(tmp_path / "runs" / "chains" / "model"))
-            if len(calls) > 1:
-                (folder / "held_out.json").write_text(json.dumps({"nats": 2.0, "kl_ratio": 0.5}))
-
-        return main
-
-    for module in signatures:
-        monkeypatch.setattr(module, "main", stand_in(module))
-    monkeypatch.setattr(all_runs.store, "fingerprint", lambda place: "0" * 64)
-    options = all_runs.Options(tuple(steps), runs=tmp_path / "runs", minutes=3.0, steps=tuple(steps.values()))
-    with pytest.raises(SystemExit, match="tiny-sdar is not done yet"):
-        all_runs.main(options)
-    all_runs.main(options)
-    all_runs.main(options)
-    assert calls == ["tiny-sdar", *steps]
-    with pytest.raises(ValueError, match="no recipe tiny-mdlm"):
-        all_runs.Options(("tiny-mdlm",))
-    with pytest.raises(ValueError, match="one number for each of 5 runs"):
-        all_runs.Options(steps=(1,))
-
-
-@pytest.mark.parametrize("chunks", [(None,), (None, 32)])
-def test_two_forwards_hold_less_than_the_doubled_layout(chunks, tmp_path):
-    options = step_memory.Options(
-        "test-sdar", length=128, layers=1, chunks=chunks, dtype="float32", out=tmp_path / "rows.json"
-    )
-    step_memory.main(options)
-    result, table = read(options.out)
-    rows = {(row["form"], row["chunk"]): row for row in result["rows"]}
-    assert len(rows) == len(table) == 2 * len(chunks)
-    for chunk in chunks:
-        two, one = (rows[form, chunk] for form in ("two forwards", "doubled"))
-        assert 0 < two["temporary_bytes"] < one["temporary_bytes"]
-        assert two["parameter_bytes"] == one["parameter_bytes"] > 0
-    assert 0 < rows["two forwards", None]["operations"] < rows["doubled", None]["operations"]
-    assert all((row["operations"] is None) == (row["chunk"] is not None) for row in result["rows"])
-    for wrong, message in (({"preset": "tiny-causal"}, "preset must be one of"), ({"rows": 0}, "at least 1")):
-        with pytest.raises(ValueError, match=message):
-            step_memory.Options(**wrong)

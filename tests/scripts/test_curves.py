@@ -7,8 +7,6 @@ import pytest
 
 from experiments.common import curves
 
-ROOT = Path(__file__).parents[2]
-
 
 def write(path: Path, *lines: dict) -> Path:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -41,12 +39,3 @@ def test_a_picture_of_a_log(tmp_path):
     log = write(tmp_path / "log", *({"step": i, "loss": 1 / i, "accuracy": i / 9} for i in range(1, 9)))
     curves.main(curves.Options(logs=(log,), out=tmp_path / "new" / "x.png"))
     assert (tmp_path / "new" / "x.png").stat().st_size > 5000
-    with pytest.raises(ValueError, match="needs --logs"):
-        curves.main(curves.Options(out=tmp_path))
-
-
-def test_every_bundled_log_has_its_columns():
-    for paper, logs, columns in curves.BUNDLED.values():
-        runs = curves.read([ROOT / log for log in curves.logs_of(paper, logs)])
-        for column in columns:
-            assert all(len(steps) > 20 for steps, _ in curves.series(runs, column))

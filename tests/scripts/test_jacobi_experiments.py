@@ -1,9 +1,7 @@
 """The scripts about Jacobi decoding at toy size, on a small model with random weights."""
 
 import dataclasses
-import math
 
-import jax
 import numpy as np
 import pytest
 from experiment import read
@@ -14,102 +12,8 @@ from experiments.common.study import Study
 from experiments.jacobi import side_by_side
 from experiments.jacobi.study import STUDIES, compared, multiblock
 from paradec_jax.config import CAUSAL_PRESETS
-from paradec_jax.families import init_params
 
 CONFIG = dataclasses.replace(CAUSAL_PRESETS["test-causal"], vocab_size=384, max_length=256)
-
-
-@pytest.fixture(scope="module")
-def script():
-    return run_script("jacobi/block_sizes")
-
-
-class TestBlockSizes:
-    def options(self, script, tmp_path, **changes):
-        small = {
-            "presets": ("test-causal",),
-            "windows": (1, 4),
-            "candidates": (1, 2),
-            "context": 6,
-            "steps": 2,
-        }
-        paths = {"out": tmp_path / "rows.json", "figure": tmp_path / "figures" / "rows.png"}
-        return script["Options"](**{**small, **paths, "passes": 3, **changes})
-
-    def test_tables_hold_every_point(self, script, models, tmp_path, monkeypatch):
-        two = dict(list(script["decoders"](4).items())[:2])
-        monkeypatch.setitem(script["main"].__globals__, "decoders", lambda block: two)
-        options = self.options(
-            script,
-            tmp_path,
-            models=models[:1],
-            blocks=(4,),
-            problems=2,
-            step_range=(2, 2),
-            budget=6,
-            batch=2,
-            counts=(2, 8),
-        )
-        script["main"](options)
-        result, _ = read(options.out)
-        costs, gains = result["cost"], result["gain"]
-        assert options.figure.stat().st_size > 1000
-        assert [(row["window"], row["candidates"]) for row in costs] == [(1, 1), (4, 1), (1, 2), (4, 2)]
-        assert costs[0]["over_one_position"] == 1.0
-        for row in costs:
-            assert 0 < row["fastest"] <= row["microseconds"] <= row["slowest"]
-            assert len(row["passes"]) == 3
-            assert row["speedup_8"] is None and (row["speedup_2"] is None) == (row["window"] < 2)
-            low, high = row["speedup_2_interval"]
-            assert (low is None) == (row["speedup_2"] is None)
-            if low is not None:
-                assert row["speedup_2"] == pytest.approx(2 / row["over_one_position"])
-                assert low <= row["speedup_2"] <= high
-                low, high = row["over_one_position_interval"]
-                assert low <= row["over_one_position"] <= high
-        assert [row["decoder"] for row in gains] == list(two)
-        for row in gains:
-            assert row["equals_greedy"] == 1.0 and row["tokens_per_network_call"] >= 1.0
-            assert row["settings"]["block"] == row["block"] == 4
-
-    def test_a_window_that_holds_the_tokens_has_a_speed_up_with_a_range(self, script):
-        row = script["speedups"](4, (0.5, (0.25, 0.75)), (2, 4, 8))
-        assert row["speedup_4"] == 2 and row["speedup_4_interval"] == [1, 3] and row["speedup_8"] is None
-        assert script["speedups_told"](row) == {2: "1.00x [0.50, 1.50]", 4: "2.00x [1.00, 3.00]"}
-        alone = script["speedups"](4, (0.5, (0.0, math.inf)), (2,))
-        assert script["speedups_told"](alone) == {2: "1.00x, no range"}
-
-    def test_a_loop_of_steps_is_the_network_call_after_call(self, script):
-        network = script["TransformerNetwork"](CONFIG)
-        params = init_params(CONFIG, jax.random.key(0))
-        jnp = jax.numpy
-        tokens, at = jnp.asarray([[5, 6, 7, 5, 9, 8]], jnp.int32), jnp.zeros(1, jnp.int32)
-        _, found = script["run_steps"](network, 2, 2, params, network.init_cache(jnp.zeros(1), 3), tokens, at)
-        for _ in range(2):  # both candidates begin the text, so each is a plain pass of its own
-            rows = tokens.reshape(2, 3)
-            out = network.forward(params, rows, jnp.tile(jnp.arange(3), (2, 1)))
-            tokens = jnp.argmax(network.logits(params, out.hidden), axis=-1).reshape(1, 6)
-        assert found.tolist() == tokens.tolist()
-
-    @pytest.mark.parametrize(
-        ("wrong", "message"),
-        [
-            ({"windows": (0,)}, "windows must be at least 1"),
-            ({"presets": ("tiny-recurrent",)}, "presets must be of"),
-            ({"presets": ()}, "nothing to measure"),
-            ({"candidates": ()}, "nothing to time"),
-            ({"context": 125}, "more than the 128"),
-            ({"dtype": "bfloat16"}, "a CPU times float32 weights alone"),
-            ({"models": ("m",), "blocks": (1,)}, "blocks must be numbers of at least 2"),
-        ],
-    )
-    def test_refuses(self, script, tmp_path, wrong, message):
-        with pytest.raises(ValueError, match=message):
-            script["main"](self.options(script, tmp_path, **wrong))
-
-    def test_refuses_models_of_another_family(self, script, tmp_path):
-        with pytest.raises(ValueError, match="of family recurrent_depth"):
-            script["main"](self.options(script, tmp_path, presets=(), models=("tiny-recurrent",)))
 
 
 class TestStudies:

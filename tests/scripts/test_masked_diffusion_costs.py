@@ -1,15 +1,12 @@
 """What masked diffusion costs, and all its trainings in one command: at toy size, or by formula."""
 
 import dataclasses
-import inspect
-import json
 
-import optax
 import pytest
 from experiment import options_of, read, script
 
 from experiments.common import precision
-from experiments.masked_diffusion import all_runs, distill, train
+from experiments.masked_diffusion import train
 from experiments.systems.report import Rates
 
 
@@ -26,88 +23,6 @@ def test_the_precision_follows_the_processor(tmp_path):
     assert dataclasses.replace(recipe, matmul_precision="highest").settled().matmul_precision == "highest"
     with pytest.raises(ValueError, match="cooldown must be a share"):
         train.Recipe(cooldown=4000)
-
-
-@pytest.fixture(scope="module")
-def step_cost():
-    found = script("masked_diffusion/step_cost")
-    names = found["main"].__globals__
-    small = {"preset": "test-mdlm", "layers": 1, "length": 8, "rows": 2, "steps": 3, "warmup": 1}
-    names["RECIPES"] = {"tiny-mdlm": train.Recipe(**small)}
-    names["DISTILLED"] = dataclasses.replace(names["DISTILLED"], rows=2)
-    names["optimizer_of"] = lambda recipe, config: optax.sgd(
-        recipe.learning_rate
-    )  # compiled sooner than Muon
-    return found
-
-
-def test_what_an_update_costs(step_cost, tmp_path):
-    options = step_cost["Options"](
-        ("tiny-mdlm", "halves"), passes=2, vocabulary=9, minutes=2.0, out=tmp_path / "rows.json"
-    )
-    step_cost["main"](options)
-    result, table = read(options.out)
-    plain, distilled = result["rows"]
-    assert [line["case"] for line in table] == ["tiny-mdlm", "halves"]
-    assert distilled["flops"] / plain["flops"] == pytest.approx(
-        5 / 3
-    )  # two passes of the teacher more than three
-    for row in (plain, distilled):
-        assert row["updates_in_minutes"] == int(120 / row["seconds"]) and len(row["passes"]) == 2
-        assert row["characters_in_minutes"] == 16 * row["updates_in_minutes"]
-    assert result["facts"]["dtypes"] == ["float32"]
-
-
-def test_cases_that_change_the_recipe(step_cost):
-    for case, changes in step_cost["CHANGES"].items():
-        recipe = step_cost["recipe_of"](case)
-        for name, value in changes.items():
-            assert name == "remat" or getattr(recipe, name) == value
-    with pytest.raises(ValueError, match="no case rows-9"):
-        step_cost["main"](step_cost["Options"](("rows-9",)))
-
-
-@pytest.fixture
-def trained(monkeypatch):
-    """The folders that were trained in; the first run needs two calls."""
-    calls = []
-
-    def fake(honest):
-        def main(*arguments):
-            bound = inspect.signature(honest).bind(*arguments).arguments
-            calls.append(bound["folder"].name)
-            assert bound["recipe"].name == bound["folder"].name and bound["minutes"] == 3.0
-            if len(calls) > 1:
-                told = {"nats": 2.0, "kind": "bound"}
-                (bound["folder"] / "held_out.json").write_text(json.dumps(told))
-                if bound["export"] is not None:
-                    bound["export"].mkdir(parents=True)
-
-        return main
-
-    for module in (train, distill):
-        monkeypatch.setattr(module, "main", fake(module.main))
-    return calls
-
-
-def test_all_runs_go_on(trained, tmp_path):
-    options = all_runs.Options(
-        tmp_path / "text", runs=tmp_path / "runs", minutes=3.0, export=tmp_path / "assets"
-    )
-    with pytest.raises(SystemExit, match="tiny-mdlm is not done yet"):
-        all_runs.main(options)
-    all_runs.main(options)
-    assert trained == ["tiny-mdlm", "tiny-mdlm", "tiny-rival", "tiny-judge", "halves"]
-    exported = sorted(path.name for path in options.export.iterdir())
-    assert exported == ["tiny-judge", "tiny-mdlm", "tiny-mdlm-distilled"]
-    all_runs.main(options)
-    assert len(trained) == 5
-    with pytest.raises(SystemExit, match="was begun with other steps"):
-        all_runs.main(dataclasses.replace(options, steps=(5, 6, 7)))
-    recipes = [
-        stage.recipe for stage in all_runs.stages(dataclasses.replace(options, steps=(5, 6, 7), updates=9))
-    ]
-    assert [recipe.steps for recipe in recipes] == [5, 6, 7, 9 * 5]
 
 
 @pytest.fixture(scope="module")

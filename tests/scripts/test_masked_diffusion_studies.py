@@ -1,4 +1,4 @@
-"""Studies of masked diffusion at toy size: rows that are drawn once, students at equal entropy, prompts continued."""
+"""Studies of masked diffusion at toy size: rows that are drawn once, students at equal entropy."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.masked_diffusion import between, continued, frontier, study, texts
+from experiments.masked_diffusion import frontier, study, texts
 from experiments.masked_diffusion.texts import Texts, left_out
 from paradec_jax.config import CAUSAL_PRESETS, MASKED_DIFFUSION_PRESETS
 from paradec_jax.data.text import character_spec, character_tokenizer
@@ -220,63 +220,6 @@ def test_students_have_temperatures_too(runs, tmp_path):
         study.Options(("frontier",), student_temperatures=())
 
 
-def test_models_between_a_teacher_and_its_student(runs, tmp_path):
-    options = between.Options(
-        str(runs / "tiny-mdlm" / "model"),
-        str(runs / "halves" / "round-1" / "model"),
-        str(runs / "tiny-judge" / "model"),
-        runs / "text.txt",
-        shares=(0.5, 1.0),
-        steps=(2,),
-        temperatures=(1.0, 0.5),
-        samples=5,
-        length=LENGTH,
-        rows=3,
-        runs=tmp_path,
-        out=tmp_path / "between.json",
-        figure=tmp_path / "between.png",
-    )
-    between.main(options)
-    table = json.loads(options.out.read_text())
-    told = [(row["line"], row["temperature"], row["share"]) for row in table["rows"]]
-    assert told == [
-        ("teacher, 2 steps", 1.0, 0),
-        ("teacher, 2 steps", 0.5, 0),
-        ("share 0.5", 1.0, 0.5),
-        ("share 1", 1.0, 1.0),
-        ("real text", None, None),
-    ]
-    assert [one["share"] for one in table["at_equal_entropy"]] == [0.5, 1.0] and table["bars"] == []
-    middle, end = (load(place).params["head"] for place in between.between(options).values())
-    teacher, student = (load(place).params["head"] for place in (options.teacher, options.student))
-    np.testing.assert_array_equal(end, student)
-    np.testing.assert_allclose(middle, (np.asarray(teacher) + student) / 2, rtol=1e-6)
-    with pytest.raises(ValueError, match="above 0 and at most 1"):
-        between.Options(shares=(0.0,))
-    with pytest.raises(ValueError, match="must have 1"):
-        between.Options(temperatures=(0.9,))
-    with pytest.raises(ValueError, match="differ in shape"):
-        between.between(dataclasses.replace(options, student=str(runs / "tiny-judge" / "model")))
-
-
-def test_models_of_other_tokenizers_have_nothing_between_them(runs, tmp_path):
-    place = str(runs / "tiny-mdlm" / "model")
-    teacher = load(place)
-    students = {
-        "letters": dataclasses.replace(teacher, tokenizer=character_tokenizer(TEXT.replace("T", "Z"))),
-        "none": dataclasses.replace(teacher, tokenizer=None),
-        "idle": dataclasses.replace(teacher, config=dataclasses.replace(teacher.config, remat="layer")),
-    }
-    for name, student in students.items():
-        save(tmp_path / name, student)
-        options = between.Options(place, str(tmp_path / name), shares=(1.0,), runs=tmp_path)
-        if name == "idle":
-            assert list(between.between(options)) == [1.0]
-            continue
-        with pytest.raises(ValueError, match="differ in tokenizer"):
-            between.between(options)
-
-
 @pytest.mark.parametrize("definition", ["sdtt", "mdlm"])
 def test_rows_know_what_they_would_be_without_some_samples(runs, definition):
     judge = load(str(runs / "tiny-judge" / "model"))
@@ -288,43 +231,3 @@ def test_rows_know_what_they_would_be_without_some_samples(runs, definition):
         again = judge_ids(judge, rest, definition=definition, begin=True)
         assert found["log_perplexity"][group] == pytest.approx(math.log(again.perplexity), rel=1e-5)
         assert found["fourgram_entropy"][group] == pytest.approx(entropy(rest, 4))
-
-
-def test_prompts_are_continued(runs, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    options = continued.Options(
-        runs / "text.txt",
-        runs=runs,
-        steps=(2, 4),
-        prompts=3,
-        prompt=5,
-        copies=2,
-        length=LENGTH,
-        rows=4,
-        out=tmp_path / "rows.json",
-        figure=tmp_path / "figure.png",
-    )
-    continued.main(options)
-    rows = json.loads(options.out.read_text())["rows"]
-    assert [(row["line"], row["steps"]) for row in rows] == [
-        *((name, steps) for name in ("teacher", "1 round", "2 rounds") for steps in (2, 4)),
-        ("real text", None),
-    ]
-    assert all(row["interval"][0] <= row["perplexity"] <= row["interval"][1] for row in rows)
-    assert options.figure.stat().st_size > 1000
-    capsys.readouterr()
-    options.out.write_text(json.dumps(json.loads(options.out.read_text()) | {"rows": rows[1:]}))
-    continued.main(options)  # the first row alone is missing
-    assert capsys.readouterr().out.count("perplexity") == 1
-    again = json.loads(options.out.read_text())["rows"][-1]
-    assert {k: again[k] for k in ("line", "steps", "perplexity")} == {
-        k: rows[0][k] for k in ("line", "steps", "perplexity")
-    }
-    pieces = continued.pieces_of(options)
-    drawn, _ = continued.continued(load(options.models.first), pieces, 2, options)
-    assert drawn.shape == (6, LENGTH) and (drawn[:, :5] == np.repeat(pieces.ids[:, :5], 2, axis=0)).all()
-    assert (drawn[0] != drawn[1]).any()
-    with pytest.raises(ValueError, match="was made with other copies: name another file"):
-        continued.main(dataclasses.replace(options, copies=3))
-    with pytest.raises(ValueError, match="leaves no room"):
-        continued.main(dataclasses.replace(options, prompt=LENGTH))

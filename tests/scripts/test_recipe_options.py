@@ -32,8 +32,6 @@ ALONE = (
     "recurrent_depth.pointers",
     "masked_diffusion.markov_train",
     "masked_diffusion.markov_variants",
-    "masked_diffusion.all_runs",
-    "block_diffusion.all_runs",
 )
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from stubs import tiny_network, tiny_params
 
-from experiments.common.programs import Compiled, timed
 from experiments.recurrent_depth import serial_steps, width_depth, work
 from experiments.recurrent_depth.copies import kv_share, no_share
 from experiments.recurrent_depth.step_trace import Schedule, schedule
@@ -184,18 +183,6 @@ def test_xla_counts_the_same_operations():
         assert 1 < counted / (cost.linear + cost.dense) < 1.1  # norms, rotations and softmax besides
 
 
-def test_programs_are_timed_in_turns():
-    calls = []
-    programs = {
-        name: Compiled(lambda x, name=name: calls.append(name) or x, (jnp.ones(3),)) for name in ("a", "b")
-    }
-    with pytest.raises(AttributeError):  # an uncompiled function has no counts, so it fails after its turns
-        timed(programs, 2)
-    assert calls == ["a", "b"] * 3
-    with pytest.raises(ValueError, match="passes must be at least 1, not 0"):
-        timed(programs, 0)
-
-
 # Decoding
 
 
@@ -249,44 +236,23 @@ TOY = {
     "preset": "test-recurrent",
     "tokens": (4, 6),
     "factors": (2,),
-    "largest": 8,
-    "passes": 2,
     "capacity": 8,
 }
 
 
-def test_script(tmp_path, capsys):
-    options = width_depth.Options(**TOY, out=tmp_path / "new" / "toy.json", figure=None)
-    width_depth.main(options)
-    result = json.loads(options.out.read_text())
-    rows = {(row["what"], row["tokens"], row["variant"]): row for row in result["rows"]}
-    assert len(rows) == len(result["rows"]) == 2 * 3 + 4
-    assert (
-        rows["attention", 4, "kv_share gathered"]["xla_flops"] < rows["attention", 4, "kv_share"]["xla_flops"]
-    )
-    for (what, tokens, _), row in rows.items():
-        assert ("total" in row) == (what == "prefill")
-        assert ("seconds" in row) == (tokens == 4)  # twelve positions are more than the largest
-        if "seconds" in row:
-            assert len(row["passes"]) == 2 and row["seconds"] > 0 and row["xla_flops"] > 0
-    assert {row["factor"] for row in result["curves"]} == {2}
-    assert "not measured: more than 8 positions" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("seconds", [{}, {"seconds": 0.5}])
-def test_figure(seconds, tmp_path):
+def test_script(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "figures" / "toy.png"
-    options = width_depth.Options(**TOY, measure=bool(seconds), out=tmp_path / "toy.json", figure=path)
-    result = {"curves": width_depth.curves(options)}
-    result["rows"] = [row | seconds for row in width_depth.counts(options)]
+    options = width_depth.Options(**TOY, out=tmp_path / "new" / "toy.json", figure=path)
+    width_depth.main(options)
+    result = json.loads(options.out.read_text())
+    rows = {(row["tokens"], row["variant"]): row for row in result["rows"]}
+    assert len(rows) == len(result["rows"]) == 2 * 3 and {row["factor"] for row in result["curves"]} == {2}
+    assert rows[4, "depth"]["total"] < rows[4, "kv_share"]["total"] < rows[4, "no_share"]["total"]
     figure = width_depth.plot(options, result, width_depth._pyplot())
-    assert [axis.get_visible() for axis in figure.axes] == [True, True, True, bool(seconds)]
     work_lines = {line.get_label(): line.get_ydata() for line in figure.axes[0].lines}
     assert (work_lines["no_share, s = 2"][1:] > work_lines["kv_share, s = 2"][1:]).all()
-    if not seconds:
-        width_depth.main(options)
-        assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -295,7 +261,6 @@ def test_figure(seconds, tmp_path):
         (width_depth.Options, {"preset": "huge"}, "preset must be one of huginn-0125"),
         (width_depth.Options, {"factors": ()}, "factors must be one or more"),
         (width_depth.Options, {"tokens": (4, 0)}, "tokens must be one or more"),
-        (width_depth.Options, {"passes": 0}, "passes must be at least 1"),
         (serial_steps.Options, {"preset": "huge"}, "preset must be one of huginn-0125"),
         (serial_steps.Options, {"recurrence": 0}, "recurrence must be at least 1"),
     ],
