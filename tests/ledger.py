@@ -59,7 +59,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "pd.Jacobi(block=16)",
         "pd.Jacobi(block=16, pool=4)",
         "pd.Jacobi(block=8, running=True)",
-        "pd.Jacobi(block=8, blocks=2, pool=2, spawn=0.5)",
+        "pd.Jacobi(block=8, blocks=2, pool=2)",
     ),
     "tiny-causal": ("pd.AutoRegressive()",),
     "tiny-sdar": (
