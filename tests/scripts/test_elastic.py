@@ -91,20 +91,6 @@ def canvas_and_info(state, info):
     return state.rows.tokens, info
 
 
-def test_a_batch_and_a_budget_change_no_row():
-    network, params = tiny_blocks(**MODEL), tiny_blocks_params(1, 3.0)
-    decoder = ElasticDenoising(network, SIZE, SPEC)
-    knobs = decoder.Knobs(length_entropy=1.6, temperature=1.0, threshold=0.5)
-    whole = decode.run(decoder, params, request(), knobs)
-    for i in range(3):
-        alone = decode.run(decoder, params, request().take([i]), knobs)
-        assert alone.completions() == whole.completions()[i : i + 1]
-        assert alone.network_calls.tolist() == whole.network_calls[i : i + 1].tolist()
-        assert alone.positions.tolist() == whole.positions[i : i + 1].tolist()
-    cut = decode.run(decoder, params, tiny_request((5, 2, 7), seed=2), knobs).completions()
-    assert cut == [tokens[:n] for tokens, n in zip(whole.completions(), (5, 2, 7), strict=True)]
-
-
 @pytest.mark.parametrize(
     ("masked", "start", "most", "bound", "want"),
     [
