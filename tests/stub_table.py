@@ -35,7 +35,6 @@ KEYS = [
     "dtype",
     "device",
     "compile_seconds",
-    "core_pass_microseconds",
 ]
 
 
@@ -61,12 +60,10 @@ def small_settings():
             "autoregressive",
             pd.Static(recurrence=4),
             baseline=True,
-            half=pd.Static(recurrence=2),
         ),
         Setting(
             "wavefront",
             pd.Wavefront(inner_recurrence=4, window=1),
             wave,
-            half=pd.Wavefront(inner_recurrence=2, window=1),
         ),
     )

@@ -17,9 +17,9 @@ from experiments.common.command import run
 from experiments.common.plots import if_possible, picture
 from experiments.common.record import write_record
 from experiments.recurrent_depth.rival_settings import static
+from experiments.tasks.pointers import PointerProblem, PointerTask
 from paradec_jax import facts, load
-from paradec_jax.data.batches import encode_prompts
-from paradec_jax.data.pointers import PointerProblem, PointerTask
+from paradec_jax.data.problems import encode_prompts
 from paradec_jax.decode import make_request
 from paradec_jax.decode import run as run_decoder
 from paradec_jax.evaluate import pointer_problems

@@ -9,10 +9,9 @@ import pytest
 from stub_table import CONFIG, KEYS, STUB, put_settings, small_settings, strict
 
 import paradec_jax as pd
+from experiments.tasks import build_tokenizer, token_spec, word_problems
 from paradec_jax import cli, facts
-from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate import word_problems
 from paradec_jax.generate import generate
 from paradec_jax.models.recurrent_depth import parameter_shapes
 from paradec_jax.store import Model, save

@@ -8,9 +8,9 @@ import pytest
 from stub_table import KEYS, put_settings
 
 import paradec_jax as pd
+from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax import cli
 from paradec_jax.config import CAUSAL_PRESETS
-from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.families import FAMILIES, init_params
 from paradec_jax.store import Model, save

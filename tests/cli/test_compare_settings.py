@@ -12,12 +12,12 @@ import pytest
 from stub_table import KEYS, put_settings, strict
 from stubs import StubCausal, StubDenoiser, StubHead, StubNetwork
 
+from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax import cli
 from paradec_jax.cli import generate
 from paradec_jax.cli.compare import compare_command
 from paradec_jax.cli.options import NAMES, options_of, rows_of
 from paradec_jax.config import ResidualHeadConfig
-from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.decode import Residual
 from paradec_jax.disk.bundled import ASSETS
 from paradec_jax.families import EVERY_STEP, FAMILIES, family_named, family_of, parameter_shapes

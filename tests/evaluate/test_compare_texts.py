@@ -7,12 +7,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from paradec_jax.cli.compare_texts import usual_of
 from stub_table import strict
 from stubs import StubCausal, StubDenoiser
 
 import paradec_jax as pd
 from paradec_jax import cli
-from paradec_jax.cli.compare_texts import usual_of
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.text import character_tokenizer
 from paradec_jax.decode.machine.setting import Setting

@@ -8,7 +8,7 @@ from stubs import StubNetwork
 
 import paradec_jax as pd
 from experiments.replicas import ReleasedWavefront
-from paradec_jax.data import build_tokenizer, token_spec
+from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax.evaluate.continuations import continuations, cut
 from paradec_jax.evaluate.options import choose
 from paradec_jax.families import FAMILIES

@@ -7,16 +7,9 @@ import numpy as np
 import pytest
 from stub_table import CONFIG, KEYS, STUB, small_settings, strict
 
-from paradec_jax.data import build_tokenizer, token_spec, write_jsonl
-from paradec_jax.evaluate import (
-    compare,
-    exact_answers,
-    paired,
-    ratio,
-    read_jsonl,
-    wilson,
-    word_problems,
-)
+from experiments.tasks import build_tokenizer, token_spec, word_problems
+from paradec_jax.data.problems import exact_answers
+from paradec_jax.evaluate import compare, paired, ratio, wilson
 from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model
 

@@ -8,8 +8,8 @@ import re
 import numpy as np
 import pytest
 
-from paradec_jax.data import auxiliary, batches, vocabulary
-from paradec_jax.data import word_problems as wp
+from experiments.tasks import auxiliary, batches, vocabulary
+from experiments.tasks import word_problems as wp
 
 EQUATION = re.compile(r"(\d+) ([+*/-]) (\d+) = (\d+)")
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
@@ -220,7 +220,7 @@ def test_jsonl_of_others(tmp_path):
     question, path = "one\u2028two\x85", tmp_path / "problems.jsonl"
     line = json.dumps({"question": question, "answer": "a\u2028b\nc\n#### 1"}, ensure_ascii=False)
     path.write_bytes(b"\xef\xbb\xbf" + f"{line}\r\n\r\n{line}".encode())
-    assert wp.read_jsonl(path) == [wp.WordProblem(question, "a\u2028b\nc\n#### 1", 1, 2)] * 2
+    assert wp.read_jsonl(path) == [wp.Problem(question, "a\u2028b\nc\n#### 1", 1, 2)] * 2
 
 
 @pytest.mark.parametrize("line", ["{", "[]", "3", '{"question": "a"}', '{"question": "a", "answer": "b"}'])
