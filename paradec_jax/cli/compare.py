@@ -8,8 +8,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from paradec_jax import store
-from paradec_jax.cli.output import JsonPath, check_json, progress, write_json
-from paradec_jax.cli.tables import TEXTS, answers_columns, answers_values, print_table, texts_values
+from paradec_jax.cli.output import JsonPath, check_json, print_table, progress, write_json
 from paradec_jax.data.problems import read_problems
 from paradec_jax.data.text import read_text
 from paradec_jax.disk.bundled import is_bundled
@@ -21,6 +20,41 @@ from paradec_jax.families import FAMILIES, Family
 from paradec_jax.generate import lacks_head, tokenizer_of
 
 PROBLEMS, DATA = 200, "unseen"
+
+ANSWERS = {  # columns and the fields in them
+    "decoder": "{decoder}",
+    "settings": "{label}",
+    "exact": "{exact}",
+    "95%": "{interval[0]:.1%}-{interval[1]:.1%}",
+    "tokens a second": "{tokens_per_second:.0f}",
+    "speed-up": "{speedup:.2f}x",
+    "its 95%": "{speedup_interval[0]:.2f}-{speedup_interval[1]:.2f}",
+    "without prompt": "{decode_speedup:.2f}x",
+    "tokens a call": "{tokens_per_network_call:.2f}",
+    "equal to greedy": "{equals_greedy:.1%}",
+}
+MORE = {  # of a family
+    "recurrent_depth": {"recurrences a token": "{recurrences_per_token:.2f}"},
+    "block_diffusion": {
+        "positions a token": "{positions_per_token:.2f}",
+        "head calls a token": "{head_calls_per_token:.2f}",
+        "FLOP a token": "{flops_per_token:.3g}",
+    },
+}
+TEXTS = {
+    "model": "{model}",
+    "decoder": "{decoder}",
+    "settings": "{label}",
+    "judge": "{judge_perplexity:.2f}",
+    "95%": "{interval[0]:.2f}-{interval[1]:.2f}",
+    "unigrams": "{unigram_entropy:.3f}",
+    "4-grams": "{fourgram_entropy:.3f}",
+    "distinct-4": "{distinct_4:.3f}",
+    "self-BLEU": "{self_bleu:.1f}",
+    "reverse": "{reverse_perplexity:.2f}",
+    "calls": "{network_calls:.1f}",
+    "seconds a text": "{seconds_per_sample:.4f}",
+}
 
 
 def compare_command(
@@ -137,23 +171,21 @@ def _answers(
 
 def _print_answers(result: Comparison, data: str, seed: int) -> None:
     """Answers, speed and work of every decoder."""
-    base, labels = result.rows[result.baseline], result.labels
-    over = f"{base['decoder']} {labels[result.baseline] or 'decoding'}"
+    base = result.rows[result.baseline]
     notes = [
-        f"Speed: batch {base['batch']}, the first {base['timed_problems']} problems one by one, median of "
-        f"{len(base['passes'])} passes, {base['dtype']}, {base['device']}; speed-up over {over}, with and without "
-        f"the seconds that read the prompts, and its 95% range by bootstrap over problems and passes."
+        f"exact: right answers, and the 95% range of their share. Speed: batch {base['batch']}, the first "
+        f"{base['timed_problems']} problems one by one, median of {len(base['passes'])} passes, {base['dtype']}, "
+        f"{base['device']}; speed-up over the row in bold, with and without the seconds that read the prompts, its "
+        f"95% range by bootstrap over problems and passes."
     ]
     if base["family"] == "block_diffusion":
-        told = "positions/token, prompts included; MFLOP/token: an estimate, the head's share included."
-        notes.insert(0, told)
+        notes.append("Positions with those of prompts; FLOP: an estimate, the head's share included.")
     print_table(
         f"{base['model']}: {base['problems']} problems ({data}), seed {seed}",
-        answers_columns(base["family"]),
-        [answers_values(*pair) for pair in zip(result.rows, labels, strict=True)],
+        ANSWERS | MORE.get(base["family"], {}),
+        result.labelled(),
         notes,
         bold=result.baseline,
-        width=170,
     )
 
 
@@ -241,7 +273,7 @@ def _print_texts(compared: Comparison, seed: int) -> None:
     begin = ", after begin-of-text" if first["judge_begin_of_text"] else ""
     notes = [
         f"judge: generative perplexity as {first['judge_definition'].upper()} defines it, of {first['judge_reads']}"
-        f"{begin}. Entropies in nats, of all texts of a row together. ms/text: in batches of {first['batch']}, "
+        f"{begin}. Entropies in nats, of all texts of a row together. Seconds: in batches of {first['batch']}, "
         f"{first['dtype']}, {first['device']}."
     ]
     if first["reverse_perplexity"] is not None:
@@ -254,6 +286,6 @@ def _print_texts(compared: Comparison, seed: int) -> None:
     print_table(
         f"{first['samples']} texts of {first['length']} tokens, judged by {first['judge']}, seed {seed}",
         TEXTS,
-        [texts_values(*pair) for pair in zip(rows, compared.labels, strict=True)],
+        compared.labelled(),
         notes,
     )
