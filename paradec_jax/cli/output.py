@@ -15,7 +15,7 @@ from tyro.conf import arg
 
 JsonPath = Annotated[str | None, arg(metavar="[PATH]")]  # "-" is standard output
 WORDS = ("family", "model", "settings")  # columns of several words
-WIDTH = 160  # characters of a line where the output is no terminal
+WIDTH = 180  # characters of a line where the output is no terminal
 
 
 def print_table(
@@ -35,12 +35,15 @@ def print_table(
       bold: index of the row in bold.
     """
     table = Table(title=title)
-    for name in columns:
-        width, words = max(map(len, name.split())), name in WORDS
-        table.add_column(name, justify="left" if words else "right", min_width=width, no_wrap=not words)
-    for i, row in enumerate(rows):
-        cells = (_cell(form, row) for form in columns.values())
-        table.add_row(*cells, style="bold" if i == bold else None)
+    cells = [[_cell(form, row) for form in columns.values()] for row in rows]
+    for i, name in enumerate(columns):
+        words = name in WORDS
+        pieces = [*name.split(), *([] if words else [line[i] for line in cells])]  # which are not broken
+        table.add_column(
+            name, justify="left" if words or name == "decoder" else "right", min_width=max(map(len, pieces))
+        )
+    for i, line in enumerate(cells):
+        table.add_row(*line, style="bold" if i == bold else None)
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=WIDTH)
     console.print(table)
