@@ -19,7 +19,7 @@ from paradec_jax.evaluate.text_measures import NO_SACREBLEU, has_sacrebleu
 from paradec_jax.families import FAMILIES, Family
 from paradec_jax.generate import lacks_head, tokenizer_of
 
-PROBLEMS, DATA = 200, "unseen"
+OF_ANSWERS = ("data", "problems", "timed")  # options; the others are of texts
 
 ANSWERS = {  # columns and the fields in them
     "decoder": "{decoder}",
@@ -97,26 +97,19 @@ def compare_command(
       json: print nothing but a list of JSON objects, one a row; with a PATH, write the list there as well as
         printing the table.
     """
-    of_answers: dict[str, Any] = {"data": data, "problems": problems, "timed": timed}
-    of_texts: dict[str, Any] = {
-        "judge": judge,
-        "real": real,
-        "samples": samples,
-        "length": length,
-        "texts": texts,
-    }
     check_json(json)
     loaded = {name: store.load(name) for word in model for name in _models(word)}
     families = list(dict.fromkeys(one.family for one in loaded.values()))
     family = next((FAMILIES[name] for name in families if FAMILIES[name].texts), FAMILIES[families[0]])
-    for name, value in (of_answers if family.texts else of_texts).items():
-        if value is not None:
+    options = {"data": data, "problems": problems, "timed": timed, "judge": judge, "real": real}
+    options |= {"samples": samples, "length": length, "texts": texts}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    for name in given:
+        if (name in OF_ANSWERS) == bool(family.texts):
             raise ValueError(f"--{name} is no option of family {family.name}")
-    if family.texts:
-        return _texts(family, loaded, seed, json, **of_texts)
-    if len(families) > 1:
+    if len(families) > 1 and not family.texts:
         raise ValueError(f"models of one family are compared, not of {' and '.join(families)}")
-    return _answers(family, loaded, seed, json, **of_answers)
+    return (_texts if family.texts else _answers)(family, loaded, seed, json, **given)
 
 
 def _models(word: str) -> tuple[str, ...]:
@@ -137,18 +130,15 @@ def _answers(
     seed: int,
     json: str | None,
     *,
-    data: str | None,
-    problems: int | None,
-    timed: int | None,
+    data: str = "unseen",
+    problems: int = 200,
+    timed: int = TIMED,
 ) -> int:
     """A table of answers for each model."""
-    data = DATA if data is None else data
-    count = PROBLEMS if problems is None else problems
-    timed = TIMED if timed is None else timed
-    for name, value in (("problems", count), ("timed", timed)):
+    for name, value in (("problems", problems), ("timed", timed)):
         if value < 1:
             raise ValueError(f"--{name} must be at least 1, not {value}")
-    items = read_problems(data)[:count]
+    items = read_problems(data)[:problems]
     short = dict(zip(models, store.names_of(list(models)), strict=True))
     results: dict[str, Comparison] = {}
     for name, loaded in models.items():
@@ -208,11 +198,11 @@ def _texts(
     seed: int,
     json: str | None,
     *,
-    judge: str | None,
-    real: str | None,
-    samples: int | None,
-    length: int | None,
-    texts: str | None,
+    judge: str | None = None,
+    real: str | None = None,
+    samples: int = SAMPLES,
+    length: int | None = None,
+    texts: str | None = None,
 ) -> int:
     """One table of the texts of every model and setting."""
     assert family.texts is not None
@@ -234,7 +224,7 @@ def _texts(
             store.load(judge),
             pieces,
             length=room if length is None else length,
-            samples=SAMPLES if samples is None else samples,
+            samples=samples,
             judge_name=store.names_of([judge])[0],
             seed=seed,
             report=report,

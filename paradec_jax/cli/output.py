@@ -37,11 +37,9 @@ def print_table(
     table = Table(title=title)
     cells = [[_cell(form, row) for form in columns.values()] for row in rows]
     for i, name in enumerate(columns):
-        words = name in WORDS
+        words, side = name in WORDS, "left" if name in (*WORDS, "decoder") else "right"
         pieces = [*name.split(), *([] if words else [line[i] for line in cells])]  # which are not broken
-        table.add_column(
-            name, justify="left" if words or name == "decoder" else "right", min_width=max(map(len, pieces))
-        )
+        table.add_column(name, justify=side, min_width=max(map(len, pieces)))  # type: ignore[arg-type]
     for i, line in enumerate(cells):
         table.add_row(*line, style="bold" if i == bold else None)
     console = Console(highlight=False)
