@@ -14,7 +14,7 @@ export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 .PHONY: help demo test scripts test-golden slow cluster peers check clean
 
 help:
-	@echo "make demo          decode unseen problems with every decoder: one table"
+	@echo "make demo          four families, one by one and in parallel: one table"
 	@echo "make test          the tests of the package, without the slow ones"
 	@echo "make scripts       the tests of experiments and notebooks, without the slow ones"
 	@echo "make test-golden   compare with recorded arrays [FAMILY=$(FAMILY)] [PARADEC_GOLDEN=DIR]"
@@ -25,8 +25,8 @@ help:
 	@echo "make clean         remove $(VENV) and .cache"
 
 demo: $(STAMP)
-	@echo "== paradec compare"
-	@$(BIN)/paradec compare
+	@echo "== paradec demo"
+	@$(BIN)/paradec demo
 
 test: $(STAMP)
 	@echo "== tests"

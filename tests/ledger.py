@@ -163,7 +163,10 @@ def of_golden(root: Path) -> dict[str, Any]:
         "ledger",
         "tests/replays",
     ]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "LEDGER_SEEN": str(seen)}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(root), str(Path(__file__).parent)]),
+        "LEDGER_SEEN": str(seen),
+    }
     subprocess.run(command, cwd=root, env=environment, check=False, stdout=subprocess.DEVNULL)
     opened: dict[str, set[str]] = collections.defaultdict(set)
     for line in seen.read_text(encoding="utf-8").splitlines():

@@ -1,35 +1,23 @@
 """A model with a residual head, from texts to texts: the head of its folder is found, or missed in one sentence."""
 
 import dataclasses
+import string
 
 import pytest
-import tokenizers
-from stubs import (
-    tiny_blocks,
-    tiny_blocks_params,
-    tiny_head,
-    tiny_head_params,
-)
+from small_tokenizers import letters
+from stubs import tiny_blocks, tiny_blocks_params, tiny_head, tiny_head_params
 
 import paradec_jax as pd
 from paradec_jax import cli
 from paradec_jax.config import TokenSpec
 from paradec_jax.store import Model, ResidualHead, load, save
-from paradec_jax.tokenizer import Tokenizer
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-VOCAB = {c: i for i, c in enumerate(LETTERS)}
 SPEC = TokenSpec(mask=31, alignment="own")
 TEXTS = ["abcde", "hello", "zz"]
 
 
-def letters() -> Tokenizer:
-    """Token i is the i-th letter; what the network says beyond them is spelled by numbers."""
-    words = VOCAB | {f"<{i}>": i for i in range(len(VOCAB), tiny_blocks().vocab_size)}
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "a"))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
-    backend.decoder = tokenizers.decoders.Fuse()
-    return Tokenizer(backend)
+# What the network says beyond letters is spelled by numbers.
+TOKENIZER = letters(*string.ascii_lowercase, *(f"<{i}>" for i in range(26, tiny_blocks().vocab_size)))
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +25,11 @@ def folder(tmp_path_factory):
     """A model and its head on disk."""
     path = tmp_path_factory.mktemp("models") / "tiny"
     head = ResidualHead(tiny_head().config, tiny_head_params())
-    save(path, Model(tiny_blocks().config, tiny_blocks_params(gain=3.0), SPEC, letters(), head=head))
+    save(path, Model(tiny_blocks().config, tiny_blocks_params(gain=3.0), SPEC, TOKENIZER, head=head))
     return path
 
 
+@pytest.mark.slow
 def test_the_head_of_the_folder_drafts(folder):
     model = load(folder)
     plain = pd.generate(model, TEXTS, pd.BlockDenoising(rule="static"), max_new_tokens=9)
@@ -54,6 +43,7 @@ def test_the_head_of_the_folder_drafts(folder):
     assert (direct.network_calls < plain.network_calls).all() and (direct.counts["head_calls"] > 0).all()
 
 
+@pytest.mark.slow
 def test_gaps_are_filled_with_the_head(folder):
     model = load(folder)
     pieces = [["ab", 4, "cd"], ["x", 9]]
@@ -72,6 +62,7 @@ def test_a_model_without_a_head_is_told_so(folder):
     assert "head_calls" not in out.counts
 
 
+@pytest.mark.slow
 def test_the_command_takes_the_head_or_none(folder, capsys):
     words = ["--model", str(folder), "--max-new-tokens", "6", "--rule", "static", "hello"]
     said = {}

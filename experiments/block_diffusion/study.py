@@ -21,7 +21,7 @@ import tyro
 from experiments.block_diffusion.chosen import HEAD, Options, Shop
 from experiments.block_diffusion.lines import Line, Row, Rows, baseline_of
 from experiments.common.command import run as run_command
-from experiments.common.plots import draw_panels
+from experiments.common.plots import draw_panels, if_possible
 from experiments.common.record import write_record
 from paradec_jax import BlockDenoising, ResidualSpeculative, load, store
 from paradec_jax.evaluate.intervals import times
@@ -203,10 +203,7 @@ def run(name: str, rows: Rows, shop: Shop) -> list[Row]:
     table = [{k: v for k, v in row.items() if k not in without} for row in found]
     dtypes = [dtype for row in found for dtype in row["facts"]["dtypes"]]
     write_record(options.folder / f"{stem}.json", shown, {"title": title, "rows": table}, dtypes=dtypes)
-    try:
-        draw(found, options.folder.parent / "figures" / f"{stem}.png")
-    except ImportError:
-        print("no picture: matplotlib is missing (pip install -e '.[eval]')", file=sys.stderr)
+    if_possible(draw, found, options.folder.parent / "figures" / f"{stem}.png")
     print(f"{title}: {len(found)} rows of {found[0]['problems']} problems")
     for row in found:
         print(told(row))

@@ -13,6 +13,7 @@ from typing import Any
 import tyro
 
 from experiments.common.command import run
+from experiments.common.plots import picture
 from paradec_jax.io import json_lines
 
 
@@ -56,24 +57,16 @@ def series(runs: Sequence[list[dict[str, Any]]], column: str) -> list[tuple[list
 
 def draw(runs: Sequence[list[dict[str, Any]]], columns: Sequence[str], out: Path) -> None:
     """One panel a column, one colour a run; losses on a logarithmic axis."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, len(columns), figsize=(4.6 * len(columns), 3.2), squeeze=False)
-    for panel, column in zip(panels[0], columns, strict=True):
-        for steps, values in series(runs, column):
-            panel.plot(steps, values, linewidth=1)
-        if "accuracy" not in column and column != "agreement":
-            panel.set_yscale("log")
-        panel.set_xlabel("update")
-        panel.set_title(column.replace("_", " "))
-        panel.grid(alpha=0.3)
-    figure.tight_layout()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=120)
-    plt.close(figure)
+    with picture(out, (4.6 * len(columns), 3.2)) as figure:
+        panels = figure.subplots(1, len(columns), squeeze=False)[0]
+        for panel, column in zip(panels, columns, strict=True):
+            for steps, values in series(runs, column):
+                panel.plot(steps, values, linewidth=1)
+            if "accuracy" not in column and column != "agreement":
+                panel.set_yscale("log")
+            panel.set_xlabel("update")
+            panel.set_title(column.replace("_", " "))
+            panel.grid(alpha=0.3)
 
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:

@@ -14,14 +14,14 @@ import numpy as np
 import tyro
 
 from experiments.common.command import run
+from experiments.common.plots import if_possible, picture
 from experiments.common.record import write_record
 from experiments.recurrent_depth.rival_settings import static
+from experiments.tasks.pointers import PointerProblem, PointerTask, pointer_problems
 from paradec_jax import facts, load
-from paradec_jax.data.batches import encode_prompts
-from paradec_jax.data.pointers import PointerProblem, PointerTask
+from paradec_jax.data.problems import encode_prompts
 from paradec_jax.decode import make_request
 from paradec_jax.decode import run as run_decoder
-from paradec_jax.evaluate import pointer_problems
 from paradec_jax.store import Model, names_of
 
 RECURRENCES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 24, 32)
@@ -75,24 +75,17 @@ def by_distance(model: Model, problems: Sequence[PointerProblem], seed: int) -> 
     return rows
 
 
-def picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Share of right names over look-ups and recurrences."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
     grid = np.asarray([row["by_distance"] for row in rows], float).T
-    image = axes.imshow(grid, origin="lower", aspect="auto", vmin=0, vmax=1)
-    axes.set_xticks(range(len(rows)), [row["recurrence"] for row in rows])
-    axes.set_yticks(range(len(grid)))
-    axes.set_xlabel("recurrences a token")
-    axes.set_ylabel("look-ups to the end of the chain")
-    figure.colorbar(image, label="share of right names")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with picture(path, (6.5, 3.6)) as figure:
+        axes = figure.subplots()
+        image = axes.imshow(grid, origin="lower", aspect="auto", vmin=0, vmax=1)
+        axes.set_xticks(range(len(rows)), [row["recurrence"] for row in rows])
+        axes.set_yticks(range(len(grid)))
+        axes.set_xlabel("recurrences a token")
+        axes.set_ylabel("look-ups to the end of the chain")
+        figure.colorbar(image, label="share of right names")
 
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
@@ -107,7 +100,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             f"r {row['recurrence']:2d}: {row['names_right']:.1%} of names, {row['lists_right']:.1%} of lists right"
         )
     if options.figure is not None:
-        picture(rows, options.figure)
+        if_possible(draw, rows, options.figure)
     told = dataclasses.asdict(options) | {"model": names_of([options.model])[0]}
     write_record(options.out, told, {"by_recurrence": rows}, dtypes=facts.dtypes(model.params))
 

@@ -19,6 +19,7 @@ import numpy as np
 import tyro
 from jaxtyping import Array, Float, Int
 
+from experiments.common.plots import picture
 from experiments.common.record import write_record
 from experiments.recurrent_depth import work
 from experiments.recurrent_depth.copies import RULES
@@ -168,9 +169,8 @@ def saturation(options: Options) -> list[dict]:
 # What comes of it
 
 
-def plot(options: Options, result: dict, plt: Any) -> Any:
-    """Width over depth: work, parallelism, and steps of the ideal device."""
-    figure, axes = plt.subplots(1, 3, figsize=(14, 4), layout="constrained")
+def draw(options: Options, result: dict, axes: Any) -> None:
+    """Width over depth in three panels: work, parallelism, and steps of the ideal device."""
     config, lengths = RECURRENT_PRESETS[options.preset], np.array(CURVE)
     factors = [factor for factor in options.factors if factor > 1]
     for (i, factor), (variant, style) in itertools.product(
@@ -204,25 +204,10 @@ def plot(options: Options, result: dict, plt: Any) -> Any:
         axis.grid(alpha=0.3)
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize=7)
-    return figure
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError:
-        raise SystemExit(
-            "the figure needs matplotlib: pip install 'paradec-jax[eval]', or give --figure None"
-        ) from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
 
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     """Counts, prints, and writes the files."""
-    plt = None if options.figure is None else _pyplot()
     result = {
         "rows": counts(options),
         "saturation": saturation(options),
@@ -231,9 +216,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     report(result)
     write_record(options.out, options, result)
     if options.figure is not None:
-        figure = plot(options, result, plt)
-        options.figure.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(options.figure, dpi=120)
+        with picture(options.figure, (14, 4)) as figure:
+            draw(options, result, figure.subplots(1, 3))
 
 
 def report(result: dict) -> None:

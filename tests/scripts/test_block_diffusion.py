@@ -12,9 +12,9 @@ from toys import CHAIN, of_blocks
 from experiments.block_diffusion import acceptance, lines, problems, train, train_head, tuned
 from experiments.block_diffusion.grounds import Chains
 from experiments.block_diffusion.magnitudes import magnitudes, read_states, visited
+from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax import BlockDenoising, Model, make_request, store, trace
 from paradec_jax.config import CAUSAL_PRESETS, ResidualHeadConfig
-from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.families import init_params, network_of
 from paradec_jax.models import ResidualHeadNetwork, residual_head
 

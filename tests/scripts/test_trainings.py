@@ -19,8 +19,8 @@ from toys import POINTERS
 
 from experiments.jacobi import distill
 from experiments.masked_diffusion.markov import Chain
+from experiments.tasks.pointers import Stage
 from paradec_jax import load, store
-from paradec_jax.data.pointers import Stage
 from paradec_jax.families import PRESETS
 from paradec_jax.train import muon
 

@@ -6,12 +6,14 @@ The functions take a decoder with the fields `level` (N), `window` (W) and `gues
 import dataclasses
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.decode.causal import lookahead_window, ngrams
 from paradec_jax.decode.causal.lookahead_window import Levels
+from paradec_jax.decode.machine.decoder import CachedState
 from paradec_jax.decode.machine.network import Counts, Prefix
 from paradec_jax.decode.machine.request import RecordedDraws, Request
 from paradec_jax.decode.machine.rows import Rows
@@ -31,7 +33,7 @@ class RecordedLookahead(RecordedDraws):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class LookaheadState:
+class LookaheadState(CachedState):
     """Rows, a cache of all committed tokens but the newest, window and pool.
 
     Attributes:
@@ -42,16 +44,14 @@ class LookaheadState:
         where it reads no text.
     """
 
-    rows: Rows
-    cache: Any
     levels: Levels
     pool: Int[Array, "B V G m"]
     recent: Int[Array, "B m"] | None
 
     @property
-    def cached(self) -> Int[Array, "B"]:
-        """Trusted cache entries."""
-        return self.rows.length - 1
+    def drafts(self) -> Int[Array, "B _"]:
+        """The Jacobi iterate that the window goes on from; guesses are looked up by the call that verifies them."""
+        return self.levels.drafts
 
 
 @jax.tree_util.register_dataclass
@@ -123,8 +123,9 @@ def level_0(request: Request, ahead: int) -> Int[Array, "B ahead"]:
     """
     recorded = request.recorded
     if isinstance(recorded, RecordedLookahead) and recorded.window is not None:
-        if recorded.window.shape != (ahead,):
-            raise ValueError(f"recorded.window must have shape {(ahead,)}, not {recorded.window.shape}")
+        chex.assert_shape(
+            recorded.window, (ahead,), custom_message="recorded.window", exception_type=ValueError
+        )
         return jnp.broadcast_to(recorded.window, (request.batch, ahead))
     keys = fold(request.keys, Purpose.DRAFT, request.lengths[:, None] + jnp.arange(ahead))
     draw = jax.vmap(lambda keys, n: jax.vmap(lambda key: jax.random.randint(key, (), 0, n))(keys))

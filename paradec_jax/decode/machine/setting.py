@@ -16,8 +16,6 @@ class Setting:
       decoder: unbound.
       knobs: its knobs, or None for the defaults.
       baseline: whether speed-ups, equal tokens and paired differences refer to this row (one setting only).
-      half: the same decoder with half the recurrences a step. It is only timed: the slope between the two is
-        the cost of one recurrence.
       cache: what the network keeps of a position, see the network; its own choice when None.
     """
 
@@ -25,7 +23,6 @@ class Setting:
     decoder: Any
     knobs: Any = None
     baseline: bool = False
-    half: Any = None
     cache: str | None = None
 
     def settings(self) -> dict[str, Any]:
@@ -59,13 +56,10 @@ class Setting:
             for name, value in self.settings().items()
             if name == "block" or value != defaults.get(name)
         }
-        return ", ".join(f"{_SHORT.get(name, name)} {_said(name, value)}" for name, value in changed.items())
-
-
-def _said(name: str, value: Any) -> str:
-    if name == "exit_threshold" and value is None:
-        return "every step"
-    return f"{value:g}" if isinstance(value, float) else f"{value}"
+        if "exit_threshold" in changed and changed["exit_threshold"] is None:
+            changed["exit_threshold"] = "every step"
+        words = {name: f"{x:g}" if isinstance(x, float) else x for name, x in changed.items()}
+        return ", ".join(f"{_SHORT.get(name, name)} {word}" for name, word in words.items())
 
 
 _SHORT = {

@@ -1,0 +1,221 @@
+"""The task of pointers, its batches, and the loss with a target for every recurrence."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.tasks import build_tokenizer, exact_lists, pointer_problems, token_spec
+from experiments.tasks.pointers import PointerTask, Stage, pointer_batches, pointer_problem
+from paradec_jax.config import RECURRENT_PRESETS
+from paradec_jax.decode import Prefix
+from paradec_jax.families import init_params
+from paradec_jax.losses import stepwise_loss
+from paradec_jax.losses.cross_entropy import cross_entropy
+from paradec_jax.models import RecurrentDepthNetwork
+
+TASK = PointerTask(names=12, chains=3, queries=5)
+CURRICULUM = (Stage(0, 12, 1, queries=5, rows=6), Stage(2, 9, 5, queries=7, rows=4))
+NETWORK = RecurrentDepthNetwork(RECURRENT_PRESETS["test-recurrent"])
+
+
+def read(prompt):
+    """Table and queries of a prompt, by its text alone."""
+    entries, asked = prompt.split("?")
+    return dict(re.findall(r" (\w+) has (\w+)", entries)), asked.split()
+
+
+@pytest.mark.parametrize("nearest", [0, 3])
+def test_a_problem_asks_for_the_ends_of_chains(nearest):
+    for index in range(20):
+        item = pointer_problem(4, index, "test", task=TASK, nearest=nearest)
+        table, queries = read(item.prompt)
+        assert len(table) == TASK.names and len(queries) == TASK.queries
+        ends = []
+        for query, distance in zip(queries, item.distance, strict=True):
+            hops = 0
+            while table[query] != query:
+                query, hops = table[query], hops + 1
+            assert hops == distance >= nearest
+            ends.append(query)
+        assert item.solution == f" = {' '.join(ends)}"
+
+
+def test_problems_differ_by_seed_index_and_split():
+    texts = {
+        pointer_problem(seed, index, split, task=TASK).prompt
+        for seed in (0, 1)
+        for index in range(5)
+        for split in ("train", "tune", "test")
+    }
+    assert len(texts) == 30
+    assert pointer_problem(0, 1, "tune") == pointer_problem(0, 1, "tune")
+
+
+def batches(**options):
+    options = {"curriculum": CURRICULUM, "noisy_share": 0.0, "prefetch": 0} | options
+    return pointer_batches(build_tokenizer(), seed=3, chains=TASK.chains, **options)
+
+
+def test_targets_follow_one_pointer_more_after_each_recurrence():
+    tokenizer, batch = build_tokenizer(), next(batches())
+    width = TASK.queries + 1
+    assert batch["targets"].shape == (6, 5, width) and batch["recurrences"] == 1
+    for row, targets in zip(batch["tokens"], batch["targets"], strict=True):
+        prompt, answer = row[:-width], row[-width:]
+        table, names = read(tokenizer.decode(prompt[1:]))
+        assert prompt[0] == token_spec().bos and tokenizer.encode(tokenizer.decode(prompt[1:])) == list(
+            prompt[1:]
+        )
+        for target in targets:
+            assert tokenizer.decode(target[:-1]).split() == names
+            assert target[-1] == token_spec().stop[0]
+            names = [table[name] for name in names]
+        assert tokenizer.decode(answer).split() == ["=", *tokenizer.decode(targets[-1, :-1]).split()]
+
+
+def test_the_prompt_is_asked_for_the_key_of_each_entry_and_the_first_token():
+    tokenizer, batch = build_tokenizer(), next(batches())
+    for row, wanted, weights in zip(
+        batch["tokens"], batch["prompt_targets"], batch["prompt_weights"], strict=True
+    ):
+        table, _ = read(tokenizer.decode(row[1 : len(wanted)]))
+        asked = np.flatnonzero(weights)
+        assert asked[-1] == len(wanted) - 1 and wanted[-1] == row[len(wanted)]
+        told = [tokenizer.decode([x]).strip() for x in wanted[asked[:-1]]]
+        assert {
+            key: tokenizer.decode([row[at]]).strip() for key, at in zip(told, asked, strict=False)
+        } == table
+
+
+def test_batches_follow_the_curriculum_and_resume():
+    data = batches()
+    found = [next(data)["recurrences"] for _ in range(2)]
+    state = data.get_state()
+    third = next(data)
+    assert third["tokens"].shape == (4, 1 + 3 * 9 + 1 + 2 * 7 + 1)
+    assert [*found, third["recurrences"]] == [1, 1, 5]
+    again = batches()
+    again.set_state(state)
+    assert all(np.array_equal(third[name], value) for name, value in next(again).items())
+
+
+def test_drafts_change_inputs_alone():
+    clean, noisy = next(batches()), next(batches(noisy_share=1.0))
+    assert np.array_equal(clean["targets"], noisy["targets"])
+    differs = clean["tokens"] != noisy["tokens"]
+    assert not differs[:, : -TASK.queries].any() and differs[:, -TASK.queries :].any()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PointerTask(names=25), "names must be from 2 to 24, not 25"),
+        (lambda: PointerTask(chains=5), "chains must divide the names"),
+        (lambda: PointerTask(queries=0), "queries must be at least 1"),
+        (lambda: pointer_problem(0, 0, "all"), "split must be one of train, tune, test"),
+        (lambda: pointer_problem(0, 0, task=TASK, nearest=4), "nearest must be from 0 to 3, not 4"),
+        (lambda: batches(curriculum=(Stage(1, 12, 2),)), "curriculum must ascend from batch 0"),
+        (lambda: batches(curriculum=(Stage(0, 10, 2),)), "chains must divide the names"),
+        (lambda: pointer_problems(0), "number of problems must be at least 1"),
+        (lambda: batches(noisy_share=1.5), r"noisy_share must be in \[0, 1\]"),
+        (lambda: stepwise_loss(NETWORK, lambda key, step: 1, 0), "backprop_depth must be at least 1"),
+        (lambda: batches(curriculum=(Stage(0, 12, 2, rows=0),)), "rows must be at least 1"),
+        (lambda: batches(curriculum=(Stage(0, 12, 0),)), "recurrences must be at least 1"),
+    ],
+)
+def test_refusals(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def plain(logits, targets, weights):
+    return cross_entropy(lambda logits: logits, logits, targets, weights)[0].mean
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def by_hand(params, batch, recurrence, prompt_recurrence, states):
+    """Cross-entropies of answers and prompt, by the calls that decoders make."""
+    tokens, targets = batch["tokens"], batch["targets"]
+    rows, _, width = targets.shape
+    prompt = tokens.shape[1] - width
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    at = jnp.zeros(rows, jnp.int32)
+
+    def read(recurrence, part, prefix=None):
+        network = NETWORK.at(recurrence)
+        out, _ = network.forward_from(params, tokens[:, part], positions[:, part], states[:, part], prefix)
+        return out.kv, network.logits(params, out.hidden)
+
+    kv, said = read(prompt_recurrence, slice(prompt))
+    first = plain(said, batch["prompt_targets"], batch["prompt_weights"])
+    cache = NETWORK.write(NETWORK.init_cache(jax.random.split(jax.random.key(0), rows), prompt), kv, at)
+    _, answers = read(recurrence, slice(prompt, None), Prefix(cache, at + prompt))
+    return plain(answers, targets[:, recurrence - 1], jnp.ones((rows, width))), first
+
+
+@pytest.fixture(scope="module")
+def small_batch():
+    """Any tokens will do for the loss."""
+    rng = np.random.default_rng(0)
+    return {
+        "tokens": jnp.asarray(rng.integers(3, 32, (3, 11))),
+        "targets": jnp.asarray(rng.integers(3, 32, (3, 4, 5))),
+        "recurrences": jnp.int32(3),
+        "prompt_targets": jnp.asarray(rng.integers(3, 32, (3, 6))),
+        "prompt_weights": jnp.asarray(rng.integers(0, 2, (3, 6)), jnp.float32),
+        "step": jnp.int32(0),
+    }
+
+
+def test_the_loss_is_that_of_decoding_at_each_recurrence(small_batch):
+    params = init_params(NETWORK.config, jax.random.key(0))
+    loss = jax.jit(stepwise_loss(NETWORK, lambda key, step: jnp.int32(2), 2))
+    key = jax.random.key(5)
+    value, metrics = loss(params, None, small_batch, key)
+    states = NETWORK.initial_state(jax.random.split(jax.random.split(key)[1], (3, 11)))
+    parts = [by_hand(params, small_batch, r, 2, states) for r in (1, 2, 3)]
+    expected = np.mean([answers for answers, _ in parts]) + parts[0][1]
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    assert metrics["prompt_recurrence"] == 2
+
+
+def test_recurrences_beyond_those_asked_for_do_not_count(small_batch):
+    params = init_params(NETWORK.config, jax.random.key(0))
+    loss = jax.jit(stepwise_loss(NETWORK, lambda key, step: jnp.int32(1), 2))
+    key = jax.random.key(5)
+    other = small_batch | {"targets": small_batch["targets"].at[:, 3].set(7)}
+    earlier = small_batch | {"targets": small_batch["targets"].at[:, 2].set(7)}
+    value = loss(params, None, small_batch, key)[0]
+    assert value == loss(params, None, other, key)[0]
+    assert value != loss(params, None, earlier, key)[0]
+
+
+@pytest.mark.slow
+def test_gradients_cross_as_many_recurrences_as_told(small_batch):
+    params, key = init_params(NETWORK.config, jax.random.key(0)), jax.random.key(1)
+    states = NETWORK.initial_state(jax.random.split(jax.random.split(key)[1], (3, 11)))
+
+    def expected(params):
+        parts = [by_hand(params, small_batch, r, 1, states) for r in (1, 2, 3)]
+        return sum(answers for answers, _ in parts) / 3 + parts[0][1]
+
+    def error(depth):
+        loss = stepwise_loss(NETWORK, lambda key, step: jnp.int32(1), depth)
+        found = jax.jit(jax.grad(lambda p: loss(p, None, small_batch, key)[0]))(params)
+        pairs = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
+        return max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in pairs)
+
+    wanted = jax.jit(jax.grad(expected))(params)
+    assert error(3) < 1e-4
+    assert 1e-2 < error(1) < 10
+
+
+def test_lists_are_right_as_a_whole():
+    items = pointer_problems(3, seed=2, task=TASK, nearest=1)
+    assert items[1] == pointer_problem(2, 1, "test", task=TASK, nearest=1)
+    texts = [items[0].solution, items[1].solution + " Ana", items[1].solution]
+    assert exact_lists(items)([item.prompt for item in items], texts).tolist() == [True, False, False]

@@ -1,0 +1,359 @@
+"""The word-problem generator and its batches."""
+
+import itertools
+import operator
+import re
+
+import numpy as np
+import pytest
+
+from experiments.tasks import auxiliary, batches, vocabulary
+from experiments.tasks import words as wp
+from experiments.tasks.__main__ import Options, drawn, main
+from paradec_jax.data.problems import ASSETS, BUNDLED, PROMPT, read_problems
+
+EQUATION = re.compile(r"(\d+) ([+*/-]) (\d+) = (\d+)")
+OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+ALL_STEPS = range(wp.MIN_STEPS, wp.MAX_STEPS + 1)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return vocabulary.build_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def sample():
+    return [wp.problem(3, i, "train", steps) for steps in ALL_STEPS for i in range(150)]
+
+
+def question(item):
+    return item.prompt.removeprefix("Question: ").removesuffix("\nAnswer:\n")
+
+
+def make(tokenizer, **changes):
+    arguments = {"seed": 5, "batch_tokens": 1000, "prefetch": 0}
+    return batches.word_problem_batches(tokenizer, **(arguments | changes))
+
+
+def make_maker(tokenizer, **changes):
+    arguments = {"seed": 5, "split": "train", "batch_tokens": 1000, "buckets": batches.BUCKETS}
+    arguments |= {"mixture": batches.MIXTURE, "prompt_weight": 0.0, "spec": vocabulary.token_spec()}
+    return batches.BatchMaker(tokenizer, **(arguments | changes))
+
+
+# A reader of its own: it solves the question from the story and knows nothing of how the story was made.
+
+
+def solve(question, items):
+    held = {}
+    *story, asked = re.split(r"(?<=[.]) ", question)
+    for sentence in story:
+        read(sentence.rstrip("."), items, held)
+    names = re.findall(r"[A-Z][a-z]+", asked.removeprefix("How"))
+    if "together" in asked:
+        return held[names[0]] + held[names[1]]
+    return held[names[0]] - held[names[1]] if "more" in asked else held[names[0]]
+
+
+def read(sentence, items, held):
+    subject, verb, *rest = sentence.split()
+    numbers = [int(word) for word in rest if word.isdigit()]
+    source = rest[-1]
+    if items not in rest or subject == "Each":
+        return
+    if "half of the" in sentence:
+        held[subject] //= 2
+    elif verb in ("buys", "finds"):
+        held[subject] += numbers[0]
+    elif verb in ("loses", "gives"):
+        held[subject] -= numbers[0]
+    elif "together" in rest:
+        held[subject] = held[rest[-4]] + held[rest[-2]]
+    elif "more" in rest:
+        held[subject] = held[source] + numbers[0]
+    elif "fewer" in rest:
+        held[subject] = held[source] - numbers[0]
+    elif "half" in rest:
+        held[subject] = held[source] // 2
+    elif "twice" in rest or "times" in rest:
+        held[subject] = held[source] * (numbers[0] if numbers else 2)
+    else:
+        held[subject] = numbers[0]
+
+
+def test_equations_hold(sample):
+    for item in sample:
+        *lines, last = item.solution.split("\n")
+        assert len(lines) == item.steps
+        for line in lines:
+            (found,) = EQUATION.findall(line)
+            left, right, result = int(found[0]), int(found[2]), int(found[3])
+            assert OPERATORS[found[1]](left, right) == result
+            assert {left, right, result} <= set(range(wp.MAX_VALUE + 1))
+        assert result == item.answer
+        assert last == f"#### {item.answer}"
+
+
+def test_story_alone_gives_the_answer(sample):
+    for item in sample:
+        items = re.search(r"How many (?:more )?(\w+)", question(item))[1]
+        assert solve(question(item), items) == item.answer, item
+
+
+def test_lines_follow_the_story(sample):
+    for item in sample:
+        place = 0
+        for line in item.solution.split("\n")[:-1]:
+            if "the total is" not in line and "the difference is" not in line:
+                sentence = line.split(", so ")[0] + "."
+                place = question(item).index(sentence, place) + len(sentence)
+
+
+def test_every_wording_and_distractor_appears(sample):
+    text = "\n".join(question(item) for item in sample)
+    templates = [relation.sentence for relation in wp.RELATIONS]
+    templates += [*wp.DISTRACTORS, wp.ASK_VALUE, wp.ASK_MORE, wp.ASK_TOTAL]
+    for template in templates:
+        assert re.search(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(template)), text), template
+    prices = sum("costs" in question(item) or "years old" in question(item) for item in sample)
+    assert 0.2 < prices / len(sample) < 0.8
+
+
+def test_draws_are_deterministic_and_differ():
+    first = wp.problem(0, 7, "train", (2, 4))
+    assert first == wp.problem(0, 7, "train", (2, 4))
+    assert wp.problem(0, 7, "train", 3) == wp.problem(0, 7, "train", (3, 3))
+    others = [wp.problem(1, 7, "train", (2, 4)), wp.problem(0, 8, "train", (2, 4))]
+    assert first not in [*others, wp.problem(0, 7, "tune", (2, 4)), wp.problem(0, 7, "train", (2, 5))]
+
+
+def test_draws_are_the_published_ones():
+    item = wp.problem(0, 3, "test", 2)
+    assert question(item) == (
+        "Fay has 43 nuts. Fay buys 36 more nuts. Pam has 29 nuts. Fay is 72 years old. "
+        "Ola has 14 more nuts than Fay. How many nuts does Ola have?"
+    )
+    assert item.solution == (
+        "Fay buys 36 more nuts, so Fay now has 43 + 36 = 79 nuts.\n"
+        "Ola has 14 more nuts than Fay, so Ola has 79 + 14 = 93 nuts.\n"
+        "#### 93"
+    )
+    assert item.prompt == f"Question: {question(item)}\nAnswer:\n"
+
+
+def test_splits_are_disjoint_across_seeds():
+    questions = {split: set() for split in wp.SPLITS}
+    for split, seed in itertools.product(wp.SPLITS, (0, 11)):
+        questions[split] |= {question(wp.problem(seed, i, split, (2, 4))) for i in range(1000)}
+    for one, other in itertools.combinations(wp.SPLITS, 2):
+        assert not questions[one] & questions[other]
+    assert all(wp.split_of(text) == split for split, texts in questions.items() for text in texts)
+    assert min(len(texts) for texts in questions.values()) > 1990
+
+
+def test_answers_spread(sample):
+    counts = np.bincount([item.answer for item in sample], minlength=100)
+    assert counts.max() < 0.05 * len(sample)
+    assert (counts > 0).sum() > 90
+
+
+def test_answer_lengths(sample, tokenizer):
+    lengths = np.asarray([len(tokenizer.encode(item.solution)) + 1 for item in sample]).reshape(7, -1)
+    assert lengths.min() >= 40 and lengths.max() <= 200
+    assert np.all(np.diff(lengths.mean(1)) > 15)
+
+
+def count(tokenizer, template, amount=99):
+    people = dict.fromkeys(("subject", "source", "other", "holder", "stranger"), "Ana")
+    return len(
+        tokenizer.encode(" " + template.format(**people, items="nuts", other_items="eggs", amount=amount))
+    )
+
+
+def step_cost(tokenizer, relation):
+    """Most tokens of a relation: its sentence in the story and its line of the solution."""
+    amount = max(relation.factors, default=99)
+    equation = count(tokenizer, f", so {{subject}} has 99 + {amount} = 99 {{items}}.\n") - 1
+    full_stop, now = 1, int(relation.updates)
+    return 2 * count(tokenizer, relation.sentence, amount) + full_stop + now + equation
+
+
+@pytest.mark.parametrize("bucket", batches.BUCKETS)
+def test_default_buckets_hold_every_problem(tokenizer, bucket):
+    """Adds up the longest wordings, so that no draw can exceed the length."""
+    steps, most = bucket.steps_high, 3
+    plain = max(step_cost(tokenizer, relation) for relation in wp.RELATIONS if relation is not wp.TOGETHER)
+    ask = {text: count(tokenizer, text) for text in (wp.ASK_VALUE, wp.ASK_MORE, wp.ASK_TOTAL)}
+    joint = max(count(tokenizer, text) for text in (wp.STEP_MORE, wp.STEP_TOTAL))
+    joint += count(tokenizer, ", so the total is 99 + 99 = 99 {items}.\n") - 1
+    total = most * step_cost(tokenizer, wp.TOGETHER) + (steps - most) * plain
+    total += max(ask[wp.ASK_VALUE], max(ask.values()) + joint - plain)
+    total += most * count(tokenizer, wp.GIVEN)
+    total += sum(sorted(count(tokenizer, text) for text in wp.DISTRACTORS)[-2:])
+    total += len(tokenizer.encode(PROMPT.format(question="").replace(" ", "") + "#### 99"))
+    assert total + 1 <= bucket.length
+
+
+@pytest.mark.parametrize(("name", "count", "split"), [("unseen", 1000, "test"), ("tuning", 200, "tune")])
+def test_the_problems_of_the_package_are_those_of_seed_1(name, count, split, tmp_path):
+    """Byte for byte, as its command writes them; the first of them are those of a smaller number."""
+    written, bundled = tmp_path / "problems.jsonl", ASSETS / BUNDLED[name]
+    main(Options("words", written, count=count, seed=1, split=split))
+    assert written.read_bytes() == bundled.read_bytes()
+    assert read_problems(name)[:50] == wp.word_problems(50, seed=1, split=split)
+    assert len({item.prompt for item in read_problems(name)}) == count
+
+
+@pytest.mark.parametrize("task", ["pointers", "chains", "sums", "steps", "recalls"])
+def test_every_task_is_written_as_problems(task, tmp_path):
+    main(Options(task, tmp_path / "task.jsonl", count=3, seed=2))
+    items = read_problems(tmp_path / "task.jsonl")
+    assert items == drawn(Options(task, tmp_path, count=3, seed=2)) and len(items) == 3
+    assert all(item.answered(item.solution) and not item.answered("#### 3") for item in items)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 0, "dev", 3), "split must be one of train, tune, test"),
+        ((0, 0, "train", 9), "steps must lie in 2..8"),
+        ((0, 0, "train", (5, 4)), "steps must lie in 2..8"),
+        ((-1, 0, "train", 3), "must not be negative"),
+    ],
+)
+def test_bad_arguments_of_problem(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        wp.problem(*arguments)
+
+
+def test_batch_rows(tokenizer):
+    maker = make_maker(tokenizer, prompt_weight=0.25)
+    batch, problems = maker(0), maker.problems(0)
+    bucket = maker.bucket_of(0)
+    assert batch["tokens"].shape == (1000 // bucket.length, bucket.length)
+    dtypes = {name: array.dtype for name, array in batch.items()}
+    assert dtypes == {"tokens": np.int32, "targets": np.int32, "weights": np.float32}
+    for item, tokens, targets, weights in zip(problems, *batch.values(), strict=True):
+        prompt, solution = [1, *tokenizer.encode(item.prompt)], [*tokenizer.encode(item.solution), 2]
+        row = np.asarray(prompt + solution)
+        np.testing.assert_array_equal(tokens[: len(row)], row)
+        np.testing.assert_array_equal(targets[: len(row) - 1], row[1:])
+        np.testing.assert_array_equal(targets[weights == 1], solution)
+        np.testing.assert_array_equal(targets[weights == 0.25], prompt[1:])
+        assert not tokens[len(row) :].any() and not weights[len(row) - 1 :].any()
+
+
+def test_mixture_sets_the_buckets(tokenizer):
+    maker = make_maker(tokenizer, mixture=((0, (1.0, 0.0, 0.0)), (50, (0.0, 1.0, 3.0))))
+    drawn = [maker.buckets.index(maker.bucket_of(i)) for i in range(450)]
+    assert set(drawn[:50]) == {0}
+    assert 0.65 < np.mean(np.asarray(drawn[50:]) == 2) < 0.85
+    assert 0 not in drawn[50:]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_batches_resume_bitwise(tokenizer, prefetch):
+    iterator = make(tokenizer, prefetch=prefetch)
+    for _ in range(3):
+        next(iterator)
+    state = iterator.get_state()
+    ahead = [next(iterator) for _ in range(3)]
+    fresh = make(tokenizer, prefetch=prefetch)
+    fresh.set_state(state)
+    for expected in ahead:
+        got = next(fresh)
+        assert all(np.array_equal(got[name], expected[name]) for name in ("tokens", "targets", "weights"))
+
+
+def test_batches_do_not_share_problems(tokenizer):
+    maker = make_maker(tokenizer)
+    questions = [question(item) for i in range(20) for item in maker.problems(i)]
+    assert len(set(questions)) == len(questions)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_tokens": 100}, "batch_tokens 100 cannot hold a row of 164"),
+        ({"buckets": (batches.Bucket(2, 3, 90),), "mixture": ((0, (1,)),)}, "its bucket has length 90"),
+        ({"buckets": ()}, "at least one bucket"),
+        ({"mixture": ((0, (1, 1)),)}, "must give 3 weights"),
+        ({"mixture": ((0, (0, 0, 0)),)}, "one positive"),
+        ({"mixture": ((5, (1, 1, 1)),)}, "the first at batch 0"),
+        ({"split": "dev"}, "split must be one of"),
+    ],
+)
+def test_bad_arguments_of_batches(tokenizer, changes, message):
+    with pytest.raises(ValueError, match=message):
+        make(tokenizer, **changes)
+
+
+def test_long_problems_are_passed_over(tokenizer):
+    short = batches.Bucket(2, 3, 120)  # some problems of three steps need more
+    maker = make_maker(tokenizer, buckets=(short,), mixture=((0, (1.0,)),))
+    wide = make_maker(tokenizer, buckets=(batches.Bucket(2, 3, 164),), mixture=((0, (1.0,)),))
+    assert all(len(maker.problems(i)) == 1000 // 120 == len(maker(i)["tokens"]) for i in range(10))
+    assert {item.steps for i in range(10) for item in maker.problems(i)} == {2, 3}
+    assert any(row[121:].any() for i in range(10) for row in wide(i)["tokens"])
+
+
+@pytest.mark.parametrize("kind", ["sums", "steps"])
+def test_auxiliary_tasks_compute_right_and_count_their_numbers(kind):
+    for index in range(50):
+        item = auxiliary.auxiliary_task(3, index, kind)
+        assert item == auxiliary.auxiliary_task(3, index, kind) != auxiliary.auxiliary_task(4, index, kind)
+        equations = EQUATION.findall(item.answer)
+        assert len(equations) == len(item.answer.splitlines())
+        for left, operation, right, result in equations:
+            assert OPERATORS[operation](int(left), int(right)) == int(result)
+        counted = [item.answer[low:high].strip() for low, high in item.spans]
+        wanted = [(e[3],) if kind == "sums" else (e[0], e[2], e[3]) for e in equations]
+        assert counted == list(itertools.chain(*wanted))
+    with pytest.raises(ValueError, match="kind must be one of sums, steps, recalls"):
+        auxiliary.auxiliary_task(0, 0, "songs")
+
+
+def test_steps_are_practised_on_known_quantities():
+    for index in range(50):
+        item = auxiliary.auxiliary_task(3, index, "steps")
+        held = {}
+        for subject, amount, items in re.findall(r"(\w+) has (\d+) (\w+)\.", item.prompt):
+            held.setdefault(subject, {})[items] = int(amount)
+        items = re.search(r"How many (\w+)", item.prompt)[1]
+        held = {subject: amounts[items] for subject, amounts in held.items() if items in amounts}
+        for line in item.answer.splitlines():
+            left, _, _, result = EQUATION.search(line).groups()
+            relation, finding = line.split(", so ")
+            subject = finding.split()[0]
+            source = re.search(r"(?:than|as) ([A-Z]\w+)", relation)
+            assert held[source[1] if source else subject] == int(left)
+            held[subject] = int(result)
+
+
+def test_recalls_are_of_the_newest_amount():
+    for index in range(50):
+        item = auxiliary.auxiliary_task(3, index, "recalls")
+        held, starts, said = {}, dict(item.spans), 0
+        for told in re.finditer(r"([A-Z]\w+)( now)? has (\d+) \w+\.", item.answer):
+            name, now, amount = told.groups()
+            assert (now is not None) <= (name in held)
+            assert (told.start(3) in starts) == (name in held and now is None)
+            if told.start(3) in starts:
+                assert held[name] == amount and starts[told.start(3)] == told.end(3) + 1
+            held[name], said = amount, said + 1
+        assert said == 4 * auxiliary.MAX_STEPS and len(starts) > said / 2
+
+
+def test_batches_of_auxiliary_tasks(tokenizer):
+    buckets = (batches.Bucket(2, 3, 164), batches.Bucket(0, 0, 128, task="sums"))
+    maker = make_maker(tokenizer, buckets=buckets, mixture=((0, (0.0, 1.0)),))
+    batch = maker(0)
+    assert batch["tokens"].shape == (7, 128) and maker.problems(0) == []
+    np.testing.assert_array_equal(batch["tokens"][:, 1:], batch["targets"][:, :-1])
+    for tokens, targets, weights in zip(*batch.values(), strict=True):
+        text = tokenizer.decode([*tokens[1:], targets[-1]])
+        results = "".join(result for *_, result in EQUATION.findall(text))
+        counted = tokenizer.decode(targets[weights == 1])
+        assert re.sub(r"\D", "", counted) == results
+    assert not np.array_equal(maker(1)["tokens"], batch["tokens"])
