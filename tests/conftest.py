@@ -27,6 +27,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 FLAGS = ["--xla_backend_optimization_level=0"]
 if jaxlib.__version__.startswith("0.10."):
     FLAGS += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"  # which commands do not change
 os.environ["XLA_FLAGS"] = " ".join([*FLAGS, os.environ.get("XLA_FLAGS", "")]).strip()
 for name in ("JAX_ENABLE_X64", "JAX_DISABLE_JIT", "JAX_DEBUG_NANS", "JAX_DEFAULT_MATMUL_PRECISION"):
@@ -40,7 +41,6 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 from jaxtyping import _import_hook, install_import_hook  # noqa: E402
 
-jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax"))
 jax.config.update("jax_traceback_in_locations_limit", 0)  # lowering writes no Python frames into programs
 
 register_dataclass = jax.tree_util.register_dataclass
@@ -79,19 +79,11 @@ hook = install_import_hook(
 )
 
 
-SLOW = frozenset((ROOT / "tests" / "slow.txt").read_text(encoding="utf-8").splitlines())
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks as slow what `slow.txt` names: tests that took long on two cores, for the programs that they compile.
-
-    One worker runs all laws of a row, or all of another file's tests: they share programs, which a process compiles
-    once.
-    """
+    """One worker runs all laws of a row, or all of another file's tests: they share programs, which a process
+    compiles once."""
     for item in items:
-        if item.nodeid in SLOW:
-            item.add_marker(pytest.mark.slow)
         of_row = item.path.parent.name == "laws" and getattr(item, "callspec", None)
         row = of_row and item.callspec.params.get("name")
         item.add_marker(pytest.mark.xdist_group(row or item.nodeid.partition("::")[0]))

@@ -41,6 +41,7 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_the_head_of_the_folder_drafts(folder):
     model = load(folder)
     plain = pd.generate(model, TEXTS, pd.BlockDenoising(rule="static"), max_new_tokens=9)
@@ -54,6 +55,7 @@ def test_the_head_of_the_folder_drafts(folder):
     assert (direct.network_calls < plain.network_calls).all() and (direct.counts["head_calls"] > 0).all()
 
 
+@pytest.mark.slow
 def test_gaps_are_filled_with_the_head(folder):
     model = load(folder)
     pieces = [["ab", 4, "cd"], ["x", 9]]
@@ -72,6 +74,7 @@ def test_a_model_without_a_head_is_told_so(folder):
     assert "head_calls" not in out.counts
 
 
+@pytest.mark.slow
 def test_the_command_takes_the_head_or_none(folder, capsys):
     words = ["--model", str(folder), "--max-new-tokens", "6", "--rule", "static", "hello"]
     said = {}

@@ -256,6 +256,7 @@ class TestLoad:
         with pytest.raises(StoreError, match="dtype"):
             store.load(copy, dtype="int8")
 
+    @pytest.mark.slow
     def test_damaged_parameter_files_never_load(self, copy):
         """Whatever byte is hit or lost, the load fails with one sentence, or the parameters are still right."""
         content = (copy / WEIGHTS).read_bytes()

@@ -37,6 +37,7 @@ def settings(monkeypatch):
     put_settings(monkeypatch, "causal", TABLE)
 
 
+@pytest.mark.slow
 def test_models_side_by_side(folders, capsys, tmp_path):
     path = tmp_path / "rows.json"
     models = [word for folder in folders.values() for word in ("--model", str(folder))]
@@ -67,6 +68,7 @@ def test_the_bundled_models_of_the_family_are_the_default(monkeypatch, capsys):
     assert asked == [FAMILIES["causal"].bundled[0]]
 
 
+@pytest.mark.slow
 def test_generate_with_every_decoder_of_the_family(folders, capsys):
     texts = {}
     for decoder in (None, "autoregressive", "jacobi"):

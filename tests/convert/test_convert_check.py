@@ -20,6 +20,7 @@ def model(tmp_path_factory) -> Path:
 
 
 class TestCheck:
+    @pytest.mark.slow
     @pytest.mark.golden
     def test_golden(self, model, capsys):
         recorded = GOLDEN / "forward.npz"

@@ -45,6 +45,7 @@ def test_a_length_is_that_of_a_checkpoint_of_it(length, alignment):
     assert other["tokens"] != want["tokens"], "the length changes nothing"
 
 
+@pytest.mark.slow
 def test_lengths_are_chosen_row_by_row_and_each_call_reads_what_a_whole_text_shows():
     """Rows go on in phases of their own; a step reads its block after the blocks that were chosen before it.
 
@@ -91,6 +92,7 @@ def canvas_and_info(state, info):
     return state.rows.tokens, info
 
 
+@pytest.mark.slow
 def test_a_batch_and_a_budget_change_no_row():
     network, params = tiny_blocks(**MODEL), tiny_blocks_params(1, 3.0)
     decoder = ElasticDenoising(network, SIZE, SPEC)

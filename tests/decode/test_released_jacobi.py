@@ -79,6 +79,7 @@ def result_of(name: str) -> decode.Decoded:
     return decode.run(decoder_of(name), params(), request_of(), knobs_of(name))
 
 
+@pytest.mark.slow
 @EVERY
 def test_output_is_greedy_decoding_and_overruns_the_budget(name):
     result = result_of(name)
@@ -93,6 +94,7 @@ def test_output_is_greedy_decoding_and_overruns_the_budget(name):
     assert (np.asarray(result.reasons) == decode.Reason.BUDGET).all()
 
 
+@pytest.mark.slow
 def test_drafts_are_accepted():
     """Otherwise the other tests here would see no candidate and no spawned block."""
     for name in QUICK:
@@ -104,6 +106,7 @@ def test_drafts_are_accepted():
         assert calls < tokens, f"{name}: {calls} calls for {tokens} tokens"
 
 
+@pytest.mark.slow
 @EVERY
 def test_stop_tokens_end_a_row(name):
     stop = greedy()[0][7]

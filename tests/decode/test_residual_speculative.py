@@ -85,6 +85,7 @@ def slow(*values: Any) -> Any:
 # The base decoder's text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("rule", ["quotas", "dynamic", slow("static"), slow("threshold")])
 @pytest.mark.parametrize("head", HEADS)
@@ -113,6 +114,7 @@ def test_logits_about_the_next_position(head):
         assert_same(drafted("dynamic", head, "next", temperature), wanted)
 
 
+@pytest.mark.slow
 def test_unfused_calls():
     plain = {"fuse_store": False, "fuse_prompt": False}
     for head in ("right", "random"):
@@ -120,6 +122,7 @@ def test_unfused_calls():
         assert_same(result, base("dynamic", temperature=0.7, **plain))
 
 
+@pytest.mark.slow
 def test_stop_tokens_and_holes():
     """A draft that holds a stop token ends its row; given tokens in a block are seen by drafts."""
     stub, spec = on("own")
@@ -188,6 +191,7 @@ def test_calls_are_those_of_the_formula(head, options, formula):
     ]
 
 
+@pytest.mark.slow
 def test_what_riding_saves():
     """Whole blocks of 8, K = 3: after its first step a block takes 3 calls; the last one rides, or 1 more follows."""
     stub, spec = on("own")
@@ -201,6 +205,7 @@ def test_what_riding_saves():
     assert int(decode.run(plain, None, request).network_calls[0]) == 24
 
 
+@pytest.mark.slow
 def test_adaptive_drafts():
     """No draft is sure enough, or enough is revealed: the base's calls; the head stores where nobody asks."""
     wanted = base("static")
@@ -276,6 +281,7 @@ def test_a_transformer_repeats_its_base(rule, temperature, alignment):
 # What the machine sees
 
 
+@pytest.mark.slow
 def test_infos_and_drafts():
     """What is verified in a call is what the state before it showed as drafts."""
     stub, spec = on("own")
@@ -310,6 +316,7 @@ def drafts_and_info(decoder):
 # Released programs
 
 
+@pytest.mark.slow
 def test_the_released_loop_needs_more_calls():
     """Its drafts are a reveal behind and its head sees no context: the same text, later; and whole blocks of it."""
     stub, spec = on("own")
@@ -324,6 +331,7 @@ def test_the_released_loop_needs_more_calls():
     assert calls[False] > calls[True] > int(fresh.sum())
 
 
+@pytest.mark.slow
 def test_positions_judged_one_by_one_are_not_lossless():
     network, params = tiny_blocks(), {"network": tiny_blocks_params(gain=3.0), "head": None}
     spec, request = TokenSpec(mask=31, alignment="own"), tiny_request(13, prompts=PROMPTS_OF_8)

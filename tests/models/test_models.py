@@ -94,6 +94,7 @@ def test_impossible_networks(options, message):
         RecurrentDepthNetwork(RECURRENT_PRESETS["test-recurrent"], **options)
 
 
+@pytest.mark.slow
 def test_initial_values():
     config = dataclasses.replace(
         RECURRENT_PRESETS["test-recurrent"], width=64, vocab_size=256, feed_forward=96
@@ -237,6 +238,7 @@ def test_positions_matter_only_relatively():
     np.testing.assert_allclose(moved, logits, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_separate_output_matrix_is_used():
     network = tiny_network(tie_embeddings=False)
     params = tiny_params(tie_embeddings=False)

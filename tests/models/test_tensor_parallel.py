@@ -33,6 +33,7 @@ def found(request) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", BLOCKS)
 def test_collectives(found, family):
     one = found[family]

@@ -1,6 +1,7 @@
-"""Models for the scripts."""
+"""The mark of this folder, and models for the scripts."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import pytest
@@ -11,6 +12,14 @@ from paradec_jax.families import init_params
 from paradec_jax.store import Model, save
 
 CONFIG = dataclasses.replace(CAUSAL_PRESETS["test-causal"], vocab_size=384, max_length=256)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """A script runs as a whole, at toy size: every test of this folder is slow."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")

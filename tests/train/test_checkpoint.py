@@ -106,6 +106,7 @@ def train_on_meshes(folder: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_restore_on_another_mesh(tmp_path):
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     process = python(

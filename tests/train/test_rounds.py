@@ -121,6 +121,7 @@ def test_the_first_update_after_a_reset_has_a_rate():
     np.testing.assert_allclose(np.abs(after.params["embedding"] - before).max(), 0.1 / 3, rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 3, 4, 5, 8, 9, 11])
 def test_a_run_that_was_stopped_after_any_update_goes_on(tmp_path, stop):
     """Edges of rounds among them, and one update before and after each."""
