@@ -1,11 +1,10 @@
-"""Before anything imports JAX: the CPU, a persistent compilation cache, and type checks of arrays.
+"""Before anything imports JAX: the CPU, a persistent compilation cache, and where TYPES is set type checks of arrays.
 
-Under pytest the jaxtyping annotations of `paradec_jax`, `convert`, the decoders of `experiments` and the stubs are
+With TYPES=1 the jaxtyping annotations of `paradec_jax`, `convert`, the decoders of `experiments` and the stubs are
 checked at every call (while tracing, so compiled programs do not change). The import hook must be in place before any
 of them is imported.
 """
 
-import ast
 import gc
 import itertools
 import os
@@ -39,44 +38,16 @@ if early:
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
-from jaxtyping import _import_hook, install_import_hook  # noqa: E402
+from jaxtyping import install_import_hook  # noqa: E402
 
 jax.config.update("jax_traceback_in_locations_limit", 0)  # lowering writes no Python frames into programs
 
-register_dataclass = jax.tree_util.register_dataclass
-
-
-def register_unchecked(cls, *args, **kwargs):
-    """A pytree is rebuilt around whatever its leaves are mapped to (shapes, NumPy arrays, one more axis under
-    `vmap`), so its fields are not checked; what functions take and return is."""
-    cls.__no_type_check__ = True
-    return register_dataclass(cls, *args, **kwargs)
-
-
-jax.tree_util.register_dataclass = register_unchecked
-
-
-def visit_outer_functions(self, node, visit=_import_hook.JaxtypingTransformer.visit_FunctionDef):
-    """A function inside a function is made anew, and with it its checks, whenever the outer one is called. That took
-    longer than to check the others did, so arguments of those are not checked."""
-    if not any(isinstance(parent, ast.FunctionDef) for parent in self._parents):
-        visit(self, node)
-    return node
-
-
-_import_hook.JaxtypingTransformer.visit_FunctionDef = visit_outer_functions
-modules = {path.stem for path in (ROOT / "paradec_jax").iterdir()} - {"__init__", "__pycache__"}
-modules -= {*UNCHECKED, *UNCHECKABLE}
-hook = install_import_hook(
-    [
-        "convert",
-        "experiments.replicas",
-        "experiments.decoders",
-        "stubs",
-        *(f"paradec_jax.{name}" for name in sorted(modules)),
-    ],
-    "beartype.beartype",
-)
+if os.environ.get("TYPES"):
+    modules = {path.stem for path in (ROOT / "paradec_jax").iterdir()} - {"__init__", "__pycache__"}
+    modules -= {*UNCHECKED, *UNCHECKABLE}
+    checked = [f"paradec_jax.{name}" for name in sorted(modules)]
+    checked += ["convert", "experiments.replicas", "experiments.decoders", "stubs"]
+    install_import_hook(checked, "annotations.check")
 
 
 @pytest.hookimpl(tryfirst=True)

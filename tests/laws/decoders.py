@@ -295,7 +295,7 @@ def traced(
 
 
 @functools.cache
-def alone(name: str) -> list[tuple[decode.Decoded, dict[str, int]]]:
+def alone(name: str) -> list[tuple[decode.Decoded, collections.Counter]]:
     """Each prompt by itself in a longer buffer, at temperature 3: its result, and what really ran, counted."""
     row, ran = ROWS[name], collections.Counter()
 
@@ -310,7 +310,7 @@ def alone(name: str) -> list[tuple[decode.Decoded, dict[str, int]]]:
     for i in range(request.batch):
         result = decode.run(decoder, row.params, request.take((i,)), row.values(temperature=3.0))
         jax.effects_barrier()
-        results.append((result, dict(ran)))
+        results.append((result, ran.copy()))
         ran.clear()
     return results
 

@@ -1,4 +1,4 @@
-"""The consistency losses: equal forms, padding, options against a slow definition, finite differences."""
+"""The consistency losses: equal forms, padding, options against a slow definition."""
 
 import dataclasses
 import functools
@@ -48,14 +48,14 @@ def batch(seed: int = 0) -> dict[str, np.ndarray]:
 
 
 @functools.cache
-def graded(rules: ConsistencyRules, packed: bool = False, chunk: int | None = None):
-    loss = consistency_loss(NETWORK, SPEC, rules, packed=packed, chunk=chunk)
+def graded(rules: ConsistencyRules, packed: bool = False):
+    loss = consistency_loss(NETWORK, SPEC, rules, packed=packed)
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
-def run(rules=MULTIBLOCK, data=None, *, packed=False, chunk=None, frozen=None):
+def run(rules=MULTIBLOCK, data=None, *, packed=False, frozen=None):
     data = batch() if data is None else data
-    (loss, terms), grads = graded(rules, packed, chunk)(params(), frozen, data, jax.random.key(0))
+    (loss, terms), grads = graded(rules, packed)(params(), frozen, data, jax.random.key(0))
     return float(loss), {name: float(value) for name, value in terms.items()}, grads
 
 
@@ -129,10 +129,6 @@ def test_padding_changes_nothing():
     empty = {name: np.concatenate([values, values[:1]]) for name, values in data.items()}
     empty["pairs"][-1] = 0
     assert_same(together, run(data=empty))
-
-
-def test_chunks_change_nothing():
-    assert_same(run(), run(chunk=5))
 
 
 # Options, against a slow definition on one row
@@ -233,42 +229,6 @@ def test_means_over_the_batch():
     assert shorter["consistency"] == pytest.approx(got["consistency"] / data["pairs"].sum(), rel=1e-5)
 
 
-# Gradients
-
-
-@pytest.mark.parametrize("which", ["progressive", "cllm"])
-def test_finite_differences(which):
-    """In float64, along a random direction; the teacher is frozen so that the loss has no stopped part."""
-    with jax.enable_x64(True):
-        config = dataclasses.replace(CONFIG, dtype="float64", param_dtype="float64")
-        network = TransformerNetwork(config)
-        point = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params())
-        data = batch()
-        if which == "progressive":
-            rules = ConsistencyRules(teacher="frozen")
-            loss = consistency_loss(network, SPEC, rules)
-        else:  # at equal copies the teacher's part is a constant of the first order: only the other term is left
-            data = {name: values[:, :1] if values.ndim == 3 else values for name, values in data.items()}
-            data = {**data, "noisy": data["clean"], "pairs": np.ones(3, np.int32)}
-            loss = cllm_loss(network, SPEC)
-
-        def value(params):
-            return loss(params, point, data, jax.random.key(0))[0]
-
-        keys = jax.random.split(jax.random.key(1), len(jax.tree.leaves(point)))
-        tree = jax.tree.structure(point)
-        direction = jax.tree.map(
-            lambda x, k: jax.random.normal(k, x.shape, jnp.float64), point, tree.unflatten(keys)
-        )
-        value, gradient = jax.jit(value), jax.jit(jax.grad(value))(point)
-        slope = sum(jnp.vdot(a, b) for a, b in zip(*map(jax.tree.leaves, (gradient, direction)), strict=True))
-        step = 1e-6
-        more, less = (
-            value(jax.tree.map(lambda x, d, s=s: x + s * d, point, direction)) for s in (step, -step)
-        )
-        assert float((more - less) / (2 * step)) == pytest.approx(float(slope), rel=1e-6)
-
-
 # Refusals
 
 
@@ -289,8 +249,6 @@ def test_bad_rules(changes, message):
 def test_bad_arguments():
     with pytest.raises(ValueError, match="teacher_context must be 'clean'"):
         consistency_loss(NETWORK, SPEC, PAPER, packed=True)
-    with pytest.raises(ValueError, match="chunk must be at least 1, not 0"):
-        consistency_loss(NETWORK, SPEC, chunk=0)
     short = TransformerNetwork(dataclasses.replace(CONFIG, max_length=16))
     with pytest.raises(ValueError, match="17 positions of max_length 16"):
         consistency_loss(short, SPEC)(params(), None, batch(), jax.random.key(0))

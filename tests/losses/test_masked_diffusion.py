@@ -42,13 +42,13 @@ def params_of():
 
 
 @functools.cache
-def step_of(rules, dropout, chunk):
-    objective = masked_diffusion_loss(NETWORK, SPEC, rules, dropout=dropout, chunk=chunk)
+def step_of(rules, dropout):
+    objective = masked_diffusion_loss(NETWORK, SPEC, rules, dropout=dropout)
     return jax.jit(jax.value_and_grad(objective, has_aux=True))
 
 
-def graded(batch, rules=None, key=0, dropout=False, chunk=None):
-    (loss, metrics), grads = step_of(rules, dropout, chunk)(params_of(), None, batch, jax.random.key(key))
+def graded(batch, rules=None, key=0, dropout=False):
+    (loss, metrics), grads = step_of(rules, dropout)(params_of(), None, batch, jax.random.key(key))
     return loss, metrics, grads
 
 
@@ -76,14 +76,6 @@ def test_only_hidden_positions_cost_and_all_real_ones_are_counted():
     costs = np.array([nll[0, 2], nll[1, 3], nll[2, 5]]) / t
     np.testing.assert_allclose(loss, costs.sum() / 21, rtol=1e-4)
     np.testing.assert_allclose(less, (costs[0] + costs[2]) / 17, rtol=1e-4)
-
-
-def test_a_batch_without_a_hidden_position():
-    loss, metrics, grads = graded(BATCH | {"mask_uniforms": jnp.ones((3, 7))})
-    assert loss == 0 and metrics["hidden"] == 0 and metrics["accuracy"] == 0
-    assert all(np.isfinite(leaf).all() and not np.any(leaf) for leaf in jax.tree.leaves(grads))
-    loss, _, grads = graded(BATCH | {"weights": jnp.zeros((3, 7))})
-    assert loss == 0 and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
 
 def test_discrete_time_is_finite_at_its_first_step():
@@ -134,12 +126,6 @@ def test_every_way_of_drawing_bounds_the_likelihood(rules):
     assert abs(values.mean() - wanted) < 4 * error + 0.005 * wanted and error < 0.04 * wanted
 
 
-def test_chunks_change_nothing():
-    drawn = {"tokens": BATCH["tokens"]}
-    plain, cut = graded(drawn), graded(drawn, chunk=3)
-    chex.assert_trees_all_close(plain, cut, rtol=1e-5, atol=1e-6)
-
-
 def test_dropout_needs_its_key_and_its_rate():
     batch = BATCH | {"time_uniforms": jnp.array([0.9, 0.9, 0.9]), "mask_uniforms": jnp.zeros((3, 7))}
     first, second = (graded(batch, key=key, dropout=True)[0] for key in (0, 1))
@@ -150,8 +136,6 @@ def test_dropout_needs_its_key_and_its_rate():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: masked_diffusion_loss(NETWORK, TokenSpec()), "trained with a mask token"),
-        (lambda: masked_diffusion_loss(NETWORK, SPEC, chunk=0), "chunk must be at least 1, not 0"),
         (lambda: BoundRules(measure="noise"), "measure must be one of time, importance, change_of_variables"),
         (lambda: BoundRules(steps=0), "steps must be at least 1, not 0"),
         (lambda: BoundRules(steps=4, schedule=Cosine()), "log-linear schedule and measure 'time' alone"),
