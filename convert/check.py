@@ -27,7 +27,7 @@ def errors(model: Model, recorded: Mapping[str, np.ndarray]) -> Iterator[tuple[s
     """
     config = model.config
     recurrent = isinstance(config, RecurrentDepthConfig)
-    wanted = _wanted(recorded) if recurrent else _logits(recorded)
+    wanted = _wanted(recorded, recurrent)
     tokens = recorded.get("input_ids")
     if tokens is None or tokens.ndim != 2 or not tokens.size or not np.issubdtype(tokens.dtype, np.integer):
         raise ConvertError("array input_ids must hold integers [B, T]")
@@ -36,17 +36,16 @@ def errors(model: Model, recorded: Mapping[str, np.ndarray]) -> Iterator[tuple[s
     if tokens.min() < 0 or tokens.max() >= config.vocab_size:
         raise ConvertError(f"array input_ids holds ids beyond the vocabulary of {config.vocab_size}")
     width = config.width if recurrent else 0
-    state = np.zeros((*tokens.shape, width), np.float32)
-    if recurrent:
-        state = recorded.get("init_state", state)
-    for name, array, last in (
+    state = recorded.get("init_state", np.zeros((*tokens.shape, width), np.float32))
+    for name, array, last in [
         ("init_state", state, width),
         *((n, a, config.vocab_size) for n, a, _ in wanted),
-    ):
-        if array.shape != (*tokens.shape, last):
-            raise ConvertError(f"array {name} has shape {array.shape}, but must have {(*tokens.shape, last)}")
-        if not np.issubdtype(array.dtype, np.floating):
-            raise ConvertError(f"array {name} must hold floating point numbers, not {array.dtype}")
+    ]:
+        want = (*tokens.shape, last)
+        if array.shape != want or not np.issubdtype(array.dtype, np.floating):
+            raise ConvertError(
+                f"array {name} must hold floats of shape {want}, not {array.dtype} {array.shape}"
+            )
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
 
     @jax.jit(static_argnums=3)
@@ -66,26 +65,17 @@ def errors(model: Model, recorded: Mapping[str, np.ndarray]) -> Iterator[tuple[s
             yield name, float(np.max(np.abs(np.asarray(own, np.float64) - array.astype(np.float64))))
 
 
-def _logits(recorded: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray, int]]:
-    """The recorded logits of a model without recurrences, as `_wanted` lists them."""
-    if "logits" not in recorded:
-        raise ConvertError("there is no array logits")
-    return [("logits", recorded["logits"], 1)]
-
-
-def _wanted(recorded: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray, int]]:
-    """Names, arrays and recurrences of the recorded logits, fewest recurrences first."""
-    found = {name: re.fullmatch(r"logits_r(\d+)", name) for name in recorded}
-    wanted = [(name, recorded[name], int(match[1])) for name, match in found.items() if match]
+def _wanted(recorded: Mapping[str, np.ndarray], recurrent: bool) -> list[tuple[str, np.ndarray, int]]:
+    """Names, arrays and recurrences (1 where a model has none) of the recorded logits, fewest recurrences first."""
+    numbered = {name: re.fullmatch(r"logits_r(\d+)", name) for name in recorded if recurrent}
+    wanted = [(name, recorded[name], int(match[1])) for name, match in numbered.items() if match]
     if not wanted and "logits" in recorded:
-        if "num_steps" not in recorded:
-            raise ConvertError("array logits needs num_steps beside it")
-        steps = recorded["num_steps"]
-        if steps.size != 1 or not np.issubdtype(steps.dtype, np.integer):
-            raise ConvertError("array num_steps must hold one integer")
+        steps = recorded.get("num_steps") if recurrent else np.array(1)
+        if steps is None or steps.size != 1 or not np.issubdtype(steps.dtype, np.integer):
+            raise ConvertError("array logits of a recurrent model needs one integer num_steps beside it")
         wanted = [("logits", recorded["logits"], int(steps.item()))]
     if not wanted:
-        raise ConvertError("there is neither an array logits_r<n> nor logits with num_steps")
+        raise ConvertError("there is no array logits" + ", nor logits_r<n>" * recurrent)
     for name, _, recurrences in wanted:
         if not 1 <= recurrences <= MOST_RECURRENCES:
             raise ConvertError(

@@ -2,10 +2,7 @@
 
 import contextlib
 import dataclasses
-import signal
 import sys
-import threading
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +16,7 @@ from tyro.extras import SubcommandApp
 from convert import check as checking
 from convert import huginn, mdlm, qwen2, sdar, torch_check
 from convert.engine import ConvertError, read_json
-from convert.fields import check_dense, check_quantised, dtype_notes
+from convert.fields import check_plain
 from convert.words import check_words, read_special, write_words
 from paradec_jax import store
 from paradec_jax.chat import DEFAULT, named_templates
@@ -30,8 +27,6 @@ from paradec_jax.io import WRONG_INPUT, one_sentence
 
 ARCHITECTURES: tuple[ModuleType, ...] = (huginn, qwen2, sdar, mdlm)
 LIGHTNING = ".ckpt"
-MOST_RECORDED = 2**29  # bytes of recorded arrays, unpacked
-STOPPED = 128 + signal.SIGTERM  # the exit code by which shells know what ended a process
 Source = Positional[Annotated[Path, arg(metavar="SRC")]]
 Target = Positional[Annotated[Path, arg(metavar="DST")]]
 app = SubcommandApp()
@@ -153,42 +148,13 @@ def check_model(
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code: 1, with one sentence on stderr, for input that is wrong.
-
-    SIGTERM ends it with 143, and nothing half written is left behind.
-    """
+    """Runs a command and returns its exit code: 1, with one sentence on stderr, for input that is wrong."""
     try:
-        with _stopped_by_sigterm():
-            return app.cli(args=args, prog="python -m convert", description="Weight converters.")
-    except _Stopped:
-        print("error: stopped by SIGTERM", file=sys.stderr)
-        return STOPPED
+        return app.cli(args=args, prog="python -m convert", description="Weight converters.")
     except WRONG_INPUT as error:
         told = str(error).replace(TAKEN_BY, "; --allow-nonfinite takes them")  # as each command calls it
         print(f"error: {one_sentence(told or error)}", file=sys.stderr)
         return 1
-
-
-class _Stopped(BaseException):
-    """SIGTERM came."""
-
-
-@contextlib.contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """A block that SIGTERM ends as an exception does, so that what it wrote is cleared away."""
-    if threading.current_thread() is not threading.main_thread():  # signals go to that one alone
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the clearing
-        raise _Stopped
-
-    former = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, former or signal.SIG_DFL)
 
 
 @contextlib.contextmanager
@@ -196,14 +162,10 @@ def _read_folder(
     src: Path, dtype: str | None, of_blocks: Mapping[str, Any], words: Path | None
 ) -> Iterator[store.Model]:
     """The model of a Hugging Face folder, without its tokenizer; `of_blocks` is told to block diffusion alone."""
-    if src.is_file():
-        raise ConvertError(f"{src} is a file: give the folder that holds it and its config.json")
     if not src.is_dir():
-        raise ConvertError(f"there is no folder {src}")
-    fields = read_json(src / "config.json")
-    check_quantised(fields)
-    fields = mdlm.flat(fields)
-    check_dense(fields)
+        raise ConvertError(f"there is no folder {src}; give the one that holds config.json and weights")
+    fields = mdlm.flat(read_json(src / "config.json"))
+    check_plain(fields)
     kinds = {kind: module for module in ARCHITECTURES for kind in module.MODEL_TYPES}
     module = _find("model_type", kinds, fields.get("model_type"))
     if module is not sdar:
@@ -214,8 +176,6 @@ def _read_folder(
     with module.read(src, fields, dtype, **of_blocks, **more) as model:
         template, special = _read_chat_template(src), read_special(src)
         yield dataclasses.replace(model, chat_template=template, special_tokens=special)
-    for note in dtype_notes(fields, model.config.dtype):  # after the model was taken
-        print(note)
 
 
 def _refuse(of_blocks: Mapping[str, Any], src: Path) -> None:
@@ -251,21 +211,16 @@ def _read_chat_template(folder: Path) -> str | None:
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    if not path.is_file():
-        raise ConvertError(f"there is no file {path}")
     try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
-        if size > MOST_RECORDED:
-            raise ValueError(f"it unpacks to {size} bytes, more than {MOST_RECORDED}")
         with np.load(path, allow_pickle=False) as arrays:
             return dict(arrays)
     except Exception as error:  # NumPy raises whatever its readers do
-        raise ConvertError(f"{path} is not an .npz file of plain arrays ({error})") from error
+        raise ConvertError(f"{path} is missing, or not an .npz file of plain arrays ({error})") from error
 
 
 def _report(verb: str, model: store.Model, folder: Path) -> int:
     trees = [model.params] if model.head is None else [model.params, model.head.params]
     count = sum(leaf.size for tree in trees for leaf in flatten_dict(tree).values())
-    print(f"{verb} {count:,} parameters ({model.config.param_dtype}) to {folder}")
+    kinds = f"{model.config.param_dtype}, computing in {model.config.dtype}"
+    print(f"{verb} {count:,} parameters ({kinds}) to {folder}")
     return 0

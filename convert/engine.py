@@ -1,4 +1,4 @@
-"""Moves tensors between safetensors files and parameter trees, both ways, as a table of rows says."""
+"""Moves tensors between files of weights and parameter trees, both ways, as a table of rows says."""
 
 import contextlib
 import dataclasses
@@ -6,10 +6,9 @@ import functools
 import itertools
 import math
 import re
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,7 +16,6 @@ from einops import rearrange
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from paradec_jax.disk import description
-from paradec_jax.disk.blocks import BLOCK
 from paradec_jax.disk.tensors import DTYPES, Lazy
 from paradec_jax.io import read_object
 from paradec_jax.store import Model
@@ -29,37 +27,22 @@ BUFFER = re.compile(
     rf"(.*\.)?((rot\w*|rope)\.((original_)?inv_freq|cos_cached|sin_cached)|position_ids|{ATTENTION}\.masked_bias)"
 )
 CAUSAL_MASK = re.compile(rf"(.*\.)?{ATTENTION}\.bias")
-MOST_WRAPPERS = 4  # parts of a prefix that is looked for
+ROWS_AT_ONCE = 4096  # of two matrices that are compared
 
 
 class ConvertError(ValueError):
     """A checkpoint that cannot be converted."""
 
 
-class Piece(NamedTuple):
-    """What one tensor of the checkpoint and one parameter have in common.
-
-    Attributes:
-      name: the tensor's name.
-      place: index of the parameter that gives the piece.
-      rows: the piece's share of the tensor's first axis.
-    """
-
-    name: str
-    place: tuple[Any, ...]
-    rows: slice
-
-
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One kind of parameter on both sides. A tensor that feeds several parameters has a row for each.
+    """One kind of parameter on both sides. A tensor that feeds several parameters has a row for each, in their order.
 
     Attributes:
       path: place in the parameter tree, segments joined by "/"; `{i}` stands for the layer.
       name: name in the checkpoint; `{i}` stands for the layer.
       pattern: einops pattern from the checkpoint's layout (of the row's own part) to ours; read backwards for export.
-      layers: how many layers there are, or None for a tensor that exists once. Layers whose path has no `{i}`
-        are stacked on a new leading axis.
+      layers: how many layers there are, or None for a tensor that exists once.
       parts: where a tensor feeds several parameters, what follows each other along its first axis, as products of
         axes ("h c").
       part: which of them this row is.
@@ -72,29 +55,25 @@ class Row:
     parts: tuple[str, ...] = ()
     part: int = 0
 
-    def shapes(self, axes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """Names and shapes in the checkpoint, given the length of every axis that patterns name."""
+    def each(self) -> Iterator[tuple[str, str]]:
+        """Path and name of each layer's parameter."""
+        for i in range(1 if self.layers is None else self.layers):
+            yield self.path.replace("{i}", str(i)), self.name.replace("{i}", str(i))
+
+    def stored_shape(self, axes: Mapping[str, int]) -> tuple[int, ...]:
+        """Shape of the tensor, given the length of every axis that patterns name."""
         groups = re.findall(r"\([^)]*\)|\S+", self.pattern.split("->")[0])
         shape = tuple(_product(group, axes) for group in groups)
-        if self.parts:
-            shape = (sum(_product(part, axes) for part in self.parts), *shape[1:])
-        return {piece.name: shape for _, _, pieces in self.leaves(axes) for piece in pieces}
+        return (sum(_product(part, axes) for part in self.parts), *shape[1:]) if self.parts else shape
 
-    def leaves(self, axes: Mapping[str, int]) -> Iterator[tuple[str, tuple[int, ...], list[Piece]]]:
-        """Path and shape of each parameter, and the tensors that it is made of."""
-        shape = tuple(_product(axis, axes) for axis in self.pattern.split("->")[1].split())
+    def shape(self, axes: Mapping[str, int]) -> tuple[int, ...]:
+        """Shape of the parameter."""
+        return tuple(_product(axis, axes) for axis in self.pattern.split("->")[1].split())
+
+    def share(self, axes: Mapping[str, int]) -> slice:
+        """The parameter's share of the tensor's first axis."""
         ends = [0, *itertools.accumulate(_product(part, axes) for part in self.parts)]
-        rows = slice(*ends[self.part : self.part + 2]) if self.parts else slice(None)
-        if self.layers is None:
-            yield self.path, shape, [Piece(self.name, (...,), rows)]
-            return
-        names = [self.name.replace("{i}", str(i)) for i in range(self.layers)]
-        if "{i}" in self.path:
-            for i, name in enumerate(names):
-                yield self.path.replace("{i}", str(i)), shape, [Piece(name, (...,), rows)]
-        else:
-            pieces = [Piece(name, (i, ...), rows) for i, name in enumerate(names)]
-            yield self.path, (self.layers, *shape), pieces
+        return slice(*ends[self.part : self.part + 2]) if self.parts else slice(None)
 
     def load(self, tensor: np.ndarray, axes: Mapping[str, int]) -> np.ndarray:
         """Checkpoint's layout to ours."""
@@ -114,57 +93,71 @@ def _product(group: str, axes: Mapping[str, int]) -> int:
     return math.prod(axes.get(axis) or int(axis) for axis in group.strip("()").split())
 
 
+def fused(paths: Sequence[str], name: str, pattern: str, part: str) -> list[Row]:
+    """The rows of a tensor that feeds several parameters of one size, `part` along its first axis each."""
+    return [Row(path, name, pattern, None, (part,) * len(paths), i) for i, path in enumerate(paths)]
+
+
+def layered(block: Sequence[Row], layers: int, path: str, name: str) -> list[Row]:
+    """The rows of layers, from those of one of them; `path` and `name` are what a layer's parameters begin with."""
+
+    def placed(row: Row) -> Row:
+        whole = f"{path}_{{i}}/{row.path}", f"{name}.{{i}}.{row.name}"
+        return dataclasses.replace(row, path=whole[0], name=whole[1], layers=layers)
+
+    return [placed(row) for row in block]
+
+
 def table_shapes(rows: Sequence[Row], axes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """Names and shapes of all tensors of a table."""
-    return {name: shape for row in rows for name, shape in row.shapes(axes).items()}
+    return {name: row.stored_shape(axes) for row in rows for _, name in row.each()}
 
 
-@runtime_checkable
-class Source(Protocol):
-    """Where tensors of a checkpoint are read, one at a time, by their names in the table."""
+class Stored(NamedTuple):
+    """A tensor in a file.
 
-    folder: Path
-
-    @property
-    def names(self) -> set[str]: ...
-    def shape(self, name: str) -> tuple[int, ...]: ...
-    def dtype(self, name: str) -> str: ...
-    def read(self, name: str, rows: slice = slice(None)) -> np.ndarray: ...
-
-
-class Part:
-    """Some tensors of a source as a source of their own.
-
-    Args:
-      whole: the source.
-      stored: the name in it of each tensor of the part.
+    Attributes:
+      shape: its shape.
+      dtype: NumPy's name of a floating point type, or else the file's name of another one.
+      read: gives these rows of it, or with `slice(None)` the whole.
     """
 
-    def __init__(self, whole: Source, stored: Mapping[str, str]) -> None:
-        self.folder, self._whole, self._stored = whole.folder, whole, stored
-
-    @property
-    def names(self) -> set[str]:
-        """Names of the tensors of the part."""
-        return set(self._stored)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor."""
-        return self._whole.shape(self._stored[name])
-
-    def dtype(self, name: str) -> str:
-        """Type of a tensor."""
-        return self._whole.dtype(self._stored[name])
-
-    def read(self, name: str, rows: slice = slice(None)) -> np.ndarray:
-        """The tensor itself, or these rows of it."""
-        return self._whole.read(self._stored[name], rows)
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[slice], np.ndarray]
 
 
-def parted(source: Source, prefix: str) -> tuple[Part, Part]:
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Tensors of a checkpoint by their names in the table, read one at a time.
+
+    Attributes:
+      folder: path that error messages name.
+      tensors: the tensors.
+    """
+
+    folder: Path
+    tensors: Mapping[str, Stored]
+
+    def read(self, name: str) -> np.ndarray:
+        """A whole tensor."""
+        return self.tensors[name].read(slice(None))
+
+    def missing(self, name: str) -> ConvertError:
+        """The error of a tensor that is not there; it names one that differs in its prefix alone."""
+        near = [one for one in self.tensors if one.endswith(f".{name}") or name.endswith(f".{one}")]
+        held = f", and it holds {near[0]}" if near else ""
+        return ConvertError(
+            f"tensor {name} is missing from {self.folder}, although config.json asks for it{held}"
+        )
+
+
+def parted(source: Source, prefix: str) -> tuple[Source, Source]:
     """The tensors whose names do not begin with the prefix, and the others under the rest of their names."""
-    others = {name.removeprefix(prefix): name for name in source.names if name.startswith(prefix)}
-    return Part(source, {name: name for name in source.names - set(others.values())}), Part(source, others)
+    others = {name: tensor for name, tensor in source.tensors.items() if name.startswith(prefix)}
+    own = {name: tensor for name, tensor in source.tensors.items() if name not in others}
+    rest = {name.removeprefix(prefix): tensor for name, tensor in others.items()}
+    return Source(source.folder, own), Source(source.folder, rest)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -181,27 +174,53 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ConvertError(str(error)) from error
 
 
-def check_tensors(checkpoint: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Compares the names and shapes of a checkpoint with those that its config asks for, without saved buffers.
+def read_table(
+    source: Source,
+    table: tuple[Mapping[str, int], Sequence[Row]],
+    dtype: str | None,
+    optional: Mapping[str, tuple[int, ...]],
+) -> tuple[dict[str, Any], str]:
+    """The parameter tree of a checkpoint, each parameter read when it is indexed, and their type.
+
+    Args:
+      source: the checkpoint.
+      table: lengths of axes, and rows.
+      dtype: type of the parameters; by default that of `common_dtype`.
+      optional: names and shapes of tensors that may be there besides those of the table.
 
     Raises:
-      ConvertError: naming the first tensor that is missing, unknown or misshapen, or the prefix of all names.
+      ConvertError: naming the first tensor that is missing, unknown, misshapen or not floating point.
     """
-    check_prefix(checkpoint, shapes)
-    for name in sorted(shapes.keys() - checkpoint.names):
+    axes, rows = table
+    deepest = max(row.layers or 0 for row in rows)
+    if deepest > len(source.tensors):  # before the names of so many are made
         raise ConvertError(
-            f"tensor {name} is missing from {checkpoint.folder}, although config.json asks for it"
+            f"config.json asks for {deepest} layers, but {source.folder} has only {len(source.tensors)} tensors"
         )
-    for name in sorted(checkpoint.names - shapes.keys()):
-        if not is_buffer(name, checkpoint.shape(name)):
+    shapes = table_shapes(rows, axes)
+    check_tensors(source, shapes, optional)
+    param_dtype = dtype or common_dtype(source, list(shapes))
+    return import_tree(source, rows, axes, param_dtype), param_dtype
+
+
+def check_tensors(
+    source: Source, shapes: Mapping[str, tuple[int, ...]], optional: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Compares names and shapes of a checkpoint with those that its config asks for; saved buffers are passed over.
+
+    Raises:
+      ConvertError: naming the first tensor that is missing, unknown or misshapen.
+    """
+    for name in sorted(shapes.keys() - source.tensors.keys()):
+        raise source.missing(name)
+    for name, tensor in sorted(source.tensors.items()):
+        want = shapes.get(name, optional.get(name))
+        if want is None and not is_buffer(name, tensor.shape):
             raise ConvertError(
-                f"tensor {name} in {checkpoint.folder} is unknown: config.json does not ask for it"
+                f"tensor {name} in {source.folder} is unknown: config.json does not ask for it"
             )
-    for name, shape in sorted(shapes.items()):
-        if checkpoint.shape(name) != shape:
-            raise ConvertError(
-                f"tensor {name} has shape {checkpoint.shape(name)}, but config.json asks for {shape}"
-            )
+        if want is not None and tensor.shape != want:
+            raise ConvertError(f"tensor {name} has shape {tensor.shape}, but config.json asks for {want}")
 
 
 def is_buffer(name: str, shape: tuple[int, ...]) -> bool:
@@ -210,110 +229,58 @@ def is_buffer(name: str, shape: tuple[int, ...]) -> bool:
     return bool(mask or BUFFER.fullmatch(name))
 
 
-def check_prefix(checkpoint: Source, wanted: Collection[str]) -> None:
-    """Refuses names that begin with a part too much, as wrappers of a model add it, or with one too few.
-
-    Raises:
-      ConvertError: naming the part.
-    """
-    missing, unknown = set(wanted) - checkpoint.names, checkpoint.names - set(wanted)
-    for verb, longer, shorter in (("begins with", unknown, missing), ("lacks", missing, unknown)):
-        fits = [(part, rest) for name in longer for part, rest in _beginnings(name) if rest in shorter]
-        for part, count in Counter(part for part, _ in fits).most_common(1):
-            if 2 * count > len(wanted):
-                rest = min(rest for found, rest in fits if found == part)
-                stored, asked = (part + rest, rest) if longer is unknown else (rest, part + rest)
-                who = "every name" if count == len(checkpoint.names) else "nearly every name"
-                raise ConvertError(
-                    f"{who} {verb} {part!r}: {checkpoint.folder} holds {stored}, but config.json asks for {asked}"
-                )
-
-
-def _beginnings(name: str) -> Iterator[tuple[str, str]]:
-    """A name cut after each of its first points."""
-    for point in itertools.islice(re.finditer(r"\.", name), MOST_WRAPPERS):
-        yield name[: point.end()], name[point.end() :]
-
-
-def check_depth(checkpoint: Source, config: Any) -> None:
-    """Refuses more layers than there are tensors, before the names of so many are made.
-
-    Raises:
-      StoreError: naming the field.
-    """
-    description.check_layers(config, len(checkpoint.names))
-
-
-def check_tied(checkpoint: Source, head: str, embedding: str, field: str) -> None:
+def check_tied(source: Source, head: str, embedding: str, field: str) -> None:
     """A stored output matrix equals the embedding that config.json puts in its place.
 
     Raises:
       ConvertError: when any number differs.
     """
-    if head not in checkpoint.names:
+    if head not in source.tensors:
         return
-    shape = checkpoint.shape(embedding)
-    same = True
-    rows = max(BLOCK // max(8 * math.prod(shape[1:]), 1), 1)  # of at most 8 bytes a number
-    for begin in range(0, shape[0], rows):
-        a, b = (checkpoint.read(name, slice(begin, begin + rows)) for name in (head, embedding))
-        if a.dtype != b.dtype:
-            a, b = a.astype(np.float64), b.astype(np.float64)
-        same &= np.array_equal(a.view(np.uint8), b.view(np.uint8))
-    if not same:
-        raise ConvertError(
-            f"tensor {head} differs from {embedding}, although config.json ties them ({field})"
-        )
+    both = source.tensors[head], source.tensors[embedding]
+    for begin in range(0, both[0].shape[0], ROWS_AT_ONCE):
+        rows = slice(begin, begin + ROWS_AT_ONCE)
+        a, b = (tensor.read(rows).astype(np.float64) for tensor in both)
+        if not np.array_equal(a, b, equal_nan=True):
+            raise ConvertError(
+                f"tensor {head} differs from {embedding}, although config.json ties them ({field})"
+            )
 
 
-def common_dtype(checkpoint: Source, names: Sequence[str]) -> str:
+def common_dtype(source: Source, names: Sequence[str]) -> str:
     """The type of parameters that loses nothing: that of all named tensors where it is one of ours, else float32.
 
     Raises:
-      ConvertError: when a tensor is not floating point, or is float64, of which every type of ours loses digits.
+      ConvertError: when a tensor is float64, of which every type of ours loses digits.
     """
-    kinds: dict[str, str] = {}
-    for name in names:
-        kinds.setdefault(checkpoint.dtype(name), name)
-    for kind, name in kinds.items():
-        _check_floating(name, kind)
-        if kind == "float64":
-            raise ConvertError(
-                f"tensor {name} is {kind}; choose one of {', '.join(description.DTYPES)} with --dtype"
-            )
+    kinds = {source.tensors[name].dtype: name for name in names}
+    if "float64" in kinds:
+        raise ConvertError(
+            f"tensor {kinds['float64']} is float64; choose one of {', '.join(description.DTYPES)} with --dtype"
+        )
     kind = next(iter(kinds))
     return kind if len(kinds) == 1 and kind in description.DTYPES else "float32"
 
 
-def _check_floating(name: str, kind: str) -> None:
-    if kind not in DTYPES.values():
-        raise ConvertError(f"tensor {name} is {kind}, but weights must be {', '.join(DTYPES.values())}")
-
-
-def import_tree(
-    checkpoint: Source, rows: Sequence[Row], axes: Mapping[str, int], dtype: str
-) -> dict[str, Any]:
+def import_tree(source: Source, rows: Sequence[Row], axes: Mapping[str, int], dtype: str) -> dict[str, Any]:
     """The parameter tree of a checkpoint whose names and shapes were checked; each is read when it is indexed.
 
     Raises:
       ConvertError: when a tensor is not floating point.
     """
 
-    def read(row: Row, shape: tuple[int, ...], pieces: Sequence[Piece], place: Any) -> np.ndarray:
-        if len(pieces) == 1 and pieces[0].place == (...,):
-            return row.load(checkpoint.read(pieces[0].name, pieces[0].rows), axes)[place]
-        stacked = np.empty(shape, dtype)
-        for piece in pieces:
-            with np.errstate(over="ignore"):  # what becomes infinite is refused when it is written
-                stacked[piece.place] = row.load(checkpoint.read(piece.name, piece.rows), axes)
-        return stacked[place]
+    def read(row: Row, name: str, place: Any) -> np.ndarray:
+        return row.load(source.tensors[name].read(row.share(axes)), axes)[place]
 
     leaves = {}
     for row in rows:
-        for path, shape, pieces in row.leaves(axes):
-            for piece in pieces:
-                _check_floating(piece.name, checkpoint.dtype(piece.name))
-            leaves[path] = Lazy(shape, np.dtype(dtype), functools.partial(read, row, shape, pieces))
+        for path, name in row.each():
+            kind = source.tensors[name].dtype
+            if kind not in DTYPES.values():
+                raise ConvertError(
+                    f"tensor {name} is {kind}, but weights must be {', '.join(DTYPES.values())}"
+                )
+            leaves[path] = Lazy(row.shape(axes), np.dtype(dtype), functools.partial(read, row, name))
     return unflatten_dict(leaves, sep="/")
 
 
@@ -321,15 +288,13 @@ def export_tree(params: Mapping[str, Any], rows: Sequence[Row], axes: Mapping[st
     """The tensors of a checkpoint by name, made of parameters (`Lazy` ones too) when they are indexed."""
     leaves = flatten_dict(params, sep="/")
     shapes = table_shapes(rows, axes)
-    parts: dict[str, list[tuple[Row, str, tuple[Any, ...]]]] = {}
+    parts: dict[str, list[tuple[Row, str]]] = {}
     for row in rows:
-        for path, _, pieces in row.leaves(axes):
-            for piece in pieces:
-                parts.setdefault(piece.name, []).append((row, path, piece.place))
+        for path, name in row.each():
+            parts.setdefault(name, []).append((row, path))
 
-    def read(sources: list[tuple[Row, str, tuple[Any, ...]]], place: Any) -> np.ndarray:
-        sources = sorted(sources, key=lambda source: source[0].part)
-        dumped = [row.dump(np.asarray(leaves[path][at]), axes) for row, path, at in sources]
+    def read(sources: list[tuple[Row, str]], place: Any) -> np.ndarray:
+        dumped = [row.dump(np.asarray(leaves[path][...]), axes) for row, path in sources]
         return (dumped[0] if len(dumped) == 1 else np.concatenate(dumped))[place]
 
     return {

@@ -1,19 +1,22 @@
-"""Reads config.json: fields and their types, those that admit one value, contradictions, token ids."""
+"""Reads and writes config.json: fields and their types, those that admit one value, types of numbers, token ids."""
 
+import dataclasses
+import json
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from convert.engine import ConvertError
+from paradec_jax.config import TokenSpec
 from paradec_jax.disk import tensors
 from paradec_jax.disk.description import DTYPES, matches
 
 # Our field: official names (aliases after the first must agree with it), type, default (None: required).
 Fields = dict[str, tuple[tuple[str, ...], type, Any]]
+Config = TypeVar("Config")
 
 # PyTorch's other names of floating types.
 SPELLED = {"float": "float32", "half": "float16", "double": "float64"}
-DTYPE_FIELDS = ("dtype", "torch_dtype")  # the newer one, which counts, first
-QUANTISED = ("quantization_config", "quantization")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # how many a layer chooses from
 
 
@@ -36,15 +39,24 @@ def parse_fields(fields: Mapping[str, Any], table: Fields) -> dict[str, Any]:
         if len(set(given.values())) > 1:
             listed = ", ".join(f"{name} = {value!r}" for name, value in given.items())
             raise ConvertError(f"fields of config.json contradict each other: {listed}")
-        try:
-            ours[field] = kind(next(iter(given.values()), default))
-        except OverflowError as error:  # a whole number beyond all floats
-            raise ConvertError(f"field {names[0]} of config.json is too large") from error
+        ours[field] = kind(next(iter(given.values()), default))
     return ours
 
 
+def built(config: type[Config], ours: Mapping[str, Any]) -> Config:
+    """A config of these fields.
+
+    Raises:
+      ConvertError: when no model has these sizes.
+    """
+    try:
+        return config(**ours)
+    except ValueError as error:
+        raise ConvertError(f"config.json describes no valid model: {error}") from error
+
+
 def check_fixed(fields: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-    """Refuses another value of a field for which one alone is implemented.
+    """Refuses another value of a field that admits one alone: because only that is implemented, or others ask for it.
 
     Raises:
       ConvertError: naming the field.
@@ -52,112 +64,82 @@ def check_fixed(fields: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
     for name, value in fixed.items():
         if fields.get(name) is not None and fields[name] != value:
             raise ConvertError(
-                f"field {name} of config.json must be {value!r}, not {fields[name]!r}: it changes what the model "
-                "computes, and only that is supported"
+                f"field {name} of config.json must be {value!r}, not {fields[name]!r}: another value is not supported"
             )
 
 
-def check_dense(fields: Mapping[str, Any]) -> None:
-    """Refuses a mixture of experts.
+def check_plain(fields: Mapping[str, Any]) -> None:
+    """Refuses a mixture of experts and quantised weights.
 
     Raises:
       ConvertError: naming the field that tells of it.
     """
-    kind = fields.get("model_type")
-    found = [name for name in EXPERTS if fields.get(name)]
-    if found or str(kind).endswith("_moe"):
-        name = found[0] if found else "model_type"
-        raise ConvertError(
-            f"config.json describes a mixture of experts ({name} = {fields[name]!r}), which is not supported"
-        )
-
-
-def check_quantised(fields: Mapping[str, Any]) -> None:
-    """Refuses quantised weights.
-
-    Raises:
-      ConvertError: naming the field that tells of them.
-    """
-    for name in QUANTISED:
-        values = fields.get(name)
-        if values:
-            method = values.get("quant_method") if isinstance(values, dict) else None
-            told = f"{name}, quant_method {method}" if method else name
+    moe = "model_type" if str(fields.get("model_type")).endswith("_moe") else None
+    for name in (*EXPERTS, moe):
+        if name and fields.get(name):
             raise ConvertError(
-                f"config.json describes quantised weights ({told}), which are not supported: take the folder that "
-                "was quantised"
+                f"config.json describes a mixture of experts ({name} = {fields[name]!r}), which is not supported"
+            )
+    for name in ("quantization_config", "quantization"):
+        if fields.get(name):
+            raise ConvertError(
+                f"config.json describes quantised weights ({name} = {fields[name]!r:.200}), which are not supported: "
+                "take the folder that was quantised"
             )
 
 
-def check_derived(fields: Mapping[str, Any], derived: Mapping[str, Any]) -> None:
-    """Refuses a field that contradicts the others, from which it follows.
+def typed(config: Config, fields: Mapping[str, Any], param_dtype: str) -> Config:
+    """A config with its two types: that of its parameters, in which the network computes unless a field says another.
 
     Raises:
-      ConvertError: naming the field.
+      ConvertError: when the field names no floating type.
     """
-    for name, value in derived.items():
-        if fields.get(name) is not None and fields[name] != value:
-            raise ConvertError(
-                f"field {name} of config.json is {fields[name]!r}, but the others make it {value}"
-            )
+    named = next(
+        (fields[name] for name in ("dtype", "torch_dtype") if fields.get(name) is not None), param_dtype
+    )
+    plain = str(named).removeprefix("torch.")
+    plain = SPELLED.get(plain, plain)
+    if plain not in tensors.DTYPES.values():
+        known = ", ".join(tensors.DTYPES.values())
+        raise ConvertError(f"field dtype or torch_dtype of config.json must be one of {known}, not {named!r}")
+    dtype = plain if plain in DTYPES else param_dtype
+    return dataclasses.replace(config, dtype=dtype, param_dtype=param_dtype)  # type: ignore[type-var]
 
 
-def named_dtypes(fields: Mapping[str, Any]) -> dict[str, str]:
-    """The floating types that config.json names, by their fields, the one that counts first.
-
-    Raises:
-      ConvertError: when a field holds anything else.
-    """
-    found = {}
-    for name in DTYPE_FIELDS:
-        value = fields.get(name)
-        if value is None:
-            continue
-        plain = str(value).removeprefix("torch.")
-        plain = SPELLED.get(plain, plain)
-        if not isinstance(value, str) or plain not in tensors.DTYPES.values():
-            known = ", ".join(tensors.DTYPES.values())
-            raise ConvertError(f"field {name} of config.json must be one of {known}, not {value!r}")
-        found[name] = plain
-    return found
-
-
-def activation_dtype(fields: Mapping[str, Any], default: str) -> str:
-    """The type in which the network computes: that of config.json where it is one of ours, else the default.
-
-    Raises:
-      ConvertError: as `named_dtypes`.
-    """
-    named = next(iter(named_dtypes(fields).values()), default)
-    return named if named in DTYPES else default
-
-
-def dtype_notes(fields: Mapping[str, Any], dtype: str) -> list[str]:
-    """Sentences about types of config.json that contradict each other or that no network computes in.
-
-    Args:
-      fields: config.json.
-      dtype: the type in which the network computes.
-    """
-    named, notes = named_dtypes(fields), []
-    if len(set(named.values())) > 1:
-        listed = ", ".join(f"{name} = {value}" for name, value in named.items())
-        notes.append(f"fields of config.json contradict each other: {listed}; {DTYPE_FIELDS[0]} counts")
-    first = next(iter(named.values()), dtype)
-    if first not in DTYPES:
-        notes.append(f"config.json says {first}, in which nothing is computed here: {dtype} takes its place")
-    return notes
-
-
-def token_ids(fields: Mapping[str, Any], name: str, file: str = "config.json") -> list[int]:
+def token_ids(fields: Mapping[str, Any], name: str, vocab_size: int, file: str = "config.json") -> list[int]:
     """Token ids of a field that holds one, a list of them, or nothing, which some files write as -1.
 
     Raises:
-      ConvertError: when it holds anything else.
+      ConvertError: when it holds anything else, or ids beyond the vocabulary.
     """
     value = fields.get(name)
     values = [] if value in (None, -1) else value if isinstance(value, list) else [value]
     for token in values:
         if not matches(token, int) or token < 0:
             raise ConvertError(f"field {name} of {file} must hold token ids, not {value!r}")
+        if token >= vocab_size:
+            raise ConvertError(
+                f"field {name} of {file} holds {token}, but the vocabulary ends at {vocab_size - 1}"
+            )
     return values
+
+
+def format_tokens(tokens: TokenSpec) -> dict[str, Any]:
+    """Special tokens as fields of config.json, None where there is none."""
+    stop: Any = list(tokens.stop) or None
+    return {
+        "bos_token_id": tokens.bos,
+        "eos_token_id": stop[0] if len(tokens.stop) == 1 else stop,
+        "pad_token_id": tokens.pad,
+        **({} if tokens.mask is None else {"mask_token_id": tokens.mask}),
+    }
+
+
+def present(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def write_json(path: Path, fields: Mapping[str, Any]) -> None:
+    """Writes an object as a JSON file that is easy to read."""
+    path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")

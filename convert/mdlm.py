@@ -5,7 +5,6 @@ The released files agree in the network and differ in what is around it: MDLM's 
 """
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -17,16 +16,24 @@ from convert.engine import (
     ConvertError,
     Row,
     Source,
-    check_depth,
-    check_prefix,
-    check_tensors,
-    common_dtype,
     export_tree,
-    import_tree,
+    fused,
+    layered,
     read_json,
+    read_table,
     table_shapes,
 )
-from convert.fields import Fields, activation_dtype, check_fixed, parse_fields, token_ids
+from convert.fields import (
+    Fields,
+    built,
+    check_fixed,
+    format_tokens,
+    parse_fields,
+    present,
+    token_ids,
+    typed,
+    write_json,
+)
 from convert.weights import opened
 from paradec_jax.config import MaskedDiffusionConfig, TokenSpec
 from paradec_jax.disk.tensors import Lazy
@@ -36,7 +43,7 @@ from paradec_jax.store import Model
 
 MODEL_TYPES = ("mdlm",)
 FAMILY = "masked_diffusion"
-EMBEDDING, ROPE, NOISE = "vocab_embed.embedding", "rotary_emb.inv_freq", "sigma_map.mlp.0.weight"
+EMBEDDING, ROPE = "vocab_embed.embedding", "rotary_emb.inv_freq"
 PREFIX = "backbone."  # of exported names
 WRAPPERS = (PREFIX, "_orig_mod.")  # parts of names that wrapping a model adds, some of them twice
 
@@ -66,18 +73,9 @@ TOKENS = {
 
 @contextlib.contextmanager
 def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> Iterator[Model]:
-    """A Hugging Face folder as a model without a tokenizer, whose parameters are read when they are indexed.
-
-    Args:
-      folder: the folder.
-      fields: its config.json, flat or nested.
-      dtype: type of the parameters; that of `engine.common_dtype` by default.
-
-    Raises:
-      ConvertError: when config and weights are not those of one complete, supported model.
-    """
-    with opened(folder, plain_name) as checkpoint:
-        yield read_tensors(checkpoint, fields, dtype)
+    """A Hugging Face folder, its config.json flat or nested, as a model; arguments and errors as of `qwen2.read`."""
+    with opened(folder, plain_name) as source:
+        yield read_tensors(source, fields, dtype)
 
 
 @contextlib.contextmanager
@@ -107,46 +105,31 @@ def read_checkpoint(path: Path, weights: str = "raw", dtype: str | None = None) 
         yield model
 
 
-def read_tensors(checkpoint: Source, fields: Mapping[str, Any], dtype: str | None = None) -> Model:
+def read_tensors(source: Source, fields: Mapping[str, Any], dtype: str | None = None) -> Model:
     """As `read`, of tensors by their plain names."""
     fields = flat(fields)
-    check_prefix(checkpoint, (EMBEDDING, NOISE))
-    if EMBEDDING in checkpoint.names and not fields.get("vocab_size"):
-        fields = {**fields, "vocab_size": next(iter(checkpoint.shape(EMBEDDING)), 0)}
-    if EMBEDDING in checkpoint.names and NOISE not in checkpoint.names:
-        raise ConvertError(
-            f"{checkpoint.folder} has no tensor {NOISE}: a denoiser without layers that modulate is not supported"
-        )
-    shape = parse_config(fields)
-    check_depth(checkpoint, MaskedDiffusionConfig(**shape))
-    axes, rows = table(MaskedDiffusionConfig(**shape))
-    shapes = table_shapes(rows, axes)
-    names = list(shapes)
-    if ROPE in checkpoint.names:
-        shapes[ROPE] = (axes["c"] // 2,)
-    check_tensors(checkpoint, shapes)
-    if ROPE in checkpoint.names:
-        _check_rope(checkpoint, axes["c"])
-    param_dtype = dtype or common_dtype(checkpoint, names)
-    params = import_tree(checkpoint, rows, axes, param_dtype)
-    config = MaskedDiffusionConfig(
-        **shape, dtype=activation_dtype(fields, param_dtype), param_dtype=param_dtype
-    )
-    return Model(config, params, parse_tokens(fields, config.vocab_size))
+    if not fields.get("vocab_size"):
+        if EMBEDDING not in source.tensors:
+            raise source.missing(EMBEDDING)
+        fields["vocab_size"] = next(iter(source.tensors[EMBEDDING].shape), 0)
+    config = parse_config(fields)
+    axes, rows = table(config)
+    params, param_dtype = read_table(source, (axes, rows), dtype, {ROPE: (axes["c"] // 2,)})
+    if ROPE in source.tensors:
+        _check_rope(source, axes["c"])
+    return Model(typed(config, fields, param_dtype), params, parse_tokens(fields, config.vocab_size))
 
 
 def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
     """Writes config.json and the weights of a Hugging Face folder, without tokenizer and model code."""
-    if not isinstance(model.config, MaskedDiffusionConfig):
-        raise ConvertError(f"a model of family {model.family} has no {MODEL_TYPES[0]} layout")
-    axes, rows = table(model.config)
-    tensors = {PREFIX + name: tensor for name, tensor in export_tree(model.params, rows, axes).items()}
-    rope = inverse_frequencies(axes["c"])
-    tensors[PREFIX + ROPE] = Lazy.of(rope)
-    write_tensors(folder, tensors, max_shard_bytes)
-    fields = format_config(model.config) | format_tokens(model.token_spec)
-    text = json.dumps(fields, indent=2, sort_keys=True)
-    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    config = cast(MaskedDiffusionConfig, model.config)
+    if model.token_spec.alignment != "own" or model.token_spec.mask is None:
+        raise ConvertError("only a model with a mask and of alignment 'own' has this layout")
+    axes, rows = table(config)
+    tensors = export_tree(model.params, rows, axes) | {ROPE: Lazy.of(inverse_frequencies(axes["c"]))}
+    write_tensors(folder, {PREFIX + name: tensor for name, tensor in tensors.items()}, max_shard_bytes)
+    fields = format_config(config) | present(format_tokens(model.token_spec))
+    write_json(folder / "config.json", fields)
 
 
 def plain_name(name: str) -> str:
@@ -170,31 +153,25 @@ def table(config: MaskedDiffusionConfig) -> tuple[dict[str, int], list[Row]]:
         "m": 6,  # vectors of a block
         "n": 2,  # of the end
     }
-    qkv = ("h c",) * 3
-    block: list[tuple[str, str, str, tuple[str, ...], int]] = [
-        ("attention_norm", "norm1.weight", "d -> d", (), 0),
-        *((f"attention/{x}", "attn_qkv.weight", "(h c) d -> d h c", qkv, i) for i, x in enumerate("qkv")),
-        ("attention/out", "attn_out.weight", "d (h c) -> h c d", (), 0),
-        ("mlp_norm", "norm2.weight", "d -> d", (), 0),
-        ("mlp/up", "mlp.0.weight", "f d -> d f", (), 0),
-        ("mlp/up_bias", "mlp.0.bias", "f -> f", (), 0),
-        ("mlp/down", "mlp.2.weight", "d f -> f d", (), 0),
-        ("mlp/down_bias", "mlp.2.bias", "d -> d", (), 0),
-        ("modulation", "adaLN_modulation.weight", "(m d) k -> k m d", (), 0),
-        ("modulation_bias", "adaLN_modulation.bias", "(m d) -> m d", (), 0),
+    block = [
+        Row("attention_norm", "norm1.weight", "d -> d"),
+        *fused([f"attention/{x}" for x in "qkv"], "attn_qkv.weight", "(h c) d -> d h c", "h c"),
+        Row("attention/out", "attn_out.weight", "d (h c) -> h c d"),
+        Row("mlp_norm", "norm2.weight", "d -> d"),
+        Row("mlp/up", "mlp.0.weight", "f d -> d f"),
+        Row("mlp/up_bias", "mlp.0.bias", "f -> f"),
+        Row("mlp/down", "mlp.2.weight", "d f -> f d"),
+        Row("mlp/down_bias", "mlp.2.bias", "d -> d"),
+        Row("modulation", "adaLN_modulation.weight", "(m d) k -> k m d"),
+        Row("modulation_bias", "adaLN_modulation.bias", "(m d) -> m d"),
     ]
     rows = [
         Row("embedding", EMBEDDING, "v d -> v d"),
-        Row("noise_in", NOISE, "k e -> e k"),
+        Row("noise_in", "sigma_map.mlp.0.weight", "k e -> e k"),
         Row("noise_in_bias", "sigma_map.mlp.0.bias", "k -> k"),
         Row("noise_out", "sigma_map.mlp.2.weight", "o k -> k o"),
         Row("noise_out_bias", "sigma_map.mlp.2.bias", "k -> k"),
-    ]
-    rows += [
-        Row(f"layer_{{i}}/{path}", f"blocks.{{i}}.{name}", pattern, config.layers, pieces, piece)
-        for path, name, pattern, pieces, piece in block
-    ]
-    rows += [
+        *layered(block, config.layers, "layer", "blocks"),
         Row("final_norm", "output_layer.norm_final.weight", "d -> d"),
         Row("head", "output_layer.linear.weight", "v d -> d v"),
         Row("head_bias", "output_layer.linear.bias", "v -> v"),
@@ -226,51 +203,30 @@ def flat(fields: Mapping[str, Any]) -> dict[str, Any]:
     kind = fields.get("parameterization")
     if isinstance(kind, str) and kind != "subs":
         raise ConvertError(f"field parameterization of config.json must be 'subs', not {kind!r}")
-    found = {name: model[NESTED.get(name, name)] for name in _official() if NESTED.get(name, name) in model}
-    known = (
-        "time_conditioning",
-        "torch_dtype",
-        "dtype",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "mask_token_id",
+    names = [name for official, _, _ in FIELDS.values() for name in official]
+    found = {name: model[NESTED.get(name, name)] for name in names if NESTED.get(name, name) in model}
+    return (
+        {name: value for name, value in fields.items() if name != "model"}
+        | found
+        | {"model_type": MODEL_TYPES[0]}
     )
-    return found | {name: fields[name] for name in known if name in fields} | {"model_type": MODEL_TYPES[0]}
 
 
-def _official() -> list[str]:
-    return [name for names, _, _ in FIELDS.values() for name in names]
-
-
-def parse_config(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Our config fields, without the two types, from the official ones.
+def parse_config(fields: Mapping[str, Any]) -> MaskedDiffusionConfig:
+    """Our config, without the two types, from the official fields.
 
     Raises:
       ConvertError: naming the field that is missing, of a wrong type or not supported.
     """
     check_fixed(fields, FIXED)
-    ours = parse_fields(fields, FIELDS)
-    try:
-        MaskedDiffusionConfig(**ours)
-    except ValueError as error:
-        raise ConvertError(f"config.json describes no valid model: {error}") from error
-    return ours
+    return built(MaskedDiffusionConfig, parse_fields(fields, FIELDS))
 
 
 def format_config(config: MaskedDiffusionConfig) -> dict[str, Any]:
     """The official config fields, without special tokens."""
     fields = {names[0]: getattr(config, field) for field, (names, _, _) in FIELDS.items()}
-    return (
-        FIXED
-        | fields
-        | {
-            "architectures": ["MDLM"],
-            "model_type": MODEL_TYPES[0],
-            "return_dict": False,
-            "torch_dtype": config.dtype,
-        }
-    )
+    kind = {"architectures": ["MDLM"], "model_type": MODEL_TYPES[0], "return_dict": False}
+    return FIXED | fields | kind | {"torch_dtype": config.dtype}
 
 
 def parse_tokens(fields: Mapping[str, Any], vocab_size: int) -> TokenSpec:
@@ -279,13 +235,8 @@ def parse_tokens(fields: Mapping[str, Any], vocab_size: int) -> TokenSpec:
     Raises:
       ConvertError: naming the field that holds no token id of the vocabulary.
     """
-    ids = {name: token_ids(fields, f"{name}_token_id") for name in ("bos", "eos", "pad", "mask")}
-    for name, tokens in ids.items():
-        for token in tokens:
-            if token >= vocab_size:
-                raise ConvertError(
-                    f"field {name}_token_id holds {token}, but config.json has a vocabulary of {vocab_size}"
-                )
+    names = ("bos", "eos", "pad", "mask")
+    ids = {name: token_ids(fields, f"{name}_token_id", vocab_size) for name in names}
     if not ids["mask"] and vocab_size in TOKENS:
         return TOKENS[vocab_size]
     return TokenSpec(
@@ -297,30 +248,14 @@ def parse_tokens(fields: Mapping[str, Any], vocab_size: int) -> TokenSpec:
     )
 
 
-def format_tokens(tokens: TokenSpec) -> dict[str, Any]:
-    """Special tokens as fields of config.json.
-
-    Raises:
-      ConvertError: a model whose logits are about the next token, or without a mask.
-    """
-    if tokens.alignment != "own" or tokens.mask is None:
-        raise ConvertError("only a model with a mask and of alignment 'own' has this layout")
-    fields: dict[str, Any] = {"mask_token_id": tokens.mask, "pad_token_id": tokens.pad}
-    if tokens.bos is not None:
-        fields["bos_token_id"] = tokens.bos
-    if tokens.stop:
-        fields["eos_token_id"] = list(tokens.stop)
-    return fields
-
-
 def inverse_frequencies(head_dim: int) -> np.ndarray:
     """Angles of the rotation at position 1, float32 [C/2]."""
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     return np.float32(1) / np.float32(LONGEST) ** exponent
 
 
-def _check_rope(checkpoint: Source, head_dim: int) -> None:
+def _check_rope(source: Source, head_dim: int) -> None:
     """The stored frequencies are ours, up to the rounding of a bfloat16 copy."""
-    stored = checkpoint.read(ROPE).astype(np.float32)
+    stored = source.read(ROPE).astype(np.float32)
     if not np.allclose(stored, inverse_frequencies(head_dim), atol=0, rtol=1e-2):
         raise ConvertError(f"tensor {ROPE} holds other frequencies than those of base {LONGEST:g}")

@@ -5,16 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from convert import qwen2
-from convert.engine import (
-    ConvertError,
-    Row,
-    Source,
-    check_tensors,
-    common_dtype,
-    export_tree,
-    import_tree,
-    table_shapes,
-)
+from convert.engine import ConvertError, Row, Source, export_tree, layered, read_table, table_shapes
 from convert.fields import Fields, check_fixed, parse_fields
 from paradec_jax.config import BlockDiffusionConfig, ResidualHeadConfig
 from paradec_jax.disk.tensors import Lazy
@@ -28,7 +19,7 @@ FIXED: dict[str, Any] = {"num_mrp_heads": 1}
 
 def there(tensors: Source, fields: Mapping[str, Any]) -> bool:
     """Whether a folder holds a head, or its config.json says so."""
-    return bool(tensors.names) or bool(fields.get(FIELDS["layers"][0][0]))
+    return bool(tensors.tensors) or bool(fields.get(FIELDS["layers"][0][0]))
 
 
 def read(
@@ -51,11 +42,7 @@ def read(
         config = ResidualHeadConfig.of(backbone, **shape)
     except ValueError as error:
         raise ConvertError(f"config.json describes no valid residual head: {error}") from error
-    axes, rows = table(config)
-    shapes = table_shapes(rows, axes)
-    check_tensors(tensors, shapes)
-    param_dtype = dtype or common_dtype(tensors, list(shapes))
-    params = import_tree(tensors, rows, axes, param_dtype)
+    params, param_dtype = read_table(tensors, table(config), dtype, {})
     return ResidualHead(dataclasses.replace(config, param_dtype=param_dtype), params)
 
 
@@ -65,18 +52,14 @@ def export(head: ResidualHead, backbone: BlockDiffusionConfig) -> tuple[dict[str
     Raises:
       ConvertError: blocks of another shape than the backbone's, for which config.json has no field.
     """
-    if _shapes(head.config) != _shapes(ResidualHeadConfig.of(backbone, head.config.layers)):
+    axes, rows = table(head.config)
+    axes_of_backbone, like_backbone = table(ResidualHeadConfig.of(backbone, head.config.layers))
+    if table_shapes(rows, axes) != table_shapes(like_backbone, axes_of_backbone):
         raise ConvertError(
             "only a residual head whose blocks have the shape of its backbone's has this layout"
         )
-    axes, rows = table(head.config)
     tensors = {PREFIX + name: tensor for name, tensor in export_tree(head.params, rows, axes).items()}
     return tensors, {FIELDS["layers"][0][0]: head.config.layers} | FIXED
-
-
-def _shapes(config: ResidualHeadConfig) -> dict[str, tuple[int, ...]]:
-    axes, rows = table(config)
-    return table_shapes(rows, axes)
 
 
 def table(config: ResidualHeadConfig) -> tuple[dict[str, int], list[Row]]:
@@ -87,8 +70,5 @@ def table(config: ResidualHeadConfig) -> tuple[dict[str, int], list[Row]]:
         Row("fusion", "eh_proj.weight", "d e -> e d"),
         Row("final_norm", "norm.weight", "d -> d"),
     ]
-    rows += [
-        Row(f"layer_{{i}}/{path}", f"layers.{{i}}.{name}", pattern, config.layers)
-        for path, name, pattern in qwen2.block_rows(config)
-    ]
+    rows += layered(qwen2.block_rows(config), config.layers, "layer", "layers")
     return qwen2.block_axes(config) | {"e": 2 * config.width}, rows

@@ -4,29 +4,25 @@
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from convert.engine import (
-    ConvertError,
-    Row,
-    Source,
-    check_depth,
-    check_prefix,
-    check_tensors,
-    check_tied,
-    common_dtype,
-    export_tree,
-    import_tree,
-    table_shapes,
+from convert.engine import ConvertError, Row, Source, check_tied, export_tree, layered, read_table
+from convert.fields import (
+    Fields,
+    built,
+    check_fixed,
+    format_tokens,
+    parse_fields,
+    token_ids,
+    typed,
+    write_json,
 )
-from convert.fields import Fields, activation_dtype, check_fixed, parse_fields, token_ids
 from convert.weights import opened
-from convert.words import begin_of_text, json_if_there, write_json
+from convert.words import begin_of_text, json_if_there
 from paradec_jax.config import CausalConfig, ResidualHeadConfig, TokenSpec, TransformerConfig
 from paradec_jax.disk.description import matches
 from paradec_jax.disk.tensors import Lazy
@@ -43,7 +39,6 @@ ARCHITECTURES = {kind: f"{kind.capitalize()}ForCausalLM" for kind in MODEL_TYPES
 NORMED = ("qwen3", "sdar")  # types whose queries and keys are normed
 AnyTransformer = TypeVar("AnyTransformer", bound=TransformerConfig)
 QWEN3_HEAD_DIM = 128  # where config.json of one of these does not give it; the others split the width
-HEADS = {"q": "h", "k": "g", "v": "g"}  # the axis of heads of each matrix
 
 FIELDS: Fields = {
     "vocab_size": (("vocab_size",), int, None),
@@ -84,53 +79,41 @@ def read(
     Raises:
       ConvertError: when config and weights are not those of one complete, supported model.
     """
-    config = CausalConfig(**parse_config(fields))
-    with opened(folder) as checkpoint:
-        params, config = read_params(checkpoint, fields, config, dtype)
+    config = parse_config(fields, CausalConfig)
+    with opened(folder) as source:
+        params, config = read_params(source, fields, config, dtype)
         yield Model(config, params, parse_tokens(folder, fields, config.vocab_size, words))
 
 
 def read_params(
-    checkpoint: Source, fields: Mapping[str, Any], config: AnyTransformer, dtype: str | None
+    source: Source, fields: Mapping[str, Any], config: AnyTransformer, dtype: str | None
 ) -> tuple[dict[str, Any], AnyTransformer]:
     """The parameters, and the config with its two types as `fields` and the tensors say them.
 
     Raises:
-      ConvertError: when the tensors are not those of this config, or not of one type where none is given.
+      ConvertError: when the tensors are not those of this config.
     """
-    check_depth(checkpoint, config)
     axes, rows = table(config)
-    shapes = table_shapes(rows, axes)
-    names = list(shapes)
-    if config.tie_embeddings and HEAD in checkpoint.names:
-        shapes[HEAD] = shapes[EMBEDDING]
-    check_prefix(checkpoint, names)
-    if not config.tie_embeddings and HEAD not in checkpoint.names:
-        raise ConvertError(
-            f"tensor {HEAD} is missing from {checkpoint.folder}, although config.json does not tie it to the "
-            "embedding (tie_word_embeddings)"
-        )
     zeros = _out_biases(config, str(fields["model_type"]))
-    check_tensors(checkpoint, shapes | dict.fromkeys(zeros, (axes["d"],)))
+    optional = {HEAD: (axes["v"], axes["d"])} if config.tie_embeddings else {}
+    params, param_dtype = read_table(
+        source, (axes, rows), dtype, optional | dict.fromkeys(zeros, (axes["d"],))
+    )
     if config.tie_embeddings:
-        check_tied(checkpoint, HEAD, EMBEDDING, "tie_word_embeddings")
+        check_tied(source, HEAD, EMBEDDING, "tie_word_embeddings")
     for name in zeros:
-        if checkpoint.read(name).any():
+        if name in source.tensors and source.read(name).any():
             raise ConvertError(
                 f"tensor {name} is not zero, but a bias of attention's output is not supported"
             )
-    param_dtype = dtype or common_dtype(checkpoint, names)
-    params, dtype = import_tree(checkpoint, rows, axes, param_dtype), activation_dtype(fields, param_dtype)
-    return params, dataclasses.replace(config, dtype=dtype, param_dtype=param_dtype)
+    return params, typed(config, fields, param_dtype)
 
 
 def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
     """Writes the weights and the JSON files of a Hugging Face folder, without those of the tokenizer."""
-    if not isinstance(model.config, CausalConfig):
-        raise ConvertError(f"a model of family {model.family} has no layout of {', '.join(MODEL_TYPES)}")
     if model.token_spec.alignment != "next":
         raise ConvertError(f"only a model of alignment 'next' has a layout of {', '.join(MODEL_TYPES)}")
-    write_layout(folder, model, model_type(model.config), max_shard_bytes, {})
+    write_layout(folder, model, model_type(cast(CausalConfig, model.config)), max_shard_bytes, {}, {})
 
 
 def write_layout(
@@ -138,19 +121,17 @@ def write_layout(
     model: Model,
     kind: str,
     max_shard_bytes: int,
-    more: dict[str, Any],
-    further: Mapping[str, Lazy] | None = None,
+    more: Mapping[str, Any],
+    further: Mapping[str, Lazy],
 ) -> None:
     """Writes a model in the layout of that type, with `more` fields in its config.json and `further` tensors."""
     config = cast(TransformerConfig, model.config)
     axes, rows = table(config)
-    tensors = export_tree(model.params, rows, axes) | dict(further or {})
-    zero = np.zeros(axes["d"], config.param_dtype)
-    for name in _out_biases(config, kind):
-        tensors[name] = Lazy.of(zero)
-    write_tensors(folder, tensors, max_shard_bytes)
+    zero = Lazy.of(np.zeros(axes["d"], config.param_dtype))
+    zeros = dict.fromkeys(_out_biases(config, kind), zero)
+    write_tensors(folder, {**export_tree(model.params, rows, axes), **further, **zeros}, max_shard_bytes)
     ids = format_tokens(model.token_spec)
-    write_json(folder / "config.json", format_config(config, kind) | ids | more)
+    write_json(folder / "config.json", format_config(config, kind) | ids | dict(more))
     write_json(folder / "generation_config.json", {"do_sample": False, **ids})
 
 
@@ -159,10 +140,7 @@ def table(config: TransformerConfig) -> tuple[dict[str, int], list[Row]]:
     rows = [Row("embedding", EMBEDDING, "v d -> v d"), Row("final_norm", "model.norm.weight", "d -> d")]
     if not config.tie_embeddings:
         rows.append(Row("head", HEAD, "v d -> d v"))
-    rows += [
-        Row(f"layer_{{i}}/{path}", f"model.layers.{{i}}.{name}", pattern, config.layers)
-        for path, name, pattern in block_rows(config)
-    ]
+    rows += layered(block_rows(config), config.layers, "layer", "model.layers")
     return block_axes(config) | {"v": config.vocab_size}, rows
 
 
@@ -177,25 +155,25 @@ def block_axes(config: TransformerConfig | ResidualHeadConfig) -> dict[str, int]
     }
 
 
-def block_rows(config: TransformerConfig | ResidualHeadConfig) -> list[tuple[str, str, str]]:
-    """Path, name and pattern of each parameter of a block."""
+def block_rows(config: TransformerConfig | ResidualHeadConfig) -> list[Row]:
+    """The rows of one block."""
+    heads = {"q": "h", "k": "g", "v": "g"}  # the axis of heads of each matrix
     block = [
-        ("attention_norm", "input_layernorm.weight", "d -> d"),
-        ("mlp_norm", "post_attention_layernorm.weight", "d -> d"),
+        Row("attention_norm", "input_layernorm.weight", "d -> d"),
+        Row("mlp_norm", "post_attention_layernorm.weight", "d -> d"),
         *(
-            (f"attention/{x}", f"self_attn.{x}_proj.weight", f"({n} c) d -> d {n} c")
-            for x, n in HEADS.items()
+            Row(f"attention/{x}", f"self_attn.{x}_proj.weight", f"({n} c) d -> d {n} c")
+            for x, n in heads.items()
         ),
-        ("attention/out", "self_attn.o_proj.weight", "d (h c) -> h c d"),
-        *((f"mlp/{x}", f"mlp.{x}_proj.weight", "f d -> d f") for x in ("gate", "up")),
-        ("mlp/down", "mlp.down_proj.weight", "d f -> f d"),
+        Row("attention/out", "self_attn.o_proj.weight", "d (h c) -> h c d"),
+        *(Row(f"mlp/{x}", f"mlp.{x}_proj.weight", "f d -> d f") for x in ("gate", "up")),
+        Row("mlp/down", "mlp.down_proj.weight", "d f -> f d"),
     ]
     if config.qkv_bias:
-        block += [
-            (f"attention/{x}_bias", f"self_attn.{x}_proj.bias", f"({n} c) -> {n} c") for x, n in HEADS.items()
-        ]
+        for x, n in heads.items():
+            block.append(Row(f"attention/{x}_bias", f"self_attn.{x}_proj.bias", f"({n} c) -> {n} c"))
     if config.qk_norm:
-        block += [(f"attention/{x}_norm", f"self_attn.{x}_norm.weight", "c -> c") for x in "qk"]
+        block += [Row(f"attention/{x}_norm", f"self_attn.{x}_norm.weight", "c -> c") for x in "qk"]
     return block
 
 
@@ -211,8 +189,13 @@ def model_type(config: CausalConfig) -> str:
     return "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias else "llama"
 
 
-def parse_config(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Our config fields, without the two types, from the official ones.
+def parse_config(fields: Mapping[str, Any], cls: type[AnyTransformer], **more: Any) -> AnyTransformer:
+    """Our config, without the two types, from the official fields.
+
+    Args:
+      fields: config.json.
+      cls: class of the config.
+      more: its fields beyond those of `TransformerConfig`.
 
     Raises:
       ConvertError: naming the field that is missing, of a wrong type, contradictory or not supported.
@@ -221,25 +204,20 @@ def parse_config(fields: Mapping[str, Any]) -> dict[str, Any]:
     check_fixed(fields, FIXED)
     ours = parse_fields({**fields, **_rope(fields)}, FIELDS)
     layer_types = fields.get("layer_types")
-    full = isinstance(layer_types, list) and all(kind == "full_attention" for kind in layer_types)
-    if layer_types is not None and not (full and len(layer_types) == ours["layers"]):
+    if layer_types is None:
+        _check_window(fields, ours["layers"])
+    elif layer_types != ["full_attention"] * ours["layers"]:
         raise ConvertError(
             f"field layer_types of config.json must hold full_attention for each of {ours['layers']} layers, "
             f"not {layer_types!r}"
         )
-    if layer_types is None:
-        _check_window(fields, ours["layers"])
     ours["qkv_bias"] |= kind == "qwen2"
     ours["qk_norm"] = kind in NORMED
     ours["kv_heads"] = ours["kv_heads"] or ours["heads"]
     channels = ours["head_channels"] or QWEN3_HEAD_DIM * (kind in NORMED)
     even = channels * ours["heads"] in (0, ours["width"])
     ours["head_channels"] = None if even else channels
-    try:
-        TransformerConfig(**ours)
-    except ValueError as error:
-        raise ConvertError(f"config.json describes no valid model: {error}") from error
-    return ours
+    return built(cls, ours | more)
 
 
 def _check_window(fields: Mapping[str, Any], layers: int) -> None:
@@ -307,29 +285,20 @@ def parse_tokens(
     Raises:
       ConvertError: naming the field that holds no token id of the vocabulary, or files that contradict each other.
     """
-    files = {"generation_config.json": json_if_there(folder / "generation_config.json")}
-    files["config.json"] = dict(fields)
-    ids: dict[str, list[int]] = {}
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id"):
-        ids[name] = [token for file, values in files.items() for token in token_ids(values, name, file)]
-        for token in ids[name]:
-            if token >= vocab_size:
-                raise ConvertError(
-                    f"field {name} holds {token}, but config.json has a vocabulary of {vocab_size}"
-                )
-    stop = tuple(dict.fromkeys(ids["eos_token_id"]))
-    named = [(file, token) for file in files for token in token_ids(files[file], "bos_token_id", file)]
-    bos = begin_of_text(folder, dict(named[:1]), words)
-    pad, mask = next(iter([*ids["pad_token_id"], *stop]), 0), next(iter(ids["mask_token_id"]), None)
-    return TokenSpec(bos=bos, stop=stop, pad=pad, mask=mask)
-
-
-def format_tokens(tokens: TokenSpec) -> dict[str, Any]:
-    """Special tokens as fields of config.json and generation_config.json."""
-    stop: Any = list(tokens.stop) or None
-    return {
-        "bos_token_id": tokens.bos,
-        "eos_token_id": stop[0] if len(tokens.stop) == 1 else stop,
-        "pad_token_id": tokens.pad,
-        **({} if tokens.mask is None else {"mask_token_id": tokens.mask}),
+    files = {
+        "generation_config.json": json_if_there(folder / "generation_config.json"),
+        "config.json": fields,
     }
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id")
+    ids = {
+        name: [(token, file) for file in files for token in token_ids(files[file], name, vocab_size, file)]
+        for name in names
+    }
+    bos = begin_of_text(folder, {file: token for token, file in ids["bos_token_id"][:1]}, words)
+    eos, pad, mask = ([token for token, _ in ids[name]] for name in names[1:])
+    return TokenSpec(
+        bos=bos,
+        stop=tuple(dict.fromkeys(eos)),
+        pad=next(iter([*pad, *eos]), 0),
+        mask=next(iter(mask), None),
+    )

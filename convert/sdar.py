@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from convert import mrp, qwen2
 from convert.engine import ConvertError, parted
@@ -37,24 +37,17 @@ def read(
     alignment: str | None = None,
     words: Path | None = None,
 ) -> Iterator[Model]:
-    """A Hugging Face folder as a model without a tokenizer, whose parameters are read when they are indexed.
+    """A Hugging Face folder as a model; arguments and errors as of `qwen2.read`, and besides:
 
     Args:
-      folder: the folder.
-      fields: its config.json.
-      dtype: type of the parameters; that of `engine.common_dtype` by default.
       block: tokens of a block; those of config.json by default, or else 4.
       mask: id of the mask token; that of config.json by default, or else 151669.
       alignment: which token logits are about, "own" or "next"; what config.json says by default, or else "own".
-      words: the tokenizer.json that says what texts begin with; the folder's own by default.
-
-    Raises:
-      ConvertError: when config and weights are not those of one complete, supported model.
     """
     config = parse_config(fields, block)
     tokens = parse_tokens(folder, fields, config.vocab_size, mask, alignment, words)
-    with opened(folder) as checkpoint:
-        backbone, head = parted(checkpoint, mrp.PREFIX)
+    with opened(folder) as source:
+        backbone, head = parted(source, mrp.PREFIX)
         params, config = qwen2.read_params(backbone, fields, config, dtype)
         found = mrp.read(head, fields, config, dtype) if mrp.there(head, fields) else None
         yield Model(config, params, tokens, head=found)
@@ -62,9 +55,7 @@ def read(
 
 def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
     """Writes the weights and the JSON files of a Hugging Face folder, without those of the tokenizer."""
-    config, alignment = model.config, model.token_spec.alignment
-    if not isinstance(config, BlockDiffusionConfig):
-        raise ConvertError(f"a model of family {model.family} has no {MODEL_TYPES[0]} layout")
+    config, alignment = cast(BlockDiffusionConfig, model.config), model.token_spec.alignment
     if not config.qk_norm or model.token_spec.mask is None:
         raise ConvertError(
             f"only a model with norms of queries and keys and with a mask has the {MODEL_TYPES[0]} layout"
@@ -87,18 +78,13 @@ def parse_config(fields: Mapping[str, Any], block: int | None = None) -> BlockDi
     Raises:
       ConvertError: as `qwen2.parse_config`, and for a block length that cannot be.
     """
-    shape = qwen2.parse_config(fields) | parse_fields(fields, BLOCK_FIELD)
-    if block is not None:
-        shape["block"] = block
+    more = parse_fields(fields, BLOCK_FIELD) if block is None else {"block": block}
     lengths = fields.get(LENGTHS)
     if lengths is not None:
         if not isinstance(lengths, list) or not all(type(length) is int for length in lengths):
             raise ConvertError(f"field {LENGTHS} of config.json must hold whole numbers, not {lengths!r}")
-        shape["blocks"] = tuple(lengths)
-    try:
-        return BlockDiffusionConfig(**shape)
-    except ValueError as error:
-        raise ConvertError(f"this is no valid model: {error}") from error
+        more["blocks"] = tuple(lengths)
+    return qwen2.parse_config(fields, BlockDiffusionConfig, **more)
 
 
 def parse_tokens(

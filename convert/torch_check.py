@@ -4,11 +4,11 @@ Only this file touches PyTorch and transformers, and only in the child process. 
 model runs the Python code that lies in its folder; causal models are run by transformers itself.
 """
 
-import importlib.util
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,11 +31,6 @@ def record(folder: Path) -> dict[str, np.ndarray]:
     Raises:
       ConvertError: when PyTorch or transformers is not installed, the code is missing, or it fails.
     """
-    absent = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
-    if absent:
-        raise ConvertError(
-            f"--torch needs {' and '.join(absent)}, not installed here; use --logits FILE instead"
-        )
     fields = read_json(folder / "config.json")
     if fields.get("model_type") in (*mdlm.MODEL_TYPES, *sdar.MODEL_TYPES):
         raise ConvertError(f"the model code of {folder} runs on a GPU alone; use --logits FILE instead")
@@ -58,35 +53,28 @@ def record(folder: Path) -> dict[str, np.ndarray]:
 
 
 def _child(folder: str, out: str, known: str) -> None:
-    record_of = _causal if known == "True" else _recurrent
-    np.savez(out, **record_of(folder, np.random.default_rng(0)))  # type: ignore[arg-type]
-
-
-def _causal(folder: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").float().eval()
-    tokens = rng.integers(0, model.config.vocab_size, (BATCH, LENGTH))
-    with torch.no_grad():
-        logits = model(torch.from_numpy(tokens)).logits.float().numpy()
-    return {"input_ids": tokens, "logits": logits}
-
-
-def _recurrent(folder: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).float().eval()
-    vocabulary = min(model.config.vocab_size, 65_504)  # no special tokens of the release
+    options: dict[str, Any] = (
+        {"attn_implementation": "eager"} if known == "True" else {"trust_remote_code": True}
+    )
+    model = AutoModelForCausalLM.from_pretrained(folder, **options).float().eval()
+    rng = np.random.default_rng(0)
+    vocabulary = min(model.config.vocab_size, 65_504)  # no special tokens of the recurrent release
     tokens = rng.integers(0, vocabulary, (BATCH, LENGTH))
-    state = rng.normal(size=(BATCH, LENGTH, model.config.n_embd)).astype(np.float32)
-    arrays: dict[str, np.ndarray] = {"input_ids": tokens, "init_state": state}
+    arrays: dict[str, np.ndarray] = {"input_ids": tokens}
+    of_step: dict[str, dict[str, Any]] = {"logits": {}}
+    if known != "True":
+        state = rng.normal(size=(BATCH, LENGTH, model.config.n_embd)).astype(np.float32)
+        arrays["init_state"] = state
+        of_step = {
+            f"logits_r{r}": {"input_states": torch.from_numpy(state), "num_steps": r} for r in RECURRENCES
+        }
     with torch.no_grad():
-        for r in RECURRENCES:
-            output = model(torch.from_numpy(tokens), input_states=torch.from_numpy(state), num_steps=r)
-            arrays[f"logits_r{r}"] = output.logits.float().numpy()
-    return arrays
+        for name, more in of_step.items():
+            arrays[name] = model(torch.from_numpy(tokens), **more).logits.float().numpy()
+    np.savez(out, **arrays)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import functools
 import io
 import pickle
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from convert.engine import ConvertError
+from convert.engine import ConvertError, Source, Stored
 from paradec_jax.io import one_sentence
 
 STORAGES = {
@@ -169,54 +169,29 @@ class Archive:
     def _read_storage(self, storage: Storage) -> bytes:
         content = self._bytes(f"data/{storage.key}")
         if len(content) != storage.size * storage.dtype.itemsize:
-            raise ConvertError(f"data/{storage.key} in {self.path} is not as long as its data.pkl says")
+            raise self._short(storage)
         return content
 
-    def array(self, tensor: Tensor) -> np.ndarray:
-        """A tensor's numbers, of any strides, not to be written to."""
+    def stored(self, tensor: Tensor) -> Stored:
+        """A tensor, whose numbers are read when they are asked for; they are of any strides, not to be written to."""
         dtype = tensor.storage.dtype
-        place, steps = tensor.offset * dtype.itemsize, [step * dtype.itemsize for step in tensor.stride]
-        content = self._storage(tensor.storage)
-        try:
-            return np.ndarray(tensor.shape, dtype, content, place, steps)  # which checks where they lie
-        except (ValueError, TypeError) as error:
-            raise ConvertError(
-                f"data/{tensor.storage.key} in {self.path} is not as long as its data.pkl says"
-            ) from error
+
+        def read(rows: slice) -> np.ndarray:
+            place, steps = tensor.offset * dtype.itemsize, [step * dtype.itemsize for step in tensor.stride]
+            content = self._storage(tensor.storage)
+            try:
+                array = np.ndarray(tensor.shape, dtype, content, place, steps)  # which checks where they lie
+            except (ValueError, TypeError) as error:
+                raise self._short(tensor.storage) from error
+            return array[rows] if array.ndim else array
+
+        return Stored(tensor.shape, dtype.name, read)
+
+    def _short(self, storage: Storage) -> ConvertError:
+        return ConvertError(f"data/{storage.key} in {self.path} is not as long as its data.pkl says")
 
 
-class Tensors:
-    """Tensors of files by name, as the converters' engine reads them.
-
-    Args:
-      folder: path that error messages name.
-      found: each tensor, and the file that it lies in, by its name.
-    """
-
-    def __init__(self, folder: Path, found: Mapping[str, tuple[Archive, Tensor]]) -> None:
-        self.folder, self.found = folder, found
-
-    @property
-    def names(self) -> set[str]:
-        """Names of all tensors."""
-        return set(self.found)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor."""
-        return self.found[name][1].shape
-
-    def dtype(self, name: str) -> str:
-        """NumPy's name of its type."""
-        return self.found[name][1].storage.dtype.name
-
-    def read(self, name: str, rows: slice = slice(None)) -> np.ndarray:
-        """The tensor itself, or these rows of it."""
-        archive, tensor = self.found[name]
-        array = archive.array(tensor)
-        return array if rows == slice(None) else array[rows]
-
-
-def named_tensors(archive: Archive, table: Any, rename: Callable[[str], str]) -> Tensors:
+def named_tensors(archive: Archive, table: Any, rename: Callable[[str], str]) -> dict[str, Stored]:
     """The tensors of a table in the tree, such as a `state_dict`.
 
     Raises:
@@ -224,7 +199,7 @@ def named_tensors(archive: Archive, table: Any, rename: Callable[[str], str]) ->
     """
     if not isinstance(table, dict) or not table:
         raise ConvertError(f"{archive.path} has no table of tensors where its weights should be")
-    found: dict[str, tuple[Archive, Tensor]] = {}
+    found: dict[str, Stored] = {}
     for name, tensor in table.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise ConvertError(
@@ -232,21 +207,21 @@ def named_tensors(archive: Archive, table: Any, rename: Callable[[str], str]) ->
             )
         if rename(name) in found:
             raise ConvertError(f"tensor {rename(name)} occurs twice in {archive.path}")
-        found[rename(name)] = archive, tensor
-    return Tensors(archive.path, found)
+        found[rename(name)] = archive.stored(tensor)
+    return found
 
 
 # Checkpoints of Lightning
 
 
-def state_dict(archive: Archive, rename: Callable[[str], str]) -> Tensors:
+def state_dict(archive: Archive, rename: Callable[[str], str]) -> Source:
     """The weights as they are trained. Raises ConvertError as `named_tensors`, or when there are none."""
     if not isinstance(archive.tree, dict) or "state_dict" not in archive.tree:
         raise ConvertError(f"{archive.path} has no state_dict: not a checkpoint of Lightning")
-    return named_tensors(archive, archive.tree["state_dict"], rename)
+    return Source(archive.path, named_tensors(archive, archive.tree["state_dict"], rename))
 
 
-def averages(archive: Archive, names: Sequence[str]) -> Tensors:
+def averages(archive: Archive, names: Sequence[str]) -> Source:
     """The moving averages of the weights, an unnamed list in the order of the parameters.
 
     Args:
@@ -258,13 +233,14 @@ def averages(archive: Archive, names: Sequence[str]) -> Tensors:
     """
     ema = archive.tree.get("ema") if isinstance(archive.tree, dict) else None
     found = ema.get("shadow_params") if isinstance(ema, dict) else None
-    if not isinstance(found, list) or not all(isinstance(tensor, Tensor) for tensor in found):
-        raise ConvertError(f"{archive.path} has no averaged weights (ema.shadow_params); import its raw ones")
-    if len(found) != len(names):
+    if not isinstance(found, list) or len(found) != len(names):
         raise ConvertError(
-            f"ema.shadow_params of {archive.path} has {len(found)} tensors, but the model has {len(names)} parameters"
+            f"{archive.path} has no averages of the model's {len(names)} parameters (ema.shadow_params); import its "
+            "raw weights"
         )
-    return Tensors(archive.path, {name: (archive, one) for name, one in zip(names, found, strict=True)})
+    return Source(
+        archive.path, named_tensors(archive, dict(zip(names, found, strict=True)), lambda name: name)
+    )
 
 
 def hyper_parameters(archive: Archive) -> dict[str, Any]:

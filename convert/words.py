@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.engine import ConvertError, read_json
+from convert.fields import write_json
 from paradec_jax.chat import special_tokens
 from paradec_jax.store import Model
 from paradec_jax.tokenizer import Tokenizer
@@ -163,8 +164,3 @@ def _beginning(processor: Any, words: Tokenizer, bos: int | None) -> dict[str, A
     if len(steps) < 2:
         return steps[0] if steps else None
     return {"type": "Sequence", "processors": steps}
-
-
-def write_json(path: Path, fields: Mapping[str, Any]) -> None:
-    """Writes an object as a JSON file that is easy to read."""
-    path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -257,8 +257,8 @@ keep(figure, "map")
 # ## Fast-forward counts
 #
 # How many tokens one iteration commits, over all problems. A count of 1 is a step of one-by-one decoding. The mean is
-# what a decoder gains as long as a call over a block costs no more than one over a token (`experiments/jacobi/block_sizes.py`
-# measures that).
+# what a decoder gains as long as a call over a block costs no more than one over a token (the part
+# "calls" of `experiments/systems/report.py` measures that).
 
 # %%
 counts = {name: np.concatenate([row.counts for row in run.rows]) for name, run in runs.items()}

@@ -9,7 +9,7 @@
     print(out.text[0], out.network_calls[0], out.tokens_per_call[0])
 """
 
-from paradec_jax.config import CausalConfig, RecurrentDepthConfig, TokenSpec
+from paradec_jax.config import TokenSpec
 from paradec_jax.decode import (
     Adaptive,
     AutoRegressive,
@@ -22,9 +22,7 @@ from paradec_jax.decode import (
     Masked,
     Network,
     Prefix,
-    Prepared,
     PromptLookup,
-    QueueResult,
     Reason,
     RecordedDraws,
     Request,
@@ -48,23 +46,21 @@ from paradec_jax.decode import (
     stream,
     trace,
 )
-from paradec_jax.families import FAMILIES, PRESETS
+from paradec_jax.families import PRESETS
 from paradec_jax.generate import Generation, generate
 from paradec_jax.infill import infill
 from paradec_jax.sharding.layout import layout, row_shardings, shardings
 from paradec_jax.sharding.mesh import make_mesh
 from paradec_jax.store import Model, StoreError, load, save
-from paradec_jax.tokenizer import StreamDecoder, Tokenizer
+from paradec_jax.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "FAMILIES",
     "PRESETS",
     "Adaptive",
     "AutoRegressive",
     "BlockDenoising",
-    "CausalConfig",
     "Decoded",
     "DecoderBase",
     "Forward",
@@ -75,12 +71,9 @@ __all__ = [
     "Model",
     "Network",
     "Prefix",
-    "Prepared",
     "PromptLookup",
-    "QueueResult",
     "Reason",
     "RecordedDraws",
-    "RecurrentDepthConfig",
     "Request",
     "Residual",
     "ResidualSpeculative",
@@ -94,7 +87,6 @@ __all__ = [
     "SoftWavefront",
     "Static",
     "StoreError",
-    "StreamDecoder",
     "Strided",
     "TokenSpec",
     "Tokenizer",

@@ -151,7 +151,10 @@ def _environment() -> ImmutableSandboxedEnvironment:
         optimized=False,  # the optimizer computes constants, such as 9**9**9, while it compiles
     )
     environment.filters["tojson"] = _to_json
-    functions: dict[str, Callable] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    functions: dict[str, Callable] = {
+        "raise_exception": _raise_exception,
+        "strftime_now": lambda format: datetime.datetime.now().strftime(format),
+    }
     environment.globals.update(functions)
     return environment
 
@@ -172,10 +175,6 @@ def _compile(template: str) -> jinja2.Template:
 
 def _raise_exception(message: str) -> None:
     raise _Refusal(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.datetime.now().strftime(format)
 
 
 def _to_json(

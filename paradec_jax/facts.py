@@ -43,14 +43,15 @@ def device() -> dict[str, Any]:
     `device_memory_bytes` is what JAX may use of an accelerator's own memory; a CPU has none.
     """
     found = jax.devices()[0]
+    allowed, _, period = _text("/sys/fs/cgroup/cpu.max").partition(" ")
     return {
         "platform": found.platform,
         "kind": processor() if found.platform == "cpu" else found.device_kind,
         "devices": jax.device_count(),
         "processor": processor(),
         "cores": _cores(),
-        "threads": _threads(),
-        "quota": _quota(),
+        "threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "quota": int(allowed) / int(period) if allowed.isdigit() else None,
         "memory_bytes": _memory("MemTotal"),
         "device_memory_bytes": (memory_stats() or {}).get("bytes_limit"),
     }
@@ -140,15 +141,6 @@ def _cores() -> int | None:
     told = _text("/proc/cpuinfo")
     pairs = set(re.findall(r"^physical id\s*: (\d+)$.*?^core id\s*: (\d+)$", told, re.MULTILINE | re.DOTALL))
     return len(pairs) or None
-
-
-def _threads() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def _quota() -> float | None:
-    allowed, _, period = _text("/sys/fs/cgroup/cpu.max").partition(" ")
-    return int(allowed) / int(period) if allowed.isdigit() else None
 
 
 def _memory(name: str) -> int | None:

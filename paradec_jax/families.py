@@ -39,6 +39,7 @@ from paradec_jax.decode import (
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.models import denoiser, recurrent_depth, residual_head, transformer
 from paradec_jax.models.denoiser_network import DenoiserNetwork
+from paradec_jax.models.network import ModelNetwork
 from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
 from paradec_jax.models.residual_head_network import ResidualHeadNetwork
 from paradec_jax.models.transformer_network import TransformerNetwork
@@ -71,10 +72,8 @@ class Family:
     Attributes:
       name: on disk, on the command line, in tables.
       config: class of its shapes.
-      network: config -> the network as decoders and losses see it.
+      network: class of the network as decoders and losses see it, of a config.
       init_params: (config, key) -> random parameters.
-      parameter_shapes: config -> shapes and types of the parameters, without allocating any.
-      axes: logical axes of the parameters by path.
       presets: named shapes.
       decoders: by the name that commands know them by, with the defaults of their papers.
       settings: rows of the table of `paradec compare`, which suit the bundled models; the last one of a name has that
@@ -85,10 +84,8 @@ class Family:
 
     name: str
     config: type[Any]
-    network: Callable[[Any], Any]
+    network: type[ModelNetwork]
     init_params: Callable[[Any, Array], dict[str, Any]]
-    parameter_shapes: Callable[[Any], dict[str, Any]]
-    axes: Mapping[str, Any]
     presets: Mapping[str, Any]
     decoders: Mapping[str, Any]
     settings: tuple[Setting, ...]
@@ -102,17 +99,15 @@ class Head:
 
     Attributes:
       name: of the part, on disk.
-      config, network, parameter_shapes, axes: as in `Family`.
+      config, network: as in `Family`.
       init_params: (config, key) -> random parameters; the module's own function knows other ways to begin.
       check: (its config, the config of the network beside it), refuses another's with a ValueError.
     """
 
     name: str
     config: type[Any]
-    network: Callable[[Any], Any]
+    network: type[ModelNetwork]
     init_params: Callable[[Any, Array], dict[str, Any]]
-    parameter_shapes: Callable[[Any], dict[str, Any]]
-    axes: Mapping[str, Any]
     check: Callable[[Any, Any], None]
 
 
@@ -122,8 +117,6 @@ RESIDUAL_HEAD = Head(
     config=ResidualHeadConfig,
     network=ResidualHeadNetwork,
     init_params=residual_head.init_params,
-    parameter_shapes=residual_head.parameter_shapes,
-    axes=axes.RESIDUAL_HEAD,
     check=check_fits,
 )
 
@@ -136,8 +129,6 @@ RECURRENT_DEPTH = Family(
     config=RecurrentDepthConfig,
     network=RecurrentDepthNetwork,
     init_params=recurrent_depth.init_params,
-    parameter_shapes=recurrent_depth.parameter_shapes,
-    axes=axes.RECURRENT,
     presets=RECURRENT_PRESETS,
     decoders={
         "autoregressive": Static(),
@@ -185,8 +176,6 @@ CAUSAL = Family(
     config=CausalConfig,
     network=TransformerNetwork,
     init_params=transformer.init_params,
-    parameter_shapes=transformer.parameter_shapes,
-    axes=axes.TRANSFORMER,
     presets=CAUSAL_PRESETS,
     decoders={
         "autoregressive": AutoRegressive(),
@@ -215,8 +204,6 @@ MASKED_DIFFUSION = Family(
     config=MaskedDiffusionConfig,
     network=DenoiserNetwork,
     init_params=denoiser.init_params,
-    parameter_shapes=denoiser.parameter_shapes,
-    axes=axes.MASKED_DIFFUSION,
     presets=MASKED_DIFFUSION_PRESETS,
     decoders={"masked": Masked(), "strided": Strided()},
     settings=(
@@ -244,8 +231,6 @@ BLOCK_DIFFUSION = Family(
     config=BlockDiffusionConfig,
     network=TransformerNetwork,
     init_params=transformer.init_params,
-    parameter_shapes=transformer.parameter_shapes,
-    axes=axes.TRANSFORMER,
     presets=BLOCK_DIFFUSION_PRESETS,
     decoders={
         "block": BlockDenoising(),
@@ -317,14 +302,14 @@ def init_params(config: Shape, key: Array) -> dict[str, Any]:
 
 def parameter_shapes(config: Shape) -> dict[str, Any]:
     """Shapes and dtypes of the parameters, without allocating any."""
-    return _record_of(config).parameter_shapes(config)
+    return _record_of(config).network.shapes(config)
 
 
 def logical_axes(config: Shape, params: Any) -> Any:
     """The names of every parameter's axes, a tree like that of the raw `params`; see `sharding.axes`."""
-    return axes.logical_axes(_record_of(config).axes, params)
+    return axes.logical_axes(_record_of(config).network.table, params)
 
 
 def matrix_axes(config: Shape) -> dict[str, Any]:
     """Places of the input and output axes of the matrices, by regex, as `train.muon` takes them."""
-    return axes.matrix_axes(_record_of(config).axes)
+    return axes.matrix_axes(_record_of(config).network.table)

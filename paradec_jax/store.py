@@ -312,7 +312,10 @@ def _opened(folder: str | os.PathLike[str], verify: bool, allow_nonfinite: bool)
                 of_head, its = shapes[HEAD] = _part(folder, description, HEAD)
                 check_dtypes(of_head)
                 _check_head(of_head, config, its.get("backbone"), own)
-            expected = {name: _expected(shape, part) for name, (shape, part) in shapes.items()}
+            expected = {}
+            for name, (shape, section) in shapes.items():
+                check_layers(shape, len(section["sha256"]))  # no more layers than there are digests
+                expected[name] = flatten_dict(expected_shapes(shape), sep="/")
         except StoreError as error:
             raise StoreError(f"{folder}: {error}") from error
         parts = {
@@ -321,12 +324,6 @@ def _opened(folder: str | os.PathLike[str], verify: bool, allow_nonfinite: bool)
         }
         texts = read_texts(folder, description, config.vocab_size)
         yield _Found(parts[NETWORK], parts.get(HEAD), own, token_spec, texts)
-
-
-def _expected(config: Shape, part: Mapping[str, Any]) -> dict[str, Any]:
-    """Shapes of a part's parameters by their paths, of no more layers than there are digests."""
-    check_layers(config, len(part["sha256"]))
-    return flatten_dict(expected_shapes(config), sep="/")
 
 
 def _read(part: PartFiles, dtype: str | None, host: bool, mesh: jax.sharding.Mesh | None) -> dict[str, Any]:

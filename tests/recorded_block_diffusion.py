@@ -12,7 +12,7 @@ import numpy as np
 
 from convert import mrp, sdar
 from convert.engine import in_memory, parted, read_json
-from paradec_jax.disk.tensors import TensorFiles
+from convert.weights import of_safetensors
 
 FOLDER = Path(os.environ.get("PARADEC_GOLDEN") or Path(__file__).parent / "golden") / "block_diffusion"
 
@@ -37,16 +37,10 @@ def model():
     return read.network, jax.tree.map(jnp.asarray, read.params), read.token_spec
 
 
-class HeadFile(TensorFiles):
-    """The head's tensors, which lie in a file of their own."""
-
-    folder = FOLDER
-
-
 @functools.cache
 def head():
     """The head's network and parameters, as the converter imports them."""
-    with HeadFile({FOLDER / "mrp.safetensors": []}) as file:
+    with of_safetensors(FOLDER, {FOLDER / "mrp.safetensors": []}) as file:
         _, tensors = parted(file, mrp.PREFIX)
         fields = read_json(FOLDER / "config.json") | read_json(FOLDER / "mrp_config.json")
         read = mrp.read(tensors, fields, model()[0].config)

@@ -4,12 +4,7 @@ import dataclasses
 
 import pytest
 import tokenizers
-from stubs import (
-    tiny_blocks,
-    tiny_blocks_params,
-    tiny_head,
-    tiny_head_params,
-)
+from stubs import tiny_blocks, tiny_blocks_params, tiny_head, tiny_head_params
 
 import paradec_jax as pd
 from paradec_jax import cli

@@ -61,21 +61,20 @@ def test_leftovers_of_killed_writers_go_with_the_next_write(tmp_path):
     ("text", "message"),
     [
         ("[" * 100_000, "nested too deep"),
-        ('{"a":' * 100_000, "nested too deep"),
         ("{", r"is not valid JSON \(Expecting"),
         ("9" * 5000, "is not valid JSON"),
         ("[1]", "must hold one JSON object"),
         (" " * 101 + "{}", "has 103 bytes, but a file of its kind has at most 100"),
     ],
-    ids=["lists", "objects", "open", "number", "list", "long"],
+    ids=["lists", "open", "number", "list", "long"],
 )
 def test_json_of_strangers(text, message, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=rf"config\.json .*{message}|config\.json {message}"):
         read_object(path, 100 if text.startswith(" ") else 10**6)
-    path.write_text('{"a": 1}')
-    assert read_object(path) == {"a": 1}
+    path.write_bytes(b'\xef\xbb\xbf{"a": "\xef\xbb\xbf"}')
+    assert read_object(path) == {"a": "\ufeff"}
 
 
 def test_a_sentence_is_one_line_of_some_letters():
@@ -83,12 +82,6 @@ def test_a_sentence_is_one_line_of_some_letters():
     told = one_sentence(ValueError("start " + "x" * 1000 + " end"))
     assert len(told) == MOST_CHARACTERS and told.startswith("start") and told.endswith("end")
     assert one_sentence(MemoryError()) == "not enough memory" and one_sentence(KeyError()) == "KeyError"
-
-
-def test_a_byte_order_mark_before_json(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_bytes(b'\xef\xbb\xbf{"a": "\xef\xbb\xbf"}')
-    assert read_object(path) == {"a": "\ufeff"}
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["unix", "windows"])
@@ -118,12 +111,8 @@ def test_json_lines_are_read_one_at_a_time(tmp_path):
     [
         (b"{", "is not JSON: Expecting property name .* .character 2."),
         (b'{"a": 1} {"a": 2}', "is not JSON: Extra data .character 10."),
-        (b'  {"a": "on', "is not JSON: Unterminated string starting at .character 9."),
         ('\u2028{"a": 1}'.encode(), "is not JSON: Expecting value .character 1."),
         (b"[1]", "is a list, not an object"),
-        (b'"a"', "is a string, not an object"),
-        (b"3", "is a number, not an object"),
-        (b"true", "is a boolean, not an object"),
         (b"null", "is null, not an object"),
         (b'{"a": "\xff"}', "is not UTF-8: invalid start byte at byte 8 of the line"),
         (b"[" * 100_000, "is not JSON for us: it is nested too deep"),

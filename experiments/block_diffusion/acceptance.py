@@ -17,7 +17,7 @@ import tyro
 
 from experiments.block_diffusion.problems import Asked, Problems
 from experiments.common.command import run as run_command
-from experiments.common.plots import draw_panels
+from experiments.common.plots import draw_panels, if_possible
 from experiments.common.record import write_record
 from paradec_jax import Model, ResidualSpeculative, facts, load, store, trace
 from paradec_jax.decode.block.head import ZERO
@@ -128,15 +128,8 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         "candidates": options.candidates,
     }
     write_record(options.out, told, {"rows": table}, dtypes=facts.dtypes(model.params))
-    try:
-        draw_panels(
-            panels,
-            options.out.parent.parent / "figures" / f"{options.out.stem}.png",
-            x="depth",
-            log_x=False,
-        )
-    except ImportError:
-        print("no picture: matplotlib is missing (pip install -e '.[eval]')")
+    path = options.out.parent.parent / "figures" / f"{options.out.stem}.png"
+    if_possible(draw_panels, panels, path, x="depth", log_x=False)
     for row in table:
         given = "" if row["given"] is None else f"  {100 * row['given']:.1f}% where the one before it was"
         bound = "" if row["threshold"] is None else f" {row['threshold']:g}"

@@ -37,8 +37,6 @@ class Options:
       steps_ahead: K of direct decoding and of what speculation verifies.
       thresholds: of the dynamic rule.
       depths: layers of heads.
-      lengths: of blocks that one checkpoint is decoded with.
-      entropies: nats a masked position that blocks may have where they could be shorter.
       timed: problems of the speed measurement; 0 leaves speed out.
       passes: timings of each row.
       dtype: of weights and activations, "stored", "float32" or "bfloat16".
@@ -53,8 +51,6 @@ class Options:
     steps_ahead: tuple[int, ...] = (1, 2, 3, 4)
     thresholds: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9)
     depths: tuple[int, ...] = (1, 2, 3, 5, 8)
-    lengths: tuple[int, ...] = (4, 8, 16)
-    entropies: tuple[float, ...] = (0.1, 0.3, 1.0)
     timed: int = 0
     passes: int = 5
     dtype: str = "float32"

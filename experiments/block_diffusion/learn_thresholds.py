@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from experiments.common.candidates import GRADIENT, Contest, descend, listed, optimizer_of
+from experiments.common.candidates import GRADIENT, Contest, descend
 from experiments.common.command import run as run_command
 from experiments.common.pool import Pool, draw_pool
 from experiments.common.record import write_record
@@ -149,24 +149,18 @@ def learn(model: Model, pool: Pool, options: Options) -> dict[str, Any]:
     """
     count = model.network.block if options.thresholds is None else options.thresholds
     theta = jnp.full(count, np.log(SDAR / (1 - SDAR)), jnp.float32)
-    optimizer = optimizer_of(options.learning_rate)
-    history: list[dict[str, Any]] = []
-    candidates: list[list[float]] = []
-    for update in descend(
+    history, candidates = descend(
         make_loss(model, pool, options),
         model,
         pool,
         theta,
-        optimizer.init(theta),
-        optimizer,
+        jax.nn.sigmoid,
+        learning_rate=options.learning_rate,
         rows=options.rows,
         updates=options.updates,
         candidates=options.candidates,
         seed=options.seed,
-    ):
-        history.append(update.entry)
-        if update.marked:
-            candidates.append(listed(jax.nn.sigmoid(update.theta)))
+    )
     positions = pool.prompts.shape[1] + options.calls * 2 * model.network.block
     cost = options.updates * options.rows * GRADIENT * positions
     return {"history": history, "candidates": candidates, "cost": cost}

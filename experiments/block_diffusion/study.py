@@ -21,9 +21,8 @@ import tyro
 from experiments.block_diffusion.chosen import HEAD, Options, Shop
 from experiments.block_diffusion.lines import Line, Row, Rows, baseline_of
 from experiments.common.command import run as run_command
-from experiments.common.plots import draw_panels
+from experiments.common.plots import draw_panels, if_possible
 from experiments.common.record import write_record
-from experiments.decoders.elastic import ElasticDenoising
 from paradec_jax import BlockDenoising, ResidualSpeculative, load, store
 from paradec_jax.evaluate.intervals import times
 
@@ -97,25 +96,6 @@ def alignment(shop: Shop) -> list[Line]:
     return [line for name in names for line in of_backbone(shop, name)]
 
 
-def block_length(shop: Shop) -> list[Line]:
-    """One checkpoint, trained with several lengths, decoded at each, and at lengths chosen by entropy."""
-    name = "chains-lengths" if shop.options.chains else "lengths"
-    place = shop.options.there(name, f"train {name}")
-    if place is None:
-        return []
-    found = of_backbone(shop, name)
-    for length in shop.options.lengths:
-        static, half = BlockDenoising(length=length, rule="static"), -(-length // 2)
-        found += [
-            shop.line(name, place, "block", static),
-            shop.line(name, place, "block", static, steps=half),
-        ]
-        found += shop.dynamic(name, place, "block", BlockDenoising(length=length))
-    for entropy in shop.options.entropies:
-        found += shop.dynamic(name, place, "elastic", ElasticDenoising(), length_entropy=entropy)
-    return found
-
-
 def speculation(shop: Shop) -> list[Line]:
     """What is written token for token: K, rule, riding."""
     threshold = max(shop.options.thresholds)
@@ -161,7 +141,6 @@ STUDIES: dict[str, tuple[str, Study]] = {
     ),
     "noise": ("Kinds of noise", noise),
     "alignment": ("Which token a position predicts", alignment),
-    "block_length": ("One checkpoint at several block lengths", block_length),
     "speculation": ("Speculation beside what it must write", speculation),
     "thresholds": (
         "Thresholds and steps of the head",
@@ -224,10 +203,7 @@ def run(name: str, rows: Rows, shop: Shop) -> list[Row]:
     table = [{k: v for k, v in row.items() if k not in without} for row in found]
     dtypes = [dtype for row in found for dtype in row["facts"]["dtypes"]]
     write_record(options.folder / f"{stem}.json", shown, {"title": title, "rows": table}, dtypes=dtypes)
-    try:
-        draw(found, options.folder.parent / "figures" / f"{stem}.png")
-    except ImportError:
-        print("no picture: matplotlib is missing (pip install -e '.[eval]')", file=sys.stderr)
+    if_possible(draw, found, options.folder.parent / "figures" / f"{stem}.png")
     print(f"{title}: {len(found)} rows of {found[0]['problems']} problems")
     for row in found:
         print(told(row))

@@ -23,6 +23,7 @@ from experiments.block_diffusion.chosen import HEAD, Options, Shop
 from experiments.block_diffusion.lines import Line, Row, Rows
 from experiments.block_diffusion.study import draw, told
 from experiments.common.command import run as run_command
+from experiments.common.plots import if_possible
 from experiments.common.record import write_record
 from paradec_jax import load, store
 
@@ -143,10 +144,7 @@ def write(options: Options, choice: Choice, chosen: dict[str, str], found: list[
     path = options.folder / f"tuned-{options.asked.ground}.json"
     dtypes = [dtype for row in found for dtype in row["facts"]["dtypes"]]
     write_record(path, shown, {"chosen": chosen, "rows": table}, dtypes=dtypes)
-    try:
-        draw(found, options.folder.parent / "figures" / f"{path.stem}.png")
-    except ImportError:
-        print("no picture: matplotlib is missing (pip install -e '.[eval]')", file=sys.stderr)
+    if_possible(draw, found, options.folder.parent / "figures" / f"{path.stem}.png")
     for row in found:
         less = f"  {100 * row['difference']:+.1f} points" if row is not found[0] else ""
         print(told(row) + less)

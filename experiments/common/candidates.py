@@ -6,8 +6,8 @@ A candidate is what a script makes knobs of. Of each method the one of greatest 
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -133,28 +133,6 @@ class Contest:
         return {"trials": len(trials), "cost": cost, "candidates": [candidate for _, candidate in best]}
 
 
-class Update(NamedTuple):
-    """What an update of `descend` leaves.
-
-    Attributes:
-      number: of updates so far.
-      theta, adam: the parameters, and the state of their optimizer.
-      entry: loss, gradient and parts of the loss, as JSON values.
-      marked: whether the parameters are a candidate.
-    """
-
-    number: int
-    theta: Any
-    adam: Any
-    entry: dict[str, Any]
-    marked: bool
-
-
-def optimizer_of(learning_rate: float) -> optax.GradientTransformation:
-    """Adam, after gradients longer than 1 were made as long as that."""
-    return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(learning_rate))
-
-
 def listed(tree: Any) -> Any:
     """Arrays as lists, for JSON."""
     return jax.tree.map(lambda x: np.asarray(x, np.float64).tolist(), tree)
@@ -165,34 +143,40 @@ def descend(
     model: Model,
     pool: Pool,
     theta: Any,
-    adam: Any,
-    optimizer: optax.GradientTransformation,
+    constrained: Callable[[Any], Any],
     *,
+    learning_rate: float,
     rows: int,
     updates: int,
     candidates: int,
     seed: int,
-    first: int = 0,
-) -> Iterator[Update]:
-    """Moves parameters along the gradient of a loss; the draws of an update are its own, wherever a run goes on.
+) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Moves parameters along the gradient of a loss by Adam, after gradients longer than 1 were made as long as that.
 
     Args:
       loss: (theta, params, batch) -> loss and what it is made of.
       model, pool: network and training problems.
-      theta, adam: where it begins.
-      optimizer: whose state `adam` is.
+      theta: parameters at the beginning.
+      constrained: theta -> the candidate that it stands for.
+      learning_rate: of Adam.
       rows: training problems of an update.
-      updates: of the whole run.
-      candidates: evenly spaced updates that are marked, the last one among them.
+      updates: number of updates.
+      candidates: number of evenly spaced updates that leave a candidate, the last one among them.
       seed: of the draws.
-      first: updates that were done before.
+
+    Returns:
+      Loss, gradient and parts of the loss of each update, as JSON values, and the candidates.
 
     Raises:
       SystemExit: a loss or a gradient that is not finite.
     """
     value_and_grad = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(learning_rate))
+    adam = optimizer.init(theta)
     marks = set(np.linspace(0, updates, candidates + 1, dtype=int)[1:].tolist())
-    for i in track(range(first, updates), "learning"):
+    history: list[dict[str, Any]] = []
+    found: list[Any] = []
+    for i in track(range(updates), "learning"):
         some = np.random.default_rng([seed, i]).choice(len(pool.problems), rows, replace=False)
         (value, parts), gradient = value_and_grad(theta, model.params, batch_of(model, pool, seed, some))
         entry: dict[str, Any] = {"loss": float(value), "gradient": listed(gradient)}
@@ -201,4 +185,7 @@ def descend(
         entry |= {name: float(x) for name, x in parts.items()}
         changes, adam = optimizer.update(gradient, adam, theta)
         theta = optax.apply_updates(theta, changes)
-        yield Update(i + 1, theta, adam, entry, i + 1 in marks)
+        history.append(entry)
+        if i + 1 in marks:
+            found.append(listed(constrained(theta)))
+    return history, found

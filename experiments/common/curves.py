@@ -1,6 +1,6 @@
-"""Learning curves from the logs of trainings: `python -m experiments.common.curves`.
+"""Learning curves from the logs of trainings, `python -m experiments.common.curves --logs FILE`.
 
-Each picture shows one model: the logs of its runs one after the other, one panel a column.
+A picture shows one model: the logs of its runs one after the other, one panel a column.
 
     python -m experiments.common.curves --logs runs/mine/metrics.jsonl --columns loss accuracy --out mine.png
 """
@@ -12,26 +12,9 @@ from typing import Any
 
 import tyro
 
+from experiments.common.command import run
+from experiments.common.plots import picture
 from paradec_jax.io import json_lines
-
-ROOT = Path("experiments")
-# Of the bundled models: paper, logs in order, and columns.
-BUNDLED: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-    "tiny-recurrent": ("recurrent_depth", ("tiny-recurrent",), ("loss", "accuracy")),
-    "tiny-recurrent-distilled": (
-        "recurrent_depth",
-        ("tiny-recurrent-distilled",),
-        ("consistency", "agreement", "rehearsal_accuracy"),
-    ),
-    "tiny-pointers": ("recurrent_depth", ("tiny-pointers",), ("loss", "last_accuracy")),
-    "wide-pointers": ("recurrent_depth", ("wide-pointers",), ("loss", "last_accuracy")),
-    "tiny-causal": (
-        "jacobi",
-        ("tiny-causal-first", "tiny-causal-second", "tiny-causal"),
-        ("loss", "accuracy"),
-    ),
-    "tiny-jacobi": ("jacobi", ("tiny-jacobi",), ("consistency", "agreement", "rehearsal_accuracy")),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,19 +22,14 @@ class Options:
     """What to draw.
 
     Attributes:
-      logs: `metrics.jsonl` of runs that went on from one another; those of the bundled models when empty.
+      logs: `metrics.jsonl` of runs that went on from one another.
       columns: of the logs, one panel each.
-      out: where the picture goes; those of the bundled models go to the figures of their papers.
+      out: path of the picture.
     """
 
-    logs: tuple[Path, ...] = ()
+    logs: tuple[Path, ...]
     columns: tuple[str, ...] = ("loss", "accuracy")
-    out: Path | None = None
-
-
-def logs_of(paper: str, names: Sequence[str]) -> tuple[Path, ...]:
-    """The logs of a paper's runs."""
-    return tuple(ROOT / paper / "logs" / f"{name}.jsonl" for name in names)
+    out: Path = Path("curve.png")
 
 
 def read(paths: Sequence[Path]) -> list[list[dict[str, Any]]]:
@@ -79,44 +57,23 @@ def series(runs: Sequence[list[dict[str, Any]]], column: str) -> list[tuple[list
 
 def draw(runs: Sequence[list[dict[str, Any]]], columns: Sequence[str], out: Path) -> None:
     """One panel a column, one colour a run; losses on a logarithmic axis."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, len(columns), figsize=(4.6 * len(columns), 3.2), squeeze=False)
-    for panel, column in zip(panels[0], columns, strict=True):
-        for steps, values in series(runs, column):
-            panel.plot(steps, values, linewidth=1)
-        if "accuracy" not in column and column != "agreement":
-            panel.set_yscale("log")
-        panel.set_xlabel("update")
-        panel.set_title(column.replace("_", " "))
-        panel.grid(alpha=0.3)
-    figure.tight_layout()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=120)
-    plt.close(figure)
+    with picture(out, (4.6 * len(columns), 3.2)) as figure:
+        panels = figure.subplots(1, len(columns), squeeze=False)[0]
+        for panel, column in zip(panels, columns, strict=True):
+            for steps, values in series(runs, column):
+                panel.plot(steps, values, linewidth=1)
+            if "accuracy" not in column and column != "agreement":
+                panel.set_yscale("log")
+            panel.set_xlabel("update")
+            panel.set_title(column.replace("_", " "))
+            panel.grid(alpha=0.3)
 
 
 def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
-    """Draws and names the pictures."""
-    if options.logs:
-        pictures = {options.out or Path("curve.png"): (options.logs, options.columns)}
-    elif options.out is not None:
-        raise ValueError(f"--out {options.out} needs --logs: bundled models have pictures of their own")
-    else:
-        pictures = {
-            ROOT / paper / "figures" / f"{name}-curve.png": (logs_of(paper, logs), columns)
-            for name, (paper, logs, columns) in BUNDLED.items()
-        }
-    for out, (logs, columns) in pictures.items():
-        draw(read(logs), columns, out)
-        print(out)
+    """Draws and names the picture."""
+    draw(read(options.logs), options.columns, options.out)
+    print(options.out)
 
 
 if __name__ == "__main__":
-    try:
-        tyro.cli(main)
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
+    run(main)

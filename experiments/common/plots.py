@@ -1,6 +1,8 @@
 """Pictures of the studies."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +15,38 @@ Lines = Mapping[str, Sequence[tuple[float, float, Sequence[float | None]]]]
 SPEED = "speed over the baseline, batch 1"
 
 
-def draw(study: Study, rows: Sequence[Row], path: Path) -> None:
-    """Draws a study's rows, the first of which is static decoding, to a PNG."""
+@contextlib.contextmanager
+def picture(path: Path, size: tuple[float, float]) -> Iterator[Any]:
+    """A figure of that size in inches, which is written to a PNG when the block ends."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure = plt.figure(figsize=(9, 3.6), layout="constrained")
-    if study.kind == "bars":
-        _bars(figure, rows)
-    else:
-        {"curves": _curves, "heat": _heat, "grid": _grid}[study.kind](figure, study, rows)
-    model, problems = rows[0]["model"], rows[0]["problems"]
-    figure.suptitle(f"{study.title}: {model}, {problems} problems", fontsize=11)
+    figure = plt.figure(figsize=size, layout="constrained")
+    yield figure
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def if_possible(draw: Callable[..., None], *arguments: Any, **options: Any) -> None:
+    """Draws, or says that matplotlib is missing."""
+    try:
+        draw(*arguments, **options)
+    except ImportError:
+        print("no picture: matplotlib is missing (pip install -e '.[eval]')", file=sys.stderr)
+
+
+def draw(study: Study, rows: Sequence[Row], path: Path) -> None:
+    """Draws a study's rows, the first of which is static decoding, to a PNG."""
+    model, problems = rows[0]["model"], rows[0]["problems"]
+    with picture(path, (9, 3.6)) as figure:
+        if study.kind == "bars":
+            _bars(figure, rows)
+        else:
+            {"curves": _curves, "heat": _heat, "grid": _grid}[study.kind](figure, study, rows)
+        figure.suptitle(f"{study.title}: {model}, {problems} problems", fontsize=11)
 
 
 def draw_lines(lines: Lines, path: Path, *, x: str, y: str, log_x: bool = True) -> None:
@@ -41,32 +58,24 @@ def draw_panels(
     panels: Mapping[str, Lines], path: Path, *, x: str, logarithmic: Sequence[str] = (), log_x: bool = True
 ) -> None:
     """Draws panels of named lines to a PNG, side by side over one x; those named `logarithmic` in powers of two."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    size = (2 + 4.5 * len(panels), 3.8)
-    figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
-    for panel, (y, lines) in zip(axes[0], panels.items(), strict=True):
-        for color, (name, points) in enumerate(lines.items()):
-            at, middle = [point[0] for point in points], [point[1] for point in points]
-            errors = list(zip(*(_distances(value, *ends) for _, value, ends in points), strict=True))
-            style = {"marker": "o", "markersize": 4, "capsize": 2, "color": f"C{color % 10}"}
-            panel.errorbar(at, middle, yerr=errors, label=name, **style)
-        if log_x:
-            ticks = sorted({point[0] for points in lines.values() for point in points})
-            panel.set_xscale("log", base=2)
-            panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        if y in logarithmic:
-            panel.set_yscale("log", base=2)
-            panel.yaxis.set_major_formatter("{x:g}")
-        panel.set_xlabel(x)
-        panel.set_ylabel(y)
-    axes[0, 0].legend(fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with picture(path, (2 + 4.5 * len(panels), 3.8)) as figure:
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for panel, (y, lines) in zip(axes, panels.items(), strict=True):
+            for color, (name, points) in enumerate(lines.items()):
+                at, middle = [point[0] for point in points], [point[1] for point in points]
+                errors = list(zip(*(_distances(value, *ends) for _, value, ends in points), strict=True))
+                style = {"marker": "o", "markersize": 4, "capsize": 2, "color": f"C{color % 10}"}
+                panel.errorbar(at, middle, yerr=errors, label=name, **style)
+            if log_x:
+                ticks = sorted({point[0] for points in lines.values() for point in points})
+                panel.set_xscale("log", base=2)
+                panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            if y in logarithmic:
+                panel.set_yscale("log", base=2)
+                panel.yaxis.set_major_formatter("{x:g}")
+            panel.set_xlabel(x)
+            panel.set_ylabel(y)
+        axes[0].legend(fontsize=8)
 
 
 def _distances(value: float, low: float | None, high: float | None) -> tuple[float, float]:

@@ -12,7 +12,7 @@ def natural(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """`jax.default_matmul_precision` for this device: bfloat16 factors where it has units for them, else float32.
 
     Accelerators have them, and processors with AMX. Others compute in float32 all the same, after conversions that
-    cost time; `experiments.masked_diffusion.step_cost` measures both.
+    cost time.
     """
     if jax.default_backend() != "cpu":
         return BFLOAT16

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from experiments.common import plots
-from experiments.common.record import write_record
+from experiments.common.record import rows_begun, write_record
 from experiments.common.study import Depth, Study
 from paradec_jax import facts, load, store
 from paradec_jax.data.word_problems import WordProblem
@@ -83,9 +83,6 @@ class Options:
         kept = dataclasses.asdict(self) | {"model": self.name, "model_sha256": store.fingerprint(self.model)}
         for name in ("study", "folder", "rows"):
             del kept[name]
-        for name in ("task", "nearest", "needed", "split"):  # older tables lack them
-            if kept[name] == getattr(Options, name):
-                del kept[name]
         return kept | {"steps": list(self.steps)}
 
 
@@ -137,12 +134,15 @@ def run(study: Study, name: str, model: Any, problems: Problems, options: Option
     parts = [name, options.name, *([] if options.split == "test" else [options.split])]
     stem = "-".join(parts).replace("/", "-")
     path = options.folder / f"{stem}.json"
-    rows, made = _read(path, options.kept())
+    try:
+        rows: dict[str, Any] = rows_begun(path, options.kept()) or {}
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
     recurrence = model.network.recurrence if study.family == "recurrent_depth" else 1
     settings = study.settings(Depth(recurrence, options.needed))
     baseline = next(setting for setting in settings if setting.baseline)
     missing = [setting for setting in settings if _key(setting) not in rows and not setting.baseline]
-    if missing and made and options.timed and (other := _other_machine(made)):
+    if missing and rows and options.timed and (other := _other_machine(path)):
         raise SystemExit(f"{path} was timed under other conditions: {other}; move it away to begin anew")
     groups = [missing[i : i + GROUP] for i in range(0, len(missing), GROUP)]
     console = Console(stderr=True)
@@ -156,11 +156,8 @@ def run(study: Study, name: str, model: Any, problems: Problems, options: Option
             write_record(path, options.kept(), {"rows": rows}, dtypes=dtypes)
             bar.advance(task)
     ordered = [rows[_key(setting)] for setting in settings]
-    try:
-        if options.split == "test":
-            plots.draw(study, ordered, options.folder.parent / "figures" / f"{stem}.png")
-    except ImportError:
-        console.print("no picture: matplotlib is missing (pip install -e '.[eval]')")
+    if options.split == "test":
+        plots.if_possible(plots.draw, study, ordered, options.folder.parent / "figures" / f"{stem}.png")
     console.print(f"{stem}: {len(ordered)} rows of {len(problems.prompts)} problems")
     return ordered
 
@@ -197,24 +194,8 @@ def _decode(
     }
 
 
-def _read(path: Path, kept: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Rows by label, and the facts, of a table that was begun with the same options."""
-    if not path.exists():
-        return {}, {}
-    try:
-        table = json.loads(path.read_text())
-        # Older tables call their options facts, and tell of no others.
-        written, made = (table["options"], table["facts"]) if "options" in table else (table["facts"], {})
-        rows = table["rows"]
-    except (ValueError, KeyError) as error:
-        raise SystemExit(f"{path} is not a table of this script ({error}): move it away") from None
-    # Options of the table that are no options any more do not count.
-    if differing := [key for key in kept if written.get(key) != kept[key]]:
-        raise SystemExit(f"{path} was made with other {', '.join(differing)}: move it away to begin anew")
-    return rows, made
-
-
-def _other_machine(made: dict[str, Any]) -> str | None:
+def _other_machine(path: Path) -> str | None:
     """What of the machine and its libraries differs from when a table was begun; each row tells its own commit."""
+    made = json.loads(path.read_text())["facts"]
     before, now = ({k: v for k, v in of.items() if k != "commit"} for of in (made, facts.facts()))
     return facts.difference(before, now)

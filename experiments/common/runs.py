@@ -1,7 +1,7 @@
 """What trainings of several papers share: their optimizer, their exports, and calls that end before their run."""
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,25 +12,8 @@ from paradec_jax.families import matrix_axes
 from paradec_jax.train import muon
 
 
-class Rates(Protocol):
-    """The fields of a recipe that its optimizer reads; `cooldown` is a share of the updates."""
-
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def adam_learning_rate(self) -> float: ...
-    @property
-    def weight_decay(self) -> float: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def warmup(self) -> int: ...
-    @property
-    def cooldown(self) -> float: ...
-
-
-def optimizer_of(recipe: Rates, config: Any) -> optax.GradientTransformation:
-    """Muon on the recipe's schedule."""
+def optimizer_of(recipe: Any, config: Any) -> optax.GradientTransformation:
+    """Muon on the recipe's schedule, whose `cooldown` is a share of the updates."""
     return muon(
         recipe.learning_rate,
         recipe.steps,

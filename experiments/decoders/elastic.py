@@ -38,7 +38,7 @@ from paradec_jax.decode.block.canvas import (
     read_prompt,
 )
 from paradec_jax.decode.block.denoising import Denoised
-from paradec_jax.decode.block.rules import DenoisingKnobs, check_rule, choice_of
+from paradec_jax.decode.block.rules import DenoisingKnobs, check_rule, choose
 from paradec_jax.decode.machine.candidates import Shape, on_smallest
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import check_range, knob
@@ -147,10 +147,6 @@ class ElasticDenoising(DecoderBase):
         span = jnp.where(clean, longest_at(start, self.choices), state.span)
         return self._advance(params, state, self._read(params, state, clean, span), span, knobs)
 
-    def drafts(self, state: ElasticCanvas) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead
-
     def _read(
         self, params: Any, state: ElasticCanvas, clean: Bool[Array, "B"], span: Int[Array, "B"]
     ) -> BlockCall:
@@ -217,7 +213,7 @@ class ElasticDenoising(DecoderBase):
         chosen = choose_length(entropies, masked, call.start, span, self.choices, knobs.length_entropy)
         span = jnp.where((call.step == 0) & call.reads, chosen, span)
         masked &= offset < span[:, None]
-        choice = choice_of(
+        choice = choose(
             self, self.rule, logits, masked, call.positions, call.step, state.rows, knobs, block=span
         )
         state = dataclasses.replace(state.stored(self.network, call, choice.tokens), span=span)

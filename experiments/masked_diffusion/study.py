@@ -1,7 +1,7 @@
 """The studies of masked diffusion: `python -m experiments.masked_diffusion.study rounds frontier --text FILE`.
 
 What SDTT (Deschenaux and Gulcehre 2024, arXiv 2410.21035) shows of its students, and the teacher at as many steps and
-a lower temperature beside them. Models are folders that trainings leave (`all_runs`, `distill`), or any others:
+a lower temperature beside them. Models are folders that trainings leave (`train`, `distill`), or any others:
 
     python -m experiments.masked_diffusion.study rounds --teacher DIR --students DIR DIR --judge DIR
 
@@ -18,7 +18,7 @@ from typing import Any
 import tyro
 
 from experiments.common.command import run as run_command
-from experiments.common.plots import draw_panels
+from experiments.common.plots import draw_panels, if_possible
 from experiments.common.record import write_record
 from experiments.masked_diffusion import frontier
 from experiments.masked_diffusion.texts import Drawing, Line, Row, Texts
@@ -325,11 +325,8 @@ def run(name: str, texts: Texts, options: Options) -> list[Row]:
     result = {"title": study.title, "rows": told, **more}
     shown = dataclasses.asdict(options) | texts.kept | {"study": name, "teacher": options.first}
     write_record(options.folder / f"{name}.json", shown, result, dtypes=dtypes)
-    try:
-        draw = frontier.draw if name == "frontier" else draw_steps
-        draw(rows, options.folder.parent / "figures" / f"{name}.png")
-    except ImportError:
-        print("no picture: matplotlib is missing (pip install -e '.[eval]')", file=sys.stderr)
+    draw = frontier.draw if name == "frontier" else draw_steps
+    if_possible(draw, rows, options.folder.parent / "figures" / f"{name}.png")
     print(f"{study.title}: {len(rows)} rows of {options.samples} texts")
     for row in rows:
         bleu = "" if row["self_bleu"] is None else f"  self-BLEU {row['self_bleu']:5.2f}"

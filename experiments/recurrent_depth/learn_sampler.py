@@ -17,19 +17,13 @@ again where segments are recomputed, and two for the backward pass; the teacher'
 well.
 """
 
-import dataclasses
-import hashlib
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from experiments.common.candidates import GRADIENT, Contest, descend, listed, optimizer_of
+from experiments.common.candidates import GRADIENT, Contest, descend, listed
 from experiments.common.pool import Pool, draw_pool
 from experiments.common.record import write_record
 from experiments.recurrent_depth.sampler_loss import (
@@ -41,70 +35,33 @@ from experiments.recurrent_depth.sampler_loss import (
 )
 from paradec_jax import Decoded, Model, Wavefront, facts, load
 from paradec_jax.evaluate import paired, wilson
-from paradec_jax.io import atomic_write_text
 
 TUNED = ({**HAND, "momentum": 0.0, "exit_threshold": 0.1}, {**HAND, "momentum": 0.0, "exit_threshold": 0.4})
 
 
-def learn(model: Model, pool: Pool, options: Options, path: Path) -> dict[str, Any]:
-    """Adam on the schedules; goes on where a stopped run with the same options stood.
+def learn(model: Model, pool: Pool, options: Options) -> dict[str, Any]:
+    """Adam on the schedules, from the paper's.
 
     Returns:
       The history, `candidates` schedules on the way (the last one among them), and the cost.
     """
-    theta: Any = start(options)
-    optimizer = optimizer_of(options.learning_rate)
-    adam = optimizer.init(theta)
-    saved: dict[str, Any] = {"options": fingerprint(options), "update": 0, "history": [], "snapshots": []}
-    if path.exists() and (found := json.loads(path.read_text()))["options"] == saved["options"]:
-        saved = found
-        like, tree = jax.tree.flatten((theta, adam))
-        leaves = [
-            jnp.asarray(x, y.dtype).reshape(y.shape) for x, y in zip(saved["leaves"], like, strict=True)
-        ]
-        theta, adam = jax.tree.unflatten(tree, leaves)
-    for update in descend(
+    history, candidates = descend(
         make_loss(model, pool, options),
         model,
         pool,
-        theta,
-        adam,
-        optimizer,
+        start(options),
+        constrained,
+        learning_rate=options.learning_rate,
         rows=options.rows,
         updates=options.updates,
         candidates=options.candidates,
         seed=options.seed,
-        first=saved["update"],
-    ):
-        saved["history"].append(update.entry)
-        if update.marked:
-            saved["snapshots"].append(listed(constrained(update.theta)))
-        if update.number % options.save_every == 0 or update.number == options.updates:
-            saved["update"] = update.number
-            saved["leaves"] = [np.asarray(x).tolist() for x in jax.tree.leaves((update.theta, update.adam))]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write_text(path, json.dumps(saved) + "\n")
-            print(f"update {update.number:4d}  {show(update.entry)}", flush=True)
+    )
     prefill = pool.prompts.shape[1] * options.prefill_recurrence
     step = options.steps * options.width * options.inner_recurrence
     taught = pool.texts.shape[1] * model.network.recurrence if options.objective == "distance" else 0
     cost = options.updates * options.rows * (GRADIENT * (prefill + step) + taught)
-    return {"history": saved["history"], "candidates": saved["snapshots"], "cost": cost}
-
-
-def show(entry: dict[str, Any]) -> str:
-    norms = "  ".join(f"|d {name}| {np.linalg.norm(x):.1e}" for name, x in entry["gradient"].items())
-    return (
-        f"loss {entry['loss']:.4f}  states {entry['loss_of_states']:.4f}  "
-        f"steps {entry['expected_steps']:.3f}  {norms}"
-    )
-
-
-def fingerprint(options: Options) -> str:
-    """Names all that training depends on; evaluation may change without a new training."""
-    free = ("out", "save_every", "problems", "tuning", "call_price", "trial_rows")
-    fields = {k: v for k, v in dataclasses.asdict(options).items() if k not in free}
-    return hashlib.blake2b(json.dumps(fields, default=str).encode(), digest_size=8).hexdigest()
+    return {"history": history, "candidates": candidates, "cost": cost}
 
 
 def draw_schedule(generator: np.random.Generator, ages: int) -> dict[str, list[float]]:
@@ -155,7 +112,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
         )
     model = load(options.model)
     pool = draw_pool(model, options.pool, options.seed, options.problem_steps)
-    learned = learn(model, pool, options, options.out.with_suffix(".state.json"))
+    learned = learn(model, pool, options)
     informative(learned["history"])
     contest = Contest(model, sampler(options), knobs_of, options.problem_steps, options.call_price)
     found = contest.search(

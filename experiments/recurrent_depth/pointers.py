@@ -4,7 +4,7 @@ Where does a chain of pointers lead (`paradec_jax.data.pointers`)? After the fir
 say the query itself, after each further one the name one look-up on, until the chain ends. That target for
 every recurrence is the curriculum, together with the length of the tables and the number of recurrences asked
 for, which grow. Prompts are read with a drawn number of recurrences, mostly few, so the look-ups are made at
-the answers' positions. `RESULTS.md` says what came before this and failed. A run that was stopped goes on
+the answers' positions. A run that was stopped goes on
 where its last checkpoint stood.
 """
 

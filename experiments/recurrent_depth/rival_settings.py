@@ -37,7 +37,7 @@ class Task:
     """A task and its rivals.
 
     Attributes:
-      model: the bundled model that has learned it.
+      model: a model that has learned it, bundled or trained by `pointers.py`.
       draw: (how many, seed, split, queries) -> problems.
       grid: queries -> settings of each rival, the baseline among them.
       beside: depths of sequential decoding that stand in the last table whatever was chosen.
@@ -153,7 +153,7 @@ TASKS = {
     "words": Task(
         "tiny-recurrent-distilled", draw_words, words_grid, (1, 2, 4), ("tiny-jacobi", "tiny-causal")
     ),
-    "pointers": Task("wide-pointers", draw_pointers, pointers_grid, (8, 11, 12, 13)),
+    "pointers": Task("runs/wide-pointers/model", draw_pointers, pointers_grid, (8, 11, 12, 13)),
 }
 
 

@@ -49,8 +49,7 @@ class Options:
       tuning: tuning problems.
       problems: unseen problems.
       seed: of training problems and draws; unseen problems are drawn from seed + 1.
-      save_every: updates between two saves.
-      out: where the JSON goes; the state of an unfinished run lies beside it.
+      out: path of the JSON.
     """
 
     model: str = "tiny-recurrent"
@@ -76,7 +75,6 @@ class Options:
     tuning: int = 200
     problems: int = 1000
     seed: int = 0
-    save_every: int = 10
     out: Path = Path("experiments/recurrent_depth/results/learn_sampler.json")
 
 

@@ -4,12 +4,11 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
 
-from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.recurrent.adaptive import AdaptiveInfo, AdaptiveState
+from paradec_jax.decode.recurrent.adaptive import AdaptiveInfo
 from paradec_jax.decode.recurrent.criteria import CRITERIA
 from paradec_jax.decode.recurrent.exit import AdaptiveKnobs, Fed, as_last_checked, recur_until_exit
 from paradec_jax.decode.recurrent.latents import initial_latents
@@ -40,34 +39,28 @@ class ReleasedAdaptive(DecoderBase):
         if self.criterion not in CRITERIA:
             raise ValueError(f"criterion must be one of {', '.join(CRITERIA)}, not {self.criterion!r}")
 
-    def init(self, params: Any, request: Request, knobs: AdaptiveKnobs) -> AdaptiveState:
+    def init(self, params: Any, request: Request, knobs: AdaptiveKnobs) -> CachedState:
         """Reads the prompt and commits the first token."""
         return self.read_prompt(params, request, knobs)[0]
 
     def read_prompt(
         self, params: Any, request: Request, knobs: AdaptiveKnobs
-    ) -> tuple[AdaptiveState, AdaptiveInfo]:
+    ) -> tuple[CachedState, AdaptiveInfo]:
         """As `init`, and what the prompt took."""
         rows = self.begin(request, 1)
         cache = self.empty_cache(request, rows.tokens.shape[1], **initial_latents(request, knobs))
         fed = Fed(request.tokens, request.positions, request.lengths, None)
         return self._read(params, rows, cache, fed, knobs, self.exit_in_prefill)
 
-    def step(
-        self, params: Any, state: AdaptiveState, knobs: AdaptiveKnobs
-    ) -> tuple[AdaptiveState, AdaptiveInfo]:
+    def step(self, params: Any, state: CachedState, knobs: AdaptiveKnobs) -> tuple[CachedState, AdaptiveInfo]:
         """Runs recurrences on the newest token and commits the token it predicts."""
         token, position = state.rows.newest
         fed = Fed(token, position, jnp.ones_like(state.cached), state.cached)
         return self._read(params, state.rows, state.cache, fed, knobs, True)
 
-    def drafts(self, state: AdaptiveState) -> Int[Array, "B 0"]:
-        """None: nothing is guessed."""
-        return state.rows.tokens[:, :0]
-
     def _read(
         self, params: Any, rows: Rows, cache: Any, fed: Fed, knobs: AdaptiveKnobs, may_exit: bool
-    ) -> tuple[AdaptiveState, AdaptiveInfo]:
+    ) -> tuple[CachedState, AdaptiveInfo]:
         """One call on a window; commits what the release samples after its last position."""
         network, criterion = self.network, CRITERIA[self.criterion]
         loop, out = recur_until_exit(
@@ -89,4 +82,4 @@ class ReleasedAdaptive(DecoderBase):
         cache = network.write(cache, out.kv, write_after_read(fed.at, token))
         if self.continuous:
             cache = network.start_from(cache, last_of(loop.states, fed.widths), fed.at + fed.widths)
-        return AdaptiveState(rows, cache), AdaptiveInfo(loop.kv.depth, loop.exit_values)
+        return CachedState(rows, cache), AdaptiveInfo(loop.kv.depth, loop.exit_values)

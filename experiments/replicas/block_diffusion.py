@@ -95,10 +95,6 @@ class ReleasedDenoising(DecoderBase):
         state = revealed_late(state, choice.tokens, choice.where, call.start, call.clean)
         return state, Denoised.of(call, choice)
 
-    def drafts(self, state: BlockCanvas) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead
-
     def _choose(
         self,
         logits: Float[Array, "B W V"],
@@ -109,18 +105,7 @@ class ReleasedDenoising(DecoderBase):
         knobs: DenoisingKnobs,
     ) -> Choice:
         """As `block.rules.choose`, but for the confidence of "generate" and the fallback of "jetengine"."""
-        uniforms = None if rows.recorded is None else rows.recorded.uniforms
-        tokens = draw(
-            logits,
-            positions,
-            step,
-            rows.keys,
-            knobs,
-            uniforms,
-            mask=self.mask,
-            top_p_rule=self.top_p_rule,
-            greedy=self.greedy,
-        )
+        tokens = draw(self, logits, positions, step, rows, knobs)
         if self.program == "generate":
             probs = distribution(without_mask(logits, self.mask), knobs, top_p_rule=self.top_p_rule)
             scores = jnp.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0]

@@ -12,7 +12,7 @@ overrun. A decoder here has a field `block`, n.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,6 @@ from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.windows import put
 
 MAX_BLOCK_CALLS = 1024
-PER_ROW = {"per_row": True}
 
 
 @jax.tree_util.register_dataclass
@@ -39,9 +38,10 @@ class RecordedBlocks(RecordedDraws):
       windows: fill of the running window before each network call after the tokens it knows, [B, T, n].
     """
 
-    prefill_drafts: Int[Array, "B n"] | None = dataclasses.field(default=None, metadata=PER_ROW)
-    drafts: Int[Array, "B calls n"] | None = dataclasses.field(default=None, metadata=PER_ROW)
-    windows: Int[Array, "B T n"] | None = dataclasses.field(default=None, metadata=PER_ROW)
+    prefill_drafts: Int[Array, "B n"] | None = None
+    drafts: Int[Array, "B calls n"] | None = None
+    windows: Int[Array, "B T n"] | None = None
+    per_row: ClassVar[tuple[str, ...]] = ("prefill_drafts", "drafts", "windows")
 
 
 def check_settings(decoder: Any, least_block: int = 1, why: str = "") -> None:

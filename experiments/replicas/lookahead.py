@@ -13,7 +13,6 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
 
 from paradec_jax.decode.causal import lookahead_call as call
 from paradec_jax.decode.causal import ngrams
@@ -65,7 +64,3 @@ class ReleasedLookahead(DecoderBase):
         pool, recent = ngrams.read_on(pool, state.recent, repeated, accepted + 1)
         levels = state.levels.advance(seen.newest, newest[:, 0])
         return LookaheadState(rows, cache, levels, pool, recent), call.info(seen, guesses, accepted)
-
-    def drafts(self, state: LookaheadState) -> Int[Array, "B _"]:
-        """The Jacobi iterate that the window goes on from; guesses are looked up by the call that verifies them."""
-        return state.levels.drafts

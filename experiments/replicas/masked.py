@@ -128,10 +128,6 @@ class ReleasedMasked(DecoderBase):
             kept = {"probs": probs, "fresh": jnp.broadcast_to(~moved, running.shape)}
         return dataclasses.replace(new, call=state.call + running, **kept), ReleasedStep(needed, moved)
 
-    def drafts(self, state: ReleasedMaskedState) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead
-
     def _drawn(
         self,
         probs: Float[Array, "B S V"],

@@ -5,7 +5,7 @@ Each draws a whole vocabulary at every position, the mask among it, by `rules.ra
 
 import dataclasses
 import math
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,8 @@ class ReleasedMaskedKnobs(SamplingKnobs):
 class RecordedRaces(RecordedDraws):
     """Recorded uniforms of every step, each row's own, [B, T, S, V]; calls beyond T see those of the last one."""
 
-    races: Float[Array, "B T S V"] | None = dataclasses.field(default=None, metadata={"per_row": True})
+    races: Float[Array, "B T S V"] | None = None
+    per_row: ClassVar[tuple[str, ...]] = ("races",)
 
 
 def linspace(start: float, end: float, count: int) -> np.ndarray:

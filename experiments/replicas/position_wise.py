@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
 
 from experiments.replicas.residual import drafted
 from paradec_jax.decode.block.candidates import candidates_of
@@ -90,17 +89,7 @@ class LossyPositionWise(DecoderBase):
         if previous is not None:
             previous = where_rows(clean, out.hidden[:, -1:], previous)
         logits = self.network.logits(params["network"], hidden)
-        said = draw(
-            logits,
-            positions,
-            step,
-            state.rows.keys,
-            alone,
-            None if state.rows.recorded is None else state.rows.recorded.uniforms,
-            mask=self.mask,
-            top_p_rule=self.top_p_rule,
-            greedy=self.greedy,
-        )
+        said = draw(self, logits, positions, step, state.rows, alone)
         stays = jnp.any(state.where, axis=1) & (said == fed)
         stays |= state.where[:, 0] & ~jnp.any(stays, axis=1)[:, None]
         reads = ~state.rows.done & ~clean
@@ -133,7 +122,3 @@ class LossyPositionWise(DecoderBase):
             hidden=hidden,
         )
         return drafted(self, params, state, call, alone), info
-
-    def drafts(self, state: DraftedCanvas) -> Int[Array, "B S"]:
-        """What is revealed after a gap, and what is drafted for the next call."""
-        return state.shown

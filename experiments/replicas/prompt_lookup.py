@@ -8,13 +8,12 @@ from jaxtyping import Array, Bool, Int
 
 from paradec_jax.decode.causal.prompt_lookup import (
     PromptLookupInfo,
-    PromptLookupState,
     check_sizes,
     find_draft,
     read_prompt,
     verify,
 )
-from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.machine.request import Request
 
@@ -39,20 +38,20 @@ class ReleasedPromptLookup(DecoderBase):
         if self.dummy < 0:
             raise ValueError(f"dummy must be a token id, not {self.dummy}")
 
-    def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> PromptLookupState:
+    def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> CachedState:
         """Reads the prompt with a draft after it and commits the first tokens."""
         draft, drafted, _ = self.draft(request.tokens, request.lengths)
         return read_prompt(self, params, request, draft, drafted, knobs)
 
     def step(
-        self, params: Any, state: PromptLookupState, knobs: SamplingKnobs
-    ) -> tuple[PromptLookupState, PromptLookupInfo]:
+        self, params: Any, state: CachedState, knobs: SamplingKnobs
+    ) -> tuple[CachedState, PromptLookupInfo]:
         """Finds a draft, verifies it, commits what is right and one token more."""
         draft, drafted, found = self.draft(state.rows.tokens, state.rows.length)
         state, accepted = verify(self, params, state, draft, drafted, knobs)
         return state, PromptLookupInfo(draft, found, accepted)
 
-    def drafts(self, state: PromptLookupState) -> Int[Array, "B K"]:
+    def drafts(self, state: CachedState) -> Int[Array, "B K"]:
         """The draft that the next call verifies, the token alone where none is found."""
         draft, drafted, _ = self.draft(state.rows.tokens, state.rows.length)
         return jnp.where(jnp.arange(self.num_pred) < drafted[:, None], draft, -1)

@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
 
 from experiments.replicas.block_diffusion import revealed_late, whole_blocks
 from paradec_jax.decode.block.candidates import candidates_of, read_candidates
@@ -20,7 +19,7 @@ from paradec_jax.decode.block.head import (
 )
 from paradec_jax.decode.block.residual_speculative import DraftedCanvas, Verified, agreement, steps_from
 from paradec_jax.decode.block.residual_veto import Vetoed, VetoKnobs, check_judge, judged
-from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, choice_of
+from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, choose
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.machine.network import CachedNetwork
@@ -44,9 +43,7 @@ def drafted(
             hidden += residual
         scores = aligned(hidden, decoder.spec.alignment, call.previous)
         logits = decoder.network.logits(params["network"], scores)
-        choice = choice_of(
-            decoder, "static", logits, masked, positions, state.step + draft, state.rows, knobs
-        )
+        choice = choose(decoder, "static", logits, masked, positions, state.step + draft, state.rows, knobs)
         tokens = jnp.where(choice.where, choice.tokens, tokens)
         masked &= ~choice.where
         found.append(choice)
@@ -168,10 +165,6 @@ class ReleasedSpeculative(DecoderBase):
         )
         return drafted(self, params, state, read, alone), info
 
-    def drafts(self, state: DraftedCanvas) -> Int[Array, "B S"]:
-        """What is revealed after a gap, and what is drafted for the next call."""
-        return state.shown
-
 
 @dataclasses.dataclass(frozen=True)
 class ReleasedVeto(DecoderBase):
@@ -218,7 +211,3 @@ class ReleasedVeto(DecoderBase):
         """A step in each row's open block, or its store."""
         call = read_block(self, params["network"], state, rides=False)
         return judged(self, params, state, call, knobs, prompt=False)
-
-    def drafts(self, state: HeadCanvas) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead

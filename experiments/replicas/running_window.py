@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from experiments.replicas import blocks
-from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs, check_range
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
@@ -62,18 +62,11 @@ class ReleasedRunningWindowInfo:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ReleasedRunningWindowState:
+class ReleasedRunningWindowState(CachedState):
     """Rows, cache (one entry less than tokens), the next window, and network calls done, [B]."""
 
-    rows: Rows
-    cache: Any
     window: Int[Array, "B L"]
     time: Int[Array, "B"]
-
-    @property
-    def cached(self) -> Int[Array, "B"]:
-        """Trusted cache entries."""
-        return self.rows.length - 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -103,7 +103,3 @@ class ReleasedStrided(DecoderBase):
             number=state.number + (last & running),
         )
         return new, ReleasedStep(needed, moved)
-
-    def drafts(self, state: ReleasedStridedState) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead

@@ -3,13 +3,21 @@
 import dataclasses
 from typing import Any
 
-from paradec_jax.config.bounds import ATTENTIONS, REMATS, check_choice, check_positive, check_sizes
+from paradec_jax.config.bounds import (
+    ATTENTIONS,
+    REMATS,
+    Shape,
+    check_choice,
+    check_heads,
+    check_positive,
+    check_sizes,
+)
 
 MOST_LAYERS = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class ResidualHeadConfig:
+class ResidualHeadConfig(Shape):
     """Shape of a residual head; but for their number its blocks are those of its backbone.
 
     Attributes:
@@ -49,18 +57,11 @@ class ResidualHeadConfig:
 
     def __post_init__(self) -> None:
         check_sizes(self, "width", "heads", "kv_heads", "feed_forward", "block", "max_length")
-        if self.head_channels is not None:
-            check_sizes(self, "head_channels")
         check_positive(self, "rope_base", "norm_eps")
         check_choice(self, "attention", ATTENTIONS)
         if not 1 <= self.layers <= MOST_LAYERS:
             raise ValueError(f"layers of a residual head must be 1 to {MOST_LAYERS}, not {self.layers}")
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
-        if self.head_channels is None and self.width % self.heads:
-            raise ValueError(f"width {self.width} does not split into {self.heads} heads: give head_channels")
-        if self.head_dim < 2 or self.head_dim % 2:
-            raise ValueError(f"a head must have an even number of channels, not {self.head_dim}")
+        check_heads(self)
         check_choice(self, "remat", REMATS)
 
     @classmethod
@@ -76,20 +77,6 @@ class ResidualHeadConfig:
             )
         shared = [field.name for field in dataclasses.fields(cls) if field.name != "layers"]
         return cls(layers=layers, **{name: getattr(backbone, name) for name in shared})
-
-    @property
-    def head_dim(self) -> int:
-        """C, channels of a head."""
-        return self.width // self.heads if self.head_channels is None else self.head_channels
-
-    @property
-    def init_std(self) -> float:
-        """Standard deviation sqrt(2 / 5D) of input matrices."""
-        return (2 / (5 * self.width)) ** 0.5
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a dictionary that JSON can hold."""
-        return dataclasses.asdict(self)
 
 
 def check_fits(head: ResidualHeadConfig, backbone: Any) -> None:

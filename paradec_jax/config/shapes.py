@@ -1,14 +1,16 @@
 """Shapes of models and facts of checkpoints, as frozen dataclasses."""
 
 import dataclasses
-import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from paradec_jax.config.bounds import (
     ATTENTIONS,
     MOST_RECURRENCES,
     REMATS,
+    Shape,
     check_choice,
+    check_even,
+    check_heads,
     check_positive,
     check_sizes,
 )
@@ -41,7 +43,7 @@ class TokenSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class RecurrentDepthConfig:
+class RecurrentDepthConfig(Shape):
     """Shape of a recurrent-depth model (Geiping et al. 2025, Huginn-0125): prelude, core, coda.
 
     Attributes:
@@ -92,34 +94,17 @@ class RecurrentDepthConfig:
         check_sizes(self, "mean_recurrence", "mean_backprop_depth", most=MOST_RECURRENCES)
         check_positive(self, "rope_base", "norm_eps")
         check_choice(self, "attention", ATTENTIONS)
-        if self.width % self.heads or (self.width // self.heads) % 2:
-            raise ValueError(
-                f"width {self.width} must split into {self.heads} heads of an even number of channels"
-            )
+        check_even(self)
         check_choice(self, "remat", ("iteration", *REMATS))
-
-    @property
-    def head_dim(self) -> int:
-        """C, channels of a head."""
-        return self.width // self.heads
-
-    @property
-    def init_std(self) -> float:
-        """Standard deviation sqrt(2 / 5D) of embeddings, input matrices and initial states."""
-        return math.sqrt(2 / (5 * self.width))
 
     @property
     def effective_depth(self) -> int:
         """Layers a token passes at the mean recurrence: prelude + coda + core * mean_recurrence."""
         return self.prelude_layers + self.coda_layers + self.core_layers * self.mean_recurrence
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a dictionary that JSON can hold."""
-        return dataclasses.asdict(self)
-
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig:
+class TransformerConfig(Shape):
     """Shape of a transformer with pre-norm blocks and a cache; each family that has one adds what is its own.
 
     Attributes:
@@ -169,31 +154,10 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         check_sizes(self, "vocab_size", "width", "layers", "heads", "kv_heads", "feed_forward", "max_length")
-        if self.head_channels is not None:
-            check_sizes(self, "head_channels")
         check_positive(self, "rope_base", "norm_eps")
         check_choice(self, "attention", ATTENTIONS)
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
-        if self.head_channels is None and self.width % self.heads:
-            raise ValueError(f"width {self.width} does not split into {self.heads} heads: give head_channels")
-        if self.head_dim < 2 or self.head_dim % 2:
-            raise ValueError(f"a head must have an even number of channels, not {self.head_dim}")
+        check_heads(self)
         check_choice(self, "remat", REMATS)
-
-    @property
-    def head_dim(self) -> int:
-        """C, channels of a head."""
-        return self.width // self.heads if self.head_channels is None else self.head_channels
-
-    @property
-    def init_std(self) -> float:
-        """Standard deviation sqrt(2 / 5D) of embeddings and input matrices."""
-        return math.sqrt(2 / (5 * self.width))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a dictionary that JSON can hold."""
-        return dataclasses.asdict(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,7 +201,7 @@ class BlockDiffusionConfig(TransformerConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedDiffusionConfig:
+class MaskedDiffusionConfig(Shape):
     """Shape of a denoiser of masked text: MDLM (Sahoo et al. 2024) and the students of SDTT, which share it.
 
     Attributes:
@@ -276,28 +240,16 @@ class MaskedDiffusionConfig:
         check_sizes(self, "vocab_size", "width", "layers", "heads", "conditioning", "max_length")
         if self.vocab_size < 2:
             raise ValueError(f"vocab_size must be at least 2, the mask and a token, not {self.vocab_size}")
-        if self.width % self.heads or (self.width // self.heads) % 2:
-            raise ValueError(
-                f"width {self.width} must split into {self.heads} heads of an even number of channels"
-            )
+        check_even(self)
         check_choice(self, "attention", ATTENTIONS)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout}")
         check_choice(self, "remat", REMATS)
 
     @property
-    def head_dim(self) -> int:
-        """C, channels of a head."""
-        return self.width // self.heads
-
-    @property
     def feed_forward(self) -> int:
         """F, inner width of the MLP."""
         return 4 * self.width
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a dictionary that JSON can hold."""
-        return dataclasses.asdict(self)
 
 
 ModelConfig = RecurrentDepthConfig | CausalConfig | BlockDiffusionConfig | MaskedDiffusionConfig

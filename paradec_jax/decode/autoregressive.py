@@ -3,51 +3,27 @@
 import dataclasses
 from typing import Any
 
-import jax
-from jaxtyping import Array, Int
-
-from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.rules.windows import write_after_read
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class AutoRegressiveState:
-    """Rows, and a cache of all committed tokens but the newest."""
-
-    rows: Rows
-    cache: Any
-
-    @property
-    def cached(self) -> Int[Array, "B"]:
-        """Trusted cache entries."""
-        return self.rows.length - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class AutoRegressive(DecoderBase):
     """Feeds the newest token, samples the next one, and so on."""
 
-    def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> AutoRegressiveState:
+    def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> CachedState:
         """Reads the prompt and commits the first token."""
         rows, cache, _ = self.prefill(params, request, knobs, 1)
-        return AutoRegressiveState(rows, cache)
+        return CachedState(rows, cache)
 
-    def step(
-        self, params: Any, state: AutoRegressiveState, knobs: SamplingKnobs
-    ) -> tuple[AutoRegressiveState, None]:
+    def step(self, params: Any, state: CachedState, knobs: SamplingKnobs) -> tuple[CachedState, None]:
         """Feeds the newest token and commits the one it predicts."""
         token, position = state.rows.newest
         out = self.network.forward(params, token, position, Prefix(state.cache, state.cached))
         rows = state.rows.spend(out.counts, 1)
         rows, token = self.commit_next(params, rows, out.hidden, knobs)
         cache = self.network.write(state.cache, out.kv, write_after_read(state.cached, token))
-        return AutoRegressiveState(rows, cache), None
-
-    def drafts(self, state: AutoRegressiveState) -> Int[Array, "B 0"]:
-        """None: nothing is guessed."""
-        return state.rows.tokens[:, :0]
+        return CachedState(rows, cache), None

@@ -9,9 +9,6 @@ ASSETS = Path(__file__).parents[1] / "assets"
 CHECKOUT = Path(__file__).parents[2] / "experiments"  # a folder a paper, some with `assets`
 ONLY_IN_CHECKOUT = (
     "tiny-recurrent",
-    "tiny-recurrent-exponential",
-    "tiny-pointers",
-    "wide-pointers",
     "tiny-rival",
     "tiny-sdar-next",
 )

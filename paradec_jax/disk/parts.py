@@ -52,10 +52,11 @@ class PartFiles:
                 listed = listed_in(file) if file.name.endswith(INDEX) else {file: []}
                 files = closing.enter_context(TensorFiles(listed))
                 check_names(expected, files.names)
-                for path in expected:
+                for path, leaf in expected.items():
                     check_leaf(expected, path, files.header(path))
                     if verify:
-                        blocks.check_recorded(path, self.recorded[path], _nbytes(expected[path]))
+                        size = math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+                        blocks.check_recorded(path, self.recorded[path], size)
                 closing.pop_all()
             self._files = files
 
@@ -86,10 +87,14 @@ class PartFiles:
             indices = places[path].addressable_devices_indices_map(shape).values()
             return list(dict.fromkeys(blocks.spans(index or (), shape) for index in indices))
 
-        return {
-            path: _array(self.expected[path], places[path], dict(zip(held(path), slices, strict=True)), dtype)
-            for path, slices in self.each(held, dtype)
-        }
+        arrays = {}
+        for path, slices in self.each(held, dtype):
+            leaf, mine = self.expected[path], dict(zip(held(path), slices, strict=True))
+            own = lambda index, mine=mine, leaf=leaf: mine[blocks.spans(index, leaf.shape)]  # noqa: E731
+            arrays[path] = jax.make_array_from_callback(
+                leaf.shape, places[path], own, dtype=dtype or leaf.dtype
+            )
+        return arrays
 
     def lazy(self) -> dict[str, Any]:
         """All parameters by their paths, to be read when they are indexed."""
@@ -121,18 +126,3 @@ class PartFiles:
             yield
         except StoreError as error:
             raise StoreError(f"{self.folder}: {error}") from error
-
-
-def _array(
-    leaf: Any, place: jax.sharding.Sharding, slices: Mapping[Spans, np.ndarray], dtype: str | None
-) -> jax.Array:
-    """A parameter of this process's slices; of none, where its devices hold nothing of it."""
-
-    def own(index: Any) -> np.ndarray:
-        return slices[blocks.spans(index, leaf.shape)]
-
-    return jax.make_array_from_callback(leaf.shape, place, own, dtype=dtype or leaf.dtype)
-
-
-def _nbytes(leaf: Any) -> int:
-    return math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize

@@ -243,11 +243,8 @@ def _checked(path: Path) -> Any:
     try:
         return safe_open(path, framework="numpy")
     except (SafetensorError, OSError, ValueError) as error:
-        if _magic(path).startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04")):
+        with path.open("rb") as file:
+            magic = file.read(4)
+        if magic.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04")):
             raise StoreError(pickle_refused(path)) from error
         raise StoreError(f"{path} is truncated or not a safetensors file ({error})") from error
-
-
-def _magic(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(4)

@@ -185,7 +185,7 @@ def consistency_loss(
       network: the causal network.
       spec: its special tokens; `stop` matters, and `pad` as what fills an answer up.
       rules: the choices, by default those of the released trainer.
-      packed: one pass over prompt and interleaved copies under a dense mask instead (`masks.noisy_context`), as
+      packed: one pass over prompt and interleaved copies under a dense mask instead (`masks.noisy_window`), as
         the released code does it: for tests, and for comparing the cost.
       chunk: positions whose logits are made at a time, and again in the backward pass; all at once when None.
 

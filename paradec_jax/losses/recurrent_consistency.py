@@ -7,23 +7,18 @@ copies of the blocks; everything else is `consistency_loss`.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import TokenSpec
+from paradec_jax.decode.machine.network import Forward
 from paradec_jax.losses.consistency import ConsistencyRules, combined, consistency_loss
 from paradec_jax.losses.cross_entropy import check_chunk
 from paradec_jax.losses.recurrent import Draw, settle, unroll
 from paradec_jax.objective import Metrics, Objective, Sums, drawn
-
-
-class Read(NamedTuple):
-    """What `Unrolled.forward` returns; hidden is the head input of each position."""
-
-    hidden: Float[Array, "B S D"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,14 +63,14 @@ class Unrolled:
         positions: Int[Array, "B S"],
         *,
         mask: Array | None = None,
-    ) -> Read:
+    ) -> Forward:
         """Embeds, recurs r times from random states, and reads the states out."""
         network, shape = self.network, positions.shape
         view = network.view(positions, mask=mask)
         state = network.initial_state(jax.random.split(self.key, shape))
         e, window = network.embed(params, tokens, view, network.empty_window(*shape))
         state = unroll(network, params, state, e, view, self.recurrence, self.backprop_depth, self.remat)
-        return Read(network.readout(params, state, view, window).hidden)
+        return network.readout(params, state, view, window)
 
 
 def recurrent_consistency_loss(

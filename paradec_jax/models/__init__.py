@@ -2,7 +2,7 @@
 
 from paradec_jax.models.denoiser import Denoiser
 from paradec_jax.models.denoiser_network import DenoiserNetwork
-from paradec_jax.models.prepare import prepare_denoiser, prepare_params
+from paradec_jax.models.prepare import prepare_params
 from paradec_jax.models.recurrent_depth import RecurrentDepth
 from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
 from paradec_jax.models.residual_head import ResidualHead
@@ -22,7 +22,6 @@ __all__ = [
     "TransformerNetwork",
     "batch_flops",
     "head_flops",
-    "prepare_denoiser",
     "prepare_params",
     "update_flops",
 ]

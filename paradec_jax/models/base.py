@@ -1,4 +1,4 @@
-"""What networks share: the price of a call, and how they are handed their parameters."""
+"""Shapes of a model's parameters."""
 
 import dataclasses
 import functools
@@ -7,36 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-
-from paradec_jax.decode.machine.network import Prepared
-from paradec_jax.sharding.rules import gathered
-
-
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """Bytes that a network call must read and floating-point operations it must do."""
-
-    bytes: int
-    flops: int
-
-
-def raw(params: Any) -> Any:
-    """The parameter tree, prepared or not."""
-    return params.params if isinstance(params, Prepared) else params
-
-
-def apply(module: type, config: Any, params: Any, method: Callable, *args: Any) -> Any:
-    """A method of a Linen module on raw or prepared parameters."""
-    prepared = isinstance(params, Prepared)
-    return module(config, prepared).apply({"params": raw(params)}, *args, method=method)
-
-
-def output(params: Any, dtype: str) -> Any:
-    """The parameters with the output matrix cast and gathered (`sharding.rules.gathered`), for `logits` alone."""
-    if isinstance(params, Prepared):
-        return params
-    name, axes = ("head", ("embed", "vocab")) if "head" in params else ("embedding", ("vocab", "embed"))
-    return {**params, name: gathered(params[name], dtype, *axes)}
 
 
 def shapes_of(module: Callable[[Any], Any], config: Any, parts: Mapping[str, str]) -> dict[str, Any]:

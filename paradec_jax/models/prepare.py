@@ -8,20 +8,28 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from paradec_jax.config import RecurrentDepthConfig, TransformerConfig
+from paradec_jax.config import MaskedDiffusionConfig
 from paradec_jax.models.denoiser import noise_map
 from paradec_jax.nn.backend import cpu_layouts
 from paradec_jax.nn.modulated import modulation
 
 
-def prepare_params(
-    config: TransformerConfig | RecurrentDepthConfig, params: Mapping[str, Any]
-) -> dict[str, Any]:
-    """A tree for `Transformer(config, prepared=True)` or `RecurrentDepth(config, prepared=True)`, never for training.
+def prepare_params(config: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree for the config's module with `prepared=True`, never for training.
 
-    With layouts for the CPU (`nn.backend`) a tied output matrix is laid out as `head` [D, V].
+    With layouts for the CPU (`nn.backend`) a tied output matrix is laid out as `head` [D, V]. At noise level zero a
+    denoiser's modulations are constants of its weights: float32 `layer_i/constants` [6, D] and `final_constants`
+    [2, D] take the place of noise map, norms and modulations.
     """
-    if not config.tie_embeddings or not cpu_layouts():
+    if isinstance(config, MaskedDiffusionConfig):
+        kept = {key: params[key] for key in ("embedding", "head", "head_bias")}
+        made = _constants(params)
+        kept["final_constants"] = made.pop("final")
+        for name, constants in made.items():
+            parts = {part: params[name][part] for part in ("attention", "mlp")}
+            kept[name] = {"constants": constants, **parts}
+        return kept
+    if not getattr(config, "tie_embeddings", False) or not cpu_layouts():
         return dict(params)
     return {**params, "head": _laid_out(params["embedding"])}
 
@@ -31,20 +39,6 @@ def _laid_out(embedding: Array) -> Array:
     # The CPU backend multiplies by a transposed matrix 20 times slower than by a plain one; the barrier keeps it
     # from folding the transposition into the product.
     return lax.optimization_barrier(embedding.T)
-
-
-def prepare_denoiser(params: Mapping[str, Any]) -> dict[str, Any]:
-    """A tree for `Denoiser(config, prepared=True)`: at noise level zero the modulations are constants of the weights.
-
-    `layer_i/constants` [6, D] and `final_constants` [2, D], float32, take the place of noise map, norms and
-    modulations.
-    """
-    made = _constants(params)
-    kept = {key: params[key] for key in ("embedding", "head", "head_bias")}
-    final = made.pop("final")
-    for name, constants in made.items():
-        kept[name] = {"constants": constants} | {part: params[name][part] for part in ("attention", "mlp")}
-    return kept | {"final_constants": final}
 
 
 @jax.jit

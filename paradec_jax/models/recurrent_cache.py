@@ -8,6 +8,7 @@ Prelude and coda run once a position and have one slot in any mode.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +17,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.nn import cache as kv_cache
-from paradec_jax.nn.cache import KV
+from paradec_jax.nn.cache import KV, Layers
 
 CACHE_MODES = ("shared", "full", "latest")
-Layers = tuple[KV, ...]
 
 
 @jax.tree_util.register_dataclass
@@ -48,10 +48,8 @@ class RecurrentCache:
     initial: Float[Array, "B S D"]
 
 
-def empty(
-    config: RecurrentDepthConfig, slots: tuple[int, ...], batch: int, size: int, depth_shape: tuple[int, ...]
-) -> RecurrentKV:
-    """Room for `size` positions a row; `slots` is () or (R,), `depth_shape` that of a cache or of a window."""
+def empty(config: RecurrentDepthConfig, slots: tuple[int, ...], batch: int, size: int) -> RecurrentKV:
+    """Room for a window of `size` positions a row; `slots` is () or (R,)."""
 
     def part(layers: int, slots: tuple[int, ...] = ()) -> Layers:
         dtype = jnp.dtype(config.dtype)
@@ -63,7 +61,7 @@ def empty(
         part(config.prelude_layers),
         part(config.core_layers, slots),
         part(config.coda_layers),
-        jnp.zeros(depth_shape, jnp.int32),
+        jnp.zeros(batch, jnp.int32),
     )
 
 
@@ -98,45 +96,24 @@ def store(
 
 def write(mode: str, cache: RecurrentKV, window: RecurrentKV, at: Int[Array, "B"]) -> RecurrentKV:
     """The cache with a window stored at positions `at .. at + W - 1` of each row."""
-    core = window.core
     if mode == "latest":
-        core = tuple(_fill_from_last(kv, window.depth) for kv in core)
-
-    def layers(old: Layers, new: Layers) -> Layers:
-        return tuple(kv_cache.write(a, b, at) for a, b in zip(old, new, strict=True))
-
-    depth = cache.depth
-    if mode == "full":
-        width = window.prelude[0].v.shape[-2]
-        done = jnp.broadcast_to(window.depth[:, None], (at.shape[0], width))
-        depth = jax.vmap(lambda row, new, p: lax.dynamic_update_slice(row, new, (p,)))(depth, done, at)
-    return RecurrentKV(
-        layers(cache.prelude, window.prelude),
-        layers(cache.core, core),
-        layers(cache.coda, window.coda),
-        depth,
-    )
+        # Each row's last recurrence is copied into the slots that it did not reach.
+        last = jnp.minimum(jnp.arange(window.core[0].k.shape[1]), window.depth[:, None] - 1)
+        index = last[:, :, None, None, None]
+        filled = jax.tree.map(lambda x: jnp.take_along_axis(x, index, axis=1), window.core)
+        window = dataclasses.replace(window, core=filled)
+    written = mapped(lambda old, new: kv_cache.write(old, new, at), cache, window)
+    if mode != "full":
+        return written
+    done = jnp.broadcast_to(window.depth[:, None], (at.shape[0], window.prelude[0].v.shape[-2]))
+    depth = jax.vmap(lambda row, new, p: lax.dynamic_update_slice(row, new, (p,)))(cache.depth, done, at)
+    return dataclasses.replace(written, depth=depth)
 
 
-def widen(window: RecurrentKV, width: int) -> RecurrentKV:
-    """The window with room for `width` positions, the new ones zero."""
-
-    def layers(part: Layers) -> Layers:
-        return tuple(kv_cache.widen(kv, width) for kv in part)
-
-    return RecurrentKV(layers(window.prelude), layers(window.core), layers(window.coda), window.depth)
-
-
-def pick(window: RecurrentKV, start: Int[Array, "B"], width: int) -> RecurrentKV:
-    """Positions `start .. start + width - 1` of each row's window."""
-
-    def layers(part: Layers) -> Layers:
-        return tuple(kv_cache.pick(kv, start, width) for kv in part)
-
-    return RecurrentKV(layers(window.prelude), layers(window.core), layers(window.coda), window.depth)
-
-
-def _fill_from_last(kv: KV, depth: Int[Array, "B"]) -> KV:
-    """Copies each row's last recurrence into the slots it did not reach, of a window with R slots."""
-    index = jnp.minimum(jnp.arange(kv.k.shape[1]), depth[:, None] - 1)[:, :, None, None, None]
-    return KV(*(jnp.take_along_axis(x, index, axis=1) for x in kv))
+def mapped(change: Callable[..., KV], first: RecurrentKV, *others: RecurrentKV) -> RecurrentKV:
+    """The first of some keys and values, changed layer by layer; its depth stays."""
+    parts = {
+        part: tuple(change(*kvs) for kvs in zip(*(getattr(kv, part) for kv in (first, *others)), strict=True))
+        for part in ("prelude", "core", "coda")
+    }
+    return dataclasses.replace(first, **parts)

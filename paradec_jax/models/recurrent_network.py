@@ -2,8 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +10,12 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
-from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
+from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.models import recurrent_cache
-from paradec_jax.models.base import Work, apply, output, raw
-from paradec_jax.models.prepare import prepare_params
+from paradec_jax.models.network import ModelNetwork, Work, part_sizes
 from paradec_jax.models.recurrent_cache import CACHE_MODES, RecurrentCache, RecurrentKV
 from paradec_jax.models.recurrent_depth import Inputs, RecurrentDepth, View, parameter_shapes
+from paradec_jax.nn import cache as kv_cache
 from paradec_jax.nn import masks
 from paradec_jax.nn.attention import once
 from paradec_jax.nn.rope import rotation
@@ -28,15 +27,9 @@ UNROLLED_LAYERS = 8
 STEP_WIDTH = 32  # windows up to this width are steps of a decoder, wider ones are prompts
 
 
-@functools.lru_cache
-def _sizes(config: RecurrentDepthConfig) -> dict[str, int]:
-    """Numbers of each part; found by tracing the whole network, which takes seconds for a deep one."""
-    return axes.sizes(axes.RECURRENT, parameter_shapes(config))
-
-
 @dataclasses.dataclass(frozen=True)
-class RecurrentDepthNetwork:
-    """The network as decoders and losses see it: equal by its config, parameters always an argument.
+class RecurrentDepthNetwork(ModelNetwork):
+    """A recurrent-depth transformer with a cache of a kind and a number of recurrences.
 
     Attributes:
       config: the model's shape.
@@ -49,6 +42,12 @@ class RecurrentDepthNetwork:
     cache: str = "shared"
     recurrence: Any = None
     slots: Any = None
+    linen: ClassVar[Any] = RecurrentDepth
+    shapes: ClassVar[Any] = staticmethod(parameter_shapes)
+    table: ClassVar[Any] = axes.RECURRENT
+    counters: ClassVar[tuple[str, ...]] = ("recurrences",)  # passes of the core, one after the other
+    visibility: ClassVar[str] = "causal"
+    block: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if self.cache not in CACHE_MODES:
@@ -68,36 +67,6 @@ class RecurrentDepthNetwork:
         """The same network and cache at another depth; itself when None."""
         return self if recurrence is None else dataclasses.replace(self, recurrence=recurrence)
 
-    @property
-    def module(self) -> RecurrentDepth:
-        """The Linen module."""
-        return RecurrentDepth(self.config)
-
-    @property
-    def vocab_size(self) -> int:
-        """V."""
-        return self.config.vocab_size
-
-    @property
-    def max_length(self) -> int:
-        """Longest sequence the model was built for."""
-        return self.config.max_length
-
-    @property
-    def counters(self) -> tuple[str, ...]:
-        """What a call costs beside itself and its positions: passes of the core, one after the other."""
-        return ("recurrences",)
-
-    @property
-    def visibility(self) -> str:
-        """A position sees itself and the ones before it."""
-        return "causal"
-
-    @property
-    def block(self) -> None:
-        """There are no blocks."""
-        return None
-
     def work(self, batch: int, positions: int, context: int) -> Work:
         """The least that one call on `positions` positions of each row after `context` cached ones can cost.
 
@@ -105,7 +74,7 @@ class RecurrentDepthNetwork:
         keys and values of the context once a layer. A multiplication and an addition are two operations.
         """
         c, recurrence = self.config, self.recurrence
-        of = _sizes(c)
+        of = part_sizes(type(self), c)
         once = of["prelude"] + of["coda"] + of["final"] + c.vocab_size * c.width
         weights = once + recurrence * (of["core"] + of["adapter"])
         layers = c.prelude_layers + c.coda_layers + c.core_layers * recurrence
@@ -114,18 +83,6 @@ class RecurrentDepthNetwork:
         attention = 4 * layers * c.width * rows * (context + positions)
         moved = weights * jnp.dtype(c.param_dtype).itemsize + cached * jnp.dtype(c.dtype).itemsize
         return Work(moved, 2 * weights * rows + attention)
-
-    def prepare(self, params: Any) -> Prepared:
-        """Parameters as a decoding loop wants them (`models.prepare`); prepared ones as they are."""
-        return params if isinstance(params, Prepared) else Prepared(prepare_params(self.config, params))
-
-    @property
-    def _slots(self) -> tuple[int, ...]:
-        """Axes of the core's keys and values after the rows."""
-        return () if self.cache == "shared" else (self.slots,)
-
-    def _apply(self, params: Any, method: Callable, *args: Any) -> Any:
-        return apply(RecurrentDepth, self.config, params, method, *args)
 
     def init_cache(
         self, keys: Array, size: int, *, scale: Any = 1.0, states: Float[Array, "P D"] | None = None
@@ -146,8 +103,10 @@ class RecurrentDepthNetwork:
             initial = self.initial_state(folded, scale)
         else:
             initial = states[jnp.minimum(positions, len(states) - 1)] * scale
-        kv = recurrent_cache.empty(self.config, self._slots, len(keys), size, (len(keys), size))
-        return RecurrentCache(kv, initial)
+        empty = self.empty_window(len(keys), size)
+        return RecurrentCache(
+            dataclasses.replace(empty, depth=jnp.zeros((len(keys), size), jnp.int32)), initial
+        )
 
     def latents(self, cache: RecurrentCache, positions: Int[Array, "B W"]) -> Float[Array, "B W D"]:
         """The initial latents of these positions."""
@@ -162,7 +121,8 @@ class RecurrentDepthNetwork:
 
     def empty_window(self, batch: int, width: int) -> RecurrentKV:
         """Room for the keys and values of one window of `width` positions."""
-        return recurrent_cache.empty(self.config, self._slots, batch, width, (batch,))
+        slots = () if self.cache == "shared" else (self.slots,)
+        return recurrent_cache.empty(self.config, slots, batch, width)
 
     def write(self, cache: RecurrentCache, window: RecurrentKV, at: Int[Array, "B"]) -> RecurrentCache:
         """The cache with a window stored at positions `at .. at + W - 1` of each row."""
@@ -170,7 +130,7 @@ class RecurrentDepthNetwork:
 
     def pick(self, window: RecurrentKV, start: Int[Array, "B"], width: int) -> RecurrentKV:
         """Positions `start .. start + width - 1` of each row's window."""
-        return recurrent_cache.pick(window, start, width)
+        return recurrent_cache.mapped(lambda kv: kv_cache.pick(kv, start, width), window)
 
     def view(
         self,
@@ -195,15 +155,11 @@ class RecurrentDepthNetwork:
         draws = jax.vmap(draw)(keys.reshape(-1)).reshape(*keys.shape, c.width)
         return (draws * std * scale).astype(c.dtype)
 
-    def embedding(self, params: Any) -> Float[Array, "V D"]:
-        """The vector of each token. `embed` also takes vectors, such as mixtures `p @ embedding`."""
-        return raw(params)["embedding"]
-
     def embed(
         self, params: Any, inputs: Inputs, view: View, window: RecurrentKV
     ) -> tuple[Float[Array, "B W D"], RecurrentKV]:
         """Prelude output e of a window of tokens or vectors, and the window with the prelude's keys and values."""
-        e, own = self._apply(params, RecurrentDepth.embed, inputs, view)
+        e, own = self.apply(params, RecurrentDepth.embed, inputs, view)
         return e, dataclasses.replace(window, prelude=own)
 
     def iterate(
@@ -220,7 +176,7 @@ class RecurrentDepthNetwork:
         prefix, prefix_mask = None, view.prefix_mask
         if view.cache is not None and view.prefix_mask is not None:
             prefix, prefix_mask = recurrent_cache.seen(self.cache, view.cache, view.prefix_mask, index)
-        new, own = self._apply(params, RecurrentDepth.iterate, state, e, view, prefix, prefix_mask)
+        new, own = self.apply(params, RecurrentDepth.iterate, state, e, view, prefix, prefix_mask)
         if rows is not None:
             new = jnp.where(rows[:, None, None], new, state)
         return new, recurrent_cache.store(self.cache, window, own, index, rows)
@@ -246,24 +202,16 @@ class RecurrentDepthNetwork:
 
     def readout(self, params: Any, state: Float[Array, "B W D"], view: View, window: RecurrentKV) -> Forward:
         """Ends a call: head input of each state, the window with the coda's keys and values, its recurrences."""
-        hidden, own = self._apply(params, RecurrentDepth.readout, state, view)
+        hidden, own = self.apply(params, RecurrentDepth.readout, state, view)
         return Forward(hidden, dataclasses.replace(window, coda=own), {"recurrences": window.depth})
 
     def widen(self, window: RecurrentKV, width: int) -> RecurrentKV:
         """The window with room for `width` positions, the new ones zero."""
-        return recurrent_cache.widen(window, width)
-
-    def output(self, params: Any) -> Any:
-        """Parameters for `logits` alone, which a loss makes in chunks: the output matrix is gathered once for all."""
-        return output(params, self.config.dtype)
-
-    def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
-        """Output scores in at least float32."""
-        return self._apply(params, RecurrentDepth.logits, hidden)
+        return recurrent_cache.mapped(lambda kv: kv_cache.widen(kv, width), window)
 
     def normalise(self, params: Any, state: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]:
         """A raw state after the final norm."""
-        return self._apply(params, RecurrentDepth.normalise, state)
+        return self.apply(params, RecurrentDepth.normalise, state)
 
     def forward(
         self,

@@ -12,7 +12,6 @@
 Embedding E and output matrix U are the backbone's. U is linear, so U(a + r) adds the residual to the logits.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -23,13 +22,12 @@ from jaxtyping import Array, Float, Int
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.models.base import shapes_of
 from paradec_jax.nn.blocks import BlockConfig, PrefixMask, PreNormBlock, dense, parameter, truncated_normal
-from paradec_jax.nn.cache import KV
+from paradec_jax.nn.cache import Layers
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.remat import rematerialised
 from paradec_jax.nn.rope import rotation
 from paradec_jax.nn.visibility import FULL, Seen
 
-Layers = tuple[KV, ...]
 INITS = ("normal_0.2", "ordinary", "zero_gain", "inherited")
 
 
@@ -128,7 +126,10 @@ def init_params(
     if init not in INITS:
         raise ValueError(f"init must be one of {', '.join(INITS)}, not {init!r}")
     if init == "normal_0.2":
-        return _normal(parameter_shapes(config), key, 0.2)
+        leaves, tree = jax.tree.flatten(parameter_shapes(config))
+        keys = jax.random.split(key, len(leaves))
+        drawn = [0.2 * jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
+        return jax.tree.unflatten(tree, drawn)
     params = jax.jit(ResidualHead(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]
     if init in ("zero_gain", "inherited"):
         params = {**params, "final_norm": jnp.zeros_like(params["final_norm"])}
@@ -154,11 +155,3 @@ def _inherited(config: ResidualHeadConfig, params: dict[str, Any], backbone: Any
         "embedding_norm": jnp.full((config.width,), size, dtype),
         "fusion": params["fusion"].at[: config.width].set(jnp.eye(config.width, dtype=dtype)),
     }
-
-
-def _normal(shapes: dict[str, Any], key: Array, std: float) -> dict[str, Any]:
-    leaves, tree = jax.tree.flatten(shapes)
-    keys = jax.random.split(key, len(leaves))
-    draw: Callable[..., Array] = jax.random.normal
-    drawn = [std * draw(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
-    return jax.tree.unflatten(tree, drawn)

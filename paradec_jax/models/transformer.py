@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 from paradec_jax.config import TransformerConfig
 from paradec_jax.models.base import shapes_of
 from paradec_jax.nn.blocks import BlockConfig, PrefixMask, PreNormBlock, dense, parameter, truncated_normal
-from paradec_jax.nn.cache import KV
+from paradec_jax.nn.cache import KV, Layers
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.remat import rematerialised
@@ -28,7 +28,6 @@ from paradec_jax.nn.rope import Rotation, rotation
 from paradec_jax.nn.scan import of_layers, scanned, stacked_cache
 from paradec_jax.nn.visibility import CAUSAL, Seen
 
-Layers = tuple[KV, ...]
 Inputs = Int[Array, "B W"] | Float[Array, "B W D"]  # tokens, or a vector in the place of each
 
 

@@ -28,6 +28,9 @@ class KV(NamedTuple):
     v: Float[Array, "B *slots G S C"]
 
 
+Layers = tuple[KV, ...]  # of every layer
+
+
 def empty(
     batch: int, heads: int, size: int, head_dim: int, dtype: jnp.dtype, slots: tuple[int, ...] = ()
 ) -> KV:

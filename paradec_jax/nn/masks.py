@@ -50,20 +50,6 @@ def side_by_side(rows: int, width: int) -> Bool[Array, "W W"]:
     return (row[:, None] == row) & causal(rows * width)
 
 
-def segments(ids: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
-    """Packed documents: causal, and only within the own segment (ids 1, 1, 2, 2 drawn).
-
-    ::
-
-        x . . .
-        x x . .
-        . . x .
-        . . x x
-    """
-    same = ids[:, :, None] == ids[:, None, :]
-    return same & causal(ids.shape[1])
-
-
 def block_causal(positions: Int[Array, "B W"], block: BlockLength) -> Bool[Array, "B W W"]:
     """A position sees its block whole and the blocks before it (blocks of 2, positions 0 to 4 drawn).
 
@@ -160,21 +146,16 @@ def carried(count: int, width: int, carrier: Int[Array, "B"]) -> Bool[Array, "B 
     return (candidate[:, None] == candidate) | follows
 
 
-def prefix(visible: Int[Array, "B"], size: int) -> Bool[Array, "B S"]:
-    """Every position of the window sees the first `visible` cached positions (2 of 5 drawn).
+def visible(
+    visible: Int[Array, "B"] | Bool[Array, "B S"] | Bool[Array, "B W S"], size: int
+) -> Bool[Array, "B *W S"]:
+    """What a window sees of a cache of `size` positions: a mask as it is, or the first so many (2 of 5 drawn).
 
     ::
 
         x x . . .
     """
-    return jnp.arange(size) < visible[:, None]
-
-
-def visible(
-    visible: Int[Array, "B"] | Bool[Array, "B S"] | Bool[Array, "B W S"], size: int
-) -> Bool[Array, "B *W S"]:
-    """What a window sees of a cache of `size` positions: a mask as it is, a length as `prefix`."""
-    return prefix(visible, size) if visible.ndim == 1 else visible
+    return jnp.arange(size) < visible[:, None] if visible.ndim == 1 else visible
 
 
 def lookahead(
@@ -211,91 +192,38 @@ def lookahead(
     return mask.at[:, :slots, :slots].set(window).at[:, slots:, slots:].set(chains).at[:, slots:, 0].set(True)
 
 
-def noisy_context(prompt: int, pairs: int, block: int) -> Bool[Array, "T T"]:
-    """Packed pairs, NC: a noisy block sees the noisy blocks before it, a clean block the clean ones.
+def noisy_window(prompt: int, pairs: int, block: int, window: int) -> Bool[Array, "T T"]:
+    """Packed pairs: a noisy block sees the noisy blocks of its window and the clean ones before that.
 
     The sequence holds the prompt and then, for each pair, its noisy and its clean copy (`block` tokens each), which
-    share their positions. Every query sees the prompt and its own block, causally. A prompt p of one token and three
-    pairs of one token (~a noisy, a clean) drawn::
+    share their positions. Every query sees the prompt and its own block, causally; a clean block sees the clean ones
+    before it. A prompt p of one token and three pairs of one token (~a noisy, a clean), with windows of three pairs
+    (NC: no noisy token meets a clean one), of two (NC-IC) and of one (the contexts of CLLM)::
 
-             p ~a  a ~b  b ~c  c
-        p    x  .  .  .  .  .  .
-        ~a   x  x  .  .  .  .  .
-        a    x  .  x  .  .  .  .
-        ~b   x  x  .  x  .  .  .
-        b    x  .  x  .  x  .  .
-        ~c   x  x  .  x  .  x  .
-        c    x  .  x  .  x  .  x
-
-    No noisy token meets a clean one: the rule equals two ordinary causal sequences, prompt + noisy blocks and
-    prompt + clean blocks.
+             p ~a  a ~b  b ~c  c       p ~a  a ~b  b ~c  c       p ~a  a ~b  b ~c  c
+        p    x  .  .  .  .  .  .       x  .  .  .  .  .  .       x  .  .  .  .  .  .
+        ~a   x  x  .  .  .  .  .       x  x  .  .  .  .  .       x  x  .  .  .  .  .
+        a    x  .  x  .  .  .  .       x  .  x  .  .  .  .       x  .  x  .  .  .  .
+        ~b   x  x  .  x  .  .  .       x  x  .  x  .  .  .       x  .  x  x  .  .  .
+        b    x  .  x  .  x  .  .       x  .  x  .  x  .  .       x  .  x  .  x  .  .
+        ~c   x  x  .  x  .  x  .       x  .  x  .  x  x  .       x  .  x  .  x  x  .
+        c    x  .  x  .  x  .  x       x  .  x  .  x  .  x       x  .  x  .  x  .  x
 
     Args:
       prompt: tokens of the prompt.
       pairs: number of pairs.
       block: n, tokens of a block.
-
-    Raises:
-      ValueError: a size below 1.
-    """
-    return _packed_pairs(prompt, pairs, block, pairs)
-
-
-def clean_context(prompt: int, pairs: int, block: int) -> Bool[Array, "T T"]:
-    """Packed pairs as in `noisy_context`, but a noisy block sees the clean blocks before it (CLLM).
-
-    ::
-
-             p ~a  a ~b  b ~c  c
-        p    x  .  .  .  .  .  .
-        ~a   x  x  .  .  .  .  .
-        a    x  .  x  .  .  .  .
-        ~b   x  .  x  x  .  .  .
-        b    x  .  x  .  x  .  .
-        ~c   x  .  x  .  x  x  .
-        c    x  .  x  .  x  .  x
-
-    Raises:
-      ValueError: a size below 1.
-    """
-    return _packed_pairs(prompt, pairs, block, 1)
-
-
-def noisy_window(prompt: int, pairs: int, block: int, window: int) -> Bool[Array, "T T"]:
-    """Packed pairs, NC-IC: pairs come in windows; a noisy block sees noisy blocks of its window, clean ones before.
-
-    With a window of 1 it is `clean_context`, with one of all pairs `noisy_context`. A window of 2 drawn::
-
-             p ~a  a ~b  b ~c  c
-        p    x  .  .  .  .  .  .
-        ~a   x  x  .  .  .  .  .
-        a    x  .  x  .  .  .  .
-        ~b   x  x  .  x  .  .  .
-        b    x  .  x  .  x  .  .
-        ~c   x  .  x  .  x  x  .
-        c    x  .  x  .  x  .  x
-
-    Args:
-      prompt, pairs, block: as in `noisy_context`.
       window: pairs of a window.
 
     Raises:
       ValueError: a size below 1.
     """
-    return _packed_pairs(prompt, pairs, block, window)
-
-
-def _packed_pairs(prompt: int, pairs: int, block: int, window: int) -> Bool[Array, "T T"]:
-    _check_sizes(prompt=prompt, pairs=pairs, block=block, window=window)
+    for name, value in (("prompt", prompt), ("pairs", pairs), ("block", block), ("window", window)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
     copy = (jnp.arange(prompt + 2 * pairs * block) - prompt) // block  # negative in the prompt
     pair, clean = jnp.divmod(copy, 2)
     before_window = pair < (pair // window * window)[:, None]  # which keys a noisy query wants clean
     wanted = jnp.where(clean[:, None] == 1, True, before_window)
     context = (pair < pair[:, None]) & ((clean == 1) == wanted)
     return causal(copy.shape[0]) & ((copy < 0) | (copy == copy[:, None]) | context)
-
-
-def _check_sizes(**sizes: int) -> None:
-    for name, value in sizes.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")

@@ -9,9 +9,9 @@ w is the weight of the continuous-time bound (MDLM; Sahoo et al. 2024, arXiv 240
 a form that loses no digits where both factors of the quotient are small; for the log-linear one it is 1 / t exactly.
 """
 
+import abc
 import dataclasses
 import math
-from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -22,21 +22,33 @@ EPSILON = 1e-3
 """What the three schedules that end at all masks keep of a text at t = 1."""
 
 
-@runtime_checkable
-class Schedule(Protocol):
-    """One schedule; frozen, equal by its numbers.
-
-    `sigma` is the total noise, `rate` its derivative, `mask_probability` m, `weight` w, `time` the inverse of m, and
-    `sigmas` the smallest and largest noise between which the bound is taken.
-    """
+class Schedule(abc.ABC):
+    """One schedule; frozen, equal by its numbers."""
 
     @property
-    def sigmas(self) -> tuple[float, float]: ...
-    def sigma(self, t: Time) -> Time: ...
-    def rate(self, t: Time) -> Time: ...
-    def mask_probability(self, t: Time) -> Time: ...
-    def weight(self, t: Time) -> Time: ...
-    def time(self, probability: Time) -> Time: ...
+    @abc.abstractmethod
+    def sigmas(self) -> tuple[float, float]:
+        """The smallest and the largest noise between which the bound is taken."""
+
+    @abc.abstractmethod
+    def sigma(self, t: Time) -> Time:
+        """The total noise."""
+
+    @abc.abstractmethod
+    def rate(self, t: Time) -> Time:
+        """The derivative of the total noise, sigma'."""
+
+    @abc.abstractmethod
+    def time(self, probability: Time) -> Time:
+        """The time of a mask probability, the inverse of m."""
+
+    def mask_probability(self, t: Time) -> Time:
+        """m = 1 - exp(-sigma)."""
+        return -jnp.expm1(-self.sigma(t))
+
+    def weight(self, t: Time) -> Time:
+        """w = sigma' / (exp(sigma) - 1)."""
+        return self.rate(t) / jnp.expm1(self.sigma(t))
 
 
 def log_probability_range(schedule: Schedule) -> tuple[float, float]:
@@ -46,22 +58,45 @@ def log_probability_range(schedule: Schedule) -> tuple[float, float]:
 
 
 @dataclasses.dataclass(frozen=True)
-class LogLinear:
-    """The schedule of MDLM and SDTT: sigma = -log(1 - (1 - e) t), so that m = (1 - e) t.
-
-    Attributes:
-      epsilon: e, the share of a text that is kept at t = 1.
-    """
+class _Ending(Schedule):
+    """A schedule that ends at all masks but a share e of a text, at t = 1."""
 
     epsilon: float = EPSILON
 
     def __post_init__(self) -> None:
-        _check_epsilon(self.epsilon)
+        if not 0 < self.epsilon < 1:
+            raise ValueError(f"epsilon must be in (0, 1), not {self.epsilon}")
 
     @property
     def sigmas(self) -> tuple[float, float]:
         """The smallest noise is e, as the original has it, the largest sigma(1)."""
         return self.epsilon, -math.log(self.epsilon)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ranging(Schedule):
+    """A schedule whose noise grows from `low` to `high`."""
+
+    low: float = 1e-3
+    high: float = 7.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low < self.high:
+            raise ValueError(f"low and high must be above 0 and ascend, not {self.low} and {self.high}")
+
+    @property
+    def sigmas(self) -> tuple[float, float]:
+        """`low` and `high`."""
+        return self.low, self.high
+
+
+@dataclasses.dataclass(frozen=True)
+class LogLinear(_Ending):
+    """The schedule of MDLM and SDTT: sigma = -log(1 - (1 - e) t), so that m = (1 - e) t.
+
+    Attributes:
+      epsilon: e, the share of a text that is kept at t = 1.
+    """
 
     def sigma(self, t: Time) -> Time:
         """-log(1 - (1 - e) t)."""
@@ -85,22 +120,12 @@ class LogLinear:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cosine:
+class Cosine(_Ending):
     """sigma = -log(e + (1 - e) cos(pi t / 2)), so that m = 2 (1 - e) sin^2(pi t / 4).
 
     Attributes:
       epsilon: e, the share of a text that is kept at t = 1.
     """
-
-    epsilon: float = EPSILON
-
-    def __post_init__(self) -> None:
-        _check_epsilon(self.epsilon)
-
-    @property
-    def sigmas(self) -> tuple[float, float]:
-        """e and sigma(1)."""
-        return self.epsilon, -math.log(self.epsilon)
 
     def sigma(self, t: Time) -> Time:
         """-log(1 - m)."""
@@ -128,22 +153,12 @@ class Cosine:
 
 
 @dataclasses.dataclass(frozen=True)
-class CosineSquared:
+class CosineSquared(_Ending):
     """sigma = -log(e + (1 - e) cos^2(pi t / 2)), so that m = (1 - e) sin^2(pi t / 2).
 
     Attributes:
       epsilon: e, the share of a text that is kept at t = 1.
     """
-
-    epsilon: float = EPSILON
-
-    def __post_init__(self) -> None:
-        _check_epsilon(self.epsilon)
-
-    @property
-    def sigmas(self) -> tuple[float, float]:
-        """e and sigma(1)."""
-        return self.epsilon, -math.log(self.epsilon)
 
     def sigma(self, t: Time) -> Time:
         """-log(1 - m)."""
@@ -171,19 +186,8 @@ class CosineSquared:
 
 
 @dataclasses.dataclass(frozen=True)
-class Linear:
+class Linear(_Ranging):
     """sigma grows linearly from `low` to `high`."""
-
-    low: float = 1e-3
-    high: float = 7.0
-
-    def __post_init__(self) -> None:
-        _check_noise(self.low, self.high)
-
-    @property
-    def sigmas(self) -> tuple[float, float]:
-        """`low` and `high`."""
-        return self.low, self.high
 
     def sigma(self, t: Time) -> Time:
         """low + t (high - low)."""
@@ -193,33 +197,16 @@ class Linear:
         """high - low."""
         return jnp.full_like(t, self.high - self.low)
 
-    def mask_probability(self, t: Time) -> Time:
-        """1 - exp(-sigma)."""
-        return -jnp.expm1(-self.sigma(t))
-
-    def weight(self, t: Time) -> Time:
-        """sigma' / (exp(sigma) - 1)."""
-        return self.rate(t) / jnp.expm1(self.sigma(t))
-
     def time(self, probability: Time) -> Time:
         """(-log(1 - m) - low) / (high - low)."""
         return (-jnp.log1p(-probability) - self.low) / (self.high - self.low)
 
 
 @dataclasses.dataclass(frozen=True)
-class Geometric:
+class Geometric(_Ranging):
     """sigma grows geometrically, low^(1 - t) high^t."""
 
-    low: float = 1e-3
     high: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check_noise(self.low, self.high)
-
-    @property
-    def sigmas(self) -> tuple[float, float]:
-        """`low` and `high`."""
-        return self.low, self.high
 
     def sigma(self, t: Time) -> Time:
         """low^(1 - t) high^t."""
@@ -229,27 +216,9 @@ class Geometric:
         """sigma log(high / low)."""
         return self.sigma(t) * math.log(self.high / self.low)
 
-    def mask_probability(self, t: Time) -> Time:
-        """1 - exp(-sigma)."""
-        return -jnp.expm1(-self.sigma(t))
-
-    def weight(self, t: Time) -> Time:
-        """sigma' / (exp(sigma) - 1)."""
-        return self.rate(t) / jnp.expm1(self.sigma(t))
-
     def time(self, probability: Time) -> Time:
         """log(-log(1 - m) / low) / log(high / low)."""
         return jnp.log(-jnp.log1p(-probability) / self.low) / math.log(self.high / self.low)
-
-
-def _check_epsilon(epsilon: float) -> None:
-    if not 0 < epsilon < 1:
-        raise ValueError(f"epsilon must be in (0, 1), not {epsilon}")
-
-
-def _check_noise(low: float, high: float) -> None:
-    if not 0 < low < high:
-        raise ValueError(f"low and high must be above 0 and ascend, not {low} and {high}")
 
 
 SCHEDULES: dict[str, Schedule] = {

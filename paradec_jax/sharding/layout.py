@@ -36,8 +36,14 @@ def shardings(params: PyTree, mesh: AnyMesh) -> PyTree:
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         if placed_on(leaf) == mesh:
             return leaf.sharding
-        spec, _ = assign(_names(_parts(path), leaf.shape), leaf.shape, mesh.shape)
-        return NamedSharding(mesh, spec)
+        parts, shape = _parts(path), leaf.shape
+        names = () if shape == () else _find(parts, shape)  # a number needs no rule
+        if names is None:
+            raise ValueError(
+                f"parameter {'/'.join(parts)} of shape {list(shape)} has no logical axes (sharding.axes), so no rule "
+                "says where it lies: put it on the mesh yourself"
+            )
+        return NamedSharding(mesh, assign(names, shape, mesh.shape)[0])
 
     return jax.tree_util.tree_map_with_path(place, params)
 
@@ -146,14 +152,3 @@ def _find(parts: tuple[str, ...], shape: tuple[int, ...]) -> tuple[str, ...] | N
         if len(found) == 1 and len(found[0]) == len(shape):
             return found[0]
     return None
-
-
-def _names(parts: tuple[str, ...], shape: tuple[int, ...]) -> tuple[str, ...]:
-    """As `_find`; raises ValueError where there is no rule. A number needs none."""
-    found = () if shape == () else _find(parts, shape)
-    if found is not None:
-        return found
-    raise ValueError(
-        f"parameter {'/'.join(parts)} of shape {list(shape)} has no logical axes (sharding.axes), so no rule says "
-        f"where it lies: put it on the mesh yourself"
-    )

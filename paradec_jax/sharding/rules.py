@@ -97,18 +97,6 @@ def by_rows(x: Any, heads: int | None = None, *, axis: int = 0) -> Any:
     return lax.with_sharding_constraint(x, P(*axes))
 
 
-def parts_of_rows(count: int) -> int:
-    """Into how many parts the devices of the mesh in force divide so many rows; 1 where there is none."""
-    sizes = sizes_in_force()
-    return math.prod(sizes[name] for name in row_axes(count, sizes) or ())
-
-
-def copy_by_rows(x: Any, count: int) -> Any:
-    """So many copies of an array on a new leading axis, which lies as that many rows do: one where its rows are."""
-    spec = P(row_axes(count, sizes_in_force()), *[P.UNCONSTRAINED] * jnp.ndim(x))
-    return lax.with_sharding_constraint(jnp.broadcast_to(x, (count, *jnp.shape(x))), spec)
-
-
 def whole(x: Any) -> Any:
     """Constrains an array to lie whole on every device; does nothing where `by_rows` does nothing."""
     traced = isinstance(x, jax.core.Tracer)

@@ -66,12 +66,18 @@ def initialize(
     }
     try:
         if found:
-            _detect(times)
+            jax.distributed.initialize(**times)
         else:
             jax.distributed.initialize(*given, cluster_detection_method="deactivate", **times)
+    except ValueError as error:
+        if not found or "coordinator_address should be defined" not in str(
+            error
+        ):  # JAX found nothing to join
+            raise
     except RuntimeError as error:
         if "must be called before" in str(error):
-            if found and not _in_a_cluster():
+            # Other processes are in the environment, or among devices that were asked for already (TPUs).
+            if found and not (any(name in os.environ for name in CLUSTERS) or jax.process_count() > 1):
                 return
             raise ValueError(
                 "initialize must be called before anything asks JAX for a device, such as jax.devices()"
@@ -92,20 +98,6 @@ def leave(error: BaseException | str) -> NoReturn:
     print(error, file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(1)
-
-
-def _detect(times: dict[str, Any]) -> None:
-    """Joins what JAX finds; nothing where it finds nothing."""
-    try:
-        jax.distributed.initialize(**times)
-    except ValueError as error:
-        if "coordinator_address should be defined" not in str(error):
-            raise
-
-
-def _in_a_cluster() -> bool:
-    """Whether there are other processes, as the environment says, or devices that were asked for already (TPUs)."""
-    return any(name in os.environ for name in CLUSTERS) or jax.process_count() > 1
 
 
 def _from_environment() -> tuple[str | None, int | None, int | None]:

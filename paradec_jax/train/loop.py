@@ -14,7 +14,7 @@ from paradec_jax.train.folder import RunFolder
 from paradec_jax.train.identity import check_allowed, identity, values_of
 from paradec_jax.train.iterator import DataIterator, TakesRows
 from paradec_jax.train.log import Log
-from paradec_jax.train.place import Place, create_state, planned
+from paradec_jax.train.place import create_state, planned
 from paradec_jax.train.preempt import Preemption, leave
 from paradec_jax.train.profile import Profile
 from paradec_jax.train.rounds import Rounds, next_round
@@ -134,7 +134,9 @@ def fit(
     ema, primary = ema_decay is not None, jax.process_index() == 0
     every = {"checkpoint_every": checkpoint_every, "log_every": log_every, "evaluate_every": evaluate_every}
     with all_or_none():
-        _check_counts(steps=steps, **every)
+        for name, count in ({"steps": steps} | every).items():
+            if count < 1:
+                raise ValueError(f"{name} must be at least 1, not {count}")
         check_peak(flops, peak_flops)
         if rounds is not None and teacher is None:
             raise ValueError("rounds need a teacher to begin with")
@@ -168,9 +170,10 @@ def fit(
         begins = disk is None or disk.newest is None
         if begins:
             state = create_state(place, params, optimizer, key, ema=ema, teacher=teacher)
-        own = (params, teacher) if donate else None
+        for x in jax.tree.leaves((params, teacher)) if donate else ():
+            if isinstance(x, jax.Array) and not x.is_deleted():
+                x.delete()
         params = teacher = None  # a run that goes on needs no more than their shapes
-        _delete(own)
         if disk is not None and not begins:
             state = place.put(disk.restore(shape, data, steps))
         train_step, frozen = place.step(train_step), place.frozen(frozen)
@@ -178,8 +181,8 @@ def fit(
         if disk is not None:
             with all_or_none():
                 disk.record(start + 1, place.axes)
-        if progress and primary:
-            _show(place, state)
+        if progress and primary and (table := place.layout(state)):
+            print(table, flush=True)
         path, checkpoints = (None, None) if disk is None else (disk.log, disk.checkpoints)
         shown: dict[str, Any] = {"progress": progress, "primary": primary, "writers": writers, "clock": clock}
         with all_or_none():
@@ -227,12 +230,6 @@ def fit(
     return state
 
 
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, not {count}")
-
-
 def _due(step: int, every: int, steps: int) -> bool:
     return step % every == 0 or step == steps
 
@@ -242,14 +239,3 @@ def _next(data: DataIterator, step: int, steps: int) -> Any:
         return next(data)
     except StopIteration:
         raise ValueError(f"the data ended after {step - 1} batches; steps is {steps}") from None
-
-
-def _show(place: Place, state: TrainState) -> None:
-    if table := place.layout(state):
-        print(table, flush=True)
-
-
-def _delete(tree: PyTree) -> None:
-    for x in jax.tree.leaves(tree):
-        if isinstance(x, jax.Array) and not x.is_deleted():
-            x.delete()

@@ -1,6 +1,7 @@
 """A run's arrays on a mesh: the state made where it lies, batches by rows, a step that moves nothing."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -145,7 +146,7 @@ def planned(
     if mesh is None:
         return TrainState.shape(params, optimizer, key, ema=ema, teacher=teacher), Place()
     check_mesh(mesh)
-    abstract = jax.eval_shape(_maker(optimizer, ema), params, key, teacher)
+    abstract = jax.eval_shape(_maker(optimizer, ema), params, key=key, teacher=teacher)
     of_state = shardings_like(abstract, params, shardings(params, mesh), mesh)
 
     shape = placed_shapes(abstract, of_state)
@@ -175,7 +176,7 @@ def create_state(
     where = place.state
     given = put(params, where.params), put(key, where.key)
     teacher = None if teacher is None else put(teacher, where.teacher)
-    return jax.jit(_maker(optimizer, ema), out_shardings=where)(*given, teacher)
+    return jax.jit(_maker(optimizer, ema), out_shardings=where)(given[0], key=given[1], teacher=teacher)
 
 
 def _whole(x: Any, first: int, count: int, mesh: Mesh) -> jax.Array:
@@ -190,10 +191,6 @@ def _whole(x: Any, first: int, count: int, mesh: Mesh) -> jax.Array:
     return jax.make_array_from_callback(shape, where, own)
 
 
-def _maker(
-    optimizer: optax.GradientTransformation, ema: bool
-) -> Callable[[PyTree, jax.Array, PyTree], TrainState]:
-    def make(params: PyTree, key: jax.Array, teacher: PyTree) -> TrainState:
-        return TrainState.create(params, optimizer, key, ema=ema, teacher=teacher)
-
-    return make
+def _maker(optimizer: optax.GradientTransformation, ema: bool) -> Callable[..., TrainState]:
+    """(params, key=, teacher=) -> the state before the first step."""
+    return functools.partial(TrainState.create, optimizer=optimizer, ema=ema)

@@ -61,7 +61,8 @@ class Window:
         The first update on a batch of new shapes compiles. The one before it is waited for, so that what it took is
         its own.
         """
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), _dtype(x)), dict(batch))
+        dtypes = jax.tree.map(lambda x: x.dtype if hasattr(x, "dtype") else np.result_type(x), dict(batch))
+        shapes = jax.tree.map(lambda x, dtype: jax.ShapeDtypeStruct(np.shape(x), dtype), dict(batch), dtypes)
         leaves, tree = jax.tree.flatten(shapes)
         key = (tree, *leaves)
         if key in self._compiled:
@@ -120,10 +121,6 @@ def check_peak(flops: Flops | None, peak_flops: float | None) -> None:
         raise ValueError("peak_flops is what flops are compared with: give flops")
     if not 0 < peak_flops < math.inf:
         raise ValueError(f"peak_flops must be positive operations a second of one device, not {peak_flops}")
-
-
-def _dtype(x: Any) -> Any:
-    return x.dtype if hasattr(x, "dtype") else np.result_type(x)
 
 
 def _tokens(shapes: Shapes) -> int:

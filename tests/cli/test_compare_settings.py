@@ -104,7 +104,7 @@ def test_a_decoder_has_one_name_on_all_command_lines():
     assert set(NAMES) == named.keys()
 
 
-def test_every_choice_of_a_decoder_is_an_option():
+def test_every_choose_a_decoder_is_an_option():
     shared = typing.get_type_hints(options_of(None)).keys()
     assert shared >= {"temperature", "top_p"} and "window" not in shared
     usual = {family.settings[-1].name for family in FAMILIES.values()}

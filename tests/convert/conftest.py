@@ -3,17 +3,20 @@
 import shutil
 from pathlib import Path
 
+import exports
 import pytest
-from exports import export_random
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory) -> Path:
-    """A Hugging Face folder with random weights."""
-    return export_random(tmp_path_factory.mktemp("convert"))
+@pytest.fixture(scope="package")
+def folders(tmp_path_factory) -> Path:
+    """FAMILY/model and FAMILY/exported of each family, with random weights."""
+    root = tmp_path_factory.mktemp("convert")
+    for name in exports.FAMILIES:
+        exports.exported(exports.make_model(name), root / name)
+    return root
 
 
 @pytest.fixture
-def source(exported, tmp_path) -> Path:
-    """A copy of it to be spoilt."""
-    return Path(shutil.copytree(exported, tmp_path / "source"))
+def copy(folders, tmp_path):
+    """Copies an exported folder, to be changed."""
+    return lambda name: Path(shutil.copytree(folders / name / "exported", tmp_path / "source"))

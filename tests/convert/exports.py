@@ -1,7 +1,11 @@
 """Models of random weights, changes to what is exported of them, and a command that must fail."""
 
+import dataclasses
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,37 +15,103 @@ from safetensors.numpy import load_file, save_file
 from convert import weights
 from convert.cli import main
 from paradec_jax import store
-from paradec_jax.config import RecurrentDepthConfig, TokenSpec
+from paradec_jax.config import ResidualHeadConfig, TokenSpec
 from paradec_jax.families import PRESETS
 
-ROOT = Path(__file__).parents[2]
-GOLDEN = ROOT / "tests" / "golden" / "recurrent_depth"
-CONFIG = PRESETS["test-recurrent"]
-WEIGHTS = "model.safetensors"
-WTE = "transformer.wte.weight"
-QKV = "transformer.core_block.1.attn.Wqkv.weight"
+GOLDEN = Path(__file__).parents[1] / "golden"
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+NEXT = TokenSpec(bos=3, stop=(1, 2), pad=4)
+OWN = TokenSpec(bos=3, stop=(1, 2), pad=4, mask=31, alignment="own")
+RECURRENT, CAUSAL = PRESETS["test-recurrent"], PRESETS["test-causal"]
+SDAR = dataclasses.replace(PRESETS["test-sdar"], head_channels=6, block=8)
+HALF = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
+# The first word of a name is the family's, or the model type's, layout.
+MODELS: dict[str, tuple[Any, TokenSpec]] = {
+    "huginn": (RECURRENT, NEXT),
+    "huginn bfloat16": (dataclasses.replace(RECURRENT, **HALF, prelude_layers=2), NEXT),
+    "huginn untied": (
+        dataclasses.replace(
+            RECURRENT, qk_bias=False, tie_embeddings=False, rope_base=1234.5, remat="iteration", norm_eps=1e-5
+        ),
+        NEXT,
+    ),
+    "qwen2": (CAUSAL, NEXT),
+    "qwen2 untied bfloat16": (dataclasses.replace(CAUSAL, **HALF, tie_embeddings=False), NEXT),
+    "qwen3": (
+        dataclasses.replace(CAUSAL, qkv_bias=False, qk_norm=True, head_channels=6, norm_eps=1e-5),
+        NEXT,
+    ),
+    "qwen3 biases": (dataclasses.replace(CAUSAL, qk_norm=True, tie_embeddings=False), NEXT),
+    "llama": (
+        dataclasses.replace(CAUSAL, qkv_bias=False, tie_embeddings=False, rope_base=1234.5, kv_heads=4),
+        NEXT,
+    ),
+    "sdar": (SDAR, OWN),
+    "sdar next, several lengths": (
+        dataclasses.replace(SDAR, blocks=(4, 8)),
+        dataclasses.replace(OWN, alignment="next"),
+    ),
+    "sdar bfloat16": (dataclasses.replace(SDAR, **HALF), OWN),
+    "sdar tied, biases": (dataclasses.replace(SDAR, tie_embeddings=True, qkv_bias=True, block=4), OWN),
+    "sdar head": (SDAR, OWN),
+    "sdar head bfloat16": (dataclasses.replace(SDAR, **HALF), OWN),
+    "mdlm": (PRESETS["test-mdlm"], OWN),
+    "mdlm bfloat16": (dataclasses.replace(PRESETS["test-mdlm"], **HALF, dropout=0.0), OWN),
+}
+FAMILIES = ("huginn", "qwen2", "llama", "sdar", "mdlm")
 
 
-def make_model(config: RecurrentDepthConfig = CONFIG) -> store.Model:
+def make_model(name: str = "huginn", **changes: Any) -> store.Model:
+    """The model of that name, its weights drawn; `changes` are fields of its config."""
+    config, spec = MODELS[name]
+    config = dataclasses.replace(config, **changes)
+    head = None
+    if "head" in name:
+        shape = ResidualHeadConfig.of(config, 3 if "bfloat16" in name else 1)
+        head = store.ResidualHead(shape, drawn(shape))
+    return store.Model(config, drawn(config), spec, head=head)
+
+
+def drawn(config: Any) -> dict[str, Any]:
+    """Random parameters."""
     rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda s: rng.normal(size=s.shape).astype(s.dtype), store.expected_shapes(config))
-    return store.Model(config, params, TokenSpec(bos=3, stop=(1, 2), pad=4))
+    return jax.tree.map(lambda s: rng.normal(size=s.shape).astype(s.dtype), store.expected_shapes(config))
 
 
-def export_random(folder: Path) -> Path:
-    """Exports random weights to a Hugging Face folder."""
-    store.save(folder / "model", make_model())
-    assert main(["export", str(folder / "model"), str(folder / "exported")]) == 0
-    return folder / "exported"
+def exported(model: store.Model, root: Path, *options: str) -> Path:
+    """The Hugging Face folder that the command makes of a model."""
+    store.save(root / "model", model)
+    assert main(["export", str(root / "model"), str(root / "exported"), *options]) == 0
+    return root / "exported"
 
 
-def edit(path: Path, **fields) -> None:
+def imported(folder: Path, *options: str) -> store.Model:
+    """The model that the command makes of a folder, or a file."""
+    target = folder.parent / "imported"
+    assert main(["import", str(folder), str(target), "--overwrite", *options]) == 0
+    return store.load(target, host=True)
+
+
+def recorded(name: str, root: Path) -> Path:
+    """A copy of a folder of recorded weights; "head" is the residual head beside its backbone, as it is released."""
+    folder = root / "source"
+    folder.mkdir()
+    source = GOLDEN / ("block_diffusion" if name == "head" else name)
+    for file in (CONFIG, WEIGHTS):
+        shutil.copyfile(source / file, folder / file)
+    if name == "head":
+        rewrite(folder, lambda tensors: tensors.update(load_file(source / "mrp.safetensors")))
+        edit(folder / CONFIG, **json.loads((source / "mrp_config.json").read_text()))
+    return folder
+
+
+def edit(path: Path, **fields: Any) -> None:
     """Sets fields of a JSON file; None removes one."""
     values = json.loads(path.read_text()) | fields
     path.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
 
 
-def rewrite(folder: Path, change) -> None:
+def rewrite(folder: Path, change: Callable[[dict[str, np.ndarray]], Any]) -> None:
     """Applies `change` to the dict of tensors in model.safetensors."""
     tensors = load_file(folder / WEIGHTS)
     change(tensors)
@@ -49,6 +119,7 @@ def rewrite(folder: Path, change) -> None:
 
 
 def make_shards(folder: Path) -> None:
+    """Splits the weights into a.safetensors, b.safetensors and an index."""
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
     names = sorted(tensors)
@@ -61,11 +132,17 @@ def make_shards(folder: Path) -> None:
 
 def assert_same(a: store.Model, b: store.Model) -> None:
     assert (a.config, a.token_spec) == (b.config, b.token_spec)
-    left, right = flatten_dict(a.params, sep="/"), flatten_dict(b.params, sep="/")
-    assert left.keys() == right.keys()
-    for path in left:
-        assert left[path].dtype == right[path].dtype, path
-        assert np.asarray(left[path]).tobytes() == np.asarray(right[path]).tobytes(), path
+    assert (a.head is None) == (b.head is None)
+    trees = [(a.params, b.params)]
+    if a.head is not None and b.head is not None:
+        assert a.head.config == b.head.config
+        trees.append((a.head.params, b.head.params))
+    for pair in trees:
+        left, right = (flatten_dict(tree, sep="/") for tree in pair)
+        assert left.keys() == right.keys()
+        for path in left:
+            assert left[path].dtype == right[path].dtype, path
+            assert np.asarray(left[path]).tobytes() == np.asarray(right[path]).tobytes(), path
 
 
 def fails(capsys, command: str, source: Path, *options: str) -> str:

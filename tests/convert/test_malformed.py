@@ -1,117 +1,444 @@
-"""Input that is wrong, inside this process: some of the cases that `make cluster` runs as commands, sure ones."""
+"""Damage of every kind, and the sentence that names it; writers that fail or are killed; nothing is left behind."""
 
-import io
+import contextlib
 import json
 import os
+import pickle
+import random
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from malformed_cases import cases
-from malformed_changes import Case, fault, listed
-from malformed_models import write_models
+import tokenizers
+from exports import (
+    CONFIG,
+    FAMILIES,
+    GOLDEN,
+    WEIGHTS,
+    assert_same,
+    edit,
+    fails,
+    imported,
+    make_model,
+    make_shards,
+    recorded,
+    rewrite,
+)
+from safetensors.numpy import load_file, save_file
 
-from convert import cli as converters
+from convert import huginn, torch_check
+from convert.cli import main
+from convert.weights import INDEX
 from paradec_jax import cli, store
+from paradec_jax.disk import writing
 from paradec_jax.store import StoreError
 
-LONG = "a bomb"  # it takes seconds to write
-CASES = [case for case in cases() if case.sure and not case.name.endswith(LONG)]
-FEW = CASES[:: len(CASES) // 60]
+ROOT = Path(__file__).parents[2]
+QKV = "transformer.core_block.1.attn.Wqkv.weight"
+QUERY, EMBEDDING, HEAD = (
+    "model.layers.1.self_attn.q_proj.weight",
+    "model.embed_tokens.weight",
+    "lm_head.weight",
+)
+DEEP = "[" * 100_000
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory) -> Path:
-    """All models, whole."""
-    root = tmp_path_factory.mktemp("models")
-    write_models(root)
-    return root
+def put(file: str, content: str | bytes):
+    """Damage: another content of a file."""
+    return lambda folder: (folder / file).write_bytes(
+        content if isinstance(content, bytes) else content.encode()
+    )
 
 
-def test_there_are_enough_cases():
-    kinds = {(case.command, case.base) for case in FEW}
-    assert len(CASES) >= 300 and len(FEW) >= 55 and len(kinds) >= 8
+def change(edited):
+    """Damage: other tensors."""
+    return lambda folder: rewrite(folder, edited)
 
 
-@pytest.mark.parametrize("case", FEW, ids=lambda case: case.name[:60])
-def test_one_sentence_and_nothing_left(case: Case, models, tmp_path, monkeypatch, capfd):
-    shutil.copytree(models / case.base, tmp_path / "source")
-    case.change(tmp_path / "source")
-    (tmp_path / "out").mkdir()
-    before = listed(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(case.stdin), "utf-8"))
-    words = case.words(tmp_path / "source", tmp_path / "out" / "model", models / "recording" / "logits.npz")
-    capfd.readouterr()
-    try:
-        code: object = (cli if case.command == "generate" else converters).main(words)
-    except SystemExit as error:
-        code = error.code
-    assert fault(case, code, capfd.readouterr().err, before, listed(tmp_path)) is None
+def renamed(old: str, new: str):
+    """Damage: other beginnings of names of tensors."""
+    return lambda folder: rewrite(
+        folder, lambda t: [t.update({re.sub(f"^{old}", new, name): t.pop(name)}) for name in list(t)]
+    )
 
 
-@pytest.mark.parametrize("base", ["qwen2", "huginn", "sdar", "ckpt/last.ckpt"])
-def test_models_that_are_whole_are_taken(base, models, tmp_path):
-    assert converters.main(["import", str(models / base), str(tmp_path / "model")]) == 0
-    found = store.load(tmp_path / "model", host=True)
-    assert (found.tokenizer is not None) == (base != "ckpt/last.ckpt")
+def index(**placed: str):
+    """Damage: shards, and an index that places some tensors elsewhere."""
+
+    def apply(folder: Path) -> None:
+        make_shards(folder)
+        content = json.loads((folder / INDEX).read_text())["weight_map"]
+        (folder / INDEX).write_text(json.dumps({"weight_map": content | placed if placed else {}}))
+
+    return apply
 
 
-def test_a_flag_takes_weights_that_are_no_numbers(models, tmp_path, capsys):
-    (case,) = [case for case in CASES if case.name == "tensors: a number that is nan"]
-    source, target = tmp_path / "source", tmp_path / "model"
-    shutil.copytree(models / "qwen2", source)
-    case.change(source)
-    assert converters.main(["import", str(source), str(target)]) == 1 and not target.exists()
-    sentence = "parameter embedding holds numbers that are NaN or infinite; --allow-nonfinite takes them"
-    assert capsys.readouterr().err == f"error: {sentence}\n"
-    assert converters.main(["import", str(source), str(target), "--allow-nonfinite"]) == 0
-    assert converters.main(["export", str(target), str(tmp_path / "again")]) == 1
-    assert capsys.readouterr().err == f"error: {target}: {sentence}\n"
-    with pytest.raises(StoreError, match="embedding holds numbers that are NaN or infinite"):
+def words(size: int) -> str:
+    vocabulary = {str(i): i for i in range(size)}
+    return tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="0")).to_str()
+
+
+RULE = {"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated", "invert": False}
+# What is damaged, how, and a part of the sentence.
+DAMAGE = {
+    "a tensor is missing": ("huginn", change(lambda t: t.pop(QKV)), f"tensor {QKV} is missing"),
+    "a tensor too many": (
+        "qwen2",
+        change(lambda t: t.update(extra=t[QUERY])),
+        "tensor extra in .* is unknown",
+    ),
+    "a shape": (
+        "qwen2",
+        change(lambda t: t.update({QUERY: t[QUERY][1:]})),
+        r"has shape \(15, 16\).*\(16, 16\)",
+    ),
+    "float64": (
+        "qwen2",
+        change(lambda t: t.update({QUERY: t[QUERY].astype(float)})),
+        "is float64; choose .* --dtype",
+    ),
+    "integers": (
+        "qwen2",
+        change(lambda t: t.update({QUERY: t[QUERY].astype(np.int8)})),
+        "is I8, but weights must be",
+    ),
+    "infinite": (
+        "mdlm",
+        change(lambda t: next(iter(t.values())).fill(np.inf)),
+        "NaN or infinite; --allow-nonfinite",
+    ),
+    "a tied copy": (
+        "qwen2",
+        change(lambda t: t.update({HEAD: t[EMBEDDING] + 1})),
+        "differs from .*embed_tokens",
+    ),
+    "a name twice": (
+        "huginn",
+        change(lambda t: t.update({huginn.PREFIX + QKV: t[QKV]})),
+        f"{QKV} occurs twice",
+    ),
+    "a prefix too much": (
+        "sdar",
+        renamed("", "module."),
+        r"model\S+ is missing from .* it holds module\.model\.",
+    ),
+    "a prefix twice": (
+        "llama",
+        renamed("model.", "model.model."),
+        r"is missing from .* it holds model\.model\.",
+    ),
+    "a prefix too few": (
+        "qwen2",
+        renamed("model.", ""),
+        r"tensor model\.(\S+) is missing from .* it holds \1$",
+    ),
+    "a prefix of a denoiser": ("mdlm", renamed("", "module."), r"is missing from .* it holds module\."),
+    "cut": (
+        "huginn",
+        lambda f: put(WEIGHTS, (f / WEIGHTS).read_bytes()[:-100])(f),
+        f"{WEIGHTS} is truncated",
+    ),
+    "empty": ("qwen2", put(WEIGHTS, ""), f"{WEIGHTS} is truncated"),
+    "no JSON": ("qwen2", put(CONFIG, "{"), "config.json is not valid JSON"),
+    "a list": ("mdlm", put(CONFIG, "[]"), "config.json"),
+    "deep": ("qwen2", put(CONFIG, DEEP), "config.json"),
+    "no UTF-8": ("qwen2", put("generation_config.json", b"\xff\xfe"), "generation_config.json"),
+    "no config": ("sdar", lambda f: (f / CONFIG).unlink(), "config.json is missing"),
+    "no weights": (
+        "mdlm",
+        lambda f: (f / WEIGHTS).unlink(),
+        "neither model.safetensors nor pytorch_model.bin",
+    ),
+    "a pickle": (
+        "qwen2",
+        lambda f: (f / WEIGHTS).rename(f / "model.pt"),
+        "model.pt is a pickle, which is never",
+    ),
+    "a pickle inside": ("qwen2", put(WEIGHTS, b"\x80\x04\x95" + bytes(range(100, 200))), "is a pickle"),
+    "no folder": ("qwen2", shutil.rmtree, "there is no folder"),
+    "index: a tensor": (
+        "qwen2",
+        index(**{EMBEDDING: "b.safetensors"}),
+        f"tensor {EMBEDDING} is listed in an index",
+    ),
+    "index: a path": ("qwen2", index(**{EMBEDDING: "../b.safetensors"}), "which is no file name"),
+    "index: a shard": ("huginn", index(**{QKV: "c.safetensors"}), "shard .*c.safetensors is missing"),
+    "index: nothing": ("qwen2", index(), "no weight_map"),
+    "no tokenizer": ("qwen2", put("tokenizer.json", "{}"), "not a tokenizer"),
+    "a pattern": (
+        "qwen2",
+        put("tokenizer.json", json.dumps(json.loads(words(9)) | {"pre_tokenizer": RULE})),
+        "token",
+    ),
+    "an id beyond": (
+        "huginn",
+        put("tokenizer.json", words(33)),
+        "the token id 32, but .* vocabulary ends at 31",
+    ),
+    "a template": ("qwen2", put("chat_template.jinja", "{% for"), "chat_template.jinja: .*"),
+    "a template in JSON": (
+        "qwen2",
+        lambda f: edit(f / "tokenizer_config.json", chat_template="{{ 1 +"),
+        "tokenizer_config.json: .*",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_one_sentence_and_nothing_left(name, copy, capsys):
+    layout, damage, sentence = DAMAGE[name]
+    source = copy(layout)
+    damage(source)
+    assert re.search(sentence, fails(capsys, "import", source).strip())
+
+
+def test_a_tokenizer_from_elsewhere(copy, tmp_path, capsys):
+    source = copy("qwen2")
+    for size in (32, 33):
+        (tmp_path / f"{size}.json").write_text(words(size))
+    assert "no tokenizer" in fails(capsys, "import", source, "--tokenizer", str(tmp_path / "none.json"))
+    assert "token id 32" in fails(capsys, "import", source, "--tokenizer", str(tmp_path / "33.json"))
+    tokenizer = imported(source, "--tokenizer", str(tmp_path / "32.json")).tokenizer
+    assert tokenizer is not None and tokenizer.encode("31") == [31]
+
+
+def test_a_flag_takes_weights_that_are_no_numbers(copy, tmp_path, capsys):
+    source, target = copy("qwen2"), tmp_path / "model"
+    rewrite(source, lambda t: t[EMBEDDING].__setitem__((3, 3), np.nan))
+    assert main(["import", str(source), str(target), "--allow-nonfinite"]) == 0
+    sentence = "embedding holds numbers that are NaN or infinite"
+    assert sentence in fails(capsys, "export", target)
+    with pytest.raises(StoreError, match=sentence):
         store.load(target)
     assert np.isnan(store.load(target, host=True, allow_nonfinite=True).params["embedding"]).sum() == 1
 
 
-def test_sigterm_leaves_nothing(models, tmp_path, monkeypatch, capfd):
-    def killed(*_, **__):
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(60)  # which the signal ends
+def test_what_was_saved_twice_counts_once(copy):
+    source = copy("qwen2")
+    tensors = load_file(source / WEIGHTS)
+    rewrite(source, lambda t: t.update({name: array + 1 for name, array in t.items()}))
+    make_shards(source)
+    (source / "b.safetensors").unlink()
+    save_file(tensors, source / WEIGHTS)
+    (source / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    assert_same(imported(source), make_model("qwen2"))
 
-    words = ["import", str(models / "qwen2"), str(tmp_path / "model")]
-    before, handler = listed(tmp_path), signal.getsignal(signal.SIGTERM)
+
+class _Runs:
+    """What a real unpickler would run."""
+
+    def __reduce__(self):
+        return os.system, ("exit 3",)
+
+
+# Changes to recorded arrays, and a part of the sentence.
+RECORDINGS = {
+    "no ids": ({"input_ids": None}, "array input_ids must hold integers"),
+    "floats as ids": ({"input_ids": np.ones((1, 2))}, "array input_ids must hold integers"),
+    "ids beyond": ({"input_ids": np.array([[1, 128]])}, "beyond the vocabulary of 128"),
+    "a long row": ({"input_ids": np.ones((1, 129), int)}, "rows beyond the 128 positions"),
+    "no logits": ({"logits_r1": None}, "no array logits, nor logits_r<n>"),
+    "no steps": ({"logits_r1": None, "logits": np.zeros((1, 2, 128))}, "num_steps"),
+    "no recurrence": ({"logits_r0": np.zeros((1, 2, 128))}, "of 0 recurrences, but must be of 1 to"),
+    "a shape": (
+        {"logits_r1": np.zeros((1, 2, 99))},
+        r"floats of shape \(1, 2, 128\), not float64 \(1, 2, 99\)",
+    ),
+    "complex": ({"logits_r1": np.zeros((1, 2, 128), complex)}, "must hold floats"),
+    "objects": ({"input_ids": np.array([_Runs()], object)}, "not an .npz file of plain arrays"),
+}
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory) -> Path:
+    """The recorded recurrent model, imported."""
+    imported(recorded("recurrent_depth", folder := tmp_path_factory.mktemp("check")))
+    return folder / "imported"
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_recordings_that_are_wrong(name, golden, tmp_path, capsys):
+    changes, sentence = RECORDINGS[name]
+    arrays = {"input_ids": np.array([[1, 2]]), "logits_r1": np.zeros((1, 2, 128))} | changes
+    np.savez(tmp_path / "logits.npz", **{key: array for key, array in arrays.items() if array is not None})
+    assert main(["check", str(golden), "--logits", str(tmp_path / "logits.npz")]) == 1
+    assert re.search(sentence, capsys.readouterr().err)
+
+
+def test_check(golden, tmp_path, capsys, monkeypatch):
+    path = tmp_path / "logits.npz"
+    command = ["check", str(golden), "--logits", str(path)]
+    np.savez(path, input_ids=np.array([[1, 2, 3]]), logits=np.zeros((1, 3, 128), np.float32), num_steps=1)
+    assert main(command) == 1 and "above 5e-05" in capsys.readouterr().out
+    assert main([*command, "--tolerance", "1e3"]) == 0
+    np.savez(path, input_ids=np.array([[1, 2, 3]]), logits=np.full((1, 3, 128), np.nan), num_steps=1)
+    assert main([*command, "--tolerance", "1e3"]) == 1
+    for options, sentence in (
+        ([], "exactly one of --logits and --torch"),
+        (["--logits", str(tmp_path / "none.npz")], "is missing, or not an .npz file"),
+        (["--torch", str(GOLDEN / "recurrent_depth")], "holds no model code"),
+        (["--torch", str(GOLDEN / "masked_diffusion")], "runs on a GPU alone"),
+        (["--torch", str(GOLDEN / "jacobi")], "the original model code of .* failed: no torch"),
+    ):
+        with monkeypatch.context() as patch:
+            failed = subprocess.CompletedProcess([], 1, stderr="Traceback\nno torch\n")
+            patch.setattr(torch_check.subprocess, "run", lambda *_, failed=failed, **__: failed)
+            assert main(["check", str(golden), *options]) == 1
+        assert re.search(sentence, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options"),
+    [
+        ("", ()),
+        ("a \udcff b", ()),
+        ("To be", ("--max-new-tokens", "99999999999")),
+        ("To be", ("--seed", str(10**30))),
+        ("To be", ("--stop", "")),
+        ("a [3] b", ("--gaps",)),
+    ],
+)
+def test_prompts_that_are_wrong(prompt, options, capsys):
+    with contextlib.suppress(SystemExit):  # an option that the parser refuses
+        assert cli.main(["generate", prompt, "--model", "tiny-jacobi", *options]) == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+# Writers that fail
+
+
+def test_existing_target_is_kept(copy, capsys):
+    source = copy("qwen2")
+    target = source.parent / "target"
+    target.mkdir()
+    (target / "note").write_text("mine")
+    for command, *options in (["import"], ["import", "--overwrite"], ["export"]):
+        assert "exists" in fails(capsys, command, source, *options)
+    assert (target / "note").read_text() == "mine"
+
+
+def test_failure_while_writing_leaves_nothing(copy, folders, capsys, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    source = copy("qwen2")
     with monkeypatch.context() as patch:
-        patch.setattr(store, "write_tensors", killed)
-        assert converters.main(words) == converters.STOPPED == 143
-    assert capfd.readouterr().err == "error: stopped by SIGTERM\n"
-    assert listed(tmp_path) == before and signal.getsignal(signal.SIGTERM) is handler
-    assert converters.main(words) == 0
+        patch.setattr(store, "write_tensors", full)
+        assert "No space left" in fails(capsys, "import", source)
+    model = Path(shutil.copytree(folders / "qwen2" / "model", source.parent / "model"))
+    monkeypatch.setattr(writing, "_header", full)
+    assert "No space left" in fails(capsys, "export", model)
 
 
-def test_leftovers_of_killed_writers_go_with_the_next(models, tmp_path):
-    target = tmp_path / "model"
-    words = ["import", str(models / "qwen2"), str(target)]
-    assert converters.main(words) == 0
+def test_leftovers_of_killed_writers_go_with_the_next(copy, tmp_path):
+    words = ["import", str(copy("qwen2")), str(tmp_path / "model")]
+    assert main(words) == 0
     for name in (".model.0123abcd.tmp", ".model.0123abcd.old", ".model.4567cdef.tmp"):
-        shutil.copytree(target, tmp_path / name)
+        shutil.copytree(tmp_path / "model", tmp_path / name)
     for name in (".model.mine", ".models.0123abcd.tmp"):
         (tmp_path / name).mkdir()
-    with store.staged(target, overwrite=True) as living:
-        shutil.copytree(target, living, dirs_exist_ok=True)
-        assert converters.main([*words, "--overwrite"]) == 0
+    with store.staged(tmp_path / "model", overwrite=True) as living:
+        shutil.copytree(tmp_path / "model", living, dirs_exist_ok=True)
+        assert main([*words, "--overwrite"]) == 0
         assert living.is_dir()
-    assert sorted(os.listdir(tmp_path)) == [".model.mine", ".models.0123abcd.tmp", "model"]
-    store.load(target)
+    assert sorted(os.listdir(tmp_path)) == [".model.mine", ".models.0123abcd.tmp", "model", "source"]
+    store.load(tmp_path / "model")
 
 
-def test_a_model_that_a_killed_writer_put_aside_comes_back(models, tmp_path):
-    shutil.copytree(models / "model", tmp_path / ".model.0123abcd.old")
+def test_a_model_that_a_killed_writer_put_aside_comes_back(folders, tmp_path):
+    shutil.copytree(folders / "qwen2" / "model", tmp_path / ".model.0123abcd.old")
     (tmp_path / ".model.0123abcd.tmp").mkdir()
     with pytest.raises(StoreError, match="exists"), store.staged(tmp_path / "model"):
         pass
     assert os.listdir(tmp_path) == ["model"]
-    json.loads((tmp_path / "model" / "config.json").read_text())
+
+
+def listed(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+def test_killed_converters(kind, folders, tmp_path, record_property):
+    """At 10 random moments: a folder is whole or absent; SIGTERM leaves nothing, the next writer clears the rest."""
+    work = tmp_path / "work"
+    words = ["import", str(folders / "qwen2" / "exported"), str(work / "model")]
+    program = [sys.executable, "-m", "convert", *words]
+    work.mkdir()
+    begun = time.monotonic()
+    subprocess.run(program, cwd=ROOT, check=True)
+    whole, length = listed(work), time.monotonic() - begun
+    rng = random.Random(0)
+    for _ in range(10):
+        shutil.rmtree(work)
+        work.mkdir()
+        child = subprocess.Popen(program, cwd=ROOT)
+        time.sleep(rng.uniform(0, length))
+        child.send_signal(kind)
+        code = child.wait()
+        if kind == signal.SIGTERM:
+            assert code in (0, -kind, 128 + kind) and listed(work) in ([], whole)
+        if (work / "model").exists():
+            store.load(work / "model", host=True)
+        assert main([*words, "--overwrite"]) == 0 and listed(work) == whole
+    record_property("cluster", {"part": "killed converters", "what": kind.name, "cases": 10, "held": 10})
+
+
+def test_the_module_is_a_program(tmp_path):
+    command = [sys.executable, "-m", "convert", "import", str(tmp_path / "none"), str(tmp_path / "model")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: there is no folder {tmp_path / 'none'}")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", FAMILIES)
+def test_files_damaged_at_random(layout, folders, tmp_path, capfd):
+    """80 files cut, or with bytes flipped or moved: one sentence and nothing left, or a whole model."""
+    rng = random.Random(layout)
+    sentences = 0
+    for i in range(80):
+        source, target = (tmp_path / str(i) / name for name in ("source", "model"))
+        shutil.copytree(folders / layout / "exported", source)
+        file = source / rng.choice([WEIGHTS, CONFIG, "tokenizer_config.json"])
+        content = bytearray(file.read_bytes())
+        place = int(len(content) * rng.random() ** 3)  # headers are at the beginning
+        match rng.choice(["cut", "flip", "move", "length"]):
+            case "cut":
+                del content[place:]
+            case "flip":
+                content[place] ^= rng.randrange(1, 256)
+            case "move":
+                content[place : place + 64] = content[len(content) // 2 :][:64][::-1]
+            case "length":
+                content[:8] = rng.choice([7, 2**40, 2**63]).to_bytes(8, "little")
+        file.write_bytes(content)
+        capfd.readouterr()
+        code = main(["import", str(source), str(target)])
+        err = capfd.readouterr().err
+        assert code == (1 if err else 0)
+        if code:
+            assert err.startswith("error: ") and err.count("\n") == 1 and len(err) <= 301
+            assert os.listdir(target.parent) == ["source"]
+            sentences += 1
+        else:
+            store.load(target, host=True)
+    assert sentences >= 30
+
+
+def test_code_in_place_of_weights(copy, capsys, monkeypatch):
+    source = copy("qwen2")
+    ran = []
+    monkeypatch.setattr("os.system", ran.append)
+    for name in ("pytorch_model.bin", WEIGHTS):
+        (source / WEIGHTS).unlink(missing_ok=True)
+        (source / name).write_bytes(pickle.dumps(_Runs()))
+        assert re.search("is a pickle|not in PyTorch's zip format", fails(capsys, "import", source))
+    assert not ran

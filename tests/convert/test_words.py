@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from exports import edit, fails, make_model
+from exports import edit, exported, fails, imported, make_model
 from small_tokenizers import KINDS
 from tokenizers import models, pre_tokenizers, processors
 
@@ -19,7 +19,6 @@ from convert.words import begin_of_text
 from paradec_jax import chat, store
 from paradec_jax.config import TokenSpec
 from paradec_jax.disk.bundled import ASSETS
-from paradec_jax.families import PRESETS
 from paradec_jax.tokenizer import Tokenizer
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
@@ -44,9 +43,7 @@ def words(before: str | None = None, special=(), after_bytes: bool = False) -> T
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """A model folder without a tokenizer, and what is exported of it."""
-    spec = TokenSpec(stop=(2,), pad=3)
-    store.save(tmp_path / "model", dataclasses.replace(make_model(PRESETS["test-causal"]), token_spec=spec))
-    assert main(["export", str(tmp_path / "model"), str(tmp_path / "source")]) == 0
+    exported(dataclasses.replace(make_model("qwen2"), token_spec=TokenSpec(stop=(2,), pad=3)), tmp_path)
     return tmp_path
 
 
@@ -120,49 +117,36 @@ class TestBeginOfText:
             begin_of_text(written(tmp_path, words(**post), **config), named)
 
     def test_a_tokenizer_from_elsewhere_tells_of_it_too(self, folder):
-        edit(folder / "source" / "config.json", bos_token_id=1)
+        edit(folder / "exported" / "config.json", bos_token_id=1)
         words(**BEGIN).save(folder / "other.json")
-        command = [
-            "import",
-            str(folder / "source"),
-            str(folder / "in"),
-            "--tokenizer",
-            str(folder / "other.json"),
-        ]
-        (folder / "source" / "tokenizer_config.json").unlink()
-        assert main(command) == 0
-        assert store.load(folder / "in", host=True).token_spec.bos == 1
+        (folder / "exported" / "tokenizer_config.json").unlink()
+        model = imported(folder / "exported", "--tokenizer", str(folder / "other.json"))
+        assert model.token_spec.bos == 1
 
     @pytest.mark.parametrize("bos", [1, None])
     @pytest.mark.parametrize("post", [{}, BEGIN, BOTH, {"after_bytes": True}, BOTH | {"after_bytes": True}])
     def test_an_exported_tokenizer_gives_the_ids_that_the_model_reads(self, tmp_path, post, bos):
         model = dataclasses.replace(
-            make_model(PRESETS["test-causal"]), token_spec=TokenSpec(bos, (2,)), tokenizer=words(**post)
+            make_model("qwen2"), token_spec=TokenSpec(bos, (2,)), tokenizer=words(**post)
         )
-        store.save(tmp_path / "model", model)
-        assert main(["export", str(tmp_path / "model"), str(tmp_path / "out")]) == 0
-        backend = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+        out = exported(model, tmp_path)
+        backend = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
         begin = [] if bos is None else [bos]
         assert backend.encode("a b").ids == [*begin, 4, 5]
         steps = json.loads(backend.to_str())["post_processor"]
         assert ("ByteLevel" in json.dumps(steps)) == ("after_bytes" in post)
-        assert main(["import", str(tmp_path / "out"), str(tmp_path / "again")]) == 0
-        assert store.load(tmp_path / "again", host=True).token_spec == model.token_spec
+        assert imported(out).token_spec == model.token_spec
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_every_kind_of_tokenizer_begins_its_texts(self, tmp_path, kind):
         own = KINDS[kind]()
-        shape = dataclasses.replace(PRESETS["test-causal"], vocab_size=512)
-        model = dataclasses.replace(make_model(shape), token_spec=TokenSpec(1, (2,)), tokenizer=own)
-        store.save(tmp_path / "model", model)
-        assert main(["export", str(tmp_path / "model"), str(tmp_path / "out")]) == 0
-        backend = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+        model = make_model("qwen2", vocab_size=512)
+        out = exported(dataclasses.replace(model, token_spec=TokenSpec(1, (2,)), tokenizer=own), tmp_path)
+        backend = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
         assert backend.encode("a b").ids == [1, *own.encode("a b")]
 
     def test_a_begin_of_text_that_is_no_token(self, tmp_path, capsys):
-        model = dataclasses.replace(
-            make_model(PRESETS["test-causal"]), token_spec=TokenSpec(bos=20), tokenizer=words()
-        )
+        model = dataclasses.replace(make_model("qwen2"), token_spec=TokenSpec(bos=20), tokenizer=words())
         store.save(tmp_path / "model", model)
         assert "the begin-of-text token 20 is none" in fails(capsys, "export", tmp_path / "model")
 
@@ -216,11 +200,10 @@ class TestSpecialTokens:
         texts = {"bos_token": "<s>", "eos_token": "</s>"}
         objects = {key: {"content": text, "lstrip": False} for key, text in texts.items()}
         config = {"texts": texts, "objects": objects}.get(told, {})
-        source = written(folder / "source", words(**BEGIN), chat_template=template, **config)
+        source = written(folder / "exported", words(**BEGIN), chat_template=template, **config)
         if told == "map":
             (source / "special_tokens_map.json").write_text(json.dumps(texts | {"pad_token": None}))
-        assert main(["import", str(source), str(folder / "in")]) == 0
-        model = store.load(folder / "in", host=True)
+        model = imported(source)
         assert model.chat_template == template and chat.conversation(model, MESSAGES) == want
         assert model.tokenizer is not None
         ids = model.tokenizer.begun(model.tokenizer.encode(want), model.token_spec.bos)
@@ -228,10 +211,9 @@ class TestSpecialTokens:
 
     def test_those_that_no_id_tells_of_travel_with_the_model(self, folder):
         source = written(
-            folder / "source", words(), unk_token="<unk>", image_token={"content": "<i>"}, sep_token=None
+            folder / "exported", words(), unk_token="<unk>", image_token={"content": "<i>"}, sep_token=None
         )
-        assert main(["import", str(source), str(folder / "in")]) == 0
-        model = store.load(folder / "in", host=True)
+        model = imported(source)
         assert model.special_tokens == {"unk_token": "<unk>", "image_token": "<i>"}
         assert chat.special_tokens(model) == {
             "unk_token": "<unk>",
@@ -239,8 +221,8 @@ class TestSpecialTokens:
             "eos_token": "</s>",
             "pad_token": "<pad>",
         }
-        assert main(["export", str(folder / "in"), str(folder / "out")]) == 0
-        config = json.loads((folder / "out" / "tokenizer_config.json").read_text())
+        out = exported(model, folder / "out")
+        config = json.loads((out / "tokenizer_config.json").read_text())
         assert {name: text for name, text in config.items() if name.endswith("k_token")} == {
             "unk_token": "<unk>"
         }
@@ -263,7 +245,7 @@ class TestSpecialTokens:
         ],
     )
     def test_files_that_contradict_each_other(self, folder, capsys, config, more, message):
-        source = written(folder / "source", words(), **config)
+        source = written(folder / "exported", words(), **config)
         if more is not None:
             (source / "special_tokens_map.json").write_text(json.dumps(more))
         assert re.search(message, fails(capsys, "import", source))
@@ -325,13 +307,13 @@ def test_transformers_writes_the_same_conversation(name, kind, tmp_path):
 
     # Of type llama: transformers splits texts by Qwen2's rules whatever the tokenizer beside a model of type qwen2.
     template = TEMPLATES[name][0]
-    shape = dataclasses.replace(PRESETS["test-causal"], vocab_size=512, qkv_bias=False)
     model = dataclasses.replace(
-        make_model(shape), token_spec=TokenSpec(1, (2,)), tokenizer=KINDS[kind](), chat_template=template
+        make_model("llama", vocab_size=512),
+        token_spec=TokenSpec(1, (2,)),
+        tokenizer=KINDS[kind](),
+        chat_template=template,
     )
-    store.save(tmp_path / "model", model)
-    assert main(["export", str(tmp_path / "model"), str(tmp_path / "out")]) == 0
-    read = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "out"))
+    read = transformers.AutoTokenizer.from_pretrained(str(exported(model, tmp_path)))
     text = read.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
     assert text == chat.conversation(model, MESSAGES)
     for text in ("a b", "H\n  a é", "<s>a</s> b"):

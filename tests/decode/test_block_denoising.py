@@ -122,21 +122,6 @@ def test_calls_are_those_of_the_simulation(name, rides, opens):
     ]
 
 
-def test_the_simulated_rules_reveal_one_some_or_all():
-    assert {name: taken(*CASES[name], STUB, 4, 0) for name in CASES} == {
-        "static": 1,
-        "two-a-step": 2,
-        "three-steps": 2,
-        "one-step": 4,
-        "sequential": 2,
-        "dynamic": 3,
-        "dynamic-quota": 2,
-        "threshold": 2,
-        "factor": 2,
-        "entropy": 3,
-    }
-
-
 @pytest.mark.parametrize("alignment", ["own", "next"])
 def test_infos_say_what_a_call_did(alignment):
     """Blocks from position 0, the first with the end of the prompt; steps counted in each; stores of their own."""
@@ -154,73 +139,6 @@ def test_infos_say_what_a_call_did(alignment):
     assert shown == [[2, 3], [], [0, 1], [2, 3], [], []] and info.where[0, 1].nonzero()[0].tolist() == [2, 3]
     hidden = jnp.asarray(info.hidden[0])
     np.testing.assert_array_equal(stub.logits(None, hidden).argmax(-1)[0, 2:], info.tokens[0, 0, 2:])
-
-
-def test_a_stop_token_ends_a_row_inside_its_block():
-    text = STUB.expected([3, 1, 4, 1, *[None] * 8])[4:]
-    decoder = decode.BlockDenoising(STUB, SIZE, SPEC, rule="static")
-    request = tiny_request(8, prompts=((3, 1, 4, 1),), stop=(text[1],))
-    result = decode.run(decoder, None, request)
-    assert result.completions() == [text[:2]] and result.reasons.tolist() == [decode.Reason.STOP]
-    assert result.network_calls.tolist() == [2]
-    late = ReleasedDenoising(STUB, SIZE, SPEC, program="evaluation", rule="static")
-    released = decode.run(late, None, request)
-    assert released.completions() == [text[:4]] and released.reasons.tolist() == [decode.Reason.STOP]
-    assert released.network_calls.tolist() == [1 + 4 + 1], "the whole block, and its store"
-
-
-@pytest.mark.parametrize("rule", ["random", pytest.param("dynamic", marks=pytest.mark.slow)])
-def test_a_budget_cuts_a_text_and_changes_nothing_before_it(rule):
-    stub = dataclasses.replace(STUB, sharpness=2.0)
-    decoder = decode.BlockDenoising(stub, SIZE, SPEC, rule=rule)
-    knobs = decoder.Knobs(temperature=1.0, steps=2)
-    whole = decode.run(decoder, None, tiny_request(15, seed=3), knobs).completions()
-    for new in (1, 2, 6, 9):
-        cut = decode.run(decoder, None, tiny_request(new, seed=3), knobs).completions()
-        assert cut == [tokens[:new] for tokens in whole]
-
-
-@pytest.mark.parametrize("alignment", ["own", pytest.param("next", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("rule", ["random", pytest.param("static", marks=pytest.mark.slow)])
-def test_fusions_change_no_token(rule, alignment):
-    """Drawn tokens too: noise belongs to a step of a block, not to a call."""
-    stub = dataclasses.replace(STUB, sharpness=2.0, alignment=alignment)
-    spec, request = dataclasses.replace(SPEC, alignment=alignment), tiny_request((NEW, 4, 14), seed=2)
-    results = []
-    for rides, opens in itertools.product((True, False), repeat=2):
-        decoder = decode.BlockDenoising(
-            stub, SIZE, spec, rule=rule, fuse_store=rides, fuse_prompt=opens, log_probs=True
-        )
-        results.append(decode.run(decoder, None, request, decoder.Knobs(temperature=1.0, steps=3)))
-    for other in results[1:]:
-        assert other.completions() == results[0].completions()
-        assert other.reasons.tolist() == results[0].reasons.tolist()
-        np.testing.assert_allclose(other.log_probs, results[0].log_probs, atol=1e-6)
-    calls = np.asarray([result.network_calls for result in results])
-    assert (calls[0] < calls[1]).any() and (calls[0] < calls[2]).all() and (calls[1] < calls[3]).all()
-
-
-@pytest.mark.parametrize("alignment", ["next", pytest.param("own", marks=pytest.mark.slow)])
-def test_fusions_and_batches_change_no_token_of_a_model(alignment):
-    network, params = tiny_blocks(), tiny_blocks_params(1, 3.0)
-    spec = TokenSpec(mask=31, alignment=alignment)
-    request = tiny_request((NEW, 4, 14), seed=2)
-    results = []
-    for fused in (True, False):
-        decoder = decode.BlockDenoising(
-            network, SIZE, spec, rule="dynamic", fuse_store=fused, fuse_prompt=fused, log_probs=True
-        )
-        knobs = decoder.Knobs(temperature=1.0, steps=2, threshold=0.5)
-        results.append(decode.run(decoder, params, request, knobs))
-        for i in range(len(PROMPTS)):
-            alone = decode.run(decoder, params, request.take([i]), knobs)
-            assert alone.completions() == results[-1].completions()[i : i + 1]
-            assert alone.network_calls.tolist() == results[-1].network_calls[i : i + 1].tolist()
-    fused, plain = results
-    assert fused.completions() == plain.completions()
-    np.testing.assert_allclose(fused.log_probs, plain.log_probs, atol=2e-5)
-    assert (fused.network_calls < plain.network_calls).all()
-    assert len({tuple(tokens) for tokens in plain.completions()}) == len(PROMPTS)
 
 
 def test_a_cached_block_is_one_read_in_a_whole_text():

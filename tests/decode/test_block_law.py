@@ -5,6 +5,7 @@ Laws are counted by enumeration, with the exact posterior of a joint law in the 
 
 import dataclasses
 import functools
+import types
 from typing import Any
 
 import jax
@@ -17,8 +18,18 @@ from stubs import JointBlocks
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.block import rules
+from paradec_jax.decode.machine.rows import begin
 
 # The choice is one pure function
+
+
+DECODER = types.SimpleNamespace(mask=10, greedy=False, top_p_rule="keep-renormalised")
+
+
+def chosen(decoder, rule, logits, masked, positions, step, keys, knobs):
+    """What rows with these keys choose."""
+    request = decode.make_request(np.zeros((len(step), 1)), max_new_tokens=1, keys=keys)
+    return rules.choose(decoder, rule, logits, masked, positions, step, begin(request, 2, 0), knobs)
 
 
 def test_a_choice_depends_on_state_step_and_keys_alone():
@@ -29,7 +40,7 @@ def test_a_choice_depends_on_state_step_and_keys_alone():
     step, keys = jnp.asarray([1, 0, 2]), jax.random.split(jax.random.key(1), 3)
     for rule in rules.RULES:
         knobs = rules.DenoisingKnobs(temperature=0.8, top_k=7, top_p=0.9)
-        choose = jax.jit(functools.partial(rules.choose, rule, mask=10))
+        choose = jax.jit(functools.partial(chosen, DECODER, rule))
         whole = choose(logits, masked, positions, step, keys, knobs)
         assert (np.asarray(whole.where) <= np.asarray(masked)).all() and whole.where.any(axis=1).all()
         assert (whole.tokens != 10).all() and ((whole.scores > 0) & (whole.scores < 1)).all()
@@ -43,11 +54,12 @@ def test_a_choice_depends_on_state_step_and_keys_alone():
 
 def test_confidence_is_that_before_truncation():
     logits = jnp.asarray([[[2.0, 1.0, 0.0, 3.0]]])
-    one = {"masked": jnp.ones((1, 1), bool), "positions": jnp.zeros((1, 1), jnp.int32), "mask": 3}
+    where = jnp.ones((1, 1), bool), jnp.zeros((1, 1), jnp.int32)
+    decoder = types.SimpleNamespace(**{**vars(DECODER), "mask": 3})
     keys, step = jax.random.split(jax.random.key(0), 1), jnp.zeros(1, jnp.int32)
     for temperature in (0.0, 0.5, 2.0):
         knobs = rules.DenoisingKnobs(temperature=temperature, top_k=1)
-        choice = rules.choose("static", logits, step=step, keys=keys, knobs=knobs, **one)
+        choice = chosen(decoder, "static", logits, *where, step, keys, knobs)
         want = jax.nn.softmax(logits / (temperature or 1.0))[0, 0, 0]
         assert choice.tokens.tolist() == [[0]], "the mask is the most probable one and never drawn"
         assert choice.scores[0, 0] == pytest.approx(float(want), rel=1e-6)

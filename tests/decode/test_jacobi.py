@@ -5,8 +5,6 @@ The folder of the recorded model is `PARADEC_GOLDEN/jacobi`, or `tests/golden/ja
 
 import dataclasses
 import functools
-import itertools
-import math
 import re
 
 import jax
@@ -146,47 +144,6 @@ def test_when_blocks_are_spawned_is_half_a_block_by_default():
         decode.run(one, None, tiny_request(3), one.Knobs(spawn=0.5))
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"candidates": 0}, "candidates must be at least 1, .* not 0"),
-        ({"pool": 2, "candidates": 1}, "at least 2 .* not 1"),
-        ({"blocks": 0}, "blocks must be at least 1, not 0"),
-        ({"blocks": 2, "running": True}, "blocks must be 1, not 2"),
-    ],
-)
-def test_sizes_without_a_meaning_are_refused(options, text):
-    with pytest.raises(ValueError, match=text):
-        decode.Jacobi(**options)
-
-
-# Sampling
-
-
-def test_samples_have_the_distribution_of_the_network():
-    """Tokens 2 to 4 of many rows, each with a key of its own, against the product of their probabilities."""
-    vocab, draws, new = 4, 4096, 4
-    stub = StubCausal(vocab_size=vocab, weights=(1, 1, 0), sharpness=1.0)
-    request = tiny_request(new, prompts=[(1, 2)] * draws, seed=5)
-    decoder = decode.Jacobi(stub, 2 + new, block=2, blocks=2, candidates=3)
-    result = decode.run(decoder, None, request, decoder.Knobs(temperature=1.0, spawn=0.0))
-    assert result.network_calls.mean() < 0.8 * new
-    tokens = np.asarray(result.completions())
-    counts = np.zeros((vocab,) * new)
-    np.add.at(counts, tuple(tokens.T), 1)
-
-    favoured = math.e / (math.e + vocab - 1)
-    probabilities = np.zeros_like(counts)
-    for text in itertools.product(range(vocab), repeat=new):
-        right = [stub.expected((1, 2, *text[:i]), 1)[0] == token for i, token in enumerate(text)]
-        probabilities[text] = np.prod(np.where(right, favoured, (1 - favoured) / (vocab - 1)))
-    counts, expected = counts.sum(0), draws * probabilities.sum(0)
-    assert expected.sum() == pytest.approx(draws) and expected.min() > 10
-    chi_squared = np.sum((counts - expected) ** 2 / expected)
-    freedom = counts.size - 1
-    assert abs(chi_squared - freedom) < 4 * math.sqrt(2 * freedom), chi_squared
-
-
 # The recorded models
 
 DECODING = ("jacobi_decode", "multiblock_main", "multiblock_promote")
@@ -216,9 +173,6 @@ def decoded(name: str, decoder, copies: int, knobs=None):
     return decode.run(bound, params, request, knobs), outputs * copies
 
 
-BLOCKS = sorted({block for name in models("jacobi_decode") for block, _, _ in recorded_runs(name).values()})
-
-
 @pytest.mark.parametrize("name", models("jacobi_decode"))
 def test_block_jacobi_saves_what_was_recorded(name):
     """On random weights next to nothing; other random guesses, so not to the call."""
@@ -229,72 +183,3 @@ def test_block_jacobi_saves_what_was_recorded(name):
     assert (result.network_calls <= result.generated).all()
     saved = float(result.generated.sum() / (result.network_calls - 1).sum())
     assert saved == pytest.approx(tokens / calls, rel=0.15)
-
-
-@functools.cache
-def learned() -> str:
-    """The model that accepts most drafts."""
-    return max(
-        models("multiblock_main"), key=lambda name: max(t / c for _, c, t in recorded_runs(name).values())
-    )
-
-
-def fewer_calls(block: int, copies: int, decoder, **knobs) -> None:
-    """Calls of the best recorded model, summed over prompts and averaged over keys, are below every recorded run."""
-    name = learned()
-    result, outputs = decoded(name, decoder, copies, decoder.Knobs(**knobs))
-    assert result.completions() == outputs
-    best = min(calls for size, calls, _ in recorded_runs(name).values() if size == block)
-    calls = float((result.network_calls - 1).sum() / copies)
-    print(f"{decoder} {knobs}: {calls:.1f} calls, recorded {best}")
-    assert calls < best
-
-
-@pytest.mark.parametrize("block", BLOCKS[-2:-1])
-def test_fewer_calls_than_every_recorded_run(block):
-    fewer_calls(block, 5, decode.Jacobi(block=block, blocks=2, candidates=4, greedy=True), spawn=0.0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", BLOCKS[-3:])
-def test_fewer_calls_on_average_over_many_keys(block):
-    fewer_calls(block, 20, decode.Jacobi(block=block, blocks=2, candidates=4, greedy=True), spawn=0.0)
-    fewer_calls(block, 20, decode.Jacobi(block=block, blocks=2, pool=4, greedy=True), spawn=0.0)
-    fewer_calls(block, 20, decode.Jacobi(block=block, running=True, candidates=4, greedy=True))
-
-
-COVERING = [
-    ({"block": 4}, {}, 8),
-    ({"block": 64, "pool": 1}, {}, 1),
-    ({"block": 16, "pool": 4}, {}, 8),
-    ({"block": 8, "running": True, "pool": 2}, {}, 1),
-    ({"block": 32, "running": True, "candidates": 3}, {}, 8),
-    ({"block": 4, "blocks": 4, "pool": 3}, {"spawn": 0.85}, 1),
-    ({"block": 8, "blocks": 3}, {"spawn": 0.0}, 8),
-    ({"block": 16, "blocks": 2, "pool": 4}, {"spawn": 1.0}, 1),
-    ({"block": 16, "blocks": 2, "pool": 4, "candidates": 8}, {"spawn": 0.5}, 8),
-    ({"block": 32, "blocks": 2, "candidates": 4}, {"spawn": 0.85}, 1),
-    ({"block": 32, "blocks": 3, "pool": 2}, {"spawn": 0.0}, 1),
-    ({"block": 64, "blocks": 2}, {"spawn": 0.5}, 8),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("options", "knobs", "batch"), COVERING)
-def test_output_is_that_of_autoregressive_decoding(options, knobs, batch, temperature):
-    name = learned()
-    network, params, spec = model(name)
-    prompts, outputs = recorded_rows(name)
-    budget = max(map(len, outputs))
-    chosen = [prompts[i % len(prompts)] for i in range(batch)]
-    request = decode.make_request(chosen, max_new_tokens=budget, stop=spec.stop, seed=batch)
-    size = max(map(len, prompts)) + budget
-    decoder, one = decode.Jacobi(network, size, **options), decode.AutoRegressive(network, size)
-    result = decode.run(decoder, params, request, decoder.Knobs(temperature=temperature, **knobs))
-    alone = decode.run(one, params, request, one.Knobs(temperature=temperature))
-    assert result.completions() == alone.completions()
-    assert result.reasons.tolist() == alone.reasons.tolist()
-    assert (result.network_calls <= alone.network_calls).all()
-    if temperature == 0:
-        assert result.completions() == [outputs[i % len(prompts)] for i in range(batch)]

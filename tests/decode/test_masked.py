@@ -22,7 +22,7 @@ from experiments import replicas
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.masked import unmask
-from paradec_jax.decode.rules import partition, randomness
+from paradec_jax.decode.rules import partition
 
 DRAWS = 100_000
 WEIGHTS = tuple(np.random.default_rng(3).gamma(0.5, size=27).tolist())
@@ -142,41 +142,6 @@ def test_rows_of_unequal_lengths_have_the_laws_of_their_own():
         assert excess(some, enumerated(JOINT, (HOLE,) * length, linear(2)), 3) < 4
 
 
-# Mutants of the law
-
-
-def test_a_reveal_by_the_step_and_not_by_what_is_left_is_noticed(monkeypatch):
-    """Probability 1 / N in each step in place of (t - s) / t, the rest in the last one."""
-
-    def wrong(bits, steps):
-        passed = jnp.log1p(-partition.fraction(bits)) / jnp.log1p(-1 / steps)
-        return jnp.minimum(passed.astype(jnp.int32), steps - 1)
-
-    monkeypatch.setattr(partition, "linear", wrong)
-    assert excess(drawn("linear", dataclasses.replace(JOINT, max_length=61)), law_of("linear"), 3) > 12
-
-
-def test_the_key_of_another_position_is_noticed(monkeypatch):
-    def wrong(keys, purpose, positions, step=None):
-        return right(keys, purpose, positions * 0, step)
-
-    right = randomness.fold
-    monkeypatch.setattr("paradec_jax.decode.rules.sampling.fold", wrong)
-    assert excess(drawn("linear", dataclasses.replace(JOINT, max_length=62)), law_of("linear"), 3) > 20
-
-
-@dataclasses.dataclass(frozen=True)
-class Blind(JointDenoiser):
-    """Takes the token 1 for a mask."""
-
-    def forward(self, params, inputs, positions, prefix=None, mask=None):
-        return super().forward(params, jnp.where(inputs == 1, self.mask, inputs), positions, prefix, mask)
-
-
-def test_a_given_token_that_is_ignored_is_noticed():
-    assert excess(drawn("infilled", Blind(3, 3, WEIGHTS)), law_of("infilled"), 3) > 20
-
-
 # The price of parallel steps
 
 SUMS = 8_000
@@ -211,22 +176,6 @@ def test_orders_by_score_change_the_law():
 
 
 # How many calls
-
-
-def groups(steps: int, length: int, rows: int, seed: int = 0) -> np.ndarray:
-    keys = jax.random.split(jax.random.key(seed), rows)
-    positions = jnp.broadcast_to(jnp.arange(length), (rows, length))
-    return np.asarray(jax.jit(partition.linear)(partition.words(keys, positions), steps))
-
-
-@pytest.mark.parametrize(("steps", "longest", "union"), [(1_024, 662, 1_023), (5_000, 938, 4_037)])
-def test_rows_with_clocks_of_their_own_need_far_fewer_calls(steps, longest, union):
-    """Batches of 8 rows of 1,024 positions: the longest row's groups, and what a common clock would take."""
-    found = groups(steps, 1_024, 64 * 8).reshape(64, 8, -1)
-    own = [max(len(np.unique(row)) for row in batch) for batch in found]
-    common = [len(np.unique(batch)) for batch in found]
-    assert np.mean(own) == pytest.approx(longest, rel=0.01)
-    assert np.mean(common) == pytest.approx(union, rel=0.01)
 
 
 def test_a_batch_takes_its_longest_rows_groups():

@@ -1,19 +1,14 @@
 """Laws of the released Jacobi decoders on a small network of random weights, with drafts from the requests' keys."""
 
-import collections
 import dataclasses
 import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export
-from stubs import StubNetwork, tiny_request
 
 from experiments.replicas import (
-    RecordedBlocks,
     ReleasedJacobi,
     ReleasedMultiBlock,
     ReleasedRunningWindow,
@@ -21,7 +16,6 @@ from experiments.replicas import (
 from experiments.replicas.trajectories import trajectories
 from paradec_jax import decode
 from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
-from paradec_jax.decode.machine import drive
 from paradec_jax.models.transformer import init_params
 from paradec_jax.models.transformer_network import TransformerNetwork
 
@@ -94,61 +88,6 @@ def test_output_is_greedy_decoding_and_overruns_the_budget(name):
     assert (np.asarray(result.reasons) == decode.Reason.BUDGET).all()
 
 
-@pytest.mark.slow
-def test_drafts_are_accepted():
-    """Otherwise the other tests here would see no candidate and no spawned block."""
-    for name in QUICK:
-        result = result_of(name)
-        calls, tokens = (
-            int(result.network_calls[0]) - 1,
-            int(result.generated[0]),
-        )  # the prefill commits nothing
-        assert calls < tokens, f"{name}: {calls} calls for {tokens} tokens"
-
-
-@pytest.mark.slow
-@EVERY
-def test_stop_tokens_end_a_row(name):
-    stop = greedy()[0][7]
-    result = decode.run(decoder_of(name), params(), request_of((stop,)), knobs_of(name))
-    for tokens, expected, reason in zip(result.completions(), greedy(), result.reasons.tolist(), strict=True):
-        assert tokens == expected[: len(tokens)]
-        if reason == decode.Reason.STOP:
-            first = tokens.index(stop)
-            end = -(-(first + 1) // BLOCK) * BLOCK if name == "complete" else first + 1
-            assert len(tokens) == end
-        else:
-            assert stop not in tokens
-    assert decode.Reason.STOP in result.reasons.tolist()
-
-
-@pytest.mark.parametrize("name", ["blocks", pytest.param("main", marks=pytest.mark.slow)])
-def test_rows_are_independent_in_a_queue(name):
-    """Drafts are drawn from a row's own key, and recorded ones go with their rows."""
-    rng = np.random.default_rng(0)
-    drafts = rng.integers(-1, NETWORK.vocab_size, (len(PROMPTS), 3, BLOCK))
-    request = request_of(recorded=RecordedBlocks(drafts=jnp.asarray(drafts, jnp.int32)))
-    together = decode.run(decoder_of(name), params(), request, knobs_of(name))
-    served = decode.serve(decoder_of(name), params(), request, knobs_of(name), rows=2, every=3).decoded
-    for field in ("tokens", "lengths", "reasons", "network_calls", "positions"):
-        np.testing.assert_array_equal(getattr(served, field), getattr(together, field), err_msg=field)
-    assert together.network_calls.tolist() != result_of(name).network_calls.tolist()
-
-
-@pytest.mark.parametrize("kind", [ReleasedJacobi, ReleasedMultiBlock, ReleasedRunningWindow])
-def test_recurrences_of_a_recurrent_network_are_those_that_ran(kind):
-    ran: collections.Counter = collections.Counter()
-
-    def probe(counter: str) -> None:
-        ran[counter] += 1
-
-    decoder = kind(StubNetwork(probe=probe), SIZE, block=3)
-    result = decode.run(decoder, {}, tiny_request(6, prompts=[(3, 1, 4)]))
-    jax.effects_barrier()
-    counted = {counter: int(result.counts[counter][0]) for counter in ("network_calls", "recurrences")}
-    assert dict(ran) == counted and counted["recurrences"] == 4 * counted["network_calls"]
-
-
 def test_trace_records_trajectories():
     decoder = decoder_of("complete")
     result, infos = decode.trace(decoder, params(), request_of(), n=40)
@@ -159,28 +98,6 @@ def test_trace_records_trajectories():
         for block in blocks:
             right = np.cumprod(block.points == block.points[-1], axis=1).sum(axis=1)
             assert (np.diff(right) >= 0).all() and right[0] >= 1
-
-
-def test_one_program_for_all_knobs():
-    decoder = decoder_of("main")
-    decode.run(decoder, params(), request_of())
-    compiled = drive.compiled_run._cache_size()
-    for knobs in ({"blocks": 1}, {"spawn_ratio": 0.9}, {"max_iterations": 4}):
-        result = decode.run(decoder, params(), request_of(), decoder.Knobs(**knobs))
-        assert [t[:1] for t in result.completions()] == [t[:1] for t in greedy()]
-    assert drive.compiled_run._cache_size() == compiled
-
-
-@EVERY
-def test_lowers_for_accelerators(name):
-    decoder, knobs = decoder_of(name), decoder_of(name).knobs(knobs_of(name))
-
-    @jax.jit
-    def step(params, state):
-        return decoder.step(params, state, knobs)[0].rows.length
-
-    state = jax.eval_shape(decoder.init, params(), request_of(), knobs)
-    assert export.export(step, platforms=("cuda", "tpu"))(params(), state).platforms == ("cuda", "tpu")
 
 
 @pytest.mark.parametrize(

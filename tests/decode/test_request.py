@@ -80,21 +80,6 @@ def test_a_budget_of_all_numbers_is_the_room():
     assert decoder.begin(request, 1).limit.tolist() == [8]
 
 
-def test_decoders_that_append_refuse_holes_and_empty_prompts():
-    decoder = AutoRegressive(StubCausal(), 8)
-    decoder.check(make_request([[3, 1]], max_new_tokens=2))
-    for request, message in (
-        (
-            make_request([[3, 0, 4]], given=[[True, False, True]], max_new_tokens=0),
-            "AutoRegressive appends tokens, so it cannot fill the holes that given leaves",
-        ),
-        (make_request([[3], []], max_new_tokens=2), "every row needs at least one token"),
-        (make_request([[3] * 8], max_new_tokens=1), "leaves no room in a buffer of 8 positions"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            decoder.check(request)
-
-
 def test_some_rows_of_a_request():
     recorded = RecordedDraws(uniforms=jnp.arange(4.0))
     given = [[True, False], [True, True], [False, True]]

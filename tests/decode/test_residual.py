@@ -144,30 +144,6 @@ def test_the_zero_head_takes_the_surest_of_a_call():
         assert "head_calls" not in zero.counts
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_fusions_and_batches_change_nothing(temperature):
-    """With a real head: alone or in a batch, with stores and prompts riding or not."""
-    knobs = decode.Residual.Knobs(temperature=temperature, threshold=0.6)
-    made = []
-    for fused in (True, False):
-        decoder = decode.Residual(
-            head=tiny_head(), head_steps=2, fuse_store=fused, fuse_prompt=fused, log_probs=True
-        )
-        whole = model_run(decoder, knobs)
-        made.append(whole)
-        for row in range(3):
-            alone = model_run(decoder, knobs, batch=[row])
-            assert alone.completions() == whole.completions()[row : row + 1]
-            assert {n: c.tolist() for n, c in alone.counts.items()} == {
-                n: c[row : row + 1].tolist() for n, c in whole.counts.items()
-            }
-    fused, plain = made
-    assert fused.completions() == plain.completions()
-    np.testing.assert_allclose(fused.log_probs, plain.log_probs, atol=1e-4)
-    assert (fused.network_calls < plain.network_calls).all()
-    assert (fused.counts["head_calls"] <= plain.counts["head_calls"]).all()
-
-
 @pytest.mark.slow
 def test_residuals_change_what_is_written():
     """A real head is heard, by its scale, and in both mixes."""

@@ -78,6 +78,16 @@ def test_digests_do_not_depend_on_pieces(size, monkeypatch):
     assert len(blocks.digests(array)) == max(math.ceil(size / 4), 1)
 
 
+def test_each_block_has_a_digest_of_its_own(monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK", 16)
+    array = np.arange(10, dtype=np.float32)
+    found = blocks.digests(array)
+    assert len(found) == 3 and found[:2] == blocks.digests(array[:8])
+    changed = blocks.digests(np.where(array == 5, -1, array).astype(np.float32))
+    assert [a == b for a, b in zip(found, changed, strict=True)] == [True, False, True]
+    assert len(blocks.digests(array[:0])) == 1
+
+
 ARRAYS = {
     'b/\u00e9"': np.arange(35, dtype=np.float32).reshape(5, 7),
     "a": np.arange(6, dtype=np.float32).astype(ml_dtypes.bfloat16).reshape(2, 3),
@@ -160,25 +170,21 @@ def test_a_column_is_compared_with_all_of_its_blocks(folder):
         dict(part.each(lambda path: [((0, 1),) * len(part.expected[path].shape)]))
 
 
-@pytest.mark.parametrize("change", ["type", "digests"])
-def test_all_headers_are_checked_before_any_number(folder, monkeypatch, change):
+def test_all_headers_are_checked_before_any_number(folder, monkeypatch):
     def reads(*_):
         raise AssertionError("a number is read")
 
     monkeypatch.setattr(TensorFiles, "_fill", reads)
-    if change == "type":
-        arrays = load_file(folder / "network.safetensors")
-        last = max(arrays)
-        save_file(arrays | {last: arrays[last].astype(np.float16)}, folder / "network.safetensors")
-        message = f"parameter {last} is float16"
-    else:
-        description = json.loads((folder / "config.json").read_text())
-        recorded = description["parts"]["network"]["sha256"]
-        last = max(recorded)
-        recorded[last] = recorded[last][:-1]
-        (folder / "config.json").write_text(json.dumps(description))
-        message = f"parameter {last} differs from its digests"
-    with pytest.raises(StoreError, match=message):
+    description = json.loads((folder / "config.json").read_text())
+    recorded = description["parts"]["network"]["sha256"]
+    last = max(recorded)
+    recorded[last] = recorded[last][:-1]
+    (folder / "config.json").write_text(json.dumps(description))
+    with pytest.raises(StoreError, match=f"parameter {last} differs from its digests"):
+        load(folder)
+    arrays = load_file(folder / "network.safetensors")
+    save_file(arrays | {last: arrays[last].astype(np.float16)}, folder / "network.safetensors")
+    with pytest.raises(StoreError, match=f"parameter {last} is float16"):
         load(folder)
 
 
@@ -196,27 +202,16 @@ def test_parameters_of_an_opened_model_are_read_when_they_are_indexed(folder):
 INDICES = [
     (),
     ...,
-    0,
     -1,
     np.int64(1),
-    (1,),
     (-1, ...),
-    (np.int32(1), 2),
-    (0, 1, 2),
     (0, slice(1, 3), None),
     (1, [0, 2]),
-    ([0, 1], 1),
-    slice(1),
     (slice(None), 1),
-    True,
     (True, ...),
-    (False, 1),
-    (..., 0),
     None,
-    np.array(1),
-    np.array([1, 0]),
-    np.array(True),
 ]
+INDICES += [np.array(1), np.array([1, 0])]
 
 
 @pytest.mark.parametrize("place", INDICES, ids=str)
@@ -231,8 +226,7 @@ def test_parameters_of_an_opened_model_are_indexed_like_arrays(folder, place):
 def test_an_index_beyond_an_opened_parameter_is_refused_as_of_an_array(folder):
     with opened(folder) as model:
         norm = model.params["final_norm"]
-        assert norm[0].shape == norm[-1,].shape == () and norm[-1] == norm[...][-1]
-        for place in (norm.shape[0], -norm.shape[0] - 1, (norm.shape[0], ...), (0, 0), 0.5, "a"):
+        for place in (norm.shape[0], -norm.shape[0] - 1, (0, 0), 0.5, "a"):
             with pytest.raises(IndexError):
                 norm[place]
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs, check_range
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
@@ -76,10 +76,6 @@ class AnyOrder(DecoderBase):
         state = state.reveal(tokens, where, start, self.scores(logits, tokens))
         return state, Revealed(start, scores, where)
 
-    def drafts(self, state: Canvas) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead
-
 
 # A decoder that sees its cache through a mask
 
@@ -141,27 +137,16 @@ class DualCache(DecoderBase):
         cache = self.network.write(state.cache, out.kv, write_after_read(at, tokens))
         return dataclasses.replace(state, cache=cache), Revealed(at, scores, where)
 
-    def drafts(self, state: DualCacheState) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead
-
 
 # A decoder with two networks
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class DraftedState:
+class DraftedState(CachedState):
     """Rows, and the caches of verifier and drafter, each of all committed tokens but the newest."""
 
-    rows: Rows
-    cache: Any
     head_cache: Any
-
-    @property
-    def cached(self) -> Int[Array, "B"]:
-        """Trusted entries of both caches."""
-        return self.rows.length - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +197,3 @@ class Drafted(DecoderBase):
         rows = rows.spend(out.counts, 1 + self.ahead)
         rows = rows.commit(tokens, accepted + 1, self.scores(logits, tokens))
         return DraftedState(rows, cache, head_cache), accepted
-
-    def drafts(self, state: DraftedState) -> Int[Array, "B 0"]:
-        """None: drafts are made and judged in one step."""
-        return state.rows.tokens[:, :0]

@@ -10,19 +10,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoder_rows import BUDGET, REPEATING, SIZE
-from decoders import CAUSAL, REAL, causal, tiny
+from decoders import CAUSAL, REAL, ROWS, causal, tiny
 from results import listed, rows_of, take
 from stubs import (
     PROMPTS,
     StubCausal,
     StubNetwork,
+    tiny_blocks,
+    tiny_blocks_params,
     tiny_causal_params,
+    tiny_head,
+    tiny_head_params,
     tiny_network,
     tiny_params,
     tiny_request,
 )
 
 from paradec_jax import decode
+from paradec_jax.config import TokenSpec
 from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
 
 
@@ -245,6 +250,54 @@ def test_buckets_change_nothing():
     plain = decode.run(tiny(kind, cache, **options), tiny_params(), request, knobs)
     bucketed = decode.run(tiny(kind, cache, buckets=(2, 3), **options), tiny_params(), request, knobs)
     assert listed(bucketed) == listed(plain)
+
+
+# Blocks: what rides with another call changes no token
+
+RIDING = ("block", "block-next", "block-random", "soft-block", "residual", "residual-next")
+RIDING = (*RIDING, "residual-speculative", "residual-speculative-next", "residual-veto")
+
+
+def fused_and_plain(decoder: Any, params: Any, request: decode.Request, knobs: Any) -> Any:
+    """Results with stores and prompts that ride with other calls, and without."""
+    for fused in (True, False):
+        options = {name: fused for name in ("fuse_store", "fuse_prompt", "ride") if hasattr(decoder, name)}
+        yield decode.run(dataclasses.replace(decoder, log_probs=True, **options), params, request, knobs)
+
+
+@pytest.mark.parametrize("name", RIDING)
+def test_fusions_change_no_token(name):
+    """Drawn tokens too: noise belongs to a step of a block, not to a call."""
+    row, request = ROWS[name], tiny_request((BUDGET, 4, 11), stop=(0,), seed=2)
+    knobs = row.values(temperature=3.0)
+    fused, plain = fused_and_plain(row.decoder(), row.params, request, knobs)
+    assert fused.completions() == plain.completions()
+    assert fused.reasons.tolist() == plain.reasons.tolist()
+    np.testing.assert_allclose(fused.log_probs, plain.log_probs, atol=1e-5)
+    assert (fused.network_calls <= plain.network_calls).all()
+    assert fused.network_calls.sum() < plain.network_calls.sum()
+
+
+@pytest.mark.parametrize(("alignment", "head"), [("own", True), ("next", False)])
+def test_fusions_and_batches_change_no_token_of_a_model(alignment, head):
+    """With a head of random weights and without: what is stored while the next block is read, and what it sees."""
+    spec, options = TokenSpec(mask=31, alignment=alignment), {"head": tiny_head()} if head else {}
+    params = {"network": tiny_blocks_params(1, 3.0), "head": tiny_head_params()}
+    params = params if head else params["network"]
+    decoder = (decode.Residual if head else decode.BlockDenoising)(tiny_blocks(), 24, spec, **options)
+    knobs = decoder.Knobs(temperature=0.9, threshold=0.6, steps=2)
+    request = tiny_request((11, 4, 14), seed=2)
+    fused, plain = fused_and_plain(decoder, params, request, knobs)
+    assert fused.completions() == plain.completions()
+    np.testing.assert_allclose(fused.log_probs, plain.log_probs, atol=1e-4)
+    assert (fused.network_calls < plain.network_calls).all()
+    for i in range(len(PROMPTS)):
+        alone, _ = fused_and_plain(decoder, params, request.take([i]), knobs)
+        assert rows_of(alone, 0)["tokens"] == rows_of(fused, i)["tokens"]
+        assert {n: c.tolist() for n, c in alone.counts.items()} == {
+            n: c[i : i + 1].tolist() for n, c in fused.counts.items()
+        }
+    assert len({tuple(tokens) for tokens in plain.completions()}) == len(PROMPTS)
 
 
 # Random weights accept no drafts (law 10)

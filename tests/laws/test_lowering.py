@@ -137,7 +137,7 @@ def test_a_run_holds_no_array_that_only_infos_have(name):
     told = Talkative(**{f.name: getattr(decoder, f.name) for f in dataclasses.fields(decoder)})
     bound = np.int32(drive.UNBOUNDED)
     run = drive.compiled_run.lower(told, row.params, request, knobs, bound).compile().as_text()
-    trace = drive.compiled_trace.lower(told, drive.the_info, STEPS, row.params, request, knobs)
+    trace = drive.compiled_trace.lower(told, drive.INFO, STEPS, row.params, request, knobs)
     marked = re.compile(r"f32\[(\d+,)*7,13\]")
     assert marked.search(trace.compile().as_text()) and not marked.search(run)
 

@@ -92,14 +92,14 @@ def test_masks_are_as_drawn():
         "window": ["x......", "xx.....", "x.x....", "xx.x...", "x.x.x..", "x.x.xx.", "x.x.x.x"],
     }
     got = {
-        "nc": masks.noisy_context(1, 3, 1),
-        "clean": masks.clean_context(1, 3, 1),
+        "nc": masks.noisy_window(1, 3, 1, 3),
+        "clean": masks.noisy_window(1, 3, 1, 1),
         "window": masks.noisy_window(1, 3, 1, 2),
     }
     for name, rows in drawn.items():
         assert ["".join(".x"[int(seen)] for seen in row) for row in np.asarray(got[name])] == rows
     with pytest.raises(ValueError, match="block must be at least 1, not 0"):
-        masks.noisy_context(1, 3, 0)
+        masks.noisy_window(1, 3, 0, 3)
 
 
 @pytest.mark.parametrize("rules", [MULTIBLOCK, CLEAN_CONTEXT, WINDOW], ids=["nc", "clean", "window"])

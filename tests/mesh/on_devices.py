@@ -18,7 +18,7 @@ import numpy as np
 from jax import monitoring
 from loops import PROMPTS, bound, stop_tests  # noqa: F401
 from meshes import mesh_named
-from objectives import OBJECTIVES, Batches, difference, fixed_noise, unequal
+from objectives import OBJECTIVES, Batches, difference
 from slices import weights  # noqa: F401
 from stubs import (
     tiny_causal,
@@ -29,7 +29,6 @@ from stubs import (
 )
 
 import paradec_jax as pd
-from experiments.systems.collectives import collectives as counted
 from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
 from paradec_jax.losses import next_token_loss
 from paradec_jax.nn.attention import attend
@@ -116,18 +115,6 @@ def apart(found: Any, wanted: Any) -> tuple[Any, Any]:
     )
 
 
-def jolted(name: str) -> Any:
-    """What descent on one device makes of a change of each number in its last bit, at most."""
-    one, ends = OBJECTIVES[name], []
-    begun = jax.tree.map(lambda x: np.nextafter(np.asarray(x), np.float32(np.inf)), one.params())
-    for params in (one.params, lambda: begun):
-        OBJECTIVES[name] = dataclasses.replace(one, params=params)
-        with tempfile.TemporaryDirectory() as folder:
-            ends.append(trained(name, None, steps=20, optimizer="sgd", folder=Path(folder))[0].params)
-    OBJECTIVES[name] = one
-    return apart(*ends)[0]
-
-
 def leaves_of(tree: Any) -> list[tuple[Any, Any]]:
     return jax.tree_util.tree_leaves_with_path(tree)
 
@@ -148,26 +135,6 @@ def train(names: list[str], meshes: list[str], steps: int, optimizers: list[str]
                     told["ema"], _ = apart(other.ema, state.ema)
                     found[f"{name}, {optimizer}, {mesh}"] = told
     return found
-
-
-def accumulate(name: str, mesh: str) -> Any:
-    """Updates of two micro-batches, of which the second counts less or nothing, on a mesh against one device."""
-    one, ends = OBJECTIVES[name], []
-
-    def twice(seed: int) -> Any:
-        def joined(first: Any, second: Any) -> Any:
-            return np.concatenate([first, second]) if np.ndim(first) else first
-
-        whole = jax.tree.map(np.asarray, one.batch(seed) | fixed_noise(name, seed))
-        return jax.tree.map(joined, whole, unequal(name, seed + 100))
-
-    OBJECTIVES[name] = dataclasses.replace(one, batch=twice)
-    for where in (None, mesh_named(mesh)):
-        with tempfile.TemporaryDirectory() as folder:
-            options = {"steps": 3, "optimizer": "sgd", "accumulate": 2}
-            ends.append(trained(name, where, folder=Path(folder), **options)[0].params)
-    OBJECTIVES[name] = one
-    return apart(*ends)[0]
 
 
 def plain(decoded: Any) -> dict[str, Any]:
@@ -296,12 +263,11 @@ def gradient(mesh: str) -> dict[str, Any]:
     return {"difference": difference(other, one)}
 
 
-def collectives(presets: list[str], sizes: list[int], changes: dict[str, int]) -> dict[str, Any]:
-    """Collectives of a forward pass with its scores, and blocks of the network, fields of its config changed."""
+def collectives(presets: list[str], sizes: list[int]) -> dict[str, Any]:
+    """Collectives of a forward pass with its scores, and blocks of the network."""
     where, found = pd.make_mesh(*sizes), {}
     for name in presets:
-        config = dataclasses.replace(PRESETS[name], **changes)
-        network, params = network_of(config), init_params(config, jax.random.key(0))
+        network, params = network_of(PRESETS[name]), init_params(PRESETS[name], jax.random.key(0))
         recurrent = name == "test-recurrent"
         network = network.at(1) if recurrent else network
         params = jax.device_put(params, pd.shardings(params, where))
@@ -327,7 +293,7 @@ def collectives(presets: list[str], sizes: list[int], changes: dict[str, int]) -
 def gathers(chunk: int | None) -> dict[str, int]:
     """Matrices that the gradient of a model with float32 masters and products of 16 bits gathers, by numeric type.
 
-    `reduced` counts the bytes that devices add up. XLA's CPU compiler moves bfloat16 as float32 and leaves float16.
+    XLA's CPU compiler moves bfloat16 as float32 and leaves float16.
     """
     where = pd.make_mesh(1, 4, 1)
     config = dataclasses.replace(PRESETS["test-causal"], dtype="float16", remat="layer")
@@ -350,9 +316,6 @@ def gathers(chunk: int | None) -> dict[str, int]:
     found = re.findall(r"= (f16|f32)\[([\d,]+)\]\S* all-gather(?:-start)?\(", text)
     counts = Counter(kind for kind, shape in found)
     counts["head"] = sum(sorted(map(int, shape.split(","))) == head for _, shape in found)
-    counts["reduced"] = sum(
-        one.bytes for kind, one in counted(text).items() if kind in ("all-reduce", "reduce-scatter")
-    )
     return dict(counts)
 
 
@@ -369,47 +332,6 @@ def splashed(mesh: str) -> dict[str, Any]:
 
 def path_of(pair: tuple[Any, Any]) -> str:
     return jax.tree_util.keystr(pair[0], simple=True, separator="/")
-
-
-def layouts() -> list[str]:
-    """The table of parameters that are nowhere yet, of placed ones, and of what a program returned."""
-    where, params = pd.make_mesh(1, 1, 4), tiny_causal_params()
-    placed = jax.device_put(params, pd.shardings(params, where))
-    again = jax.jit(lambda tree: jax.tree.map(jax.numpy.copy, tree))(placed)
-    return [pd.layout(tree, where) for tree in (params, placed, again)]
-
-
-def refusals() -> dict[str, str]:
-    """What is said of meshes with Explicit axes, which jax.make_mesh makes by default."""
-    mesh = jax.make_mesh((4,), ("fsdp",))
-    params = jax.device_put(tiny_causal_params(), jax.NamedSharding(mesh, jax.P()))
-    decoder, request = pd.AutoRegressive(tiny_causal(), 20), tiny_request(2)
-    one = OBJECTIVES["next token"]
-    options = {
-        "optimizer": one.optimizer("adamw", 2),
-        "steps": 1,
-        "key": jax.random.key(0),
-        "progress": False,
-    }
-    calls = {
-        "shardings": lambda: pd.shardings(params, mesh),
-        "run": lambda: pd.run(decoder, params, request),
-        "stream": lambda: next(pd.stream(decoder, params, request)),
-        "serve": lambda: pd.serve(decoder, params, request),
-        "trace": lambda: pd.trace(decoder, params, request, n=1),
-        "rollout": lambda: pd.rollout(decoder, params, request, n=1),
-        "load": lambda: pd.load("tiny-causal", mesh=mesh),
-        "fit": lambda: fit(one.loss(), params, Batches(one.batch), **options),
-        "fit mesh": lambda: fit(one.loss(), one.params(), Batches(one.batch), **options, mesh=mesh),
-    }
-    found = {}
-    for name, call in calls.items():
-        try:
-            call()
-            found[name] = ""
-        except ValueError as error:
-            found[name] = str(error)
-    return found
 
 
 if __name__ == "__main__":

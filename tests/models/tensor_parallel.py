@@ -74,7 +74,7 @@ def blocks(name: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     )
     positions = jnp.broadcast_to(SIZE + jnp.arange(WIDTH), (BATCH, WIDTH))
     angles = rotation(positions, config.head_dim, config.rope_base)
-    seen = masks.prefix(jnp.array([3, SIZE]), SIZE)
+    seen = masks.visible(jnp.array([3, SIZE]), SIZE)
 
     def two(params: Any, x: Any, prefix: Any) -> Any:
         kept = []

@@ -48,13 +48,13 @@ def test_every_parameter_has_its_axes(name):
     axes = flatten_dict(logical_axes(config, shapes), sep="/")
     for path, leaf in flatten_dict(shapes, sep="/").items():
         assert leaf.shape == tuple(lengths(config)[axis] for axis in axes[path]), path
-        row = axes_of(family_of(config).axes, path)
+        row = axes_of(family_of(config).network.table, path)
         assert set(row.inputs + row.outputs) <= set(row.names) and bool(row.inputs) == bool(row.outputs)
 
 
 def test_no_entry_is_idle():
     for family in FAMILIES.values():
-        rules = family.axes
+        rules = family.network.table
         used = {
             id(axes_of(rules, path))
             for config in CONFIGS.values()
@@ -85,7 +85,7 @@ def test_sizes_count_each_parameter_that_a_call_reads(name):
     every = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     tables = config.vocab_size * config.width * (1 if getattr(config, "tie_embeddings", False) else 2)
     tables += config.vocab_size * (config.family == "masked_diffusion")  # the head's bias
-    assert sum(sizes(family_of(config).axes, shapes).values()) == every - tables
+    assert sum(sizes(family_of(config).network.table, shapes).values()) == every - tables
 
 
 def test_work_of_a_call():

@@ -1,4 +1,4 @@
-"""The denoiser: sizes, the formula in NumPy, prepared parameters, masks, dropout, rematerialisation, lowering."""
+"""The denoiser: initial values, the formula in NumPy, prepared parameters, masks, dropout."""
 
 import dataclasses
 import functools
@@ -8,14 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export
 from stubs import tiny_denoiser, tiny_denoiser_params
+from test_transformer import rotated
 
 from paradec_jax.config import MASKED_DIFFUSION_PRESETS
 from paradec_jax.decode import Prefix
-from paradec_jax.families import network_of
 from paradec_jax.models import DenoiserNetwork
-from paradec_jax.models.denoiser import Denoiser, init_params, parameter_shapes
+from paradec_jax.models.denoiser import Denoiser, init_params
 from paradec_jax.nn.modulated import dropout
 
 BASE = MASKED_DIFFUSION_PRESETS["test-mdlm"]
@@ -40,48 +39,7 @@ def plain():
     return call(NETWORK, PARAMS, TOKENS)[0]
 
 
-# Sizes
-
-
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [
-        ("mdlm-tiny", 80_061_266),
-        ("mdlm-small", 169_627_218),
-        ("mdlm-medium", 424_477_010),
-        ("mdlm-large", 863_158_098),
-        ("mdlm-1.3b", 1_452_834_130),
-        ("mdlm-3b", 3_316_461_906),
-        ("mdlm-8b", 8_593_896_786),
-    ],
-)
-def test_presets_have_the_numbers_of_parameters_of_the_original(name, count):
-    leaves = jax.tree.leaves(parameter_shapes(MASKED_DIFFUSION_PRESETS[name]))
-    assert sum(math.prod(leaf.shape) for leaf in leaves) == count
-    assert {leaf.dtype.name for leaf in leaves} == {"float32"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"layers": 0}, "layers must be at least 1"),
-        ({"vocab_size": 1}, "vocab_size must be at least 2, the mask and a token, not 1"),
-        ({"heads": 3}, "width 16 must split into 3 heads"),
-        ({"heads": 16}, "even number of channels"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, not 1.0"),
-        ({"remat": "iteration"}, "remat must be 'none', 'layer', 'dots' or 'offload'"),
-    ],
-)
-def test_impossible_shapes(changes, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(BASE, **changes)
-
-
-def test_networks_are_equal_by_their_config():
-    assert network_of(BASE) == NETWORK and hash(network_of(BASE)) == hash(NETWORK)
-    assert network_of(dataclasses.replace(BASE, conditioning=4)) != NETWORK
-    assert (NETWORK.visibility, NETWORK.block, NETWORK.counters) == ("full", None, ())
-    assert (NETWORK.vocab_size, NETWORK.max_length) == (BASE.vocab_size, BASE.max_length)
+# Initial values, and what a call costs
 
 
 def test_an_untrained_denoiser_knows_nothing():
@@ -127,13 +85,6 @@ def norm_of(x):
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
 
 
-def rotated(x, position):
-    """Channels i and i + C/2 of a head [..., C] as one complex number, turned."""
-    half = x.shape[-1] // 2
-    turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * position * 1e4 ** (-np.arange(half) / half))
-    return np.concatenate([turned.real, turned.imag], axis=-1)
-
-
 def reference(params, tokens) -> np.ndarray:
     """Logits [T, V] of one sequence in float64, position by position and head by head, at noise level zero."""
     c, p = BASE, jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
@@ -149,8 +100,8 @@ def reference(params, tokens) -> np.ndarray:
         mixed = np.zeros_like(q)
         for t in range(len(tokens)):
             for head in range(c.heads):
-                keys = np.stack([rotated(k[s, head], s) for s in range(len(tokens))])
-                weights = np.exp(keys @ rotated(q[t, head], t) / math.sqrt(c.head_dim))
+                keys = np.stack([rotated(k[s, head], s, 1e4) for s in range(len(tokens))])
+                weights = np.exp(keys @ rotated(q[t, head], t, 1e4) / math.sqrt(c.head_dim))
                 mixed[t, head] = weights / weights.sum() @ v[:, head]
         x = x + six[2] * np.einsum("thc,hcd->td", mixed, a["out"])
         h = norm_of(x) * layer["mlp_norm"] * (1 + six[4]) + six[3]
@@ -172,14 +123,8 @@ def test_prepared_parameters_give_the_same_logits_and_the_same_head_input():
     logits, hidden = call(NETWORK, prepared, TOKENS)
     np.testing.assert_allclose(logits, plain(), atol=1e-4)
     np.testing.assert_allclose(hidden, call(NETWORK, PARAMS, TOKENS)[1], atol=ATOL)
-    assert prepared.params.keys() == {
-        "embedding",
-        "head",
-        "head_bias",
-        "final_constants",
-        "layer_0",
-        "layer_1",
-    }
+    layers = {"layer_0", "layer_1"}
+    assert prepared.params.keys() == {"embedding", "head", "head_bias", "final_constants"} | layers
     layer = prepared.params["layer_0"]
     assert layer.keys() == {"constants", "attention", "mlp"}
     assert prepared.params["head"] is PARAMS["head"]
@@ -239,37 +184,6 @@ def test_dropout_has_a_key_of_its_own():
     assert (dropped != call(NETWORK, PARAMS, TOKENS, None, other)[0]).any()
     none = tiny_denoiser(dropout=0.0)
     np.testing.assert_allclose(call(none, PARAMS, TOKENS, None, key)[0], plain(), atol=1e-6)
-
-
-def gradient_of(network, mask=None):
-    def value(params, key):
-        hidden = network.forward(params, TOKENS, positions_of(TOKENS), None, mask, dropout=key).hidden
-        return jnp.mean(jnp.square(network.logits(params, hidden)))
-
-    return jax.value_and_grad(value)
-
-
-def test_remat_equals_no_remat():
-    values, key = [], jax.random.key(5)
-    for remat in ("none", "layer"):
-        function = gradient_of(tiny_denoiser(remat=remat))
-        values.append(jax.jit(function)(PARAMS, key))
-        assert ("prevent_cse" in str(jax.make_jaxpr(function)(PARAMS, key))) == (remat == "layer")
-    assert all(jnp.any(leaf != 0) for leaf in jax.tree.leaves(values[0])), "every parameter is trained"
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *values)
-
-
-def test_it_lowers():
-    """A call of a sampler and a gradient with dropout, for GPU and TPU, in bfloat16."""
-    network = tiny_denoiser(dtype="bfloat16", remat="layer")
-    mask = jnp.ones((*TOKENS.shape, TOKENS.shape[1]), bool)
-    prepared = jax.eval_shape(network.prepare, parameter_shapes(network.config))
-    for function, arguments in (
-        (jax.jit(lambda p, tokens, mask: call(network, p, tokens, mask)), (prepared, TOKENS, mask)),
-        (jax.jit(gradient_of(network)), (parameter_shapes(network.config), jax.random.key(0))),
-    ):
-        exported = export.export(function, platforms=("cuda", "tpu"))(*arguments)
-        assert exported.platforms == ("cuda", "tpu") and len(exported.mlir_module_serialized) > 0
 
 
 def test_the_module_runs_alone():

@@ -21,6 +21,7 @@ CONFIGS = {
     "recurrent": PRESETS["test-recurrent"],
     "untied": dataclasses.replace(PRESETS["test-recurrent"], tie_embeddings=False, qk_bias=False),
 }
+SOME = [pytest.param(name, marks=pytest.mark.slow if name != "causal" else ()) for name in CONFIGS]
 TOKENS = jnp.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
 
 
@@ -42,7 +43,7 @@ def logits(name: str, params):
     return jax.jit(call)(params)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", SOME)
 def test_a_tied_head_is_laid_out_and_nothing_else_changes(name):
     config, params = CONFIGS[name], params_of(name)
     prepared = prepare_params(config, params)
@@ -63,7 +64,7 @@ def test_raw_parameters_are_never_taken_for_prepared_ones():
     assert not np.asarray(logits("recurrent", Prepared(astray))).any()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", SOME)
 def test_plain_layouts_change_no_number(name, monkeypatch):
     want = logits(name, params_of(name))
     monkeypatch.setenv(backend.SWITCH, "plain")
@@ -85,12 +86,12 @@ def test_prefix_mask_of_each_query():
     q, k, v = (jnp.asarray(rng.normal(size=(2, heads, 3, 6)), jnp.float32) for heads in (4, 2, 2))
     pk, pv = (jnp.asarray(rng.normal(size=(2, 2, 5, 6)), jnp.float32) for _ in range(2))
     window, prefix = KV(k.swapaxes(-1, -2), v), KV(pk.swapaxes(-1, -2), pv)
-    row = masks.prefix(jnp.array([2, 5]), 5)
+    row = masks.visible(jnp.array([2, 5]), 5)
     want = attend(q, window, masks.causal(3), prefix, row)
     each = jnp.broadcast_to(row[:, None], (2, 3, 5))
     np.testing.assert_array_equal(attend(q, window, masks.causal(3), prefix, each), want)
     got = attend(q, window, masks.causal(3), prefix, each.at[1, 2, 4].set(False))
-    shorter = attend(q, window, masks.causal(3), prefix, masks.prefix(jnp.array([2, 4]), 5))
+    shorter = attend(q, window, masks.causal(3), prefix, masks.visible(jnp.array([2, 4]), 5))
     np.testing.assert_array_equal(got[:, :, :2], want[:, :, :2])
     np.testing.assert_allclose(got[1, :, 2], shorter[1, :, 2], atol=1e-6)
     np.testing.assert_array_equal(got[0], want[0])

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from test_transformer import norm_of, through_layers
 
 from paradec_jax.config import ResidualHeadConfig, check_fits
 from paradec_jax.decode.machine.network import CachedNetwork, Prefix
@@ -46,42 +47,12 @@ def call(params, vectors, hidden, positions, prefix=None, mask=None):
     return NETWORK.forward(params, vectors, positions, prefix, mask, hidden=hidden)
 
 
-def rms(x, gain):
-    return x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + CONFIG.norm_eps) * gain
-
-
-def turned(x, positions):
-    """Rotation of halves, x [T, heads, C]."""
-    half = x.shape[-1] // 2
-    angle = positions[:, None] * CONFIG.rope_base ** (-np.arange(half) / half)
-    angle = np.concatenate([angle, angle], axis=-1)[:, None]
-    other = np.concatenate([-x[..., half:], x[..., :half]], axis=-1)
-    return x * np.cos(angle) + other * np.sin(angle)
-
-
 def plain(params, vectors, hidden):
-    """The definition for one row, position after position."""
+    """The definition for one row: both inputs normed and joined, then layers as of its backbone."""
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    vectors, hidden = np.asarray(vectors, np.float64), np.asarray(hidden, np.float64)
-    x = np.concatenate([rms(vectors, p["embedding_norm"]), rms(hidden, p["hidden_norm"])], -1) @ p["fusion"]
-    positions, groups = np.arange(len(x)), CONFIG.heads // CONFIG.kv_heads
-    for i in range(CONFIG.layers):
-        layer = p[f"layer_{i}"]
-        mixing, normed = layer["attention"], rms(x, layer["attention_norm"])
-        q, k, v = (np.einsum("td,dhc->thc", normed, mixing[name]) for name in "qkv")
-        q, k = (turned(rms(y, mixing[f"{name}_norm"]), positions) for y, name in ((q, "q"), (k, "k")))
-        out = np.zeros_like(x)
-        for t in positions:
-            seen = (t // BLOCK + 1) * BLOCK
-            for h in range(CONFIG.heads):
-                scores = k[:seen, h // groups] @ q[t, h] / np.sqrt(CONFIG.head_dim)
-                weights = np.exp(scores - scores.max())
-                out[t] += weights / weights.sum() @ v[:seen, h // groups] @ mixing["out"][h]
-        x = x + out
-        normed, mlp = rms(x, layer["mlp_norm"]), layer["mlp"]
-        gate = normed @ mlp["gate"]
-        x = x + (gate / (1 + np.exp(-gate)) * (normed @ mlp["up"])) @ mlp["down"]
-    return rms(x, p["final_norm"])
+    vectors = norm_of(np.asarray(vectors, np.float64), p["embedding_norm"], CONFIG.norm_eps)
+    hidden = norm_of(np.asarray(hidden, np.float64), p["hidden_norm"], CONFIG.norm_eps)
+    return through_layers(CONFIG, p, np.concatenate([vectors, hidden], -1) @ p["fusion"])
 
 
 def test_its_definition():
@@ -220,23 +191,6 @@ def test_it_is_a_network_without_a_vocabulary():
         NETWORK.logits(PARAMS, jnp.zeros(WIDTH))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"layers": 0}, "layers of a residual head must be 1 to 8, not 0"),
-        ({"layers": 9}, "layers of a residual head must be 1 to 8, not 9"),
-        ({"block": 0}, "block must be at least 1"),
-        ({"kv_heads": 3}, "heads 4 must be a multiple of kv_heads 3"),
-        ({"width": 18}, "18 does not split into 4 heads"),
-        ({"head_channels": 5}, "an even number of channels, not 5"),
-        ({"remat": "block"}, "remat must be 'none', 'layer', 'dots' or 'offload'"),
-    ],
-)
-def test_shapes_that_cannot_be(changes, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(CONFIG, **changes)
-
-
 def test_a_head_of_another_backbone():
     check_fits(dataclasses.replace(CONFIG, layers=5, feed_forward=7), BACKBONE)
     for changes, message in (
@@ -258,25 +212,3 @@ def test_a_head_of_another_width_is_refused_before_it_runs():
             ValueError, match=f"vectors of width {WIDTH}, not of {width}: it is another network's"
         ):
             jax.eval_shape(lambda v: NETWORK.forward(PARAMS, v, positions, hidden=v), vectors)
-
-
-def test_remat_changes_no_gradient():
-    def gradient(config):
-        network = network_of(config)
-
-        @jax.jit
-        def of(params):
-            vectors, hidden = inputs(BLOCK)
-            return jnp.sum(network.forward(params, vectors, positions_of(BLOCK), hidden=hidden).hidden ** 3)
-
-        return jax.grad(of)(PARAMS)
-
-    chex.assert_trees_all_close(
-        gradient(CONFIG), gradient(dataclasses.replace(CONFIG, remat="layer")), rtol=1e-4, atol=1e-5
-    )
-
-
-@pytest.mark.parametrize(("preset", "millions"), [("sdar-1.7b", 159), ("sdar-4b", 316), ("sdar-8b", 612)])
-def test_sizes_of_the_released_heads(preset, millions):
-    shapes = parameter_shapes(ResidualHeadConfig.of(PRESETS[preset], layers=3))
-    assert round(sum(leaf.size for leaf in jax.tree.leaves(shapes)) / 1e6) == millions

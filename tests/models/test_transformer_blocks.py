@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_transformer import ATOL, call, params_of, positions_of
 
 from paradec_jax import decode
 from paradec_jax.config import BLOCK_DIFFUSION_PRESETS, CAUSAL_PRESETS, TokenSpec
@@ -15,40 +16,15 @@ from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.families import network_of
 from paradec_jax.losses import next_token_loss
 from paradec_jax.models import TransformerNetwork
-from paradec_jax.models.transformer import parameter_shapes
 from paradec_jax.nn import masks
 
 BASE = BLOCK_DIFFUSION_PRESETS["test-sdar"]
 CLEAN = jnp.array([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
 NOISY = jnp.where(jnp.array([0, 1, 1, 0, 1, 0, 1, 1], bool), 31, CLEAN)
-ATOL = 2e-5
-
-
-@functools.cache
-def params_of(config):
-    """Parameters none of which is zero or one, so that each of them matters."""
-    rng = np.random.default_rng(0)
-
-    def draw(leaf):
-        return jnp.asarray(rng.normal(size=leaf.shape) * 0.4 + (leaf.ndim == 1), leaf.dtype)
-
-    return jax.tree.map(draw, parameter_shapes(config))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def call(network, params, tokens, positions, prefix=None, mask=None):
-    out = network.forward(params, tokens, positions, prefix, mask)
-    return network.logits(params, out.hidden), out.kv
-
-
-def positions_of(tokens, start=0):
-    return jnp.broadcast_to(jnp.asarray(start)[..., None] + jnp.arange(tokens.shape[1]), tokens.shape)
 
 
 def test_facts_of_the_network():
     network = network_of(BASE)
-    assert network == TransformerNetwork(dataclasses.replace(BASE))
-    assert hash(network) == hash(TransformerNetwork(dataclasses.replace(BASE)))
     assert isinstance(network, CachedNetwork)
     assert (network.visibility, network.block, network.counters) == ("block", 4, ())
     assert network != network_of(dataclasses.replace(BASE, block=8))
@@ -72,14 +48,6 @@ def test_only_whole_blocks_count_as_room():
 def test_the_next_token_is_no_objective_where_it_is_seen():
     with pytest.raises(ValueError, match="trains networks of visibility 'causal', but this one's is 'block'"):
         next_token_loss(network_of(BASE))
-
-
-@pytest.mark.parametrize("block", [0, 129])
-def test_block_lengths_that_cannot_be(block):
-    with pytest.raises(ValueError, match=f"block must be between 1 and max_length 128, not {block}"):
-        dataclasses.replace(BASE, block=block)
-    with pytest.raises(ValueError, match="layers must be at least 1"):
-        dataclasses.replace(BASE, layers=0)
 
 
 def test_a_block_of_one_is_causal():

@@ -52,7 +52,7 @@ def prefixes(width: int):
     each = jnp.asarray(np.random.default_rng(3).random((2, width, SIZE)) < 0.5)
     return {
         "no prefix": (None, None),
-        "a length": (cache, masks.prefix(lengths, SIZE)),
+        "a length": (cache, masks.visible(lengths, SIZE)),
         "a query": (cache, each),
     }
 
@@ -239,4 +239,4 @@ def test_splash_is_a_kernel_on_tpus_alone():
 
     assert kernels("tpu", window, CAUSAL) == 2  # forward, and backward by queries
     assert kernels("cuda", window, CAUSAL) == kernels("tpu", window, masks.causal(256)) == 0
-    assert kernels("tpu", window, CAUSAL, window, masks.prefix(jnp.asarray([9]), 256)) == 0
+    assert kernels("tpu", window, CAUSAL, window, masks.visible(jnp.asarray([9]), 256)) == 0

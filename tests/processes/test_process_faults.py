@@ -8,10 +8,8 @@ import signal
 import subprocess
 import time
 
-import numpy as np
 import pytest
 from launched import launched, pids, said, started
-from test_processes import CLOSE, apart
 
 KILLS = int(os.environ.get("PARADEC_KILLS", "50"))
 ENDS = int(os.environ.get("PARADEC_ENDS", "10"))
@@ -54,23 +52,6 @@ def finished(folder, **options):
     """Goes on to the end of the run, and returns its curve and its last parameters."""
     found = launched(folder / "end", ["command", str(folder / "run"), STEPS], **options)
     return updates(folder / "run"), found[0][0]
-
-
-@pytest.mark.cluster
-def test_a_run_goes_on_with_other_numbers_of_processes(tmp_path, whole, record_property):
-    run = ["command", str(tmp_path / "run"), STEPS, 0.2]
-    for turn, processes in enumerate((2, 1)):
-        options = {"processes": processes, "devices": 4 // processes}
-        with started(tmp_path / str(turn), [*run, 4 * (turn + 1)], **options) as launcher:
-            assert launcher.wait(LONG) == 0, said(tmp_path / str(turn))
-        assert 4 * (turn + 1) <= len(updates(tmp_path / "run")) < STEPS
-    curve, end = finished(tmp_path)
-    assert [step for step, _ in curve] == list(range(1, STEPS + 1))
-    np.testing.assert_allclose([loss for _, loss in curve], [loss for _, loss in whole[0]], CLOSE)
-    _, params = apart(end | {"losses": [1.0]}, whole[1] | {"losses": [1.0]})
-    computed = json.loads((tmp_path / "run" / "run.json").read_text())["computed"]
-    held = params < CLOSE and [place["processes"] for place in computed] == [2, 1, 2]
-    count(record_property, "begun on two, on one, on two", 1, int(held), apart=params)
 
 
 @pytest.mark.cluster
@@ -135,23 +116,3 @@ def test_a_dead_peer_ends_the_other_within_the_heartbeat(tmp_path, dead, record_
     assert "lost another one" in said(told)
     held = int(took < 3 * HEARTBEAT)
     count(record_property, f"process {dead} dies", 1, held, seconds=round(took, 1))
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("change", ["cut", "delete"])
-def test_both_go_on_from_the_checkpoint_before_a_damaged_one(tmp_path, whole, change, record_property):
-    with started(tmp_path / "first", ["command", str(tmp_path / "run"), STEPS, 0.2, 4]) as launcher:
-        assert launcher.wait(LONG) == 0, said(tmp_path / "first")
-    checkpoints = tmp_path / "run" / "checkpoints"
-    newest = checkpoints / str(max(int(path.name) for path in checkpoints.iterdir()))
-    arrays = max(
-        (path for path in newest.rglob("d/*") if path.is_file()), key=lambda path: path.stat().st_size
-    )
-    if change == "cut":
-        arrays.write_bytes(arrays.read_bytes()[:-100])
-    else:
-        arrays.unlink()
-    curve, end = finished(tmp_path)
-    held = curve == whole[0] and end["params"] == whole[1]["params"]
-    aside = (checkpoints / f"{newest.name}.unreadable").exists()
-    count(record_property, f"newest checkpoint damaged: {change}", 1, int(held and aside))

@@ -1,4 +1,4 @@
-"""Benchmarks over local files: every task reaches a score, and right answers are told from wrong ones."""
+"""Benchmarks over local files: every task reaches a score; generated code is judged in a process of its own."""
 
 import contextlib
 import gzip
@@ -6,74 +6,91 @@ import io
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from experiments.lm_eval import judges, run
+from experiments.lm_eval import execution, judges, run
+from experiments.lm_eval.execution import Limits, execute
 
 DATA = os.environ.get("PARADEC_DATA")
-FUNCTION = {
-    "prompt": 'def double(x):\n    """Twice x."""\n',
-    "entry_point": "double",
-    "test": "def check(candidate):\n    assert candidate(2) == 4\n",
-}
-needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="generated code is run on Linux only")
+RIGHT = "def double(x):\n    return 2 * x\n"
+TESTS = "assert double(2) == 4\nassert double(0) == 0\n"
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="generated code is run on Linux only")
+with_data = pytest.mark.skipif(DATA is None, reason="PARADEC_DATA names no folder of benchmark files")
 
 
-def task(number):
-    return {
-        "task_id": number,
-        "text": f"Write a function that adds {number}.",
-        "code": f"def add(x):\r\n    return x + {number}",
-        "test_setup_code": "y = add(0)" if number == 12 else "",  # which uses the candidate's code
-        "test_list": [f"assert add({i}) == {i + number}" for i in range(4)],
-    }
+def outcome(code, tests=TESTS, limits=Limits(processor=1, wall=20.0)):  # noqa: B008
+    found = execute(code, tests, limits)
+    return found.reason, found.stderr
 
 
-@needs_linux
+@on_linux
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "reason", "message"),
+    [
+        (RIGHT, "passed", ""),
+        (RIGHT + "if __name__ == '__main__':\n    raise SystemExit('not for tests')\n", "passed", ""),
+        (RIGHT + "import os, sys\nos.write = os._exit = sys.exit = print = None\n", "passed", ""),
+        ("def double(x):\n    return x\n", "failed", "AssertionError"),
+        (RIGHT + "'''", "failed", "SyntaxError"),  # must not swallow the tests
+        ("def double(x):\n    return len('a' * 2**31)\n", "failed", "MemoryError"),
+        ("def double(x):\n    open('f', 'wb').write(bytes(2**25))\n", "failed", "too large"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", "failed", "SIGSEGV"),
+        (RIGHT + "print('passed'); import os; os._exit(0)\n", "failed", ""),  # an early end is no pass
+        (RIGHT + "import os\nif os.fork():\n    os._exit(0)\n", "failed", ""),
+        (RIGHT + "import os\nos.execv('/bin/true', ['true'])\n", "failed", ""),
+        ("def double(x):\n    while True:\n        pass\n", "timeout", ""),
+    ],
+)
+def test_code_passes_fails_or_takes_too_long(code, reason, message):
+    found, stderr = outcome(code)
+    assert found == reason and message in stderr and len(stderr) < 2100, stderr
+
+
+@on_linux
+@pytest.mark.slow
+def test_nothing_of_the_sample_outlives_it_and_nothing_of_the_host_is_seen(monkeypatch):
+    monkeypatch.setenv("SECRET", "1")
+    code = (
+        "import os, resource, subprocess, sys\n"
+        "assert 'SECRET' not in os.environ and 'HOME' not in os.environ and 'jax' not in sys.modules\n"
+        "assert resource.getrlimit(resource.RLIMIT_AS) == (2**29, 2**29)\n"
+        "assert resource.getrlimit(resource.RLIMIT_NPROC)[0] == 7\n"
+        "child = subprocess.Popen([sys.executable, '-I', '-c', 'import time; time.sleep(600)'])\n"
+        "print(child.pid, os.getcwd(), file=sys.stderr)\n"
+    )
+    reason, stderr = outcome("", code, Limits(processor=3, memory=2**29, processes=7))
+    assert reason == "passed", stderr
+    pid, folder = stderr.split()[:2]
+    assert not os.path.exists(folder)
+    for _ in range(100):  # a killed process stays until whoever inherits it looks
+        stat = Path(f"/proc/{pid}/stat")
+        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail(f"process {pid} is still running")
+
+
+@on_linux
+def test_there_is_no_network_and_it_works_without_a_namespace(monkeypatch):
+    if execution.has_network_namespace():
+        assert (
+            outcome("", "import socket\nassert [name for _, name in socket.if_nameindex()] == ['lo']\n")[0]
+            == "passed"
+        )
+    monkeypatch.setattr(execution, "has_network_namespace", lambda: False)
+    assert [outcome(code)[0] for code in (RIGHT, "")] == ["passed", "failed"]
+
+
+@on_linux
 def test_code_is_judged_by_its_tests():
-    assert judges.humaneval(FUNCTION, ["    return 2 * x\n"]) == {"pass@1": 1.0}
-    assert judges.humaneval(FUNCTION, ["    return x\n"]) == {"pass@1": 0.0}
-
-
-def test_wrong_options_are_one_sentence(tmp_path):
-    with pytest.raises(ValueError, match="there is no file"):
-        run.Options("gsm8k", tmp_path / "none.jsonl", "tiny-causal")
-    with pytest.raises(ValueError, match="--shots 5 needs a file of solved examples"):
-        run.Options("gsm8k", Path(__file__), "tiny-causal", shots=5)
-
-
-@pytest.mark.peers
-@needs_linux
-@pytest.mark.parametrize("sanitized", [False, True])
-def test_tasks_of_mbpp(tmp_path, monkeypatch, sanitized):
-    """Three solved tasks of the same file come before each; those of the test split alone are asked."""
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    rows = [task(n) for n in (1, 2, 3, 4, 10, 11, 12, 510, 511)]
-    if sanitized:
-        kept = ("task_id", "code", "test_list")
-        rows = [
-            {k: row[k] for k in kept} | {"prompt": row["text"], "test_imports": ["import math"]}
-            for row in rows
-        ]
-    found = list(judges.mbpp_docs(datasets.Dataset.from_list(rows)))
-    assert len(found) == 3
-    prompt = found[0]["prompt"]
-    assert prompt.count("[BEGIN]") == 4 and prompt.count("[DONE]") == 3 and prompt.endswith("[BEGIN]\n")
-    assert "def add(x):\n    return x + 2\n[DONE]\n\nYou are" in prompt and "\r" not in prompt
-    assert "assert add(2) == 13" in prompt and "assert add(3) == 14" not in prompt
-    for number, right in ((12, 1.0), (11, 0.0)):
-        assert judges.mbpp(found[1], [task(number)["code"]]) == {"pass@1": right}
-
-
-@pytest.mark.peers
-def test_boxed_answers_are_compared(tmp_path):
-    pytest.importorskip("lm_eval")
-    right = {"answer": "\\frac{1}{2}"}
-    for text, score in (("So \\boxed{3}, no: $\\boxed{\\frac12}$.", 1.0), ("\\boxed{2}", 0.0), ("1/2", 0.0)):
-        assert judges.math500(right, [text]) == {"exact_match": score}
+    function = {"prompt": "def double(x):\n", "entry_point": "double"}
+    function["test"] = "def check(candidate):\n    assert candidate(2) == 4\n"
+    assert [judges.humaneval(function, [f"    return {n} * x\n"])["pass@1"] for n in (2, 1)] == [1.0, 0.0]
 
 
 @pytest.fixture(scope="module")
@@ -89,26 +106,24 @@ def model(tmp_path_factory):
     from paradec_jax.tokenizer import Tokenizer
 
     source = Path(DATA) / "tokenizers" / "qwen"
-    backend = tokenizers.Tokenizer(
-        models.BPE.from_file(str(source / "vocab.json"), str(source / "merges.txt"))
-    )
+    files = str(source / "vocab.json"), str(source / "merges.txt")
+    backend = tokenizers.Tokenizer(models.BPE.from_file(*files))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<|endoftext|>"])
     tokenizer = Tokenizer(backend)
     end = tokenizer.id_of("<|endoftext|>")
-    config = CausalConfig(
-        vocab_size=151_936, width=16, layers=1, heads=2, kv_heads=1, feed_forward=32, max_length=2048
-    )
-    spec = TokenSpec(stop=(end,), pad=end)
+    sizes = {"width": 16, "layers": 1, "heads": 2, "kv_heads": 1, "feed_forward": 32, "max_length": 2048}
+    config = CausalConfig(vocab_size=151_936, **sizes)
     folder = tmp_path_factory.mktemp("models") / "random"
-    save(folder, Model(config, init_params(config, jax.random.key(0)), spec, tokenizer))
+    params, spec = init_params(config, jax.random.key(0)), TokenSpec(stop=(end,), pad=end)
+    save(folder, Model(config, params, spec, tokenizer))
     return folder
 
 
 @pytest.mark.peers
-@needs_linux
-@pytest.mark.skipif(DATA is None, reason="PARADEC_DATA names no folder of benchmark files")
+@on_linux
+@with_data
 @pytest.mark.parametrize(
     ("name", "file", "scores"),
     [
@@ -124,27 +139,23 @@ def test_five_items_of_each_file_reach_a_score(model, tmp_path, monkeypatch, nam
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     pytest.importorskip("lm_eval")
+    path = tmp_path / "math.jsonl" if file is None else Path(DATA) / file
     if file is None:  # no such file may be handed on: an item of our own
-        path = tmp_path / "math.jsonl"
         path.write_text(json.dumps({"problem": "What is $1 + 1$?", "answer": "2"}) + "\n")
-    else:
-        path = Path(DATA) / file
     more = {"shots": 3, "examples": path.with_name("train.jsonl")} if name == "gsm8k" else {}
     out = tmp_path / "out.json"
-    options = run.Options(name, path, str(model), limit=5, execute=True, rows=5, out=out, **more)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        run.main(options)
+        run.main(run.Options(name, path, str(model), limit=5, execute=True, rows=5, out=out, **more))
     told = json.loads(out.read_text())
     (found,), (samples,) = told["results"].values(), told["samples"].values()
     assert len({sample["doc_id"] for sample in samples}) == (1 if file is None else 5)
-    for score in scores:
-        assert isinstance(found[score], float) and f"{score}: " in printed.getvalue()
+    assert all(isinstance(found[score], float) and f"{score}: " in printed.getvalue() for score in scores)
     assert found[scores[-1]] == 0.0, "a random model is never right"
 
 
 @pytest.mark.peers
-@needs_linux
-@pytest.mark.skipif(DATA is None, reason="PARADEC_DATA names no folder of benchmark files")
+@on_linux
+@with_data
 def test_reference_answers_are_right():
     """Every thirtieth item of each file of code, with the code that comes with it."""
     datasets = pytest.importorskip("datasets")

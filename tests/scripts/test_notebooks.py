@@ -1,74 +1,92 @@
-"""The notebooks run as plain scripts, and what their figures show obeys the rule that they explain."""
+"""Every notebook runs as a plain script on tiny models, and its figures obey the rule that it explains."""
 
+import os
 import runpy
 from pathlib import Path
+from typing import Any
 
-import matplotlib.pyplot as pyplot
 import numpy as np
 import pytest
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "wavefront.py"
-TOKENS, WIDTH, SHOWN = 14, 4, 6
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory):
-    """Everything that the notebook defines, after a run with few tokens."""
-    folder = tmp_path_factory.mktemp("figures")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("TOKENS", TOKENS), ("WIDTH", WIDTH), ("SHOWN", SHOWN), ("FIGURES", folder)):
-            patch.setenv(f"WAVEFRONT_{name}", str(value))
-        pyplot.switch_backend("Agg")
-        yield runpy.run_path(str(NOTEBOOK))
-        pyplot.close("all")
+def wavefront(run: dict[str, Any]) -> None:
+    """Committed tokens never change and had stopped moving; random tokens are revised and the text stays the same."""
+    for wave in (run["wave"], run["hasty"]):
+        assert wave.boundary[0] == 1 and wave.boundary[-1] == len(wave.final) <= 14
+        for t, boundary in enumerate(wave.boundary):
+            assert wave.seen[t, :boundary].tolist() == wave.final[:boundary].tolist()
+        for t in range(1, len(wave.boundary)):
+            committed = (
+                np.arange(wave.boundary[t - 1], wave.boundary[t]) - 1
+            )  # states that predict the tokens
+            assert (wave.distance[t][committed] < run["EPSILON"]).all()
+    assert len(run["revised"](run["hasty"])) > 0 and run["same"]
 
 
-@pytest.fixture(params=["wave", "hasty"])
-def wave(notebook, request):
-    return notebook[request.param]
+def jacobi(run: dict[str, Any]) -> None:
+    """What is in line is committed next, and the text is that of one-by-one decoding."""
+    for one in run["runs"].values():
+        assert one.same and [len(row.boundary) for row in one.rows] == one.calls.tolist()
+        for row in one.rows:
+            for t, count in enumerate(row.counts):
+                assert count == min(int(row.in_line[t].sum()) + 1, len(row.final) - row.boundary[t])
 
 
-def test_the_boundary_moves_on_and_the_front_stays_ahead(notebook, wave):
-    headway = 2 if wave is notebook["hasty"] else 1
-    assert wave.boundary[0] == 1 and wave.boundary[-1] == len(wave.final) <= TOKENS
-    assert (np.diff(wave.boundary) >= 0).all() and (np.diff(wave.front) <= headway).all()
-    assert (wave.front >= wave.boundary).all() and (wave.front - wave.boundary < WIDTH).all()
+def masked_diffusion(run: dict[str, Any]) -> None:
+    """What is revealed never changes, and every call reveals something."""
+    for one in run["runs"].values():
+        assert (one.before <= one.final).all() and one.final[-1].all() and not one.before[0].any()
+        for tokens, shown in zip(one.tokens, one.final, strict=True):
+            assert (tokens[shown] == one.text[shown]).all()
+        new = (one.final & ~one.before).sum(axis=2)
+        assert one.calls.tolist() == (new > 0).sum(axis=0).tolist() and one.calls.max() <= 4
 
 
-def test_committed_tokens_never_change(wave):
-    for t, boundary in enumerate(wave.boundary):
-        assert wave.seen[t, :boundary].tolist() == wave.final[:boundary].tolist()
-        assert (wave.seen[t, boundary : wave.front[t]] >= 0).all()
-        assert (wave.seen[t, wave.front[t] :] == -1).all()
+def residual_prediction(run: dict[str, Any]) -> None:
+    """Every position is revealed once: one a call alone, two more after each call with a head."""
+    for one in run["runs"].values():
+        assert sorted(event.position for event in one.events) == list(range(4))
+    assert run["runs"]["alone"].calls == 4
+    for name in ("no head", "with its head"):
+        assert [event.turn for event in run["runs"][name].events] == [0, 1, 2, 0]
 
 
-def test_what_is_committed_has_stopped_moving(notebook, wave):
-    for t in range(1, len(wave.boundary)):
-        window = wave.distance[t]
-        committed = (
-            np.arange(wave.boundary[t - 1], wave.boundary[t]) - 1
-        )  # the states that predict the tokens
-        assert (window[committed] < notebook["EPSILON"]).all()
-        # Every state of the window was measured, and no other.
-        assert np.flatnonzero(np.isfinite(window)).tolist() == list(
-            range(wave.boundary[t - 1] - 1, min(wave.front[t - 1], len(wave.final)))
-        )
+NOTEBOOK = {
+    "wavefront": (wavefront, {"TOKENS": 14, "WIDTH": 4, "SHOWN": 6}),
+    "jacobi": (
+        jacobi,
+        {"BEFORE": "TOYS/causal", "AFTER": "TOYS/other", "BLOCK": 4, "TOKENS": 14, "PROBLEMS": 3, "SHOWN": 6},
+    ),
+    "masked_diffusion": (
+        masked_diffusion,
+        {
+            "TEACHER": "TOYS/tiny-mdlm/model",
+            "STUDENT": "TOYS/halves/round-0/model",
+            "STEPS": 4,
+            "LENGTH": 14,
+            "TEXTS": 3,
+            "SHOWN": 6,
+        },
+    ),
+    "residual_prediction": (
+        residual_prediction,
+        {"MODEL": "TOYS/chains-head/model", "GROUND": "chains", "STEPS": 2},
+    ),
+}
 
 
-def test_tokens_settle_before_they_are_committed(notebook):
-    waits, wave = notebook["waits"], notebook["wave"]
-    assert (waits >= 0).all() and waits[0] == 0
-    for p, (arrived, committed) in enumerate(zip(notebook["arrived"], notebook["committed"], strict=True)):
-        assert wave.seen[arrived, p] == wave.final[p] and (wave.seen[:arrived, p] != wave.final[p]).all()
-        assert wave.boundary[committed] > p and (wave.boundary[:committed] <= p).all()
-
-
-def test_random_tokens_are_revised_and_the_text_stays_the_same(notebook):
-    assert len(notebook["revised"](notebook["hasty"])) > 0
-    assert notebook["hasty"].final.tolist() == notebook["wave"].final.tolist()
-    assert notebook["same"]
-
-
-def test_figures_are_written(notebook):
-    written = sorted(path.name for path in Path(notebook["FIGURES"]).iterdir())
-    assert written == [f"wavefront_{name}.png" for name in ("front", "headway", "stability", "tokens")]
+@pytest.mark.parametrize("name", sorted(path.stem for path in NOTEBOOKS.glob("*.py")))
+def test_a_notebook_runs_and_shows_what_it_says(name, toys, tmp_path, monkeypatch):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("Agg")
+    obeys, values = NOTEBOOK[name]
+    for key, value in (values | {"FIGURES": str(tmp_path)}).items():
+        prefix = name.partition("_")[0].upper()
+        monkeypatch.setenv(f"{prefix}_{key}", str(value).replace("TOYS", str(toys)))
+    run = runpy.run_path(os.fspath(NOTEBOOKS / f"{name}.py"))
+    pyplot.close("all")
+    obeys(run)
+    assert len(list(tmp_path.glob("*.png"))) >= 2

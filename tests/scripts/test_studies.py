@@ -1,236 +1,223 @@
-"""Studies: every setting of every table is valid, tables are resumed, and pictures drawn."""
+"""Every study at toy size: its record tells how it was made and has its rows, its picture is drawn, it goes on."""
 
 import dataclasses
+import importlib
 import json
-import runpy
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
+from test_trainings import TRAININGS
+from toys import LENGTH
 
-from experiments.common import plots, runner
-from experiments.common.study import Depth, Study
-from experiments.jacobi import study as jacobi
-from experiments.recurrent_depth import study as recurrent_depth
-from paradec_jax import facts
-from paradec_jax.evaluate import pointer_problems, word_problems
-from paradec_jax.evaluate.compare import Comparison
+from experiments.block_diffusion.problems import Asked
+from experiments.masked_diffusion import markov_train
+from experiments.recurrent_depth.rival_settings import PARALLEL, SEVERAL, TASKS, jacobi, static, wave
+from experiments.systems.report import Rates
 
 ROOT = Path(__file__).parents[2]
-STUDIES = recurrent_depth.STUDIES | jacobi.STUDIES
+pytestmark = pytest.mark.slow
 
 
-def options_of(*names, **changes):
-    return runner.Options(names, **{"folder": Path("results"), **changes})
+class Row(NamedTuple):
+    """A study: how many rows its record has, what keys each has, and its smallest options.
+
+    TOYS in an option is the folder of toy models. `more` are keys of the record beside its rows, `table` and `stem`
+    the names of its rows and of its file. A second call does not use the function that `again` names. `before` is a
+    fixture.
+    """
+
+    rows: int
+    keys: str
+    options: dict[str, Any]
+    more: str = ""
+    patches: dict[str, Any] = {}  # noqa: RUF012
+    arguments: dict[str, dict[str, Any]] = {}  # noqa: RUF012
+    table: str = "rows"
+    stem: str = "rows"
+    again: str | None = None
+    before: str | None = None
 
 
-def test_settings_of_a_study_differ():
-    for name, one in STUDIES.items():
-        for depth in (Depth(16), Depth(16, needed=14)):
-            settings = one.settings(depth)
-            keys = [runner._key(setting) for setting in settings]
-            assert len(set(keys)) == len(keys), name
-            assert [setting.baseline for setting in settings] == [True] + [False] * (len(keys) - 1)
+CHAINS = Asked(ground="chains", count=3, blocks=1, block=4, rows=2)
+HEADS = {"asked": CHAINS, "runs": "TOYS", "steps_ahead": (1, 2), "thresholds": (0.9,), "depths": (3,)}
+LEARNING = {"updates": 2, "rows": 2, "pool": 3, "trial_rows": 2, "candidates": 2, "tuning": 3, "problems": 4}
+LEARNING |= {"problem_steps": (2, 2)}
+LEARNED = "decoder exact problems network_calls_per_token difference_interval"
+TEXTS = {"runs": "TOYS", "text": "TOYS/text.txt", "steps": (2, 4), "length": LENGTH, "rows": 3}
+LAWFUL = {"folder": "TOYS/markov", "samples": 12, "draws": 2, "temperatures": (0.5,), "texts": 3, "masks": 2}
+LAWFUL_TEXTS = {"ground": "chains", "count": 3, "blocks": 2, "rows": 2}
+PAIR = {"models": ("TOYS/causal", "TOYS/other"), "block": 4, "problems": 3, "steps": (2, 2), "budget": 5}
+DEPTH = {"preset": "test-recurrent", "recurrence": 2, "new_tokens": 4}
+WIDTH = {"preset": "test-recurrent", "tokens": (4, 6), "factors": (2,), "capacity": 8}
+GRID = {
+    "autoregressive": [static(2, 1), static(16, 1)],
+    PARALLEL[0]: [jacobi(4, 4, False, 1)],
+    SEVERAL: [wave(4, 6, 6, 0.8)],
+}
+FEW = {"words": dataclasses.replace(TASKS["words"], grid=lambda queries: GRID, beside=(2,))}
+RIVALS = {"task": "words", "model": "TOYS/recurrent", "problems": 2, "timed": 1, "passes": 1, "rows": 2}
+
+STUDIES = {
+    "block_diffusion.acceptance": Row(
+        8, "rule head depth share", {"model": "TOYS/chains-head/model", "asked": CHAINS, "candidates": 3}
+    ),
+    "block_diffusion.learn_thresholds": Row(
+        4,
+        LEARNED,
+        {"model": "TOYS/words", "thresholds": 2, "calls": 5, "hand": (0.5,), **LEARNING},
+        "learner",
+    ),
+    "block_diffusion.residual_magnitude": Row(
+        4, "hidden logits", {"model": "TOYS/chains/model", **LAWFUL_TEXTS}, "blocks model_sha256"
+    ),
+    "block_diffusion.study": Row(
+        10,
+        "label settings blocks positions_per_token flops_per_token head_calls_per_token",
+        {"study": ("speculation",), **HEADS},
+        stem="speculation-chains",
+        again="block_diffusion.lines.compare",
+    ),
+    "block_diffusion.tuned": Row(
+        7,
+        "label settings network_calls_per_token",
+        {"study": (), **HEADS, "steps_ahead": (1,)},
+        "chosen",
+        arguments={"Choice": {"tuning": 2, "head_thresholds": (0.5,)}},
+        stem="tuned-chains",
+    ),
+    "jacobi.side_by_side": Row(10, "model exact difference only_here_exact equals_greedy", PAIR),
+    "masked_diffusion.latency": Row(
+        2,
+        "decoder steps batch seconds network_calls speedup",
+        {"preset": "test-mdlm", "length": 8, "steps": (2,), "batches": (2,), "passes": 1},
+        "crossovers",
+        patches={"rates": lambda dtype: Rates({"sum": 1e9}, 1e9, {})},
+    ),
+    "masked_diffusion.markov_study": Row(
+        8,
+        "model steps temperature kl kl_interval cross_entropy entropy network_calls estimates_apart",
+        {**LAWFUL, "steps": (2, 4), "swept": (2,)},
+        "law bounds bars",
+        again="masked_diffusion.markov_study.sampled",
+        before="markov",
+    ),
+    "masked_diffusion.markov_variants": Row(
+        7,
+        "model steps kl over_the_other over_the_other_interval bound over_the_floor aims_at",
+        {**LAWFUL, "variants": ("halves", "half-rounds"), "steps": (2,), "each_round": True},
+        "perfect",
+        again="masked_diffusion.markov_study.sampled",
+        before="markov",
+    ),
+    "masked_diffusion.study": Row(
+        9,
+        "line label samples judge_perplexity fourgram_entropy",
+        {**TEXTS, "study": ("frontier",), "frontier": (2, 4), "temperatures": (1.0, 0.5), "samples": 5},
+        "at_equal_entropy bars",
+        stem="frontier",
+        again="masked_diffusion.texts.draw",
+    ),
+    "recurrent_depth.learn_sampler": Row(
+        5,
+        LEARNED,
+        {"model": "TOYS/recurrent", "steps": 5, "ages": 2, **LEARNING},
+        "learner random_search chosen",
+    ),
+    "recurrent_depth.pointers_depth": Row(
+        2,
+        "recurrence names_right by_distance",
+        {"model": "TOYS/pointers", "problems": 3, "queries": 8},
+        patches={"RECURRENCES": (2, 3)},
+        table="by_recurrence",
+    ),
+    "recurrent_depth.rivals": Row(
+        8,
+        "rival label model baseline exact keeps_answers speedup speedup_range each prompt_seconds",
+        {**RIVALS, "others": ("TOYS/causal",), "tuning": "TOYS/rivals.json"},
+        "best_way best_sequential four_numbers",
+        patches={"TASKS": FEW},
+        before="tuning",
+    ),
+    "recurrent_depth.serial_steps": Row(5, "decoder depth serial_first in_flight core_positions", DEPTH),
+    "recurrent_depth.tune": Row(4, "rival label exact keeps_answers", RIVALS, "rule chosen", {"TASKS": FEW}),
+    "recurrent_depth.width_depth": Row(6, "what tokens variant", WIDTH, "curves"),
+}
+ELSEWHERE = {
+    *("common.curves", "jacobi.study", "recurrent_depth.study"),  # test_common
+    *("launch.local", "lm_eval.execution", "lm_eval.run"),  # tests of their own
+    *(f"systems.{name}" for name in ("checkouts", "memory", "plan", "report")),  # tests/systems
+}
 
 
-def test_waves_are_as_wide_as_tokens_are_slow():
-    """The widths of the tables that were made for models that need few recurrences, and of one that needs many."""
-    shallow, deep = Depth(16), Depth(16, needed=14)
-    assert [shallow.width(inner) for inner in (1, 2, 4, 8)] == [8, 5, 3, 3]
-    assert [deep.width(inner) for inner in (1, 2, 4, 8)] == [16, 9, 5, 3]
-    assert shallow.widths[-1] == 8 and deep.widths[-1] == 16
+@pytest.fixture(scope="module")
+def tuning(toys):
+    """What `tune` chose of the rivals."""
+    options = {"task": "words", "model": "recurrent", "queries": 64}
+    chosen = {rival: settings[-1].label() for rival, settings in GRID.items()}
+    (toys / "rivals.json").write_text(json.dumps({"options": options, "chosen": chosen}))
 
 
-def test_pointers_are_right_as_a_whole():
-    options = options_of("table1", task="pointers", nearest=5, problems=3)
-    problems = runner.draw(options)
-    items = pointer_problems(3, seed=options.seed, nearest=5)
-    assert problems.prompts == [item.prompt for item in items]
-    texts = [items[0].solution, items[1].solution + " Ana", items[1].solution]
-    assert problems.score(problems.prompts, texts).tolist() == [True, False, False]
-    assert problems.budget == len(items[0].solution.split()) + 1
-    assert options.kept() != dataclasses.replace(options, nearest=6).kept()
-    assert not {"task", "split"} & options_of("table1").kept().keys()
-
-
-def test_a_study_goes_on_where_it_stood(monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib")
-    options = options_of("toy", problems=2, timed=0, rows=2, folder=tmp_path / "results", budget=4)
-    waves = [recurrent_depth.wave(1, width) for width in (1, 2)]
-    toy = {"toy": Study("toy", lambda d: waves, "exit_threshold", "window", "curves")}
-    decoded = []
-    honest = runner.compare
-
-    def counting(model, problems, settings, **options):
-        decoded.append(len(settings))
-        return honest(model, problems, settings, **options)
-
-    monkeypatch.setattr(runner, "compare", counting)
-    monkeypatch.setattr(runner, "GROUP", 1)
-    runner.main(toy, options)
-    assert decoded == [2, 2]
-    table = json.loads((tmp_path / "results" / "toy-tiny-recurrent.json").read_text())
-    assert next(iter(table["rows"])) == "autoregressive, r 16" and len(table["rows"]) == 3
-    windows = [row["settings"].get("window") for row in table["rows"].values()]
-    assert windows == [None, 1, 2]
-    assert (tmp_path / "figures" / "toy-tiny-recurrent.png").stat().st_size > 1000
-
-    assert table["options"] == options.kept() and table["command"]
-    assert facts.difference(table["facts"], facts.facts()) is None and table["facts"]["dtypes"] == ["float32"]
-    assert all(facts.difference(row["facts"], table["facts"]) is None for row in table["rows"].values())
-
-    table["rows"].popitem()
-    (tmp_path / "results" / "toy-tiny-recurrent.json").write_text(json.dumps(table))
-    decoded.clear()
-    runner.main(toy, options)
-    assert decoded == [2]
-    with pytest.raises(SystemExit, match="other seed"):
-        runner.main(toy, dataclasses.replace(options, seed=3))
-
-
-class Drifting:
-    """Stands for `compare` on a machine that is half as fast in every call as in the one before."""
-
-    def __init__(self):
-        self.calls = 0
-
-    def __call__(self, model, problems, settings, *, seed, **options):
-        self.calls += 1
-        base = 400.0 / 2**self.calls
-        rows = []
-        for setting in settings:
-            ratio = 1.0 if setting.baseline else float(setting.settings()["window"])
-            own = {
-                "settings": setting.settings(),
-                "decoder": setting.name,
-                "model": "m",
-                "family": "recurrent_depth",
-            }
-            answers = {"problems": 2, "exact": 1, "interval": [0.1, 0.9], "difference_interval": [-0.5, 0.5]}
-            speed = {"tokens_per_second": ratio * base, "baseline_tokens_per_second": base, "speedup": ratio}
-            speed |= {"speedup_interval": [0.9 * ratio, 1.1 * ratio], "recurrences_per_token": 1.0}
-            rows.append(own | answers | speed)
-        made = facts.facts() | {"dtypes": ["float32"]}
-        labels = [setting.label() for setting in settings]
-        return Comparison(rows, labels, 0, np.ones((len(rows), 2), bool), made)
-
-
-def test_rows_are_divided_by_the_baseline_that_they_were_timed_with(monkeypatch, tmp_path):
-    """On a machine that drifts from group to group, and again from one run of a study to the next."""
-    pytest.importorskip("matplotlib")
-    drawn = {}
-    honest = plots._curves
-
-    def keep(figure, *rest):
-        honest(figure, *rest)
-        drawn.update({panel.get_ylabel(): panel for panel in figure.axes})
-
-    monkeypatch.setattr(plots, "_curves", keep)
-    monkeypatch.setattr(runner, "compare", Drifting())
-    monkeypatch.setattr(runner, "GROUP", 2)
-    options = options_of("toy", problems=2, folder=tmp_path / "results")
-    for widths in ((2, 3, 4), (2, 3, 4, 5)):
-        toy = Study(
-            "toy", lambda d, w=widths: [recurrent_depth.wave(1, x) for x in w], "window", "momentum", "curves"
+@pytest.fixture(scope="module")
+def markov(toys):
+    """A teacher of a law that is known, and its students."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(markov_train, "HELD_OUT", 4)
+        markov_train.main(
+            TRAININGS["masked_diffusion.markov_train"].recipe(markov_train, toys), toys / "markov"
         )
-        runner.main({"toy": toy}, options)
-    table = json.loads((tmp_path / "results" / "toy-tiny-recurrent.json").read_text())
-    lines = sorted(table["rows"].values(), key=lambda row: row["speedup"])
-    assert [line["speedup"] for line in lines] == [1, 2, 3, 4, 5]
-    assert len({line["baseline_tokens_per_second"] for line in lines}) == 3
-    for line in lines:
-        assert line["tokens_per_second"] / line["baseline_tokens_per_second"] == line["speedup"]
-        low, high = line["speedup_interval"]
-        assert low < line["speedup"] < high
-    (line, *_) = drawn[plots.SPEED].lines
-    assert line.get_ydata().tolist() == [2, 3, 4, 5]
 
 
-def test_a_table_is_not_timed_on_two_machines(monkeypatch, tmp_path):
-    monkeypatch.setattr(runner, "compare", Drifting())
-    options = options_of("toy", problems=2, folder=tmp_path / "results")
-    one, two = (Study("toy", lambda d, w=w: [recurrent_depth.wave(1, x) for x in w]) for w in ((2,), (2, 3)))
-    runner.main({"toy": one}, options)
-    path = tmp_path / "results" / "toy-tiny-recurrent.json"
-    table = json.loads(path.read_text())
-    table["facts"]["commit"] = "another"  # each row tells its own
-    path.write_text(json.dumps(table))
-    runner.main({"toy": one}, options)
-    table["facts"]["device"]["processor"] = "another"
-    path.write_text(json.dumps(table))
-    runner.main({"toy": one}, options)  # nothing is missing, and nothing is timed
-    with pytest.raises(SystemExit, match=r"under other conditions: device \(processor\)"):
-        runner.main({"toy": two}, options)
-    table["rows"], table["facts"] = {}, table.pop("options")  # as older tables were written
-    path.write_text(json.dumps(table))
-    runner.main({"toy": two}, options)
-    assert len(json.loads(path.read_text())["rows"]) == 3
+def placed(value: Any, toys: Path) -> Any:
+    """An option with the folder of toys in place of TOYS."""
+    if isinstance(value, tuple):
+        return tuple(placed(one, toys) for one in value)
+    return value.replace("TOYS", str(toys)) if isinstance(value, str) else value
 
 
-def test_tuning_problems_have_tables_of_their_own(monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib")
-    options = options_of("toy", problems=3, folder=tmp_path / "results")
-    tuning = dataclasses.replace(options, split="tune")
-    test, tune = (runner.draw(of).prompts for of in (options, tuning))
-    assert test == word_problems(3, seed=2, steps=(2, 4)) and tune == word_problems(
-        3, seed=2, steps=(2, 4), split="tune"
-    )
-    pointers = dataclasses.replace(tuning, task="pointers")
-    assert runner.draw(pointers).prompts == [x.prompt for x in pointer_problems(3, seed=2, split="tune")]
-    monkeypatch.setattr(runner, "compare", Drifting())
-    toy = {"toy": Study("toy", lambda d: [recurrent_depth.wave(1, 2)])}
-    for of in (options, tuning):
-        runner.main(toy, of)
-    names = sorted(path.name for path in (tmp_path / "results").glob("*.json"))
-    assert names == ["toy-tiny-recurrent-tune.json", "toy-tiny-recurrent.json"]
-    assert json.loads((tmp_path / "results" / names[0]).read_text())["options"]["split"] == "tune"
-    assert [path.name for path in (tmp_path / "figures").glob("*")] == ["toy-tiny-recurrent.png"]
+def options_of(kind: Any, given: dict[str, Any], toys: Path, folder: Path) -> Any:
+    """Options of a study whose results and pictures go to a folder of the test."""
+    places = {"out": folder / "results" / "rows.json", "figure": folder / "figures" / "rows.png"}
+    places |= {"folder": folder / "results", "figures": folder / "figures", "drawn": folder / "drawn.json"}
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    options = {name: place for name, place in places.items() if name in kinds}
+    options |= {name: placed(value, toys) for name, value in given.items()}
+    return kind(**{name: Path(x) if "Path" in kinds[name] else x for name, x in options.items()})
 
 
-@pytest.mark.slow
-def test_every_study_can_be_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
-    for name, one in STUDIES.items():
-        rows = [
-            {
-                "label": runner._key(setting),
-                "model": "none",
-                "family": one.family,
-                "problems": 100,
-                "exact": 50 + i % 7,
-                "interval": (0.4, 0.6),
-                "settings": setting.settings(),
-                "speedup": 1.0 + i,
-                "speedup_interval": [0.9 + i, 1.1 + i],
-                "tokens_per_network_call": 1.0 + i / 10,
-                "recurrences_per_token": 2.0,
-            }
-            for i, setting in enumerate(one.settings(Depth(16)))
-        ]
-        plots.draw(one, rows, tmp_path / f"{name}.png")
-        assert (tmp_path / f"{name}.png").stat().st_size > 1000
+def used_again(*_: Any, **__: Any) -> None:
+    raise AssertionError("a row that is done is made again")
 
 
-def test_options_that_say_nothing_together_are_refused():
-    with pytest.raises(ValueError, match="nearest"):
-        options_of("table1", nearest=3)
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_writes_its_record(name, toys, tmp_path, monkeypatch, request):
+    row, module = STUDIES[name], importlib.import_module(f"experiments.{name}")
+    if row.before:
+        request.getfixturevalue(row.before)
+    for patched, value in row.patches.items():
+        monkeypatch.setattr(module, patched, value)
+    options = options_of(module.Options, row.options, toys, tmp_path)
+    more = [getattr(module, kind)(**given) for kind, given in row.arguments.items()]
+    module.main(options, *more)
+    path = tmp_path / "results" / f"{row.stem}.json"
+    record = json.loads(path.read_text())
+    assert record.keys() >= {"command", "options", "facts", row.table, *row.more.split()}
+    assert len(record[row.table]) == row.rows
+    missing = [set(row.keys.split()) - one.keys() for one in record[row.table]]
+    assert not any(missing), missing
+    pictures = list((tmp_path / "figures").glob("*"))
+    assert pictures or not {"figure", "figures"} & vars(options).keys()
+    assert all(picture.stat().st_size > 1000 for picture in pictures)
+    if row.again:
+        monkeypatch.setattr(f"experiments.{row.again}", used_again)
+        module.main(options, *more)
+        assert json.loads(path.read_text())[row.table] == record[row.table]
 
 
-def test_an_unknown_study_is_refused():
-    with pytest.raises(SystemExit, match="no study tables: choose of table1"):
-        runner.main(STUDIES, options_of("tables"))
-
-
-@pytest.mark.parametrize("paper", ["recurrent_depth", "jacobi"])
-def test_tables_go_to_the_folder_of_the_paper(paper, monkeypatch):
-    """The defaults of its command line; what it wrote lies there."""
-    asked = []
-    monkeypatch.setattr(runner, "main", lambda *arguments: asked.append(arguments))
-    monkeypatch.setattr("sys.argv", ["study", "all", "--problems", "3"])
-    runpy.run_path(str(ROOT / "experiments" / paper / "study.py"), run_name="__main__")
-    ((studies, options),) = asked
-    assert (options.study, options.problems) == (("all",), 3)
-    written = {
-        path.name.partition("-")[0] for path in (ROOT / options.folder).glob(f"*-{options.model}.json")
+def test_every_script_is_run():
+    scripts = {
+        f"{path.parent.name}.{path.stem}"
+        for path in (ROOT / "experiments").glob("*/*.py")
+        if '__name__ == "__main__"' in path.read_text(encoding="utf-8") and path.parent.name != "tasks"
     }
-    assert written & studies.keys()
+    assert scripts == {*STUDIES, *TRAININGS, *ELSEWHERE}

@@ -2,8 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.sharding import PartitionSpec as P
 
 from experiments.systems.collectives import Collectives, collectives, unknown_loops
 from experiments.systems.products import products
@@ -12,11 +10,6 @@ from experiments.systems.products import products
 # counted, one that the data ends, a conditional, a collective in two halves, and one inside a fusion.
 TEXT = """\
 HloModule jit_step, is_scheduled=true
-
-%add.1 (x: f32[], y: f32[]) -> f32[] {
-  %x = f32[]{:T(128)} parameter(0)
-  ROOT %sum = f32[]{:T(128)} add(%x, %x)
-}
 
 %less (a: s32[], b: s32[]) -> pred[] {
   %a = s32[]{:T(128)} parameter(0)
@@ -123,43 +116,3 @@ def test_products_of_loops_branches_and_what_is_done_anew():
     assert products(jax.make_jaxpr(jax.grad(value))(x)) == 5 * 3 * once  # forward, anew, backward to x
     assert products(jax.make_jaxpr(branches)(x, True)) == 2 * once
     assert products(jax.make_jaxpr(by_data)(x), unknown=3) == 3 * once
-
-
-def test_products_of_every_device_and_of_every_step_of_a_kernel():
-    x, weight = jnp.ones((8, 4)), jnp.ones((4, 4))
-    of_all = 2 * 8 * 4 * 4
-    mesh = jax.sharding.AbstractMesh((2, 3), ("a", "b"))
-
-    def over(axes, rows):
-        return jax.shard_map(jnp.matmul, mesh=mesh, in_specs=(rows, P()), out_specs=rows, axis_names=axes)
-
-    def kernel(x, weight, out):
-        out[...] = x[...] @ weight[...]
-
-    def blocks(*grid):
-        rows, one = pl.BlockSpec((2, 4), lambda *i: (i[0], 0)), pl.BlockSpec((4, 4), lambda *_: (0, 0))
-        out = jax.ShapeDtypeStruct((8, 4), x.dtype)
-        return pl.pallas_call(kernel, out, grid=grid, in_specs=[rows, one], out_specs=rows)
-
-    def of_data(x, weight, n):
-        return blocks(n)(x, weight)
-
-    with jax.sharding.use_abstract_mesh(mesh):
-        split, again, inside = (
-            products(jax.make_jaxpr(one)(x, weight))
-            for one in (over({"a"}, P("a")), over({"a", "b"}, P("a")), over({"a"}, P()))
-        )
-    assert split == of_all
-    assert again == 3 * of_all  # each of three devices computes the same
-    assert inside == 2 * of_all
-    assert products(jax.make_jaxpr(blocks(4))(x, weight)) == of_all
-    assert products(jax.make_jaxpr(blocks(4, 5))(x, weight)) == 5 * of_all
-    assert products(jax.make_jaxpr(of_data)(x, weight, 3), unknown=3) == 3 * of_all // 4
-
-
-def test_a_program_of_one_device_has_no_collectives_and_its_loop_an_end():
-    def loop(x):
-        return jax.lax.fori_loop(0, 4, lambda i, x: jnp.sin(x) + i, x)
-
-    text = jax.jit(loop).lower(jnp.ones(3)).compile().as_text()
-    assert collectives(text) == {} and unknown_loops(text) == 0

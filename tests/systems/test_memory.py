@@ -1,26 +1,18 @@
-"""Memory of gradients and of weights, at toy size."""
+"""Memory of gradients and of weights, and speed of two checkouts in turns, at toy size."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from experiments.systems import memory
+from experiments.systems import checkouts, memory
 
+ROOT = Path(__file__).parents[2]
 TOY = {"width": 16, "feed_forward": 16, "vocab_size": 32, "layers": 1, "heads": 2}
+pytestmark = pytest.mark.slow
 
 
-def test_every_kind_in_this_process(tmp_path, capsys):
-    config = memory.Weights(**TOY).config
-    memory.do("make", config, tmp_path)
-    rows = {kind: memory.do(kind, config, tmp_path) for kind in ("export", "import", "load")}
-    assert memory.do("check", config, tmp_path) is True
-    assert all(row["above_idle"] >= 0 and row["idle"] > 0 for row in rows.values())
-    weights = (tmp_path / "model" / "network.safetensors").stat().st_size / 2**20
-    assert 0 < rows["load"]["kept"] < weights and "exported" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_the_command_measures_every_kind(tmp_path):
+def test_the_command_measures_every_kind_of_weights(tmp_path):
     out = tmp_path / "rows.json"
     memory.main(memory.Weights(**TOY, folder=tmp_path, out=out))
     told = json.loads(out.read_text())
@@ -37,14 +29,10 @@ def test_gradients_of_grouped_steps(tmp_path):
     assert [row["segment"] for row in rows] == [4, 2, 1] and all(row["temp_bytes"] > 0 for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: memory.reading("VmNone"), "has no VmNone"),
-        (lambda: memory.Gradients("tiny-causal"), "preset must be one of"),
-        (lambda: memory.Gradients(steps=(5,)), "steps must be squares"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_a_checkout_is_as_fast_as_itself(tmp_path):
+    out = tmp_path / "rows.json"
+    small = {"batches": (1,), "pairs": 6, "seconds": 0.01, "rows": (0,)}
+    checkouts.main(checkouts.Options((ROOT, ROOT), model=("tiny-causal",), out=out, **small))
+    (row,) = json.loads(out.read_text())["rows"]
+    low, high = row["interval"]
+    assert 0.2 < low <= row["ratio"] <= high < 5 and min(row["tokens_per_second"]) > 0

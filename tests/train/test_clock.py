@@ -14,8 +14,6 @@ from noisy_regression import STEPS, Batches, train
 
 from paradec_jax.train import adamw, fit, writers
 from paradec_jax.train.clock import PURPOSES, Clock
-from paradec_jax.train.log import Log
-from paradec_jax.train.window import Window
 
 
 def test_every_nanosecond_has_one_purpose():
@@ -107,20 +105,6 @@ def test_every_shape_of_batch_compiles_apart(tmp_path, monkeypatch):
     np.testing.assert_allclose(rows, [4, 4, 14 / 3, 14 / 3])
 
 
-def test_an_update_before_one_that_compiles_keeps_its_time():
-    window, batch = Window(Clock()), {"tokens": np.zeros((2, 3))}
-    done = {"loss": jnp.zeros(()), "finite": jnp.array(True)}
-    assert window.purpose(batch) == "compile"
-    window.add(1, done)
-    assert window.purpose(batch) == "steps"
-    time.sleep(0.02)
-    window.add(2, done)
-    assert window.purpose({"tokens": np.zeros((2, 4))}) == "compile"
-    time.sleep(0.2)
-    window.add(3, done)
-    assert 0.02 <= window.flush(None)["step_s"] < 0.2
-
-
 class Nested(OfTwoShapes):
     """The same batches beside some of one shape, as a loss of two parts takes them."""
 
@@ -142,75 +126,22 @@ def test_a_batch_may_hold_others(tmp_path):
     np.testing.assert_allclose(tokens, [20, 20, 22, 22])
 
 
-def test_a_batch_with_a_part_of_unknown_size_has_no_rate(tmp_path):
-    class Unknown(Nested):
-        def __next__(self):
-            batch = super().__next__()
-            return batch | {"pairs": {"inputs": batch["pairs"]["inputs"]}}
-
-    def of_parts(params, frozen, batch, key):
-        return noisy_regression.loss(params, frozen, batch["pairs"] | {"step": batch["step"]}, key)
-
-    options = {"optimizer": adamw(1e-2, 4), "steps": 4, "key": jax.random.key(1), "log_every": 4}
-    fit(of_parts, noisy_regression.initial_params(), Unknown(), folder=tmp_path, progress=False, **options)
-    line, _ = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert line["step_s"] > 0 and "tokens_per_s" not in line
-
-
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        ({"peak_flops": 1e12}, "give flops"),
-        ({"peak_flops": 0.0, "flops": lambda batch, metrics: 1.0}, "peak_flops must be positive"),
-    ],
-)
-def test_a_peak_needs_flops_and_is_a_rate(tmp_path, given, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        train(tmp_path / "run", **given)
+def test_what_cannot_be_told_is_refused_before_anything_is_written(tmp_path):
+    cases = ({"peak_flops": 1e12}, "give flops"), ({"profile": (3, 2)}, "profile must be")
+    for given, sentence in cases:
+        with pytest.raises(ValueError, match=sentence):
+            train(tmp_path, **given)
     assert not list(tmp_path.iterdir())
 
 
-def test_people_are_told_the_share_of_the_peak(capsys):
-    with Log(None, step=0, steps=9) as log:
-        log.write(3, {"loss": 2.0, "tokens_per_s": 1234.0, "step_s": 2.0, "utilisation": 0.4567})
-    assert capsys.readouterr().out == "step 3/9  loss 2  1,234 tokens/s  45.7% of peak  ETA 0:00:12\n"
-
-
-@pytest.mark.parametrize("updates", [(0, 3), (3, 2)])
-def test_a_trace_needs_a_range_and_a_folder(tmp_path, updates):
-    with pytest.raises(ValueError, match="profile must be"):
-        train(tmp_path, profile=updates)
-    with pytest.raises(ValueError, match="give a folder"):
-        train(None, profile=(1, 2))
-    assert not list(tmp_path.iterdir())
-
-
-def test_tensorboard_gets_what_is_finite(monkeypatch):
+def test_writers_get_what_is_finite(monkeypatch):
     told = []
-    events = types.SimpleNamespace(
-        add_scalar=lambda *scalar: told.append(scalar), flush=lambda: told.append("flushed")
-    )
-    monkeypatch.setitem(
-        sys.modules, "tensorboardX", types.SimpleNamespace(SummaryWriter=lambda folder: events)
-    )
-    writers.tensorboard("runs")(3, {"loss": 1.5, "ratio": float("nan")})
-    assert told == [("loss", 1.5, 3), "flushed"]
-
-
-def test_weights_and_biases_gets_a_line_at_once(monkeypatch):
-    told = []
-
-    def init(**options):
-        told.append(options)
-        return types.SimpleNamespace(log=lambda values, step: told.append((step, values)))
-
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
-    writers.wandb("mine", mode="offline")(3, {"loss": 1.5, "ratio": float("inf")})
-    assert told == [{"project": "mine", "mode": "offline"}, (3, {"loss": 1.5})]
-
-
-@pytest.mark.parametrize(("module", "extra"), [("tensorboardX", "tensorboard"), ("wandb", "wandb")])
-def test_what_is_missing_is_named(monkeypatch, module, extra):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=rf"paradec-jax\[{extra}\]"):
-        getattr(writers, extra)("runs")
+    events = types.SimpleNamespace(add_scalar=lambda *scalar: told.append(scalar), flush=lambda: None)
+    fake = types.SimpleNamespace(SummaryWriter=lambda folder: events)
+    monkeypatch.setitem(sys.modules, "tensorboardX", fake)
+    logged = types.SimpleNamespace(log=lambda values, step: told.append((step, values)))
+    fake = types.SimpleNamespace(init=lambda **options: told.append(options) or logged)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for write in (writers.tensorboard("runs"), writers.wandb("mine", mode="offline")):
+        write(3, {"loss": 1.5, "ratio": float("nan")})
+    assert [one for one in told if not isinstance(one, dict)] == [("loss", 1.5, 3), (3, {"loss": 1.5})]

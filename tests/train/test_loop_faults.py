@@ -1,24 +1,14 @@
-"""Runs as processes that are killed, asked to end, begun twice or out of room: counts for `make cluster`."""
+"""Runs as processes that are killed, asked to end or out of room: counts for `make cluster`."""
 
 import contextlib
 import os
 import random
 import signal
-import socket
 import subprocess
-import sys
-import threading
-import time
-from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import optax
 import pytest
-from noisy_regression import Batches, python, train
+from noisy_regression import train
 from training_command import FULL, LONG, assert_same, count, end_of, ended, started, told, updates, wait_for
-
-from paradec_jax.train import fit
 
 KILLS = int(os.environ.get("PARADEC_KILLS", "50"))
 ENDS = int(os.environ.get("PARADEC_ENDS", "10"))
@@ -92,35 +82,6 @@ def test_a_run_that_is_asked_to_end_saves_and_exits_0(tmp_path, whole, record_pr
 
 
 @pytest.mark.cluster
-def test_after_initialize_the_service_of_jax_notices(tmp_path, record_property):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    folder, steps = tmp_path / "run", 100
-    with started(folder, steps=steps, port=port) as process:
-        assert wait_for(process, lambda: len(updates(folder)) > 2), told(folder)
-        process.send_signal(signal.SIGTERM)
-        code = process.wait(LONG)
-    step = len(updates(folder))
-    held = code == 0 and f"saved update {step} as" in told(folder)[-1] and step < steps
-    assert train(folder, steps=steps, checkpoint_every=1, log_every=1).step == steps
-    held = held and [at for at, _ in updates(folder)] == list(range(1, steps + 1))
-    count(record_property, "SIGTERM after jax.distributed.initialize", 1, int(held))
-
-
-@pytest.mark.cluster
-def test_a_second_command_is_refused_and_the_first_goes_on(tmp_path, whole, record_property):
-    folder = tmp_path / "first" / "run"
-    folder.mkdir(parents=True)
-    with started(folder, delay=1.0) as first:
-        assert wait_for(first, lambda: len(updates(folder)) > 0), told(folder)
-        second = python("training_command", f"t.command({str(folder)!r})")
-        refused = second.wait(LONG)
-        assert first.wait(LONG) == 0
-    count(record_property, "a second run in one folder", 1, int(refused == 1 and updates(folder) == whole[1]))
-
-
-@pytest.mark.cluster
 def test_a_full_disk_and_then_room(tmp_path, whole, record_property):
     room = tmp_path / "room"
     room.mkdir()
@@ -142,47 +103,3 @@ def test_a_full_disk_and_then_room(tmp_path, whole, record_property):
     finally:
         subprocess.run(["umount", str(room)], check=True)
     count(record_property, "a full disk, then room", len(cases), held)
-
-
-def peak_of(folder: str, donate: bool) -> None:
-    """Prints the largest sum of living arrays while a finished run is read, in states."""
-    params = {f"layer_{i}": jnp.zeros((512, 512)) + i for i in range(16)}
-    size = 4 * sum(x.nbytes for x in jax.tree.leaves(params))  # parameters, their average and two moments
-    seen, done = [0], threading.Event()
-
-    def look() -> None:
-        while not done.is_set():
-            seen.append(sum(x.nbytes for x in jax.live_arrays() if not x.is_deleted()))
-            time.sleep(0.001)
-
-    watch = threading.Thread(target=look)
-    options = {"optimizer": optax.adam(1e-3), "steps": 1, "key": jax.random.key(0), "ema_decay": 0.9}
-    if (Path(folder) / "checkpoints").exists():
-        watch.start()
-    fit(square, params, Batches(), folder=folder, progress=False, donate=donate, **options)
-    done.set()
-    print(max(seen) / size)
-
-
-def square(params, frozen, batch, key):
-    return sum(jnp.sum(x**2) for x in jax.tree.leaves(params)), {}
-
-
-@pytest.mark.slow
-def test_a_run_that_goes_on_holds_one_state(tmp_path):
-    """Before, it held two and the parameters of the caller."""
-    peaks = []
-    for donate in (False, False, True):
-        code = f"import test_loop_faults as t; t.peak_of({str(tmp_path / 'run')!r}, {donate})"
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        process = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=Path(__file__).parent,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        assert not process.returncode, process.stderr
-        peaks.append(float(process.stdout))
-    print(peaks)
-    assert peaks[0] == 0 and 1 <= peaks[1] <= 1.4 and 1 <= peaks[2] <= 1.15, peaks

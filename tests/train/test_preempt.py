@@ -2,12 +2,11 @@
 
 import os
 import signal
-import threading
 
 import jax
 import numpy as np
 import pytest
-from noisy_regression import STEPS, Batches, train
+from noisy_regression import Batches, train
 
 from paradec_jax.train import Preempted
 from paradec_jax.train.preempt import SIGNALS, Preemption
@@ -47,12 +46,6 @@ def test_it_saves_after_the_update_under_way_and_goes_on(tmp_path, capsys, numbe
     jax.tree.map(np.testing.assert_array_equal, train(tmp_path).params, train(None).params)
 
 
-def test_the_last_update_too_ends_the_process(tmp_path):
-    with pytest.raises(Preempted):
-        train(tmp_path, Interrupting(signal.SIGTERM, STEPS - 1))
-    assert train(tmp_path).step == STEPS
-
-
 def test_without_a_folder_signals_are_the_callers():
     with pytest.raises(KeyboardInterrupt):
         train(None, Interrupting(signal.SIGINT, 1))
@@ -65,30 +58,3 @@ def test_the_second_interrupt_is_the_callers():
         assert signals.reached(2)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_what_is_ignored_stays_ignored():
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with Preemption() as signals:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert not signals.reached(1) and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-
-def test_repeated_requests_are_one():
-    with Preemption() as signals:
-        for _ in range(3):
-            os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.reached(1)
-
-
-def test_another_thread_takes_no_signals():
-    handlers, found = [signal.getsignal(n) for n in SIGNALS], []
-
-    def enter() -> None:
-        with Preemption() as signals:
-            found.append(([signal.getsignal(n) for n in SIGNALS], signals.reached(1)))
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    assert found == [(handlers, False)]

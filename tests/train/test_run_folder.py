@@ -2,8 +2,6 @@
 
 import json
 import os
-import threading
-import time
 from pathlib import Path
 
 import jax
@@ -14,10 +12,8 @@ import orbax.checkpoint as ocp
 import pytest
 from noisy_regression import STEPS, Batches, initial_params, loss, train
 
-from paradec_jax.train import FolderHeld, SaveFailed, TrainState, adamw, fit, share
+from paradec_jax.train import FolderHeld, SaveFailed, adamw, fit
 from paradec_jax.train.holder import held
-from paradec_jax.train.identity import NAMES, identity
-from paradec_jax.train.log import Log
 
 
 class Shifted(Batches):
@@ -53,57 +49,12 @@ def test_a_second_call_is_refused_and_told_who_holds_the_folder(tmp_path):
         pass
 
 
-def test_a_forked_child_does_not_keep_the_folder(tmp_path):
-    read, write = os.pipe()
-    with held(tmp_path):
-        if not (child := os.fork()):
-            os.write(write, b"!")
-            time.sleep(60)
-            os._exit(0)
-    try:
-        os.read(read, 1)
-        with held(tmp_path):
-            pass
-    finally:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-
-
 def test_a_folder_that_cannot_be_written_is_refused_before_any_batch(tmp_path):
     (tmp_path / "file").write_text("")
     data = Batches()
     with pytest.raises(OSError, match=r"file/run cannot be written \(Not a directory\)"):
         train(tmp_path / "file" / "run", data)
     assert data.position == 0
-
-
-def test_a_folder_that_one_process_cannot_write_is_refused(tmp_path, monkeypatch):
-    """As process 1 of two: the second folder shows what process 0 wrote, and takes nothing."""
-    heard = []
-
-    def texts_of_all(text):
-        heard.append(text)
-        return ["status" if len(heard) == 1 else "", text]
-
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
-    monkeypatch.setattr(share, "texts_of_all", texts_of_all)
-    (tmp_path / "status").touch()
-    share.check_shared(tmp_path)
-    assert heard[0].startswith(".seen.") and heard[1:] == [""]
-    assert [path.name for path in tmp_path.iterdir()] == ["status"]
-    if not Path("/proc/self/status").exists():
-        pytest.skip("no folder that nobody can write")
-    heard.clear()
-    with pytest.raises(OSError, match=r"^process 1 cannot write /proc/self \(.*\): choose another folder$"):
-        share.check_shared(Path("/proc/self"))
-
-
-def test_what_a_killed_process_left_goes_with_the_next_run(tmp_path):
-    left = tmp_path / f".seen.{'0' * 32}"
-    left.touch()
-    train(tmp_path, steps=1)
-    assert not left.exists()
 
 
 @pytest.mark.parametrize(
@@ -129,15 +80,6 @@ def test_another_run_is_refused_in_one_sentence(begun, name, data, changes):
         train(begun, data, **{"steps": 2} | changes)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
     assert (begun / "run.json").read_text() == before
-
-
-def test_other_parameters_are_refused(begun):
-    shape = TrainState.shape(initial_params() | {"more": jnp.ones(2)}, optax.sgd(0.1), jax.random.key(0))
-    settings = {"steps": 2, "accumulate": 1, "ema_decay": None, "ema_warmup": True, "rounds": None}
-    found = identity(shape, optax.sgd(0.1), Batches(), jax.random.key(0), **settings)
-    told = json.loads((begun / "run.json").read_text())["run"]
-    assert tuple(found) == tuple(told) == NAMES and json.loads(json.dumps(found)) == found
-    assert found["parameters"].keys() - told["parameters"].keys() == {"more"}
 
 
 def test_what_is_allowed_is_the_run_from_then_on(tmp_path):
@@ -200,17 +142,6 @@ def test_a_full_disk_keeps_the_checkpoints_and_the_same_call_goes_on(tmp_path, m
     jax.tree.map(np.testing.assert_array_equal, train(tmp_path).params, train(None).params)
 
 
-def test_a_line_that_finds_no_room_is_an_error(tmp_path):
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full")
-    with Log(tmp_path / "lines", step=0, steps=1, progress=False) as log:
-        log._file = open("/dev/full", "a", encoding="utf-8")  # noqa: SIM115
-        with pytest.raises(
-            OSError, match=r"a line could not be written to .*lines \(No space left on device\)"
-        ):
-            log.write(1, {"loss": 1.0})
-
-
 def test_given_parameters_are_deleted_and_others_are_not(tmp_path):
     options = {"optimizer": optax.sgd(0.1), "steps": 1, "key": jax.random.key(1), "progress": False}
     for folder in (None, tmp_path, tmp_path):
@@ -219,23 +150,3 @@ def test_given_parameters_are_deleted_and_others_are_not(tmp_path):
         state = fit(loss, given, Batches(), folder=folder, donate=True, **options)
         assert not any(x.is_deleted() for x in jax.tree.leaves((kept, state.params)))
         assert all(x.is_deleted() for x in jax.tree.leaves(given))
-
-
-def test_shapes_are_those_of_the_state_that_is_made():
-    for place in (lambda x: x, lambda x: jax.device_put(x, jax.devices()[0])):
-        params = jax.tree.map(place, initial_params())
-        arguments = params, optax.adam(1e-3), jax.random.key(0)
-        shape, made = (f(*arguments, ema=True, teacher=params) for f in (TrainState.shape, TrainState.create))
-        assert jax.tree.structure(shape) == jax.tree.structure(made)
-        for told, array in zip(jax.tree.leaves(shape), jax.tree.leaves(made), strict=True):
-            assert (told.shape, told.dtype) == (array.shape, array.dtype)
-            assert isinstance(told, jax.Array) or (told.sharding is not None) == array.committed
-
-
-def test_a_thread_may_train(tmp_path):
-    """Python takes no signals there."""
-    ended = []
-    thread = threading.Thread(target=lambda: ended.append(train(tmp_path, steps=1)))
-    thread.start()
-    thread.join()
-    assert ended[0].step == 1

@@ -105,18 +105,6 @@ def test_damaged_newest_checkpoint_falls_back(tmp_path, whole, how):
     assert [step for step, _ in losses_by_step(tmp_path)] == [3, 4, 6, 8, 9, 12]
 
 
-def test_no_readable_checkpoint(tmp_path):
-    train(tmp_path)
-    for step in (8, 12):
-        damage(tmp_path / "checkpoints" / str(step), "half")
-    with (
-        pytest.warns(RuntimeWarning),
-        pytest.raises(RuntimeError, match=r"none of the checkpoints in .* can be read"),
-    ):
-        train(tmp_path)
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["12", "8"]
-
-
 def test_checkpoint_of_another_model_is_refused(tmp_path):
     train(tmp_path)
     with pytest.raises(ValueError, match=r"another ema: ema/embedding is .* there and missing in this run"):
@@ -151,14 +139,6 @@ def test_log_resumes_without_duplicates(tmp_path, capsys):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["step"], line["loss"]) for line in lines] == [(2, 1.0), (4, 2.0), (6, None)]
     assert "step 4/9  loss 2  1,500 tokens/s  ETA 0:05:00\n" in capsys.readouterr().out
-
-
-def test_a_log_keeps_lines_with_other_separators(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    line = '{"step": 2, "note": "one\u2028two\x85"}\n'
-    path.write_text(line + '{"step": 4, "lo', "utf-8")
-    with Log(path, step=2, steps=9, progress=False):
-        assert path.read_text("utf-8") == line
 
 
 def test_fit_logs_evaluations_and_rates(tmp_path):

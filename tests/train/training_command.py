@@ -16,7 +16,6 @@ import numpy as np
 from noisy_regression import STEPS, Batches, initial_params, train
 
 import paradec_jax as pd
-from paradec_jax.data.text import WindowMaker, read_text, text_batches
 from paradec_jax.train import Checkpoints, NoneReadable, NonFiniteLoss, TrainState, adamw
 
 LONG = 60  # seconds for a process to begin
@@ -55,28 +54,6 @@ class Ending(Batches):
         return batch
 
 
-class OfText(Ending):
-    """Batches of a file of text, by the package's own reader."""
-
-    def __init__(self, path: Path, **options: Any) -> None:
-        super().__init__(**options)
-        text, _ = read_text(path)
-        self.digest = text.digest
-        self.texts = text_batches(WindowMaker(text.train[0], 5, 4, self.width), text.digest, prefetch=0)
-
-    def __next__(self) -> dict[str, np.ndarray]:
-        super().__next__()
-        tokens = next(self.texts)["tokens"]
-        return {"inputs": tokens.astype(np.float32) / 16, "tokens": tokens}
-
-    def get_state(self) -> Any:
-        return self.texts.get_state() | {"position": self.position}
-
-    def set_state(self, state: Any) -> None:
-        self.position = state["position"]
-        self.texts.set_state(state)
-
-
 def placed(devices: int) -> dict:
     """Parameters split over so many devices."""
     mesh = pd.make_mesh(1, -1, 1, devices=jax.devices()[:devices])
@@ -92,21 +69,15 @@ def command(
     steps: int = STEPS,
     delay: float = 0.1,
     full_at: int = 0,
-    port: int = 0,
     devices: int = 0,
-    bad: int | None = None,
     end_at: int | None = None,
-    text: str | None = None,
 ) -> None:
     """A training as a command: errors of its user are one sentence."""
-    if port:
-        jax.distributed.initialize(f"localhost:{port}", 1, 0)
     try:
         if full_at:
-            data: Batches = Filling(Path(folder).parent, full_at)
+            data: Filling | Ending = Filling(Path(folder).parent, full_at)
         else:
-            options: dict[str, Any] = {"bad": bad, "delay": delay, "width": WIDTH if devices else 3}
-            data = Ending(**options) if text is None else OfText(Path(text), **options)
+            data = Ending(delay=delay, width=WIDTH if devices else 3)
             data.end_at = end_at
         every = {"checkpoint_every": 1 if delay else 4, "log_every": 1}
         train(Path(folder), data, placed(devices) if devices else None, steps=steps, **every)

@@ -13,7 +13,7 @@ before is as clean there as it will ever be in the cache.
 """
 
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.machine.candidates import Shape, on_smallest
+from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.knobs import UNLIMITED, check_range
 from paradec_jax.decode.machine.network import Counts, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.masked.canvas import Canvas
@@ -29,6 +31,33 @@ from paradec_jax.decode.rules.windows import last_of, where_rows, window, write_
 from paradec_jax.nn import masks
 
 AnyBlocks = TypeVar("AnyBlocks", bound="BlockCanvas")
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockDecoder(DecoderBase):
+    """What decoders of blocks share; `BlockDenoising` says what the fields mean."""
+
+    _: dataclasses.KW_ONLY
+    length: int | None = None
+    fuse_store: bool = True
+    fuse_prompt: bool = True
+    top_p_rule: str = "keep-renormalised"
+    visibilities: ClassVar[tuple[str, ...]] = ("block",)
+    alignments: ClassVar[tuple[str, ...]] = ("own", "next")
+    any_order: ClassVar[bool] = True
+
+    @property
+    def block(self) -> int:
+        """B, a fact of the checkpoint or chosen among those that it serves."""
+        return block_of(self, self.length)
+
+    def knobs(self, knobs: Any) -> Any:
+        """As of every decoder; more steps than a block has positions are refused, too."""
+        knobs, most = super().knobs(knobs), self.block
+        check_range(
+            knobs.steps, "steps", lambda n: (n <= most) | (n == UNLIMITED), f"at most the block's {most}"
+        )
+        return knobs
 
 
 @jax.tree_util.register_dataclass

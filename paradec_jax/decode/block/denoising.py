@@ -9,13 +9,12 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.decode.block.canvas import (
     BlockCall,
     BlockCanvas,
-    block_of,
+    BlockDecoder,
     fresh,
     read_block,
     read_prompt,
 )
-from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, check_rule, choice_of
-from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, check_rule, choose
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.decode.rules.windows import window
@@ -63,7 +62,7 @@ class Denoised:
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockDenoising(DecoderBase):
+class BlockDenoising(BlockDecoder):
     """Denoises one block of B positions after the other; a call reveals what the rule says (see `block.rules`).
 
     ::
@@ -96,23 +95,11 @@ class BlockDenoising(DecoderBase):
     """
 
     _: dataclasses.KW_ONLY
-    length: int | None = None
     rule: str = "dynamic"
-    fuse_store: bool = True
-    fuse_prompt: bool = True
-    top_p_rule: str = "keep-renormalised"
     Knobs: ClassVar[type] = DenoisingKnobs
-    visibilities: ClassVar[tuple[str, ...]] = ("block",)
-    alignments: ClassVar[tuple[str, ...]] = ("own", "next")
-    any_order: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_rule(self.rule)
-
-    @property
-    def block(self) -> int:
-        """B, a fact of the checkpoint or chosen among those that it serves."""
-        return block_of(self, self.length)
 
     def init(self, params: Any, request: Request, knobs: DenoisingKnobs) -> BlockCanvas:
         """Reads the prompts' whole blocks, and does the first step along with them."""
@@ -127,10 +114,6 @@ class BlockDenoising(DecoderBase):
         """One call: a step in each row's open block, or a store, or both."""
         return self._advance(params, state, read_block(self, params, state, self.fuse_store), knobs)
 
-    def drafts(self, state: BlockCanvas) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead
-
     def _advance(
         self, params: Any, state: BlockCanvas, call: BlockCall, knobs: DenoisingKnobs
     ) -> tuple[BlockCanvas, Denoised]:
@@ -138,7 +121,7 @@ class BlockDenoising(DecoderBase):
         state = state.spend(call.counts, call.width, call.calls)
         logits = self.network.logits(params, call.hidden)
         masked = window(state.open, call.start, self.block) & call.reads[:, None]
-        choice = choice_of(self, self.rule, logits, masked, call.positions, call.step, state.rows, knobs)
+        choice = choose(self, self.rule, logits, masked, call.positions, call.step, state.rows, knobs)
         state = state.stored(self.network, call, choice.tokens)
         log_probs = self.scores(without_mask(logits, self.mask), choice.tokens)
         state = state.reveal(choice.tokens, choice.where, call.start, log_probs)

@@ -154,16 +154,15 @@ def first_call(
         kv = out.kv if width == kept else head.pick(out.kv, jnp.zeros_like(call.at), kept)
         return window(out.hidden, call.start - call.at, block), kv, of_rows(out.counts, call.at)
 
-    def ask_smallest() -> tuple[Any, ...]:
-        return on_smallest(ask, (1,), widths, jnp.ones_like(call.at), own, needed)
-
     if decoder.bounded:
         residual, kv, counts = ask((1, read))
     else:
-        residual, kv, counts = _unless_idle(ask_smallest, functools.partial(ask, (1, read)), needed)
+        smallest = functools.partial(on_smallest, ask, (1,), widths, jnp.ones_like(call.at), own, needed)
+        residual, kv, counts = _unless_idle(smallest, functools.partial(ask, (1, read)), needed)
     state = state.spend({name: amount * needed for name, amount in counts.items()}, 0, 0)
     state = dataclasses.replace(state, head_cache=head.write(cache, kv, call.at))
-    return state, _of_wanted(residual, wants)
+    # Zero for other rows, so that nothing of theirs depends on whether others needed the call.
+    return state, jnp.where(wants[:, None, None], residual, 0)
 
 
 def next_call(
@@ -203,12 +202,7 @@ def next_call(
 
     residual, counts = ask() if decoder.bounded else _unless_idle(ask, ask, wants)
     state = state.spend({name: amount * wants for name, amount in counts.items()}, 0, 0)
-    return _of_wanted(residual, wants), state
-
-
-def _of_wanted(residual: Float[Array, "B W D"], wants: Bool[Array, "B"]) -> Float[Array, "B W D"]:
-    """Zero for other rows, so that what they are told does not hang on whether others needed the call."""
-    return jnp.where(wants[:, None, None], residual, 0)
+    return jnp.where(wants[:, None, None], residual, 0), state
 
 
 def _unless_idle(call: Any, like: Any, needed: Bool[Array, "B"]) -> Any:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.block.canvas import BlockCall, block_of, read_block, read_prompt
+from paradec_jax.decode.block.canvas import BlockCall, BlockDecoder, read_block, read_prompt
 from paradec_jax.decode.block.head import (
     ZERO,
     HeadCanvas,
@@ -21,8 +21,7 @@ from paradec_jax.decode.block.head import (
     next_call,
     sure,
 )
-from paradec_jax.decode.block.rules import Choice, check_rule, choice_of
-from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.block.rules import Choice, check_rule, choose
 from paradec_jax.decode.machine.knobs import check_range, knob
 from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.decode.machine.request import Request
@@ -78,7 +77,7 @@ class Corrected:
 
 
 @dataclasses.dataclass(frozen=True)
-class Residual(DecoderBase):
+class Residual(BlockDecoder):
     """Denoises block after block; after each call a head corrects its scores K times, and more is revealed each time.
 
     ::
@@ -108,17 +107,10 @@ class Residual(DecoderBase):
     _: dataclasses.KW_ONLY
     head: CachedNetwork | str | None = None
     head_steps: int = 1
-    length: int | None = None
     rule: str = "dynamic"
     head_rule: str = "static"
     mix: str = "sum"
-    fuse_store: bool = True
-    fuse_prompt: bool = True
-    top_p_rule: str = "keep-renormalised"
     Knobs: ClassVar[type] = ResidualKnobs
-    visibilities: ClassVar[tuple[str, ...]] = ("block",)
-    alignments: ClassVar[tuple[str, ...]] = ("own", "next")
-    any_order: ClassVar[bool] = True
     further_networks: ClassVar[tuple[str, ...]] = ("head",)
 
     def __post_init__(self) -> None:
@@ -138,11 +130,6 @@ class Residual(DecoderBase):
             raise ValueError("mix 'none' takes the head's answer for the scores, so head must not be 'zero'")
 
     @property
-    def block(self) -> int:
-        """B, a fact of the checkpoint or chosen among those that it serves."""
-        return block_of(self, self.length)
-
-    @property
     def heads(self) -> int:
         """Heads that run."""
         return int(self.head != ZERO)
@@ -157,10 +144,6 @@ class Residual(DecoderBase):
         """One call of the network and K of the head: steps in each row's open block, or a store, or both."""
         call = read_block(self, params["network"], state, self.fuse_store)
         return self._advance(params, state, call, knobs, prompt=False)
-
-    def drafts(self, state: HeadCanvas) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead
 
     def _advance(
         self, params: Any, state: HeadCanvas, call: BlockCall, knobs: ResidualKnobs, prompt: bool
@@ -242,7 +225,7 @@ class Residual(DecoderBase):
     ) -> tuple[HeadCanvas, Choice]:
         """The canvas after a reveal, and what was revealed."""
         logits = self.network.logits(params["network"], hidden)
-        choice = choice_of(self, rule, logits, masked, call.positions, step, state.rows, knobs)
+        choice = choose(self, rule, logits, masked, call.positions, step, state.rows, knobs)
         if must_be_sure:
             where = choice.where & sure(choice, knobs)[:, None]
             choice = dataclasses.replace(choice, where=where)

@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.block.candidates import CandidateCall, Candidates, candidates_of, read_candidates
-from paradec_jax.decode.block.canvas import BlockCall, BlockCanvas, block_of, read_prompt
+from paradec_jax.decode.block.canvas import BlockCall, BlockCanvas, BlockDecoder, read_prompt
 from paradec_jax.decode.block.head import (
     HeadCanvas,
     HeadKnobs,
@@ -21,8 +21,7 @@ from paradec_jax.decode.block.head import (
     next_call,
     sure,
 )
-from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, check_rule, choice_of
-from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, check_rule, choose
 from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
@@ -46,7 +45,7 @@ class DraftedCanvas(HeadCanvas):
     tokens: Int[Array, "B drafts W"]
 
     @property
-    def shown(self) -> Int[Array, "B S"]:
+    def drafts(self) -> Int[Array, "B S"]:
         """What is revealed after a gap, and what is drafted for the next call, from `length` on; -1 elsewhere."""
         within = jnp.arange(self.final.shape[1]) < self.rows.limit[:, None]
         known = jnp.where(self.final, self.rows.tokens, -1)
@@ -86,7 +85,7 @@ class Verified:
 
 
 @dataclasses.dataclass(frozen=True)
-class ResidualSpeculative(DecoderBase):
+class ResidualSpeculative(BlockDecoder):
     """Writes what `BlockDenoising` of the same rule writes, token for token, in fewer calls where the head is right.
 
     ::
@@ -115,16 +114,9 @@ class ResidualSpeculative(DecoderBase):
     _: dataclasses.KW_ONLY
     head: CachedNetwork | str | None = None
     candidates: int = 3
-    length: int | None = None
     rule: str = "dynamic"
-    fuse_store: bool = True
-    fuse_prompt: bool = True
     ride: bool = True
-    top_p_rule: str = "keep-renormalised"
     Knobs: ClassVar[type] = HeadKnobs
-    visibilities: ClassVar[tuple[str, ...]] = ("block",)
-    alignments: ClassVar[tuple[str, ...]] = ("own", "next")
-    any_order: ClassVar[bool] = True
     further_networks: ClassVar[tuple[str, ...]] = ("head",)
 
     def __post_init__(self) -> None:
@@ -138,11 +130,6 @@ class ResidualSpeculative(DecoderBase):
         if self.ride and not self.fuse_store:
             raise ValueError("a draft carries the next block as a store does: ride needs fuse_store")
 
-    @property
-    def block(self) -> int:
-        """B, a fact of the checkpoint or chosen among those that it serves."""
-        return block_of(self, self.length)
-
     def init(self, params: Any, request: Request, knobs: HeadKnobs) -> DraftedCanvas:
         """Network and head read the prompts' whole blocks; the first step is done and the next ones are drafted."""
         state = fresh_with_head(self, request)
@@ -152,7 +139,7 @@ class ResidualSpeculative(DecoderBase):
         state = state.spend(call.counts, call.width, call.calls)
         logits = self.network.logits(params["network"], call.hidden)
         masked = window(state.open, call.start, self.block) & call.reads[:, None]
-        choice = choice_of(self, self.rule, logits, masked, call.positions, call.step, state.rows, knobs)
+        choice = choose(self, self.rule, logits, masked, call.positions, call.step, state.rows, knobs)
         state = state.stored(self.network, call, choice.tokens)
         log_probs = self.scores(without_mask(logits, self.mask), choice.tokens)
         state = state.reveal(choice.tokens, choice.where, call.start, log_probs)
@@ -197,10 +184,6 @@ class ResidualSpeculative(DecoderBase):
             follows=follows,
         )
         return state, info
-
-    def drafts(self, state: DraftedCanvas) -> Int[Array, "B S"]:
-        """What is revealed after a gap, and what is drafted for the next call."""
-        return state.shown
 
     def _as_block(
         self,
@@ -289,7 +272,7 @@ class ResidualSpeculative(DecoderBase):
         """A draft from corrected head inputs: the block after it, what is masked then, and the draft."""
         logits = self.network.logits(params["network"], aligned(hidden, self.spec.alignment, call.previous))
         positions = call.start[:, None] + jnp.arange(self.block)
-        choice = choice_of(self, self.rule, logits, masked, positions, step, rows, knobs)
+        choice = choose(self, self.rule, logits, masked, positions, step, rows, knobs)
         where = choice.where & sure(choice, knobs)[:, None]
         choice = dataclasses.replace(choice, where=where)
         going = jnp.any(where, axis=1)[:, None]
@@ -324,14 +307,14 @@ def steps_from(
     steps = jnp.concatenate([canvas.step[:, None] + jnp.arange(count), 0 * at[:, None]], axis=1)
     starts = at[:, None] + block * (jnp.arange(count + 1) == count)
 
-    def choose(
+    def of_state(
         logits: Float[Array, "B W V"], masked: Bool[Array, "B W"], start: Array, step: Array
     ) -> tuple[Choice, Any]:
         positions = start[:, None] + jnp.arange(block)
-        choice = choice_of(decoder, rule, logits, masked, positions, step, canvas.rows, knobs)
+        choice = choose(decoder, rule, logits, masked, positions, step, canvas.rows, knobs)
         return choice, decoder.scores(without_mask(logits, decoder.mask), choice.tokens)
 
-    return jax.vmap(choose, 1, 1)(logits, masked, starts, steps)
+    return jax.vmap(of_state, 1, 1)(logits, masked, starts, steps)
 
 
 def agreement(

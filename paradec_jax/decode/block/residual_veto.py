@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.block.canvas import BlockCall, block_of, read_block, read_prompt
+from paradec_jax.decode.block.canvas import BlockCall, BlockDecoder, read_block, read_prompt
 from paradec_jax.decode.block.head import HeadCanvas, check_head, first_call, fresh_with_head
-from paradec_jax.decode.block.rules import DenoisingKnobs, choice_of, threshold_at
-from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.block.rules import DenoisingKnobs, choose, threshold_at
 from paradec_jax.decode.machine.knobs import check_range, knob
 from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.decode.machine.request import Request
@@ -72,7 +71,7 @@ class Vetoed:
 
 
 @dataclasses.dataclass(frozen=True)
-class ResidualVeto(DecoderBase):
+class ResidualVeto(BlockDecoder):
     """Denoises by the dynamic rule and leaves masked what the head doubts; the head itself reveals nothing.
 
     With z the network's logits of a block, r the head's residual, x the proposed token of a position and tau the
@@ -96,14 +95,7 @@ class ResidualVeto(DecoderBase):
     _: dataclasses.KW_ONLY
     head: CachedNetwork | str | None = None
     judge: str = "change"
-    length: int | None = None
-    fuse_store: bool = True
-    fuse_prompt: bool = True
-    top_p_rule: str = "keep-renormalised"
     Knobs: ClassVar[type] = VetoKnobs
-    visibilities: ClassVar[tuple[str, ...]] = ("block",)
-    alignments: ClassVar[tuple[str, ...]] = ("own", "next")
-    any_order: ClassVar[bool] = True
     further_networks: ClassVar[tuple[str, ...]] = ("head",)
 
     def __post_init__(self) -> None:
@@ -115,11 +107,6 @@ class ResidualVeto(DecoderBase):
         """What proposes."""
         return "dynamic"
 
-    @property
-    def block(self) -> int:
-        """B, a fact of the checkpoint or chosen among those that it serves."""
-        return block_of(self, self.length)
-
     def init(self, params: Any, request: Request, knobs: VetoKnobs) -> HeadCanvas:
         """Network and head read the prompts' whole blocks, and the first step is done along with them."""
         state = fresh_with_head(self, request)
@@ -130,10 +117,6 @@ class ResidualVeto(DecoderBase):
         """One call of the network and one of the head: a step in each row's open block, or a store, or both."""
         call = read_block(self, params["network"], state, self.fuse_store)
         return judged(self, params, state, call, knobs, prompt=False)
-
-    def drafts(self, state: HeadCanvas) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead
 
 
 def check_judge(judge: str) -> None:
@@ -150,7 +133,7 @@ def judged(
     network, start = decoder.network, call.start
     logits = network.logits(params["network"], call.hidden)
     masked = window(state.open, start, state.block) & call.reads[:, None]
-    choice = choice_of(decoder, "dynamic", logits, masked, call.positions, call.step, state.rows, knobs)
+    choice = choose(decoder, "dynamic", logits, masked, call.positions, call.step, state.rows, knobs)
     state = state.stored(network, call, choice.tokens)
 
     asked, rows = jnp.sum(choice.where, axis=1) > 1, state.rows

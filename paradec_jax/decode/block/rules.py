@@ -49,10 +49,8 @@ class DenoisingKnobs(SamplingKnobs):
       factor: f; None is 1.
     """
 
-    steps: Int[Array, ""] | int | None = knob(None, unset=UNLIMITED, needs=("rule", QUOTAS), most="block")
-    threshold: Scheduled | None = knob(
-        None, unset=THRESHOLD, needs=("rule", ("dynamic", "threshold")), schedule=True
-    )
+    steps: Int[Array, ""] | int | None = knob(None, unset=UNLIMITED, needs=("rule", QUOTAS))
+    threshold: Scheduled | None = knob(None, unset=THRESHOLD, needs=("rule", ("dynamic", "threshold")))
     entropy: Float[Array, ""] | float | None = knob(None, unset=GAMMA, needs=("rule", ("entropy",)))
     factor: Float[Array, ""] | float | None = knob(None, unset=FACTOR, needs=("rule", ("factor",)))
 
@@ -87,22 +85,19 @@ def check_rule(rule: str, allowed: tuple[str, ...] = RULES) -> None:
 
 
 def draw(
+    decoder: Any,
     logits: Float[Array, "B W V"],
     positions: Int[Array, "B W"],
     step: Int[Array, "B"],
-    keys: Array,
+    rows: Rows,
     knobs: DenoisingKnobs,
-    uniforms: Float[Array, "P"] | None = None,
-    *,
-    mask: int,
-    top_p_rule: str = "keep-renormalised",
-    greedy: bool = False,
 ) -> Int[Array, "B W"]:
     """A token for each position, never the mask; arguments are those of `choose`."""
-    logits = without_mask(logits, mask)
-    if greedy:
+    logits = without_mask(logits, decoder.mask)
+    if decoder.greedy:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    return sample(logits, positions, keys, knobs, uniforms, top_p_rule=top_p_rule, step=step)
+    uniforms = None if rows.recorded is None else rows.recorded.uniforms
+    return sample(logits, positions, rows.keys, knobs, uniforms, top_p_rule=decoder.top_p_rule, step=step)
 
 
 def quota(block: int | Int[Array, "B"], step: Int[Array, "B"], knobs: DenoisingKnobs) -> Int[Array, "B"]:
@@ -149,46 +144,6 @@ def select(
 
 
 def choose(
-    rule: str,
-    logits: Float[Array, "B W V"],
-    masked: Bool[Array, "B W"],
-    positions: Int[Array, "B W"],
-    step: Int[Array, "B"],
-    keys: Array,
-    knobs: DenoisingKnobs,
-    uniforms: Float[Array, "P"] | None = None,
-    *,
-    mask: int,
-    top_p_rule: str = "keep-renormalised",
-    greedy: bool = False,
-    block: Int[Array, "B"] | None = None,
-) -> Choice:
-    """The positions that a step reveals and their tokens: pi of a decoder, given a block's state.
-
-    Noise is folded by step and position, and the position says which block it is.
-
-    Args:
-      rule: one of `RULES`.
-      logits: of the token *at* each position of a block, W = B positions unless `block` says less.
-      masked: positions that may be revealed.
-      positions: absolute ones.
-      step: index of the step in its block, counted along the states of the base decoder.
-      keys: one key a row.
-      knobs: the decoder's.
-      uniforms: recorded numbers by position in place of the tokens' noise.
-      mask: id of the mask, which no position becomes.
-      top_p_rule, greedy: of the decoder.
-      block: positions of each row's block, where they are not all W.
-    """
-    tokens = draw(
-        logits, positions, step, keys, knobs, uniforms, mask=mask, top_p_rule=top_p_rule, greedy=greedy
-    )
-    scores = score.probability(tempered(logits, knobs.temperature), tokens)
-    where = select(rule, logits, scores, masked, positions, step, keys, knobs, block)
-    return Choice(where, tokens, scores)
-
-
-def choice_of(
     decoder: Any,
     rule: str,
     logits: Float[Array, "B W V"],
@@ -199,18 +154,22 @@ def choice_of(
     knobs: DenoisingKnobs,
     block: Int[Array, "B"] | None = None,
 ) -> Choice:
-    """`choose` with a decoder's own mask, filters and greed, and the keys and recorded numbers of its rows."""
-    return choose(
-        rule,
-        logits,
-        masked,
-        positions,
-        step,
-        rows.keys,
-        knobs,
-        None if rows.recorded is None else rows.recorded.uniforms,
-        mask=decoder.mask,
-        top_p_rule=decoder.top_p_rule,
-        greedy=decoder.greedy,
-        block=block,
-    )
+    """The positions that a step reveals and their tokens: pi of a decoder, given a block's state.
+
+    Noise is folded by step and position, and the position says which block it is.
+
+    Args:
+      decoder: whose mask, which no position becomes, filters and greed count.
+      rule: one of `RULES`.
+      logits: of the token *at* each position of a block, W = B positions unless `block` says less.
+      masked: positions that may be revealed.
+      positions: absolute ones.
+      step: index of the step in its block, counted along the states of the base decoder.
+      rows: their keys draw, or their recorded numbers in place of the tokens' noise.
+      knobs: the decoder's.
+      block: positions of each row's block, where they are not all W.
+    """
+    tokens = draw(decoder, logits, positions, step, rows, knobs)
+    scores = score.probability(tempered(logits, knobs.temperature), tokens)
+    where = select(rule, logits, scores, masked, positions, step, rows.keys, knobs, block)
+    return Choice(where, tokens, scores)

@@ -30,17 +30,23 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.block.canvas import BlockCall, BlockCanvas, block_of, fresh, read_block, read_prompt
+from paradec_jax.decode.block.canvas import (
+    BlockCall,
+    BlockCanvas,
+    BlockDecoder,
+    fresh,
+    read_block,
+    read_prompt,
+)
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.rules import (
     Choice,
     DenoisingKnobs,
     check_rule,
-    choice_of,
+    choose,
     quota,
     threshold_at,
 )
-from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import check_range
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.soft import given_offsets
@@ -102,7 +108,7 @@ class SoftDenoised(Denoised):
 
 
 @dataclasses.dataclass(frozen=True)
-class SoftBlock(DecoderBase):
+class SoftBlock(BlockDecoder):
     """`BlockDenoising` whose tokens and reveals carry gradients through `rollout`.
 
     With "straight_through" its tokens, lengths and counts are those of `BlockDenoising`. A loss over all steps wants
@@ -117,26 +123,14 @@ class SoftBlock(DecoderBase):
     """
 
     _: dataclasses.KW_ONLY
-    length: int | None = None
     rule: str = "dynamic"
-    fuse_store: bool = True
-    fuse_prompt: bool = True
-    top_p_rule: str = "keep-renormalised"
     relaxation: str = "straight_through"
     Knobs: ClassVar[type] = SoftBlockKnobs
-    visibilities: ClassVar[tuple[str, ...]] = ("block",)
-    alignments: ClassVar[tuple[str, ...]] = ("own", "next")
-    any_order: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_rule(self.rule, RULES)
         if self.relaxation not in RELAXATIONS:
             raise ValueError(f"relaxation must be one of {', '.join(RELAXATIONS)}, not {self.relaxation!r}")
-
-    @property
-    def block(self) -> int:
-        """B, a fact of the checkpoint or chosen among those that it serves."""
-        return block_of(self, self.length)
 
     def init(self, params: Any, request: Request, knobs: SoftBlockKnobs) -> SoftBlockCanvas:
         """As `BlockDenoising`; the vectors of given positions are those of `SoftGiven`, or their tokens'."""
@@ -145,7 +139,9 @@ class SoftBlock(DecoderBase):
         survival = jnp.ones(hard.final.shape, jnp.promote_types(table.dtype, jnp.float32))
         state = SoftBlockCanvas(**vars(hard), offsets=offsets, survival=survival)
         given = request.tokens.shape[1]
-        call = read_prompt(self, params, state, given, self.fuse_prompt, vectors_of(table, state))
+        call = read_prompt(
+            self, params, state, given, self.fuse_prompt, table[state.rows.tokens] + state.offsets
+        )
         if self.fuse_prompt:
             return self._advance(params, table, state, call, knobs)[0]
         state = state.spend(call.counts, call.width, call.calls)
@@ -156,12 +152,8 @@ class SoftBlock(DecoderBase):
     ) -> tuple[SoftBlockCanvas, SoftDenoised]:
         """One call on the relaxed vectors of each row's open block, or a store, or both."""
         table = self.network.embedding(params)
-        call = read_block(self, params, state, self.fuse_store, vectors_of(table, state))
+        call = read_block(self, params, state, self.fuse_store, table[state.rows.tokens] + state.offsets)
         return self._advance(params, table, state, call, knobs)
-
-    def drafts(self, state: SoftBlockCanvas) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead
 
     def _advance(
         self, params: Any, table: Array, state: SoftBlockCanvas, call: BlockCall, knobs: SoftBlockKnobs
@@ -170,7 +162,7 @@ class SoftBlock(DecoderBase):
         state = state.spend(call.counts, call.width, call.calls)
         logits = self.network.logits(params, call.hidden)
         masked = window(state.open, call.start, self.block) & call.reads[:, None]
-        choice = choice_of(self, self.rule, logits, masked, call.positions, call.step, state.rows, knobs)
+        choice = choose(self, self.rule, logits, masked, call.positions, call.step, state.rows, knobs)
         state = state.stored(self.network, call, choice.tokens)
         likely = without_mask(logits, self.mask)
         log_probs = self.scores(likely, choice.tokens)
@@ -212,8 +204,3 @@ class SoftBlock(DecoderBase):
         bound, doubt = 1 - threshold_at(step, knobs), 1 - choice.scores
         excess = jnp.log(jnp.maximum(bound, LEAST)) - jnp.log(jnp.maximum(doubt, LEAST))
         return jnp.where(free, 1.0, jax.nn.sigmoid(excess / knobs.gate_temperature))
-
-
-def vectors_of(table: Float[Array, "V D"], canvas: SoftBlockCanvas) -> Float[Array, "B S D"]:
-    """What the network reads of every position."""
-    return table[canvas.rows.tokens] + canvas.offsets

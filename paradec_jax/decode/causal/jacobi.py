@@ -33,7 +33,7 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.decode.causal import recycling
 from paradec_jax.decode.causal.window_end import newest_block_agreement, window_end
 from paradec_jax.decode.machine.candidates import Shape, fold_candidates, on_smallest, pick
-from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs, check_range, knob
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
@@ -65,7 +65,7 @@ class JacobiKnobs(SamplingKnobs):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class JacobiState:
+class JacobiState(CachedState):
     """Rows, a cache of all committed tokens but the newest, and what is guessed about the tokens to come.
 
     Attributes:
@@ -76,17 +76,10 @@ class JacobiState:
       uniforms: number in [0, 1) that draws the random fill token of each position, [B, S].
     """
 
-    rows: Rows
-    cache: Any
     candidates: Int[Array, "B R drafts"]
     window_end: Int[Array, "B"]
     pool: Int[Array, "B G _"]
     uniforms: Float[Array, "B S"]
-
-    @property
-    def cached(self) -> Int[Array, "B"]:
-        """Trusted cache entries."""
-        return self.rows.length - 1
 
 
 @jax.tree_util.register_dataclass
@@ -193,7 +186,9 @@ class Jacobi(DecoderBase):
         """Reads each prompt and W - 1 random tokens after it in one call: the first token, the first iterate."""
         self._check()
         (size, _), width = self.limits(), self.width
-        uniforms = _fill_uniforms(request.keys, size + width)
+        # Drawn once: a position is filled at random at most a few times.
+        positions = jnp.broadcast_to(jnp.arange(size + width), (request.batch, size + width))
+        uniforms = jax.vmap(jax.vmap(jax.random.uniform))(fold(request.keys, Purpose.FILLER, positions))
         fill = _fill_tokens(uniforms, request.tokens, request.lengths, width - 1)
         depth = self.recurrence if self.prefill_recurrence is None else self.prefill_recurrence
         rows, cache, out = self.prefill_ahead(params, request, fill, width, self._at(depth))
@@ -284,7 +279,9 @@ class Jacobi(DecoderBase):
             winner=winner,
             accepted=accepted,
             tokens=pad_slots(tokens, self.width),
-            agrees=pad_slots(_agreement_of(agrees, winner), self.width - 1),
+            agrees=pad_slots(
+                jnp.take_along_axis(agrees, winner[:, None, None], axis=1)[:, 0], self.width - 1
+            ),
             log_probs=None if log_probs is None else pad_slots(log_probs, self.width),
             after=after,
             kv=kv if width == self.width else self.network.widen(kv, self.width),
@@ -339,17 +336,6 @@ class Jacobi(DecoderBase):
         everything = jnp.concatenate([recycled, repairs], axis=1)
         chosen = recycling.distinct(draft, everything, valid, others)
         return jnp.concatenate([draft[:, None], chosen], axis=1)
-
-
-def _agreement_of(agrees: Bool[Array, "B R drafts"], winner: Int[Array, "B"]) -> Bool[Array, "B drafts"]:
-    """The winner's agreement."""
-    return jnp.take_along_axis(agrees, winner[:, None, None], axis=1)[:, 0]
-
-
-def _fill_uniforms(keys: Array, size: int) -> Float[Array, "B S"]:
-    """One uniform number for each position, drawn once: a position is filled at random at most a few times."""
-    positions = jnp.broadcast_to(jnp.arange(size), (keys.shape[0], size))
-    return jax.vmap(jax.vmap(jax.random.uniform))(fold(keys, Purpose.FILLER, positions))
 
 
 def _fill_tokens(

@@ -15,7 +15,6 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
 
 from paradec_jax.decode.causal import lookahead_call as call
 from paradec_jax.decode.causal import ngrams
@@ -84,7 +83,3 @@ class Lookahead(DecoderBase):
         newest = jnp.take_along_axis(tokens, accepted[:, None], axis=1)[:, 0]
         levels = state.levels.advance(seen.newest, newest)
         return LookaheadState(rows, cache, levels, pool, recent), call.info(seen, guesses, accepted)
-
-    def drafts(self, state: LookaheadState) -> Int[Array, "B _"]:
-        """The Jacobi iterate that the window goes on from; guesses are looked up by the call that verifies them."""
-        return state.levels.drafts

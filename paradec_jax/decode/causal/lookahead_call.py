@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from paradec_jax.decode.causal import lookahead_window, ngrams
 from paradec_jax.decode.causal.lookahead_window import Levels
+from paradec_jax.decode.machine.decoder import CachedState
 from paradec_jax.decode.machine.network import Counts, Prefix
 from paradec_jax.decode.machine.request import RecordedDraws, Request
 from paradec_jax.decode.machine.rows import Rows
@@ -31,7 +32,7 @@ class RecordedLookahead(RecordedDraws):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class LookaheadState:
+class LookaheadState(CachedState):
     """Rows, a cache of all committed tokens but the newest, window and pool.
 
     Attributes:
@@ -42,16 +43,14 @@ class LookaheadState:
         where it reads no text.
     """
 
-    rows: Rows
-    cache: Any
     levels: Levels
     pool: Int[Array, "B V G m"]
     recent: Int[Array, "B m"] | None
 
     @property
-    def cached(self) -> Int[Array, "B"]:
-        """Trusted cache entries."""
-        return self.rows.length - 1
+    def drafts(self) -> Int[Array, "B _"]:
+        """The Jacobi iterate that the window goes on from; guesses are looked up by the call that verifies them."""
+        return self.levels.drafts
 
 
 @jax.tree_util.register_dataclass

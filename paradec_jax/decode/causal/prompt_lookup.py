@@ -7,27 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.rules import select
 from paradec_jax.decode.rules.windows import window, write_after_read
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class PromptLookupState:
-    """Rows, and a cache of all committed tokens but the newest."""
-
-    rows: Rows
-    cache: Any
-
-    @property
-    def cached(self) -> Int[Array, "B"]:
-        """Trusted cache entries."""
-        return self.rows.length - 1
 
 
 @jax.tree_util.register_dataclass
@@ -71,21 +57,21 @@ class PromptLookup(DecoderBase):
     def __post_init__(self) -> None:
         check_sizes(self.max_ngram, self.num_pred)
 
-    def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> PromptLookupState:
+    def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> CachedState:
         """Reads the prompt with a draft after it and commits the first tokens."""
         draft, found = find_draft(request.tokens, request.lengths, self.max_ngram, self.num_pred)
         return read_prompt(self, params, request, draft, jnp.where(found, self.num_pred, 0), knobs)
 
     def step(
-        self, params: Any, state: PromptLookupState, knobs: SamplingKnobs
-    ) -> tuple[PromptLookupState, PromptLookupInfo]:
+        self, params: Any, state: CachedState, knobs: SamplingKnobs
+    ) -> tuple[CachedState, PromptLookupInfo]:
         """Finds a draft, verifies it, commits what is right and one token more."""
         draft, found = find_draft(state.rows.tokens, state.rows.length, self.max_ngram, self.num_pred)
         drafted = jnp.where(found, self.num_pred, 0)
         state, accepted = verify(self, params, state, draft, drafted, knobs)
         return state, PromptLookupInfo(draft, found, accepted)
 
-    def drafts(self, state: PromptLookupState) -> Int[Array, "B K"]:
+    def drafts(self, state: CachedState) -> Int[Array, "B K"]:
         """The draft that the next call verifies, where one is found."""
         draft, found = find_draft(state.rows.tokens, state.rows.length, self.max_ngram, self.num_pred)
         return jnp.where(found[:, None], draft, -1)
@@ -136,22 +122,22 @@ def read_prompt(
     draft: Int[Array, "B K"],
     drafted: Int[Array, "B"],
     knobs: Any,
-) -> PromptLookupState:
+) -> CachedState:
     """The state after the prompt's call, which verifies the first `drafted` tokens of a draft after it."""
     rows, cache, out = decoder.prefill_ahead(params, request, draft, draft.shape[1] + 1)
     rows = rows.spend(out.counts, request.lengths + drafted)
     rows, _, _ = commit_right(decoder, params, rows, out.hidden, draft, drafted, knobs)
-    return PromptLookupState(rows, cache)
+    return CachedState(rows, cache)
 
 
 def verify(
     decoder: DecoderBase,
     params: Any,
-    state: PromptLookupState,
+    state: CachedState,
     draft: Int[Array, "B K"],
     drafted: Int[Array, "B"],
     knobs: Any,
-) -> tuple[PromptLookupState, Int[Array, "B"]]:
+) -> tuple[CachedState, Int[Array, "B"]]:
     """One call on the newest token and a draft whose first `drafted` tokens count; returns how many were right."""
     network, at = decoder.network, state.cached
     fed = jnp.concatenate([state.rows.newest[0], draft], axis=1)
@@ -160,7 +146,7 @@ def verify(
     rows = state.rows.spend(out.counts, 1 + drafted)
     rows, chosen, accepted = commit_right(decoder, params, rows, out.hidden, draft, drafted, knobs)
     cache = network.write(state.cache, out.kv, write_after_read(at, chosen))
-    return PromptLookupState(rows, cache), accepted
+    return CachedState(rows, cache), accepted
 
 
 def commit_right(

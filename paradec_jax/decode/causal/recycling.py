@@ -47,20 +47,13 @@ def alternatives(
     """
     if count >= logits.shape[-1]:
         raise ValueError(f"{count} alternatives need more than {logits.shape[-1]} tokens")
+    # By maxima, which sharded rows have by themselves: XLA gathers the logits of all rows for `top_k`.
+    ids, best = jnp.arange(logits.shape[-1]), []
+    for _ in range(count + 1):
+        best.append(jnp.argmax(logits, axis=-1))
+        logits = jnp.where(ids == best[-1][:, None], -jnp.inf, logits)
     copies = jnp.broadcast_to(draft[:, None], (draft.shape[0], count, draft.shape[1]))
-    return copies.at[:, :, 0].set(_ranked(logits, count + 1)[:, 1:])
-
-
-def _ranked(logits: Float[Array, "B V"], count: int) -> Int[Array, "B count"]:
-    """The best tokens, the best first, the lower one of equals; by maxima, which sharded rows have by themselves.
-
-    XLA gathers the logits of all rows for `top_k`.
-    """
-    ids, found = jnp.arange(logits.shape[-1]), []
-    for _ in range(count):
-        found.append(jnp.argmax(logits, axis=-1))
-        logits = jnp.where(ids == found[-1][:, None], -jnp.inf, logits)
-    return jnp.stack(found, axis=1).astype(jnp.int32)
+    return copies.at[:, :, 0].set(jnp.stack(best, axis=1)[:, 1:].astype(jnp.int32))
 
 
 def distinct(

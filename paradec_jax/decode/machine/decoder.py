@@ -16,9 +16,7 @@ from paradec_jax.decode.machine.knobs import (
     UNLIMITED,
     SamplingKnobs,
     as_arrays,
-    check_most,
     check_types,
-    told_need,
     unneeded,
 )
 from paradec_jax.decode.machine.network import CachedNetwork, Forward, Prefix
@@ -29,6 +27,25 @@ from paradec_jax.decode.rules.sampling import log_probability, sample
 from paradec_jax.decode.rules.windows import last_of, window
 
 AnyDecoder = TypeVar("AnyDecoder", bound="DecoderBase")  # not Self, which the type checks of tests refuse
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CachedState:
+    """Rows, and a cache of all committed tokens but the newest: the state of decoders that append, or its base."""
+
+    rows: Rows
+    cache: Any
+
+    @property
+    def cached(self) -> Int[Array, "B"]:
+        """Trusted cache entries."""
+        return self.rows.length - 1
+
+    @property
+    def drafts(self) -> Int[Array, "B _"]:
+        """None: nothing is guessed between steps."""
+        return self.rows.tokens[:, :0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,13 +100,6 @@ class DecoderBase(abc.ABC):
         """One round of the networks over all rows: a state and an info; finished rows stay as they are.
 
         The info is what only recorders read; a driver that drops it pays nothing for it.
-        """
-
-    @abc.abstractmethod
-    def drafts(self, state: Any) -> Int[Array, "B _"]:
-        """Tokens that the state guesses for the positions from `length` on, -1 where there is none.
-
-        K is the most that a state of this decoder can hold: 0 where nothing is guessed between steps.
         """
 
     def bind(self: AnyDecoder, network: Any, size: int, spec: TokenSpec | None = None) -> AnyDecoder:
@@ -171,8 +181,7 @@ class DecoderBase(abc.ABC):
 
         Raises:
           ValueError: knobs of another type, values that are no numbers of their field's kind or out of range, a
-            temperature where the decoder is greedy, or a knob whose `needs` the decoder does not meet or whose `most`
-            it exceeds.
+            temperature where the decoder is greedy, or a knob that means nothing to the decoder.
         """
         name = type(self).__name__
         knobs = self.Knobs() if knobs is None else knobs
@@ -185,12 +194,9 @@ class DecoderBase(abc.ABC):
         if self.greedy and not isinstance(hot, jax.core.Tracer) and np.any(np.asarray(hot) > 0):
             raise ValueError(f"{name} is greedy, so temperature must be 0, not {hot}")
         without = unneeded(knobs, self)
-        for field in without:
+        for field, need in without.items():
             if getattr(knobs, field) is not None:
-                raise ValueError(
-                    f"{field} needs {told_need(without[field])}, not {getattr(self, without[field][0])}"
-                )
-        check_most(knobs, self)
+                raise ValueError(f"{field} needs {need}")
         return dataclasses.replace(as_arrays(knobs, self), **dict.fromkeys(without))
 
     def prepare(self, params: Any) -> Any:
@@ -202,6 +208,13 @@ class DecoderBase(abc.ABC):
     def differentiable(self: AnyDecoder) -> AnyDecoder:
         """The same decoder with inner loops of a fixed number of steps."""
         return dataclasses.replace(self, bounded=True)
+
+    def drafts(self, state: Any) -> Int[Array, "B _"]:
+        """Tokens that the state guesses for the positions from `length` on, -1 where there is none.
+
+        As many a row as a state of this decoder can hold: 0 where nothing is guessed between steps.
+        """
+        return state.drafts
 
     def done(self, state: Any) -> Bool[Array, "B"]:
         """Rows that have stopped."""

@@ -30,12 +30,7 @@ from paradec_jax.sharding.processes import gathered, shared
 
 Record = Callable[[Any, Any], Any]
 UNBOUNDED = np.iinfo(np.int32).max
-
-
-def the_info(state: Any, info: Any) -> Any:
-    """The record that `trace` and `rollout` keep by default: what the step says of itself."""
-    del state
-    return info
+INFO: Record = lambda state, info: info  # noqa: E731  what the step says of itself, the record by default
 
 
 def run(
@@ -109,7 +104,7 @@ def trace(
     knobs: Any = None,
     *,
     n: int,
-    record: Record = the_info,
+    record: Record = INFO,
 ) -> tuple[Decoded, Any]:
     """Does exactly `n` steps and keeps `record(state, info)` of each, stacked on a leading axis of n.
 
@@ -144,7 +139,7 @@ def rollout(
     *,
     n: int,
     segment: int | None = None,
-    record: Record = the_info,
+    record: Record = INFO,
 ) -> tuple[Decoded, Any]:
     """As `trace`, differentiable in reverse mode with respect to params and knobs.
 
@@ -231,10 +226,7 @@ def readable(state: Any) -> Any:
     return dataclasses.replace(state, rows=gathered(state.rows))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def start(decoder: Any, params: Any, request: Request, knobs: Any) -> Any:
-    """The state after the prompt."""
-    return _begin(decoder, params, request, knobs)
+start = jax.jit(_begin, static_argnums=0)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)

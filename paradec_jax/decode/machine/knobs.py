@@ -17,17 +17,15 @@ from paradec_jax.decode.rules.sampling import TINY
 UNLIMITED = np.iinfo(np.int32).max
 
 
-def knob(default: Any, **metadata: Any) -> Any:
-    """A knob's field. Its annotation says whether it holds whole numbers (`int`) or any (`float`).
+def knob(default: Any, unset: Any = None, needs: tuple[str, Any] | None = None) -> Any:
+    """A knob that may be None.
 
     Args:
       default: its value where the caller says nothing.
-      metadata: `unset`, what stands for None in the compiled program, a number or a function of the decoder;
-        `schedule=True` allows one value for each age, an array [K]; `names`, words that may stand for the numbers
-        0, 1, ..; `needs`, a field of the decoder and the value below which, or the values without which, the knob
-        must be None; `most`, a number of the decoder that it may not exceed.
+      unset: what stands for None in the compiled program, a number or a function of the decoder.
+      needs: a field of the decoder, and its least value or the values with which the knob means something.
     """
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata={"unset": unset, "needs": needs})
 
 
 @jax.tree_util.register_dataclass
@@ -67,36 +65,41 @@ def check_range(value: Any, name: str, allowed: Any, text: str) -> None:
         raise ValueError(f"{name} must be {text}, not {value}")
 
 
+@functools.cache
+def alternatives(kind: type) -> dict[str, tuple[Any, ...]]:
+    """What each knob may be, by its annotation: `int` for a whole number, words, an array of some shape."""
+    hints: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        hints |= inspect.get_annotations(base, eval_str=True)
+    return {f.name: typing.get_args(hints[f.name]) or (hints[f.name],) for f in dataclasses.fields(kind)}
+
+
+def words_of(kind: type, name: str) -> tuple[str, ...]:
+    """Words that may stand for the numbers 0, 1, .. of a knob."""
+    literals = (
+        typing.get_args(x) for x in alternatives(kind)[name] if typing.get_origin(x) is typing.Literal
+    )
+    return next(literals, ())
+
+
 def check_types(knobs: Any) -> None:
     """Refuses what is no number of its field's kind, what 32 bits cannot hold, and NaN. Raises ValueError."""
     for field in dataclasses.fields(knobs):
         value, optional = getattr(knobs, field.name), "unset" in field.metadata
-        if (value is None and optional) or (isinstance(value, str) and "names" in field.metadata):
+        words = words_of(type(knobs), field.name)
+        if (value is None and optional) or (isinstance(value, str) and words):
             continue
-        dtype = _dtype(knobs, field.name)
+        dtype = _dtype(type(knobs), field.name, value)
         if not _holds(dtype, value):
             kind = "a whole number of 32 bits" if dtype == np.int32 else "a number of float32"
-            allowed = " or ".join([*field.metadata.get("names", ()), kind, *["None"] * optional])
+            allowed = " or ".join([*words, kind, *["None"] * optional])
             raise ValueError(f"{field.name} must be {allowed}, not {value!r}")
 
 
-@functools.cache
-def _whole(kind: type) -> frozenset[str]:
-    """Fields that hold whole numbers: annotated so, or words that stand for them."""
-    hints: dict[str, Any] = {}
-    for base in reversed(kind.__mro__):
-        hints |= inspect.get_annotations(base, eval_str=True)
-    return frozenset(
-        field.name
-        for field in dataclasses.fields(kind)
-        if "names" in field.metadata or int in (hints[field.name], *typing.get_args(hints[field.name]))
-    )
-
-
-def _dtype(knobs: Any, name: str) -> Any:
+def _dtype(kind: type, name: str, value: Any) -> Any:
     """What a knob is in a program, by its field: int32, or float32, or float64 where it is given so and allowed."""
-    value = getattr(knobs, name)
-    if name in _whole(knobs.__class__) and _given(value).ndim == 0:
+    whole = int in alternatives(kind)[name] or words_of(kind, name)
+    if whole and _given(value).ndim == 0:
         return np.dtype(np.int32)
     wide = type(value) is not float and jax.dtypes.canonicalize_dtype(np.float64) == np.float64
     return np.dtype(np.float64 if wide and _given(value).dtype == np.float64 else np.float32)
@@ -125,42 +128,17 @@ def _holds(dtype: Any, value: Any) -> bool:
         return bool(np.all(np.isinf(given) | np.isfinite(given.astype(dtype))))
 
 
-def check_most(knobs: Any, decoder: Any) -> None:
-    """Refuses a knob above what its decoder allows, the `most` of its field. Raises ValueError."""
+def unneeded(knobs: Any, decoder: Any) -> dict[str, str]:
+    """Knobs that mean nothing to a decoder, each with what they need instead, in words."""
+    found = {}
     for field in dataclasses.fields(knobs):
-        value = getattr(knobs, field.name)
-        if "most" in field.metadata and not _same(value, field.metadata.get("unset")):
-            name = field.metadata["most"]
-            most = getattr(decoder, name)
-            check_range(value, field.name, lambda x, most=most: x <= most, f"at most the {name}'s {most}")
-
-
-def _same(value: Any, unset: Any) -> bool:
-    """Whether a knob stands as `as_arrays` leaves one that is not set."""
-    return not isinstance(value, jax.core.Tracer) and np.ndim(value) == 0 and bool(np.asarray(value) == unset)
-
-
-Need = tuple[str, int | tuple[str, ...]]
-
-
-def unneeded(knobs: Any, decoder: Any) -> dict[str, Need]:
-    """Knobs that mean nothing to a decoder, each with what it `needs`: a field, and its least value or its values."""
-    needs = {f.name: f.metadata["needs"] for f in dataclasses.fields(knobs) if "needs" in f.metadata}
-    return {
-        knob: (name, wanted)
-        for knob, (name, wanted) in needs.items()
-        if hasattr(decoder, name) and not _meets(getattr(decoder, name), wanted)
-    }
-
-
-def _meets(value: Any, wanted: int | tuple[str, ...]) -> bool:
-    return value in wanted if isinstance(wanted, tuple) else value >= wanted
-
-
-def told_need(need: Need) -> str:
-    """What a knob needs, in words."""
-    name, wanted = need
-    return f"{name} {' or '.join(wanted)}" if isinstance(wanted, tuple) else f"{name} of at least {wanted}"
+        name, wanted = field.metadata.get("needs") or ("", ())
+        if hasattr(decoder, name):
+            value, words = getattr(decoder, name), isinstance(wanted, tuple)
+            if value not in wanted if words else value < wanted:
+                told = " or ".join(wanted) if words else f"of at least {wanted}"
+                found[field.name] = f"{name} {told}, not {value}"
+    return found
 
 
 def as_arrays(knobs: Any, decoder: Any = None) -> Any:
@@ -173,9 +151,13 @@ def as_arrays(knobs: Any, decoder: Any = None) -> Any:
     Raises:
       ValueError: an array where one number for all rows is wanted.
     """
+    kind, arrays = type(knobs), {}
     for field in dataclasses.fields(knobs):
-        shape, name = np.shape(getattr(knobs, field.name)), field.name
-        if field.metadata.get("schedule"):
+        name, value = field.name, getattr(knobs, field.name)
+        shape = np.shape(value)
+        if any(
+            getattr(one, "dim_str", "") for one in alternatives(kind)[name]
+        ):  # an array of one axis may be given
             if len(shape) > 1 or 0 in shape:
                 raise ValueError(
                     f"{name} must be a number or a schedule [K] of one value an age, not of shape {shape}"
@@ -184,28 +166,14 @@ def as_arrays(knobs: Any, decoder: Any = None) -> Any:
             raise ValueError(
                 f"{name} must be one number for all rows, not of shape {shape}: use vmap to try several"
             )
-    unset = {
-        field.name: _value_of(field.metadata["unset"], decoder)
-        for field in dataclasses.fields(knobs)
-        if getattr(knobs, field.name) is None and "unset" in field.metadata
-    }
-    words = {
-        field.name: field.metadata["names"].index(getattr(knobs, field.name))
-        for field in dataclasses.fields(knobs)
-        if isinstance(getattr(knobs, field.name), str)
-    }
-    knobs = dataclasses.replace(knobs, **unset, **words)
-    values = {field.name: getattr(knobs, field.name) for field in dataclasses.fields(knobs)}
-    arrays = {name: _as_array(x, _dtype(knobs, name)) for name, x in values.items() if x is not None}
+        unset = field.metadata.get("unset")
+        if value is None:
+            value = unset(decoder) if callable(unset) else unset
+        if isinstance(value, str):
+            value = words_of(kind, name).index(value)
+        if isinstance(value, jax.Array):
+            arrays[name] = lax.convert_element_type(value, _dtype(kind, name, value))
+        elif value is not None:
+            # Placed on the device as it is: `jnp.asarray` compiles a program for each type.
+            arrays[name] = jax.device_put(np.asarray(value).astype(_dtype(kind, name, value)))
     return dataclasses.replace(knobs, **arrays)
-
-
-def _value_of(unset: Any, decoder: Any) -> Any:
-    return unset(decoder) if callable(unset) else unset
-
-
-def _as_array(x: Any, dtype: Any) -> Array:
-    if isinstance(x, jax.Array):
-        return lax.convert_element_type(x, dtype)
-    # Placed on the device as it is: `jnp.asarray` compiles a program for each type.
-    return jax.device_put(np.asarray(x).astype(dtype))

@@ -69,7 +69,7 @@ def serve(
     if rows < 1 or every < 1:
         raise ValueError(f"rows and every must be at least 1, not {rows} and {every}")
     mesh, request, knobs = drive.checked(decoder, params, request, knobs)
-    request, take = gathered(request), _take if shared(request.tokens) else Request.take
+    request, take = gathered(request), jax.jit(Request.take) if shared(request.tokens) else Request.take
 
     def start(which: Any) -> Any:
         some, _ = over_processes(mesh, params, take(request, which), None)
@@ -149,12 +149,6 @@ def _admit(
     places = np.concatenate([places, np.repeat(places[-1:], padding)])
     new = start(fresh)
     return _place(axes, state, new, np.asarray(places, np.int32))
-
-
-@jax.jit
-def _take(request: Request, rows: Any) -> Request:
-    """Some rows of a request that lies on several processes, where nothing is done outside of a program."""
-    return request.take(rows)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)

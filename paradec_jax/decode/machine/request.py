@@ -2,7 +2,7 @@
 
 import dataclasses
 import reprlib
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +20,12 @@ class RecordedDraws:
     """
 
     uniforms: Float[Array, "P"] | None = None
+    per_row: ClassVar[tuple[str, ...]] = ()  # fields whose first axis counts rows
 
     def take(self, rows: Array) -> "RecordedDraws":
         """The record of some rows of a request: that of all rows, but for the fields that `per_row` names."""
         own = {name: getattr(self, name) for name in self.per_row}
         return dataclasses.replace(self, **{name: x[rows] for name, x in own.items() if x is not None})
-
-    @property
-    def per_row(self) -> tuple[str, ...]:
-        """Fields whose first axis counts rows."""
-        return tuple(f.name for f in dataclasses.fields(self) if f.metadata.get("per_row"))
 
 
 @jax.tree_util.register_dataclass

@@ -31,10 +31,6 @@ class Reason(enum.IntEnum):
     CALLER = 3
 
 
-def _static(**options: Any) -> Any:
-    return dataclasses.field(metadata={"static": True}, **options)
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
@@ -67,7 +63,7 @@ class Rows:
     fixed: Bool[Array, "B S"] | None
     log_probs: Float[Array, "B S"] | None
     recorded: Any
-    size: int = _static()
+    size: int = dataclasses.field(metadata={"static": True})
 
     @property
     def done(self) -> Bool[Array, "B"]:

@@ -59,13 +59,10 @@ class Setting:
             for name, value in self.settings().items()
             if name == "block" or value != defaults.get(name)
         }
-        return ", ".join(f"{_SHORT.get(name, name)} {_said(name, value)}" for name, value in changed.items())
-
-
-def _said(name: str, value: Any) -> str:
-    if name == "exit_threshold" and value is None:
-        return "every step"
-    return f"{value:g}" if isinstance(value, float) else f"{value}"
+        if "exit_threshold" in changed and changed["exit_threshold"] is None:
+            changed["exit_threshold"] = "every step"
+        words = {name: f"{x:g}" if isinstance(x, float) else x for name, x in changed.items()}
+        return ", ".join(f"{_SHORT.get(name, name)} {word}" for name, word in words.items())
 
 
 _SHORT = {

@@ -1,6 +1,7 @@
 """What soft decoders of canvases share: vectors in place of given tokens."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,8 @@ class SoftGiven(RecordedDraws):
         [B, P, D].
     """
 
-    vectors: Float[Array, "B P D"] | None = dataclasses.field(default=None, metadata={"per_row": True})
+    vectors: Float[Array, "B P D"] | None = None
+    per_row: ClassVar[tuple[str, ...]] = ("vectors",)
 
 
 def given_offsets(

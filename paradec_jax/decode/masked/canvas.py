@@ -50,7 +50,7 @@ class Canvas:
         return cls(dataclasses.replace(rows, tokens=tokens), final, block)
 
     @property
-    def ahead(self) -> Int[Array, "B S"]:
+    def drafts(self) -> Int[Array, "B S"]:
         """Final tokens from each row's `length` on, -1 where none is: what its position's neighbours see already."""
         within = jnp.arange(self.final.shape[1]) < self.rows.limit[:, None]
         known = jnp.where(self.final & within, self.rows.tokens, -1)

@@ -1,26 +1,24 @@
 """Masked diffusion: a denoiser reveals a canvas of masks, many positions a call, in an order drawn beforehand."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
 
-from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.masked.unmask import (
+    MaskedDecoder,
     MaskedKnobs,
     MaskedState,
     Unmasked,
     begin,
-    check_order,
     plain_draw,
     unmask,
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Masked(DecoderBase):
+class Masked(MaskedDecoder):
     """Reveals a canvas in groups that were drawn at random, one network call each.
 
     ::
@@ -43,18 +41,6 @@ class Masked(DecoderBase):
       chunk: C, positions of a row whose logits exist at once.
     """
 
-    _: dataclasses.KW_ONLY
-    order: str = "random"
-    chunk: int = 64
-    Knobs: ClassVar[type] = MaskedKnobs
-    visibilities: ClassVar[tuple[str, ...]] = ("full",)
-    alignments: ClassVar[tuple[str, ...]] = ("own",)
-    any_order: ClassVar[bool] = True
-    needs_cache: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_order(self.order, self.chunk)
-
     def init(self, params: Any, request: Request, knobs: MaskedKnobs) -> MaskedState:
         """Fills the canvas with masks and draws their partition; calls nothing."""
         return begin(self, self.begin(request, 0), knobs)
@@ -67,7 +53,3 @@ class Masked(DecoderBase):
         state = state.spend(out.counts, state.rows.limit)
         draw = plain_draw(self, state.rows, knobs)
         return unmask(self, params, state, out.hidden, at, state.groups, open_, draw)[:2]
-
-    def drafts(self, state: MaskedState) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead

@@ -17,20 +17,19 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import check_range
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.machine.soft import given_offsets
 from paradec_jax.decode.masked.unmask import (
     Draw,
+    MaskedDecoder,
     MaskedKnobs,
     MaskedState,
     Unmasked,
     begin,
-    check_order,
     unmask,
 )
 from paradec_jax.decode.rules.relaxation import RELAXATIONS, noisy, relaxed
@@ -74,7 +73,7 @@ class SoftUnmasked(Unmasked):
 
 
 @dataclasses.dataclass(frozen=True)
-class SoftMasked(DecoderBase):
+class SoftMasked(MaskedDecoder):
     """`Masked` whose tokens carry gradients through `rollout`.
 
     Attributes:
@@ -84,17 +83,11 @@ class SoftMasked(DecoderBase):
     """
 
     _: dataclasses.KW_ONLY
-    order: str = "random"
-    chunk: int = 64
     relaxation: str = "straight_through"
     Knobs: ClassVar[type] = SoftMaskedKnobs
-    visibilities: ClassVar[tuple[str, ...]] = ("full",)
-    alignments: ClassVar[tuple[str, ...]] = ("own",)
-    any_order: ClassVar[bool] = True
-    needs_cache: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_order(self.order, self.chunk)
+        super().__post_init__()
         if self.relaxation not in RELAXATIONS:
             raise ValueError(f"relaxation must be one of {', '.join(RELAXATIONS)}, not {self.relaxation!r}")
 
@@ -117,10 +110,6 @@ class SoftMasked(DecoderBase):
         new, info, offsets = unmask(self, params, state, out.hidden, at, state.groups, open_, draw)
         kept = jnp.where(info.where[..., None], offsets, state.offsets)
         return dataclasses.replace(new, offsets=kept), SoftUnmasked(**vars(info), hidden=out.hidden)
-
-    def drafts(self, state: SoftMaskedState) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead
 
     def _draw(self, table: Float[Array, "V D"], rows: Rows, knobs: SoftMaskedKnobs) -> Draw:
         """Tokens as `Masked` draws them, and what the relaxation adds to their vectors."""

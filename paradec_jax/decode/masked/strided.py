@@ -4,16 +4,15 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
-from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.masked.unmask import (
+    MaskedDecoder,
     MaskedKnobs,
     MaskedState,
     Unmasked,
     begin,
-    check_order,
     plain_draw,
     unmask,
 )
@@ -22,7 +21,7 @@ from paradec_jax.decode.rules.windows import window
 
 
 @dataclasses.dataclass(frozen=True)
-class Strided(DecoderBase):
+class Strided(MaskedDecoder):
     """`Masked` in one window after another (MDLM's semi-autoregressive sampler, arXiv 2406.07524, section 5.3).
 
     ::
@@ -43,19 +42,12 @@ class Strided(DecoderBase):
     """
 
     _: dataclasses.KW_ONLY
-    order: str = "random"
-    chunk: int = 64
     width: int | None = None
     stride: int | None = None
-    Knobs: ClassVar[type] = MaskedKnobs
-    visibilities: ClassVar[tuple[str, ...]] = ("full",)
-    alignments: ClassVar[tuple[str, ...]] = ("own",)
-    any_order: ClassVar[bool] = True
-    needs_cache: ClassVar[bool] = False
     windowed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_order(self.order, self.chunk)
+        super().__post_init__()
         longest = None if self.network is None else self.network.max_length
         if self.width is not None and not 1 <= self.width <= (longest or self.width):
             told = "" if longest is None else f" and at most the {longest} positions the model was built for"
@@ -92,7 +84,3 @@ class Strided(DecoderBase):
         )
         draw = plain_draw(self, state.rows, knobs)
         return unmask(self, params, state, out.hidden, at, groups, open_, draw)[:2]
-
-    def drafts(self, state: MaskedState) -> Int[Array, "B S"]:
-        """What is revealed after a gap."""
-        return state.ahead

@@ -7,7 +7,7 @@ noise of few digits, and loses the rare tokens.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs, check_range, knob
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.masked.canvas import Canvas
@@ -50,7 +51,7 @@ class MaskedKnobs(SamplingKnobs):
     temperature: Float[Array, ""] | float = 1.0
     steps: Int[Array, ""] | int | None = knob(None, unset=UNLIMITED, needs=("order", GROUPED))
     grid: Float[Array, "*K"] | Int[Array, ""] | Literal["linear", "cosine"] | None = knob(
-        None, unset=0, names=GRIDS, schedule=True, needs=("order", GROUPED)
+        None, unset=0, needs=("order", GROUPED)
     )
 
     def check(self) -> None:
@@ -62,22 +63,15 @@ class MaskedKnobs(SamplingKnobs):
             raise ValueError(f"grid must be {' or '.join(GRIDS)} or an array of times, not {grid!r}")
         if isinstance(grid, str | jax.core.Tracer) or np.ndim(grid) == 0:
             return
-        check_range(grid, "grid", _falls, "times that fall from 1 to above 0")
+        check_range(
+            grid,
+            "grid",
+            lambda t: t.ndim == 1 and t[0] == 1 and t[-1] > 0 and (np.diff(t) < 0).all(),
+            "times that fall from 1 to above 0",
+        )
         if not isinstance(self.steps, jax.core.Tracer) and self.steps not in (None, UNLIMITED):
             told = f"a grid of {len(grid)} times has as many steps"
             raise ValueError(f"{told}, so steps must be None, not {self.steps}")
-
-
-def _falls(times: np.ndarray) -> bool:
-    return times.ndim == 1 and bool(times[0] == 1 and times[-1] > 0 and (np.diff(times) < 0).all())
-
-
-def check_order(order: str, chunk: int) -> None:
-    """Refuses an unknown order, or a chunk below 1. Raises ValueError."""
-    if order not in ORDERS:
-        raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
-    if chunk < 1:
-        raise ValueError(f"chunk must be at least 1, not {chunk}")
 
 
 @jax.tree_util.register_dataclass
@@ -168,20 +162,6 @@ def by_chunks(
     return lax.fori_loop(0, most if bounded else (jnp.max(count) + chunk - 1) // chunk, body, empty)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Drawn:
-    """Tokens of a window, their log-probabilities and the scores of their positions, where they are asked for.
-
-    `extra` is what else the decoder's draw returns of them.
-    """
-
-    tokens: Int[Array, "B W"]
-    log_probs: Float[Array, "B W"] | None
-    scores: Float[Array, "B W"] | None
-    extra: Any
-
-
 Draw = Callable[[Array, Array], tuple[Array, Any]]
 
 
@@ -211,25 +191,44 @@ def unmask(
     """
     score_of = SCORES.get(decoder.order)
 
-    def read(hidden: Array, slots: Array) -> Drawn:
+    def read(hidden: Array, slots: Array) -> tuple[Array, Array | None, Array | None, Any]:
         logits = without_mask(decoder.network.logits(params, hidden), decoder.spec.mask)
         tokens, extra = draw(logits, at[:, None] + slots)
         scores = None if score_of is None else score_of(logits, tokens)
-        return Drawn(tokens, decoder.scores(logits, tokens), scores, extra)
+        return tokens, decoder.scores(logits, tokens), scores, extra
 
     where = partition.next_group(groups, open_) if score_of is None else open_
-    drawn = by_chunks(read, hidden, where, decoder.chunk, decoder.bounded)
+    tokens, log_probs, scores, extra = by_chunks(read, hidden, where, decoder.chunk, decoder.bounded)
     if score_of is not None:
         count = partition.next_count(groups, groups != partition.NEVER, open_)
-        where = reveal.quota(drawn.scores, open_, count)
-    canvas = canvas.reveal(drawn.tokens, where, at, drawn.log_probs)
-    return canvas, Unmasked(at, where, drawn.scores), drawn.extra
+        where = reveal.quota(scores, open_, count)
+    return canvas.reveal(tokens, where, at, log_probs), Unmasked(at, where, scores), extra
 
 
 def begin(decoder: Any, rows: Rows, knobs: MaskedKnobs) -> MaskedState:
     """The canvas of fresh rows with its partition."""
     canvas = Canvas.of(rows, decoder.spec.mask)
     return MaskedState(**vars(canvas), groups=groups_of(canvas, decoder.order, knobs))
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedDecoder(DecoderBase):
+    """What samplers of masked canvases share; `Masked` says what the fields mean."""
+
+    _: dataclasses.KW_ONLY
+    order: str = "random"
+    chunk: int = 64
+    Knobs: ClassVar[type] = MaskedKnobs
+    visibilities: ClassVar[tuple[str, ...]] = ("full",)
+    alignments: ClassVar[tuple[str, ...]] = ("own",)
+    any_order: ClassVar[bool] = True
+    needs_cache: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {self.order!r}")
+        if self.chunk < 1:
+            raise ValueError(f"chunk must be at least 1, not {self.chunk}")
 
 
 def plain_draw(decoder: Any, rows: Rows, knobs: MaskedKnobs) -> Draw:

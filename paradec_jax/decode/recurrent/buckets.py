@@ -34,7 +34,11 @@ def on_narrowest(
     def narrowed(decoder: Any, params: Any, state: Any, knobs: Any) -> Predicted:
         def on(width: int) -> Predicted:
             some = dataclasses.replace(state, wave=state.wave.first(width))
-            return _widened(predict(decoder, params, some, knobs), decoder.network, decoder.window)
+            new, window = predict(decoder, params, some, knobs), decoder.window
+            slots = {f.name: getattr(new, f.name) for f in dataclasses.fields(new)}
+            kv, counts = slots.pop("kv"), slots.pop("counts")
+            slots = jax.tree.map(lambda x: pad_slots(x, window), slots)
+            return dataclasses.replace(new, kv=decoder.network.widen(kv, window), counts=counts, **slots)
 
         widths = compiled_widths(decoder)
         if len(widths) == 1:
@@ -69,12 +73,3 @@ def check_buckets(buckets: tuple[int, ...] | None, window: int) -> None:
     widths = [] if buckets is None else list(buckets)
     if any(not 1 <= b < window for b in widths) or widths != sorted(set(widths)):
         raise ValueError(f"buckets must ascend from 1 to below the window {window}, not {buckets}")
-
-
-def _widened(new: Any, network: Any, window: int) -> Any:
-    """What a method has returned for the first slots, with zeros in the others."""
-
-    slots = {f.name: getattr(new, f.name) for f in dataclasses.fields(new) if f.name not in ("kv", "counts")}
-    return dataclasses.replace(
-        new, kv=network.widen(new.kv, window), **jax.tree.map(lambda x: pad_slots(x, window), slots)
-    )

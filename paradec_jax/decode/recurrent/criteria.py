@@ -41,58 +41,59 @@ def _below(value: Array, threshold: Any) -> Array:
     return value < threshold
 
 
-def _mean(values: Float[Array, "B W"], valid: Bool[Array, "B W"]) -> Float[Array, "B"]:
-    return jnp.sum(jnp.where(valid, values, 0.0), axis=1) / jnp.maximum(jnp.sum(valid, axis=1), 1)
+def _compared(view: Callable[[Array], Array], difference: Callable[..., Array]) -> Callable[..., Any]:
+    """A measure that keeps a view of what it is shown, and is its difference from the view before."""
+
+    def measure(old: Array, seen: Array, valid: Bool[Array, "B W"]) -> tuple[Array, Previous]:
+        new = view(seen)
+        return difference(old, new, valid), new
+
+    return measure
 
 
-def _latent_diff(old: Array, new: Array, valid: Array) -> tuple[Array, Previous]:
-    return _mean(score.latent_change(new, old), valid), new
+def _mean(change: Callable[[Array, Array], Array]) -> Callable[..., Any]:
+    """The measure of latents whose relative change is averaged over the positions that are real."""
 
+    def mean(old: Array, new: Array, valid: Bool[Array, "B W"]) -> Float[Array, "B"]:
+        total = jnp.sum(jnp.where(valid, change(new, old), 0.0), axis=1)
+        return total / jnp.maximum(jnp.sum(valid, axis=1), 1)
 
-def _cosine(old: Array, new: Array, valid: Array) -> tuple[Array, Previous]:
-    return _mean(score.cosine_change(new, old), valid), new
-
-
-def _entropy_diff(old: Array, logits: Array, valid: Array) -> tuple[Array, Previous]:
-    new = score.entropy(logits)
-    return jnp.abs(new - old), new
-
-
-def _kl(old: Array, logits: Array, valid: Array) -> tuple[Array, Previous]:
-    new = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-    return score.kl_divergence(old, new), new
-
-
-def _min_p_kl(old: Array, logits: Array, valid: Array) -> tuple[Array, Previous]:
-    new = score.min_p_log_probs(logits)
-    return score.kl_divergence(old, new), new
+    return _compared(lambda latents: latents, mean)
 
 
 def _uniform(logits: Array) -> Array:
     return jnp.full(logits.shape, -jnp.log(float(logits.shape[-1])), jnp.float32)
 
 
-def _argmax_stability(old: tuple[Array, Array], logits: Array, valid: Array) -> tuple[Array, Previous]:
+def _repeats(old: tuple[Array, Array], logits: Array, valid: Array) -> tuple[Array, Previous]:
+    """How often the most probable token was the same again."""
     token, run = old
     new = jnp.argmax(logits, axis=-1)
     run = jnp.where(new == token, run + 1, 0)
     return run.astype(jnp.float32), (new, run)
 
 
-def _no_token(logits: Array) -> tuple[Array, Array]:
-    return jnp.full(logits.shape[0], -1, jnp.int32), jnp.zeros(logits.shape[0], jnp.int32)
-
+_entropy_change = _compared(score.entropy, lambda old, new, valid: jnp.abs(new - old))
+_kl = _compared(
+    lambda logits: jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1),
+    lambda old, new, valid: score.kl_divergence(old, new),
+)
+_min_p_kl = _compared(score.min_p_log_probs, lambda old, new, valid: score.kl_divergence(old, new))
 
 CRITERIA: dict[str, Criterion] = {
-    "latent-diff": Criterion("latent", lambda s: s, _latent_diff, _below, 0.03),
-    "cosine": Criterion("latent", lambda s: s, _cosine, _below, 1e-3),
+    "latent-diff": Criterion("latent", lambda s: s, _mean(score.latent_change), _below, 0.03),
+    "cosine": Criterion("latent", lambda s: s, _mean(score.cosine_change), _below, 1e-3),
     "entropy-diff": Criterion(
-        "logits", lambda x: jnp.full(x.shape[0], 100.0, jnp.float32), _entropy_diff, _below, 1e-3
+        "logits", lambda x: jnp.full(x.shape[0], 100.0, jnp.float32), _entropy_change, _below, 1e-3
     ),
     "kl": Criterion("logits", _uniform, _kl, _below, 1e-3),
     "minp-kl": Criterion("logits", _uniform, _min_p_kl, _below, 1e-5),
     "argmax-stability": Criterion(
-        "logits", _no_token, _argmax_stability, lambda value, threshold: value >= threshold, 5.0
+        "logits",
+        lambda x: (jnp.full(x.shape[0], -1, jnp.int32), jnp.zeros(x.shape[0], jnp.int32)),
+        _repeats,
+        lambda value, threshold: value >= threshold,
+        5.0,
     ),
     "none": Criterion(
         "nothing",

@@ -156,10 +156,6 @@ class Fed:
         return self.positions[:, 0]
 
 
-def _own_threshold(decoder: Any) -> float:
-    return CRITERIA[decoder.criterion].threshold
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AdaptiveKnobs(LatentKnobs):
@@ -171,7 +167,9 @@ class AdaptiveKnobs(LatentKnobs):
       check_every: recurrences between checks.
     """
 
-    exit_threshold: Float[Array, ""] | float | None = knob(None, unset=_own_threshold)
+    exit_threshold: Float[Array, ""] | float | None = knob(
+        None, unset=lambda decoder: CRITERIA[decoder.criterion].threshold
+    )
     min_recurrence: Int[Array, ""] | int = 0
     check_every: Int[Array, ""] | int = 1
 

@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import check_range
@@ -203,10 +203,6 @@ class SoftWavefront(DecoderBase):
             survival=jnp.where(wave.slot < kept, survival, 1.0),
         )
         return state, info
-
-    def drafts(self, state: SoftWavefrontState) -> Int[Array, "B _"]:
-        """Tokens of the wave after the committed one."""
-        return state.drafts
 
     def _predict(self, params: Any, state: SoftWavefrontState, knobs: SoftWavefrontKnobs) -> SoftPrediction:
         """As in `Wavefront`, on the relaxed vectors of the tokens."""

@@ -8,11 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import check_range
 from paradec_jax.decode.machine.network import Counts, Prefix
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.recurrent.latents import LatentKnobs, initial_latents
 from paradec_jax.decode.rules import select
 from paradec_jax.decode.rules.sampling import log_probability
@@ -35,20 +34,6 @@ class SpeculativeKnobs(LatentKnobs):
         """Raises ValueError for values outside their range, unless they are traced."""
         check_range(self.accept_threshold, "accept_threshold", lambda x: x >= 0, "at least 0")
         super().check()
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class SpeculativeState:
-    """Rows, and a cache of all committed tokens but the newest."""
-
-    rows: Rows
-    cache: Any
-
-    @property
-    def cached(self) -> Int[Array, "B"]:
-        """Trusted cache entries."""
-        return self.rows.length - 1
 
 
 @jax.tree_util.register_dataclass
@@ -94,7 +79,7 @@ class SelfSpeculative(DecoderBase):
                 f"continuous needs lookahead 1, not {self.lookahead}: one latent starts one position"
             )
 
-    def init(self, params: Any, request: Request, knobs: SpeculativeKnobs) -> SpeculativeState:
+    def init(self, params: Any, request: Request, knobs: SpeculativeKnobs) -> CachedState:
         """Reads the prompt and commits the first token."""
         depth = self.recurrence if self.prefill_recurrence is None else self.prefill_recurrence
         rows = self.begin(request, self.lookahead)
@@ -107,11 +92,11 @@ class SelfSpeculative(DecoderBase):
         cache = network.write(cache, out.kv, jnp.zeros_like(lengths))
         rows = rows.spend(out.counts, lengths)
         rows, _ = self.commit_next(params, rows, last_of(out.hidden, lengths), knobs)
-        return SpeculativeState(rows, self._carry(params, cache, last_of(latents, lengths), lengths))
+        return CachedState(rows, self._carry(params, cache, last_of(latents, lengths), lengths))
 
     def step(
-        self, params: Any, state: SpeculativeState, knobs: SpeculativeKnobs
-    ) -> tuple[SpeculativeState, SpeculativeInfo]:
+        self, params: Any, state: CachedState, knobs: SpeculativeKnobs
+    ) -> tuple[CachedState, SpeculativeInfo]:
         """Drafts L tokens, verifies them in one call, commits those accepted and the correction."""
         rows, cached, network = state.rows, state.cached, self.network.at(self.recurrence)
         drafts, cache, spent = self._draft(params, state, knobs)
@@ -133,14 +118,10 @@ class SelfSpeculative(DecoderBase):
         spent = {name: spent[name] + amount for name, amount in out.counts.items()}
         rows = rows.spend(spent, 2 * self.lookahead, calls=self.lookahead + 1)
         rows = rows.commit(tokens, count, self.scores(logits, tokens))
-        return SpeculativeState(rows, cache), SpeculativeInfo(jnp.where(state.rows.done, 0, count))
-
-    def drafts(self, state: SpeculativeState) -> Int[Array, "B 0"]:
-        """None: a round's drafts are accepted or gone at its end."""
-        return state.rows.tokens[:, :0]
+        return CachedState(rows, cache), SpeculativeInfo(jnp.where(state.rows.done, 0, count))
 
     def _draft(
-        self, params: Any, state: SpeculativeState, knobs: SpeculativeKnobs
+        self, params: Any, state: CachedState, knobs: SpeculativeKnobs
     ) -> tuple[Int[Array, "B L"], Any, Counts]:
         """L tokens one after the other, and what they cost; verification overwrites their keys and values."""
         rows, network = state.rows, self.network.at(self.draft_recurrence)

@@ -3,30 +3,15 @@
 import dataclasses
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.recurrent.latents import LatentKnobs, initial_latents
 from paradec_jax.decode.rules.windows import last_of, write_after_read
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class StaticState:
-    """Rows, and a cache of all committed tokens but the newest."""
-
-    rows: Rows
-    cache: Any
-
-    @property
-    def cached(self) -> Int[Array, "B"]:
-        """Trusted cache entries."""
-        return self.rows.length - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +31,7 @@ class Static(DecoderBase):
     continuous: bool = False
     Knobs: ClassVar[type] = LatentKnobs
 
-    def init(self, params: Any, request: Request, knobs: LatentKnobs) -> StaticState:
+    def init(self, params: Any, request: Request, knobs: LatentKnobs) -> CachedState:
         """Reads the prompt and commits the first token."""
         depth = self.recurrence if self.prefill_recurrence is None else self.prefill_recurrence
         rows = self.begin(request, 1)
@@ -56,7 +41,7 @@ class Static(DecoderBase):
             params, rows, cache, depth, request.tokens, request.positions, visible, lengths, knobs
         )
 
-    def step(self, params: Any, state: StaticState, knobs: LatentKnobs) -> tuple[StaticState, None]:
+    def step(self, params: Any, state: CachedState, knobs: LatentKnobs) -> tuple[CachedState, None]:
         """Feeds the newest token through r recurrences and commits the token it predicts."""
         token, position = state.rows.newest
         one = jnp.ones_like(state.cached)
@@ -64,10 +49,6 @@ class Static(DecoderBase):
             params, state.rows, state.cache, self.recurrence, token, position, state.cached, one, knobs
         )
         return state, None
-
-    def drafts(self, state: StaticState) -> Int[Array, "B 0"]:
-        """None: nothing is guessed."""
-        return state.rows.tokens[:, :0]
 
     def _read(
         self,
@@ -80,7 +61,7 @@ class Static(DecoderBase):
         visible: Int[Array, "B"] | None,
         widths: Int[Array, "B"],
         knobs: LatentKnobs,
-    ) -> StaticState:
+    ) -> CachedState:
         """One call on a window whose first `widths` positions are real; commits what its last one predicts."""
         network, at = self.network.at(depth), positions[:, 0]
         start = network.latents(cache, positions)
@@ -91,4 +72,4 @@ class Static(DecoderBase):
         if self.continuous:
             carried = network.normalise(params, last_of(latent, widths))
             cache = network.start_from(cache, carried, at + widths)
-        return StaticState(rows, cache)
+        return CachedState(rows, cache)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.decode.machine.decoder import CachedState
 from paradec_jax.decode.machine.knobs import UNLIMITED, check_range, knob
 from paradec_jax.decode.machine.network import Counts
 from paradec_jax.decode.machine.rows import Rows
@@ -44,9 +45,9 @@ class WavefrontKnobs(LatentKnobs):
         started again; None for no bound. Some states never settle, and without a bound their row would never end.
     """
 
-    exit_threshold: Scheduled = knob(0.03, schedule=True)
-    momentum: Scheduled = knob(0.1, schedule=True)
-    noise: Scheduled = knob(0.0, schedule=True)
+    exit_threshold: Scheduled = 0.03
+    momentum: Scheduled = 0.1
+    noise: Scheduled = 0.0
     max_wavefront: Int[Array, ""] | int | None = knob(None, unset=UNLIMITED)
     max_recurrence: Int[Array, ""] | int | None = knob(64, unset=UNLIMITED)
 
@@ -180,7 +181,7 @@ class Prediction:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class WavefrontState:
+class WavefrontState(CachedState):
     """What the next step needs.
 
     Attributes:
@@ -191,16 +192,9 @@ class WavefrontState:
       fill: random token of each position, for those that nothing predicts yet, [B, S]; [B, 0] with a headway of one.
     """
 
-    rows: Rows
-    cache: Any
     wave: Wave
     steps: Int[Array, "B"]
     fill: Int[Array, "B F"]
-
-    @property
-    def cached(self) -> Int[Array, "B"]:
-        """Trusted cache entries, which is the position of slot 0."""
-        return self.rows.length - 1
 
     @property
     def drafts(self) -> Int[Array, "B _"]:

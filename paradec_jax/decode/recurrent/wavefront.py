@@ -121,10 +121,6 @@ class Wavefront(DecoderBase):
         steps = state.steps + ~rows.done
         return dataclasses.replace(state, rows=rows, cache=cache, wave=moved, steps=steps), info
 
-    def drafts(self, state: WavefrontState) -> Int[Array, "B _"]:
-        """Tokens of the wave after the committed one."""
-        return state.drafts
-
     @on_narrowest
     def _predict(self, params: Any, state: WavefrontState, knobs: WavefrontKnobs) -> Prediction:
         """The network on the wave: prelude, r' recurrences, coda, and a token after each slot."""

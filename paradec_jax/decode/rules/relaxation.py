@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.sampling import divided, filtered_probabilities, gumbel, is_hot
@@ -56,11 +56,8 @@ def noisy(
     if greedy:
         return plain
     probs = filtered_probabilities(logits, knobs, top_p_rule=top_p_rule)
-    drawn = _log(probs) + gumbel(fold(keys, Purpose.TOKEN, positions, step), logits.shape[-1])
+    # A token that the filters took away gets a number so low that it has no share and no gradient.
+    some = probs > 0
+    logs = jnp.where(some, jnp.log(jnp.where(some, probs, 1.0)), LOWEST)
+    drawn = logs + gumbel(fold(keys, Purpose.TOKEN, positions, step), logits.shape[-1])
     return jnp.where(is_hot(knobs.temperature), drawn, plain)
-
-
-def _log(probs: Float[Array, "*shape V"]) -> Float[Array, "*shape V"]:
-    """Logarithms; of a token that the filters took away a number so low that it has no share and no gradient."""
-    some: Bool[Array, "*shape V"] = probs > 0
-    return jnp.where(some, jnp.log(jnp.where(some, probs, 1.0)), LOWEST)

@@ -1,0 +1,339 @@
+"""What a config.json says, or must not say: names of fields and types, special tokens, options of the command."""
+
+import dataclasses
+import json
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+from exports import (
+    CONFIG,
+    FAMILIES,
+    NEXT,
+    OWN,
+    WEIGHTS,
+    assert_same,
+    edit,
+    exported,
+    fails,
+    imported,
+    make_model,
+    make_shards,
+    recorded,
+    rewrite,
+)
+from flax.traverse_util import flatten_dict
+from safetensors.numpy import load_file
+
+from convert import huginn, mdlm, qwen2, sdar
+from convert.cli import main
+from convert.engine import ConvertError
+from paradec_jax.config import TokenSpec
+
+TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+ROPE = {"rope_theta": 10_000.0, "rope_type": "default"}
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def cast(folder, kind: str, part: str = "") -> None:
+    """Casts the tensors whose names hold `part`."""
+    rewrite(folder, lambda t: t.update({n: x.astype(TYPES[kind]) for n, x in t.items() if part in n}))
+
+
+class TestTypes:
+    @pytest.mark.parametrize("name", FAMILIES)
+    @pytest.mark.parametrize(("options", "kind"), [((), "float32"), (("--dtype", "bfloat16"), "bfloat16")])
+    def test_float16(self, name, options, kind, copy):
+        source = copy(name)
+        cast(source, "float16")
+        edit(source / CONFIG, torch_dtype="float16")
+        model = imported(source, *options)
+        assert (model.config.param_dtype, model.config.dtype) == (kind, kind)
+        leaves = flatten_dict(model.params, sep="/")
+        for path, before in flatten_dict(make_model(name).params, sep="/").items():
+            want = before.astype(np.float16).astype(TYPES[kind])
+            assert leaves[path].dtype == want.dtype and leaves[path].tobytes() == want.tobytes(), path
+
+    def test_several_types_become_the_one_that_loses_nothing(self, copy):
+        source = copy("qwen2")
+        cast(source, "bfloat16", "self_attn")
+        cast(source, "float16", "mlp")
+        down = load_file(source / WEIGHTS)["model.layers.0.mlp.down_proj.weight"].astype(np.float32)
+        make_shards(source)
+        leaves = flatten_dict(imported(source).params, sep="/")
+        assert {leaf.dtype.name for leaf in leaves.values()} == {"float32"}
+        np.testing.assert_array_equal(leaves["layer_0/mlp/down"], down.T)
+
+    def test_a_copy_of_the_embedding_in_another_type(self, copy, capsys):
+        source = copy("qwen2")
+        cast(source, "float16")
+        rewrite(source, lambda t: t.update({"lm_head.weight": t[EMBEDDING].astype(np.float32)}))
+        imported(source)
+        rewrite(source, lambda t: t["lm_head.weight"].__setitem__((0, 0), 1.0001))
+        assert "lm_head.weight differs from" in fails(capsys, "import", source)
+
+    @pytest.mark.parametrize(
+        ("fields", "want"),
+        [
+            ({"torch_dtype": "torch.bfloat16"}, "bfloat16"),
+            ({"torch_dtype": "float"}, "float32"),
+            ({"torch_dtype": None, "dtype": "torch.bfloat16"}, "bfloat16"),
+            ({"torch_dtype": "float32", "dtype": "bfloat16"}, "bfloat16"),  # the newer field counts
+            ({"torch_dtype": None}, "float32"),
+            ({"torch_dtype": "torch.half"}, "float32"),
+        ],
+    )
+    def test_names(self, fields, want, copy, capsys):
+        source = copy("qwen2")
+        edit(source / CONFIG, **fields)
+        assert imported(source).config.dtype == want
+        assert f"(float32, computing in {want})" in capsys.readouterr().out
+
+
+class TestFields:
+    @pytest.mark.parametrize("name", FAMILIES)
+    def test_that_nobody_needs(self, name, copy):
+        source = copy(name)
+        more = {
+            "transformers_version": "5.0.0",
+            "pretraining_tp": 2,
+            "quantization_config": {},
+            "new": [1, {"a": "b"}],
+        }
+        fields = json.loads((source / CONFIG).read_text()) | more
+        nulls = {"mlp_bias", "use_sliding_window", "bias", "time_conditioning", "n_layers"} & fields.keys()
+        (source / CONFIG).write_text(json.dumps(fields | dict.fromkeys(nulls)))
+        assert_same(imported(source), make_model(name))
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+            {"use_sliding_window": True, "layer_types": ["full_attention"] * 2},
+            {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 0},
+            {"rope_scaling": {"rope_type": "default", "original_max_position_embeddings": 64}},
+            {
+                "rope_theta": None,
+                "rope_parameters": ROPE,
+                "head_dim": None,
+                "torch_dtype": None,
+                "dtype": "float32",
+            },
+        ],
+    )
+    def test_that_change_nothing(self, fields, copy):
+        source = copy("qwen2")
+        edit(source / CONFIG, **fields)
+        rewrite(source, lambda tensors: tensors.update({qwen2.HEAD: tensors[qwen2.EMBEDDING]}))
+        assert_same(imported(source), make_model("qwen2"))
+
+    def test_aliases_and_defaults_of_the_recurrent_release(self, copy):
+        source = copy("huginn")
+        edit(source / CONFIG, n_heads=None, num_key_value_heads=None, num_attention_heads=2, rope_base=None)
+        edit(
+            source / CONFIG,
+            vocab_size=None,
+            torch_dtype=None,
+            norm_eps=None,
+            qk_bias=None,
+            tie_embeddings=None,
+        )
+        assert_same(imported(source), make_model())
+
+    def test_byte_order_marks(self, copy):
+        source = copy("qwen2")
+        for name in (CONFIG, "generation_config.json", "tokenizer_config.json"):
+            (source / name).write_bytes(b"\xef\xbb\xbf" + (source / name).read_bytes())
+        assert_same(imported(source), make_model("qwen2"))
+
+    def test_of_a_training_config(self, copy, capsys):
+        source = copy("mdlm")
+        fields = json.loads((source / CONFIG).read_text())
+        sizes = {"length": fields["model_length"], "hidden_size": fields["hidden_dim"]}
+        sizes |= {name: fields[name] for name in ("cond_dim", "n_blocks", "n_heads")}
+        nested = {"model": sizes, "dtype": "torch.bfloat16", "parameterization": "subs"}
+        (source / CONFIG).write_text(json.dumps(nested))
+        want = make_model("mdlm").config
+        assert imported(source).config == dataclasses.replace(want, dtype="bfloat16")
+        edit(source / CONFIG, parameterization="sedd")
+        want = "field parameterization of config.json must be 'subs', not 'sedd'"
+        assert want in fails(capsys, "import", source)
+        del sizes["length"]
+        edit(source / CONFIG, model=sizes, parameterization=None)
+        assert "field model_length is missing" in fails(capsys, "import", source)
+
+
+class TestTokens:
+    @pytest.mark.parametrize(
+        ("vocab_size", "fields", "want"),
+        [
+            (128, {}, TokenSpec()),
+            (128, {"eos_token_id": 5, "bos_token_id": 6, "pad_token_id": 7}, TokenSpec(6, (5,), 7)),
+            (128, {"eos_token_id": [5, 65505], "bos_token_id": 65504}, TokenSpec(None, (5,), 0)),
+            (65536, {}, TokenSpec(65504, (65504, 65505, 65508), 65509)),
+            (65536, {"eos_token_id": 65505}, TokenSpec(65504, (65504, 65505, 65508), 65509)),
+            (65536, {"eos_token_id": 9, "pad_token_id": 0}, TokenSpec(65504, (65504, 65505, 65508, 9), 0)),
+        ],
+    )
+    def test_of_the_recurrent_release(self, vocab_size, fields, want):
+        assert huginn.parse_tokens(fields, vocab_size) == want
+
+    def test_of_denoisers(self):
+        assert mdlm.parse_tokens({}, 50_258) == TokenSpec(50_256, (50_256,), 50_256, 50_257, "own")
+        assert mdlm.parse_tokens({}, 30_522).mask == 103 and mdlm.parse_tokens({}, 35).mask == 4
+        assert mdlm.parse_tokens({"eos_token_id": 5}, 128) == TokenSpec(None, (5,), 5, 127, "own")
+        given = {"mask_token_id": 9, "bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": 0}
+        assert mdlm.parse_tokens(given, 50_258) == TokenSpec(1, (2, 3), 0, 9, "own")
+
+    @pytest.mark.parametrize(
+        ("config", "generation", "want"),
+        [
+            ({}, None, TokenSpec()),
+            ({"eos_token_id": 5, "pad_token_id": 7, "bos_token_id": 6}, None, TokenSpec(None, (5,), 7)),
+            ({"eos_token_id": [5, 8], "mask_token_id": 7}, None, TokenSpec(None, (5, 8), 5, 7)),
+            ({"eos_token_id": 5}, {"eos_token_id": [8, 5], "pad_token_id": 9}, TokenSpec(None, (8, 5), 9)),
+            ({"eos_token_id": None, "pad_token_id": -1}, {"eos_token_id": 2}, TokenSpec(None, (2,), 2)),
+        ],
+    )
+    def test_of_two_files(self, tmp_path, config, generation, want):
+        if generation is not None:
+            (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+        assert qwen2.parse_tokens(tmp_path, config, 32) == want
+
+    def test_of_block_diffusion(self, tmp_path, capsys):
+        source = recorded("block_diffusion", tmp_path)
+        model = imported(source)
+        assert (model.config.block, model.token_spec) == (4, TokenSpec(None, (1,), 1, 150, "own"))
+        edit(source / CONFIG, block_size=8, alignment="next")
+        assert (imported(source).config.block, imported(source).token_spec.alignment) == (8, "next")
+        model = imported(source, "--mask", "7", "--block", "2", "--alignment", "own")
+        assert (model.config.block, model.token_spec.mask, model.token_spec.alignment) == (2, 7, "own")
+        edit(source / CONFIG, block_size=None, mask_token_id=None, alignment=None)
+        assert "vocabulary of 160, not 151669: name it with --mask" in fails(capsys, "import", source)
+        model = imported(source, "--mask", "150")
+        assert (model.config.block, model.token_spec) == (4, TokenSpec(None, (1,), 1, 150, "own"))
+
+
+# Layout, fields, options, a part of the sentence.
+WRONG = [
+    ("huginn", {"model_type": "mamba"}, "model_type must be one of huginn_raven, qwen2, .*, not 'mamba'"),
+    ("huginn", {"n_embd": None}, "field n_embd is missing"),
+    ("huginn", {"n_embd": "16"}, "field n_embd .* type int, not '16'"),
+    ("huginn", {"n_embd": 0}, "no valid model: width must be at least 1"),
+    ("huginn", {"n_heads": 4}, "n_heads = 4, num_key_value_heads = 2"),
+    ("huginn", {"head_dim": 4}, "field head_dim .* must be 8, not 4"),
+    ("huginn", {"n_layers": 7}, "field n_layers .* must be 4, not 7"),
+    ("huginn", {"injection_type": "add"}, "field injection_type .* must be 'linear', not 'add'"),
+    ("huginn", {"torch_dtype": "int8"}, "torch_dtype .*float32, bfloat16, float16, float64, not 'int8'"),
+    ("huginn", {"eos_token_id": ["a"]}, "field eos_token_id of config.json must hold token ids"),
+    ("huginn", {"rope_base": 10000}, "freqs_cis contradicts rope_base 10000"),
+    ("huginn", {"block_size": 32}, r"freqs_cis has shape \(1, 64, 1, 4, 2\).*\(1, 32, 1, 4, 2\)"),
+    ("huginn", {"n_layers_in_coda": 2, "n_layers": 5}, r"tensor transformer\.coda\.1\.\S+ is missing"),
+    ("huginn", {"n_layers_in_coda": 10**9, "n_layers": None}, "asks for 1000000000 layers, but .* only"),
+    ("huginn", {"qk_bias": False}, r"tensor \S+qk_bias .*unknown"),
+    ("huginn", {"tie_embeddings": False}, r"tensor lm_head\.weight is missing"),
+    ("qwen2", {"use_sliding_window": True}, "use_sliding_window .* must be False, not True"),
+    ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types .* each of 2 layers"),
+    ("qwen2", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling .* scales .*yarn"),
+    ("qwen2", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling .* scales .*linear"),
+    ("qwen2", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_parameters .* scales"),
+    (
+        "qwen2",
+        {"rope_parameters": {**ROPE, "rope_theta": 5.0}},
+        "rope_theta = 10000.0, rope_theta in .* = 5.0",
+    ),
+    ("qwen2", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ("qwen2", {"hidden_act": "gelu"}, "hidden_act .* must be 'silu', not 'gelu'"),
+    ("qwen2", {"num_key_value_heads": 3}, "no valid model: heads 4 must be a multiple of kv_heads 3"),
+    ("qwen2", {"head_dim": 8}, r"k_proj\.bias has shape \(8,\), but .* \(16,\)"),
+    ("qwen2", {"vocab_size": 64}, r"embed_tokens\.weight has shape \(32, 16\).*\(64, 16\)"),
+    ("qwen2", {"num_hidden_layers": 1}, r"tensor model\.layers\.1\.\S+ .*is unknown"),
+    ("qwen2", {"tie_word_embeddings": False}, r"lm_head\.weight is missing"),
+    ("qwen2", {"model_type": "llama"}, r"self_attn\.k_proj\.bias .*is unknown"),
+    ("qwen2", {"model_type": "qwen3"}, r"self_attn\.k_norm\.weight is missing"),
+    ("qwen2", {"model_type": "qwen2_moe"}, "mixture of experts .model_type = 'qwen2_moe'., which is not"),
+    ("qwen2", {"num_experts": 8}, "mixture of experts .num_experts = 8., which is not supported"),
+    ("qwen2", {"quantization_config": {"quant_method": "gptq"}}, "quantised weights .*gptq"),
+    (
+        "qwen2",
+        {"eos_token_id": 32},
+        "field eos_token_id of config.json holds 32, but the vocabulary ends at 31",
+    ),
+    ("sdar", {"block_size": 0}, "no valid model: block must be between 1 and max_length 64, not 0"),
+    ("sdar", {"block_size": "4"}, "field block_size of config.json must be of type int, not '4'"),
+    ("sdar", {"block_sizes": "4"}, "field block_sizes of config.json must hold whole numbers, not '4'"),
+    ("sdar", {"block_sizes": [2, 4]}, "no valid model: .* with block 8 among them"),
+    ("sdar", {"alignment": "previous"}, "field alignment .* must be 'own' or 'next', not 'previous'"),
+    ("sdar", {"tie_word_embeddings": True}, r"lm_head\.weight differs from .*tie_word_embeddings"),
+    ("mdlm", {"cond_dim": None}, "field cond_dim is missing"),
+    ("mdlm", {"n_heads": 5}, r"describes no valid model: width \d+ must split into 5 heads"),
+    ("mdlm", {"vocab_size": 30}, r"linear.bias has shape \(32,\), but config.json asks for \(30,\)"),
+    ("mdlm", {"time_conditioning": True}, "field time_conditioning of config.json must be False"),
+    ("mdlm", {"mask_token_id": 32}, "mask_token_id of config.json holds 32, but the vocabulary ends at 31"),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "message"), WRONG)
+def test_config_that_is_wrong(capsys, copy, name, fields, message):
+    source = copy(name)
+    edit(source / CONFIG, **fields)
+    assert re.search(message, fails(capsys, "import", source))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_nextn_predict_layers": None}, "field num_nextn_predict_layers is missing"),
+        ({"num_nextn_predict_layers": 9}, "no valid residual head: layers of a residual head must be 1 to 8"),
+        ({"num_nextn_predict_layers": 3}, r"tensor layers\.2\.\S+ is missing"),
+        ({"num_nextn_predict_layers": 1}, r"tensor layers\.1\.\S+ in .* is unknown"),
+        ({"num_mrp_heads": 2}, "field num_mrp_heads of config.json must be 1, not 2"),
+    ],
+)
+def test_config_of_a_residual_head_that_is_wrong(capsys, tmp_path, fields, message):
+    source = recorded("head", tmp_path)
+    edit(source / CONFIG, **fields)
+    assert re.search(message, fails(capsys, "import", source))
+
+
+def test_options_that_are_wrong(capsys, copy, tmp_path):
+    source = copy("sdar")
+    for option, value, message in (
+        ("--mask", "32", "must be an id of the vocabulary of 32, not 32"),
+        ("--mask", "-1", "must be an id of the vocabulary of 32, not -1"),
+        ("--block", "65", "no valid model: block must be between 1 and max_length 64, not 65"),
+    ):
+        assert message in fails(capsys, "import", source, option, value)
+    edit(source / CONFIG, model_type="qwen3")
+    (source / "last.ckpt").touch()
+    for option, value in (("--block", "4"), ("--mask", "3"), ("--alignment", "own")):
+        for place in (source, source / "last.ckpt"):
+            assert main(["import", str(place), str(tmp_path / "x"), option, value]) == 1
+            want = f"{option} is for models of block diffusion, but {place} holds another"
+            assert want in capsys.readouterr().err
+    assert "--weights chooses those of a .ckpt file" in fails(capsys, "import", source, "--weights", "ema")
+    assert "positive" in fails(capsys, "export", source, "--max-shard-gigabytes", "0")
+
+
+def test_export_of_what_the_layout_cannot_hold(tmp_path):
+    head, own = make_model("sdar head"), dataclasses.replace(make_model("qwen2"), token_spec=OWN)
+    other = dataclasses.replace(head.head, config=dataclasses.replace(head.head.config, feed_forward=20))
+    for module, model, message in (
+        (sdar, dataclasses.replace(head, token_spec=NEXT), "and with a mask has the sdar layout"),
+        (sdar, make_model("sdar", qk_norm=False), "norms of queries and keys and with a mask"),
+        (sdar, dataclasses.replace(head, head=other), "a residual head whose blocks have the shape"),
+        (qwen2, own, "only a model of alignment 'next' has a layout of qwen2"),
+        (mdlm, dataclasses.replace(make_model("mdlm"), token_spec=NEXT), "a mask and of alignment 'own'"),
+    ):
+        with pytest.raises(ConvertError, match=message):
+            module.write(tmp_path, model, 1000)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bias_of_the_output_projection_must_be_zero(capsys, tmp_path):
+    source = exported(make_model("qwen3 biases"), tmp_path)
+    name = "model.layers.0.self_attn.o_proj.bias"
+    assert not load_file(source / WEIGHTS)[name].any()
+    rewrite(source, lambda tensors: tensors[name].__setitem__(3, 0.5))
+    assert f"tensor {name} is not zero" in fails(capsys, "import", source)

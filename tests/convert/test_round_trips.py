@@ -1,0 +1,263 @@
+"""Import, export, import is the identity for every family; recorded weights and logits; transformers."""
+
+import importlib.util
+import json
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+from exports import (
+    CONFIG,
+    GOLDEN,
+    MODELS,
+    WEIGHTS,
+    assert_same,
+    exported,
+    imported,
+    make_model,
+    recorded,
+)
+from safetensors.numpy import load_file
+
+from convert import engine, huginn, mdlm, qwen2, sdar
+from convert.cli import main
+from convert.weights import INDEX, opened
+from paradec_jax import store
+from paradec_jax.config import BlockDiffusionConfig, CausalConfig, TokenSpec
+from paradec_jax.disk.tensors import TensorFiles
+from paradec_jax.families import PRESETS
+
+
+@pytest.mark.parametrize("shard", ["5", "0.000002"], ids=["one file", "shards"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_comes_back_from_an_export(name, shard, tmp_path):
+    model = make_model(name)
+    folder = exported(model, tmp_path, "--max-shard-gigabytes", shard)
+    assert_same(imported(folder), model)
+    assert (folder / INDEX).is_file() == (not (folder / WEIGHTS).is_file()) == (shard != "5")
+    kind = json.loads((folder / CONFIG).read_text())["model_type"]
+    assert kind == {"huginn": "huginn_raven"}.get(name.split()[0], name.split()[0])
+    assert store.fingerprint(tmp_path / "imported") == store.fingerprint(tmp_path / "model")
+
+
+# Folders, and fields of their config.json that are not written.
+RECORDED = {
+    "recurrent_depth": {"transformers_version"},
+    "jacobi": {
+        "attention_dropout",
+        "initializer_range",
+        "max_window_layers",
+        "rope_scaling",
+        "sliding_window",
+    },
+    "jacobi/overfit": {"attention_dropout", "initializer_range", "max_window_layers", "rope_scaling"},
+    "masked_diffusion": set(),
+    "block_diffusion": None,
+    "head": None,
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_weights_are_exported_as_they_came(name, tmp_path, capsys):
+    source = recorded(name, tmp_path)
+    model = imported(source)
+    assert (model.head is not None) == (name == "head")
+    want = load_file(source / WEIGHTS)
+    count = sum(array.size for key, array in want.items() if not key.endswith((huginn.ROPE, mdlm.ROPE)))
+    assert f"imported {count:,} parameters (float32, computing in float32)" in capsys.readouterr().out
+    got = load_file(exported(model, tmp_path) / WEIGHTS)
+    assert got.keys() == want.keys()
+    for key, array in want.items():
+        assert got[key].dtype == array.dtype
+        close = {"atol": 2e-6} if key.endswith((huginn.ROPE, mdlm.ROPE)) else {"rtol": 0}
+        np.testing.assert_allclose(got[key], array, err_msg=key, **close)
+    old, new = (json.loads((folder / CONFIG).read_text()) for folder in (source, tmp_path / "exported"))
+    shared = (old.keys() & new.keys()) - {"bos_token_id", "use_cache"}
+    assert {key: new[key] for key in shared} == {key: old[key] for key in shared}
+    if RECORDED[name] is not None:
+        assert old.keys() - new.keys() <= RECORDED[name]
+    else:
+        assert {"block_size", "mask_token_id", "rope_theta", "tie_word_embeddings"} <= shared
+    assert ("num_mrp_heads" in new) == (name == "head") and sdar.ALIGNMENT not in new
+
+
+# Folder, file of logits, names of its two arrays (None: as they are), tolerance.
+LOGITS = {
+    "recurrent": ("recurrent_depth", "recurrent_depth/forward.npz", None, "5e-5"),
+    "random": ("jacobi", "jacobi/random_logits.npz", None, "3e-4"),
+    "overfit": ("jacobi/overfit", "jacobi/overfit_logits.npz", None, "1e-4"),
+    "masked": ("masked_diffusion", "masked_diffusion/forward.npz", ("xt", "raw_logits"), "1e-4"),
+    "block": ("block_diffusion", "block_diffusion/forward.npz", ("full_ids", "full_logits"), "2e-4"),
+}
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow * (n == "recurrent")) for n in LOGITS]
+)
+def test_recorded_logits(name, tmp_path, capsys):
+    folder, file, names, tolerance = LOGITS[name]
+    path = GOLDEN / file
+    imported(recorded(folder, tmp_path))
+    if names is not None:
+        with np.load(path, allow_pickle=False) as arrays:
+            ids, logits = (arrays[one] for one in names)
+        path = tmp_path / "logits.npz"
+        np.savez(path, input_ids=np.atleast_2d(ids), logits=logits.reshape(*np.atleast_2d(ids).shape, -1))
+    command = ["check", str(tmp_path / "imported"), "--logits", str(path)]
+    capsys.readouterr()
+    assert main([*command, "--tolerance", tolerance]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    want = [f"logits_r{r}" for r in (1, 2, 4, 8)] if name == "recurrent" else ["logits"]
+    assert [line.split(":")[0] for line in lines] == want and all(line.endswith("ok") for line in lines)
+    assert main([*command, "--tolerance", "1e-9"]) == 1
+
+
+class TestLayout:
+    """Entries of tensors, picked by hand from the specifications: PyTorch keeps matrices as (out, in)."""
+
+    def test_of_the_recurrent_release(self, folders):
+        tensors, params = load_file(folders / "huginn" / "exported" / WEIGHTS), make_model().params
+        core, c, row = params["core_1"], make_model().config, 3
+        name, d, channels = "transformer.core_block.1.", c.width, c.head_dim
+        for i, which in enumerate("qkv"):
+            stored = tensors[name + "attn.Wqkv.weight"][i * d + channels + row, 5]
+            assert stored == core["attention"][which][5, 1, row]
+        assert tensors[name + "attn.proj.weight"][7, channels + row] == core["attention"]["out"][1, row, 7]
+        for i, which in enumerate("qk"):
+            assert tensors[name + "attn.qk_bias"][i, 0, 1, row] == core["attention"][f"{which}_bias"][1, row]
+        fc = tensors[name + "mlp.fc.weight"]
+        assert fc[row, 7] == core["mlp"]["gate"][7, row]
+        assert fc[c.feed_forward + row, 7] == core["mlp"]["up"][7, row]
+        assert tensors["transformer.adapter.weight"][2, d + 1] == params["adapter"][d + 1, 2]
+
+    def test_of_qwen2(self, folders):
+        tensors, model = load_file(folders / "qwen2" / "exported" / WEIGHTS), make_model("qwen2")
+        layer, channels, name = model.params["layer_1"], model.config.head_dim, "model.layers.1."
+        head, row, channel = 1, 7, 3
+        for which in "qkv":
+            place, attention = head * channels + channel, layer["attention"]
+            matrix = tensors[f"{name}self_attn.{which}_proj.weight"]
+            assert matrix[place, row] == attention[which][row, head, channel]
+            vector = tensors[f"{name}self_attn.{which}_proj.bias"]
+            assert vector[place] == attention[f"{which}_bias"][head, channel]
+        out = tensors[f"{name}self_attn.o_proj.weight"]
+        assert out[row, 2 * channels + channel] == layer["attention"]["out"][2, channel, row]
+        for which in ("gate", "up"):
+            assert tensors[f"{name}mlp.{which}_proj.weight"][5, row] == layer["mlp"][which][row, 5]
+        assert tensors[f"{name}mlp.down_proj.weight"][row, 5] == layer["mlp"]["down"][5, row]
+        assert qwen2.HEAD not in tensors
+
+
+class TestReleases:
+    """Presets give the numbers of the released config.json, and the other way round."""
+
+    def test_huginn(self):
+        config = PRESETS["huginn-0125"]
+        fields = huginn.format_config(config)
+        assert fields["init_values"]["std"] == pytest.approx(0.0087039, rel=1e-5)
+        assert fields["init_values"]["out_proj"] == pytest.approx(0.00053569, rel=1e-5)
+        assert fields["init_values"]["embed_scale"] == pytest.approx(72.6636, rel=1e-6)
+        assert (fields["effective_expected_depth"], fields["head_dim"]) == (132, 96)
+        assert fields["torch_dtype"] == "bfloat16"
+        again = huginn.parse_config(fields).to_dict()
+        assert again | {"dtype": config.dtype, "param_dtype": config.param_dtype} == config.to_dict()
+        axes, rows = huginn.table(config)
+        assert sum(map(np.prod, engine.table_shapes(rows, axes).values())) == 3_564_976_800
+
+    @pytest.mark.parametrize(
+        "name",
+        [f"qwen2.5-coder-{size}b" for size in ("0.5", "1.5", "7")] + [f"sdar-{n}b" for n in ("1.7", 4, 8)],
+    )
+    def test_transformers(self, name, tmp_path):
+        config, kind = PRESETS[name], name.partition("-")[0].removesuffix(".5")
+        fields = qwen2.format_config(config, kind)
+        cls = BlockDiffusionConfig if kind == "sdar" else CausalConfig
+        again = qwen2.parse_config(fields, cls).to_dict()
+        assert again | {"dtype": config.dtype, "param_dtype": config.param_dtype} == config.to_dict()
+        assert (fields["max_position_embeddings"], fields["torch_dtype"]) == (32_768, "bfloat16")
+        axes, rows = qwen2.table(config)
+        shapes = engine.table_shapes(rows, axes)
+        if kind == "sdar":
+            assert (fields["head_dim"], fields["attention_bias"]) == (128, False)
+            assert len(shapes) == 11 * config.layers + 3
+            assert sdar.parse_tokens(tmp_path, fields, config.vocab_size, None, None).mask == 151_669
+        if name == "qwen2.5-coder-7b":
+            assert sum(map(np.prod, shapes.values())) == 7_615_616_512
+
+
+def test_tensors_are_moved_one_at_a_time(tmp_path, monkeypatch):
+    """Import and export know the size of each tensor before they read any, and read one to make one."""
+    seen = []
+    read = TensorFiles.read
+    monkeypatch.setattr(TensorFiles, "read", lambda self, n, *rows: seen.append(n) or read(self, n, *rows))
+    folder = exported(make_model("qwen3 biases"), tmp_path)
+    tensors = load_file(folder / WEIGHTS)
+    seen.clear()
+    with qwen2.read(folder, engine.read_json(folder / CONFIG)) as model:
+        axes, rows = qwen2.table(model.config)
+        lazies = engine.export_tree(model.params, rows, axes)
+        zeros = [name for name in tensors if name.endswith("o_proj.bias")]
+        assert sorted(seen) == sorted(zeros) and sorted([*lazies, *zeros]) == sorted(tensors)
+        for name, lazy in lazies.items():
+            assert lazy.nbytes == tensors[name].nbytes
+            seen.clear()
+            np.testing.assert_array_equal(lazy[...], tensors[name])
+            assert seen == [name]
+
+
+def test_a_residual_head_is_told_apart_from_its_backbone(tmp_path):
+    source = recorded("head", tmp_path)
+    with opened(source) as checkpoint:
+        backbone, head = engine.parted(checkpoint, "mrp_modules.0.model.")
+        assert backbone.tensors.keys() == load_file(GOLDEN / "block_diffusion" / WEIGHTS).keys()
+        shape, dtype, read = head.tensors["enorm.weight"]
+        assert (head.folder, shape, dtype) == (source, (64,), "float32")
+        np.testing.assert_array_equal(read(slice(3, 5)), head.read("enorm.weight")[3:5])
+
+
+TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+
+
+@pytest.mark.peers
+@pytest.mark.slow
+@pytest.mark.skipif(not TORCH, reason="torch and transformers are not installed")
+class TestTransformers:
+    @pytest.mark.parametrize("name", [n for n in MODELS if re.match("qwen|llama", n)])
+    def test_exported_files_load_with_equal_logits(self, name, tmp_path):
+        folder = exported(make_model(name), tmp_path)
+        model = str(tmp_path / "model")
+        assert main(["check", model, "--torch", str(folder), "--tolerance", "2e-4"]) == 0
+
+    @pytest.mark.parametrize("kind", ["Qwen2", "Qwen3", "Llama"])
+    def test_files_that_transformers_writes(self, kind, tmp_path):
+        import torch
+        import transformers
+
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{kind}Config")(
+            vocab_size=32,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            initializer_range=0.5,
+            bos_token_id=1,
+            eos_token_id=2,
+            head_dim=6,
+        )
+        source = tmp_path / "source"
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(source)
+        assert imported(source).token_spec == TokenSpec(None, (2,), 2)
+        command = ["check", str(tmp_path / "imported"), "--torch", str(source)]
+        assert main([*command, "--tolerance", "2e-4"]) == 0
+
+
+def test_dtype_option_casts(copy):
+    model = imported(copy("qwen2"), "--dtype", "bfloat16")
+    assert (model.config.param_dtype, model.config.dtype) == ("bfloat16", "float32")
+    want = make_model("qwen2").params["layer_1"]["attention"]["q"].astype(ml_dtypes.bfloat16)
+    assert model.params["layer_1"]["attention"]["q"].tobytes() == want.tobytes()

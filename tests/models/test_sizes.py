@@ -1,0 +1,94 @@
+"""Configs and networks of every family: published numbers of parameters, shapes that cannot be, equality."""
+
+import dataclasses
+import math
+
+import jax
+import pytest
+
+from paradec_jax.config import ResidualHeadConfig
+from paradec_jax.families import PRESETS, network_of, parameter_shapes
+
+HEAD = ResidualHeadConfig.of(PRESETS["test-sdar"], layers=2)
+# Of the larger two of SDAR the published sizes of their files, two bytes a number.
+PUBLISHED = {
+    "huginn-0125": 3_564_976_800,
+    "qwen2.5-coder-0.5b": 494_032_768,
+    "qwen2.5-coder-1.5b": 1_543_714_304,
+    "qwen2.5-coder-7b": 7_615_616_512,
+    "qwen3-0.6b": 596_049_920,
+    "smollm2-135m": 134_515_008,
+    "sdar-1.7b": 2_031_739_904,
+    "sdar-4b": 8_822_848_512 // 2,
+    "sdar-8b": 16_381_470_720 // 2,
+    "mdlm-tiny": 80_061_266,
+    "mdlm-small": 169_627_218,
+    "mdlm-medium": 424_477_010,
+    "mdlm-large": 863_158_098,
+    "mdlm-1.3b": 1_452_834_130,
+    "mdlm-3b": 3_316_461_906,
+    "mdlm-8b": 8_593_896_786,
+}
+
+
+def count(config) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameter_shapes(config)))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_releases_have_their_published_numbers_of_parameters(name):
+    assert count(PRESETS[name]) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(("preset", "millions"), [("sdar-1.7b", 159), ("sdar-4b", 316), ("sdar-8b", 612)])
+def test_sizes_of_the_released_heads(preset, millions):
+    assert round(count(ResidualHeadConfig.of(PRESETS[preset], layers=3)) / 1e6) == millions
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_embeddings": False}, {"qk_bias": False}, {"coda_layers": 3}])
+def test_number_of_parameters(changes):
+    c = dataclasses.replace(PRESETS["test-recurrent"], **changes)
+    block = 4 * c.width**2 + 3 * c.width * c.feed_forward + 4 * c.width + c.qk_bias * 2 * c.width
+    layers = c.prelude_layers + c.core_layers + c.coda_layers
+    matrices = (2 - c.tie_embeddings) * c.vocab_size * c.width
+    assert count(c) == layers * block + matrices + 2 * c.width**2 + c.width
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_networks_are_equal_by_their_config(name):
+    config = PRESETS[name]
+    network = network_of(config)
+    again = network_of(dataclasses.replace(config))
+    assert network == again and hash(network) == hash(again)
+    assert network != network_of(dataclasses.replace(config, max_length=config.max_length + 1))
+    assert network.vocab_size == config.vocab_size
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(parameter_shapes(config))} == {config.param_dtype}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("recurrent", {"heads": 3}, "3 heads"),
+        ("recurrent", {"width": 0}, "width"),
+        ("recurrent", {"remat": "all"}, "remat"),
+        ("recurrent", {"heads": 16}, "even"),
+        ("causal", {"layers": 0}, "layers must be at least 1"),
+        ("causal", {"kv_heads": 3}, "heads 4 must be a multiple of kv_heads 3"),
+        ("causal", {"width": 18}, "width 18 does not split into 4 heads"),
+        ("causal", {"head_channels": 5}, "even number of channels, not 5"),
+        ("causal", {"remat": "iteration"}, "remat must be 'none', 'layer', 'dots' or 'offload'"),
+        ("sdar", {"block": 0}, "block must be between 1 and max_length 128, not 0"),
+        ("sdar", {"block": 129}, "block must be between 1 and max_length 128, not 129"),
+        ("mdlm", {"vocab_size": 1}, "vocab_size must be at least 2, the mask and a token, not 1"),
+        ("mdlm", {"heads": 3}, "width 16 must split into 3 heads"),
+        ("mdlm", {"dropout": 1.0}, "dropout must be at least 0 and below 1, not 1.0"),
+        ("head", {"layers": 0}, "layers of a residual head must be 1 to 8, not 0"),
+        ("head", {"layers": 9}, "layers of a residual head must be 1 to 8, not 9"),
+        ("head", {"block": 0}, "block must be at least 1"),
+        ("head", {"width": 18}, "18 does not split into 4 heads"),
+    ],
+)
+def test_impossible_shapes(name, changes, message):
+    config = HEAD if name == "head" else PRESETS[f"test-{name}"]
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(config, **changes)

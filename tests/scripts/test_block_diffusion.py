@@ -1,0 +1,137 @@
+"""What studies of block diffusion compute: magnitudes, acceptance, choices, rivals, judged divergences, weights."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys import CHAIN, of_blocks
+
+from experiments.block_diffusion import acceptance, lines, problems, train, train_head, tuned
+from experiments.block_diffusion.grounds import Chains
+from experiments.block_diffusion.magnitudes import magnitudes, read_states, visited
+from paradec_jax import BlockDenoising, Model, make_request, store, trace
+from paradec_jax.config import CAUSAL_PRESETS, ResidualHeadConfig
+from paradec_jax.data import build_tokenizer, token_spec
+from paradec_jax.families import init_params, network_of
+from paradec_jax.losses import residual_loss
+from paradec_jax.models import ResidualHeadNetwork, residual_head
+
+BLOCK = 4
+
+
+def test_magnitudes_by_hand():
+    """Two blocks of two positions and one channel; every state of the second is twice that of the first."""
+    first = np.asarray([[[3.0], [4.0]], [[3.0], [0.0]], [[0.0], [0.0]]])
+    found = magnitudes(np.stack([first, 2 * first]))
+    one = (np.sqrt(8) + np.sqrt(4.5)) / 2
+    np.testing.assert_allclose(found.residual, 1.5 * np.asarray([one, np.sqrt(12.5)]))
+    assert found.reference == pytest.approx(1.5 * (np.sqrt(12.5) + np.sqrt(4.5)) / 2)
+    np.testing.assert_allclose(found.ratios, found.residual / found.reference)
+
+
+@pytest.mark.slow
+def test_states_are_those_that_the_decoder_read():
+    """Block by block, and what it then said of each is what is read again."""
+    model = of_blocks(CHAIN)
+    decoder = BlockDenoising(rule="static", fuse_store=False, fuse_prompt=False)
+    decoder = decoder.bind(model.network, 16, model.token_spec)
+    request = make_request([[1, 2, 3, 0], [2, 3, 4, 1, 0]], max_new_tokens=11)
+    result, steps = trace(decoder, decoder.prepare(model.params), request, n=18)
+    visits = list(visited(steps, np.asarray([4, 5]), decoder.mask))
+    assert [(visit.row, visit.start) for visit in visits][:2] == [(0, 4), (0, 8)]
+    assert (1, 4) not in [(visit.row, visit.start) for visit in visits]  # it holds the end of the prompt
+    hidden, at = np.asarray(steps.hidden), np.asarray(steps.at)
+    for visit in visits:
+        np.testing.assert_array_equal((visit.states == decoder.mask).sum(axis=1), [4, 3, 2, 1, 0])
+        context = np.asarray(result.tokens)[visit.row][: visit.start]
+        found = read_states(model.network, model.params, context, visit.states[None], 16)
+        mine = (at[:, visit.row] == visit.start) & np.asarray(steps.reads)[:, visit.row]
+        np.testing.assert_allclose(found[0, :-1], hidden[mine, visit.row], atol=1e-4)
+
+
+def test_acceptance_is_counted():
+    """One row, three calls: two drafts of which one is right; none; two, both right. Then it has stopped."""
+    exists = np.asarray([[1, 1, 1], [1, 0, 0], [1, 1, 1], [1, 1, 1]], bool)[:, None]
+    accepted, calls = np.asarray([[1], [0], [2], [2]]), np.asarray([[2], [3], [4], [4]])
+    drafts, right = acceptance.counted({"exists": exists, "accepted": accepted, "calls": calls})
+    assert drafts.tolist() == [[2, 2]] and right.tolist() == [[2, 1]]
+    first, second = acceptance.rows_of(np.repeat(drafts, 2, 0), np.repeat(right, 2, 0))
+    assert (first["share"], first["given"], second["share"], second["given"]) == (1, 1, 0.5, 0.5)
+
+
+def test_lawful_blocks():
+    """A text of the law is right; one with a wrong symbol is wrong in that block, one that ends early at its end."""
+    ground = Chains()
+    judge = problems.Lawful(ground, 2, 2, 4, [0])
+    whole = ground.law.draw(2, [0])
+    texts = [ground.tokenizer().decode(row) for row in whole[:, 8:16].tolist()]
+    assert judge.lawful(texts).all() and judge.score([], texts).tolist() == [True, True]
+    follows = set(ground.law.followers[whole[0, 9]].tolist())
+    wrong = next(symbol for symbol in range(16) if symbol not in follows)
+    broken = ground.tokenizer().decode([*whole[0, 8:10].tolist(), wrong, *whole[0, 11:16].tolist()])
+    assert judge.lawful([broken, texts[1][:4]])[:, 0].tolist() == [False, True]
+    assert judge.score([], [broken, texts[1][:4]]).tolist() == [False, False]
+
+
+def test_rivals_by_hand():
+    """Two problems: calls 4 and 6 against 8 and 12, of which one more is right."""
+    common = {"backbone": "b", "block": 4, "texts": "0" * 16}
+    zero = common | {"label": "zero", "decoder": "residual", "right": "10", "calls": "8 12"}
+    zero["settings"] = {"head": "zero", "mix": "sum", "head_steps": 2}
+    own = common | {"label": "own", "decoder": "residual", "right": "11", "calls": "4 6"}
+    own["settings"] = {"head": None, "mix": "none", "head_steps": 2}
+    other = zero | {"settings": zero["settings"] | {"head_steps": 1}, "label": "other"}
+    found = lines.beside([other, zero, own])
+    assert found[2]["zero_label"] == "zero" and found[2]["zero_difference"] == 0.5
+    assert found[2]["zero_fewer_calls"] == 2.0 and found[2]["zero_equal_texts"] == 1.0
+    assert found[2]["first_label"] == "other" and "first_label" not in found[0]
+
+
+def test_the_fewest_calls_that_are_right_enough():
+    pairs = ((90, 1.0), (89, 0.5), (91, 0.6), (88, 0.2))
+    base, *rows = ({"exact": n, "problems": 100, "network_calls_per_token": calls} for n, calls in pairs)
+    assert [tuned.best_of(rows, base, points) for points in (1.0, 2.0, 0.0)] == [0, 2, 1]
+    assert tuned.best_of(rows[:1] + rows[2:], base, 0.0) == 0, "none is: the one that is right most often"
+
+
+@pytest.mark.slow
+def test_divergences_without_a_head_are_those_of_the_trainings_metric():
+    model, recipe = of_blocks(CHAIN), train_head.RECIPES["chains-counts"]
+    head = ResidualHeadNetwork(ResidualHeadConfig.of(model.config, 1))
+    zero = residual_head.init_params(head.config, jax.random.key(0), "zero_gain")
+    loss = jax.jit(residual_loss(model.network, head, model.token_spec, recipe.rules()))
+    _, told = loss(zero, model.params, recipe.source().held_out(128, 4)(0), jax.random.key(3))
+    judge = train_head.Judge(model, head, recipe.rules(), recipe.source(), 128, 1).of()
+    judged = judge(residual_head.init_params(head.config, jax.random.key(0)))
+    for found in (told, judged):  # a head that adds nothing is none
+        assert found["kl"] == pytest.approx(found["uncorrected_kl"], abs=1e-6) and found["kl"] > 1e-3
+
+
+@functools.cache
+def causal() -> Model:
+    """A causal model of the words, of the shape of the toy."""
+    changes = {"qkv_bias": False, "qk_norm": True, "tie_embeddings": False, "vocab_size": 375}
+    config = dataclasses.replace(CAUSAL_PRESETS["test-causal"], **changes)
+    return Model(config, init_params(config, jax.random.key(3)), token_spec(), build_tokenizer())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("look_back", [False, True])
+def test_weights_of_a_causal_model_compute_what_they_did(look_back, tmp_path):
+    store.save(tmp_path / "model", causal())
+    init = str(tmp_path / "model")
+    recipe = train.Recipe(preset="test-sdar", init=init, look_back=look_back, alignment="next")
+    model = train.untrained(recipe, recipe.source())
+    assert model.config.layers == causal().config.layers + look_back and model.config.block == 8
+    tokens, positions = jnp.asarray([[5, 9, 300, 12, 7]]), jnp.arange(5)[None]
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def said(network, params):
+        mask = jnp.tril(jnp.ones((5, 5), bool))
+        return network.logits(params, network.forward(params, tokens, positions, mask=mask).hidden)
+
+    found, wanted = (said(network_of(one.config), dict(one.params)) for one in (model, causal()))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)

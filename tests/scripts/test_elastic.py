@@ -1,0 +1,157 @@
+"""Blocks of several lengths: one checkpoint read at each, and a length chosen by entropy, block by block."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from results import listed
+from stubs import StubDenoiser, tiny_blocks, tiny_blocks_params, tiny_request
+
+from experiments.decoders.elastic import ElasticDenoising, choose_length
+from paradec_jax import decode
+from paradec_jax.config import TokenSpec
+
+SIZE, NEW = 32, 13
+LENGTHS = (2, 4, 8)
+MODEL = {"blocks": LENGTHS}
+SPEC = TokenSpec(mask=31, alignment="own")
+
+
+def request() -> decode.Request:
+    return tiny_request((NEW, 4, 14), seed=2)
+
+
+@pytest.mark.parametrize("alignment", ["own", pytest.param("next", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_length_is_that_of_a_checkpoint_of_it(length, alignment):
+    """The same parameters under a config whose own block has this length; also as the one choice, or the longest."""
+    params, spec = tiny_blocks_params(1, 3.0), dataclasses.replace(SPEC, alignment=alignment)
+    knobs = {"temperature": 1.0, "steps": 2, "threshold": 0.5}
+
+    def decoded(kind: type, network: Any, **options: Any) -> Any:
+        decoder = kind(network, SIZE, spec, **options)
+        return listed(decode.run(decoder, params, request(), decoder.Knobs(**knobs)))
+
+    want = decoded(decode.BlockDenoising, tiny_blocks(block=length))
+    assert decoded(decode.BlockDenoising, tiny_blocks(**MODEL), length=length) == want
+    assert decoded(ElasticDenoising, tiny_blocks(**MODEL), lengths=(length,)) == want
+    if length == LENGTHS[-1]:
+        assert decoded(ElasticDenoising, tiny_blocks(**MODEL)) == want
+    other = decoded(decode.BlockDenoising, tiny_blocks(block=4 if length != 4 else 8))
+    assert other["tokens"] != want["tokens"], "the length changes nothing"
+
+
+def test_lengths_are_chosen_row_by_row_and_each_call_reads_what_a_whole_text_shows():
+    """Rows go on in phases of their own; a step reads its block after the blocks that were chosen before it.
+
+    In float64: numbers go to 9 and sums of a cached and of a whole text are ordered otherwise, which leaves 6e-5 in
+    float32 and 2e-14 here.
+    """
+    model = {**MODEL, "dtype": "float64", "param_dtype": "float64"}
+    prompts = ((3, 1, 4, 1, 5, 9, 2, 6), (2, 7, 1, 8, 2, 8, 1, 8), (5, 3) * 8)  # no block is begun by them
+    with jax.enable_x64(True):
+        network, params = tiny_blocks(**model), tiny_blocks_params(1, 3.0, **model)
+        decoder = ElasticDenoising(network, SIZE, SPEC, rule="static")
+        given = tiny_request(14, prompts=prompts)
+        for bound in (0.5, 1.0, 1.5, 2.0, 2.5, 3.0):  # one program; what random entropies are, who knows
+            knobs = decoder.Knobs(length_entropy=bound)
+            _, (tokens, info) = decode.trace(decoder, params, given, knobs, n=16, record=canvas_and_info)
+            at, span, reads = (np.asarray(x) for x in (info.at, info.span, info.reads))
+            if found := set(span[reads].tolist()) == set(LENGTHS):
+                break
+        assert found, "no bound chooses every length"
+        for row in range(3):
+            ends = np.full(SIZE, SIZE)  # where the block of each position ends
+            ends[: at[0, row]] = (np.arange(at[0, row]) // LENGTHS[-1] + 1) * LENGTHS[-1]
+            for step in range(16):
+                start, end = at[step, row], at[step, row] + span[step, row]
+                assert start % span[step, row] == 0
+                ends[start:end] = end
+                if step == 0 or not reads[step, row] or info.step[step, row] == 0:
+                    continue
+                mask = jnp.asarray(np.arange(SIZE) < ends[:, None])
+                whole = hidden_of(network, params, tokens[step - 1][row : row + 1, :SIZE], mask)
+                read = info.hidden[step, row, : end - start]
+                np.testing.assert_allclose(whole[0, start:end], read, rtol=0, atol=1e-12)
+                ends[end:] = SIZE
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def hidden_of(network, params, tokens, mask):
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    return network.forward(params, tokens, positions, mask=mask).hidden
+
+
+def canvas_and_info(state, info):
+    """Records the canvas and what a call did."""
+    return state.rows.tokens, info
+
+
+@pytest.mark.parametrize(
+    ("masked", "start", "most", "bound", "want"),
+    [
+        ("xxxxxxxx", 0, 8, 9.0, 8),
+        ("xxxxxxxx", 0, 8, None, 8),
+        ("xxxxxxxx", 0, 8, 2.5, 4),  # means of 4.5, 2.5, 1.5
+        ("xxxxxxxx", 0, 8, 2.0, 2),
+        ("xxxxxxxx", 0, 8, 0.0, 2),
+        (".....xxx", 0, 8, 0.0, 8),  # shorter ones hold no mask
+        ("..xxxxxx", 0, 8, 0.0, 4),
+        ("xxxx....", 4, 4, 9.0, 4),
+        ("xx......", 6, 2, 0.0, 2),
+        ("........", 0, 8, 0.0, 8),
+    ],
+)
+def test_a_length_is_the_longest_whose_positions_are_sure_enough(masked, start, most, bound, want):
+    entropies = jnp.arange(1.0, 9.0)[None]
+    open_ = jnp.asarray([[mark == "x" for mark in masked]])
+    start, most = jnp.asarray([start]), jnp.asarray([most])
+    assert choose_length(entropies, open_, start, most, LENGTHS, bound).tolist() == [want]
+
+
+def test_holes_are_filled():
+    stub = StubDenoiser(block=2, others=(4, 8), sharpness=6.0)
+    text = [3, None, None, 4, None, None, None, 2, 5, 6, 7, 8, None, None]
+    given = decode.make_request(
+        [[token or 0 for token in text]], given=[[token is not None for token in text]], max_new_tokens=0
+    )
+    decoder = ElasticDenoising(stub, SIZE, TokenSpec(mask=10, alignment="own"), rule="static")
+    for bound in (0.0, 1.5, None):
+        result = decode.run(decoder, None, given, decoder.Knobs(length_entropy=bound))
+        assert result.generated.tolist() == [text.count(None)]
+        found = result.tokens.tolist()[0][: len(text)]
+        assert all(token in (None, new) for token, new in zip(text, found, strict=True)) and 10 not in found
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: tiny_blocks(block=4, blocks=(2, 8)), "ascending lengths with block 4 among them"),
+        (lambda: tiny_blocks(block=4, blocks=(8, 4)), "ascending lengths with block 4 among them"),
+        (lambda: tiny_blocks(block=4, blocks=(0, 4)), "between 1 and max_length 128"),
+        (
+            lambda: refused(decode.BlockDenoising, length=3),
+            "serves blocks of 2, 4, 8, as it was trained, not of 3",
+        ),
+        (lambda: refused(ElasticDenoising, lengths=(4, 16)), "serves blocks of 2, 4, 8, .* not of 16"),
+        (lambda: refused(ElasticDenoising, lengths=(4, 6)), "each a multiple of the one before"),
+        (lambda: refused(ElasticDenoising, lengths=()), "lengths must be at least 1"),
+        (lambda: refused(ElasticDenoising, blocks=(4, 6)), "each a multiple of the one before"),
+        (
+            lambda: ElasticDenoising.Knobs(length_entropy=-1.0).check(),
+            "length_entropy must be at least 0, not -1",
+        ),
+    ],
+)
+def test_bad_input_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def refused(kind: type, blocks: tuple[int, ...] = LENGTHS, **options: Any) -> Any:
+    decoder = kind(tiny_blocks(blocks=blocks), SIZE, SPEC, **options)
+    return decode.run(decoder, tiny_blocks_params(), request())

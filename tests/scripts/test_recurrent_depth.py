@@ -1,0 +1,125 @@
+"""What studies of recurrent depth compute: masks, operations, schedules, deeper networks, the rivals' rule."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from stubs import tiny_network, tiny_params
+
+from experiments.recurrent_depth import serial_steps, width_depth, work
+from experiments.recurrent_depth.copies import RULES, kv_share, no_share
+from experiments.recurrent_depth.growth import deepen_core
+from experiments.recurrent_depth.rival_times import Times, over
+from paradec_jax.config import RECURRENT_PRESETS
+from paradec_jax.families import init_params, parameter_shapes
+from paradec_jax.models import RecurrentDepthNetwork
+from paradec_jax.nn import masks
+from paradec_jax.nn.attention import attend
+from paradec_jax.nn.cache import KV
+
+TINY, CONFIG = RECURRENT_PRESETS["tiny-recurrent"], RECURRENT_PRESETS["test-recurrent"]
+MASKS = {"depth": lambda n, s: masks.causal(n), **RULES}
+
+
+def sees(rule: str, query: tuple[int, int], key: tuple[int, int], copies: int) -> bool:
+    """The definitions, token and copy counted from 1."""
+    (token, copy), (key_token, key_copy) = query, key
+    if key_token == token:
+        return key_copy <= copy
+    return key_token < token and (rule == "no_share" or key_copy == copies)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("tokens", "copies"), [(1, 4), (4, 1), (5, 3)])
+def test_masks_are_as_defined(rule, tokens, copies):
+    order = [(i + 1, j + 1) for i in range(tokens) for j in range(copies)]
+    wanted = [[sees(rule, query, key, copies) for key in order] for query in order]
+    np.testing.assert_array_equal(RULES[rule](tokens, copies), wanted)
+
+
+@pytest.mark.parametrize("variant", work.VARIANTS)
+@pytest.mark.parametrize(("tokens", "factor"), [(4, 2), (5, 3)])
+def test_costs_are_sums_over_masks_and_layers(variant, tokens, factor):
+    mask = np.asarray(MASKS[variant](tokens, factor))
+    recurrence, d, f, positions = 3, TINY.width, TINY.feed_forward, len(mask)
+    turns = recurrence * (factor if variant == "depth" else 1)
+    layers = TINY.prelude_layers + TINY.core_layers * turns + TINY.coda_layers
+    products = layers * (4 * d * d + 3 * d * f) + turns * 2 * d * d
+    cost = work.prefill(TINY, variant, tokens, factor, recurrence)
+    assert (cost.positions, cost.layers, cost.pairs) == (positions, layers, layers * mask.sum())
+    assert cost.linear == 2 * positions * products + 2 * d * TINY.vocab_size
+    assert cost.attention == 4 * TINY.head_dim * TINY.heads * cost.pairs
+    copies = positions // tokens  # of the first token; the last position sees some of them
+    stored = TINY.prelude_layers + TINY.core_layers + TINY.coda_layers
+    assert cost.kept == stored * tokens * mask[-copies:, :copies].any(axis=0).sum()
+
+
+@pytest.mark.slow
+def test_depth_is_recurrence_and_no_share_a_longer_prompt():
+    network, short = tiny_network(), jnp.array([[3, 1, 4], [1, 5, 9]])
+    doubled = jnp.repeat(short, 2, axis=1)
+    positions = jnp.broadcast_to(jnp.arange(6), doubled.shape)
+    state = network.initial_state(jax.random.split(jax.random.key(3), doubled.shape))
+
+    def read(tokens, *arguments):
+        reader = jax.jit(lambda params, *x: width_depth.read_wide(network, params, *x, *arguments)[0])
+        return reader(tiny_params(), tokens, state)
+
+    forward = jax.jit(lambda p: network.at(2).forward_from(p, doubled, positions, state)[0].hidden)
+    want = forward(tiny_params())
+    np.testing.assert_allclose(read(doubled, "depth", 2), want, atol=1e-5)
+    np.testing.assert_allclose(read(short, "no_share", 2, 2, False), want[:, 1::2], atol=1e-5)
+    assert jnp.abs(read(short, "no_share", 2, 2, True) - want[:, 1::2]).max() > 1e-4
+
+
+def test_gathered_keys_give_what_the_mask_gives():
+    tokens, copies = 5, 3
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 2, tokens * copies, 4))
+    keys = KV(k.swapaxes(-1, -2), v)
+    want = attend(q, keys, kv_share(tokens, copies))
+    np.testing.assert_allclose(width_depth.gathered_kv_share(q, keys, copies), want, atol=1e-5)
+    assert jnp.abs(want - attend(q, keys, no_share(tokens, copies))).max() > 1e-2
+
+
+@pytest.mark.slow
+def test_the_wave_is_as_deep_as_late_and_wider(tmp_path):
+    r, new, path = 2, 4, tmp_path / "steps.json"
+    serial_steps.main(serial_steps.Options("test-recurrent", r, new, path))
+    sequential, *waves = json.loads(path.read_text())["rows"]
+    assert (sequential["depth"], sequential["serial_first"], sequential["serial_all"]) == ([r], r, new * r)
+    for row in waves:
+        inner = row["inner_recurrence"]
+        depth = r if row["decoder"] == "wavefront" else (r // inner + 2) * inner
+        width = depth // inner
+        ramp = [min(step, width) for step in range(1, width + new)]
+        assert (row["depth"], row["serial_first"], row["in_flight"]) == ([depth], depth, ramp)
+        assert row["serial_all"] == depth + (new - 1) * inner and row["core_positions"] == inner * sum(ramp)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits(config, params):
+    network = RecurrentDepthNetwork(config, recurrence=3)
+    tokens = jax.random.randint(jax.random.key(1), (2, 7), 0, config.vocab_size)
+    positions = jnp.broadcast_to(jnp.arange(7), (2, 7))
+    state = network.initial_state(jax.random.split(jax.random.key(2), (2, 7)))
+    return network.logits(params, network.forward_from(params, tokens, positions, state)[0].hidden)
+
+
+@pytest.mark.slow
+def test_new_layers_pass_on_what_they_get_and_learn():
+    params = init_params(CONFIG, jax.random.key(0))
+    deeper, grown = deepen_core(CONFIG, params, jax.random.key(3), 2)
+    assert jax.tree.map(jnp.shape, grown) == jax.tree.map(jnp.shape, parameter_shapes(deeper))
+    np.testing.assert_allclose(logits(deeper, grown), logits(CONFIG, params), atol=2e-5)
+    gradient = jax.jit(jax.grad(lambda p: jnp.sum(jnp.sin(logits(deeper, p)))))(grown)
+    assert float(jnp.abs(gradient["core_1"]["mlp"]["down"]).max()) > 1e-4
+
+
+def test_speeds_leave_out_prompts_where_they_say_so():
+    slow = Times([10, 12], [(1.0, 1.0), (1.0, 3.0), (2.0, 2.0)], [1.0, 1.0, 1.0], 20)
+    assert slow.row()["tokens_per_second"] == 22 / 4 and slow.row()["decode_tokens_per_second"] == 20 / 3
+    quick = Times([10, 12], [(0.5, 0.5), (0.5, 1.5), (1.0, 1.0)], [0.5] * 3, 20)
+    assert over(quick, slow, "x") == {"x": 2.0, "x_range": [2.0, 2.0]}

@@ -1,0 +1,84 @@
+"""What studies read, at toy size: models of random weights in the folders that trainings leave, and a text."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.block_diffusion import train
+from experiments.recurrent_depth import pointers
+from paradec_jax.config import ResidualHeadConfig
+from paradec_jax.data import build_tokenizer, token_spec
+from paradec_jax.data.text import character_spec, character_tokenizer
+from paradec_jax.families import PRESETS, init_params, parameter_shapes
+from paradec_jax.models import residual_head
+from paradec_jax.store import Model, ResidualHead, save
+
+TEXT = "To be, or not to be:\nthat is the question.\n" * 40
+LENGTH = 12  # characters of a sample
+CHAIN = train.Recipe(name="chains", ground="chains", init=None, preset="test-sdar", layers=1, blocks=(4,))
+WORDS = train.Recipe(name="words", preset="test-sdar", init=None, blocks=(4, 8))
+POINTERS = dataclasses.replace(pointers.RECIPES["tiny-pointers"], width=16, heads=2)
+
+
+def of_words(preset: str, seed: int) -> Model:
+    """A model of the word problems' tokens."""
+    config = dataclasses.replace(PRESETS[preset], vocab_size=384, max_length=512)
+    params = jax.tree.map(lambda x: 2 * x, init_params(config, jax.random.key(seed)))
+    return Model(config, params, token_spec(), build_tokenizer())
+
+
+def of_characters(preset: str, seed: int) -> Model:
+    """A model of the text's characters."""
+    tokenizer, draw = character_tokenizer(TEXT), np.random.default_rng(seed)
+    size = {"vocab_size": tokenizer.vocab_size, "max_length": 32, "layers": 1}
+    config = dataclasses.replace(PRESETS[preset], **size)
+    params = jax.tree.map(lambda x: draw.normal(0, 0.3, x.shape).astype(np.float32), parameter_shapes(config))
+    spec = character_spec(tokenizer, "own" if "mdlm" in preset else "next")
+    return Model(config, params, spec, tokenizer)
+
+
+def of_blocks(recipe: train.Recipe, **changes: Any) -> Model:
+    """A model of block diffusion."""
+    model = train.untrained(recipe, recipe.source())
+    params = jax.tree.map(lambda x: 2 * x, dict(model.params))
+    return dataclasses.replace(model, params=params, config=dataclasses.replace(model.config, **changes))
+
+
+def with_head(model: Model) -> Model:
+    """A backbone and a head of one layer."""
+    shape = ResidualHeadConfig.of(model.config, 1)
+    head = residual_head.init_params(shape, jax.random.key(1), "normal_0.2")
+    return dataclasses.replace(model, head=ResidualHead(shape, head))
+
+
+def of_pointers() -> Model:
+    """A model that reads tables of pointers."""
+    params = init_params(POINTERS.shape, jax.random.key(0))
+    return Model(POINTERS.shape, params, token_spec(), pointers.build_tokenizer())
+
+
+def make(folder: Path) -> Path:
+    """All of them."""
+    chain = of_blocks(CHAIN)
+    models = {
+        "causal": of_words("test-causal", 0),
+        "other": of_words("test-causal", 1),
+        "recurrent": of_words("test-recurrent", 0),
+        "pointers": of_pointers(),
+        "words": of_blocks(WORDS, max_length=256),
+        "chains/model": chain,
+        "chains-head/model": with_head(chain),
+        "tiny-mdlm/model": of_characters("test-mdlm", 0),
+        "halves/round-0/model": of_characters("test-mdlm", 1),
+        "halves/round-1/model": of_characters("test-mdlm", 2),
+        "tiny-judge/model": of_characters("test-causal", 3),
+        "tiny-rival/model": of_characters("test-causal", 4),
+    }
+    for name, model in models.items():
+        save(folder / name, model)
+    (folder / "text.txt").write_text(TEXT)
+    (folder / "halves" / "held_out.json").write_text("{}")
+    return folder
