@@ -8,17 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stubs import tiny_blocks, tiny_blocks_params, tiny_causal
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.families import PRESETS, init_params, network_of
 from paradec_jax.losses import BlockRules, block_diffusion_loss
 from paradec_jax.losses.block_streams import doubled_mask, layout_of, masks_of
 from paradec_jax.noise import BlockNoise
 
 MASK, BLOCK = 31, 4
 SPECS = {name: TokenSpec(mask=MASK, alignment=name) for name in ("own", "next")}
-CONFIG = dataclasses.replace(PRESETS["test-sdar"], layers=2, block=BLOCK)
-NETWORK = network_of(CONFIG)
+CHOICES = {"layers": 2, "block": BLOCK}
+NETWORK = tiny_blocks(**CHOICES)
 # Two samples and padding; a sample that ends inside a block.
 LENGTHS = ((8, 12, 0), (11, 4, 5))
 POSITIONS = np.asarray([[*range(8), *range(12)], [*range(11), *range(4), 0, 0, 0, 0, 0]])
@@ -34,9 +34,8 @@ RECORDED = BATCH | {
 }
 
 
-@functools.cache
 def params_of():
-    return jax.jit(lambda: jax.tree.map(lambda x: 2 * x, init_params(CONFIG, jax.random.key(0))))()
+    return tiny_blocks_params(0, 2.0, **CHOICES)
 
 
 @functools.cache
@@ -201,7 +200,7 @@ def test_the_clean_copy_learns_through_what_it_shows():
 
 def test_a_loop_over_the_layers_of_both_forwards_changes_nothing():
     """The noisy forward too, whose cache is what the clean one kept."""
-    network = network_of(dataclasses.replace(CONFIG, scan_layers=True, remat="layer"))
+    network = tiny_blocks(**CHOICES, scan_layers=True, remat="layer")
     objective = block_diffusion_loss(network, SPECS["own"])
     step = jax.jit(jax.value_and_grad(objective, has_aux=True))
     (loss, metrics), grads = step(params_of(), None, RECORDED, jax.random.key(0))
@@ -214,7 +213,7 @@ def test_a_loop_over_the_layers_of_both_forwards_changes_nothing():
         (lambda: BlockRules(blocks=()), "at least one of them"),
         (lambda: BlockRules(blocks=(4, 0)), "lengths of at least 1"),
         (
-            lambda: block_diffusion_loss(network_of(PRESETS["test-causal"]), SPECS["own"]),
+            lambda: block_diffusion_loss(tiny_causal(), SPECS["own"]),
             "without blocks of its own needs the lengths of blocks",
         ),
     ],

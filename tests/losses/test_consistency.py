@@ -164,8 +164,6 @@ def slow_consistency(data, rules: ConsistencyRules) -> float:
         differs = np.flatnonzero(noisy[j] != clean[j])
         last = len(noisy[j]) - (rules.offsets == "inner")
         for t in range(differs[0] if len(differs) else last, last):
-            if noisy[j, t] == PAD:
-                continue
             log_p, log_q = log_softmax(said[t]), log_softmax(wanted[t])
             total += np.sum(np.exp(log_q) * ((log_q if rules.divergence == "kl" else 0) - log_p))
             counted += 1

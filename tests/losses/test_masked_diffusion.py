@@ -8,18 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from stubs import JointDenoiser
+from stubs import JointDenoiser, tiny_denoiser, tiny_denoiser_params
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.families import PRESETS, init_params, network_of
 from paradec_jax.losses import BoundRules, masked_diffusion_loss
 from paradec_jax.losses.masked_diffusion import read
 from paradec_jax.noise import Cosine, CosineSquared, Geometric, Times
 
 EXACT = JointDenoiser(3, 4, tuple(np.exp(np.random.default_rng(0).normal(scale=1.5, size=81)).tolist()))
 SPEC = TokenSpec(mask=31, alignment="own")
-CONFIG = dataclasses.replace(PRESETS["test-mdlm"], vocab_size=32, layers=1)
-NETWORK = network_of(CONFIG)
+NETWORK = tiny_denoiser(vocab_size=32, layers=1)
 BATCH = {
     "tokens": jax.random.randint(jax.random.key(1), (3, 7), 0, 31),
     "weights": jnp.ones((3, 7)),
@@ -28,17 +26,8 @@ BATCH = {
 }
 
 
-@functools.cache
 def params_of():
-    """Random parameters, those that begin at zero too."""
-
-    @jax.jit
-    def make():
-        params = init_params(CONFIG, jax.random.key(0))
-        keys = iter(jax.random.split(jax.random.key(2), len(jax.tree.leaves(params))))
-        return jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(keys), x.shape), params)
-
-    return make()
+    return tiny_denoiser_params(2, vocab_size=32, layers=1)
 
 
 @functools.cache

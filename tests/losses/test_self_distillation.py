@@ -1,6 +1,5 @@
 """Self-distillation through time: targets by their definition, the reveals' law, divergences, and what is traced."""
 
-import dataclasses
 import functools
 
 import chex
@@ -9,36 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import log_softmax
-from stubs import JointDenoiser
+from stubs import JointDenoiser, tiny_denoiser, tiny_denoiser_params
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.families import PRESETS, init_params, network_of
 from paradec_jax.losses import DistillationRules, self_distillation_loss
 from paradec_jax.losses.self_distillation import divergence, teach
 
 EXACT = JointDenoiser(3, 5, tuple(np.exp(np.random.default_rng(0).normal(scale=1.5, size=243)).tolist()))
 SPEC = TokenSpec(mask=31, alignment="own")
-CONFIG = dataclasses.replace(PRESETS["test-mdlm"], vocab_size=32, layers=1)
-NETWORK = network_of(CONFIG)
+SMALL = {"vocab_size": 32, "layers": 1}
+NETWORK = tiny_denoiser(**SMALL)
 BATCH = {
     "tokens": jax.random.randint(jax.random.key(1), (3, 7), 0, 31),
     "weights": jnp.ones((3, 7)),
     "times": jnp.array([0.3, 0.6, 0.9]),
     "mask_uniforms": jax.random.uniform(jax.random.key(2), (3, 7)),
 }
-
-
-@jax.jit
-def made(key):
-    """Random parameters, those that begin at zero too."""
-    params = init_params(CONFIG, jax.random.key(0))
-    keys = iter(jax.random.split(key, len(jax.tree.leaves(params))))
-    return jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(keys), x.shape), params)
-
-
-@functools.cache
-def params_of(seed):
-    return made(jax.random.key(seed))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -183,8 +168,8 @@ def step_of():
 
 def graded(which=0, teacher=3, batch=BATCH):
     """Loss and metrics."""
-    frozen = {"teacher": params_of(teacher), "round": jnp.int32(which)}
-    return step_of()(params_of(2), frozen, batch, jax.random.key(0))
+    frozen = {"teacher": tiny_denoiser_params(teacher, **SMALL), "round": jnp.int32(which)}
+    return step_of()(tiny_denoiser_params(2, **SMALL), frozen, batch, jax.random.key(0))
 
 
 def test_a_new_round_and_a_new_teacher_compile_nothing():
