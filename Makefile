@@ -15,19 +15,19 @@ export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 .PHONY: help demo test golden test-golden slow cluster peers check clean
 
 help:
-	@echo "make demo          decode unseen problems with every decoder: one table"
-	@echo "make test          the tests of the package, and the laws of every decoder and objective"
-	@echo "make golden        compare with all recorded arrays of the original programs"
-	@echo "make test-golden   the same for one family [FAMILY=$(FAMILY)] [PARADEC_GOLDEN=DIR]"
-	@echo "make slow          experiments and notebooks at toy size, faults, damaged files, long tests"
+	@echo "make demo          four families, one by one and in parallel: one table"
+	@echo "make test          the laws of every decoder and objective, and the tests of the package"
+	@echo "make golden        every replay of recorded arrays"
+	@echo "make test-golden   those of one family [FAMILY=$(FAMILY)] [PARADEC_GOLDEN=DIR]"
+	@echo "make slow          scripts, faults, malformed files; minutes"
 	@echo "make cluster       faults, counted: one table, and experiments/systems/results/cluster.json [ONLY=-k EXPRESSION]"
 	@echo "make peers         compare with transformers and lm-eval, and read real benchmark files [PARADEC_DATA=DIR]"
 	@echo "make check         linter, formatter, types"
 	@echo "make clean         remove $(VENV) and .cache"
 
 demo: $(STAMP)
-	@echo "== paradec compare"
-	@$(BIN)/paradec compare
+	@echo "== paradec demo"
+	@$(BIN)/paradec demo
 
 test: $(STAMP)
 	@echo "== tests"

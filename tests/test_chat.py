@@ -159,10 +159,8 @@ class TestNames:
     def test_neither(self, value):
         with pytest.raises(ValueError, match="chat_template must be a text or a list"):
             chat.named_templates(value)
-
-    def test_two_of_one_name(self):
         with pytest.raises(ValueError, match="two templates of the name 'a'"):
-            chat.named_templates([{"name": "a", "template": "x"}, {"name": "a", "template": "y"}])
+            chat.named_templates([{"name": "a", "template": one} for one in "xy"])
 
 
 @pytest.fixture

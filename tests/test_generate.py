@@ -8,8 +8,8 @@ import pytest
 from recital import CONFIG, Recital, recite
 
 import paradec_jax as pd
+from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax.config import RecurrentDepthConfig, TokenSpec
-from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.decode.machine import drive
 from paradec_jax.generate import row_keys
 from paradec_jax.store import Model

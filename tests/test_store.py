@@ -82,6 +82,7 @@ def test_mask_alignment_and_block_length_travel_along(tmp_path):
     spec, model = TokenSpec(bos=3, stop=(1, 2), pad=4, mask=31, alignment="next"), make_model(BLOCKS)
     store.save(tmp_path / "model", dataclasses.replace(model, token_spec=spec))
     again = store.load(tmp_path / "model", host=True)
+    assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(again.params))
     assert (again.family, again.token_spec) == ("block_diffusion", spec)
     assert (again.network.visibility, again.network.block) == ("block", 8)
 
@@ -90,10 +91,6 @@ def test_dtype_casts_parameters_and_computation(saved):
     model = store.load(saved, dtype="bfloat16")
     assert (model.config.dtype, model.config.param_dtype) == ("bfloat16", "bfloat16")
     assert_same(model.params, jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), make_model().params))
-
-
-def test_host_keeps_numpy_arrays(saved):
-    assert all(type(x) is np.ndarray for x in jax.tree.leaves(store.load(saved, host=True).params))
 
 
 def test_tokenizer_travels_along(tmp_path):
@@ -156,11 +153,10 @@ class TestSave:
         ("change", "message"),
         [
             (lambda p: p.pop("adapter"), "adapter is missing"),
-            (lambda p: p.update(extra=p["adapter"]), "extra is there"),
             (lambda p: p.update(adapter=p["adapter"][1:]), r"adapter has shape \(31, 16\).*\(32, 16\)"),
             (lambda p: p.update(adapter=p["adapter"].astype(np.float16)), "adapter is float16"),
         ],
-        ids=["missing", "unknown", "misshapen", "mistyped"],
+        ids=["missing", "misshapen", "mistyped"],
     )
     def test_refuses_parameters_that_contradict_the_config(self, tmp_path, change, message):
         model = make_model()

@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from paradec_jax.data import vocabulary
-from paradec_jax.data import word_problems as wp
+from experiments.tasks import vocabulary
+from experiments.tasks import words as wp
 from paradec_jax.tokenizer import StreamDecoder, Tokenizer
 
 TEXTS = [

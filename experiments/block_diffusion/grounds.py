@@ -15,21 +15,21 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.tasks import build_tokenizer, denoising_spec
+from experiments.tasks.batches import Batch, Bucket, Mixture
+from experiments.tasks.block_batches import ChainBatchMaker, block_batch_maker
+from experiments.tasks.chains import Followers
+from experiments.tasks.words import problem
 from paradec_jax import Model
 from paradec_jax.config import TokenSpec
-from paradec_jax.data import build_tokenizer, denoising_spec
-from paradec_jax.data.batches import Batch, Bucket, Mixture
-from paradec_jax.data.block_batches import ChainBatchMaker, block_batch_maker
-from paradec_jax.data.chains import Followers
 from paradec_jax.data.endless import endless
 from paradec_jax.data.text import character_spec, character_tokenizer
-from paradec_jax.data.word_problems import problem
 from paradec_jax.io import atomic_write_text
 from paradec_jax.losses import BlockRules, block_diffusion_loss
 from paradec_jax.noise import BlockNoise
 from paradec_jax.tokenizer import Tokenizer
 
-# Nine problems of ten fit into the first four; the last three are practice (`data.auxiliary`).
+# Nine problems of ten fit into the first four; the last three are practice (`tasks.auxiliary`).
 BUCKETS = (
     Bucket(2, 2, 102),
     Bucket(3, 4, 161),

@@ -1,105 +1,41 @@
-"""The tables that the commands print."""
+"""The one table that the commands print, and its columns for answers and for texts."""
 
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 
 from paradec_jax.cli.output import console_of
-from paradec_jax.evaluate.compare import Comparison
-from paradec_jax.evaluate.compare_texts import TextComparison
-from paradec_jax.evaluate.intervals import paired, times
-from paradec_jax.evaluate.text_measures import NO_SACREBLEU, has_sacrebleu
+from paradec_jax.evaluate.intervals import times
 
-IN_BLOCKS = {  # further columns of block diffusion: fields and scales
-    "positions/token": ("positions_per_token", 1),
-    "head calls/token": ("head_calls_per_token", 1),
-    "MFLOP/token": ("flops_per_token", 1e6),
+LEFT = ("family", "model", "decoder", "settings")  # columns of words
+
+ANSWERS = {  # columns and the fields in them
+    "decoder": "{decoder}",
+    "settings": "{label}",
+    "exact": "{share:.1%}",
+    "95%": "{low:.1f}-{high:.1f}",
+    "tokens/s": "{tokens_per_second:.0f}",
+    "speed-up": "{times}",
+    "w/o prompt": "{decode_speedup:.2f}x",
+    "calls/token": "{network_calls_per_token:.2f}",
 }
-
-
-def print_table(result: Comparison, steps: tuple[int, int], seed: int, split: str) -> None:
-    """Answers, speed and work of every decoder on problems of `steps` steps of one split."""
-    first, base = result.rows[0], result.rows[result.baseline]
-    count = first["problems"]
-    kind = "unseen" if split == "test" else "tuning"
-    table = Table(
-        title=f"{first['model']}: {count} {kind} problems of {steps[0]} to {steps[1]} steps, seed {seed}"
-    )
-    table.add_column("decoder", no_wrap=True)
-    table.add_column("settings", max_width=32)
-    recurrent = first["family"] == "recurrent_depth"
-    more = IN_BLOCKS if first["family"] == "block_diffusion" else {}
-    work = "recurrences/token" if recurrent else "tokens/call"
-    for title in (
-        "exact",
-        "95%",
-        "tokens/s",
-        "speed-up",
-        "w/o prompt",
-        "calls/token",
-        work,
-        *more,
-        "= greedy",
-    ):
-        table.add_column(
-            title, justify="right", min_width=len(title.split("/")[0]), no_wrap=title == "speed-up"
-        )
-    for row, label in zip(result.rows, result.labels, strict=True):
-        interval = "-".join(f"{100 * end:.1f}" for end in row["interval"])
-        table.add_row(
-            row["decoder"],
-            label,
-            f"{100 * row['exact'] / count:.1f}%",
-            interval,
-            f"{row['tokens_per_second']:.0f}",
-            times(row["speedup"], None if row is base else row["speedup_interval"]),
-            f"{row['decode_speedup']:.2f}x",
-            f"{row['network_calls_per_token']:.2f}",
-            f"{row['recurrences_per_token' if recurrent else 'tokens_per_network_call']:.2f}",
-            *("" if row[field] is None else f"{row[field] / scale:.2f}" for field, scale in more.values()),
-            "" if row["equals_greedy"] is None else f"{100 * row['equals_greedy']:.1f}%",
-            style="bold" if row is base else None,
-        )
-    console = console_of(170 if more else 140)
-    console.print(table)
-    if more:
-        console.print(
-            "positions/token, prompts included; MFLOP/token: an estimate, the head's share included."
-        )
-    console.print(
-        f"Speed: batch {base['batch']}, the first {base['timed_problems']} problems one by one, median of "
-        f"{len(base['passes'])} passes, {base['dtype']}, {base['device']}; speed-up over {base['decoder']} "
-        f"{result.labels[result.baseline] or 'decoding'}, with and without the seconds that read the prompts, and "
-        f"its 95% range by bootstrap over problems and passes."
-    )
-    costs = [
-        f"{row['decoder']} ({label}) {row['core_pass_microseconds']:.0f} microseconds"
-        for row, label in zip(result.rows, result.labels, strict=True)
-        if row["core_pass_microseconds"] is not None
-    ]
-    if costs:
-        console.print("One pass of the core: " + "; ".join(costs) + ".")
-
-
-def print_pairs(results: Mapping[str, Comparison]) -> None:
-    """One line for each model but the first: its answers beside the first one's, problem by problem."""
-    (name, first), *others = results.items()
-    for other, result in others:
-        pair = paired(result.exact[result.baseline], first.exact[first.baseline])
-        low, high = pair.interval
-        print(
-            f"{other} against {name}, static decoding, same problems: {100 * pair.difference:+.1f} points "
-            f"({100 * low:+.1f} to {100 * high:+.1f}); only {other} right {pair.only_first}, "
-            f"only {name} {pair.only_second}."
-        )
-
-
-TEXT_COLUMNS = {
-    "model": None,
-    "decoder": None,
-    "settings": None,
+RECURRENT = {"recurrences/token": "{recurrences_per_token:.2f}"}
+CALLS = {"tokens/call": "{tokens_per_network_call:.2f}"}
+BLOCKS = {
+    **CALLS,
+    "positions/token": "{positions_per_token:.2f}",
+    "head calls/token": "{head_calls_per_token:.2f}",
+    "MFLOP/token": "{megaflops:.2f}",
+}
+EQUAL = {"= greedy": "{equals_greedy:.1%}"}
+TEXTS = {
+    "model": "{model}",
+    "decoder": "{decoder}",
+    "settings": "{label}",
     "judge": "{judge_perplexity:.2f}",
+    "95%": "{low:.2f}-{high:.2f}",
     "unigrams": "{unigram_entropy:.3f}",
     "4-grams": "{fourgram_entropy:.3f}",
     "distinct-4": "{distinct_4:.3f}",
@@ -110,43 +46,70 @@ TEXT_COLUMNS = {
 }
 
 
-def print_texts(compared: TextComparison, seed: int) -> None:
-    """What a judge says of the texts of every model and sampler, how varied they are, and what they cost."""
-    first, rows = compared.rows[0], compared.rows
-    table = Table(
-        title=f"{first['samples']} texts of {first['length']} tokens, judged by {first['judge']}, seed {seed}"
-    )
-    for title in TEXT_COLUMNS:
-        table.add_column(title, justify="left" if TEXT_COLUMNS[title] is None else "right")
-        if title == "judge":
-            table.add_column("95%", justify="right")
-    for row, label in zip(rows, compared.labels, strict=True):
-        seconds = row["seconds_per_sample"]
-        values = row | {"milliseconds": None if seconds is None else 1e3 * seconds}
-        told = [
-            "" if any(values[name] is None for name in _fields(form)) else form.format(**values)
-            for form in TEXT_COLUMNS.values()
-            if form is not None
-        ]
-        interval = "-".join("" if end is None else f"{end:.2f}" for end in row["interval"])
-        table.add_row(row["model"], row["decoder"] or "", label, told[0], interval, *told[1:])
-    console = console_of(160)
-    console.print(table)
-    begin = ", after begin-of-text" if first["judge_begin_of_text"] else ""
-    console.print(
-        f"judge: generative perplexity as {first['judge_definition'].upper()} defines it, of {first['judge_reads']}"
-        f"{begin}. Entropies in nats, of all texts of a row together. ms/text: in batches of {first['batch']}, "
-        f"{first['dtype']}, {first['device']}."
-    )
-    if first["reverse_perplexity"] is not None:
-        console.print(
-            f"reverse: perplexity of real text under {first['reverse_order']}-grams of a row's texts; the row of "
-            f"real text has {rows[-1]['samples']} of them, and half against half."
+def answers_columns(family: str) -> dict[str, str]:
+    """The columns of a table of answers."""
+    work = {"recurrent_depth": RECURRENT, "block_diffusion": BLOCKS}.get(family, CALLS)
+    return ANSWERS | work | EQUAL
+
+
+def answers_values(row: Mapping[str, Any], label: str) -> dict[str, Any]:
+    """A row of `compare` with the values that its table shows beside its fields."""
+    low, high = (100 * end for end in row["interval"])
+    flops = row["flops_per_token"]
+    return {
+        **row,
+        "label": label,
+        "share": row["exact"] / row["problems"],
+        "low": low,
+        "high": high,
+        "times": times(row["speedup"], None if row["baseline"] else row["speedup_interval"]),
+        "megaflops": None if flops is None else flops / 1e6,
+    }
+
+
+def texts_values(row: Mapping[str, Any], label: str) -> dict[str, Any]:
+    """A row of `compare_texts` with the values that its table shows beside its fields."""
+    (low, high), seconds = row["interval"], row["seconds_per_sample"]
+    more = {"label": label, "low": low, "high": high}
+    return {**row, **more, "milliseconds": None if seconds is None else 1e3 * seconds}
+
+
+def print_table(
+    title: str,
+    columns: Mapping[str, str],
+    rows: Sequence[Mapping[str, Any]],
+    notes: Sequence[str] = (),
+    bold: int | None = None,
+    width: int = 160,
+) -> None:
+    """Prints rows of values and notes below them.
+
+    Args:
+      title: of the table.
+      columns: a format of fields by the column's title; a cell stays empty where one of its fields is None.
+      rows: values by field.
+      notes: sentences, a line each.
+      bold: index of the row in bold.
+      width: characters of a line where the output is no terminal.
+    """
+    table = Table(title=title)
+    for name in columns:
+        table.add_column(
+            name,
+            justify="left" if name in LEFT else "right",
+            min_width=len(name.split("/")[0]),
+            max_width=32 if name == "settings" else None,
+            no_wrap=name in ("decoder", "speed-up"),
         )
-    if not has_sacrebleu():
-        console.print(f"{NO_SACREBLEU}.")
+    for i, row in enumerate(rows):
+        cells = (_cell(form, row) for form in columns.values())
+        table.add_row(*cells, style="bold" if i == bold else None)
+    console = console_of(width)
+    console.print(table)
+    for note in notes:
+        console.print(note)
 
 
-def _fields(form: str) -> list[str]:
-    """Names in a format."""
-    return [name for _, name, _, _ in string.Formatter().parse(form) if name]
+def _cell(form: str, row: Mapping[str, Any]) -> str:
+    fields = (name for _, name, _, _ in string.Formatter().parse(form) if name)
+    return "" if any(row[name] is None for name in fields) else form.format(**row)

@@ -23,13 +23,13 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.endless import Endless, Part, Share, endless, whole
-from paradec_jax.data.vocabulary import MASK
 from paradec_jax.io import json_lines, string_in
 from paradec_jax.tokenizer import Tokenizer
 
 Batch = dict[str, np.ndarray]
 
 SEPARATOR = "<|endoftext|>"
+MASK = "<|mask|>"
 GROUP = 1000  # documents that are packed together
 
 

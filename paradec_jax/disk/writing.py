@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import chex
 import numpy as np
 
 from paradec_jax.disk import blocks
@@ -77,7 +78,9 @@ def _write_shard(
         file.write(_header({name: tensors[name] for name in names}))
         for name in names:
             digester = blocks.Digester()
-            for piece in _pieces(_made(name, tensors[name]), tensors[name].dtype):
+            array, promised = tensors[name].read(...), tuple(tensors[name].shape)
+            chex.assert_shape(array, promised, custom_message=f"tensor {name}", exception_type=ValueError)
+            for piece in _pieces(array, tensors[name].dtype):
                 check(name, piece)
                 file.write(piece.reshape(-1).view(np.uint8).data)
                 digester.update(piece)
@@ -96,15 +99,6 @@ def _header(tensors: Mapping[str, Lazy]) -> bytes:
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def _made(name: str, tensor: Lazy) -> np.ndarray:
-    array = tensor.read(...)
-    if array.shape != tuple(tensor.shape):
-        raise ValueError(
-            f"tensor {name} was made of shape {array.shape}, although {tensor.shape} was promised"
-        )
-    return array
 
 
 def _pieces(array: np.ndarray, dtype: Any) -> Iterator[np.ndarray]:

@@ -11,21 +11,14 @@ n counts the labelled tokens of the batch, hidden or not; p_i is the probability
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.losses.block_streams import (
-    Layout,
-    before_each,
-    layout_of,
-    read_doubled,
-    read_twice,
-)
+from paradec_jax.losses.block_streams import before_each, noised, read_doubled, read_twice
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, token_losses
 from paradec_jax.losses.masked_diffusion import mask_of
-from paradec_jax.noise import BlockNoise, Hidden
+from paradec_jax.noise import BlockNoise
 from paradec_jax.objective import Objective, Sums, weighted
 
 
@@ -77,13 +70,8 @@ def block_diffusion_loss(
 
     def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
         del frozen
-        of_lengths, of_noise = jax.random.split(key)
-        tokens, labelled = batch["tokens"], batch["labelled"].astype(bool)
-        drawn = jax.random.randint(of_lengths, (len(tokens),), 0, len(lengths))
-        layout = layout_of(batch["positions"], jnp.asarray(lengths)[drawn])
-        if spec.alignment == "next":
-            labelled &= layout.positions > 0
-        hidden = _noise(batch, chosen.noise, labelled, layout, of_noise)
+        tokens = batch["tokens"]
+        labelled, hidden, layout = noised(batch, key, lengths, chosen.noise, spec.alignment)
         streams = read(network, params, tokens, jnp.where(hidden.where, mask, tokens), layout)
         vectors = before_each(streams, layout) if spec.alignment == "next" else streams.noisy
 
@@ -101,10 +89,3 @@ def block_diffusion_loss(
         }
 
     return Objective(sums)
-
-
-def _noise(batch: dict[str, Array], noise: BlockNoise, labelled: Array, layout: Layout, key: Array) -> Hidden:
-    """The batch's own noise, or a draw."""
-    if "hidden" in batch:
-        return Hidden(batch["hidden"].astype(bool) & labelled, batch["probability"])
-    return noise.draw(key, labelled, layout.samples, layout.blocks)

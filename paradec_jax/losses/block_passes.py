@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from einops import rearrange
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
@@ -153,8 +154,8 @@ def read_packed(forward: Forward, params: Any, teacher: Any, pairs: Any, block: 
     count, each = size // block, np.arange(size)
 
     def packed(prompt: Array, noisy: Array, clean: Array) -> Array:
-        copies = [copy.reshape(-1, count, 1, block) for copy in (noisy, clean)]
-        return jnp.concatenate([prompt, jnp.concatenate(copies, axis=2).reshape(-1, 2 * size)], axis=1)
+        blocks = rearrange([noisy, clean], "copy b (t n) -> b (t copy n)", n=block)
+        return jnp.concatenate([prompt, blocks], axis=1)
 
     tokens, text = packed(pairs.prompt, pairs.noisy, pairs.clean), packed(*pairs.real)
     positions = packed_positions(pairs.lengths, width, count, block)

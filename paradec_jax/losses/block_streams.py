@@ -12,11 +12,13 @@ its cache), or one of both copies side by side, the doubled layout of the releas
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.nn import masks
+from paradec_jax.noise import BlockNoise, Hidden
 
 
 class Layout(NamedTuple):
@@ -65,6 +67,29 @@ def layout_of(positions: Int[Array, "B T"], block: int | Int[Array, "B"]) -> Lay
     samples = jnp.cumsum(positions == 0, axis=1) - 1
     blocks = jnp.cumsum(positions % length[:, None] == 0, axis=1) - 1
     return Layout(positions, length, samples, blocks)
+
+
+def noised(
+    batch: dict[str, Array], key: Array, lengths: tuple[int, ...], noise: BlockNoise, alignment: str
+) -> tuple[Bool[Array, "B T"], Hidden, Layout]:
+    """Which tokens of packed rows are labelled, which of these are hidden, and where samples and blocks lie.
+
+    Args:
+      batch: `tokens`, `labelled` and `positions` [B, T]; its own noise where it has `hidden` and `probability`.
+      key: of the draws.
+      lengths: of blocks, one of them drawn for each row.
+      noise: drawn where the batch has none.
+      alignment: with "next" the first token of a sample, which nothing predicts, counts as unlabelled.
+    """
+    of_lengths, of_noise = jax.random.split(key)
+    labelled = batch["labelled"].astype(bool)
+    drawn = jax.random.randint(of_lengths, (len(labelled),), 0, len(lengths))
+    layout = layout_of(batch["positions"], jnp.asarray(lengths)[drawn])
+    if alignment == "next":
+        labelled &= layout.positions > 0
+    if "hidden" in batch:
+        return labelled, Hidden(batch["hidden"].astype(bool) & labelled, batch["probability"]), layout
+    return labelled, noise.draw(of_noise, labelled, layout.samples, layout.blocks), layout
 
 
 def masks_of(layout: Layout) -> Masks:

@@ -9,6 +9,7 @@ p reads the prompt and a noisy iterate of the block's trajectory, q the prompt a
 
 from typing import Any
 
+import chex
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
@@ -65,8 +66,8 @@ def cllm_loss(
 
     def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
         del frozen, key
-        if batch["noisy"].shape[1] != 1:
-            raise ValueError(f"cllm_loss wants one pair a row, not {batch['noisy'].shape[1]}")
+        one = "cllm_loss wants one pair a row"
+        chex.assert_axis_dimension(batch["noisy"], 1, 1, custom_message=one, exception_type=ValueError)
         tokens, real, lengths = _sequences(batch, spec, pad_after_stop)
         noisy, clean, plain = _read(forward, params, tokens, real, mask_padding)
         inside = jnp.arange(1, tokens.shape[2]) < lengths[:, None]

@@ -18,6 +18,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from einops import rearrange
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
@@ -133,7 +134,7 @@ class Pairs(NamedTuple):
 
 def counted_pairs(batch: dict[str, Array], spec: TokenSpec, rules: ConsistencyRules) -> Pairs:
     """Which tokens count, from `prompt` [B, P], `prompt_lengths` [B], `noisy`, `clean` [B, T, n], `pairs` [B]."""
-    noisy, clean, (rows, pairs, block) = batch["noisy"], batch["clean"], batch["noisy"].shape
+    noisy, clean, (_, pairs, block) = batch["noisy"], batch["clean"], batch["noisy"].shape
     real = block_passes.real_tokens(batch)
     index, count = jnp.arange(pairs), batch["pairs"]
     stops = jnp.isin(clean, jnp.asarray(spec.stop, jnp.int32))
@@ -155,16 +156,19 @@ def counted_pairs(batch: dict[str, Array], spec: TokenSpec, rules: ConsistencyRu
         keep &= before & ~stops
     targets = batch["prompt"][:, 1:]
     inside = jnp.arange(1, targets.shape[1] + 1) < batch["prompt_lengths"][:, None]
+    weight = (valid[..., None] & before & real.clean).astype(jnp.float32)
+    copies = (noisy, clean, weight, keep, real.noisy, real.clean)
+    noisy, clean, weight, keep, *text = (rearrange(x, "b t n -> b (t n)") for x in copies)
     return Pairs(
         batch["prompt"],
         batch["prompt_lengths"],
-        noisy.reshape(rows, -1),
-        clean.reshape(rows, -1),
+        noisy,
+        clean,
         rules.prompt_weight * (inside & real.prompt[:, 1:] & (count > 0)[:, None]),
-        (valid[..., None] & before & real.clean).astype(jnp.float32).reshape(rows, -1),
-        keep.reshape(rows, -1),
+        weight,
+        keep,
         count,
-        block_passes.Real(real.prompt, real.noisy.reshape(rows, -1), real.clean.reshape(rows, -1)),
+        block_passes.Real(real.prompt, *text),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from einops import rearrange
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -78,17 +79,17 @@ def in_chunks(score: Callable[..., Any], chunk: int | None, *arrays: Array) -> A
 
     The backward pass makes each chunk anew, so logits [B, K, V] never lie in memory whole. None: all at once.
     """
-    batch, size = arrays[0].shape[:2]
+    size = arrays[0].shape[1]
     if chunk is None or chunk >= size:
         return score(*arrays)
     extra = -size % chunk
 
     def split(x: Array) -> Array:
         x = jnp.pad(x, [(0, 0), (0, extra)] + [(0, 0)] * (x.ndim - 2))
-        return jnp.moveaxis(x.reshape(batch, -1, chunk, *x.shape[2:]), 1, 0)
+        return rearrange(x, "b (n k) ... -> n b k ...", k=chunk)
 
     parts = lax.map(jax.checkpoint(lambda xs: score(*xs)), tuple(split(x) for x in arrays))
-    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :size], parts)
+    return jax.tree.map(lambda x: rearrange(x, "n b k -> b (n k)")[:, :size], parts)
 
 
 def check_chunk(chunk: int | None) -> None:

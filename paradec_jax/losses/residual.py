@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.losses.block_streams import Layout, Streams, before_each, layout_of, masks_of
+from paradec_jax.losses.block_streams import Layout, Streams, before_each, masks_of, noised
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, soft_cross_entropy, token_losses
 from paradec_jax.losses.masked_diffusion import mask_of
 from paradec_jax.noise import BlockNoise, Hidden, choose
@@ -161,18 +161,9 @@ class Unrolling:
 
     def texts(self, batch: dict[str, Array], key: Array) -> Texts:
         """The rows of a batch, noised by its own noise or by a draw."""
-        of_lengths, of_noise = jax.random.split(key)
-        tokens, labelled = batch["tokens"], batch["labelled"].astype(bool)
-        lengths = jnp.asarray(self.lengths)
-        drawn = jax.random.randint(of_lengths, (len(tokens),), 0, len(lengths))
-        layout = layout_of(batch["positions"], lengths[drawn])
-        if self.spec.alignment == "next":
-            labelled &= layout.positions > 0
-        if "hidden" in batch:
-            hidden = Hidden(batch["hidden"].astype(bool) & labelled, batch["probability"])
-        else:
-            hidden = self.rules.noise.draw(of_noise, labelled, layout.samples, layout.blocks)
-        return Texts(tokens, labelled, hidden, layout)
+        return Texts(
+            batch["tokens"], *noised(batch, key, self.lengths, self.rules.noise, self.spec.alignment)
+        )
 
     def unroll(
         self, params: Any, frozen: Any, texts: Texts, key: Array, recorded: Bool[Array, "B K T"] | None = None

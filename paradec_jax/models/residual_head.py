@@ -14,6 +14,7 @@ Embedding E and output matrix U are the backbone's. U is linear, so U(a + r) add
 
 from typing import Any
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -142,11 +143,12 @@ def _inherited(config: ResidualHeadConfig, params: dict[str, Any], backbone: Any
         raise ValueError(
             f"init inherited needs a backbone with {', '.join(missing)} for {config.layers} layers"
         )
-    own, theirs = (
-        {name: jax.tree.map(jnp.shape, tree[name]) for name in names} for tree in (params, backbone)
+    own, theirs = ([tree[name] for name in names] for tree in (params, backbone))
+    why = "init inherited needs a backbone whose layers have the shapes of the head's"
+    chex.assert_trees_all_equal_shapes(own, theirs, custom_message=why, exception_type=ValueError)
+    chex.assert_axis_dimension(
+        backbone["embedding"], 1, config.width, custom_message=why, exception_type=ValueError
     )
-    if own != theirs or backbone["embedding"].shape[1] != config.width:
-        raise ValueError("init inherited needs a backbone whose layers have the shapes of the head's")
     table, dtype = backbone["embedding"].astype(jnp.float32), config.param_dtype
     size = jnp.sqrt(jnp.mean(jnp.square(table)))
     return {

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from paradec_jax.data import build_tokenizer, denoising_spec, token_spec
-from paradec_jax.data.batches import BatchMaker, Bucket
-from paradec_jax.data.block_batches import block_batch_maker
+from experiments.tasks import build_tokenizer, denoising_spec, token_spec
+from experiments.tasks.batches import BatchMaker, Bucket
+from experiments.tasks.block_batches import block_batch_maker
 from paradec_jax.data.endless import MakesParts, Part, endless
 from paradec_jax.data.pair_batches import pair_batch_maker
 from paradec_jax.data.text import WindowMaker, text_batches

@@ -1,7 +1,6 @@
 """Slices that are read block by block, and files that are written tensor by tensor."""
 
 import json
-import math
 
 import ml_dtypes
 import numpy as np
@@ -67,22 +66,15 @@ def test_numbers_are_cast_as_numpy_does(block):
     np.testing.assert_array_equal(found, array[1:4, 2:5].astype(ml_dtypes.bfloat16))
 
 
-@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 40])
-def test_digests_do_not_depend_on_pieces(size, monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK", 16)
-    array = np.arange(size, dtype=np.float32)
-    digester = blocks.Digester()
-    for begin in range(0, size, 3):
-        digester.update(array[begin : begin + 3])
-    assert digester.finish() == blocks.digests(array)
-    assert len(blocks.digests(array)) == max(math.ceil(size / 4), 1)
-
-
 def test_each_block_has_a_digest_of_its_own(monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK", 16)
     array = np.arange(10, dtype=np.float32)
     found = blocks.digests(array)
     assert len(found) == 3 and found[:2] == blocks.digests(array[:8])
+    digester = blocks.Digester()
+    for begin in range(0, 10, 3):
+        digester.update(array[begin : begin + 3])
+    assert digester.finish() == found
     changed = blocks.digests(np.where(array == 5, -1, array).astype(np.float32))
     assert [a == b for a, b in zip(found, changed, strict=True)] == [True, False, True]
     assert len(blocks.digests(array[:0])) == 1
@@ -122,7 +114,7 @@ def test_strides_and_types_are_those_promised(tmp_path, block):
     np.testing.assert_array_equal(lazy["a"][...], want)
     assert {name for name, _ in shown} == {"a"} and sum(size for _, size in shown) == array.size
     assert len(shown) == 1 if block == 2**20 else max(size for _, size in shown) <= max(block // 4, 6)
-    with pytest.raises(ValueError, match="a was made of shape"):
+    with pytest.raises(ValueError, match=r"has shape .* but expected .*\[tensor a\]"):
         writing.write_tensors(tmp_path, {"a": Lazy((5,), np.dtype("float32"), lambda _: array)}, 10**6)
 
 
@@ -229,15 +221,3 @@ def test_an_index_beyond_an_opened_parameter_is_refused_as_of_an_array(folder):
         for place in (norm.shape[0], -norm.shape[0] - 1, (0, 0), 0.5, "a"):
             with pytest.raises(IndexError):
                 norm[place]
-
-
-def test_weights_that_are_no_numbers_are_refused_when_they_are_written(tmp_path):
-    params = dict(tiny_causal_params())
-    params["final_norm"] = params["final_norm"].at[3].set(np.nan)
-    model = Model(tiny_causal().config, params, TokenSpec())
-    with pytest.raises(StoreError, match="parameter final_norm holds numbers that are NaN"):
-        save(tmp_path / "model", model, allow_nonfinite=False)
-    assert not list(tmp_path.iterdir())
-    save(tmp_path / "model", model)
-    with pytest.raises(StoreError, match="parameter final_norm holds numbers that are NaN"):
-        load(tmp_path / "model")

@@ -63,7 +63,7 @@ def test_what_cannot_work_is_refused_at_once(name):
                 None,
                 tiny_request(2, recorded=RecordedLookahead(window=jnp.zeros(3, int))),
             ),
-            r"recorded.window must have shape \(4,\), not \(3,\)",
+            r"has shape \(3,\) but expected \(4\)\. \[recorded.window\]",
         ),
         (lambda: decode.Jacobi(block=1), "block must be at least 2, not 1"),
         (lambda: decode.Jacobi(pool=-1), "pool must not be negative, not -1"),

@@ -250,5 +250,5 @@ def test_bad_arguments():
     short = TransformerNetwork(dataclasses.replace(CONFIG, max_length=16))
     with pytest.raises(ValueError, match="17 positions of max_length 16"):
         consistency_loss(short, SPEC)(params(), None, batch(), jax.random.key(0))
-    with pytest.raises(ValueError, match="one pair a row, not 3"):
+    with pytest.raises(ValueError, match="cllm_loss wants one pair a row"):
         cllm_loss(NETWORK, SPEC)(params(), None, batch(), jax.random.key(0))

@@ -12,13 +12,14 @@ from toys import CHAIN, of_blocks
 from experiments.block_diffusion import acceptance, lines, problems, train, train_head, tuned
 from experiments.block_diffusion.grounds import Chains
 from experiments.block_diffusion.magnitudes import magnitudes, read_states, visited
+from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax import BlockDenoising, Model, make_request, store, trace
 from paradec_jax.config import CAUSAL_PRESETS, ResidualHeadConfig
-from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.families import init_params, network_of
 from paradec_jax.losses import residual_loss
 from paradec_jax.models import ResidualHeadNetwork, residual_head
 
+pytestmark = pytest.mark.slow
 BLOCK = 4
 
 
@@ -32,7 +33,6 @@ def test_magnitudes_by_hand():
     np.testing.assert_allclose(found.ratios, found.residual / found.reference)
 
 
-@pytest.mark.slow
 def test_states_are_those_that_the_decoder_read():
     """Block by block, and what it then said of each is what is read again."""
     model = of_blocks(CHAIN)
@@ -97,7 +97,6 @@ def test_the_fewest_calls_that_are_right_enough():
     assert tuned.best_of(rows[:1] + rows[2:], base, 0.0) == 0, "none is: the one that is right most often"
 
 
-@pytest.mark.slow
 def test_divergences_without_a_head_are_those_of_the_trainings_metric():
     model, recipe = of_blocks(CHAIN), train_head.RECIPES["chains-counts"]
     head = ResidualHeadNetwork(ResidualHeadConfig.of(model.config, 1))
@@ -118,7 +117,6 @@ def causal() -> Model:
     return Model(config, init_params(config, jax.random.key(3)), token_spec(), build_tokenizer())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("look_back", [False, True])
 def test_weights_of_a_causal_model_compute_what_they_did(look_back, tmp_path):
     store.save(tmp_path / "model", causal())

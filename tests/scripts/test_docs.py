@@ -79,3 +79,9 @@ def test_every_script_has_a_row_in_the_table():
         if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
     ]
     assert len(scripts) > 20 and [name for name in sorted(scripts) if name not in table] == []
+
+
+def test_the_readme_shows_the_autoregressive_decoder_as_it_is():
+    shown = re.search(r"```py\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    source = (ROOT / "paradec_jax" / "decode" / "autoregressive.py").read_text(encoding="utf-8")
+    assert shown and "def step(" in shown[1] and source.endswith(shown[1])

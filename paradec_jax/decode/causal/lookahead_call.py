@@ -6,6 +6,7 @@ The functions take a decoder with the fields `level` (N), `window` (W) and `gues
 import dataclasses
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -122,8 +123,9 @@ def level_0(request: Request, ahead: int) -> Int[Array, "B ahead"]:
     """
     recorded = request.recorded
     if isinstance(recorded, RecordedLookahead) and recorded.window is not None:
-        if recorded.window.shape != (ahead,):
-            raise ValueError(f"recorded.window must have shape {(ahead,)}, not {recorded.window.shape}")
+        chex.assert_shape(
+            recorded.window, (ahead,), custom_message="recorded.window", exception_type=ValueError
+        )
         return jnp.broadcast_to(recorded.window, (request.batch, ahead))
     keys = fold(request.keys, Purpose.DRAFT, request.lengths[:, None] + jnp.arange(ahead))
     draw = jax.vmap(lambda keys, n: jax.vmap(lambda key: jax.random.randint(key, (), 0, n))(keys))

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from experiments.tasks.batches import BUCKETS, MIXTURE, Batch, BatchMaker, Bucket, Mixture
+from experiments.tasks.chains import MarkovLaw
 from paradec_jax.config import TokenSpec
-from paradec_jax.data.batches import BUCKETS, MIXTURE, Batch, BatchMaker, Bucket, Mixture
-from paradec_jax.data.chains import MarkovLaw
 from paradec_jax.data.endless import Endless, Part, Share, endless, whole
 from paradec_jax.tokenizer import Tokenizer
 
