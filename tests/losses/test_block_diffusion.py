@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from stubs import tiny_blocks, tiny_blocks_params, tiny_causal
+from stubs import tiny_blocks, tiny_blocks_params
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.losses import BlockRules, block_diffusion_loss
@@ -85,63 +85,6 @@ def test_the_masks_are_as_drawn():
 # The loss
 
 
-@functools.cache
-def reader():
-    @jax.jit
-    def said(params, tokens, positions):
-        return NETWORK.logits(params, NETWORK.forward(params, tokens, positions).hidden)
-
-    return said
-
-
-def log_probabilities(tokens):
-    """log p of one sequence as the network reads it by itself, [T, V]."""
-    padded = np.zeros((1, 16), int)
-    padded[0, : len(tokens)] = tokens
-    # What follows the sequence begins a block of its own, so that nobody sees it.
-    positions = np.arange(16) + BLOCK * (np.arange(16) >= len(tokens))
-    logits = np.asarray(reader()(params_of(), padded, positions[None]), np.float64)[0, : len(tokens)]
-    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-
-
-def by_hand(batch, alignment):
-    """The loss: each block is read alone after the clean blocks before it."""
-    total, labelled = 0.0, 0
-    for row, lengths in enumerate(LENGTHS):
-        starts = np.cumsum([0, *lengths])
-        for start, length in zip(starts, lengths, strict=False):
-            tokens = batch["tokens"][row, start : start + length]
-            hidden = batch["hidden"][row, start : start + length]
-            marks = batch["labelled"][row, start : start + length].copy()
-            if alignment == "next":
-                hidden, marks[:1] = hidden & (np.arange(length) > 0), False
-            labelled += marks.sum()
-            noisy = np.where(hidden, MASK, tokens)
-            for i in np.flatnonzero(hidden):
-                first = i - i % BLOCK
-                if alignment == "next" and i == first:
-                    said = log_probabilities(tokens[:first])[i - 1]
-                else:
-                    after = min(first + BLOCK, length)
-                    said = log_probabilities([*tokens[:first], *noisy[first:after]])
-                    said = said[i - (alignment == "next")]
-                total -= said[tokens[i]] / batch["probability"][row, start + i]
-    return total / labelled
-
-
-@pytest.mark.parametrize("alignment", SPECS)
-def test_a_hidden_token_sees_its_noisy_block_and_the_clean_ones_before(alignment):
-    batch = RECORDED
-    if alignment == "next":  # a first token that is labelled has nothing that predicts it
-        batch = batch | {"labelled": batch["labelled"] | (POSITIONS == 0) & (SAMPLES == 1)}
-        batch = batch | {"hidden": batch["hidden"] | (POSITIONS == 0) & (SAMPLES == 1)}
-    loss, metrics, _ = graded(batch, alignment)
-    np.testing.assert_allclose(loss, by_hand(batch, alignment), rtol=2e-5)
-    hidden = batch["hidden"] & ((POSITIONS > 0) | (alignment == "own"))
-    marks = batch["labelled"] & ((POSITIONS > 0) | (alignment == "own"))
-    np.testing.assert_allclose(metrics["hidden"], hidden.sum() / marks.sum(), rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("alignment", "kind", "blocks"), [("own", "sample", None), ("next", "count", (2, 4, 8))]
 )
@@ -205,19 +148,3 @@ def test_a_loop_over_the_layers_of_both_forwards_changes_nothing():
     step = jax.jit(jax.value_and_grad(objective, has_aux=True))
     (loss, metrics), grads = step(params_of(), None, RECORDED, jax.random.key(0))
     chex.assert_trees_all_close((loss, metrics, grads), graded(RECORDED), rtol=2e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: BlockRules(blocks=()), "at least one of them"),
-        (lambda: BlockRules(blocks=(4, 0)), "lengths of at least 1"),
-        (
-            lambda: block_diffusion_loss(tiny_causal(), SPECS["own"]),
-            "without blocks of its own needs the lengths of blocks",
-        ),
-    ],
-)
-def test_what_is_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from objectives import MASKED, OBJECTIVES, ROWS, SPEC, difference, three, unequal
+from objectives import MASKED, OBJECTIVES, ROWS, RULES, SPEC, difference, three, unequal
+from stubs import tiny_blocks, tiny_causal, tiny_denoiser, tiny_head, tiny_network
 
 from paradec_jax import losses
 from paradec_jax.config import TokenSpec
-from paradec_jax.noise import Times
+from paradec_jax.noise import Cosine, Times
 from paradec_jax.train import TrainState, make_train_step
 
 EVERY = pytest.mark.parametrize("name", OBJECTIVES)
@@ -103,19 +104,53 @@ def test_a_chunk_has_at_least_one_position(name):
         OBJECTIVES[name].loss(chunk=0)
 
 
-@pytest.mark.parametrize("name", ["masked diffusion", "self-distillation", "block diffusion", "residual"])
-def test_what_hides_tokens_needs_a_mask_token(name):
-    row = OBJECTIVES[name]
-    makers = {
-        "masked diffusion": losses.masked_diffusion_loss,
-        "self-distillation": losses.self_distillation_loss,
-        "block diffusion": losses.block_diffusion_loss,
-        "residual": lambda head, spec: losses.residual_loss(
-            OBJECTIVES["block diffusion"].network(), head, spec
-        ),
-    }
-    with pytest.raises(ValueError, match="mask token"):
-        makers[name](row.network(), TokenSpec())
+REFUSED = {
+    "masked_diffusion_loss(denoiser(), TokenSpec())": "trained with a mask token",
+    "self_distillation_loss(denoiser(), TokenSpec())": "trained with a mask token",
+    "block_diffusion_loss(blocks(), TokenSpec())": "trained with a mask token",
+    "residual_loss(blocks(), head(), TokenSpec())": "mask token",
+    "block_diffusion_loss(causal(), MASKED)": "without blocks of its own needs the lengths of blocks",
+    "residual_loss(causal(), head(), MASKED)": "needs the lengths of blocks",
+    "BoundRules(measure='noise')": "measure must be one of time, importance, change_of_variables",
+    "BoundRules(steps=0)": "steps must be at least 1, not 0",
+    "BoundRules(steps=4, schedule=Cosine())": "log-linear schedule and measure 'time' alone",
+    "BoundRules(steps=4, measure='importance')": "log-linear schedule and measure 'time' alone",
+    "DistillationRules(jump=1)": "jump must be at least 2",
+    "DistillationRules(first_steps=2, jump=4)": "first_steps at least jump, not 4 and 2",
+    "DistillationRules(grid='official')": "grid must be one of paper, released, not 'official'",
+    "DistillationRules(divergence='kl')": "divergence must be one of kld, forward_kl, tvd, mse",
+    "DistillationRules(divergence='chi_square', released=True)": "released code has no chi_square",
+    "BlockRules(blocks=())": "at least one of them",
+    "BlockRules(blocks=(4, 0))": "lengths of at least 1",
+    "ConsistencyRules(context='dirty')": "context must be one of nc, clean, nc_ic, not 'dirty'",
+    "ConsistencyRules(window=0)": "window must be at least 1, not 0",
+    "ConsistencyRules(temperature=0.0)": "temperature must be above 0",
+    "ConsistencyRules(ar_weight=-1.0)": "must not be negative",
+    "consistency_loss(causal(), SPEC, PAPER, packed=True)": "teacher_context must be 'clean'",
+    "consistency_loss(causal(max_length=9), SPEC)(None, None, PAIRS_OF_TWO, None)": "positions of max_length 9",
+    "cllm_loss(causal(), SPEC)(None, None, PAIRS_OF_TWO, None)": "cllm_loss wants one pair a row",
+    "recurrent_consistency_loss(recurrent(), three, 1, SPEC, RULES, filler_share=1.5)": "filler_share must be in",
+    "ResidualRules(unroll=0)": "unroll must be at least 1, not 0",
+    "ResidualRules(reveals=())": r"reveals must be numbers of at least 1, at least one of them, not \(\)",
+    "ResidualRules(reveals=(1, 0))": "reveals must be numbers of at least 1",
+    "ResidualRules(blocks=(0,))": "blocks must be numbers of at least 1",
+    "ResidualRules(normaliser='sum')": "normaliser must be one of selfnorm, official, mean, not 'sum'",
+    "ResidualRules(objective='tvd')": "objective must be one of kl, cross_entropy, mse",
+    "ResidualRules(layout='packed')": "layout must be one of doubled, infer_matched",
+    "ResidualRules(tokens='best')": "tokens must be one of truth, own",
+}
+NAMES = {name: getattr(losses, name) for name in losses.__all__} | {
+    **dict(zip(("denoiser", "blocks", "head"), (tiny_denoiser, tiny_blocks, tiny_head), strict=True)),
+    **{"causal": tiny_causal, "recurrent": tiny_network, "TokenSpec": TokenSpec, "Cosine": Cosine},
+    **{"SPEC": SPEC, "MASKED": MASKED, "RULES": RULES, "three": three},
+    "PAIRS_OF_TWO": OBJECTIVES["consistency"].batch(1),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_what_is_refused(call):
+    with pytest.raises(ValueError, match=REFUSED[call]):
+        eval(call, NAMES)
 
 
 # Gradients

@@ -200,21 +200,3 @@ def test_the_mean_is_over_hidden_positions_without_a_weight():
     first, second, both = (float(graded(batch=batch)[0]) for batch in batches)
     assert abs(first - second) > 1e-3
     np.testing.assert_allclose(both, (7 * first + second) / 8, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: DistillationRules(jump=1), "jump must be at least 2"),
-        (lambda: DistillationRules(first_steps=2, jump=4), "first_steps at least jump, not 4 and 2"),
-        (lambda: DistillationRules(grid="official"), "grid must be one of paper, released, not 'official'"),
-        (lambda: DistillationRules(divergence="kl"), "divergence must be one of kld, forward_kl, tvd, mse"),
-        (
-            lambda: DistillationRules(divergence="chi_square", released=True),
-            "released code has no chi_square",
-        ),
-    ],
-)
-def test_what_is_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -1,17 +1,7 @@
-"""The mark of this folder, and models for the scripts."""
-
-from pathlib import Path
+"""Models for the scripts."""
 
 import pytest
 import toys as made
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """A script runs as a whole, at toy size: every test of this folder is slow."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
