@@ -17,6 +17,7 @@ export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 help:
 	@echo "make demo          four families, one by one and in parallel: one table"
 	@echo "make test          the laws of every decoder and objective, and the tests of the package"
+	@echo "                   [TYPES=1: check annotations of arrays too, as for every other target]"
 	@echo "make golden        every replay of recorded arrays"
 	@echo "make test-golden   those of one family [FAMILY=$(FAMILY)] [PARADEC_GOLDEN=DIR]"
 	@echo "make slow          scripts, faults, malformed files; minutes"
