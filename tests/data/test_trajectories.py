@@ -296,23 +296,6 @@ def test_batches_say_where_their_padding_is():
         Generation(3, np.ones(1, np.int32), blocks, 13)
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_batches_resume_bitwise(folder, prefetch):
-    options = {"seed": 2, "batch_tokens": 256, "selection": Selection(order="random"), "prefetch": prefetch}
-    one = pair_batches(Trajectories(folder), **options)
-    for _ in range(3):
-        next(one)
-    state = json.loads(json.dumps(one.get_state())) if isinstance(one.get_state(), dict) else one.get_state()
-    expected = [next(one) for _ in range(4)]
-    other = pair_batches(Trajectories(folder), **options)
-    other.set_state(state)
-    for want in expected:
-        got = next(other)
-        assert got.keys() == want.keys()
-        for name in want:
-            np.testing.assert_array_equal(got[name], want[name])
-
-
 def test_long_generations_are_dropped_or_cut(folder):
     stored = Trajectories(folder)
     options = {"seed": 0, "batch_tokens": 256, "buckets": [PairBucket(6, 1), PairBucket(6, 2)]}
