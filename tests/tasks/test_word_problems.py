@@ -128,6 +128,7 @@ def test_draws_are_deterministic_and_differ():
     assert first not in [*others, wp.problem(0, 7, "tune", (2, 4)), wp.problem(0, 7, "train", (2, 5))]
 
 
+@pytest.mark.slow
 def test_splits_are_disjoint_across_seeds():
     questions = {split: set() for split in wp.SPLITS}
     for split, seed in itertools.product(wp.SPLITS, (0, 11)):
