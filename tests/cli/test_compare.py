@@ -22,7 +22,7 @@ from paradec_jax.data.text import character_tokenizer
 from paradec_jax.decode import Residual
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.disk import bundled
-from paradec_jax.families import EVERY_STEP, FAMILIES
+from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model, ResidualHead
 
 TINY = {"recurrent_depth": "test-recurrent", "causal": "test-causal", "block_diffusion": "test-sdar"}
@@ -125,12 +125,6 @@ def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypa
         assert all(row["settings"][name] is None for name in infinite(setting))
         if family != "recurrent_depth":  # drafts change no token, and the stub fills masks in any order alike
             assert row["equals_greedy"] == 1.0
-
-
-def test_some_bundled_settings_are_infinite():
-    waves = [s for s in FAMILIES["recurrent_depth"].settings if "exit_threshold" in infinite(s)]
-    assert waves and all(setting.settings()["exit_threshold"] is None for setting in waves)
-    assert math.isinf(EVERY_STEP)
 
 
 def test_without_a_head_its_rivals_remain(tmp_path, capsys, monkeypatch):
