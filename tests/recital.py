@@ -1,6 +1,9 @@
-"""A network that recites a text, whatever it reads."""
+"""A network that recites a text, whatever it reads, and a stand-in for lm-eval that asks it."""
 
 import dataclasses
+import importlib
+import sys
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -60,3 +63,14 @@ class Recital:
 
 def recite(tokenizer: Tokenizer, text: str, start: int = 1, end: bool = True) -> Recital:
     return Recital((*tokenizer.encode(text), *([2] if end else [])), start)
+
+
+def stand_in_for_lm_eval(monkeypatch):
+    """The adapter for lm-eval on a stand-in, whether or not that is installed."""
+    module = ModuleType("lm_eval.api.model")
+    module.LM = type("LM", (), {})
+    for name in ("lm_eval", "lm_eval.api"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "lm_eval.api.model", module)
+    monkeypatch.delitem(sys.modules, "paradec_jax.evaluate.harness", raising=False)
+    return importlib.import_module("paradec_jax.evaluate.harness")

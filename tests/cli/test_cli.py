@@ -1,7 +1,5 @@
 """The command: output, exit codes, one sentence for each user error."""
 
-import dataclasses
-
 import pytest
 from stub_table import STUB, put_settings, saved, small_settings
 
@@ -9,7 +7,7 @@ import paradec_jax as pd
 from paradec_jax import cli
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.generate import generate
-from paradec_jax.store import Model, save
+from paradec_jax.store import Model
 
 
 @pytest.fixture(scope="module")
@@ -88,15 +86,6 @@ def test_question_and_standard_input(folder, capsys, monkeypatch):
     assert seen == ["Question: Who?\nAnswer:\n", "Who?"]
 
 
-def test_options_change_the_setting(folder):
-    options = {"window": 2, "headway": 2, "exit_threshold": 0.5}
-    decoder, knobs = cli.generate._choose("recurrent_depth", "wavefront", options)
-    assert (decoder.window, decoder.inner_recurrence, decoder.headway) == (2, 2, 2)
-    assert knobs.exit_threshold == 0.5
-    with pytest.raises(ValueError, match="--recurrence is no option of wavefront"):
-        cli.generate._choose("recurrent_depth", "wavefront", {"recurrence": 2})
-
-
 def test_options_of_a_decoder_appear_with_it_alone(folder, capsys, monkeypatch):
     chosen = []
 
@@ -169,11 +158,3 @@ def test_help(capsys):
     out = capsys.readouterr().out
     for word in ("compare", "demo", "generate", "--json", "prompt-lookup", "--stream", "--inner-recurrence"):
         assert word in out
-
-
-def test_other_sizes_of_vocabulary_are_no_traceback(folder, capsys, tmp_path):
-    bare = tmp_path / "bare"
-    loaded = pd.load(folder)
-    save(bare, dataclasses.replace(loaded, tokenizer=None))
-    assert cli.main(generate_arguments(bare)) == 1
-    assert "no tokenizer" in capsys.readouterr().err

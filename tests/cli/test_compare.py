@@ -22,7 +22,7 @@ from paradec_jax.data.text import character_tokenizer
 from paradec_jax.decode import Residual
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.disk import bundled
-from paradec_jax.families import EVERY_STEP, FAMILIES
+from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model, ResidualHead
 
 TINY = {"recurrent_depth": "test-recurrent", "causal": "test-causal", "block_diffusion": "test-sdar"}
@@ -42,6 +42,12 @@ def folder(tmp_path_factory):
     return str(saved(tmp_path_factory.mktemp("models") / "tiny"))
 
 
+def easy(folder):
+    """A file of problems that fit into the stubs."""
+    write_problems(folder / "easy.jsonl", word_problems(4, seed=1, steps=(2, 2)))
+    return str(folder / "easy.jsonl")
+
+
 class TestAnswers:
     @pytest.fixture(autouse=True)
     def settings(self, monkeypatch):
@@ -50,15 +56,14 @@ class TestAnswers:
         monkeypatch.setattr(Model, "network", STUB)  # known answers, quickly compiled
 
     def test_json_is_all_of_stdout(self, folder, capsys, tmp_path):
-        write_problems(tmp_path / "easy.jsonl", word_problems(4, seed=1, steps=(2, 2)))
-        words = ["compare", folder, "--data", str(tmp_path / "easy.jsonl"), "--problems", "3", "--json"]
+        words = ["compare", folder, "--data", easy(tmp_path), "--problems", "3", "--json"]
         assert cli.main(words) == 0
         out, err = capsys.readouterr()
         rows = strict(out)
         assert len(rows) == 2 and all(set(KEYS) <= row.keys() for row in rows)
         for row in rows:
             assert (row["model"], row["problems"], row["seed"]) == ("tiny", 3, 1)
-            assert row["data"] == str(tmp_path / "easy.jsonl")
+            assert row["data"] == easy(tmp_path)
             same = facts.difference(row["facts"], facts.facts())
             assert same is None and row["facts"]["dtypes"] == ["float32"]
             low, high = row["speedup_interval"]
@@ -67,11 +72,11 @@ class TestAnswers:
 
     def test_tables_and_a_file(self, folder, capsys, tmp_path):
         path, other = tmp_path / "rows.json", str(saved(tmp_path / "other"))
-        words = ["compare", folder, other, "--problems", "2", "--timed", "1"]
+        words = ["compare", folder, other, "--data", easy(tmp_path), "--problems", "2", "--timed", "1"]
         assert cli.main([*words, "--json", str(path)]) == 0
         out, rows = capsys.readouterr().out, strict(path.read_text())
         assert [row["model"] for row in rows] == ["tiny", "tiny", "other", "other"]
-        for piece in ("tiny: 2 problems (unseen), seed 1", "other: 2", "wavefront", "1.00x", "r 4"):
+        for piece in ("tiny: 2 problems", "other: 2", "wavefront", "1.00x", "r 4"):
             assert piece in out
         assert "other against tiny, static decoding, same problems: +0.0 points" in out
         line = next(line for line in out.splitlines() if "wavefront" in line)
@@ -111,7 +116,8 @@ def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypa
         monkeypatch.setattr(ResidualHead, "network", StubHead(of))
     place = str(saved(tmp_path / "tiny", config, spec, head=head))
     monkeypatch.setattr(Model, "network", STUBS[family](vocab_size=384, max_length=256))
-    assert cli.main(["compare", place, "--problems", "1", "--timed", "1", "--json"]) == 0
+    words = ["compare", place, "--data", easy(tmp_path), "--problems", "1", "--timed", "1", "--json"]
+    assert cli.main(words) == 0
     rows, settings = strict(capsys.readouterr().out), FAMILIES[family].settings
     assert [row["decoder"] for row in rows] == [setting.name for setting in settings]
     assert all(set(KEYS) <= row.keys() and row["family"] == family for row in rows)
@@ -119,12 +125,6 @@ def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypa
         assert all(row["settings"][name] is None for name in infinite(setting))
         if family != "recurrent_depth":  # drafts change no token, and the stub fills masks in any order alike
             assert row["equals_greedy"] == 1.0
-
-
-def test_some_bundled_settings_are_infinite():
-    waves = [s for s in FAMILIES["recurrent_depth"].settings if "exit_threshold" in infinite(s)]
-    assert waves and all(setting.settings()["exit_threshold"] is None for setting in waves)
-    assert math.isinf(EVERY_STEP)
 
 
 def test_without_a_head_its_rivals_remain(tmp_path, capsys, monkeypatch):
@@ -135,7 +135,8 @@ def test_without_a_head_its_rivals_remain(tmp_path, capsys, monkeypatch):
     config = dataclasses.replace(family.presets["test-sdar"], vocab_size=384, max_length=256)
     place = str(saved(tmp_path / "tiny", config, dataclasses.replace(token_spec(), **CANVAS)))
     monkeypatch.setattr(Model, "network", StubDenoiser(block=4, vocab_size=384, max_length=256))
-    assert cli.main(["compare", place, "--problems", "1", "--timed", "1", "--json"]) == 0
+    words = ["compare", place, "--data", easy(tmp_path), "--problems", "1", "--timed", "1", "--json"]
+    assert cli.main(words) == 0
     said = capsys.readouterr()
     told = [(row["decoder"], row["settings"].get("head")) for row in strict(said.out)]
     assert told == [("block", None), ("residual", "zero")]
@@ -265,6 +266,7 @@ class TestDemo:
         single, steps = (demo.FAMILIES["masked diffusion"][i][1] for i in (0, 1))
         words, texts = ((folder, one), (folder, wave)), ((denoiser, single), (denoiser, steps))
         monkeypatch.setattr(demo, "FAMILIES", {"recurrent depth": words, "masked diffusion": texts})
+        monkeypatch.setattr(demo, "read_problems", lambda name: word_problems(2, steps=(2, 2)))
         for name, value in {"PROBLEMS": 2, "TEXTS": 3, "LENGTH": 8, "PASSES": 2, "JUDGE": judge}.items():
             monkeypatch.setattr(demo, name, value)
         assert cli.main(["demo"]) == 0

@@ -1,13 +1,15 @@
-"""Rows of a batch that are made without the others are those of the whole batch, in every cut."""
+"""Batches by their number: iterators resume, and rows made without the others are those of the whole batch."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
 
-from experiments.tasks import build_tokenizer, denoising_spec, token_spec
+from experiments.tasks import Followers, build_tokenizer, chain_batches, denoising_spec, token_spec
 from experiments.tasks.batches import BatchMaker, Bucket
 from experiments.tasks.block_batches import block_batches
+from experiments.tasks.pointers import pointer_batches
 from paradec_jax.data.endless import Endless, MakesParts, Part
 from paradec_jax.data.pair_batches import pair_batches
 from paradec_jax.data.text import WindowMaker
@@ -45,6 +47,12 @@ MAKERS = {
 }
 
 
+WHOLE = {  # makers of whole batches alone
+    "chains": lambda _: chain_batches(Followers(), seed=1, rows=3, prompt=8).make,
+    "pointers": lambda _: pointer_batches(build_tokenizer(), seed=2).make,
+}
+
+
 def assert_same(one, other):
     assert one.keys() == other.keys()
     for name in one:
@@ -65,6 +73,19 @@ def test_a_part_is_cut_from_the_whole(name, tmp_path):
                 part = make.part(index, lambda count, cut=(first, last): cut)
                 assert (part.first, part.count) == (first, rows)
                 assert_same(part.rows, {key: x[first:last] for key, x in batch.items()})
+
+
+@pytest.mark.parametrize("name", MAKERS | WHOLE)
+def test_an_iterator_resumes_bitwise(name, tmp_path):
+    make = (MAKERS | WHOLE)[name](tmp_path / "run")
+    data, again = Endless(make, 2), Endless(make, 0)
+    for _ in range(3):
+        next(data)
+    again.set_state(json.loads(json.dumps(data.get_state())))
+    for index in (3, 4):
+        batch = next(again)
+        assert_same(batch, next(data))
+        assert_same(batch, make(index))
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

@@ -41,13 +41,6 @@ def test_characters_come_back_and_others_are_the_mask():
     assert (following.bos, following.mask, following.alignment) == (count, None, "next")
 
 
-def test_the_tokenizer_is_that_of_its_file(tmp_path):
-    tokenizer = character_tokenizer(TEXT)
-    tokenizer.save(tmp_path / "tokenizer.json")
-    again = Tokenizer.from_file(tmp_path / "tokenizer.json")
-    assert again.encode(TEXT) == tokenizer.encode(TEXT) and again.digest() == tokenizer.digest()
-
-
 def test_the_end_is_held_out(path):
     text, tokenizer = read_text(path, held_out=0.25)
     assert [len(side) for side in (text.train, text.held_out)] == [1, 1]
@@ -141,17 +134,6 @@ def test_a_state_goes_on_with_its_own_text_alone(path):
     np.testing.assert_array_equal(first[1]["tokens"], make(1)["tokens"])
     with pytest.raises(ValueError, match="begun with another text, tokenizer or split"):
         fresh("0" * 64).set_state(state)
-
-
-def test_documents_keep_separators_that_are_no_line_feeds(tmp_path):
-    texts = [f"one{letter}two" for letter in "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"]
-    lines, plain = tmp_path / "a.jsonl", tmp_path / "a.txt"
-    lines.write_text("\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in texts), "utf-8")
-    plain.write_text("<|endoftext|>".join(texts), "utf-8")
-    assert documents(lines) == documents(plain) == texts
-    for path in (lines, plain):
-        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-        assert documents(path) == texts
 
 
 @pytest.mark.parametrize("name", ["none.txt", "empty.txt", "bad.jsonl", "bytes.txt", "bytes.jsonl"])

@@ -3,12 +3,11 @@
 import dataclasses
 import json
 
-import numpy as np
 import pytest
 from stub_table import CONFIG, KEYS, STUB, small_settings, strict
 
 from experiments.tasks import build_tokenizer, token_spec, word_problems
-from paradec_jax.evaluate import compare, paired, ratio, wilson
+from paradec_jax.evaluate import compare
 from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model
 
@@ -18,72 +17,6 @@ def model():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Model, "network", STUB)
         yield Model(CONFIG, {}, token_spec(), build_tokenizer())
-
-
-@pytest.mark.parametrize(
-    ("successes", "trials", "low", "high"),
-    [
-        (81, 263, 0.255267, 0.366195),  # Newcombe 1998, table I: 0.2553, 0.3662
-        (15, 148, 0.062401, 0.160536),  # 0.0624, 0.1605
-        (0, 20, 0.0, 0.161125),  # 0.0000, 0.1611
-        (1, 29, 0.006113, 0.171756),  # 0.0061, 0.1718
-        (29, 29, 0.883031, 1.0),
-    ],
-)
-def test_wilson(successes, trials, low, high):
-    assert wilson(successes, trials) == pytest.approx((low, high), abs=5e-5)
-
-
-def test_wilson_refuses():
-    for successes, trials in ((0, 0), (3, 2), (-1, 4)):
-        with pytest.raises(ValueError, match="trial"):
-            wilson(successes, trials)
-
-
-def test_paired():
-    first = np.asarray([1, 1, 1, 1, 1, 1, 0, 0, 0, 1], bool)
-    second = np.asarray([1, 1, 0, 0, 0, 0, 0, 0, 1, 1], bool)
-    found = paired(first, second)
-    assert (found.only_first, found.only_second) == (4, 1)
-    assert found.difference == pytest.approx(0.3)
-    assert found.p_value == pytest.approx(2 * (1 + 5) / 32)
-    assert found.interval[0] < 0.3 < found.interval[1]
-    other = paired(second, first)
-    assert other.interval == pytest.approx((-found.interval[1], -found.interval[0]))
-    same = paired(first, first)
-    assert (same.difference, same.p_value) == (0.0, 1.0)
-    assert same.interval[0] < 0 < same.interval[1]
-    with pytest.raises(ValueError, match="one length"):
-        paired(first, second[:-1])
-
-
-def test_paired_interval_covers_the_truth():
-    rng = np.random.default_rng(0)
-    covered = 0
-    for _ in range(400):
-        both = rng.random((2, 120))
-        first, second = both[0] < 0.9, (both[0] < 0.85) ^ (both[1] < 0.03)
-        truth = 0.9 - (0.85 * 0.97 + 0.15 * 0.03)
-        low, high = paired(first, second).interval
-        covered += low <= truth <= high
-    assert covered >= 0.92 * 400
-
-
-def test_interval_of_a_ratio():
-    """By hand, at its limits, and how often it holds the true ratio of 5 tokens a call."""
-    spread = 1.959964 * np.sqrt(3 / 2 * (1 + 1 + 0)) / 6  # R = 2, tokens - 2 calls: -1, 1, 0
-    assert ratio(np.array([1, 5, 6]), np.array([1, 2, 3])) == pytest.approx((2 - spread, 2 + spread))
-    assert ratio(np.array([4, 8]), np.array([1, 2])) == (4.0, 4.0)
-    assert ratio(np.array([4]), np.array([1])) == (0.0, np.inf)
-    for wrong in (([], []), ([1, 2], [1]), ([1], [0])):
-        with pytest.raises(ValueError, match="need two vectors"):
-            ratio(*map(np.asarray, wrong))
-    rng, covered = np.random.default_rng(0), 0
-    for _ in range(400):
-        calls = rng.integers(5, 30, 100)
-        low, high = ratio(rng.poisson(5 * calls), calls)
-        covered += low <= 5 <= high
-    assert 0.92 * 400 <= covered <= 0.98 * 400
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,12 @@ import importlib
 import json
 import math
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
-from recital import CONFIG, Recital, recite
+from recital import CONFIG, Recital, recite, stand_in_for_lm_eval
 from stubs import StubNetwork, tiny_network, tiny_params
 
 import paradec_jax as pd
@@ -191,14 +191,7 @@ def request(*args):
 class TestDecoderLM:
     @pytest.fixture
     def harness(self, monkeypatch):
-        """The adapter on a stand-in for lm-eval, whether or not that is installed."""
-        module = ModuleType("lm_eval.api.model")
-        module.LM = type("LM", (), {})
-        for name in ("lm_eval", "lm_eval.api"):
-            monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        monkeypatch.setitem(sys.modules, "lm_eval.api.model", module)
-        monkeypatch.delitem(sys.modules, "paradec_jax.evaluate.harness", raising=False)
-        yield importlib.import_module("paradec_jax.evaluate.harness")
+        yield stand_in_for_lm_eval(monkeypatch)
         sys.modules.pop("paradec_jax.evaluate.harness", None)
 
     def test_three_methods(self, harness, tokenizer):

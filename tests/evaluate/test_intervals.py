@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from paradec_jax.evaluate.intervals import Z95, ends, paired, quicker, speedup, times, wilson
+from paradec_jax.evaluate.intervals import Z95, ends, paired, quicker, ratio, speedup, times, wilson
 
 
 @pytest.mark.parametrize("successes", [0, 1, 7, 19, 20])
@@ -16,6 +16,9 @@ def test_wilson_is_the_formula(successes):
     wanted = (centre - spread) / scale, (centre + spread) / scale
     assert wilson(successes, n) == pytest.approx(wanted, rel=1e-12, abs=1e-15)
     assert wilson(0, n)[0] == 0.0 and wilson(n, n)[1] == 1.0
+    for wrong in ((0, 0), (3, 2), (-1, 4)):
+        with pytest.raises(ValueError, match="trial"):
+            wilson(*wrong)
 
 
 @pytest.mark.parametrize(("b", "c"), [(0, 0), (0, 1), (3, 3), (7, 2), (0, 12)])
@@ -84,3 +87,49 @@ def test_a_speedup_refuses_shapes_that_do_not_fit():
         speedup(np.array([1]), np.ones((2, 2)), np.array([1, 1]), np.ones((2, 2)))
     with pytest.raises(ValueError, match="above 0"):
         speedup(np.array([1]), np.ones((1, 1)), np.array([1]), np.zeros((1, 1)))
+
+
+def test_paired():
+    first = np.asarray([1, 1, 1, 1, 1, 1, 0, 0, 0, 1], bool)
+    second = np.asarray([1, 1, 0, 0, 0, 0, 0, 0, 1, 1], bool)
+    found = paired(first, second)
+    assert (found.only_first, found.only_second) == (4, 1)
+    assert found.difference == pytest.approx(0.3)
+    assert found.p_value == pytest.approx(2 * (1 + 5) / 32)
+    assert found.interval[0] < 0.3 < found.interval[1]
+    other = paired(second, first)
+    assert other.interval == pytest.approx((-found.interval[1], -found.interval[0]))
+    same = paired(first, first)
+    assert (same.difference, same.p_value) == (0.0, 1.0)
+    assert same.interval[0] < 0 < same.interval[1]
+    with pytest.raises(ValueError, match="one length"):
+        paired(first, second[:-1])
+
+
+def test_paired_interval_covers_the_truth():
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(400):
+        both = rng.random((2, 120))
+        first, second = both[0] < 0.9, (both[0] < 0.85) ^ (both[1] < 0.03)
+        truth = 0.9 - (0.85 * 0.97 + 0.15 * 0.03)
+        low, high = paired(first, second).interval
+        covered += low <= truth <= high
+    assert covered >= 0.92 * 400
+
+
+def test_interval_of_a_ratio():
+    """By hand, at its limits, and how often it holds the true ratio of 5 tokens a call."""
+    spread = 1.959964 * np.sqrt(3 / 2 * (1 + 1 + 0)) / 6  # R = 2, tokens - 2 calls: -1, 1, 0
+    assert ratio(np.array([1, 5, 6]), np.array([1, 2, 3])) == pytest.approx((2 - spread, 2 + spread))
+    assert ratio(np.array([4, 8]), np.array([1, 2])) == (4.0, 4.0)
+    assert ratio(np.array([4]), np.array([1])) == (0.0, np.inf)
+    for wrong in (([], []), ([1, 2], [1]), ([1], [0])):
+        with pytest.raises(ValueError, match="need two vectors"):
+            ratio(*map(np.asarray, wrong))
+    rng, covered = np.random.default_rng(0), 0
+    for _ in range(400):
+        calls = rng.integers(5, 30, 100)
+        low, high = ratio(rng.poisson(5 * calls), calls)
+        covered += low <= 5 <= high
+    assert 0.92 * 400 <= covered <= 0.98 * 400

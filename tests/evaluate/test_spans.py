@@ -1,14 +1,13 @@
 """Likelihoods of spans, exact and bounded, and lm-eval's questions to a denoiser."""
 
-import importlib
 import sys
 import warnings
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recital import CONFIG, recite
+from recital import CONFIG, recite, stand_in_for_lm_eval
 from stubs import StubDenoiser
 
 import paradec_jax as pd
@@ -88,14 +87,7 @@ class TestSpans:
 class TestHarness:
     @pytest.fixture
     def harness(self, monkeypatch):
-        """The adapter on a stand-in for lm-eval, whether or not that is installed."""
-        module = ModuleType("lm_eval.api.model")
-        module.LM = type("LM", (), {})
-        for name in ("lm_eval", "lm_eval.api"):
-            monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        monkeypatch.setitem(sys.modules, "lm_eval.api.model", module)
-        monkeypatch.delitem(sys.modules, "paradec_jax.evaluate.harness", raising=False)
-        yield importlib.import_module("paradec_jax.evaluate.harness")
+        yield stand_in_for_lm_eval(monkeypatch)
         sys.modules.pop("paradec_jax.evaluate.harness", None)
 
     def test_a_denoiser_answers_with_bounds_and_says_so(self, harness, denoiser):

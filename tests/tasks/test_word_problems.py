@@ -10,7 +10,7 @@ import pytest
 from experiments.tasks import auxiliary, batches, vocabulary
 from experiments.tasks import words as wp
 from experiments.tasks.__main__ import Options, drawn, main
-from paradec_jax.data.problems import ASSETS, BUNDLED, PROMPT, read_problems
+from paradec_jax.data.problems import ASSETS, BUNDLED, read_problems
 
 EQUATION = re.compile(r"(\d+) ([+*/-]) (\d+) = (\d+)")
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
@@ -128,20 +128,6 @@ def test_draws_are_deterministic_and_differ():
     assert first not in [*others, wp.problem(0, 7, "tune", (2, 4)), wp.problem(0, 7, "train", (2, 5))]
 
 
-def test_draws_are_the_published_ones():
-    item = wp.problem(0, 3, "test", 2)
-    assert question(item) == (
-        "Fay has 43 nuts. Fay buys 36 more nuts. Pam has 29 nuts. Fay is 72 years old. "
-        "Ola has 14 more nuts than Fay. How many nuts does Ola have?"
-    )
-    assert item.solution == (
-        "Fay buys 36 more nuts, so Fay now has 43 + 36 = 79 nuts.\n"
-        "Ola has 14 more nuts than Fay, so Ola has 79 + 14 = 93 nuts.\n"
-        "#### 93"
-    )
-    assert item.prompt == f"Question: {question(item)}\nAnswer:\n"
-
-
 @pytest.mark.slow
 def test_splits_are_disjoint_across_seeds():
     questions = {split: set() for split in wp.SPLITS}
@@ -157,43 +143,6 @@ def test_answers_spread(sample):
     counts = np.bincount([item.answer for item in sample], minlength=100)
     assert counts.max() < 0.05 * len(sample)
     assert (counts > 0).sum() > 90
-
-
-def test_answer_lengths(sample, tokenizer):
-    lengths = np.asarray([len(tokenizer.encode(item.solution)) + 1 for item in sample]).reshape(7, -1)
-    assert lengths.min() >= 40 and lengths.max() <= 200
-    assert np.all(np.diff(lengths.mean(1)) > 15)
-
-
-def count(tokenizer, template, amount=99):
-    people = dict.fromkeys(("subject", "source", "other", "holder", "stranger"), "Ana")
-    return len(
-        tokenizer.encode(" " + template.format(**people, items="nuts", other_items="eggs", amount=amount))
-    )
-
-
-def step_cost(tokenizer, relation):
-    """Most tokens of a relation: its sentence in the story and its line of the solution."""
-    amount = max(relation.factors, default=99)
-    equation = count(tokenizer, f", so {{subject}} has 99 + {amount} = 99 {{items}}.\n") - 1
-    full_stop, now = 1, int(relation.updates)
-    return 2 * count(tokenizer, relation.sentence, amount) + full_stop + now + equation
-
-
-@pytest.mark.parametrize("bucket", batches.BUCKETS)
-def test_default_buckets_hold_every_problem(tokenizer, bucket):
-    """Adds up the longest wordings, so that no draw can exceed the length."""
-    steps, most = bucket.steps_high, 3
-    plain = max(step_cost(tokenizer, relation) for relation in wp.RELATIONS if relation is not wp.TOGETHER)
-    ask = {text: count(tokenizer, text) for text in (wp.ASK_VALUE, wp.ASK_MORE, wp.ASK_TOTAL)}
-    joint = max(count(tokenizer, text) for text in (wp.STEP_MORE, wp.STEP_TOTAL))
-    joint += count(tokenizer, ", so the total is 99 + 99 = 99 {items}.\n") - 1
-    total = most * step_cost(tokenizer, wp.TOGETHER) + (steps - most) * plain
-    total += max(ask[wp.ASK_VALUE], max(ask.values()) + joint - plain)
-    total += most * count(tokenizer, wp.GIVEN)
-    total += sum(sorted(count(tokenizer, text) for text in wp.DISTRACTORS)[-2:])
-    total += len(tokenizer.encode(PROMPT.format(question="").replace(" ", "") + "#### 99"))
-    assert total + 1 <= bucket.length
 
 
 @pytest.mark.parametrize(("name", "count", "split"), [("unseen", 1000, "test"), ("tuning", 200, "tune")])
@@ -251,20 +200,6 @@ def test_mixture_sets_the_buckets(tokenizer):
     assert set(drawn[:50]) == {0}
     assert 0.65 < np.mean(np.asarray(drawn[50:]) == 2) < 0.85
     assert 0 not in drawn[50:]
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_batches_resume_bitwise(tokenizer, prefetch):
-    iterator = make(tokenizer, prefetch=prefetch)
-    for _ in range(3):
-        next(iterator)
-    state = iterator.get_state()
-    ahead = [next(iterator) for _ in range(3)]
-    fresh = make(tokenizer, prefetch=prefetch)
-    fresh.set_state(state)
-    for expected in ahead:
-        got = next(fresh)
-        assert all(np.array_equal(got[name], expected[name]) for name in ("tokens", "targets", "weights"))
 
 
 def test_batches_do_not_share_problems(tokenizer):
