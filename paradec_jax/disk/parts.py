@@ -87,7 +87,7 @@ class PartFiles:
             indices = places[path].addressable_devices_indices_map(shape).values()
             return list(dict.fromkeys(blocks.spans(index or (), shape) for index in indices))
 
-        arrays = {}
+        arrays: dict[str, jax.Array] = {}
         for path, slices in self.each(held, dtype):
             leaf, mine = self.expected[path], dict(zip(held(path), slices, strict=True))
             own = lambda index, mine=mine, leaf=leaf: mine[blocks.spans(index, leaf.shape)]  # noqa: E731
