@@ -35,9 +35,9 @@ import numpy as np
 from matplotlib.patches import Patch, Rectangle
 
 import paradec_jax as pd
-from paradec_jax.data import build_tokenizer, token_spec
-from paradec_jax.data.batches import encode_prompts
-from paradec_jax.evaluate import word_problems
+from experiments.tasks import build_tokenizer, token_spec
+from paradec_jax.data.problems import encode_prompts
+from experiments.tasks import word_problems
 from paradec_jax.families import init_params
 
 # %% [markdown]

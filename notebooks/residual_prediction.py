@@ -40,9 +40,9 @@ from matplotlib.patches import Patch, Rectangle
 
 import paradec_jax as pd
 from paradec_jax.config import ResidualHeadConfig
-from paradec_jax.data.chains import Followers
+from experiments.tasks.chains import Followers
 from paradec_jax.data.text import character_spec, character_tokenizer
-from paradec_jax.data.word_problems import problem
+from experiments.tasks.words import problem
 from paradec_jax.families import init_params
 from paradec_jax.models import residual_head
 from paradec_jax.store import ResidualHead

@@ -141,7 +141,7 @@ RECURRENT_DEPTH = Family(
         Setting("autoregressive", Static(recurrence=1)),
         Setting("autoregressive", Static(recurrence=2)),
         Setting("autoregressive", Static(recurrence=4)),
-        Setting("autoregressive", Static(recurrence=16), baseline=True, half=Static(recurrence=8)),
+        Setting("autoregressive", Static(recurrence=16), baseline=True),
         Setting("adaptive", Adaptive(), Adaptive.Knobs(exit_threshold=0.2)),
         Setting("speculative", SelfSpeculative(recurrence=4, draft_recurrence=1, lookahead=4)),
         Setting("jacobi", Jacobi(block=8, recurrence=1)),
@@ -150,7 +150,6 @@ RECURRENT_DEPTH = Family(
             "wavefront",
             Wavefront(inner_recurrence=16, window=1),
             _Wave(exit_threshold=EVERY_STEP, momentum=0.0),
-            half=Wavefront(inner_recurrence=8, window=1),
         ),
         Setting(
             "wavefront",

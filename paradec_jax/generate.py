@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float32, Int32
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.data.batches import encode_prompts
+from paradec_jax.data.problems import encode_prompts
 from paradec_jax.decode import Decoded, Reason, Request, make_request, run, stream
 from paradec_jax.decode.machine.drive import finish
 from paradec_jax.decode.machine.request import keys_of, whole_numbers

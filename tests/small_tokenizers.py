@@ -62,6 +62,15 @@ def byte_level() -> Tokenizer:
     return _with_special(backend)
 
 
+def letters(*words: str) -> Tokenizer:
+    """Token i is the i-th word, most of them letters; every character is split off."""
+    vocabulary = {word: i for i, word in enumerate(words)}
+    backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, words[0]))
+    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
+    backend.decoder = decoders.Fuse()
+    return Tokenizer(backend)
+
+
 def _with_special(backend: tokenizers.Tokenizer) -> Tokenizer:
     backend.add_special_tokens([AddedToken(text, normalized=False) for text in SPECIAL])
     return Tokenizer(backend)

@@ -1,14 +1,18 @@
-"""A table of decoders on a stub network: the model's config, some settings, and the keys of a row."""
+"""A table of decoders on a stub network: the model's config and folder, some settings, and the keys of a row."""
 
 import dataclasses
 import json
 
+import jax
+import numpy as np
 from stubs import StubNetwork
 
 import paradec_jax as pd
+from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.families import EVERY_STEP, FAMILIES
+from paradec_jax.families import EVERY_STEP, FAMILIES, parameter_shapes
+from paradec_jax.store import Model, save
 
 CONFIG = dataclasses.replace(RECURRENT_PRESETS["test-recurrent"], vocab_size=384, max_length=256)
 STUB = StubNetwork(vocab_size=384, max_length=256)
@@ -35,7 +39,6 @@ KEYS = [
     "dtype",
     "device",
     "compile_seconds",
-    "core_pass_microseconds",
 ]
 
 
@@ -46,6 +49,18 @@ def strict(text):
         raise AssertionError(f"{name} is no JSON")
 
     return json.loads(text, parse_constant=refuse)
+
+
+def zeros(config):
+    """Parameters of zero."""
+    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), parameter_shapes(config))
+
+
+def saved(folder, config=CONFIG, spec=None, **more):
+    """A model folder with parameters of zero, whose network a test replaces."""
+    spec, tokenizer = token_spec() if spec is None else spec, build_tokenizer()
+    save(folder, Model(config, zeros(config), spec, more.pop("tokenizer", tokenizer), **more))
+    return folder
 
 
 def put_settings(monkeypatch, family, settings):
@@ -61,12 +76,10 @@ def small_settings():
             "autoregressive",
             pd.Static(recurrence=4),
             baseline=True,
-            half=pd.Static(recurrence=2),
         ),
         Setting(
             "wavefront",
             pd.Wavefront(inner_recurrence=4, window=1),
             wave,
-            half=pd.Wavefront(inner_recurrence=2, window=1),
         ),
     )

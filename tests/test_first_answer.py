@@ -12,7 +12,7 @@ import pytest
 from recital import CONFIG, recite
 
 import paradec_jax as pd
-from paradec_jax.data import build_tokenizer, token_spec
+from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax.families import PRESETS, init_params
 from paradec_jax.generate import row_keys
 from paradec_jax.store import Model, save

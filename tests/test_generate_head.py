@@ -1,30 +1,23 @@
 """A model with a residual head, from texts to texts: the head of its folder is found, or missed in one sentence."""
 
 import dataclasses
+import string
 
 import pytest
-import tokenizers
+from small_tokenizers import letters
 from stubs import tiny_blocks, tiny_blocks_params, tiny_head, tiny_head_params
 
 import paradec_jax as pd
 from paradec_jax import cli
 from paradec_jax.config import TokenSpec
 from paradec_jax.store import Model, ResidualHead, load, save
-from paradec_jax.tokenizer import Tokenizer
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-VOCAB = {c: i for i, c in enumerate(LETTERS)}
 SPEC = TokenSpec(mask=31, alignment="own")
 TEXTS = ["abcde", "hello", "zz"]
 
 
-def letters() -> Tokenizer:
-    """Token i is the i-th letter; what the network says beyond them is spelled by numbers."""
-    words = VOCAB | {f"<{i}>": i for i in range(len(VOCAB), tiny_blocks().vocab_size)}
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "a"))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
-    backend.decoder = tokenizers.decoders.Fuse()
-    return Tokenizer(backend)
+# What the network says beyond letters is spelled by numbers.
+TOKENIZER = letters(*string.ascii_lowercase, *(f"<{i}>" for i in range(26, tiny_blocks().vocab_size)))
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +25,7 @@ def folder(tmp_path_factory):
     """A model and its head on disk."""
     path = tmp_path_factory.mktemp("models") / "tiny"
     head = ResidualHead(tiny_head().config, tiny_head_params())
-    save(path, Model(tiny_blocks().config, tiny_blocks_params(gain=3.0), SPEC, letters(), head=head))
+    save(path, Model(tiny_blocks().config, tiny_blocks_params(gain=3.0), SPEC, TOKENIZER, head=head))
     return path
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-import tokenizers
+from small_tokenizers import letters
 from stubs import StubCausal, StubDenoiser
 
 import paradec_jax as pd
@@ -14,21 +14,13 @@ from paradec_jax import cli
 from paradec_jax.config import MASKED_DIFFUSION_PRESETS, TokenSpec
 from paradec_jax.models.denoiser import parameter_shapes
 from paradec_jax.store import Model, save
-from paradec_jax.tokenizer import Tokenizer
 
 STUB = StubDenoiser(sharpness=30.0)
 CONFIG = MASKED_DIFFUSION_PRESETS["test-mdlm"]
 COLD = pd.Masked.Knobs(temperature=0.0, steps=4)
 
 
-def letters() -> Tokenizer:
-    """Token i is the i-th letter, the mask the eleventh."""
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({c: i for i, c in enumerate("abcdefghijk")}, "a")
-    )
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
-    backend.decoder = tokenizers.decoders.Fuse()
-    return Tokenizer(backend)
+TOKENIZER = letters(*"abcdefghijk")  # the mask is the last
 
 
 def expected(text: str) -> str:
@@ -39,7 +31,7 @@ def expected(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return Model(CONFIG, {}, TokenSpec(mask=STUB.mask, alignment="own", stop=(0,)), letters())
+    return Model(CONFIG, {}, TokenSpec(mask=STUB.mask, alignment="own", stop=(0,)), TOKENIZER)
 
 
 def fill(model: Model, pieces, decoder=None, **options) -> pd.Generation:
@@ -95,7 +87,7 @@ def test_a_begin_of_text_that_is_the_stop_token_too_ends_no_row_where_it_is_give
 
 def test_texts_may_be_longer_than_the_model_in_windows(model):
     short = StubDenoiser(sharpness=30.0, max_length=8)
-    free = Model(CONFIG, {}, TokenSpec(mask=short.mask, alignment="own"), letters())
+    free = Model(CONFIG, {}, TokenSpec(mask=short.mask, alignment="own"), TOKENIZER)
     knobs = pd.Strided.Knobs(temperature=0.0, steps=4)
     out = pd.generate(free, ["d"], pd.Strided(stride=3), knobs=knobs, max_new_tokens=20, network=short)
     assert out.text == [expected("d" + "_" * 20)[1:]]
@@ -126,7 +118,7 @@ def test_bad_input_is_named(model, pieces, options, message):
 
 
 def test_decoders_that_append_fill_no_holes():
-    model = Model(CONFIG, {}, TokenSpec(), letters())
+    model = Model(CONFIG, {}, TokenSpec(), TOKENIZER)
     with pytest.raises(ValueError, match="AutoRegressive appends tokens, so it cannot fill the holes"):
         pd.infill(model, ["d", 2], pd.AutoRegressive(), network=StubCausal())
 
@@ -138,7 +130,7 @@ def test_decoders_that_append_fill_no_holes():
 def folder(tmp_path, monkeypatch):
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), parameter_shapes(CONFIG))
     spec = TokenSpec(mask=STUB.mask, alignment="own")
-    save(tmp_path / "tiny", Model(CONFIG, params, spec, letters()))
+    save(tmp_path / "tiny", Model(CONFIG, params, spec, TOKENIZER))
     monkeypatch.setattr(Model, "network", STUB)
     return str(tmp_path / "tiny")
 

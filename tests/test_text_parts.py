@@ -8,11 +8,12 @@ from recital import CONFIG
 from small_tokenizers import BOS, EOS, KINDS, byte_level, ids_of, llama, random_ids
 from tokenizers.processors import TemplateProcessing
 
+from experiments.tasks.auxiliary import auxiliary_task
+from experiments.tasks.batches import BatchMaker, Bucket
+from experiments.tasks.words import problem
 from paradec_jax.cli import watch
 from paradec_jax.config import TokenSpec
-from paradec_jax.data.auxiliary import auxiliary_task
-from paradec_jax.data.batches import BatchMaker, Bucket, encode_prompts
-from paradec_jax.data.word_problems import problem
+from paradec_jax.data.problems import encode_prompts
 from paradec_jax.evaluate.compare import Prompts, _Answer, _texts
 from paradec_jax.evaluate.likelihood import continuation_row
 from paradec_jax.infill import _with_gaps

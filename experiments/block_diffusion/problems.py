@@ -7,8 +7,9 @@ from typing import Any, Literal
 import numpy as np
 
 from experiments.block_diffusion.grounds import Chains
+from experiments.tasks import word_problems
 from paradec_jax import Model
-from paradec_jax.evaluate import exact_answers, word_problems
+from paradec_jax.data.problems import exact_answers
 from paradec_jax.evaluate.compare import Score
 
 Ground = Literal["words", "chains"]

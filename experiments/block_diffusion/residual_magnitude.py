@@ -23,9 +23,9 @@ from experiments.block_diffusion.grounds import Chains
 from experiments.block_diffusion.magnitudes import Magnitudes, magnitudes, read_states, visited
 from experiments.common.command import run as run_command
 from experiments.common.record import write_record
+from experiments.tasks.words import problem
 from paradec_jax import BlockDenoising, Model, facts, load, make_request, store, trace
 from paradec_jax.data import encode_prompts
-from paradec_jax.data.word_problems import problem
 from paradec_jax.generate import tokenizer_of
 
 KINDS = ("hidden", "logits")

@@ -29,10 +29,10 @@ from experiments.common.command import run
 from experiments.common.processes import by_first, claim_together, on_this
 from experiments.common.runs import in_half, optimizer_of, over
 from experiments.common.watch import Watch
+from experiments.tasks.batches import Mixture
+from experiments.tasks.chains import Followers
 from paradec_jax import Model, load, store
 from paradec_jax.config import BLOCK_DIFFUSION_PRESETS, BlockDiffusionConfig
-from paradec_jax.data.batches import Mixture
-from paradec_jax.data.chains import Followers
 from paradec_jax.families import init_params, parameter_shapes
 from paradec_jax.losses import BlockRules, block_diffusion_loss
 from paradec_jax.models import batch_flops

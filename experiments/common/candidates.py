@@ -15,9 +15,11 @@ import optax
 from rich.progress import track
 
 from experiments.common.pool import Pool, batch_of
+from experiments.tasks import word_problems
 from paradec_jax import Model, run
+from paradec_jax.data.problems import exact_answers
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate import compare, exact_answers, word_problems
+from paradec_jax.evaluate import compare
 
 GRADIENT = 4  # forward passes that a gradient through a checkpointed rollout costs
 

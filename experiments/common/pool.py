@@ -6,10 +6,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.tasks import word_problems
 from paradec_jax import Model, make_request
-from paradec_jax.data.batches import encode_prompts
+from paradec_jax.data.problems import encode_prompts
 from paradec_jax.decode.machine.request import keys_of
-from paradec_jax.evaluate import word_problems
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -18,16 +18,11 @@ from rich.progress import Progress, TaskID
 from experiments.common import plots
 from experiments.common.record import rows_begun, write_record
 from experiments.common.study import Depth, Study
+from experiments.tasks import exact_lists, pointer_problems, word_problems
 from paradec_jax import facts, load, store
-from paradec_jax.data.word_problems import WordProblem
+from paradec_jax.data.problems import Problem, exact_answers
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate import (
-    compare,
-    exact_answers,
-    exact_lists,
-    pointer_problems,
-    word_problems,
-)
+from paradec_jax.evaluate import compare
 
 GROUP = 6  # settings that are timed in turns, next to the baseline
 
@@ -111,7 +106,7 @@ def main(studies: Mapping[str, Study], options: Options) -> None:
 class Problems:
     """Prompts, tokens that an answer may take (None for those of the longest reference), and what judges answers."""
 
-    prompts: Sequence[WordProblem | str]
+    prompts: Sequence[Problem | str]
     budget: int | None
     score: Any
 

@@ -20,10 +20,10 @@ from experiments.common.cluster import Cluster
 from experiments.common.command import run
 from experiments.common.processes import by_first
 from experiments.common.watch import Watch
+from experiments.tasks import build_tokenizer, token_spec, word_problem_batches
+from experiments.tasks.batches import Bucket, Mixture
 from paradec_jax import store
 from paradec_jax.config import CausalConfig, RecurrentDepthConfig
-from paradec_jax.data import build_tokenizer, token_spec, word_problem_batches
-from paradec_jax.data.batches import Bucket, Mixture
 from paradec_jax.families import PRESETS, init_params, matrix_axes
 from paradec_jax.losses import exponential, next_token_loss, poisson_lognormal, recurrent_loss
 from paradec_jax.models import RecurrentDepthNetwork, TransformerNetwork, batch_flops

@@ -26,13 +26,14 @@ from rich.progress import track
 from experiments.common.cluster import Cluster
 from experiments.common.command import run
 from experiments.common.processes import by_first, claim_together, on_this
+from experiments.tasks import word_problems
+from experiments.tasks.batches import Bucket, word_problem_batches
 from paradec_jax import Jacobi, Model, load, make_request, store
-from paradec_jax.data.batches import Bucket, encode_prompts, word_problem_batches
 from paradec_jax.data.collect import collect
 from paradec_jax.data.noisy_iterates import Selection, kept
 from paradec_jax.data.pair_batches import PairBucket, pair_batches
+from paradec_jax.data.problems import encode_prompts
 from paradec_jax.data.trajectories import Trajectories, TrajectoryWriter
-from paradec_jax.evaluate import word_problems
 from paradec_jax.families import matrix_axes
 from paradec_jax.losses.consistency import ConsistencyRules, consistency_loss
 from paradec_jax.losses.next_token import next_token_loss
@@ -295,7 +296,7 @@ def train(
     Further options are those of `fit`.
     """
     stage = recipe.rounds[which]
-    indices = kept(trajectories, stop=model.token_spec.stop, unique="prompt")
+    indices = kept(trajectories, stop=model.token_spec.stop, unique=True)
     if len(indices) == 0:
         raise SystemExit(f"round {which}: every answer repeats one token too often to be learned from")
     data: DataIterator = pair_batches(

@@ -15,9 +15,10 @@ import tyro
 
 from experiments.common.record import write_record
 from experiments.jacobi.study import compared
+from experiments.tasks import word_problems
 from paradec_jax import AutoRegressive, load
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate import compare, paired, word_problems
+from paradec_jax.evaluate import compare, paired
 from paradec_jax.evaluate.intervals import times
 from paradec_jax.store import names_of
 

@@ -6,7 +6,7 @@ two powers of the transitions T::
     p(x_i = v | shown)  ~  T^(i - l)[x_l, v] T^(r - i)[v, x_r]        l, r the nearest shown positions
 
 Where none is before, pi[v] stands in the place of the first factor; where none is after, 1 in that of the second.
-`paradec_jax.data.chains` has the law itself.
+`experiments.tasks.chains` has the law itself.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Float64, Int
 
+from experiments.tasks.chains import MarkovLaw
 from paradec_jax.config import TokenSpec
-from paradec_jax.data.chains import MarkovLaw
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
 
 MASK_LOGIT = 3.0  # above all others; the posterior says nothing of the mask, which no draw may read

@@ -20,7 +20,7 @@ from experiments.masked_diffusion.held_out import HeldOut
 from paradec_jax import Model, facts, load, store
 from paradec_jax.data.text import read_text, windows
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate.compare_texts import Bench, Ids, Source, draw, told
+from paradec_jax.evaluate.compare_texts import Bench, Ids, Source, draw, real_row
 from paradec_jax.evaluate.judge import Judgement, check_judge
 from paradec_jax.evaluate.text_measures import entropy
 from paradec_jax.generate import tokenizer_of
@@ -183,21 +183,16 @@ class Texts:
     def _drawn(self, line: Line) -> Row:
         model, drawing = self._model(line), self.drawing
         source = Source(store.names_of([line.place])[0], model, line.setting)
-        drawn = draw(source, drawing.samples, drawing.length, rows=drawing.rows, seed=drawing.seed)
+        ids, row = draw(source, drawing.samples, drawing.length, rows=drawing.rows, seed=drawing.seed)
         facts_of = {"model_sha256": self._sha256(line.place), "dtypes": facts.dtypes(model.params)}
-        row = told(source, drawn, drawing.length) | facts_of | self._cost(line)
-        return row | self._measured(drawn.ids) | self.bench.reverse(drawn.ids)
+        row |= facts_of | self._cost(line)
+        return row | self._measured(ids) | self.bench.reverse(ids)
 
     def _real(self) -> Row:
         """Real text in pieces, evenly spread: as many as samples, or as there are."""
         length, count = self.drawing.length, min(self.drawing.samples, len(self._pieces))
         pieces = windows(self._pieces.reshape(-1), length, count).tolist()
-        return (
-            told(None, None, length)
-            | {"dtypes": []}
-            | self._measured(pieces)
-            | self.bench.reverse_of_real(pieces)
-        )
+        return real_row(length) | {"dtypes": []} | self._measured(pieces) | self.bench.reverse_of_real(pieces)
 
     def _measured(self, ids: Ids) -> Row:
         judged = self.bench.judgement(ids)

@@ -1,6 +1,6 @@
 """Trains a model of a task that needs depth: `python -m experiments.recurrent_depth.pointers tiny-pointers`.
 
-Where does a chain of pointers lead (`paradec_jax.data.pointers`)? After the first recurrence the model is to
+Where does a chain of pointers lead (`experiments.tasks.pointers`)? After the first recurrence the model is to
 say the query itself, after each further one the name one look-up on, until the chain ends. That target for
 every recurrence is the curriculum, together with the length of the tables and the number of recurrences asked
 for, which grow. Prompts are read with a drawn number of recurrences, mostly few, so the look-ups are made at
@@ -18,10 +18,10 @@ import tyro
 from experiments.common.command import run
 from experiments.common.processes import alone
 from experiments.common.train import rounded
+from experiments.tasks import build_tokenizer, token_spec
+from experiments.tasks.pointers import Stage, pointer_batches
 from paradec_jax import store
 from paradec_jax.config import RecurrentDepthConfig
-from paradec_jax.data import build_tokenizer, token_spec
-from paradec_jax.data.pointers import Stage, pointer_batches
 from paradec_jax.families import init_params, matrix_axes
 from paradec_jax.losses import exponential, stepwise_loss
 from paradec_jax.models import RecurrentDepthNetwork

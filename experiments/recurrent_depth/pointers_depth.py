@@ -17,12 +17,11 @@ from experiments.common.command import run
 from experiments.common.plots import if_possible, picture
 from experiments.common.record import write_record
 from experiments.recurrent_depth.rival_settings import static
+from experiments.tasks.pointers import PointerProblem, PointerTask, pointer_problems
 from paradec_jax import facts, load
-from paradec_jax.data.batches import encode_prompts
-from paradec_jax.data.pointers import PointerProblem, PointerTask
+from paradec_jax.data.problems import encode_prompts
 from paradec_jax.decode import make_request
 from paradec_jax.decode import run as run_decoder
-from paradec_jax.evaluate import pointer_problems
 from paradec_jax.store import Model, names_of
 
 RECURRENCES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 24, 32)

@@ -8,11 +8,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from experiments.tasks import exact_lists, pointer_problems, word_problems
+from experiments.tasks.pointers import PointerTask
 from paradec_jax import store
-from paradec_jax.data.pointers import PointerTask
+from paradec_jax.data.problems import exact_answers
 from paradec_jax.decode import Adaptive, Jacobi, SelfSpeculative, Static, Wavefront
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate import exact_answers, exact_lists, pointer_problems, word_problems
 from paradec_jax.families import EVERY_STEP
 
 SEQUENTIAL = ("autoregressive", "adaptive", "self-speculative")

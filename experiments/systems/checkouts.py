@@ -192,7 +192,7 @@ def compare_row(workers: Sequence[Worker], row: int, batch: int, options: Option
 def rows_of(model: str, options: Options) -> Iterator[dict[str, Any]]:
     """The rows of one model's table at every batch size, each when it is done."""
     # Not at the top: a worker runs this file too, and must find the package of its own checkout.
-    from paradec_jax.evaluate import word_problems
+    from experiments.tasks import word_problems
 
     texts = [(item.prompt, item.solution) for item in word_problems(PROBLEMS, seed=SEED, steps=STEPS)]
     workers: list[Worker] = []

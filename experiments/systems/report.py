@@ -34,13 +34,13 @@ from jax import lax
 from jaxtyping import Array
 
 from experiments.common.record import write_record
+from experiments.tasks import word_problems
 from paradec_jax import facts, load, losses
 from paradec_jax.config import CAUSAL_PRESETS, ModelConfig, RecurrentDepthConfig
 from paradec_jax.decode import AutoRegressive, BlockDenoising, Jacobi, Masked, Static, make_request, run
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.decode.rules.windows import write_after_read
-from paradec_jax.evaluate import word_problems
 from paradec_jax.evaluate.compare import Prompts, case_of, prompts_of
 from paradec_jax.evaluate.intervals import ends, quicker, times
 from paradec_jax.families import PRESETS, network_of, parameter_shapes

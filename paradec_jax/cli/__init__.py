@@ -13,9 +13,11 @@ from tyro.extras import SubcommandApp
 
 from paradec_jax.cli import generate
 from paradec_jax.cli.compare import compare_command
+from paradec_jax.cli.demo import demo_command
 from paradec_jax.io import WRONG_INPUT, one_sentence
 
 app = SubcommandApp()
+app.command(name="demo")(demo_command)
 app.command(name="compare")(compare_command)
 app.command(generate.app, name="generate")
 

@@ -13,7 +13,7 @@ from tyro.extras import SubcommandApp
 from paradec_jax import store
 from paradec_jax.cli.options import NAMES, options_of, rows_of, summary
 from paradec_jax.cli.watch import show
-from paradec_jax.data.word_problems import PROMPT
+from paradec_jax.data.problems import PROMPT
 from paradec_jax.evaluate.options import choose
 from paradec_jax.families import FAMILIES, family_named
 from paradec_jax.generate import Generation, generate, prepare

@@ -4,13 +4,6 @@ from paradec_jax.evaluate.compare import Comparison, compare
 from paradec_jax.evaluate.intervals import Paired, paired, ratio, wilson
 from paradec_jax.evaluate.judge import Judgement, judge_ids, judge_texts
 from paradec_jax.evaluate.ngrams import reverse_perplexity
-from paradec_jax.evaluate.tasks import (
-    exact_answers,
-    exact_lists,
-    pointer_problems,
-    read_jsonl,
-    word_problems,
-)
 from paradec_jax.evaluate.text_measures import Variety, self_bleu, variety
 
 __all__ = [
@@ -19,17 +12,12 @@ __all__ = [
     "Paired",
     "Variety",
     "compare",
-    "exact_answers",
-    "exact_lists",
     "judge_ids",
     "judge_texts",
     "paired",
-    "pointer_problems",
     "ratio",
-    "read_jsonl",
     "reverse_perplexity",
     "self_bleu",
     "variety",
     "wilson",
-    "word_problems",
 ]

@@ -9,18 +9,16 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 
 from paradec_jax import facts
-from paradec_jax.data.batches import encode_prompts
-from paradec_jax.data.word_problems import WordProblem
+from paradec_jax.data.problems import Problem, encode_prompts, exact_answers
 from paradec_jax.decode import Decoded, Request, make_request
 from paradec_jax.decode import run as run_decoder
 from paradec_jax.decode.machine.request import keys_of
 from paradec_jax.decode.machine.rows import NETWORK_CALLS, POSITIONS
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.intervals import ends, paired, ratio, speedup, wilson
-from paradec_jax.evaluate.tasks import exact_answers
 from paradec_jax.generate import equipped, parameters_for
 from paradec_jax.store import Model
 from paradec_jax.timing import Case, Speed, measure
@@ -35,25 +33,29 @@ BUCKET = 32
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Comparison:
-    """What `compare` returns.
+    """What `compare` and `compare_texts` return.
 
     Attributes:
       rows: one dictionary a setting, as `paradec compare --json` prints them.
       labels: short descriptions of the settings.
+      facts: of the machine and the program (`facts.facts`), of answers with the dtypes of the parameters.
+      texts: what each setting wrote.
       baseline: index of the row that others are compared with.
-      exact: which problems each setting got right, [settings, N].
-      facts: of the machine and the program (`facts.facts`), with the dtypes of the parameters.
-      texts: what each setting wrote for each problem.
-      calls: network calls of each, [settings, N].
+      exact: which problems each setting got right, bool [settings, N]; None of texts, which have no right answer.
+      calls: network calls of each, int [settings, N]; None of texts.
     """
 
     rows: list[dict[str, Any]]
     labels: list[str]
-    baseline: int
-    exact: Bool[np.ndarray, "settings N"]
     facts: dict[str, Any]
     texts: Sequence[Sequence[str]] = ()
-    calls: Int[np.ndarray, "settings N"] | None = None
+    baseline: int = 0
+    exact: Any = None
+    calls: Any = None
+
+    def labelled(self) -> list[dict[str, Any]]:
+        """The rows, each with the label of its setting."""
+        return [row | {"label": label} for row, label in zip(self.rows, self.labels, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,7 +83,7 @@ class Prompts:
 
 def compare(
     model: Model,
-    problems: Sequence[WordProblem | str],
+    problems: Sequence[Problem | str],
     settings: Sequence[Setting],
     *,
     name: str = "",
@@ -128,34 +130,23 @@ def compare(
         for setting, of in zip(settings, of_settings, strict=True)
     ]
     decoded = _answers(params, cases, prompts, rows, report)
-
-    halves = [
-        None if setting.half is None else case_of(setting, setting.half, model, prompts.size)
-        for setting in settings
-    ]
-    extra = [half for half in halves if half is not None and half not in cases]
     requests = [prompts.request([i]) for i in range(min(timed, len(problems)))]
-    everything = [*cases, *extra]
-    advance = _counter(report, "timing one by one", len(everything) * (passes + 1))
-    speeds = measure(everything, params, requests, passes=passes, advance=advance) if timed else []
+    advance = _counter(report, "timing one by one", len(cases) * (passes + 1))
+    speeds = measure(cases, params, requests, passes=passes, advance=advance) if timed else []
     found = facts.facts() | {"dtypes": facts.dtypes(params)}
     machine = {"dtype": model.config.dtype, "device": device_name(found["device"])}
     texts = [_texts(model, prompts, of) for of in decoded]
     exact = np.stack([score(problems, of) for of in texts])
     results = []
     for i, setting in enumerate(settings):
-        half = halves[i]
         row = _row(setting, decoded[i], exact[i], decoded[baselines[0]], exact[baselines[0]])
         row |= _work(cases[i].decoder, decoded[i], prompts.lengths)
         if speeds:
             row |= _speed(speeds[i], speeds[baselines[0]])
-            row["core_pass_microseconds"] = (
-                None if half is None else _core_pass(speeds[i], speeds[everything.index(half)])
-            )
         results.append({"family": model.family, "model": name} | row | machine)
     labels = [setting.label() for setting in settings]
     calls = np.asarray([[row.counts[NETWORK_CALLS] for row in of] for of in decoded])
-    return Comparison(results, labels, baselines[0], exact, found, texts, calls)
+    return Comparison(results, labels, found, texts, baselines[0], exact, calls)
 
 
 def case_of(setting: Setting, decoder: Any, model: Model, size: int) -> Case:
@@ -187,7 +178,7 @@ def _counter(report: Report, stage: str, total: int) -> Callable[[int], None]:
     return advance
 
 
-def prompts_of(model: Model, problems: Sequence[WordProblem | str], seed: int, budget: int | None) -> Prompts:
+def prompts_of(model: Model, problems: Sequence[Problem | str], seed: int, budget: int | None) -> Prompts:
     """Prompts in one buffer; without a budget there is room for the longest reference solution and its end.
 
     Raises:
@@ -200,7 +191,7 @@ def prompts_of(model: Model, problems: Sequence[WordProblem | str], seed: int, b
     tokens, lengths = encode_prompts(model.tokenizer, problems, spec=model.token_spec, bucket=BUCKET)
     wanted = budget
     if wanted is None:
-        told = [item.solution for item in problems if isinstance(item, WordProblem)]
+        told = [item.solution for item in problems if isinstance(item, Problem)]
         if len(told) < len(problems):
             raise ValueError("problems that are texts have no reference solution: give a budget")
         wanted = max(len(ids) for ids in model.tokenizer.encode_batch(told)) + 1
@@ -349,12 +340,6 @@ def _speed(speed: Speed, baseline: Speed) -> dict[str, Any]:
         "timed_problems": len(speed.decoded),
         "compile_seconds": speed.compile_seconds,
     }
-
-
-def _core_pass(speed: Speed, half: Speed) -> float:
-    """Microseconds of one recurrence: the slope of the quickest step's time over its recurrences."""
-    deep, shallow = (of.step_counts["recurrences"] / of.step_counts[NETWORK_CALLS] for of in (speed, half))
-    return 1e6 * (speed.quickest / speed.calls - half.quickest / half.calls) / (deep - shallow)
 
 
 def device_name(of: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ in. A last row holds real text that was cut into pieces of the same length, wher
 """
 
 import dataclasses
+import json
 import math
 import statistics
 import time
@@ -21,19 +22,18 @@ from paradec_jax.decode import Request, make_request
 from paradec_jax.decode import run as run_decoder
 from paradec_jax.decode.machine.request import keys_of
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate.compare import case_of, device_name
+from paradec_jax.evaluate.compare import Comparison, Report, case_of, device_name
 from paradec_jax.evaluate.intervals import ends
 from paradec_jax.evaluate.judge import Judgement, check_judge, judge_ids, judge_texts
 from paradec_jax.evaluate.likelihood import prefix
 from paradec_jax.evaluate.ngrams import ORDER, SMOOTHING, reverse_perplexity
-from paradec_jax.evaluate.results import write_lines
 from paradec_jax.evaluate.text_measures import has_sacrebleu, self_bleu
 from paradec_jax.generate import tokenizer_of
+from paradec_jax.io import atomic_write_text
 from paradec_jax.store import Model
 from paradec_jax.timing import Case
 from paradec_jax.tokenizer import Tokenizer
 
-Report = Callable[[str, int, int], None]
 Ids = list[list[int]]
 
 SAMPLES = 64  # of a row by default: minutes on a few cores; the more, the narrower the intervals
@@ -54,42 +54,6 @@ class Source:
     name: str
     model: Model
     setting: Setting
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TextComparison:
-    """What `compare_texts` returns.
-
-    Attributes:
-      rows: one dictionary a row, as `paradec compare --json` prints them.
-      labels: short descriptions of the settings, empty of real text.
-      texts: of each row.
-      facts: of the machine and the program (`facts.facts`).
-    """
-
-    rows: list[dict[str, Any]]
-    labels: list[str]
-    texts: list[list[str]]
-    facts: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Drawn:
-    """Texts that a source drew.
-
-    Attributes:
-      ids: tokens of each.
-      network_calls: of each.
-      seconds: of a batch, the median, over the texts in it.
-      compile_seconds: of the program.
-      batch: texts of a batch.
-    """
-
-    ids: Ids
-    network_calls: list[int]
-    seconds: float
-    compile_seconds: float
-    batch: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -192,7 +156,7 @@ def compare_texts(
     rows: int = ROWS,
     seed: int = 0,
     report: Report = lambda stage, done, total: None,
-) -> TextComparison:
+) -> Comparison:
     """Draws texts from every source and measures them all alike.
 
     Args:
@@ -232,15 +196,15 @@ def compare_texts(
         )
     found, drawn_texts = [], []
     for i, source in enumerate(sources):
-        drawn = draw(source, samples, length, rows=rows, seed=seed)
-        found.append(told(source, drawn, length) | bench.measures(drawn.ids) | bench.reverse(drawn.ids))
-        drawn_texts.append(bench.texts(drawn.ids))
+        ids, row = draw(source, samples, length, rows=rows, seed=seed)
+        found.append(row | bench.measures(ids) | bench.reverse(ids))
+        drawn_texts.append(bench.texts(ids))
         report("drawing texts", i + 1, len(sources))
     if real:
-        found.append(told(None, None, length) | bench.measures(real) | bench.reverse_of_real(real))
+        found.append(real_row(length) | bench.measures(real) | bench.reverse_of_real(real))
         drawn_texts.append(bench.texts(real))
     labels = [source.setting.label() for source in sources] + [""] * bool(real)
-    return TextComparison(found, labels, drawn_texts, facts.facts())
+    return Comparison(found, labels, facts.facts(), drawn_texts)
 
 
 def _read(texts: Sequence[str], sources: Sequence[Source]) -> tuple[Tokenizer, Ids]:
@@ -262,7 +226,9 @@ def _read(texts: Sequence[str], sources: Sequence[Source]) -> tuple[Tokenizer, I
     return tokenizer, found
 
 
-def draw(source: Source, samples: int, length: int, *, rows: int = ROWS, seed: int = 0) -> Drawn:
+def draw(
+    source: Source, samples: int, length: int, *, rows: int = ROWS, seed: int = 0
+) -> tuple[Ids, dict[str, Any]]:
     """Draws texts of `length` tokens from nothing, in batches of one shape.
 
     Args:
@@ -271,6 +237,10 @@ def draw(source: Source, samples: int, length: int, *, rows: int = ROWS, seed: i
       length: tokens of a text, for which the model must have room beside what it starts from.
       rows: texts of a batch.
       seed: of all draws.
+
+    Returns:
+      The ids of each text, and what a row says of where they come from and what they cost: network calls a text,
+      and the median seconds of a batch over the texts in it.
 
     Raises:
       ValueError: what the decoder refuses, or a model that cannot start a text.
@@ -293,7 +263,29 @@ def draw(source: Source, samples: int, length: int, *, rows: int = ROWS, seed: i
         ids += decoded.completions()
         calls += np.asarray(decoded.network_calls).tolist()
         seconds.append(took / rows)
-    return Drawn(ids[:samples], calls[:samples], statistics.median(seconds), max(compiling, 0.0), rows)
+    settings = source.setting.settings()
+    return ids[:samples], {
+        "family": source.model.family,
+        "model": source.name,
+        "decoder": source.setting.name,
+        "length": length,
+        "settings": settings,
+        "steps": settings.get("steps"),
+        "temperature": settings["temperature"],
+        "network_calls": statistics.fmean(calls[:samples]),
+        "seconds_per_sample": statistics.median(seconds),
+        "compile_seconds": max(compiling, 0.0),
+        "batch": rows,
+        "dtype": source.model.config.dtype,
+        "device": device_name(facts.device()),
+    }
+
+
+def real_row(length: int) -> dict[str, Any]:
+    """A row of real text, which no decoder drew: None for what it has none of."""
+    names = ("settings", "steps", "temperature", "network_calls", "seconds_per_sample", "compile_seconds")
+    empty = dict.fromkeys((*names, "batch", "dtype", "device"))
+    return {"family": None, "model": "real text", "decoder": None, "length": length} | empty
 
 
 def _program(source: Source, rows: int, length: int) -> tuple[Case, Callable[[int, int], Request]]:
@@ -314,7 +306,7 @@ def _program(source: Source, rows: int, length: int) -> tuple[Case, Callable[[in
     return case, request
 
 
-def write_texts(folder: Path, compared: TextComparison) -> None:
+def write_texts(folder: Path, compared: Comparison) -> None:
     """Writes the texts of each row as JSON lines {"text": ...} and names the file in the row, under "texts".
 
     The folder is made where there is none; files of the same names are replaced.
@@ -323,32 +315,9 @@ def write_texts(folder: Path, compared: TextComparison) -> None:
     for i, (row, texts) in enumerate(zip(compared.rows, compared.texts, strict=True)):
         words = [row["model"], row["decoder"], "" if row["steps"] is None else f"{row['steps']}-steps"]
         name = "-".join([f"{i:02d}", *(word.replace("/", "_").replace(" ", "-") for word in words if word)])
-        write_lines(folder / f"{name}.jsonl", [{"text": text} for text in texts])
+        lines = (json.dumps({"text": text}) + "\n" for text in texts)
+        atomic_write_text(folder / f"{name}.jsonl", "".join(lines))
         row["texts"] = f"{name}.jsonl"
-
-
-def told(source: Source | None, drawn: Drawn | None, length: int) -> dict[str, Any]:
-    """What a row says of its source; None for what real text has none of."""
-    if source is None or drawn is None:
-        names = ("settings", "steps", "temperature", "network_calls", "seconds_per_sample", "compile_seconds")
-        empty = dict.fromkeys((*names, "batch", "dtype", "device"))
-        return {"family": None, "model": "real text", "decoder": None, "length": length} | empty
-    settings = source.setting.settings()
-    return {
-        "family": source.model.family,
-        "model": source.name,
-        "decoder": source.setting.name,
-        "length": length,
-        "settings": settings,
-        "steps": settings.get("steps"),
-        "temperature": settings["temperature"],
-        "network_calls": statistics.fmean(drawn.network_calls),
-        "seconds_per_sample": drawn.seconds,
-        "compile_seconds": drawn.compile_seconds,
-        "batch": drawn.batch,
-        "dtype": source.model.config.dtype,
-        "device": device_name(facts.device()),
-    }
 
 
 def _pieces(texts: Ids, length: int) -> Ids:

@@ -29,7 +29,8 @@ class Variety:
       unigram_entropy, fourgram_entropy: `entropy` of orders 1 and 4, in nats.
       unigram_interval, fourgram_interval: their 95% intervals, by jackknife over samples.
       sample_entropy: see `sample_entropy`.
-      distinct: `distinct` of the orders 1 to 4.
+      distinct: different n-grams over n-grams of all samples together, of the orders 1 to 4 (Li et al. 2016, arXiv
+        1510.03055).
     """
 
     unigram_entropy: float
@@ -82,16 +83,6 @@ def sample_entropy(samples: Samples) -> float:
     if not found:
         raise ValueError("no sample has a token")
     return float(np.mean(found))
-
-
-def distinct(samples: Samples, n: int) -> float:
-    """Different n-grams over n-grams, of all samples together (Li et al. 2016, arXiv 1510.03055).
-
-    Raises:
-      ValueError: no sample with n tokens.
-    """
-    codes, _ = _grams(samples, n)
-    return int(codes.max() + 1) / len(codes)
 
 
 def self_bleu(groups: Sequence[Sequence[str]]) -> float:

@@ -5,11 +5,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paradec_jax.evaluate.continuations import continuations, prompt_lengths
+from paradec_jax.evaluate.continuations import continuations
 from paradec_jax.evaluate.options import choose
 from paradec_jax.generate import tokenizer_of
 from paradec_jax.store import Model
-from paradec_jax.tokenizer import Tokenizer
 
 MAX_GEN_TOKS = 256  # lm-eval's own default
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
@@ -102,25 +101,21 @@ def generate_until(
         contexts = [fitting(model, requests[i][0], room) for i in members]
         chosen = choose(name, decoder, knobs, dict(until.sampling))
         options: dict[str, Any] = {"max_new_tokens": until.max_new_tokens, "stop": until.stop}
-        batches = continuations(model, contexts, *chosen, **options, rows=rows, seed=seed + again)
-        found = [done.text for batch in batches for done in batch]
-        for i, text in zip(members, found, strict=True):
-            texts[i] = text
+        found = continuations(model, contexts, *chosen, **options, rows=rows, seed=seed + again)
+        for i, one in zip(members, found, strict=True):
+            texts[i] = one.text
     return texts
 
 
 def fitting(model: Model, context: str, room: int) -> str:
     """The longest end of a context, cut between tokens, that has at most `room` tokens with begin-of-text."""
     tokenizer = tokenizer_of(model)
-    excess = prompt_lengths(model, [context])[0] - room if context else 0
-    while excess > 0:
-        context = _without_first(tokenizer, context, excess)
-        excess = prompt_lengths(model, [context])[0] - room if context else 0
+    while context:
+        ids, offsets = tokenizer.encode_with_offsets(context)
+        excess = len(tokenizer.begun(ids, model.token_spec.bos)) - room
+        if excess <= 0:
+            break
+        # Without its first tokens, or a few more where they end inside a character.
+        starts = [start for start, _ in offsets[excess:] if start >= offsets[excess - 1][1]]
+        context = context[starts[0] :] if starts else ""
     return context
-
-
-def _without_first(tokenizer: Tokenizer, text: str, count: int) -> str:
-    """The text without its first `count` tokens, or a few more where they end inside a character."""
-    _, offsets = tokenizer.encode_with_offsets(text)
-    starts = [start for start, _ in offsets[count:] if start >= offsets[count - 1][1]]
-    return text[starts[0] :] if starts else ""

@@ -260,7 +260,7 @@ WRONG = [
         {"eos_token_id": 32},
         "field eos_token_id of config.json holds 32, but the vocabulary ends at 31",
     ),
-    ("sdar", {"block_size": 0}, "no valid model: block must be between 1 and max_length 64, not 0"),
+    ("sdar", {"block_size": 0}, "no valid model: block must be between 1 and max_length 128, not 0"),
     ("sdar", {"block_size": "4"}, "field block_size of config.json must be of type int, not '4'"),
     ("sdar", {"block_sizes": "4"}, "field block_sizes of config.json must hold whole numbers, not '4'"),
     ("sdar", {"block_sizes": [2, 4]}, "no valid model: .* with block 8 among them"),
@@ -302,7 +302,7 @@ def test_options_that_are_wrong(capsys, copy, tmp_path):
     for option, value, message in (
         ("--mask", "32", "must be an id of the vocabulary of 32, not 32"),
         ("--mask", "-1", "must be an id of the vocabulary of 32, not -1"),
-        ("--block", "65", "no valid model: block must be between 1 and max_length 64, not 65"),
+        ("--block", "129", "no valid model: block must be between 1 and max_length 128, not 129"),
     ):
         assert message in fails(capsys, "import", source, option, value)
     edit(source / CONFIG, model_type="qwen3")

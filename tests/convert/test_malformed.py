@@ -123,11 +123,7 @@ DAMAGE = {
         change(lambda t: t.update({huginn.PREFIX + QKV: t[QKV]})),
         f"{QKV} occurs twice",
     ),
-    "a prefix too much": (
-        "sdar",
-        renamed("", "module."),
-        r"model\S+ is missing from .* it holds module\.model\.",
-    ),
+    "a prefix too much": ("sdar", renamed("", "module."), r"is missing from .* it holds module\."),
     "a prefix twice": (
         "llama",
         renamed("model.", "model.model."),
@@ -162,11 +158,7 @@ DAMAGE = {
     ),
     "a pickle inside": ("qwen2", put(WEIGHTS, b"\x80\x04\x95" + bytes(range(100, 200))), "is a pickle"),
     "no folder": ("qwen2", shutil.rmtree, "there is no folder"),
-    "index: a tensor": (
-        "qwen2",
-        index(**{EMBEDDING: "b.safetensors"}),
-        f"tensor {EMBEDDING} is listed in an index",
-    ),
+    "index: a tensor": ("qwen2", index(extra="b.safetensors"), "tensor extra is listed in an index, but"),
     "index: a path": ("qwen2", index(**{EMBEDDING: "../b.safetensors"}), "which is no file name"),
     "index: a shard": ("huginn", index(**{QKV: "c.safetensors"}), "shard .*c.safetensors is missing"),
     "index: nothing": ("qwen2", index(), "no weight_map"),
@@ -296,7 +288,6 @@ def test_check(golden, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("prompt", "options"),
     [
-        ("", ()),
         ("a \udcff b", ()),
         ("To be", ("--max-new-tokens", "99999999999")),
         ("To be", ("--seed", str(10**30))),

@@ -217,7 +217,11 @@ NO_ZIP = "missing, damaged or not in PyTorch's zip format"
         (replaced(data_0=None), "lacks data/0, although its data.pkl refers to it"),
         (replaced(data_0=b"1234"), "data/0 in .* is not as long as its data.pkl says"),
         (replaced(byteorder=b"big"), "not little-endian"),
-        (lambda path, _: write_checkpoint(path, [1, 2]), "has no state_dict: not a checkpoint of Lightning"),
+        (
+            lambda path, t: write_checkpoint(path, {"hyper_parameters": tree_of(t)["hyper_parameters"]}),
+            "has no state_dict",
+        ),
+        (changed(state_dict=3), "has no table of tensors where its weights should be"),
         (changed(state_dict={"a": Harmful()}), "holds 'a' among its weights, which is not a named tensor"),
         (edited("output_layer.linear.bias", None), "tensor output_layer.linear.bias is missing"),
         (edited("blocks.0.norm1.weight", np.ones(3, np.float32)), r"norm1.weight has shape \(3,\)"),

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 
 import ml_dtypes
 import numpy as np
@@ -83,7 +82,7 @@ def test_digests_do_not_depend_on_pieces(size, monkeypatch):
     for begin in range(0, size, 3):
         digester.update(array[begin : begin + 3])
     assert digester.finish() == digests(array)
-    assert len(digests(array)) == max(math.ceil(size / 4), 1)
+    assert len(digests(array)) == max(-(-size // 4), 1)
 
 
 ARRAYS = {
@@ -227,15 +226,3 @@ def test_an_index_beyond_an_opened_parameter_is_refused_as_of_an_array(folder):
         for place in (norm.shape[0], -norm.shape[0] - 1, (0, 0), 0.5, "a"):
             with pytest.raises(IndexError):
                 norm[place]
-
-
-def test_weights_that_are_no_numbers_are_refused_when_they_are_written(tmp_path):
-    params = dict(tiny_causal_params())
-    params["final_norm"] = params["final_norm"].at[3].set(np.nan)
-    model = Model(tiny_causal().config, params, TokenSpec())
-    with pytest.raises(StoreError, match="parameter final_norm holds numbers that are NaN"):
-        save(tmp_path / "model", model, allow_nonfinite=False)
-    assert not list(tmp_path.iterdir())
-    save(tmp_path / "model", model)
-    with pytest.raises(StoreError, match="parameter final_norm holds numbers that are NaN"):
-        load(tmp_path / "model")

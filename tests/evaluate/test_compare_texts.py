@@ -2,28 +2,22 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
-from stub_table import strict
 from stubs import StubCausal, StubDenoiser
 
 import paradec_jax as pd
-from paradec_jax import cli
-from paradec_jax.cli.compare_texts import usual_of
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.text import character_tokenizer
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.disk import bundled
 from paradec_jax.evaluate import compare_texts as table
 from paradec_jax.evaluate.compare_texts import Source, compare_texts, draw, write_texts
 from paradec_jax.evaluate.judge import judge_ids, judge_texts
 from paradec_jax.evaluate.ngrams import reverse_perplexity
 from paradec_jax.evaluate.text_measures import variety
-from paradec_jax.families import FAMILIES, parameter_shapes
-from paradec_jax.store import Model, save
+from paradec_jax.families import FAMILIES
+from paradec_jax.store import Model
 
 ALPHABET = " abcdefghi"  # ten characters, and the mask
 STUBS = {"masked_diffusion": StubDenoiser(max_length=16), "causal": StubCausal(max_length=16, sharpness=2.0)}
@@ -97,26 +91,27 @@ def compared(sources):
 
 class TestDrawing:
     def test_calls_and_lengths(self, sources):
-        once, many, greedy, rival = (draw(source, SAMPLES, LENGTH, rows=4) for source in sources)
-        for drawn in (once, many, greedy, rival):
-            assert [len(row) for row in drawn.ids] == [LENGTH] * SAMPLES and drawn.batch == 4
-            assert drawn.seconds > 0 and drawn.compile_seconds >= 0
-        assert once.network_calls == [1] * SAMPLES and rival.network_calls == [LENGTH] * SAMPLES
-        assert max(many.network_calls) <= LENGTH and min(many.network_calls) > 1
-        assert greedy.ids == [STUBS["masked_diffusion"].expected([None] * LENGTH)] * SAMPLES
-        assert len(set(map(tuple, many.ids))) > 1
+        drawn = [draw(source, SAMPLES, LENGTH, rows=4) for source in sources]
+        (once, few), (many, some), (greedy, _), (rival, each) = drawn
+        for ids, row in drawn:
+            assert [len(text) for text in ids] == [LENGTH] * SAMPLES and row["batch"] == 4
+            assert row["seconds_per_sample"] > 0 and row["compile_seconds"] >= 0
+        assert (few["network_calls"], each["network_calls"]) == (1, LENGTH)
+        assert 1 < some["network_calls"] <= LENGTH
+        assert greedy == [STUBS["masked_diffusion"].expected([None] * LENGTH)] * SAMPLES
+        assert len(set(map(tuple, many))) > 1 and len(once) == len(rival)
 
     @pytest.mark.parametrize("place", [1, 3])
     def test_a_sample_depends_on_its_number_alone(self, sources, place):
-        several = draw(sources[place], SAMPLES, LENGTH, rows=4)
-        assert draw(sources[place], SAMPLES, LENGTH, rows=8).ids == several.ids
-        assert draw(sources[place], 2, LENGTH, rows=4).ids == several.ids[:2]
-        assert draw(sources[place], SAMPLES, LENGTH, rows=4, seed=1).ids != several.ids
+        several, _ = draw(sources[place], SAMPLES, LENGTH, rows=4)
+        assert draw(sources[place], SAMPLES, LENGTH, rows=8)[0] == several
+        assert draw(sources[place], 2, LENGTH, rows=4)[0] == several[:2]
+        assert draw(sources[place], SAMPLES, LENGTH, rows=4, seed=1)[0] != several
 
     def test_a_setting_without_knobs_keeps_the_temperature_of_its_decoder(self, sources):
         plain = Source("teacher", sources[0].model, Setting("masked", pd.Masked()))
         assert plain.setting.sampled and not Setting("autoregressive", pd.AutoRegressive()).sampled
-        assert len(set(map(tuple, draw(plain, SAMPLES, LENGTH).ids))) > 1
+        assert len(set(map(tuple, draw(plain, SAMPLES, LENGTH)[0]))) > 1
 
 
 class TestRows:
@@ -130,16 +125,16 @@ class TestRows:
         json.dumps(compared.rows, allow_nan=False)
 
     def test_measures_are_those_of_the_texts(self, sources, compared):
-        drawn = draw(sources[1], SAMPLES, LENGTH, rows=4)
+        ids, _ = draw(sources[1], SAMPLES, LENGTH, rows=4)
         row, tokenizer = compared.rows[1], sources[0].model.tokenizer
-        judged = judge_ids(model_of("causal"), drawn.ids, begin=True, batch=4)
+        judged = judge_ids(model_of("causal"), ids, begin=True, batch=4)
         assert row["judge_perplexity"] == judged.perplexity and row["interval"] == list(judged.interval)
-        varied = variety(drawn.ids)
+        varied = variety(ids)
         assert row["fourgram_entropy"] == varied.fourgram_entropy and row["distinct_2"] == varied.distinct[1]
         real = [tokenizer.encode(REAL), tokenizer.encode("ab")]
-        assert row["reverse_perplexity"] == reverse_perplexity(drawn.ids, real, 11)
+        assert row["reverse_perplexity"] == reverse_perplexity(ids, real, 11)
         assert (row["judge_reads"], row["judge_begin_of_text"], row["judge_cut"]) == ("ids", True, 0)
-        assert compared.texts[1] == [tokenizer.decode(ids, skip_special=True) for ids in drawn.ids]
+        assert compared.texts[1] == [tokenizer.decode(text, skip_special=True) for text in ids]
         assert row["tokens"] == row["reverse_fitted_tokens"] == SAMPLES * LENGTH
 
     def test_real_text(self, compared):
@@ -159,7 +154,7 @@ class TestRows:
         options = {"length": LENGTH, "samples": SAMPLES, "definition": definition}
         row = compare_texts(sources[1:2], judge, **options).rows[0]
         tokenizer = sources[0].model.tokenizer
-        ids = draw(sources[1], SAMPLES, LENGTH).ids
+        ids, _ = draw(sources[1], SAMPLES, LENGTH)
         texts = [tokenizer.decode(one) for one in ids]
         texts = texts if definition == "mdlm" else [text.strip() for text in texts]
         wanted = judge_texts(judge, texts, definition=definition, batch=table.ROWS)
@@ -197,82 +192,3 @@ class TestRows:
             compare_texts([sources[0], other], judge, **options)
         with pytest.raises(ValueError, match="more than the 16 positions"):
             compare_texts(sources[3:], judge, length=16, samples=2)
-
-
-class TestCommand:
-    @pytest.fixture
-    def folders(self, tmp_path, monkeypatch):
-        for family in STUBS:
-            model = model_of(family)
-            shapes = parameter_shapes(model.config)
-            params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-            save(tmp_path / family, dataclasses.replace(model, params=params))
-        (tmp_path / "real.txt").write_text(REAL * 10)
-        monkeypatch.setattr(Model, "network", property(lambda self: STUBS[self.family]))
-        own = FAMILIES["masked_diffusion"]
-        texts = dataclasses.replace(own.texts, settings=SETTINGS[:2], tempered=SETTINGS[2:])
-        monkeypatch.setitem(FAMILIES, "masked_diffusion", dataclasses.replace(own, texts=texts, bundled=()))
-        return tmp_path
-
-    def arguments(self, folders, *more):
-        models = [word for family in STUBS for word in ("--model", str(folders / family))]
-        judge = ["--judge", str(folders / "causal"), "--real", str(folders / "real.txt"), "--samples", "3"]
-        return ["compare", "--family", "masked_diffusion", *models, *judge, *more]
-
-    def test_json_and_texts(self, folders, capsys):
-        assert cli.main(self.arguments(folders, "--texts", str(folders / "texts"), "--json")) == 0
-        rows = strict(capsys.readouterr().out)
-        names = ["masked_diffusion"] * 3 + ["causal", "real text"]
-        assert [row["model"] for row in rows] == names and all(row.keys() >= KEYS for row in rows)
-        assert [row["temperature"] for row in rows] == [1, 1, 0, 1, None]
-        assert {row["length"] for row in rows} == {15}, "begin-of-text takes a position of the rival"
-        assert {row["judge"] for row in rows} == {"causal"} and {row["seed"] for row in rows} == {1}
-        files = sorted(path.name for path in (folders / "texts").iterdir())
-        assert files == [row["texts"] for row in rows]
-
-    def test_the_table(self, folders, capsys):
-        assert cli.main(self.arguments(folders, "--length", "8")) == 0
-        out = capsys.readouterr().out
-        assert "3 texts of 8 tokens, judged by causal, seed 1" in out
-        for word in ("real text", "4-grams", "reverse", "ms/text", "after begin-of-text"):
-            assert word in out
-
-    @pytest.mark.parametrize(
-        ("more", "sentence"),
-        [
-            (["--problems", "3"], "--problems is no option of family masked_diffusion"),
-            (["--split", "tune"], "--split is no option of family masked_diffusion"),
-            (["--texts", "/nowhere/at/all"], "--texts cannot write /nowhere/at/all"),
-            (["--json", "/nowhere/at/all"], "--json cannot write /nowhere/at/all"),
-            (["--length", "16"], "more than the 16 positions"),
-            (["--samples", "0"], "samples must be at least 1"),
-        ],
-    )
-    def test_refusals(self, folders, capsys, more, sentence):
-        assert cli.main(self.arguments(folders, *more)) == 1
-        assert sentence in capsys.readouterr().err
-
-    def test_bundled_settings_are_distinct_and_have_names_of_the_family(self):
-        own = FAMILIES["masked_diffusion"]
-        settings = (*own.texts.settings, *own.texts.tempered)
-        assert {setting.name for setting in settings} <= own.decoders.keys()
-        assert all(setting.sampled for setting in settings) and own.texts.rival.sampled
-        labels = [setting.label() for setting in settings]
-        assert len(set(labels)) == len(labels) and labels[0] == "steps 4"
-
-    def test_rivals_are_compared_where_they_are_here(self, monkeypatch):
-        own = FAMILIES["masked_diffusion"]
-        assert usual_of(own) == [*own.bundled, *own.texts.rivals] and own.texts.rivals
-        monkeypatch.setattr(bundled, "CHECKOUT", Path("nowhere"))
-        assert usual_of(own) == [*own.bundled]
-        assert usual_of(dataclasses.replace(own, bundled=())) == []
-
-    def test_models_that_do_not_belong(self, folders, capsys):
-        assert cli.main(["compare", "--family", "causal", "--judge", "x"]) == 1
-        assert "--judge is no option of family causal" in capsys.readouterr().err
-        words = ["compare", "--family", "masked_diffusion", "--judge", str(folders / "causal")]
-        assert cli.main([*words, "--model", str(folders / "causal")]) == 1
-        assert "--model must name a model of family masked_diffusion" in capsys.readouterr().err
-        assert cli.main(["compare", "--family", "masked_diffusion", "--judge", "x"]) == 1
-        told = "no model of family masked_diffusion is bundled yet: give --model and --judge, folders"
-        assert told in capsys.readouterr().err

@@ -7,16 +7,8 @@ import numpy as np
 import pytest
 from stub_table import CONFIG, KEYS, STUB, small_settings, strict
 
-from paradec_jax.data import build_tokenizer, token_spec, write_jsonl
-from paradec_jax.evaluate import (
-    compare,
-    exact_answers,
-    paired,
-    ratio,
-    read_jsonl,
-    wilson,
-    word_problems,
-)
+from experiments.tasks import build_tokenizer, token_spec, word_problems
+from paradec_jax.evaluate import compare, paired, ratio, wilson
 from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model
 
@@ -94,19 +86,6 @@ def test_interval_of_a_ratio():
     assert 0.92 * 400 <= covered <= 0.98 * 400
 
 
-def test_word_problems_are_different_and_unseen(tmp_path):
-    drawn = word_problems(50, seed=3, steps=(2, 2))
-    assert len({item.question for item in drawn}) == 50
-    assert drawn[:10] == word_problems(10, seed=3, steps=(2, 2))
-    write_jsonl(tmp_path / "file.jsonl", drawn)
-    assert read_jsonl(tmp_path / "file.jsonl") == drawn
-    texts = [item.solution for item in drawn]
-    assert exact_answers(drawn, texts).all()
-    assert exact_answers(drawn, ["", "#### x", *texts[2:]]).sum() == 48
-    with pytest.raises(ValueError, match="at least 1"):
-        word_problems(0)
-
-
 @pytest.fixture(scope="module")
 def result(model):
     problems = word_problems(5, seed=0, steps=(2, 2))
@@ -152,10 +131,7 @@ def test_compare_rows(result):
     few, base, wave = result.rows
     assert base["speedup"] == 1.0 and base["equals_greedy"] == 1.0 and base["speedup_interval"] == [1.0, 1.0]
     assert result.facts["dtypes"] == [] and result.facts["device"]["threads"] >= 1  # a stub has no parameters
-    assert few["core_pass_microseconds"] is None and few["equals_greedy"] < 1.0
-    assert isinstance(base["core_pass_microseconds"], float) and isinstance(
-        wave["core_pass_microseconds"], float
-    )
+    assert few["equals_greedy"] < 1.0
     # A wave of one position that commits in every step is static decoding.
     assert wave["equals_greedy"] == 1.0
     assert wave["network_calls_per_token"] == base["network_calls_per_token"] == 1.0

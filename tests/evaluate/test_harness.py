@@ -14,8 +14,8 @@ from recital import CONFIG, Recital, recite
 from stubs import StubNetwork, tiny_network, tiny_params
 
 import paradec_jax as pd
+from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax.config import TokenSpec
-from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.evaluate import likelihood
 from paradec_jax.evaluate.likelihood import Row, continuation_row, log_likelihoods, rolling_rows
 from paradec_jax.evaluate.until import Until, fitting, generate_until, parse
@@ -57,6 +57,7 @@ class TestLikelihoods:
         expected = [4 * best, 3 * best + other, 2 * best, 0.0]
         np.testing.assert_allclose([score for score, _ in scores], expected, rtol=1e-4)
 
+    @pytest.mark.slow
     def test_agree_with_what_static_decoding_says_of_its_own_tokens(self):
         network, params = tiny_network("full", recurrence=2), tiny_params()
         prompts = [[3, 1, 4], [5, 9]]
@@ -232,7 +233,7 @@ def test_lm_eval_runs_own_items_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     lm_eval = pytest.importorskip("lm_eval")
-    from paradec_jax.evaluate import word_problems
+    from experiments.tasks import word_problems
     from paradec_jax.evaluate.harness import DecoderLM
 
     problems = word_problems(3, seed=5, steps=(2, 2))

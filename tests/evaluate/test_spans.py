@@ -12,8 +12,8 @@ from recital import CONFIG, recite
 from stubs import StubDenoiser
 
 import paradec_jax as pd
+from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax.config import TokenSpec
-from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.data.text import character_tokenizer
 from paradec_jax.evaluate import spans as spans_module
 from paradec_jax.evaluate.bound import Span, bounds

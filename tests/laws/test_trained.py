@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import paradec_jax as pd
+from experiments.tasks import word_problems
 from paradec_jax.decode.rules import select
-from paradec_jax.evaluate.tasks import word_problems
 
 # Of 100 problems those whose texts change where a state is reset only if its own token changed.
 TELLING = (3, 11, 41)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.tasks.chains import Followers
 from paradec_jax.config import TokenSpec
-from paradec_jax.data.chains import Followers
 from paradec_jax.losses import BlockRules, block_diffusion_loss
 from paradec_jax.noise import BlockNoise
 from paradec_jax.noise.blocks import KINDS

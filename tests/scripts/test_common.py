@@ -15,6 +15,7 @@ from experiments.jacobi import study as jacobi
 from experiments.recurrent_depth import study as recurrent_depth
 from paradec_jax import facts
 
+pytestmark = pytest.mark.slow
 STUDIES = recurrent_depth.STUDIES | jacobi.STUDIES
 
 
@@ -27,7 +28,6 @@ def test_settings_of_a_study_differ():
             assert [setting.baseline for setting in settings] == [True] + [False] * (len(keys) - 1)
 
 
-@pytest.mark.slow
 def test_every_study_can_be_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     common = {"model": "none", "problems": 100, "interval": (0.4, 0.6), "recurrences_per_token": 2.0}
@@ -43,7 +43,6 @@ def test_every_study_can_be_drawn(tmp_path):
         assert (tmp_path / f"{name}.png").stat().st_size > 1000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", ["recurrent", "causal"])
 def test_a_table_goes_on_where_it_stood(model, toys, monkeypatch, tmp_path):
     recurrent = model == "recurrent"

@@ -16,6 +16,7 @@ from experiments.launch import local
 from paradec_jax.train.launch import CLUSTERS, VARIABLES, initialize
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
 FOLDER = ROOT / "experiments" / "launch"
 TELL = f"""
 import os, sys

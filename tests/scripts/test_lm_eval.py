@@ -14,6 +14,7 @@ import pytest
 from experiments.lm_eval import execution, judges, run
 from experiments.lm_eval.execution import Limits, execute
 
+pytestmark = pytest.mark.slow
 DATA = os.environ.get("PARADEC_DATA")
 RIGHT = "def double(x):\n    return 2 * x\n"
 TESTS = "assert double(2) == 4\nassert double(0) == 0\n"
@@ -27,7 +28,6 @@ def outcome(code, tests=TESTS, limits=Limits(processor=1, wall=20.0)):  # noqa: 
 
 
 @on_linux
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "reason", "message"),
     [
@@ -51,7 +51,6 @@ def test_code_passes_fails_or_takes_too_long(code, reason, message):
 
 
 @on_linux
-@pytest.mark.slow
 def test_nothing_of_the_sample_outlives_it_and_nothing_of_the_host_is_seen(monkeypatch):
     monkeypatch.setenv("SECRET", "1")
     code = (

@@ -12,6 +12,8 @@ from paradec_jax import load
 from paradec_jax.evaluate.judge import judge_ids
 from paradec_jax.evaluate.text_measures import entropy
 
+pytestmark = pytest.mark.slow
+
 
 def row_of(line, steps, log_perplexity, entropy, temperature=1.0, spread=0.0):
     return {
@@ -38,7 +40,6 @@ def test_a_curve_is_read_at_an_entropy():
     assert frontier.compared(row_of("5 rounds", 8, 2.5, 3.5), curve)["ratio"] is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("definition", ["sdtt", "mdlm"])
 def test_rows_know_what_they_would_be_without_some_samples(toys, definition):
     judge = load(str(toys / "tiny-judge" / "model"))

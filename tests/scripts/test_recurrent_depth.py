@@ -20,6 +20,7 @@ from paradec_jax.nn import masks
 from paradec_jax.nn.attention import attend
 from paradec_jax.nn.cache import KV
 
+pytestmark = pytest.mark.slow
 TINY, CONFIG = RECURRENT_PRESETS["tiny-recurrent"], RECURRENT_PRESETS["test-recurrent"]
 MASKS = {"depth": lambda n, s: masks.causal(n), **RULES}
 
@@ -57,7 +58,6 @@ def test_costs_are_sums_over_masks_and_layers(variant, tokens, factor):
     assert cost.kept == stored * tokens * mask[-copies:, :copies].any(axis=0).sum()
 
 
-@pytest.mark.slow
 def test_depth_is_recurrence_and_no_share_a_longer_prompt():
     network, short = tiny_network(), jnp.array([[3, 1, 4], [1, 5, 9]])
     doubled = jnp.repeat(short, 2, axis=1)
@@ -84,7 +84,6 @@ def test_gathered_keys_give_what_the_mask_gives():
     assert jnp.abs(want - attend(q, keys, no_share(tokens, copies))).max() > 1e-2
 
 
-@pytest.mark.slow
 def test_the_wave_is_as_deep_as_late_and_wider(tmp_path):
     r, new, path = 2, 4, tmp_path / "steps.json"
     serial_steps.main(serial_steps.Options("test-recurrent", r, new, path))
@@ -108,7 +107,6 @@ def logits(config, params):
     return network.logits(params, network.forward_from(params, tokens, positions, state)[0].hidden)
 
 
-@pytest.mark.slow
 def test_new_layers_pass_on_what_they_get_and_learn():
     params = init_params(CONFIG, jax.random.key(0))
     deeper, grown = deepen_core(CONFIG, params, jax.random.key(3), 2)

@@ -9,8 +9,8 @@ import numpy as np
 
 from experiments.block_diffusion import train
 from experiments.recurrent_depth import pointers
+from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax.config import ResidualHeadConfig
-from paradec_jax.data import build_tokenizer, token_spec
 from paradec_jax.data.text import character_spec, character_tokenizer
 from paradec_jax.families import PRESETS, init_params, parameter_shapes
 from paradec_jax.models import residual_head

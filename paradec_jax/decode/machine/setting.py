@@ -16,8 +16,6 @@ class Setting:
       decoder: unbound.
       knobs: its knobs, or None for the defaults.
       baseline: whether speed-ups, equal tokens and paired differences refer to this row (one setting only).
-      half: the same decoder with half the recurrences a step. It is only timed: the slope between the two is
-        the cost of one recurrence.
       cache: what the network keeps of a position, see the network; its own choice when None.
     """
 
@@ -25,7 +23,6 @@ class Setting:
     decoder: Any
     knobs: Any = None
     baseline: bool = False
-    half: Any = None
     cache: str | None = None
 
     def settings(self) -> dict[str, Any]:

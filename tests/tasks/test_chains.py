@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from paradec_jax.data.chains import Followers
+from experiments.tasks.chains import Followers
 
 LAW = Followers(symbols=4, length=4, share=0.7, seed=3)
 TEXTS = np.asarray(list(itertools.product(range(4), repeat=4)))

@@ -1,16 +1,16 @@
-"""Training batches of word problems as a resumable grain pipeline, and padded prompts for decoding."""
+"""Training batches of word problems as a resumable grain pipeline."""
 
 import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Int32
 
+from experiments.tasks.auxiliary import auxiliary_task
+from experiments.tasks.vocabulary import token_spec
+from experiments.tasks.words import problem
 from paradec_jax.config import TokenSpec
-from paradec_jax.data.auxiliary import auxiliary_task
-from paradec_jax.data.endless import Endless, Part, Share, endless, whole
-from paradec_jax.data.vocabulary import token_spec
-from paradec_jax.data.word_problems import WordProblem, problem
+from paradec_jax.data.endless import Endless, Part, Share, whole
+from paradec_jax.data.problems import Problem
 from paradec_jax.tokenizer import Tokenizer
 
 Batch = dict[str, np.ndarray]
@@ -84,7 +84,7 @@ class BatchMaker:
         which = int(np.searchsorted(np.cumsum(weights) / weights.sum(), draw, side="right"))
         return self.buckets[min(which, int(np.flatnonzero(weights)[-1]))]
 
-    def problems(self, index: int) -> list[WordProblem]:
+    def problems(self, index: int) -> list[Problem]:
         """The problems of batch `index`, none in one of an auxiliary task; no two batches share a problem index."""
         if self.bucket_of(index).task is not None:
             return []
@@ -92,12 +92,12 @@ class BatchMaker:
             item for item, _, _ in self._fitting(index, self.batch_tokens // self.bucket_of(index).length)
         ]
 
-    def _fitting(self, index: int, wanted: int) -> list[tuple[WordProblem, list[int], list[int]]]:
+    def _fitting(self, index: int, wanted: int) -> list[tuple[Problem, list[int], list[int]]]:
         """The first problems of batch `index` and their ids; those too long for the bucket are passed over."""
         bucket = self.bucket_of(index)
         stride = _TRIES * (self.batch_tokens // min(bucket.length for bucket in self.buckets))
         steps = (bucket.steps_low, bucket.steps_high)
-        fitting: list[tuple[WordProblem, list[int], list[int]]] = []
+        fitting: list[tuple[Problem, list[int], list[int]]] = []
         first = index * stride
         while len(fitting) < wanted:
             last = min(first + wanted - len(fitting), (index + 1) * stride)
@@ -166,7 +166,7 @@ class BatchMaker:
         steps = (bucket.steps_low, bucket.steps_high)
         return self._ids([problem(self.seed, number, self.split, steps)])[0]
 
-    def _ids(self, problems: list[WordProblem]) -> list[tuple[list[int], list[int]]]:
+    def _ids(self, problems: list[Problem]) -> list[tuple[list[int], list[int]]]:
         """Ids of each problem: (bos + prompt, solution + stop)."""
         words, spec = self.tokenizer, self.spec
         return [
@@ -214,45 +214,7 @@ def word_problem_batches(
     stages = tuple((int(start), tuple(float(w) for w in weights)) for start, weights in mixture)
     spec = token_spec() if spec is None else spec
     make = BatchMaker(tokenizer, seed, split, batch_tokens, tuple(buckets), stages, prompt_weight, spec)
-    return endless(make, prefetch)
-
-
-def encode_prompts(
-    tokenizer: Tokenizer,
-    prompts: Sequence[str | WordProblem],
-    *,
-    spec: TokenSpec | None = None,
-    bucket: int = 32,
-    may_be_empty: bool = False,
-) -> tuple[Int32[np.ndarray, "B P"], Int32[np.ndarray, " B"]]:
-    """Prompts as one bos + ids, padded on the right to P: the longest, rounded up to a multiple of `bucket`.
-
-    Args:
-      tokenizer: the tokenizer of the model.
-      prompts: texts, or problems whose `prompt` is meant; at least one.
-      spec: special tokens of the model; those of `build_tokenizer` when None.
-      bucket: lengths that share one compiled program.
-      may_be_empty: prompts without any token are meant, where the model has no bos either.
-
-    Returns:
-      (tokens [B, P], lengths [B]), the lengths counting bos.
-
-    Raises:
-      ValueError: when there is no prompt, or a prompt without any token that is not meant.
-    """
-    if not prompts or bucket < 1:
-        raise ValueError(f"need at least one prompt and bucket >= 1, got {len(prompts)} and {bucket}")
-    spec = token_spec() if spec is None else spec
-    texts = [item.prompt if isinstance(item, WordProblem) else item for item in prompts]
-    rows = [tokenizer.begun(ids, spec.bos) for ids in tokenizer.encode_batch(texts)]
-    lengths = np.asarray([len(row) for row in rows], np.int32)
-    if lengths.min() == 0 and not may_be_empty:
-        raise ValueError(f"prompt {int(lengths.argmin())} has no token and the model no bos to start from")
-    longest = max(int(lengths.max()), 1)
-    tokens = np.full((len(rows), -(-longest // bucket) * bucket), spec.pad, np.int32)
-    for i, row in enumerate(rows):
-        tokens[i, : len(row)] = row
-    return tokens, lengths
+    return Endless(make, prefetch)
 
 
 def _check_mixture(mixture: tuple[tuple[int, tuple[float, ...]], ...], buckets: int) -> None:

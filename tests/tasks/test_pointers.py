@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.tasks import build_tokenizer, exact_lists, pointer_problems, token_spec
+from experiments.tasks.pointers import PointerTask, Stage, pointer_batches, pointer_problem
 from paradec_jax.config import RECURRENT_PRESETS
-from paradec_jax.data import build_tokenizer, token_spec
-from paradec_jax.data.pointers import PointerTask, Stage, pointer_batches, pointer_problem
 from paradec_jax.decode import Prefix
-from paradec_jax.evaluate import exact_lists, pointer_problems
 from paradec_jax.families import init_params
 from paradec_jax.losses import stepwise_loss
 from paradec_jax.losses.cross_entropy import cross_entropy
@@ -172,6 +171,7 @@ def small_batch():
     }
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_decoding_at_each_recurrence(small_batch):
     params = init_params(NETWORK.config, jax.random.key(0))
     loss = jax.jit(stepwise_loss(NETWORK, lambda key, step: jnp.int32(2), 2))

@@ -10,17 +10,12 @@ step of the solution, and each step is one line that restates the relation and c
     #### 73
 """
 
-import dataclasses
 import hashlib
-import json
-import os
-import re
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from paradec_jax.io import json_lines, string_in
+from paradec_jax.data.problems import PROMPT, Problem
 
 SPLITS = ("train", "tune", "test")
 MIN_STEPS, MAX_STEPS = 2, 8
@@ -72,36 +67,12 @@ ASK_TOTAL = "How many {items} do {subject} and {other} have together?"
 STEP_MORE = "{subject} has more {items} than {other}"
 STEP_TOTAL = "{subject} and {other} put their {items} together"
 FINDINGS = ("{subject} has", "{subject} now has", "the difference is", "the total is")
-PROMPT = "Question: {question}\nAnswer:\n"
 
 _DRAWS = tuple(relation for relation in RELATIONS for _ in range(relation.weight))
 _MAX_TOGETHER = 3
-_ANSWER = re.compile(r"\s*\$?(-?[0-9][0-9,]{0,18})(?![0-9,]|\.[0-9])")
 
 
-@dataclasses.dataclass(frozen=True)
-class WordProblem:
-    """One problem.
-
-    Attributes:
-      question: the story and its question, on one line.
-      solution: one line a step, then the line "#### answer".
-      answer: the number asked for, 0 to 99.
-      steps: arithmetic steps written in the solution.
-    """
-
-    question: str
-    solution: str
-    answer: int
-    steps: int
-
-    @property
-    def prompt(self) -> str:
-        """What a model reads before it writes the solution."""
-        return PROMPT.format(question=self.question)
-
-
-def problem(seed: int, index: int, split: str, steps: int | tuple[int, int]) -> WordProblem:
+def problem(seed: int, index: int, split: str, steps: int | tuple[int, int]) -> Problem:
     """Draws the problem of (seed, index, split, steps), always the same one.
 
     The split of a question is a hash of its text, and the draw repeats until the hash falls in `split`, so
@@ -125,9 +96,10 @@ def problem(seed: int, index: int, split: str, steps: int | tuple[int, int]) -> 
         raise ValueError(f"seed and index must not be negative, not {seed} and {index}")
     rng = np.random.Generator(np.random.Philox([seed, SPLITS.index(split), index, low, high]))
     while True:
-        drawn = Story(rng).tell(int(rng.integers(low, high + 1)))
-        if split_of(drawn.question) == split:
-            return drawn
+        story, steps = Story(rng), int(rng.integers(low, high + 1))
+        question, solution = story.tell(steps)
+        if split_of(question) == split:
+            return Problem(PROMPT.format(question=question), solution, steps)
 
 
 def split_of(question: str) -> str:
@@ -136,37 +108,19 @@ def split_of(question: str) -> str:
     return {0: "test", 1: "tune"}.get(residue, "train")
 
 
-def extract_answer(text: str) -> int | None:
-    """The whole number after the last "####" of a text, or None when a model wrote none there."""
-    _, marker, tail = text.rpartition("####")
-    found = _ANSWER.match(tail) if marker else None
-    return int(found[1].replace(",", "")) if found else None
-
-
-def write_jsonl(path: str | os.PathLike[str], problems: Iterable[WordProblem]) -> None:
-    """Writes problems as lines {"question": ..., "answer": solution}, the form of GSM8K."""
-    with open(path, "w", encoding="utf-8") as file:
-        for item in problems:
-            file.write(json.dumps({"question": item.question, "answer": item.solution}) + "\n")
-
-
-def read_jsonl(path: str | os.PathLike[str]) -> list[WordProblem]:
-    """Reads problems of the form of GSM8K; `steps` counts the lines before the final "####" line.
-
-    Raises:
-      ValueError: when a line is not such a problem; the message names the line.
-    """
-    return [_parse(record, f"line {number} of {os.fspath(path)}") for number, record in json_lines(path)]
-
-
-def _parse(record: Mapping[str, Any], where: str) -> WordProblem:
-    question, solution = (string_in(record, name, where) for name in ("question", "answer"))
-    answer = extract_answer(solution)
-    if answer is None:
-        raise ValueError(f'{where}: "answer" must end in "#### number"')
-    before = solution.rpartition("####")[0].strip()
-    steps = before.count("\n") + bool(before)
-    return WordProblem(question, solution, answer, steps)
+def word_problems(
+    count: int, *, seed: int = 0, steps: tuple[int, int] = (MIN_STEPS, MAX_STEPS), split: str = "test"
+) -> list[Problem]:
+    """The first `count` different problems of a seed, at least one; the other arguments are those of `problem`."""
+    if count < 1:
+        raise ValueError(f"the number of problems must be at least 1, not {count}")
+    found: dict[str, Problem] = {}
+    index = 0
+    while len(found) < count:
+        drawn = problem(seed, index, split, steps)
+        found.setdefault(drawn.prompt, drawn)
+        index += 1
+    return list(found.values())
 
 
 class Story:
@@ -183,8 +137,8 @@ class Story:
         self.lines: list[str] = []
         self.result = 0
 
-    def tell(self, steps: int) -> WordProblem:
-        """Tells a story of `steps` written steps and asks its question."""
+    def tell(self, steps: int) -> tuple[str, str]:
+        """Tells a story of `steps` written steps and asks its question; returns both, and the solution."""
         joint = self.rng.random() < 0.4
         givens = 1 + int(self.rng.integers(min(3, steps)))
         together = 0
@@ -197,7 +151,7 @@ class Story:
         question = self._ask_joint() if joint else ASK_VALUE.format(items=self.items, subject=self.latest)
         self._distract()
         solution = "\n".join([*self.lines, f"#### {self.result}"])
-        return WordProblem(" ".join([*self.sentences, question]), solution, self.result, steps)
+        return " ".join([*self.sentences, question]), solution
 
     def practise(self, givens: int, steps: int) -> tuple[str, str]:
         """A story of `givens` quantities and distractors, and a solution of steps that it does not tell."""

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paradec_jax.data.word_problems import ITEMS, NAMES, PROMPT, Story
+from experiments.tasks.words import ITEMS, NAMES, Story
+from paradec_jax.data.problems import PROMPT
 
 KINDS = ("sums", "steps", "recalls")
 MAX_STEPS = 14

@@ -9,16 +9,16 @@ No look-up is written down, and no answer helps with another. All prompts of a t
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Bool, Int32
 
+from experiments.tasks.vocabulary import token_spec
+from experiments.tasks.words import NAMES, SPLITS
 from paradec_jax.config import TokenSpec
-from paradec_jax.data.endless import Endless, endless
-from paradec_jax.data.vocabulary import token_spec
-from paradec_jax.data.word_problems import NAMES, SPLITS
+from paradec_jax.data.endless import Endless
 from paradec_jax.tokenizer import Tokenizer
 
 HAS, ASK, BEGIN = " has", "?", " ="
@@ -154,6 +154,28 @@ def pointer_problem(
     )
 
 
+def pointer_problems(
+    count: int, *, seed: int = 0, task: PointerTask | None = None, nearest: int = 0, split: str = "test"
+) -> list[PointerProblem]:
+    """The first `count` problems of a seed, at least one; the other arguments are those of `pointer_problem`."""
+    if count < 1:
+        raise ValueError(f"the number of problems must be at least 1, not {count}")
+    return [pointer_problem(seed, i, split, task=task, nearest=nearest) for i in range(count)]
+
+
+def exact_lists(
+    problems: Sequence[PointerProblem],
+) -> Callable[[Sequence[str], Sequence[str]], Bool[np.ndarray, "N"]]:
+    """Judges generations after the prompts of these problems: right are those that name all ends, and no more."""
+    solutions = {item.prompt: item.solution for item in problems}
+
+    def score(prompts: Sequence[str], texts: Sequence[str]) -> Bool[np.ndarray, "N"]:
+        pairs = zip(prompts, texts, strict=True)
+        return np.asarray([solutions[prompt] == text for prompt, text in pairs], bool)
+
+    return score
+
+
 @dataclasses.dataclass(frozen=True)
 class _BatchMaker:
     """Makes batch i, a pure function of the fields and i. See `pointer_batches`."""
@@ -255,4 +277,4 @@ def pointer_batches(
     if not spec.stop:
         raise ValueError("spec must name a stop token: every row ends in one")
     make = _BatchMaker(tokenizer, seed, chains, stages, noisy_share, spec)
-    return endless(make, prefetch)
+    return Endless(make, prefetch)

@@ -6,12 +6,12 @@ import re
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from experiments.tasks import words as wp
 from paradec_jax.config import TokenSpec
-from paradec_jax.data import word_problems as wp
+from paradec_jax.data.text import MASK
 from paradec_jax.tokenizer import Tokenizer
 
 SPECIAL_TOKENS = ("<|pad|>", "<|bos|>", "<|eos|>")
-MASK = "<|mask|>"
 
 # A digit, a word of bounded length or a mark, each with the space before it; any other space alone.
 PIECES = r" ?[0-9]| ?[A-Za-z]{1,24}| ?[^\sA-Za-z0-9]|\s"

@@ -1,15 +1,16 @@
 """The word-problem generator and its batches."""
 
 import itertools
-import json
 import operator
 import re
 
 import numpy as np
 import pytest
 
-from paradec_jax.data import auxiliary, batches, vocabulary
-from paradec_jax.data import word_problems as wp
+from experiments.tasks import auxiliary, batches, vocabulary
+from experiments.tasks import words as wp
+from experiments.tasks.__main__ import Options, drawn, main
+from paradec_jax.data.problems import ASSETS, BUNDLED, PROMPT, read_problems
 
 EQUATION = re.compile(r"(\d+) ([+*/-]) (\d+) = (\d+)")
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
@@ -24,6 +25,10 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def sample():
     return [wp.problem(3, i, "train", steps) for steps in ALL_STEPS for i in range(150)]
+
+
+def question(item):
+    return item.prompt.removeprefix("Question: ").removesuffix("\nAnswer:\n")
 
 
 def make(tokenizer, **changes):
@@ -92,8 +97,8 @@ def test_equations_hold(sample):
 
 def test_story_alone_gives_the_answer(sample):
     for item in sample:
-        items = re.search(r"How many (?:more )?(\w+)", item.question)[1]
-        assert solve(item.question, items) == item.answer, item
+        items = re.search(r"How many (?:more )?(\w+)", question(item))[1]
+        assert solve(question(item), items) == item.answer, item
 
 
 def test_lines_follow_the_story(sample):
@@ -102,16 +107,16 @@ def test_lines_follow_the_story(sample):
         for line in item.solution.split("\n")[:-1]:
             if "the total is" not in line and "the difference is" not in line:
                 sentence = line.split(", so ")[0] + "."
-                place = item.question.index(sentence, place) + len(sentence)
+                place = question(item).index(sentence, place) + len(sentence)
 
 
 def test_every_wording_and_distractor_appears(sample):
-    text = "\n".join(item.question for item in sample)
+    text = "\n".join(question(item) for item in sample)
     templates = [relation.sentence for relation in wp.RELATIONS]
     templates += [*wp.DISTRACTORS, wp.ASK_VALUE, wp.ASK_MORE, wp.ASK_TOTAL]
     for template in templates:
         assert re.search(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(template)), text), template
-    prices = sum("costs" in item.question or "years old" in item.question for item in sample)
+    prices = sum("costs" in question(item) or "years old" in question(item) for item in sample)
     assert 0.2 < prices / len(sample) < 0.8
 
 
@@ -125,7 +130,7 @@ def test_draws_are_deterministic_and_differ():
 
 def test_draws_are_the_published_ones():
     item = wp.problem(0, 3, "test", 2)
-    assert item.question == (
+    assert question(item) == (
         "Fay has 43 nuts. Fay buys 36 more nuts. Pam has 29 nuts. Fay is 72 years old. "
         "Ola has 14 more nuts than Fay. How many nuts does Ola have?"
     )
@@ -134,13 +139,14 @@ def test_draws_are_the_published_ones():
         "Ola has 14 more nuts than Fay, so Ola has 79 + 14 = 93 nuts.\n"
         "#### 93"
     )
-    assert item.prompt == f"Question: {item.question}\nAnswer:\n"
+    assert item.prompt == f"Question: {question(item)}\nAnswer:\n"
 
 
+@pytest.mark.slow
 def test_splits_are_disjoint_across_seeds():
     questions = {split: set() for split in wp.SPLITS}
     for split, seed in itertools.product(wp.SPLITS, (0, 11)):
-        questions[split] |= {wp.problem(seed, i, split, (2, 4)).question for i in range(1000)}
+        questions[split] |= {question(wp.problem(seed, i, split, (2, 4))) for i in range(1000)}
     for one, other in itertools.combinations(wp.SPLITS, 2):
         assert not questions[one] & questions[other]
     assert all(wp.split_of(text) == split for split, texts in questions.items() for text in texts)
@@ -186,49 +192,26 @@ def test_default_buckets_hold_every_problem(tokenizer, bucket):
     total += max(ask[wp.ASK_VALUE], max(ask.values()) + joint - plain)
     total += most * count(tokenizer, wp.GIVEN)
     total += sum(sorted(count(tokenizer, text) for text in wp.DISTRACTORS)[-2:])
-    total += len(tokenizer.encode(wp.PROMPT.format(question="").replace(" ", "") + "#### 99"))
+    total += len(tokenizer.encode(PROMPT.format(question="").replace(" ", "") + "#### 99"))
     assert total + 1 <= bucket.length
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("so 1 + 2 = 3.\n#### 3", 3),
-        ("#### 3\n#### 12 apples", 12),
-        ("####7", 7),
-        ("#### $1,234.", 1234),
-        ("#### -5", -5),
-        ("#### 61.5", None),
-        ("#### ", None),
-        ("#### about 4", None),
-        ("the answer is 4", None),
-        ("#### " + "9" * 5000, None),
-        ("", None),
-    ],
-)
-def test_extract_answer(text, answer):
-    assert wp.extract_answer(text) == answer
+@pytest.mark.parametrize(("name", "count", "split"), [("unseen", 1000, "test"), ("tuning", 200, "tune")])
+def test_the_problems_of_the_package_are_those_of_seed_1(name, count, split, tmp_path):
+    """Byte for byte, as its command writes them; the first of them are those of a smaller number."""
+    written, bundled = tmp_path / "problems.jsonl", ASSETS / BUNDLED[name]
+    main(Options("words", written, count=count, seed=1, split=split))
+    assert written.read_bytes() == bundled.read_bytes()
+    assert read_problems(name)[:50] == wp.word_problems(50, seed=1, split=split)
+    assert len({item.prompt for item in read_problems(name)}) == count
 
 
-def test_jsonl_round_trip(tmp_path, sample):
-    path = tmp_path / "problems.jsonl"
-    wp.write_jsonl(path, sample[::50])
-    assert wp.read_jsonl(path) == sample[::50]
-
-
-def test_jsonl_of_others(tmp_path):
-    question, path = "one\u2028two\x85", tmp_path / "problems.jsonl"
-    line = json.dumps({"question": question, "answer": "a\u2028b\nc\n#### 1"}, ensure_ascii=False)
-    path.write_bytes(b"\xef\xbb\xbf" + f"{line}\r\n\r\n{line}".encode())
-    assert wp.read_jsonl(path) == [wp.WordProblem(question, "a\u2028b\nc\n#### 1", 1, 2)] * 2
-
-
-@pytest.mark.parametrize("line", ["{", "[]", "3", '{"question": "a"}', '{"question": "a", "answer": "b"}'])
-def test_bad_jsonl_names_the_line(tmp_path, line):
-    path = tmp_path / "bad.jsonl"
-    path.write_text('{"question": "a", "answer": "#### 1"}\n' + line)
-    with pytest.raises(ValueError, match="line 2"):
-        wp.read_jsonl(path)
+@pytest.mark.parametrize("task", ["pointers", "chains", "sums", "steps", "recalls"])
+def test_every_task_is_written_as_problems(task, tmp_path):
+    main(Options(task, tmp_path / "task.jsonl", count=3, seed=2))
+    items = read_problems(tmp_path / "task.jsonl")
+    assert items == drawn(Options(task, tmp_path, count=3, seed=2)) and len(items) == 3
+    assert all(item.answered(item.solution) and not item.answered("#### 3") for item in items)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +269,7 @@ def test_batches_resume_bitwise(tokenizer, prefetch):
 
 def test_batches_do_not_share_problems(tokenizer):
     maker = make_maker(tokenizer)
-    questions = [item.question for i in range(20) for item in maker.problems(i)]
+    questions = [question(item) for i in range(20) for item in maker.problems(i)]
     assert len(set(questions)) == len(questions)
 
 
@@ -375,14 +358,3 @@ def test_batches_of_auxiliary_tasks(tokenizer):
         counted = tokenizer.decode(targets[weights == 1])
         assert re.sub(r"\D", "", counted) == results
     assert not np.array_equal(maker(1)["tokens"], batch["tokens"])
-
-
-def test_encode_prompts(tokenizer, sample):
-    tokens, lengths = batches.encode_prompts(tokenizer, [sample[0], "Ana has 3 apples."], bucket=16)
-    assert tokens.dtype == lengths.dtype == np.int32
-    assert tokens.shape[1] % 16 == 0 and tokens.shape[1] - lengths.max() < 16
-    assert tokens[0, : lengths[0]].tolist() == [1, *tokenizer.encode(sample[0].prompt)]
-    assert tokenizer.decode(tokens[1, 1 : lengths[1]]) == "Ana has 3 apples."
-    assert not tokens[1, lengths[1] :].any()
-    with pytest.raises(ValueError, match="at least one prompt"):
-        batches.encode_prompts(tokenizer, [])

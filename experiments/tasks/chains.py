@@ -15,11 +15,13 @@ import bisect
 import dataclasses
 import functools
 import hashlib
+import string
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int, Int32
 
+SYMBOLS = string.ascii_letters + string.digits  # of texts that are written
 SETTLED = 2**10  # steps after which a chain has forgotten where it began
 ROUNDING = 1e-9  # of sums of probabilities
 

@@ -1,0 +1,276 @@
+"""`paradec compare` and `paradec demo` on stubs: tables of answers and of texts, rows as JSON, what is refused."""
+
+import dataclasses
+import functools
+import math
+import re
+from pathlib import Path
+
+import pytest
+from stub_table import KEYS, STUB, put_settings, saved, small_settings, strict, zeros
+from stubs import StubCausal, StubDenoiser, StubHead, StubNetwork
+
+import paradec_jax as pd
+from experiments.tasks import token_spec, word_problems
+from paradec_jax import cli, facts
+from paradec_jax.cli import demo
+from paradec_jax.cli.compare import ANSWERS, MORE, _models
+from paradec_jax.cli.output import print_table
+from paradec_jax.config import ResidualHeadConfig, TokenSpec
+from paradec_jax.data.problems import read_problems, write_problems
+from paradec_jax.data.text import character_tokenizer
+from paradec_jax.decode import Residual
+from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.disk import bundled
+from paradec_jax.families import EVERY_STEP, FAMILIES
+from paradec_jax.store import Model, ResidualHead
+
+TINY = {"recurrent_depth": "test-recurrent", "causal": "test-causal", "block_diffusion": "test-sdar"}
+STUBS = {
+    "recurrent_depth": StubNetwork,
+    "causal": StubCausal,
+    "block_diffusion": functools.partial(StubDenoiser, block=4),
+}
+CANVAS = {"mask": 383, "alignment": "own"}  # facts of a stub that fills masks
+DENOISER = TokenSpec(mask=10, alignment="own", stop=(2, 4))
+NEXT = TokenSpec(bos=10, pad=10, stop=(2, 4))
+ALPHABET = " abcdefghi"  # ten characters, and the mask
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(saved(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+class TestAnswers:
+    @pytest.fixture(autouse=True)
+    def settings(self, monkeypatch):
+        wave = Setting("wavefront", pd.Wavefront(inner_recurrence=2, window=3))
+        put_settings(monkeypatch, "recurrent_depth", (*small_settings()[1:2], wave))
+        monkeypatch.setattr(Model, "network", STUB)  # known answers, quickly compiled
+
+    def test_json_is_all_of_stdout(self, folder, capsys, tmp_path):
+        write_problems(tmp_path / "easy.jsonl", word_problems(4, seed=1, steps=(2, 2)))
+        words = ["compare", folder, "--data", str(tmp_path / "easy.jsonl"), "--problems", "3", "--json"]
+        assert cli.main(words) == 0
+        out, err = capsys.readouterr()
+        rows = strict(out)
+        assert len(rows) == 2 and all(set(KEYS) <= row.keys() for row in rows)
+        for row in rows:
+            assert (row["model"], row["problems"], row["seed"]) == ("tiny", 3, 1)
+            assert row["data"] == str(tmp_path / "easy.jsonl")
+            same = facts.difference(row["facts"], facts.facts())
+            assert same is None and row["facts"]["dtypes"] == ["float32"]
+            low, high = row["speedup_interval"]
+            assert 0 < low <= row["speedup"] <= high or len(row["passes"]) == 1
+        assert "decoding in batches" in err
+
+    def test_tables_and_a_file(self, folder, capsys, tmp_path):
+        path, other = tmp_path / "rows.json", str(saved(tmp_path / "other"))
+        words = ["compare", folder, other, "--problems", "2", "--timed", "1"]
+        assert cli.main([*words, "--json", str(path)]) == 0
+        out, rows = capsys.readouterr().out, strict(path.read_text())
+        assert [row["model"] for row in rows] == ["tiny", "tiny", "other", "other"]
+        for piece in ("tiny: 2 problems (unseen), seed 1", "other: 2", "wavefront", "1.00x", "r 4"):
+            assert piece in out
+        assert "other against tiny, static decoding, same problems: +0.0 points" in out
+        line = next(line for line in out.splitlines() if "wavefront" in line)
+        assert re.search(r"\d\.\d\dx .* \d+\.\d\d-\d+\.\d\d", line)
+
+    def test_problems_are_those_of_the_package_or_of_a_file(self, folder, capsys, monkeypatch, tmp_path):
+        drawn, own = [], word_problems(3, seed=5)
+        write_problems(tmp_path / "own.jsonl", own)
+
+        def keep(model, problems, settings, **options):
+            drawn.append(problems)
+            raise ValueError("enough")
+
+        monkeypatch.setattr(cli.compare, "compare", keep)
+        for more in ([], ["--data", "tuning"], ["--data", str(tmp_path / "own.jsonl")]):
+            assert cli.main(["compare", folder, *more]) == 1
+        assert drawn == [read_problems("unseen")[:200], read_problems("tuning"), own]
+        capsys.readouterr()
+
+
+def infinite(setting):
+    """Names of the knobs that are infinite."""
+    knobs = setting.decoder.Knobs() if setting.knobs is None else setting.knobs
+    values = {field.name: getattr(knobs, field.name) for field in dataclasses.fields(knobs)}
+    return {name for name, value in values.items() if isinstance(value, float) and math.isinf(value)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", TINY)
+def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypatch):
+    config = dataclasses.replace(FAMILIES[family].presets[TINY[family]], vocab_size=384, max_length=256)
+    spec, head = token_spec(), None
+    if family == "block_diffusion":
+        spec, shape = dataclasses.replace(spec, **CANVAS), ResidualHeadConfig.of(config, layers=1)
+        head = ResidualHead(shape, zeros(shape))
+        of = StubDenoiser(block=4, vocab_size=384, max_length=256)
+        monkeypatch.setattr(ResidualHead, "network", StubHead(of))
+    place = str(saved(tmp_path / "tiny", config, spec, head=head))
+    monkeypatch.setattr(Model, "network", STUBS[family](vocab_size=384, max_length=256))
+    assert cli.main(["compare", place, "--problems", "1", "--timed", "1", "--json"]) == 0
+    rows, settings = strict(capsys.readouterr().out), FAMILIES[family].settings
+    assert [row["decoder"] for row in rows] == [setting.name for setting in settings]
+    assert all(set(KEYS) <= row.keys() and row["family"] == family for row in rows)
+    for row, setting in zip(rows, settings, strict=True):
+        assert all(row["settings"][name] is None for name in infinite(setting))
+        if family != "recurrent_depth":  # drafts change no token, and the stub fills masks in any order alike
+            assert row["equals_greedy"] == 1.0
+
+
+def test_some_bundled_settings_are_infinite():
+    waves = [s for s in FAMILIES["recurrent_depth"].settings if "exit_threshold" in infinite(s)]
+    assert waves and all(setting.settings()["exit_threshold"] is None for setting in waves)
+    assert math.isinf(EVERY_STEP)
+
+
+def test_without_a_head_its_rivals_remain(tmp_path, capsys, monkeypatch):
+    """Decoders that ask the model's head are left out, and that is said; those with the zero head stay."""
+    family = FAMILIES["block_diffusion"]
+    rows = tuple(s for s in family.settings if s.baseline or type(s.decoder) is Residual)[:3]
+    put_settings(monkeypatch, family.name, rows)
+    config = dataclasses.replace(family.presets["test-sdar"], vocab_size=384, max_length=256)
+    place = str(saved(tmp_path / "tiny", config, dataclasses.replace(token_spec(), **CANVAS)))
+    monkeypatch.setattr(Model, "network", StubDenoiser(block=4, vocab_size=384, max_length=256))
+    assert cli.main(["compare", place, "--problems", "1", "--timed", "1", "--json"]) == 0
+    said = capsys.readouterr()
+    told = [(row["decoder"], row["settings"].get("head")) for row in strict(said.out)]
+    assert told == [("block", None), ("residual", "zero")]
+    assert "has no residual head: decoders that ask one are left out" in said.err
+
+
+def test_columns_of_a_family(capsys):
+    fields = dict.fromkeys(("tokens_per_second", "speedup", "decode_speedup", "network_calls_per_token"), 1.0)
+    fields |= {"decoder": "block", "label": "rule static", "exact": 7, "interval": [0.1, 0.9]}
+    fields |= {"tokens_per_network_call": 2.0, "positions_per_token": 4.25, "head_calls_per_token": 0.75}
+    fields |= {"recurrences_per_token": 0.5, "equals_greedy": None, "flops_per_token": 3.5e6}
+
+    def shown(family, interval=(0.5, None), **changes):
+        row = fields | changes | {"speedup_interval": interval}
+        print_table("title", ANSWERS | MORE.get(family, {}), [row], ["a note"], bold=0)
+        return capsys.readouterr().out
+
+    out = shown("block_diffusion")
+    assert all(piece in out for piece in ("title", "rule static", "10.0%-90.0%", "a note"))
+    assert "4.25" in out and "0.75" in out and "3.5e+06" in out
+    out = shown("block_diffusion", flops_per_token=None)
+    assert "3.5e+06" not in out and "0.75" in out
+    assert "4.25" not in shown("causal") and "0.50" in shown("recurrent_depth")
+    assert "0.50-1.50" in shown("causal", (0.5, 1.5)) and "0.50-" not in shown("causal")
+
+
+def test_a_family_stands_for_its_bundled_models(monkeypatch, capsys):
+    own = FAMILIES["masked_diffusion"]
+    assert _models("causal") == FAMILIES["causal"].bundled and _models("a/folder") == ("a/folder",)
+    assert _models("masked_diffusion") == (*own.bundled, *own.texts.rivals) and own.texts.rivals
+    monkeypatch.setattr(bundled, "CHECKOUT", Path("nowhere"))
+    assert _models("masked_diffusion") == own.bundled
+    monkeypatch.setitem(FAMILIES, own.name, dataclasses.replace(own, bundled=()))
+    for words in (["generate", "masked", "--max-new-tokens", "3"], ["compare", "masked_diffusion"]):
+        assert cli.main(words) == 1
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and "is bundled yet: " in err
+
+
+def lettered(folder, family, spec):
+    preset = {"masked_diffusion": "test-mdlm", "causal": "test-causal"}[family]
+    config = dataclasses.replace(FAMILIES[family].presets[preset], vocab_size=11, max_length=16)
+    return str(saved(folder, config, spec, tokenizer=character_tokenizer(ALPHABET)))
+
+
+class TestTexts:
+    @pytest.fixture
+    def words(self, tmp_path, monkeypatch):
+        """A denoiser and a causal model, which is the judge too, with a small table."""
+        denoiser = lettered(tmp_path / "masked_diffusion", "masked_diffusion", DENOISER)
+        causal = lettered(tmp_path / "causal", "causal", NEXT)
+        stubs = {
+            "masked_diffusion": StubDenoiser(max_length=16),
+            "causal": StubCausal(max_length=16, sharpness=2.0),
+        }
+        monkeypatch.setattr(Model, "network", property(lambda self: stubs[self.family]))
+        own = FAMILIES["masked_diffusion"]
+        few, many, greedy = (
+            Setting("masked", pd.Masked(), pd.Masked.Knobs(steps=steps, temperature=temperature))
+            for steps, temperature in ((1, 1.0), (64, 1.0), (64, 0.0))
+        )
+        texts = dataclasses.replace(own.texts, settings=(few, many), tempered=(greedy,))
+        monkeypatch.setitem(FAMILIES, own.name, dataclasses.replace(own, texts=texts))
+        (tmp_path / "real.txt").write_text("abc def ghi " * 90)
+        real = ["--real", str(tmp_path / "real.txt")]
+        return ["compare", denoiser, causal, "--judge", causal, *real, "--samples", "3"]
+
+    def test_json_and_texts(self, words, capsys, tmp_path):
+        assert cli.main([*words, "--texts", str(tmp_path / "texts"), "--json"]) == 0
+        rows = strict(capsys.readouterr().out)
+        assert [row["model"] for row in rows] == ["masked_diffusion"] * 3 + ["causal", "real text"]
+        assert [row["temperature"] for row in rows] == [1, 1, 0, 1, None]
+        assert {row["length"] for row in rows} == {15}, "begin-of-text takes a position of the rival"
+        assert {row["judge"] for row in rows} == {"causal"} and {row["seed"] for row in rows} == {1}
+        files = sorted(path.name for path in (tmp_path / "texts").iterdir())
+        assert files == [row["texts"] for row in rows]
+
+    def test_the_table(self, words, capsys):
+        assert cli.main([*words, "--length", "8"]) == 0
+        out = capsys.readouterr().out
+        assert "3 texts of 8 tokens, judged by causal, seed 1" in out
+        for word in ("real text", "4-grams", "reverse", "Seconds: in batches", "after begin-of-text"):
+            assert word in out
+
+    @pytest.mark.parametrize(
+        ("more", "sentence"),
+        [
+            (["--problems", "3"], "--problems is no option of family masked_diffusion"),
+            (["--data", "tuning"], "--data is no option of family masked_diffusion"),
+            (["--texts", "/nowhere/at/all"], "--texts cannot write /nowhere/at/all"),
+            (["--length", "16"], "more than the 16 positions"),
+            (["--samples", "0"], "samples must be at least 1"),
+        ],
+    )
+    def test_refusals(self, words, capsys, more, sentence):
+        assert cli.main([*words, *more]) == 1
+        assert sentence in capsys.readouterr().err
+
+    def test_bundled_settings_are_distinct_and_have_names_of_the_family(self):
+        own = FAMILIES["masked_diffusion"]
+        settings = (*own.texts.settings, *own.texts.tempered)
+        assert {setting.name for setting in settings} <= own.decoders.keys()
+        assert all(setting.sampled for setting in settings) and own.texts.rival.sampled
+        labels = [setting.label() for setting in settings]
+        assert len(set(labels)) == len(labels) and labels[0] == "steps 4"
+
+
+class TestDemo:
+    def test_every_family_one_by_one_and_in_parallel(self):
+        """All families are there, and each model and decoder suits the other."""
+        assert {name.replace(" ", "_") for name in demo.FAMILIES} == FAMILIES.keys()
+        for name, rows in demo.FAMILIES.items():
+            own = FAMILIES[name.replace(" ", "_")]
+            assert {model for model, _ in rows} <= {*own.bundled} and len(rows) == 2
+            assert {type(setting.decoder) for _, setting in rows} <= {type(d) for d in own.decoders.values()}
+
+    def test_the_table(self, folder, tmp_path, capsys, monkeypatch):
+        denoiser = lettered(tmp_path / "denoiser", "masked_diffusion", DENOISER)
+        judge = lettered(tmp_path / "judge", "causal", NEXT)
+        stubs = {
+            "recurrent_depth": STUB,
+            "masked_diffusion": StubDenoiser(max_length=16),
+            "causal": StubCausal(max_length=16, sharpness=2.0),
+        }
+        monkeypatch.setattr(Model, "network", property(lambda self: stubs[self.family]))
+        one, wave = (demo.FAMILIES["recurrent depth"][i][1] for i in (0, 1))
+        single, steps = (demo.FAMILIES["masked diffusion"][i][1] for i in (0, 1))
+        words, texts = ((folder, one), (folder, wave)), ((denoiser, single), (denoiser, steps))
+        monkeypatch.setattr(demo, "FAMILIES", {"recurrent depth": words, "masked diffusion": texts})
+        for name, value in {"PROBLEMS": 2, "TEXTS": 3, "LENGTH": 8, "PASSES": 2, "JUDGE": judge}.items():
+            monkeypatch.setattr(demo, name, value)
+        assert cli.main(["demo"]) == 0
+        out, err = capsys.readouterr()
+        lines = [line for line in out.splitlines() if "│" in line]
+        assert len([line for line in lines if "1.00x" in line]) == 2  # one by one, once a family
+        for piece in ("wavefront of 8", "0 of 2", "8 steps", "tokens a call: ", "ratio: "):
+            assert piece in out
+        assert "compiling" in err and "decoding" in err

@@ -1,0 +1,94 @@
+"""Decoders on command lines: one name for each, an option for each choice, what suits a family."""
+
+import dataclasses
+import typing
+
+import jax
+import pytest
+
+from experiments.tasks import build_tokenizer, token_spec
+from paradec_jax import cli
+from paradec_jax.cli import generate
+from paradec_jax.cli.options import NAMES, options_of, rows_of
+from paradec_jax.config import CAUSAL_PRESETS
+from paradec_jax.disk.bundled import ASSETS
+from paradec_jax.families import FAMILIES, family_named, family_of, init_params
+from paradec_jax.store import Model, save
+
+CONFIG = dataclasses.replace(CAUSAL_PRESETS["test-causal"], vocab_size=384, max_length=256)
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "causal"
+    params = init_params(CONFIG, jax.random.key(0))
+    save(folder, Model(CONFIG, params, token_spec(), build_tokenizer()))
+    return str(folder)
+
+
+def test_a_decoder_has_one_name_on_all_command_lines():
+    named = {}
+    for family in FAMILIES.values():
+        named |= family.decoders
+        assert {setting.name for setting in family.settings} == family.decoders.keys()
+        for setting in family.settings:
+            assert type(setting.decoder) is type(family.decoders[setting.name])
+            assert "multiblock" not in family.decoders or (setting.name == "multiblock") == (
+                getattr(setting.decoder, "blocks", 1) > 1
+            )
+    assert set(NAMES) == named.keys()
+
+
+def test_every_choice_of_a_decoder_is_an_option():
+    shared = typing.get_type_hints(options_of(None)).keys()
+    assert shared >= {"temperature", "top_p"} and "window" not in shared
+    usual = {family.settings[-1].name for family in FAMILIES.values()}
+    for name in NAMES:
+        options = typing.get_type_hints(options_of(name)).keys()
+        choices = [row.settings().keys() - {"cache"} for row in rows_of(name).values()]
+        assert options == set().union(*choices) and (name not in usual or shared <= options)
+
+
+def test_models_that_commands_take_by_default_are_installed_with_the_package():
+    names = [name for name in (None, *NAMES) if any(FAMILIES[family].bundled for family in rows_of(name))]
+    assert {None, "wavefront", "jacobi"} <= set(names)
+    usual = [generate._model_for(name) for name in names]
+    assert generate._model_for("jacobi") in FAMILIES["causal"].bundled  # recurrent networks take it as well
+    for name in (*usual, *(name for family in FAMILIES.values() for name in family.bundled)):
+        assert (ASSETS / name / "config.json").is_file()
+
+
+def test_families_are_known_by_their_names():
+    assert family_named("causal") is FAMILIES["causal"]
+    with pytest.raises(
+        ValueError, match=r"family must be one of recurrent_depth, .*, block_diffusion, not 'x'"
+    ):
+        family_named("x")
+    for family in FAMILIES.values():
+        assert all(family_of(preset) is family for preset in family.presets.values())
+
+
+def test_generate_with_every_decoder_of_the_family(causal, capsys):
+    texts = {}
+    for decoder in (None, "autoregressive", "jacobi"):
+        named = [] if decoder is None else [decoder]
+        arguments = ["generate", *named, "Ana", "--model", causal, "--max-new-tokens", "6"]
+        assert cli.main(arguments) == 0
+        texts[decoder], counts = capsys.readouterr()
+        assert "tokens a call" in counts and "recurrences" not in counts
+    assert len(set(texts.values())) == 1
+    assert cli.main([*arguments, "--stream", "--block", "3", "--candidates", "1"]) == 0
+    assert capsys.readouterr().out == texts["jacobi"]
+
+
+def test_what_does_not_suit_the_family(causal, capsys):
+    common = ["Ana", "--model", causal]
+    for decoder, more, message in (
+        ("wavefront", [], "wavefront does not suit a model of family causal; it takes one of autoregressive"),
+        ("autoregressive", ["--recurrence", "3"], "--recurrence is no option of autoregressive"),
+        ("jacobi", ["--blocks", "2"], "a running window has no blocks, so blocks must be 1"),
+        ("jacobi", ["--block", "1"], "block must be at least 2"),
+        ("jacobi", ["--spawn", "0.5"], "spawn needs blocks of at least 2, not 1"),
+    ):
+        assert cli.main(["generate", decoder, *common, *more]) == 1
+        assert message in capsys.readouterr().err
