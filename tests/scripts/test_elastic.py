@@ -15,6 +15,7 @@ from experiments.decoders.elastic import ElasticDenoising, choose_length
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 
+pytestmark = pytest.mark.slow
 SIZE, NEW = 32, 13
 LENGTHS = (2, 4, 8)
 MODEL = {"blocks": LENGTHS}
@@ -25,7 +26,7 @@ def request() -> decode.Request:
     return tiny_request((NEW, 4, 14), seed=2)
 
 
-@pytest.mark.parametrize("alignment", ["own", pytest.param("next", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("alignment", ["own", "next"])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_length_is_that_of_a_checkpoint_of_it(length, alignment):
     """The same parameters under a config whose own block has this length; also as the one choice, or the longest."""
@@ -125,33 +126,3 @@ def test_holes_are_filled():
         assert result.generated.tolist() == [text.count(None)]
         found = result.tokens.tolist()[0][: len(text)]
         assert all(token in (None, new) for token, new in zip(text, found, strict=True)) and 10 not in found
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: tiny_blocks(block=4, blocks=(2, 8)), "ascending lengths with block 4 among them"),
-        (lambda: tiny_blocks(block=4, blocks=(8, 4)), "ascending lengths with block 4 among them"),
-        (lambda: tiny_blocks(block=4, blocks=(0, 4)), "between 1 and max_length 128"),
-        (
-            lambda: refused(decode.BlockDenoising, length=3),
-            "serves blocks of 2, 4, 8, as it was trained, not of 3",
-        ),
-        (lambda: refused(ElasticDenoising, lengths=(4, 16)), "serves blocks of 2, 4, 8, .* not of 16"),
-        (lambda: refused(ElasticDenoising, lengths=(4, 6)), "each a multiple of the one before"),
-        (lambda: refused(ElasticDenoising, lengths=()), "lengths must be at least 1"),
-        (lambda: refused(ElasticDenoising, blocks=(4, 6)), "each a multiple of the one before"),
-        (
-            lambda: ElasticDenoising.Knobs(length_entropy=-1.0).check(),
-            "length_entropy must be at least 0, not -1",
-        ),
-    ],
-)
-def test_bad_input_is_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def refused(kind: type, blocks: tuple[int, ...] = LENGTHS, **options: Any) -> Any:
-    decoder = kind(tiny_blocks(blocks=blocks), SIZE, SPEC, **options)
-    return decode.run(decoder, tiny_blocks_params(), request())
