@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from results import listed
-from stubs import StubDenoiser, tiny_blocks, tiny_blocks_params, tiny_request
+from stubs import tiny_blocks, tiny_blocks_params, tiny_request
 
 from experiments.decoders.elastic import ElasticDenoising, choose_length
 from paradec_jax import decode
@@ -112,17 +112,3 @@ def test_a_length_is_the_longest_whose_positions_are_sure_enough(masked, start, 
     open_ = jnp.asarray([[mark == "x" for mark in masked]])
     start, most = jnp.asarray([start]), jnp.asarray([most])
     assert choose_length(entropies, open_, start, most, LENGTHS, bound).tolist() == [want]
-
-
-def test_holes_are_filled():
-    stub = StubDenoiser(block=2, others=(4, 8), sharpness=6.0)
-    text = [3, None, None, 4, None, None, None, 2, 5, 6, 7, 8, None, None]
-    given = decode.make_request(
-        [[token or 0 for token in text]], given=[[token is not None for token in text]], max_new_tokens=0
-    )
-    decoder = ElasticDenoising(stub, SIZE, TokenSpec(mask=10, alignment="own"), rule="static")
-    for bound in (0.0, 1.5, None):
-        result = decode.run(decoder, None, given, decoder.Knobs(length_entropy=bound))
-        assert result.generated.tolist() == [text.count(None)]
-        found = result.tokens.tolist()[0][: len(text)]
-        assert all(token in (None, new) for token, new in zip(text, found, strict=True)) and 10 not in found
