@@ -79,7 +79,7 @@ STORY = "Ana has 12 apples.\nBen has 7 apples.\n#### 19"
     [
         (["\n"], "Ana has 12 apples."),
         (["2 app"], "Ana has 1"),  # begins and ends inside tokens' texts
-        (["es.\nB", "12 apples.\nBen"], "Ana has 12 appl"),  # an earlier token completes the first
+        (["es.\nB", "12 apples.\nBen"], "Ana has "),  # one token completes both
         (["####"], "Ana has 12 apples.\nBen has 7 apples.\n"),
         (["pears"], STORY),
         (["19"], STORY[:-2]),  # the last token before the end
