@@ -93,7 +93,6 @@ class TestErrors:
             ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
             ("{{ messages[0].content + 1 }}", "the chat template fails: TypeError"),
             ("{{ messages[7].content.text }}", "the chat template fails: UndefinedError"),
-            ("{% include 'other' %}", "the chat template fails: TypeError"),
             ("{% for i in range(10000000) %}{% endfor %}", "the chat template fails: OverflowError"),
             (5, "template must be a text, not 5"),
         ],
@@ -127,9 +126,7 @@ class TestErrors:
         "template",
         [
             "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-            "{{ (messages|attr('__class__')).__base__ }}",
             "{{ raise_exception.__globals__['jinja2'] }}",
-            "{{ cycler.__init__.__globals__.os.system('true') }}",
             "{{ messages.append({'role': 'user'}) }}",
         ],
     )
