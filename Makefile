@@ -6,19 +6,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := .cache/peers
+QUICK := -n 2 --dist loadgroup -m "not slow and not cluster"
 
 # Compiled programs are kept in the checkout, so that a second run need not compile again.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test scripts test-golden slow cluster peers check clean
+.PHONY: help demo test golden test-golden slow cluster peers check clean
 
 help:
 	@echo "make demo          four families, one by one and in parallel: one table"
-	@echo "make test          the tests of the package, without the slow ones"
-	@echo "make scripts       the tests of experiments and notebooks, without the slow ones"
-	@echo "make test-golden   compare with recorded arrays [FAMILY=$(FAMILY)] [PARADEC_GOLDEN=DIR]"
-	@echo "make slow          the slow tests of both"
+	@echo "make test          the laws of every decoder and objective, and the tests of the package"
+	@echo "                   [TYPES=1: check annotations of arrays too, as for every other target]"
+	@echo "make golden        every replay of recorded arrays"
+	@echo "make test-golden   those of one family [FAMILY=$(FAMILY)] [PARADEC_GOLDEN=DIR]"
+	@echo "make slow          scripts, faults, malformed files; minutes"
 	@echo "make cluster       faults, counted: one table, and experiments/systems/results/cluster.json [ONLY=-k EXPRESSION]"
 	@echo "make peers         compare with transformers and lm-eval, and read real benchmark files [PARADEC_DATA=DIR]"
 	@echo "make check         linter, formatter, types"
@@ -30,17 +32,17 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@echo "== tests"
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not cluster" --ignore=tests/scripts
+	@$(BIN)/python -m pytest $(QUICK) --ignore=tests/scripts --ignore=tests/replays
 
-scripts: $(STAMP)
-	@echo "== tests of scripts"
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not cluster" tests/scripts
+golden: $(STAMP)
+	@echo "== recorded arrays of all families"
+	@$(BIN)/python -m pytest $(QUICK) tests/replays
 
 test-golden: $(STAMP)
 	@echo "== recorded arrays of $(FAMILY) $(if $(PARADEC_GOLDEN),in $(PARADEC_GOLDEN))"
 	@test -f tests/replays/test_golden_$(FAMILY).py || \
 	  { echo "There is no tests/replays/test_golden_$(FAMILY).py: FAMILY must name a family that has one." >&2; exit 1; }
-	@$(BIN)/python -m pytest tests/replays/test_golden_$(FAMILY)*.py
+	@$(BIN)/python -m pytest -m "not slow" tests/replays/test_golden_$(FAMILY)*.py
 
 slow: $(STAMP)
 	@echo "== slow tests"

@@ -1,11 +1,10 @@
-"""Before anything imports JAX: the CPU, a persistent compilation cache, and type checks of arrays.
+"""Before anything imports JAX: the CPU, a persistent compilation cache, and where TYPES is set type checks of arrays.
 
-Under pytest the jaxtyping annotations of `paradec_jax`, `convert`, the decoders of `experiments` and the stubs are
+With TYPES=1 the jaxtyping annotations of `paradec_jax`, `convert`, the decoders of `experiments` and the stubs are
 checked at every call (while tracing, so compiled programs do not change). The import hook must be in place before any
 of them is imported.
 """
 
-import ast
 import gc
 import itertools
 import os
@@ -27,6 +26,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 FLAGS = ["--xla_backend_optimization_level=0"]
 if jaxlib.__version__.startswith("0.10."):
     FLAGS += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"  # which commands do not change
 os.environ["XLA_FLAGS"] = " ".join([*FLAGS, os.environ.get("XLA_FLAGS", "")]).strip()
 for name in ("JAX_ENABLE_X64", "JAX_DISABLE_JIT", "JAX_DEBUG_NANS", "JAX_DEFAULT_MATMUL_PRECISION"):
@@ -38,60 +38,23 @@ if early:
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
-from jaxtyping import _import_hook, install_import_hook  # noqa: E402
+from jaxtyping import install_import_hook  # noqa: E402
 
-jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax"))
 jax.config.update("jax_traceback_in_locations_limit", 0)  # lowering writes no Python frames into programs
 
-register_dataclass = jax.tree_util.register_dataclass
-
-
-def register_unchecked(cls, *args, **kwargs):
-    """A pytree is rebuilt around whatever its leaves are mapped to (shapes, NumPy arrays, one more axis under
-    `vmap`), so its fields are not checked; what functions take and return is."""
-    cls.__no_type_check__ = True
-    return register_dataclass(cls, *args, **kwargs)
-
-
-jax.tree_util.register_dataclass = register_unchecked
-
-
-def visit_outer_functions(self, node, visit=_import_hook.JaxtypingTransformer.visit_FunctionDef):
-    """A function inside a function is made anew, and with it its checks, whenever the outer one is called. That took
-    longer than to check the others did, so arguments of those are not checked."""
-    if not any(isinstance(parent, ast.FunctionDef) for parent in self._parents):
-        visit(self, node)
-    return node
-
-
-_import_hook.JaxtypingTransformer.visit_FunctionDef = visit_outer_functions
-modules = {path.stem for path in (ROOT / "paradec_jax").iterdir()} - {"__init__", "__pycache__"}
-modules -= {*UNCHECKED, *UNCHECKABLE}
-hook = install_import_hook(
-    [
-        "convert",
-        "experiments.replicas",
-        "experiments.decoders",
-        "stubs",
-        *(f"paradec_jax.{name}" for name in sorted(modules)),
-    ],
-    "beartype.beartype",
-)
-
-
-SLOW = frozenset((ROOT / "tests" / "slow.txt").read_text(encoding="utf-8").splitlines())
+if os.environ.get("TYPES"):
+    modules = {path.stem for path in (ROOT / "paradec_jax").iterdir()} - {"__init__", "__pycache__"}
+    modules -= {*UNCHECKED, *UNCHECKABLE}
+    checked = [f"paradec_jax.{name}" for name in sorted(modules)]
+    checked += ["convert", "experiments.replicas", "experiments.decoders", "stubs"]
+    install_import_hook(checked, "annotations.check")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks as slow what `slow.txt` names: tests that took long on two cores, for the programs that they compile.
-
-    One worker runs all laws of a row, or all of another file's tests: they share programs, which a process compiles
-    once.
-    """
+    """One worker runs all laws of a row, or all of another file's tests: they share programs, which a process
+    compiles once."""
     for item in items:
-        if item.nodeid in SLOW:
-            item.add_marker(pytest.mark.slow)
         of_row = item.path.parent.name == "laws" and getattr(item, "callspec", None)
         row = of_row and item.callspec.params.get("name")
         item.add_marker(pytest.mark.xdist_group(row or item.nodeid.partition("::")[0]))

@@ -82,14 +82,17 @@ def block_batch(seed: int) -> dict[str, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """A loss, the parameters that it trains and those that it reads, and its batches by number."""
+    """A loss, the parameters that it trains and those that it reads, and its batches by number.
 
-    network: Callable[[], Any]
-    params: Callable[[], Any]
-    loss: Callable[[], Any]
+    `network` and `loss` take changes of the network's config; `loss` a chunk of positions too.
+    """
+
+    network: Callable[..., Any]
+    params: Callable[..., Any]
+    loss: Callable[..., Any]
     batch: Callable[[int], dict[str, np.ndarray]]
-    frozen: Callable[[], Any] = lambda: None
-    teacher: Callable[[], Any] = lambda: None
+    frozen: Callable[..., Any] = lambda: None
+    teacher: Callable[..., Any] = lambda: None
     rate: float = 0.1  # of plain descent
     scale: float = 0.0  # of the terms whose small difference the loss is: its rounding is relative to theirs
 
@@ -102,18 +105,30 @@ class Objective:
         return muon(3e-3, steps, axes=matrix_axes(self.network().config), warmup=2)
 
 
-def causal(loss: Callable[[Any], Any], batch: Callable[[int], Any], rate: float = 0.1) -> Objective:
-    return Objective(
-        lambda: tiny_causal(),
-        lambda: tiny_causal_params(),
-        lambda: loss(tiny_causal()),
-        batch,
-        rate=rate,
-    )
+def on(
+    network: Callable[..., Any],
+    params: Callable[..., Any],
+    loss: Callable[..., Any],
+    *given: Any,
+    batch: Callable[[int], Any],
+    chunk: int | None = 3,
+    **others: Any,
+) -> Objective:
+    """The row of `loss(network, *given)`."""
+
+    def made(chunk: int | None = chunk, **changes: Any) -> Any:
+        return loss(network(**changes), *given, chunk=chunk)
+
+    return Objective(network, params, made, batch, **others)
 
 
-def recurrent(loss: Callable[[Any], Any], batch: Callable[[int], Any]) -> Objective:
-    return Objective(lambda: tiny_network(), lambda: tiny_params(), lambda: loss(tiny_network()), batch)
+causal = functools.partial(on, tiny_causal, tiny_causal_params)
+recurrent = functools.partial(on, tiny_network, tiny_params)
+denoiser = functools.partial(on, tiny_denoiser, tiny_denoiser_params)
+
+
+def residual(chunk: int | None = None, **changes: Any) -> Any:
+    return losses.residual_loss(tiny_blocks(**changes), tiny_head(**changes), MASKED, chunk=chunk)
 
 
 # At a rate of 0.1 descent on these three is not stable (the next token counts ten times, a divergence shrinks to
@@ -121,42 +136,31 @@ def recurrent(loss: Callable[[Any], Any], batch: Callable[[int], Any]) -> Object
 SLOW = 0.01
 RULES = losses.ConsistencyRules(context="clean", after_eos="keep", ar_weight=2.0)
 OBJECTIVES = {
-    "next token": causal(lambda net: losses.next_token_loss(net, chunk=3), next_token_batch),
-    "consistency": causal(lambda net: losses.consistency_loss(net, SPEC, chunk=3), pair_batch, SLOW),
-    "cllm": causal(
-        lambda net: losses.cllm_loss(net, SPEC, chunk=3), functools.partial(pair_batch, pairs=1), SLOW
-    ),
-    "recurrent": recurrent(lambda net: losses.recurrent_loss(net, three, 2), next_token_batch),
-    "stepwise": recurrent(lambda net: losses.stepwise_loss(net, three, 2), stepwise_batch),
+    "next token": causal(losses.next_token_loss, batch=next_token_batch),
+    "consistency": causal(losses.consistency_loss, SPEC, batch=pair_batch, rate=SLOW),
+    "cllm": causal(losses.cllm_loss, SPEC, batch=functools.partial(pair_batch, pairs=1), rate=SLOW),
+    "recurrent": recurrent(losses.recurrent_loss, three, 2, batch=next_token_batch, chunk=None),
+    "stepwise": recurrent(losses.stepwise_loss, three, 2, batch=stepwise_batch, chunk=None),
     "recurrent consistency": recurrent(
-        lambda net: losses.recurrent_consistency_loss(net, three, 2, SPEC, RULES), pair_batch
+        losses.recurrent_consistency_loss, three, 2, SPEC, RULES, batch=pair_batch, chunk=None
     ),
-    "masked diffusion": Objective(
-        lambda: tiny_denoiser(),
-        lambda: tiny_denoiser_params(),
-        lambda: losses.masked_diffusion_loss(tiny_denoiser(), MASKED, chunk=3),
-        denoiser_batch,
-    ),
-    "self-distillation": Objective(
-        lambda: tiny_denoiser(),
-        lambda: tiny_denoiser_params(),
-        lambda: losses.self_distillation_loss(tiny_denoiser(), MASKED, chunk=3),
-        denoiser_batch,
+    "masked diffusion": denoiser(losses.masked_diffusion_loss, MASKED, batch=denoiser_batch),
+    "self-distillation": denoiser(
+        losses.self_distillation_loss,
+        MASKED,
+        batch=denoiser_batch,
         teacher=lambda: tiny_denoiser_params(seed=1),
         rate=SLOW,
     ),
-    "block diffusion": Objective(
-        lambda: tiny_blocks(),
-        lambda: tiny_blocks_params(),
-        lambda: losses.block_diffusion_loss(tiny_blocks(), MASKED, chunk=3),
-        block_batch,
+    "block diffusion": on(
+        tiny_blocks, tiny_blocks_params, losses.block_diffusion_loss, MASKED, batch=block_batch
     ),
     "residual": Objective(
-        lambda: tiny_head(),
-        lambda: tiny_head_params(),
-        lambda: losses.residual_loss(tiny_blocks(), tiny_head(), MASKED),
+        tiny_head,
+        tiny_head_params,
+        residual,
         block_batch,
-        frozen=lambda: tiny_blocks_params(),
+        frozen=tiny_blocks_params,
         scale=float(np.log(32)),  # a cross-entropy of 32 tokens less an entropy: 0.01 of 3
     ),
 }
@@ -167,8 +171,11 @@ MADE = {name: row.batch for name, row in OBJECTIVES.items()}
 SHARE = np.asarray([1.0, 0.5, 0.0, 0.0])
 
 
-def unequal(name: str, seed: int = 1) -> dict[str, Any]:
-    """The batch of the table, with unequal numbers of trained tokens in its rows and none in the last two."""
+def unequal(name: str, seed: int = 1, drawn: bool = False) -> dict[str, Any]:
+    """The batch of the table, with unequal numbers of trained tokens in its rows and none in the last two.
+
+    It brings its noise unless that is `drawn` by the loss.
+    """
     batch = dict(MADE[name](seed))
     some = np.arange(LENGTH) < SHARE[:, None] * LENGTH
     if "pairs" in batch:
@@ -179,7 +186,7 @@ def unequal(name: str, seed: int = 1) -> dict[str, Any]:
         batch["labelled"] &= some
     if "prompt_weights" in batch:
         batch["prompt_weights"] = (np.arange(4) < SHARE[:, None] * 4).astype(np.float32)
-    return jax.tree.map(jnp.asarray, batch | fixed_noise(name, seed))
+    return jax.tree.map(jnp.asarray, batch | ({} if drawn else fixed_noise(name, seed)))
 
 
 def fixed_noise(name: str, seed: int) -> dict[str, np.ndarray]:

@@ -64,6 +64,7 @@ def test_stream_on_a_terminal_shows_candidates_in_another_colour(folder, capsys,
     assert text.split("\n")[-1] in out
 
 
+@pytest.mark.slow
 def test_samples_and_stop_strings(folder, capsys):
     more = ["--samples", "2", "--temperature", "1.0", "--stop", "a", "--stop", "e"]
     assert cli.main(generate_arguments(folder, *more, decoder="autoregressive")) == 0

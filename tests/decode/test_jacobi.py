@@ -33,6 +33,7 @@ def state_and_commits(state, info):
     return state, info.committed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stub", "options", "spawn"),
     [

@@ -157,6 +157,7 @@ def sums(order: str) -> Any:
     return lambda **knobs: np.asarray(decode.run(decoder, None, request, decoder.Knobs(**knobs)).tokens)
 
 
+@pytest.mark.slow
 def test_sums_are_right_the_more_often_the_more_steps_there_are():
     found = {steps: 100 * SumDenoiser().valid(sums("random")(steps=steps)).mean() for steps in VALID}
     assert found == pytest.approx(VALID, abs=1.5)

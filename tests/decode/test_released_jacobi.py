@@ -73,6 +73,7 @@ def result_of(name: str) -> decode.Decoded:
     return decode.run(decoder_of(name), params(), request_of(), knobs_of(name))
 
 
+@pytest.mark.slow
 @EVERY
 def test_output_is_greedy_decoding_and_overruns_the_budget(name):
     result = result_of(name)

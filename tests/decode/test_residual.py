@@ -98,6 +98,7 @@ def test_a_head_without_confidence_is_the_base_decoder():
     assert (unsure.counts["head_calls"] > idle.counts["head_calls"]).all()
 
 
+@pytest.mark.slow
 def test_a_head_goes_on_while_it_is_sure():
     """Confidences fall with the distance from what is revealed: of three steps those that reach the threshold."""
     beside = float(np.exp(3.0) / (np.exp(3.0) + STUB.vocab_size - 1))
@@ -131,6 +132,7 @@ def model_run(decoder: Any, knobs: Any = None, head: bool = True, batch: Any = (
     return decode.run(bound, params if head else params["network"], request, knobs)
 
 
+@pytest.mark.slow
 def test_the_zero_head_takes_the_surest_of_a_call():
     """K steps of a head that adds nothing are one step with a quota of K + 1."""
     for steps, quota in ((1, 2), (3, 1)):
@@ -142,6 +144,7 @@ def test_the_zero_head_takes_the_surest_of_a_call():
         assert "head_calls" not in zero.counts
 
 
+@pytest.mark.slow
 def test_residuals_change_what_is_written():
     """A real head is heard, by its scale, and in both mixes."""
     texts = []
@@ -200,6 +203,7 @@ def test_a_liar_takes_back_nothing_that_a_schedule_adds():
     assert doubting.network_calls.tolist() == plain.network_calls.tolist()
 
 
+@pytest.mark.slow
 def test_a_head_that_agrees_vetoes_nothing():
     knobs = {"threshold": 0.3}
     right = run(decode.ResidualVeto, RIGHT, knobs, judge="change")

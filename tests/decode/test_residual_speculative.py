@@ -82,6 +82,7 @@ def slow(*values: Any) -> Any:
 # The base decoder's text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("rule", ["quotas", "dynamic", slow("static"), slow("threshold")])
 @pytest.mark.parametrize("head", HEADS)
@@ -110,6 +111,7 @@ def test_logits_about_the_next_position(head):
         assert_same(drafted("dynamic", head, "next", temperature), wanted)
 
 
+@pytest.mark.slow
 def test_stop_tokens_and_holes():
     """A draft that holds a stop token ends its row; given tokens in a block are seen by drafts."""
     stub, spec = on("own")
@@ -163,6 +165,7 @@ def test_calls_are_those_of_the_formula(head, options, formula):
     ]
 
 
+@pytest.mark.slow
 def test_adaptive_drafts():
     """No draft is sure enough, or enough is revealed: the base's calls; the head stores where nobody asks."""
     wanted = base("static")
@@ -224,6 +227,7 @@ def test_a_transformer_repeats_its_base(rule, temperature, alignment):
 # What the machine sees
 
 
+@pytest.mark.slow
 def test_infos_and_drafts():
     """What is verified in a call is what the state before it showed as drafts."""
     stub, spec = on("own")
@@ -258,6 +262,7 @@ def drafts_and_info(decoder):
 # Another rule, another length
 
 
+@pytest.mark.slow
 def test_positions_judged_one_by_one_are_not_lossless():
     network, params = tiny_blocks(), {"network": tiny_blocks_params(gain=3.0), "head": None}
     spec, request = TokenSpec(mask=31, alignment="own"), tiny_request(13, prompts=PROMPTS_OF_8)

@@ -104,6 +104,7 @@ def test_soft_gradients_are_finite_differences(top_p):
         assert not gradient["vectors"][0, 1].any(), "nothing reads what stands at a hole"
 
 
+@pytest.mark.slow
 def test_a_straight_token_is_read_as_it_is_and_has_the_gradient_of_a_mixture():
     """Tokens and values are those of `Masked`; where q is nearly a token both relaxations agree."""
     value, tokens, gradient = graded("straight_through")

@@ -57,6 +57,7 @@ class TestLikelihoods:
         expected = [4 * best, 3 * best + other, 2 * best, 0.0]
         np.testing.assert_allclose([score for score, _ in scores], expected, rtol=1e-4)
 
+    @pytest.mark.slow
     def test_agree_with_what_static_decoding_says_of_its_own_tokens(self):
         network, params = tiny_network("full", recurrence=2), tiny_params()
         prompts = [[3, 1, 4], [5, 9]]

@@ -5,6 +5,7 @@ stub networks whose answers are known: every law that can be stated without know
 `REAL` and `CAUSAL` hold some of them for small models of random weights.
 """
 
+import collections
 import dataclasses
 import functools
 from typing import Any
@@ -12,11 +13,14 @@ from typing import Any
 import decoders_block
 import house_decoders as house
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoder_rows import (
+    BUDGET,
     REPEATING,
     SIZE,
+    STEPS,
     Row,
     canvas_row,
     causal_row,
@@ -40,7 +44,7 @@ from plain_recurrent import (
     static_count,
     wavefront_count,
 )
-from stubs import StubCausal, tiny_causal, tiny_network
+from stubs import StubCausal, tiny_causal, tiny_network, tiny_request
 
 from experiments import replicas
 from paradec_jax import decode
@@ -212,58 +216,35 @@ ROWS = {
         count=functools.partial(drafted_count, HEAD, 3),
     ),
 }
-# One row of each class is quick in the laws of `EVERY` and `COUNTED`. In the others only rows that go a way of their
-# own through the machine are quick, and none of the replicas that append, which studies alone run.
+# Every row is under the laws that share its three programs: a run, a trace, a row alone. Laws that compile more are
+# quick on one row of each class; slow are replicas that append, which studies alone run, and classes that go the same
+# way through the machine as another one.
 CLASSES = tuple({row.kind: name for name, row in reversed(ROWS.items())}.values())
-VARIANTS = (
-    "static-hasty",
-    "adaptive-argmax",
-    "speculative-one",
-    "wavefront-bursts",
-    "released-wavefront-fixed",
-    "jacobi-running-pool",
-    "jacobi-blocks-candidates",
-    "dual-cache-per-query",
-    "masked-groups",
-    "masked-single",
-    "masked-confidence",
-    "released-masked-cached",
-    "released-masked-sdtt",
-    *decoders_block.VARIANTS,
+SELDOM = (
+    *(
+        name
+        for name, row in ROWS.items()
+        if row.kind.__module__.startswith("experiments.replicas") and not row.kind.any_order
+    ),
+    "wavefront-straight-through",
+    "lookahead",
+    "prompt-lookup",
+    "dual-cache",
 )
 
 
-def over(rows: Any, slow: tuple[str, ...]) -> Any:
+def over(rows: Any, slow: tuple[str, ...] = ()) -> Any:
     """A test of each of these rows, some of them slow."""
     names = [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in rows]
     return pytest.mark.parametrize("name", names)
 
 
-REPLICAS = tuple(
-    name
-    for name, row in ROWS.items()
-    if row.kind.__module__.startswith("experiments.replicas") and not row.kind.any_order
-)
-SELDOM = (
-    *VARIANTS,
-    *REPLICAS,
-    "static-continuous",
-    "adaptive-entropy",
-    "wavefront-buckets",
-    "wavefront-headway",
-    "wavefront-straight-through",
-    "lookahead",
-    "prompt-lookup",
-    "jacobi-candidates",
-    "dual-cache",
-    "any-order-shifted",
-)
-EVERY = over(ROWS, VARIANTS)
-COUNTED = over({name: row for name, row in ROWS.items() if row.count}, VARIANTS)
-ALL = over(ROWS, SELDOM)
+EVERY = over(ROWS)
+COUNTED = over({name: row for name, row in ROWS.items() if row.count})
+CUT = over({name: row for name, row in ROWS.items() if not row.overruns})
+SAMPLED = over({name: row for name, row in ROWS.items() if not row.only_greedy})
 EACH_CLASS = over(CLASSES, SELDOM)
-CUT = over({name: row for name, row in ROWS.items() if not row.overruns}, SELDOM)
-SAMPLED = over({name: row for name, row in ROWS.items() if not row.only_greedy}, SELDOM)
+EACH_SAMPLED_CLASS = over([name for name in CLASSES if not ROWS[name].only_greedy], SELDOM)
 
 
 # On small models of random weights
@@ -298,15 +279,45 @@ def causal(kind: type, size: int = SIZE, **options: Any) -> Any:
 
 # What tests of the laws share
 
+NEWS = (BUDGET, 2, 6)
+
+
+def traced(
+    name: str, news: Any = NEWS, stop: tuple[int, ...] = (0,), network: Any = None, **knobs: Any
+) -> Any:
+    """The result of a row, and `record_all` of each step; JAX checks that no key is used twice (law 13)."""
+    row = ROWS[name]
+    with jax.debug_key_reuse(True):
+        request = tiny_request(news, stop=stop)
+        return decode.trace(
+            row.decoder(network), row.params, request, row.values(**knobs), n=STEPS, record=record_all
+        )
+
+
+@functools.cache
+def alone(name: str) -> list[tuple[decode.Decoded, collections.Counter]]:
+    """Each prompt by itself in a longer buffer, at temperature 3: its result, and what really ran, counted."""
+    row, ran = ROWS[name], collections.Counter()
+
+    def probe(counter: str) -> None:
+        ran[counter] += 1
+
+    decoder, results = row.decoder(row.network(probe=probe), size=SIZE + 7), []
+    request = tiny_request(NEWS, stop=(0,))
+    request = dataclasses.replace(
+        request, tokens=jnp.pad(request.tokens, [(0, 0), (0, 3)], constant_values=9)
+    )
+    for i in range(request.batch):
+        result = decode.run(decoder, row.params, request.take((i,)), row.values(temperature=3.0))
+        jax.effects_barrier()
+        results.append((result, ran.copy()))
+        ran.clear()
+    return results
+
 
 def record_all(state: Any, info: Any) -> Any:
     """Records a state, how many cache entries it trusts, and the info; one record, so that laws share a program."""
     return state, getattr(state, "cached", ()), info
-
-
-def record_length(state: Any, info: Any) -> Any:
-    """Records committed lengths."""
-    return state.rows.length
 
 
 def without_keys(tree: Any) -> Any:

@@ -177,14 +177,3 @@ BLOCKS = {
     "released-veto": head_row(replicas.ReleasedVeto, 2, knobs={"threshold": 0.5}),
     "lossy-position-wise": head_row(replicas.LossyPositionWise, 2, each=3),
 }
-VARIANTS = (
-    "block-next",
-    "block-unfused",
-    "block-random",
-    "elastic-one",
-    "residual-next",
-    "residual-zero",
-    "residual-speculative-next",
-    "residual-speculative-unfused",
-    "residual-speculative-random",
-)  # which `decoders.VARIANTS` explains

@@ -1,18 +1,16 @@
 """Known answers and honest counts (law 4), for every row of the table of decoders."""
 
-import collections
+from collections import Counter
 
-import jax
 import pytest
 from decoder_rows import BUDGET
-from decoders import ALL, COUNTED, ROWS
-from results import take
+from decoders import COUNTED, EVERY, ROWS, alone
 from stubs import PROMPTS, tiny_request
 
 from paradec_jax import decode
 
 
-@ALL
+@EVERY
 def test_tokens_are_the_known_ones(name):
     row = ROWS[name]
     if row.recurrence is None:
@@ -33,19 +31,11 @@ def test_counts_are_the_known_ones(name):
     assert list(counts) == [row.count(stub, len(p), n) for p, n in zip(PROMPTS, (BUDGET, 1, 6), strict=True)]
 
 
-@ALL
+@EVERY
 def test_counts_are_what_really_ran(name):
-    row = ROWS[name]
-    ran: collections.Counter = collections.Counter()
-
-    def probe(counter: str) -> None:
-        ran[counter] += 1
-
-    request = take(tiny_request(BUDGET), 1)
-    result = decode.run(row.decoder(row.network(probe=probe)), row.params, request, row.values())
-    jax.effects_barrier()
-    calls, _, *declared = names_of(row, result)
-    assert dict(ran) == {counter: int(result.counts[counter][0]) for counter in (calls, *declared)}
+    for result, ran in alone(name):
+        calls, _, *declared = names_of(ROWS[name], result)
+        assert ran == Counter({counter: int(result.counts[counter][0]) for counter in (calls, *declared)})
 
 
 def names_of(row, result) -> list[str]:

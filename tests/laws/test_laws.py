@@ -14,10 +14,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoder_rows import BUDGET, SIZE, STEPS
-from decoders import ALL, EACH_CLASS, EVERY, ROWS, SAMPLED, VARIANTS, record_all, without_keys
+from decoder_rows import BUDGET, STEPS
+from decoders import (
+    CLASSES,
+    EACH_CLASS,
+    EACH_SAMPLED_CLASS,
+    EVERY,
+    NEWS,
+    ROWS,
+    alone,
+    traced,
+    without_keys,
+)
 from results import listed, rows_of, take
 from stubs import PROMPTS, tiny_request
+from stubs.tiny import NEVER
 from tracing import nothing_is_traced
 
 from experiments import decoders as outside
@@ -28,7 +39,7 @@ from paradec_jax.decode.machine.knobs import unneeded, words_of
 
 
 def test_every_decoder_has_a_row():
-    """Every class that the package or `experiments` defines, and a quick row of each."""
+    """Every class that the package or `experiments` defines."""
     for package in (decode, outside, replicas):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
@@ -39,34 +50,31 @@ def test_every_decoder_has_a_row():
         defined |= {kind for kind in ours if not inspect.isabstract(kind)}
     listed_kinds = {row.kind for row in ROWS.values()}
     assert defined <= listed_kinds and len(defined) > 12, defined - listed_kinds
-    assert {row.kind for name, row in ROWS.items() if name not in VARIANTS} == listed_kinds
     bases = {base for kind in listed_kinds for base in kind.__bases__}
     assert all(inspect.isabstract(base) for base in bases), "a decoder subclasses another"
 
 
-# 1. Drivers agree
+# 1. Drivers agree, and use a key once (law 13)
 
 
 @EVERY
 def test_drivers_agree(name):
     row = ROWS[name]
-    decoder, knobs = row.decoder(), row.values(temperature=3.0)
-    request = tiny_request((BUDGET, 2, 5), stop=(0,))
-    result = listed(decode.run(decoder, row.params, request, knobs))
-    traced, _ = decode.trace(decoder, row.params, request, knobs, n=STEPS, record=record_all)
-    assert listed(traced) == result
+    request = tiny_request(NEWS, stop=(0,))
+    result = listed(decode.run(row.decoder(), row.params, request, row.values(temperature=3.0)))
+    assert listed(traced(name, temperature=3.0)[0]) == result
     assert (np.array(result["reasons"]) > 0).all()
 
 
 @EACH_CLASS
 def test_a_rollout_is_a_trace(name):
     row = ROWS[name]
-    decoder, request = row.decoder(), tiny_request((BUDGET, 2, 5), stop=(0,))
+    decoder, request = row.decoder(), tiny_request(NEWS, stop=(0,))
     knobs = decoder.knobs(row.values(temperature=3.0))
     rollout = jax.jit(lambda r, k: decode.rollout(decoder, row.params, r, k, n=STEPS, segment=4, record=both))
     rolled, records = rollout(request, knobs)
-    traced, (states, _, infos) = decode.trace(decoder, row.params, request, knobs, n=STEPS, record=record_all)
-    assert listed(rolled) == listed(traced)
+    result, (states, _, infos) = traced(name, temperature=3.0)
+    assert listed(rolled) == listed(result)
     for some, others in zip(records, (states.rows, infos), strict=True):
         some, others = without_keys(some), without_keys(others)
         jax.tree.map(np.testing.assert_array_equal, some, others)
@@ -79,23 +87,25 @@ def both(state, info):
 
 @EACH_CLASS
 def test_a_stream_is_a_run(name):
+    """Of two rows, whose programs the queue shares."""
     row = ROWS[name]
     decoder, knobs = row.decoder(), row.values(temperature=3.0)
-    request, params = tiny_request((BUDGET, 2, 5), stop=(0,)), decoder.prepare(row.params)
+    request, params = tiny_request(NEWS, stop=(0,)), decoder.prepare(row.params)
     states, lengths, drafts = [], [], set()
-    for state, info in decode.stream(decoder, params, request, knobs, every=2):
+    for state, info in decode.stream(decoder, params, take(request, 0, 1), knobs, every=2):
         assert (info is None) == (not states or jax.tree.leaves(info) == [])
         drafts.add(decoder.drafts(state).shape)
         states.append(listed(decoder.finish(state)))
         lengths.append(states[-1]["lengths"])
-    assert states[-1] == listed(decode.run(decoder, row.params, request, knobs))
+    together = decode.run(decoder, row.params, request, knobs)
+    assert row.own(states[-1]) == row.own(rows_of(together, 0, 1))
     assert (np.diff(lengths, axis=0) >= 0).all() and len(drafts) == 1 and len(drafts.pop()) == 2
 
 
-@SAMPLED
+@EACH_SAMPLED_CLASS
 def test_greedy_programs_are_those_of_temperature_0(name):
     row = ROWS[name]
-    request = tiny_request((BUDGET, 2, 5), stop=(0,))
+    request = tiny_request(NEWS, stop=(0,))
     result = listed(decode.run(row.decoder(), row.params, request, row.values()))
     assert listed(decode.run(row.decoder(greedy=True), row.params, request, row.values())) == result
     with pytest.raises(ValueError, match=r"is greedy, so temperature must be 0, not 3\.0"):
@@ -105,28 +115,22 @@ def test_greedy_programs_are_those_of_temperature_0(name):
 # 3. Row independence, and rows that are finished
 
 
-@ALL
+@EVERY
 def test_rows_are_independent(name):
+    """At another place of the batch; alone in a longer buffer, after a prompt that is padded further."""
     row = ROWS[name]
-    params, knobs = row.params, row.values(temperature=3.0)
-    request = tiny_request((BUDGET, 2, 6), stop=(0,))
-    together = decode.run(row.decoder(), params, request, knobs)
-    longer = dataclasses.replace(request, tokens=jnp.pad(request.tokens, [(0, 0), (0, 3)], constant_values=9))
-    longer = decode.run(row.decoder(size=SIZE + 7), params, longer, knobs)
-    assert rows_of(longer, 0, 1, 2, columns=together.tokens.shape[1]) == listed(together)
-    swapped = decode.run(row.decoder(), params, take(request, 2, 0, 1), knobs)
+    knobs, request = row.values(temperature=3.0), tiny_request(NEWS, stop=(0,))
+    together = decode.run(row.decoder(), row.params, request, knobs)
+    swapped = decode.run(row.decoder(), row.params, take(request, 2, 0, 1), knobs)
     assert rows_of(swapped, 1, 2, 0) == listed(together)
-    for i in range(len(PROMPTS)):
-        alone = listed(decode.run(row.decoder(), params, take(request, i), knobs))
-        assert row.own(alone) == row.own(rows_of(together, i))
+    for i, (result, _) in enumerate(alone(name)):
+        found = rows_of(result, 0, columns=together.tokens.shape[1])
+        assert row.own(found) == row.own(rows_of(together, i))
 
 
-@ALL
+@EVERY
 def test_finished_rows_do_not_move(name):
-    row = ROWS[name]
-    decoder, request = row.decoder(), tiny_request((BUDGET, 1, 4))
-    _, records = decode.trace(decoder, row.params, request, row.values(), n=STEPS, record=record_all)
-    states, cached, _ = records
+    states, cached, _ = traced(name, (BUDGET, 1, 4), stop=(NEVER,))[1]
     cache, cached = getattr(states, "cache", ()), np.asarray(cached)
     cache, rows = without_keys(cache), without_keys(states.rows)
     done = rows.reason > 0
@@ -147,7 +151,7 @@ def test_finished_rows_do_not_move(name):
 # 5. Compile once
 
 
-@ALL
+@EVERY
 def test_knobs_and_equal_decoders_share_a_program(name):
     row = ROWS[name]
     params, request = row.params, tiny_request(BUDGET, stop=(0,))
@@ -181,7 +185,7 @@ def spelled(number, types):
     return [kind(number) for kind in types]
 
 
-@SAMPLED
+@EACH_SAMPLED_CLASS
 def test_knobs_can_be_mapped(name):
     row = ROWS[name]
     decoder, request = row.decoder(), tiny_request(BUDGET)
@@ -194,7 +198,7 @@ def test_knobs_can_be_mapped(name):
         assert listed(jax.tree.map(lambda x, i=i: x[i], mapped)) == listed(single)
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if name not in VARIANTS])
+@pytest.mark.parametrize("name", CLASSES)
 def test_one_number_for_all_rows(name):
     """A knob a row is refused before anything is traced."""
     row = ROWS[name]
@@ -204,14 +208,3 @@ def test_one_number_for_all_rows(name):
                 ValueError, match=r"top_p must be one number for all rows, not of shape \(3,\)"
             ):
                 driver(row.decoder(), row.params, tiny_request(BUDGET), row.values(top_p=np.full(3, 0.9)))
-
-
-# 13. A key is used once
-
-
-@EACH_CLASS
-def test_keys_are_used_once(name):
-    row = ROWS[name]
-    decoder, knobs = row.decoder(), row.values(temperature=3.0)
-    with jax.debug_key_reuse(True):
-        decode.run(decoder, row.params, tiny_request((BUDGET, 2, 5), seed=7), knobs, max_steps=3)

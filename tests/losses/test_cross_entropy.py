@@ -4,19 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from objectives import MASKED, OBJECTIVES, SPEC
 from scipy.special import log_softmax
-from stubs import (
-    tiny_blocks,
-    tiny_blocks_params,
-    tiny_causal,
-    tiny_causal_params,
-    tiny_denoiser,
-    tiny_denoiser_params,
-    tiny_head,
-    tiny_head_params,
-)
 
-from paradec_jax.config import TokenSpec
 from paradec_jax.losses import ResidualRules, cllm_loss, residual_loss, self_distillation_loss
 from paradec_jax.losses.cross_entropy import cross_entropy, soft_cross_entropy, token_losses
 
@@ -85,36 +75,20 @@ class Watched:
         return self._network.logits(params["gathered"], hidden)
 
 
-TEXT, MASKED = jnp.arange(3, 19).reshape(2, 8), TokenSpec(mask=31, alignment="own")
-PAIRS = dict.fromkeys(("noisy", "clean"), TEXT[:, None, :3])
-PROMPTS = {"prompt": TEXT, "prompt_lengths": jnp.full(2, 8), "pairs": jnp.ones(2, jnp.int32)}
-BLOCKS = {
-    "tokens": TEXT,
-    "labelled": jnp.ones((2, 8), bool),
-    "positions": jnp.broadcast_to(jnp.arange(8), (2, 8)),
-}
-
-
 @pytest.mark.parametrize("name", ["cllm", "residual", "self-distillation"])
 def test_losses_gather_an_output_matrix_outside_of_their_chunks(name):
     """Once a pass over the positions: of CLLM's student; of the head's own two steps and of what judges them; of the
 
     step that the teacher draws, of the student and of the teacher.
     """
-    if name == "cllm":
-        network, params, frozen, batch = Watched(tiny_causal()), tiny_causal_params(), None, PROMPTS | PAIRS
-        loss, times = cllm_loss(network, TokenSpec(stop=(2,), pad=0), chunk=3), 1
-    elif name == "residual":
-        network, params, frozen, batch = (
-            Watched(tiny_blocks()),
-            tiny_head_params(),
-            tiny_blocks_params(),
-            BLOCKS,
-        )
-        loss, times = residual_loss(network, tiny_head(), MASKED, ResidualRules(2, tokens="own"), chunk=3), 3
+    row = OBJECTIVES[name]
+    frozen = {"teacher": row.teacher(), "round": jnp.int32(0)} if row.teacher() else row.frozen()
+    network = Watched(OBJECTIVES["block diffusion"].network() if name == "residual" else row.network())
+    if name == "residual":
+        loss = residual_loss(network, row.network(), MASKED, ResidualRules(2, tokens="own"), chunk=3)
+    elif name == "cllm":
+        loss = cllm_loss(network, SPEC, chunk=3)
     else:
-        network, params, batch = Watched(tiny_denoiser()), tiny_denoiser_params(), {"tokens": TEXT}
-        frozen = {"teacher": params, "round": jnp.int32(0)}
-        loss, times = self_distillation_loss(network, MASKED, chunk=3), 3
-    jax.eval_shape(loss, params, frozen, batch, jax.random.key(0))
-    assert network.gathered == times
+        loss = self_distillation_loss(network, MASKED, chunk=3)
+    jax.eval_shape(loss, row.params(), frozen, row.batch(1), jax.random.key(0))
+    assert network.gathered == (1 if name == "cllm" else 3)

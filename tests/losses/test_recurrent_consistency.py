@@ -95,22 +95,6 @@ def test_the_recurrence_is_drawn_at_the_step_of_the_batch(params, batch):
     assert [float(terms["recurrence"]) for terms in drawn] == [2.0, 5.0]
 
 
-def test_training_brings_noisy_blocks_to_the_clean_ones(params, batch):
-    loss = recurrent_consistency_loss(NETWORK, always(2), 2, SPEC, RULES)
-    optimizer = optax.adam(1e-2)
-
-    @jax.jit
-    def update(carry, key):
-        params, state = carry
-        (_, terms), gradient = jax.value_and_grad(loss, has_aux=True)(params, params, batch, key)
-        updates, state = optimizer.update(gradient, state)
-        return (optax.apply_updates(params, updates), state), terms
-
-    carry, keys = (params, optimizer.init(params)), jax.random.split(jax.random.key(6), 60)
-    terms = jax.lax.scan(update, carry, keys)[1]
-    assert terms["agreement"][-1] == 1.0 and terms["ar"][-1] < 0.2 * terms["ar"][0]
-
-
 def test_the_state_is_that_of_each_position(params):
     """Both copies of a token start from states of their own, and all of them depend on the key."""
     tokens, positions = jnp.array([[5, 6, 6]]), jnp.array([[0, 1, 1]])
@@ -124,14 +108,3 @@ def test_the_state_is_that_of_each_position(params):
     hidden = [read(seed) for seed in (0, 1)]
     assert not np.allclose(hidden[0][0, 1], hidden[0][0, 2])
     assert not np.allclose(hidden[0], hidden[1])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"filler_share": 1.5}, "filler_share must be in"), ({"backprop_depth": 0}, "backprop_depth must be")],
-)
-def test_values_without_sense_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        recurrent_consistency_loss(
-            NETWORK, **{"draw": always(1), "backprop_depth": 1, "spec": SPEC, "rules": RULES} | arguments
-        )

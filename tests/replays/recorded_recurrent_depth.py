@@ -42,15 +42,10 @@ def names(kind: str, pattern: str) -> list[str]:
     return [name for name in arrays(kind) if re.fullmatch(pattern, name)] if kind in RUNS else []
 
 
-def cases(kind: str, quick: int | None = None) -> list:
-    """Cases of a run as parameters, those that share a program next to each other; slow beyond the first `quick`."""
+def cases(kind: str) -> list:
+    """Cases of a run as parameters."""
     listed = RUNS[kind]["cases"] if kind in RUNS else []
-    slow = [False if quick is None else i >= quick for i in range(len(listed))]
-    names = [str(case.get("name", case.get("case"))) for case in listed]
-    return [
-        pytest.param(case, id=name, marks=[pytest.mark.slow] * late)
-        for case, name, late in zip(listed, names, slow, strict=True)
-    ]
+    return [pytest.param(case, id=str(case.get("name", case.get("case")))) for case in listed]
 
 
 @functools.cache

@@ -1,11 +1,14 @@
 """Rules of `decode.rules` on recorded confidences of LLaDA, Fast-dLLM and Dream: who is revealed in each call.
 
-The folder is `PARADEC_GOLDEN/baselines`, or `tests/golden/baselines`; every trace that lies there is replayed.
+The folder is `PARADEC_GOLDEN/baselines`, or `tests/golden/baselines`; every trace that lies there is replayed, with
+the settings that its traces.json names. A setting that no replay reads is an error.
 """
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,8 +34,34 @@ def stored(part: str) -> list:
     return [(part, name) for name in names if (FOLDER / part / f"trace_{name}.npz").is_file()]
 
 
-def read(part: str, name: str) -> tuple[dict, dict, int]:
-    settings = json.loads((FOLDER / part / "traces.json").read_text())[name]
+TOLD = {"prompt_seed", "margins", "unique_token_ratio", "nfe_first_release"}  # of the recording, not of a run
+# What decides logits and confidences: the arrays hold both as the program had them.
+NETWORK = {"cache", "cfg_scale", "logits_eos_inf"}
+
+
+class Settings(dict):
+    """The settings of a trace; `read` holds those that were asked for."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read |= {name} & self.keys()
+        return super().get(name, default)
+
+    def all_read(self) -> None:
+        assert self.keys() - TOLD - NETWORK == self.read, (
+            "settings that no replay reads, or that are not there"
+        )
+
+
+def read(part: str, name: str) -> tuple[Settings, dict, int]:
+    settings = Settings(json.loads((FOLDER / part / "traces.json").read_text())[name])
     config = FOLDER / part / "config.json"
     mask = json.loads(config.read_text())["mask_token_id"] if config.is_file() else MASKS[part]
     with np.load(FOLDER / part / f"trace_{name}.npz", allow_pickle=False) as file:
@@ -63,42 +92,90 @@ def blocks_of(settings: dict, arrays: dict, mask: int) -> tuple[int, list[int], 
     return prompt, block, [call - first[b] for call, b in enumerate(block)]
 
 
+def check_shapes(settings: Settings, arrays: dict, mask: int, new: str) -> None:
+    """Rows, prompt, canvas, calls and what they reveal are those of the settings."""
+    rows, prompt = arrays["prompt"].shape
+    if "batch" in settings:  # Fast-dLLM's traces have one row without padding
+        real = arrays.get("attention_mask", np.ones((rows, prompt)))
+        assert (rows, prompt - real[0].sum()) == (settings["batch"], settings["left_pad_row0"])
+    assert (prompt, arrays["tokens"].shape[-1]) == (settings["prompt_length"], prompt + settings[new])
+    assert len(arrays["conf"]) == settings["forwards" if "forwards" in settings else "nfe"]
+    each = settings.get("revealed_per_step") or settings.get("revealed_per_forward")
+    revealed = ((arrays["tokens"][:-1] == mask) & (arrays["tokens"][1:] != mask)).sum(axis=(1, 2))
+    assert each is None or revealed.tolist() == each
+
+
+def check_confidences(arrays: dict, mask: int, rule: Callable[..., Any]) -> None:
+    """`rule(logits)` is what was recorded, in the calls that kept the network's scores."""
+    for call, logits in zip(arrays["logits_steps"], arrays["logits"], strict=True):
+        start, length = int(arrays["fwd_start"][call]), int(arrays["fwd_len"][call])
+        masked = arrays["tokens"][call][:, start : start + length] == mask
+        found = rule(jnp.asarray(logits[:, :length]))
+        want = arrays["conf"][call][:, start : start + length]
+        np.testing.assert_allclose(np.asarray(found)[masked], want[masked], rtol=1e-4, atol=5e-4)
+
+
 @pytest.mark.parametrize(("part", "name"), stored("llada") + stored("fast_dllm/llada"))
 def test_calls_reveal_what_llada_and_fast_dllm_reveal(part, name):
     settings, arrays, mask = read(part, name)
-    if "random_confidence" in arrays:
+    check_shapes(settings, arrays, mask, "gen_length")
+    drawn = settings.get("temperature", 0) != 0, settings.get("remasking") == "random"
+    if drawn[1]:
         arrays["conf"] = arrays["random_confidence"]
+    if not settings.get("confidence_eos_eot_inf") and not any(drawn):
+        check_confidences(arrays, mask, score.probability)
     length = settings["block_length"]
     prompt, block, number = blocks_of(settings, arrays, mask)
     per_block = settings["steps"] // (settings["gen_length"] // length)
+    threshold, factor = (settings.get(key) for key in ("threshold", "factor"))
 
     def rule(call, scores, masked, tokens):
         end = prompt + (block[call] + 1) * length
         open_ = jnp.asarray(masked & (np.arange(masked.shape[1]) < end))
-        if settings.get("threshold") is not None:
-            return reveal.threshold(scores, open_, settings["threshold"])
-        if settings.get("factor") is not None:
-            return reveal.factor(scores, open_, settings["factor"], last_is_free=True)
+        if threshold is not None:
+            return reveal.threshold(scores, open_, threshold)
+        if factor is not None:
+            return reveal.factor(scores, open_, factor, last_is_free=True)
         first = arrays["tokens"][block.index(block[call])]
         count = (first[:, end - length : end] == mask).sum(axis=1)
         return reveal.quota(scores, open_, reveal.share(jnp.asarray(count), per_block, number[call]))
 
     check(arrays, mask, rule)
+    settings.all_read()
 
 
-@pytest.mark.parametrize(
-    ("part", "name"),
-    [pair for pair in stored("dream") if not pair[1].startswith(("origin", "entropy_algtemp"))],
-)
+SCORES = {
+    "maskgit_plus": score.probability,
+    "origin": score.probability,
+    "topk_margin": score.margin,
+    "entropy": score.negative_entropy,
+}
+
+
+@pytest.mark.parametrize(("part", "name"), stored("dream"))
 def test_calls_reveal_what_dream_reveals(part, name):
-    _, arrays, mask = read(part, name)
-    calls = len(arrays["timesteps"]) - 1
+    """Who is revealed where no draw decides it; in every trace the times, the numbers and the confidences."""
+    settings, arrays, mask = read(part, name)
+    check_shapes(settings, arrays, mask, "max_new_tokens")
+    calls, eps = settings["steps"], settings["eps"]
+    np.testing.assert_allclose(arrays["timesteps"], np.linspace(1, eps, calls + 1), atol=1e-6)
+    chosen = {key: settings[key] for key in ("top_k", "top_p") if settings[key] is not None}
+    knobs = SamplingKnobs(settings["temperature"], **chosen)
+
+    def confidence(logits):
+        if chosen:
+            logits = jnp.log(filtered_probabilities(logits, knobs, top_p_rule="keep"))
+        return SCORES[settings["alg"]](logits)
+
+    check_confidences(arrays, mask, confidence)
 
     def rule(call, scores, masked, tokens):
         count = jnp.full(len(masked), masked.sum() // len(masked))  # one number for all rows of a batch
-        return reveal.quota(scores, jnp.asarray(masked), reveal.time_grid(count, call, calls))
+        return reveal.quota(scores, jnp.asarray(masked), reveal.time_grid(count, call, calls, eps))
 
-    check(arrays, mask, rule)
+    if settings["alg_temp"] is None and settings["alg"] != "origin":
+        check(arrays, mask, rule)
+    settings.all_read()
 
 
 @pytest.mark.skipif(not (FOLDER / "dream" / "sampler_units.npz").is_file(), reason="no sampler units there")

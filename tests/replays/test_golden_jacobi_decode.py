@@ -1,8 +1,7 @@
 """Recorded decoding of the original Jacobi Forcing programs, replayed network call by network call.
 
 The folder is `PARADEC_GOLDEN/jacobi`, or `tests/golden/jacobi`. Models, settings and prompts come from the names of
-files and arrays. Runs of equal static settings share a program, those of several models too. Only the
-narrowest drafts of each kind are quick; `-m slow` replays the others.
+files and arrays. Runs of equal static settings share a program, those of several models too.
 """
 
 import dataclasses
@@ -107,11 +106,7 @@ def group_of(case: Case) -> list[Case]:
 def parameters(*kinds: str) -> list:
     """Cases of some kinds as parameters, those that share a program next to each other."""
     listed = sorted((case for case in CASES if case.kind in kinds), key=lambda case: str(alike(case)))
-    smallest = min((case.block for case in listed), default=0)
-    return [
-        pytest.param(case, id=f"{case.model}-{case.tag}", marks=[pytest.mark.slow] * (case.block > smallest))
-        for case in listed
-    ]
+    return [pytest.param(case, id=f"{case.model}-{case.tag}") for case in listed]
 
 
 def test_folder_holds_recorded_runs():

@@ -33,7 +33,6 @@ from paradec_jax.losses.consistency import counted_pairs
 from paradec_jax.nn import masks
 
 pytestmark = pytest.mark.golden
-SLOW = pytest.mark.slow
 
 LOGITS = {"random": 3e-4}  # large random weights make large logits
 LOGITS_OTHERWISE = 1e-4
@@ -277,18 +276,7 @@ def global_norm(grads) -> float:
     return float(np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(grads))))
 
 
-def of_one_tag(found: list) -> list:
-    """The cases, slow ones beyond the first tag of each model: each is a program of its own."""
-    first = dict(reversed([case.values[:2] for case in found]))
-    return [
-        case
-        if case.values[1] == first[case.values[0]]
-        else pytest.param(*case.values, id=case.id, marks=SLOW)
-        for case in found
-    ]
-
-
-@pytest.mark.parametrize(("name", "tag", "sub"), of_one_tag(cases("train", "loss_total")))
+@pytest.mark.parametrize(("name", "tag", "sub"), cases("train", "loss_total"))
 def test_loss_and_gradient(name, tag, sub):
     case, rules = case_of(name, tag), rules_of(sub)
     loss, terms, grads = graded(name, case, rules)

@@ -36,7 +36,7 @@ def request_of(case: dict, extra: int = 0) -> decode.Request:
     )
 
 
-@pytest.mark.parametrize("case", cases("static_ar", quick=4))
+@pytest.mark.parametrize("case", cases("static_ar"))
 def test_static_autoregressive(case):
     decoder = decoder_of(decode.Static, case)
     knobs = decoder.Knobs(init_scale=case.get("init_scale", 1.0), **sampling_of(case))
@@ -49,7 +49,7 @@ def read_prompt(decoder, params, request, knobs):
     return decoder.read_prompt(params, request, knobs)
 
 
-@pytest.mark.parametrize("case", cases("adaptive", quick=6))
+@pytest.mark.parametrize("case", cases("adaptive"))
 def test_adaptive(case):
     decoder = decoder_of(
         replicas.ReleasedAdaptive,
@@ -87,7 +87,7 @@ def test_adaptive(case):
         assert np.nanmax(np.abs(measured[:, :checks] - recorded)) <= tolerance
 
 
-@pytest.mark.parametrize("case", cases("speculative", quick=3))
+@pytest.mark.parametrize("case", cases("speculative"))
 def test_speculative(case):
     lookahead = case["lookahead_for_draft"]
     decoder = decoder_of(

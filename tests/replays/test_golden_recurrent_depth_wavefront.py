@@ -142,13 +142,7 @@ class Recording:
                 assert np.max(np.abs(got - want), initial=0) <= tolerance, f"{name} of step {t}"
 
 
-def runs() -> list:
-    """All runs, every other one slow: each is a program of its own."""
-    slow = [pytest.mark.slow]
-    return [pytest.param(run, id=name, marks=slow * (i % 2)) for i, (name, run) in enumerate(WAVES.items())]
-
-
-@pytest.mark.parametrize("run", runs())
+@pytest.mark.parametrize("run", WAVES.values(), ids=WAVES)
 def test_released_wavefront(run):
     decoder, request, knobs = wave_of(run)
     recording = Recording(run)

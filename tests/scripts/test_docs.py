@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "experiments").glob("*/RESULTS.md"))
 PAGES = (
@@ -23,9 +25,7 @@ MODULE = re.compile(r"python -m ((?:convert|experiments)(?:\.\w+)*)")
 BESIDE = re.compile(r"(?<![\w/.])(?:results|figures|logs)/[\w./*-]*\w")  # of a page of results
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 WITH_CODE = [
-    pytest.param(page, id=page.stem, marks=() if page.stem == "README" else pytest.mark.slow)
-    for page in PAGES
-    if BLOCK.search(page.read_text(encoding="utf-8"))
+    pytest.param(page, id=page.stem) for page in PAGES if BLOCK.search(page.read_text(encoding="utf-8"))
 ]
 
 
@@ -74,7 +74,7 @@ def test_every_picture_of_a_paper_stands_in_its_results(page):
 def test_every_script_has_a_row_in_the_table():
     table = (ROOT / "experiments" / "README.md").read_text(encoding="utf-8")
     scripts = [
-        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
         for path in (ROOT / "experiments").glob("*/*.py")
         if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
     ]

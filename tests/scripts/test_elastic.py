@@ -15,6 +15,8 @@ from experiments.decoders.elastic import ElasticDenoising, choose_length
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 
+pytestmark = pytest.mark.slow
+
 SIZE, NEW = 32, 13
 LENGTHS = (2, 4, 8)
 MODEL = {"blocks": LENGTHS}
@@ -25,7 +27,7 @@ def request() -> decode.Request:
     return tiny_request((NEW, 4, 14), seed=2)
 
 
-@pytest.mark.parametrize("alignment", ["own", pytest.param("next", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("alignment", ["own", "next"])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_length_is_that_of_a_checkpoint_of_it(length, alignment):
     """The same parameters under a config whose own block has this length; also as the one choice, or the longest."""

@@ -171,6 +171,7 @@ def small_batch():
     }
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_decoding_at_each_recurrence(small_batch):
     params = init_params(NETWORK.config, jax.random.key(0))
     loss = jax.jit(stepwise_loss(NETWORK, lambda key, step: jnp.int32(2), 2))

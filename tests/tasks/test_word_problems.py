@@ -142,6 +142,7 @@ def test_draws_are_the_published_ones():
     assert item.prompt == f"Question: {question(item)}\nAnswer:\n"
 
 
+@pytest.mark.slow
 def test_splits_are_disjoint_across_seeds():
     questions = {split: set() for split in wp.SPLITS}
     for split, seed in itertools.product(wp.SPLITS, (0, 11)):

@@ -10,6 +10,7 @@ from noisy_regression import initial_params
 from paradec_jax.train import adamw, decay_mask, muon, warmup_stable_decay
 
 
+@pytest.mark.slow
 def test_decay_spares_norms_and_biases():
     params = initial_params()
     mask = decay_mask(params)
