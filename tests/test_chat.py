@@ -15,14 +15,8 @@ from paradec_jax.families import parameter_shapes
 
 # Of the form that Qwen2.5 has: a system message of its own, tools as JSON, results of tools in the user's turn.
 TEMPLATE = """\
-{%- if messages[0]['role'] == 'system' %}
-    {%- set system = messages[0]['content'] %}
-    {%- set turns = messages[1:] %}
-{%- else %}
-    {%- set system = 'Be of help.' %}
-    {%- set turns = messages %}
-{%- endif %}
-{{- '<|im_start|>system\\n' + system }}
+{%- set own = messages[0]['role'] == 'system' %}
+{{- '<|im_start|>system\\n' + (messages[0]['content'] if own else 'Be of help.') }}
 {%- if tools %}
     {{- '\\n<tools>' }}
     {%- for tool in tools %}
@@ -32,13 +26,11 @@ TEMPLATE = """\
     {{- '\\n</tools>' }}
 {%- endif %}
 {{- '<|im_end|>\\n' }}
-{%- for message in turns %}
-    {%- if message.role in ('user', 'assistant') %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-    {%- elif message.role == 'tool' %}
+{%- for message in (messages[1:] if own else messages) %}
+    {%- if message.role == 'tool' %}
         {{- '<|im_start|>user\\n<result>' + message.content + '</result><|im_end|>\\n' }}
     {%- else %}
-        {{- raise_exception('no role ' + message.role) }}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}

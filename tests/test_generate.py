@@ -131,7 +131,6 @@ def test_equal_buckets_share_one_program(model, tokenizer):
         ({"max_new_tokens": 2**40}, "max_new_tokens must be whole numbers of 32 bits, not 1099511627776"),
         ({"seed": 1.5}, "seed must be whole numbers of 64 bits, not 1.5"),
         ({"samples": 0}, "samples must be at least 1"),
-        ({"bucket": 0}, "bucket must be at least 1"),
         ({"every": 0}, "every must be at least 1"),
         ({"stop_strings": ["x", ""]}, "stop_strings must be a list"),
     ],

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import flatten_dict
 
 from paradec_jax import store
 from paradec_jax.config import TokenSpec
@@ -245,54 +245,33 @@ class TestLoad:
         assert len(errors) >= 1.9 * len(content) / 997
         assert all("\n" not in error for error in errors)
 
-    def test_other_values_under_the_same_name_are_noticed(self, saved, copy, tmp_path):
-        params = flatten_dict(make_model().params, sep="/")
+    def test_other_values_under_the_same_name_are_noticed(self, copy, tmp_path):
+        params = dict(make_model().params)
         params["adapter"] = params["adapter"] + 1
-        forged = dataclasses.replace(make_model(), params=unflatten_dict(params, sep="/"))
-        store.save(tmp_path / "forged", forged)
-        shutil.copy(saved / "config.json", tmp_path / "forged" / "config.json")
+        store.save(tmp_path / "forged", dataclasses.replace(make_model(), params=params))
+        shutil.copy(copy / "config.json", tmp_path / "forged" / "config.json")
         with pytest.raises(StoreError, match="adapter differs from its digests"):
             store.load(tmp_path / "forged")
-        assert_same(store.load(tmp_path / "forged", verify=False).params, forged.params)
+        assert_same(store.load(tmp_path / "forged", verify=False).params, params)
 
 
-class TestShards:
-    def test_round_trip(self, tmp_path):
-        store.save(tmp_path / "model", make_model(), max_shard_bytes=2000)
-        files = sorted(path.name for path in (tmp_path / "model").glob("*.safetensors"))
-        assert len(files) > 10 and files[0] == f"network-00001-of-{len(files):05d}.safetensors"
-        index = json.loads((tmp_path / "model" / INDEX).read_text())
-        assert sorted(set(index["weight_map"].values())) == files
-        assert_same(store.load(tmp_path / "model").params, make_model().params)
-        store.save(tmp_path / "whole", make_model())
-        assert store.fingerprint(tmp_path / "whole") == store.fingerprint(tmp_path / "model")
-        (tmp_path / "model" / files[3]).unlink()
-        with pytest.raises(StoreError, match=f"shard .*{files[3]} is missing"):
-            store.load(tmp_path / "model")
-
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            (lambda m: m.update(adapter="../a"), "places tensor adapter in '../a', which is no file name"),
-            (lambda m: m.update(more=m["adapter"]), "tensor more is listed in an index, but .* not hold it"),
-            (lambda m: m.clear(), "no weight_map"),
-        ],
-    )
-    def test_index_that_is_wrong(self, tmp_path, change, message):
-        store.save(tmp_path / "model", make_model(), max_shard_bytes=2000)
-        path = tmp_path / "model" / INDEX
-        index = json.loads(path.read_text())
-        change(index["weight_map"])
-        path.write_text(json.dumps(index))
-        with pytest.raises(StoreError, match=message) as caught:
-            store.load(tmp_path / "model")
-        assert "\n" not in str(caught.value)
+def test_shards(tmp_path):
+    store.save(tmp_path / "model", make_model(), max_shard_bytes=2000)
+    files = sorted(path.name for path in (tmp_path / "model").glob("*.safetensors"))
+    assert len(files) > 10 and files[0] == f"network-00001-of-{len(files):05d}.safetensors"
+    index = json.loads((tmp_path / "model" / INDEX).read_text())
+    assert sorted(set(index["weight_map"].values())) == files
+    assert_same(store.load(tmp_path / "model").params, make_model().params)
+    store.save(tmp_path / "whole", make_model())
+    assert store.fingerprint(tmp_path / "whole") == store.fingerprint(tmp_path / "model")
+    (tmp_path / "model" / files[3]).unlink()
+    with pytest.raises(StoreError, match=f"shard .*{files[3]} is missing"):
+        store.load(tmp_path / "model")
 
 
 def test_fingerprints_tell_models_apart(tmp_path):
     model, found = make_model(), []
-    params = flatten_dict(model.params, sep="/")
-    other = unflatten_dict(params | {"adapter": params["adapter"] + 1}, sep="/")
+    other = model.params | {"adapter": model.params["adapter"] + 1}
     shapes = ({}, {"rope_base": 7.0}, {"mean_recurrence": 5}, {"remat": "iteration"})
     models = [dataclasses.replace(model, config=dataclasses.replace(CONFIG, **shape)) for shape in shapes]
     blocks = [make_model(dataclasses.replace(BLOCKS, block=block)) for block in (4, 8)]

@@ -1,7 +1,6 @@
 """A residual head as a part of its backbone's folder: round trips, what it is known by, heads of other backbones."""
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 import test_store
-from test_store import assert_same
+from test_store import assert_same, edit
 
 from paradec_jax import store
 from paradec_jax.config import ResidualHeadConfig, TokenSpec
@@ -40,13 +39,6 @@ def saved(tmp_path_factory) -> Path:
 @pytest.fixture
 def copy(saved, tmp_path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "model"))
-
-
-def edit(folder: Path, change) -> None:
-    """Applies `change` to the parts in config.json."""
-    description = json.loads((folder / "config.json").read_text())
-    change(description["parts"])
-    (folder / "config.json").write_text(json.dumps(description))
 
 
 def test_load_gives_back_what_save_got(saved, tmp_path):
@@ -119,13 +111,25 @@ def test_save_refuses_what_has_no_blocks_and_parameters_that_are_wrong(tmp_path)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda p: p["residual_head"].pop("backbone"), "was trained on another backbone .fingerprint None."),
-        (lambda p: p["residual_head"].update(family="causal"), "must be one of residual_head, not 'causal'"),
-        (lambda p: p["residual_head"]["config"].update(layers=9), "must be 1 to 8, not 9"),
-        (lambda p: p["residual_head"]["config"].update(layers=1), "layer_1.* is there"),
-        (lambda p: p["residual_head"]["config"].update(block=2), "has block 2, but the backbone has 4"),
-        (lambda p: p["residual_head"]["sha256"].update(fusion=["0"]), "fusion differs from its digests"),
-        (lambda p: p.update(residual_head=3), "no part called residual_head"),
+        (
+            lambda d, p: d["parts"]["residual_head"].pop("backbone"),
+            "was trained on another backbone .fingerprint None.",
+        ),
+        (
+            lambda d, p: d["parts"]["residual_head"].update(family="causal"),
+            "must be one of residual_head, not 'causal'",
+        ),
+        (lambda d, p: d["parts"]["residual_head"]["config"].update(layers=9), "must be 1 to 8, not 9"),
+        (lambda d, p: d["parts"]["residual_head"]["config"].update(layers=1), "layer_1.* is there"),
+        (
+            lambda d, p: d["parts"]["residual_head"]["config"].update(block=2),
+            "has block 2, but the backbone has 4",
+        ),
+        (
+            lambda d, p: d["parts"]["residual_head"]["sha256"].update(fusion=["0"]),
+            "fusion differs from its digests",
+        ),
+        (lambda d, p: d["parts"].update(residual_head=3), "no part called residual_head"),
     ],
 )
 def test_config_that_is_wrong(copy, change, message):

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.tasks import vocabulary
 from experiments.tasks import words as wp
-from paradec_jax.tokenizer import StreamDecoder, Tokenizer
+from paradec_jax.tokenizer import Tokenizer
 
 TEXTS = [
     "",
@@ -73,23 +73,6 @@ def test_prompt_and_solution_split_at_a_token(tokenizer):
     item = wp.problem(0, 0, "train", 4)
     joined = tokenizer.encode(item.prompt + item.solution)
     assert joined == tokenizer.encode(item.prompt) + tokenizer.encode(item.solution)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_stream_gives_whole_characters(tokenizer, size):
-    for text in every_text()[:40]:
-        ids, stream = tokenizer.encode(text), StreamDecoder(tokenizer)
-        pieces = [stream.push(ids[i : i + size]) for i in range(0, len(ids), size)]
-        assert all("�" not in piece for piece in pieces) or "�" in text
-        assert "".join([*pieces, stream.finish()]) == text
-
-
-def test_stream_keeps_a_broken_tail_until_the_end(tokenizer):
-    stream = StreamDecoder(tokenizer)
-    first, *rest = tokenizer.encode("é")
-    assert stream.push([first]) == ""
-    assert stream.finish() == "�"
-    assert stream.push([first, *rest]) == "é"
 
 
 def test_save_and_load(tmp_path, tokenizer):

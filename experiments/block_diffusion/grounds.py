@@ -17,12 +17,12 @@ import numpy as np
 
 from experiments.tasks import build_tokenizer, denoising_spec
 from experiments.tasks.batches import Batch, Bucket, Mixture
-from experiments.tasks.block_batches import ChainBatchMaker, block_batch_maker
+from experiments.tasks.block_batches import ChainBatchMaker, block_batches
 from experiments.tasks.chains import Followers
 from experiments.tasks.words import problem
 from paradec_jax import Model
 from paradec_jax.config import TokenSpec
-from paradec_jax.data.endless import endless
+from paradec_jax.data.endless import Endless
 from paradec_jax.data.text import character_spec, character_tokenizer
 from paradec_jax.io import atomic_write_text
 from paradec_jax.losses import BlockRules, block_diffusion_loss
@@ -75,7 +75,7 @@ class Words:
 
     def maker(self, seed: int, batch_tokens: int, block: int, split: str = "train") -> Callable[[int], Batch]:
         """Batch i."""
-        return block_batch_maker(
+        return block_batches(
             self.tokenizer(),
             seed=seed,
             block=block,
@@ -85,7 +85,7 @@ class Words:
             buckets=BUCKETS,
             mixture=self.mixture,
             length=self.length,
-        )
+        ).make
 
     def held_out(self, batch_tokens: int, block: int) -> Callable[[int], Batch]:
         """Batch i of problems of 3 and 4 steps from the tuning split, one a row."""
@@ -149,7 +149,7 @@ Ground = Words | Chains
 
 def batches_of(ground: Ground, seed: int, batch_tokens: int, block: int) -> Any:
     """A resumable iterator over training batches."""
-    return endless(ground.maker(seed, batch_tokens, block), prefetch=2)
+    return Endless(ground.maker(seed, batch_tokens, block))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

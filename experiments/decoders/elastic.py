@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.block.canvas import (
     BlockCall,
     BlockCanvas,
@@ -38,7 +39,7 @@ from paradec_jax.decode.block.canvas import (
     read_prompt,
 )
 from paradec_jax.decode.block.denoising import Denoised
-from paradec_jax.decode.block.rules import DenoisingKnobs, check_rule, choose
+from paradec_jax.decode.block.rules import RULES, DenoisingKnobs, choose
 from paradec_jax.decode.machine.candidates import Shape, on_smallest
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import check_range, knob
@@ -114,7 +115,7 @@ class ElasticDenoising(DecoderBase):
     any_order: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_rule(self.rule)
+        check_words(self, rule=RULES)
         if self.lengths is not None:
             check_lengths(self.lengths)
 

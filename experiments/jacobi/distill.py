@@ -296,7 +296,7 @@ def train(
     Further options are those of `fit`.
     """
     stage = recipe.rounds[which]
-    indices = kept(trajectories, stop=model.token_spec.stop, unique="prompt")
+    indices = kept(trajectories, stop=model.token_spec.stop, unique=True)
     if len(indices) == 0:
         raise SystemExit(f"round {which}: every answer repeats one token too often to be learned from")
     data: DataIterator = pair_batches(

@@ -28,7 +28,8 @@ from experiments.common.watch import Watch
 from experiments.masked_diffusion.held_out import HeldOut
 from experiments.masked_diffusion.train import finish, one_text
 from paradec_jax import Model, TokenSpec, load, store
-from paradec_jax.data.text import Text, WindowMaker, text_batches
+from paradec_jax.data.endless import Endless
+from paradec_jax.data.text import Text, WindowMaker
 from paradec_jax.losses.self_distillation import DistillationRules, self_distillation_loss
 from paradec_jax.models import batch_flops
 from paradec_jax.models.update_work import BACKWARD
@@ -172,7 +173,7 @@ def all_rounds(
     return fit(
         objective(recipe, model.network, model.token_spec),
         dict(model.params),
-        text_batches(WindowMaker(source.train[0], recipe.seed, recipe.rows, length), source.digest),
+        Endless(WindowMaker(source.train[0], recipe.seed, recipe.rows, length), digest=source.digest),
         teacher=dict(model.params),
         rounds=Rounds(recipe.updates, recipe.weights, recipe.reset_optimizer, recipe.reset_ema),
         optimizer=optimizer_of(recipe),

@@ -25,7 +25,8 @@ from experiments.common.watch import Watch
 from experiments.masked_diffusion.held_out import HeldOut
 from paradec_jax import Model, store
 from paradec_jax.config import CausalConfig, MaskedDiffusionConfig, TokenSpec
-from paradec_jax.data.text import Text, WindowMaker, character_spec, read_text, text_batches
+from paradec_jax.data.endless import Endless
+from paradec_jax.data.text import Text, WindowMaker, character_spec, read_text
 from paradec_jax.families import PRESETS, init_params
 from paradec_jax.losses import masked_diffusion_loss, next_token_loss
 from paradec_jax.losses.masked_diffusion import BoundRules
@@ -174,7 +175,7 @@ def train(
     return fit(
         objective(recipe, model.network, spec),
         dict(model.params),
-        text_batches(make, source.digest),
+        Endless(make, digest=source.digest),
         optimizer=optimizer_of(recipe, model.config),
         steps=recipe.steps,
         key=jax.random.fold_in(jax.random.key(recipe.seed), 1),

@@ -115,7 +115,7 @@ def objective(model: store.Model, recipe: Recipe) -> Objective:
 
 def data_of(model: store.Model, recipe: Recipe, trajectories: Trajectories) -> Together:
     """Noisy and clean blocks, and fresh problems beside them."""
-    indices = kept(trajectories, stop=model.token_spec.stop, unique="prompt")
+    indices = kept(trajectories, stop=model.token_spec.stop, unique=True)
     if len(indices) == 0:
         raise SystemExit("every answer repeats one token too often to be learned from")
     replayed = dataclasses.replace(

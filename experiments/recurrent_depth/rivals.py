@@ -31,7 +31,7 @@ from paradec_jax.evaluate import compare, paired
 from paradec_jax.evaluate.compare import case_of, prompts_of
 from paradec_jax.store import Model, names_of
 
-# Of causal models, whose tuning is that of `paradec compare --family causal`.
+# Of causal models, whose tuning is that of `paradec compare causal`.
 CAUSAL = (
     ("autoregressive", Setting("autoregressive", AutoRegressive(), baseline=True)),
     (PARALLEL[0], Setting("jacobi", Jacobi(block=16))),

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from experiments.replicas import blocks
+from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.block.canvas import AnyBlocks, BlockCanvas, block_of, fresh, read_block, read_prompt
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.rules import (
     Choice,
     DenoisingKnobs,
-    check_rule,
     draw,
     quota,
     select,
@@ -66,7 +66,7 @@ class ReleasedDenoising(DecoderBase):
     def __post_init__(self) -> None:
         if self.program not in PROGRAMS:
             raise ValueError(f"program must be one of {', '.join(PROGRAMS)}, not {self.program!r}")
-        check_rule(self.rule, PROGRAMS[self.program])
+        check_words(self, rule=PROGRAMS[self.program])
         if self.log_probs:
             raise ValueError("ReleasedDenoising keeps no log-probabilities")
 

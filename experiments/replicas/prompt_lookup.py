@@ -6,9 +6,9 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from paradec_jax.config.bounds import check_sizes
 from paradec_jax.decode.causal.prompt_lookup import (
     PromptLookupInfo,
-    check_sizes,
     find_draft,
     read_prompt,
     verify,
@@ -34,7 +34,7 @@ class ReleasedPromptLookup(DecoderBase):
     dummy: int = 100
 
     def __post_init__(self) -> None:
-        check_sizes(self.max_ngram, self.num_pred)
+        check_sizes(self, "max_ngram", "num_pred")
         if self.dummy < 0:
             raise ValueError(f"dummy must be a token id, not {self.dummy}")
 

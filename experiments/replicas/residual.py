@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.replicas.block_diffusion import revealed_late, whole_blocks
+from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.block.candidates import candidates_of, read_candidates
 from paradec_jax.decode.block.canvas import BlockCall, block_of, read_block, read_prompt
 from paradec_jax.decode.block.head import (
@@ -18,7 +19,7 @@ from paradec_jax.decode.block.head import (
     next_call,
 )
 from paradec_jax.decode.block.residual_speculative import DraftedCanvas, Verified, agreement, steps_from
-from paradec_jax.decode.block.residual_veto import Vetoed, VetoKnobs, check_judge, judged
+from paradec_jax.decode.block.residual_veto import JUDGES, Vetoed, VetoKnobs, judged
 from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, choose
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs
@@ -189,7 +190,7 @@ class ReleasedVeto(DecoderBase):
 
     def __post_init__(self) -> None:
         check_head(self.head)
-        check_judge(self.judge)
+        check_words(self, judge=JUDGES)
 
     @property
     def rule(self) -> str:

@@ -25,13 +25,14 @@ from experiments.replicas.wave import (
     Wave,
     unless_done,
 )
+from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Reason, is_stop
 from paradec_jax.decode.recurrent.buckets import check_buckets, on_narrowest
 from paradec_jax.decode.recurrent.latents import initial_latents
-from paradec_jax.decode.recurrent.noise import check_noise, mix_noise
+from paradec_jax.decode.recurrent.noise import NOISE_MIXINGS, NOISE_SCHEDULES, mix_noise
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.sampling import filtered_probabilities, inverse_cdf, is_hot, sample
 from paradec_jax.decode.rules.windows import shift, window, write_after_read
@@ -87,7 +88,7 @@ class ReleasedWavefront(DecoderBase):
             raise ValueError(f"headway {self.headway} must not exceed the window {self.window}")
         if self.rule not in RULES:
             raise ValueError(f"rule must be one of {', '.join(RULES)}, not {self.rule!r}")
-        check_noise(self.noise_schedule, self.noise_mixing)
+        check_words(self, noise_schedule=NOISE_SCHEDULES, noise_mixing=NOISE_MIXINGS)
         check_buckets(self.buckets, self.window)
 
     @property

@@ -9,7 +9,7 @@ from experiments.tasks.auxiliary import auxiliary_task
 from experiments.tasks.vocabulary import token_spec
 from experiments.tasks.words import problem
 from paradec_jax.config import TokenSpec
-from paradec_jax.data.endless import Endless, Part, Share, endless, whole
+from paradec_jax.data.endless import Endless, Part, Share, whole
 from paradec_jax.data.problems import Problem
 from paradec_jax.tokenizer import Tokenizer
 
@@ -214,7 +214,7 @@ def word_problem_batches(
     stages = tuple((int(start), tuple(float(w) for w in weights)) for start, weights in mixture)
     spec = token_spec() if spec is None else spec
     make = BatchMaker(tokenizer, seed, split, batch_tokens, tuple(buckets), stages, prompt_weight, spec)
-    return endless(make, prefetch)
+    return Endless(make, prefetch)
 
 
 def _check_mixture(mixture: tuple[tuple[int, tuple[float, ...]], ...], buckets: int) -> None:

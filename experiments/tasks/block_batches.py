@@ -18,7 +18,7 @@ import numpy as np
 from experiments.tasks.batches import BUCKETS, MIXTURE, Batch, BatchMaker, Bucket, Mixture
 from experiments.tasks.chains import MarkovLaw
 from paradec_jax.config import TokenSpec
-from paradec_jax.data.endless import Endless, Part, Share, endless, whole
+from paradec_jax.data.endless import Endless, Part, Share, whole
 from paradec_jax.tokenizer import Tokenizer
 
 TRIES = 4  # samples drawn for each row of one sample, before the bucket counts as too short
@@ -171,36 +171,9 @@ def block_batches(
     Raises:
       ValueError: when an argument is out of range or problems do not fit their bucket.
     """
-    maker = block_batch_maker(
-        tokenizer,
-        seed=seed,
-        block=block,
-        spec=spec,
-        split=split,
-        batch_tokens=batch_tokens,
-        buckets=buckets,
-        mixture=mixture,
-        length=length,
-    )
-    return endless(maker, prefetch)
-
-
-def block_batch_maker(
-    tokenizer: Tokenizer,
-    *,
-    seed: int,
-    block: int,
-    spec: TokenSpec,
-    split: str = "train",
-    batch_tokens: int = 16_384,
-    buckets: Sequence[Bucket] = BUCKETS,
-    mixture: Mixture = MIXTURE,
-    length: int | None = None,
-) -> BlockBatchMaker:
-    """The function from i to batch i of `block_batches`, whose arguments it takes."""
     stages = tuple((int(start), tuple(float(w) for w in weights)) for start, weights in mixture)
     source = BatchMaker(tokenizer, seed, split, batch_tokens, tuple(buckets), stages, 0.0, spec)
-    return BlockBatchMaker(source, block, length)
+    return Endless(BlockBatchMaker(source, block, length), prefetch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,4 +208,4 @@ class ChainBatchMaker:
 
 def chain_batches(law: MarkovLaw, *, seed: int, rows: int, prompt: int, prefetch: int = 2) -> Endless:
     """An endless iterator over texts of a law (`ChainBatchMaker`); `get_state` and `set_state` resume it exactly."""
-    return endless(ChainBatchMaker(law, seed, rows, prompt), prefetch)
+    return Endless(ChainBatchMaker(law, seed, rows, prompt), prefetch)

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Int32
 from experiments.tasks.vocabulary import token_spec
 from experiments.tasks.words import NAMES, SPLITS
 from paradec_jax.config import TokenSpec
-from paradec_jax.data.endless import Endless, endless
+from paradec_jax.data.endless import Endless
 from paradec_jax.tokenizer import Tokenizer
 
 HAS, ASK, BEGIN = " has", "?", " ="
@@ -277,4 +277,4 @@ def pointer_batches(
     if not spec.stop:
         raise ValueError("spec must name a stop token: every row ends in one")
     make = _BatchMaker(tokenizer, seed, chains, stages, noisy_share, spec)
-    return endless(make, prefetch)
+    return Endless(make, prefetch)

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from paradec_jax import store
-from paradec_jax.cli.output import JsonPath, check_json, progress, write_json
-from paradec_jax.cli.tables import TEXTS, answers_columns, answers_values, print_table, texts_values
+from paradec_jax.cli.output import JsonPath, check_json, print_table, progress, write_json
 from paradec_jax.data.problems import read_problems
 from paradec_jax.data.text import read_text
 from paradec_jax.disk.bundled import is_bundled
@@ -20,7 +19,42 @@ from paradec_jax.evaluate.text_measures import NO_SACREBLEU, has_sacrebleu
 from paradec_jax.families import FAMILIES, Family
 from paradec_jax.generate import lacks_head, tokenizer_of
 
-PROBLEMS, DATA = 200, "unseen"
+OF_ANSWERS = ("data", "problems", "timed")  # options; the others are of texts
+
+ANSWERS = {  # columns and the fields in them
+    "decoder": "{decoder}",
+    "settings": "{label}",
+    "exact": "{exact}",
+    "95%": "{interval[0]:.1%}-{interval[1]:.1%}",
+    "tokens a second": "{tokens_per_second:.0f}",
+    "speed-up": "{speedup:.2f}x",
+    "its 95%": "{speedup_interval[0]:.2f}-{speedup_interval[1]:.2f}",
+    "without prompt": "{decode_speedup:.2f}x",
+    "tokens a call": "{tokens_per_network_call:.2f}",
+    "equal to greedy": "{equals_greedy:.1%}",
+}
+MORE = {  # of a family
+    "recurrent_depth": {"recurrences a token": "{recurrences_per_token:.2f}"},
+    "block_diffusion": {
+        "positions a token": "{positions_per_token:.2f}",
+        "head calls a token": "{head_calls_per_token:.2f}",
+        "FLOP a token": "{flops_per_token:.3g}",
+    },
+}
+TEXTS = {
+    "model": "{model}",
+    "decoder": "{decoder}",
+    "settings": "{label}",
+    "judge": "{judge_perplexity:.2f}",
+    "95%": "{interval[0]:.2f}-{interval[1]:.2f}",
+    "unigrams": "{unigram_entropy:.3f}",
+    "4-grams": "{fourgram_entropy:.3f}",
+    "distinct-4": "{distinct_4:.3f}",
+    "self-BLEU": "{self_bleu:.1f}",
+    "reverse": "{reverse_perplexity:.2f}",
+    "calls": "{network_calls:.1f}",
+    "seconds a text": "{seconds_per_sample:.4f}",
+}
 
 
 def compare_command(
@@ -63,26 +97,19 @@ def compare_command(
       json: print nothing but a list of JSON objects, one a row; with a PATH, write the list there as well as
         printing the table.
     """
-    of_answers: dict[str, Any] = {"data": data, "problems": problems, "timed": timed}
-    of_texts: dict[str, Any] = {
-        "judge": judge,
-        "real": real,
-        "samples": samples,
-        "length": length,
-        "texts": texts,
-    }
     check_json(json)
     loaded = {name: store.load(name) for word in model for name in _models(word)}
     families = list(dict.fromkeys(one.family for one in loaded.values()))
     family = next((FAMILIES[name] for name in families if FAMILIES[name].texts), FAMILIES[families[0]])
-    for name, value in (of_answers if family.texts else of_texts).items():
-        if value is not None:
+    options = {"data": data, "problems": problems, "timed": timed, "judge": judge, "real": real}
+    options |= {"samples": samples, "length": length, "texts": texts}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    for name in given:
+        if (name in OF_ANSWERS) == bool(family.texts):
             raise ValueError(f"--{name} is no option of family {family.name}")
-    if family.texts:
-        return _texts(family, loaded, seed, json, **of_texts)
-    if len(families) > 1:
+    if len(families) > 1 and not family.texts:
         raise ValueError(f"models of one family are compared, not of {' and '.join(families)}")
-    return _answers(family, loaded, seed, json, **of_answers)
+    return (_texts if family.texts else _answers)(family, loaded, seed, json, **given)
 
 
 def _models(word: str) -> tuple[str, ...]:
@@ -103,18 +130,15 @@ def _answers(
     seed: int,
     json: str | None,
     *,
-    data: str | None,
-    problems: int | None,
-    timed: int | None,
+    data: str = "unseen",
+    problems: int = 200,
+    timed: int = TIMED,
 ) -> int:
     """A table of answers for each model."""
-    data = DATA if data is None else data
-    count = PROBLEMS if problems is None else problems
-    timed = TIMED if timed is None else timed
-    for name, value in (("problems", count), ("timed", timed)):
+    for name, value in (("problems", problems), ("timed", timed)):
         if value < 1:
             raise ValueError(f"--{name} must be at least 1, not {value}")
-    items = read_problems(data)[:count]
+    items = read_problems(data)[:problems]
     short = dict(zip(models, store.names_of(list(models)), strict=True))
     results: dict[str, Comparison] = {}
     for name, loaded in models.items():
@@ -137,23 +161,21 @@ def _answers(
 
 def _print_answers(result: Comparison, data: str, seed: int) -> None:
     """Answers, speed and work of every decoder."""
-    base, labels = result.rows[result.baseline], result.labels
-    over = f"{base['decoder']} {labels[result.baseline] or 'decoding'}"
+    base = result.rows[result.baseline]
     notes = [
-        f"Speed: batch {base['batch']}, the first {base['timed_problems']} problems one by one, median of "
-        f"{len(base['passes'])} passes, {base['dtype']}, {base['device']}; speed-up over {over}, with and without "
-        f"the seconds that read the prompts, and its 95% range by bootstrap over problems and passes."
+        f"exact: right answers, and the 95% range of their share. Speed: batch {base['batch']}, the first "
+        f"{base['timed_problems']} problems one by one, median of {len(base['passes'])} passes, {base['dtype']}, "
+        f"{base['device']}; speed-up over the row in bold, with and without the seconds that read the prompts, its "
+        f"95% range by bootstrap over problems and passes."
     ]
     if base["family"] == "block_diffusion":
-        told = "positions/token, prompts included; MFLOP/token: an estimate, the head's share included."
-        notes.insert(0, told)
+        notes.append("Positions with those of prompts; FLOP: an estimate, the head's share included.")
     print_table(
         f"{base['model']}: {base['problems']} problems ({data}), seed {seed}",
-        answers_columns(base["family"]),
-        [answers_values(*pair) for pair in zip(result.rows, labels, strict=True)],
+        ANSWERS | MORE.get(base["family"], {}),
+        result.labelled(),
         notes,
         bold=result.baseline,
-        width=170,
     )
 
 
@@ -176,11 +198,11 @@ def _texts(
     seed: int,
     json: str | None,
     *,
-    judge: str | None,
-    real: str | None,
-    samples: int | None,
-    length: int | None,
-    texts: str | None,
+    judge: str | None = None,
+    real: str | None = None,
+    samples: int = SAMPLES,
+    length: int | None = None,
+    texts: str | None = None,
 ) -> int:
     """One table of the texts of every model and setting."""
     assert family.texts is not None
@@ -202,7 +224,7 @@ def _texts(
             store.load(judge),
             pieces,
             length=room if length is None else length,
-            samples=SAMPLES if samples is None else samples,
+            samples=samples,
             judge_name=store.names_of([judge])[0],
             seed=seed,
             report=report,
@@ -241,7 +263,7 @@ def _print_texts(compared: Comparison, seed: int) -> None:
     begin = ", after begin-of-text" if first["judge_begin_of_text"] else ""
     notes = [
         f"judge: generative perplexity as {first['judge_definition'].upper()} defines it, of {first['judge_reads']}"
-        f"{begin}. Entropies in nats, of all texts of a row together. ms/text: in batches of {first['batch']}, "
+        f"{begin}. Entropies in nats, of all texts of a row together. Seconds: in batches of {first['batch']}, "
         f"{first['dtype']}, {first['device']}."
     ]
     if first["reverse_perplexity"] is not None:
@@ -254,6 +276,6 @@ def _print_texts(compared: Comparison, seed: int) -> None:
     print_table(
         f"{first['samples']} texts of {first['length']} tokens, judged by {first['judge']}, seed {seed}",
         TEXTS,
-        [texts_values(*pair) for pair in zip(rows, compared.labels, strict=True)],
+        compared.labelled(),
         notes,
     )

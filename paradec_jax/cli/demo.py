@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paradec_jax import store
-from paradec_jax.cli.output import progress
-from paradec_jax.cli.tables import print_table
+from paradec_jax.cli.output import print_table, progress
 from paradec_jax.data.problems import exact_answers, read_problems
 from paradec_jax.decode import (
     AutoRegressive,
@@ -27,7 +26,7 @@ from paradec_jax.decode import (
 from paradec_jax.decode.machine.request import keys_of
 from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.evaluate.compare import case_of, prompts_of
-from paradec_jax.evaluate.intervals import speedup, times
+from paradec_jax.evaluate.intervals import ends, speedup
 from paradec_jax.evaluate.judge import judge_ids
 from paradec_jax.generate import tokenizer_of
 from paradec_jax.timing import Case, compile_all, measure
@@ -61,14 +60,15 @@ COLUMNS = {
     "decoder": "{decoder}",
     "exact": "{exact} of {problems}",
     "perplexity": "{perplexity:.1f}",
-    "tokens/call": "{tokens_per_call:.2f}",
-    "tokens/s": "{tokens_per_second:.0f}",
-    "ratio": "{ratio}",
+    "tokens a call": "{tokens_per_call:.2f}",
+    "tokens a second": "{tokens_per_second:.0f}",
+    "ratio": "{ratio:.2f}x",
+    "95%": "{interval[0]:.2f}-{interval[1]:.2f}",
 }
 LEGEND = (
     f"exact: right answers of {PROBLEMS} unseen word problems. perplexity: of {TEXTS} texts of {LENGTH} characters "
-    f"by {JUDGE}; less is likelier. tokens/call: tokens written over calls of the network. tokens/s: one text at a "
-    f"time on this device, without compilation. ratio: tokens/s over one by one, with its 95% range."
+    f"by {JUDGE}; less is likelier. tokens a call: written tokens over calls of the network. tokens a second: one "
+    f"text at a time on this device, without compilation. ratio: to one by one, with its 95% range."
 )
 
 
@@ -96,7 +96,7 @@ def demo_command() -> int:
             list(pool.map(lambda program: compile_all([program], None, advance=advance), programs))
         advance = _counter(report, "decoding", len(programs) * (PASSES + 1))
         rows = [row for name, pair in pairs.items() for row in _rows(name, pair, advance)]
-    print_table("Four families, one by one and in parallel", COLUMNS, rows, [LEGEND], width=150)
+    print_table("Four families, one by one and in parallel", COLUMNS, rows, [LEGEND])
     return 0
 
 
@@ -135,7 +135,7 @@ def _rows(family: str, pair: Pair, advance: Any) -> Iterator[dict[str, Any]]:
         name, setting = FAMILIES[family][i]
         ratio, interval = speedup(speed.generated, speed.each, speeds[0].generated, speeds[0].each)
         row = {"family": family, "model": name, "decoder": setting.name, "problems": PROBLEMS}
-        row |= {"exact": None, "perplexity": None, "ratio": times(ratio, interval if i else None)}
+        row |= {"exact": None, "perplexity": None, "ratio": ratio, "interval": ends(interval)}
         calls = sum(int(np.asarray(one.network_calls).sum()) for one in speed.decoded)
         row |= {"tokens_per_call": speed.tokens / calls, "tokens_per_second": speed.tokens_per_second}
         ids = [one.completions()[0] for one in speed.decoded]

@@ -1,23 +1,58 @@
-"""How commands show things: a console for tables, bars on standard error, rows as JSON."""
+"""How commands show things: one kind of table, bars on standard error, rows as JSON."""
 
 import contextlib
 import json
+import string
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from tyro.conf import arg
 
 JsonPath = Annotated[str | None, arg(metavar="[PATH]")]  # "-" is standard output
+WORDS = ("family", "model", "settings")  # columns of several words
+WIDTH = 180  # characters of a line where the output is no terminal
 
 
-def console_of(width: int) -> Console:
-    """Standard output: as wide as the terminal, or this wide where it is none."""
+def print_table(
+    title: str,
+    columns: Mapping[str, str],
+    rows: Sequence[Mapping[str, Any]],
+    notes: Sequence[str] = (),
+    bold: int | None = None,
+) -> None:
+    """Prints rows of values and notes below them.
+
+    Args:
+      title: of the table.
+      columns: a format of fields by the column's title; a cell stays empty where one of its values is None.
+      rows: values by field.
+      notes: sentences, a line each.
+      bold: index of the row in bold.
+    """
+    table = Table(title=title)
+    cells = [[_cell(form, row) for form in columns.values()] for row in rows]
+    for i, name in enumerate(columns):
+        words, side = name in WORDS, "left" if name in (*WORDS, "decoder") else "right"
+        pieces = [*name.split(), *([] if words else [line[i] for line in cells])]  # which are not broken
+        table.add_column(name, justify=side, min_width=max(map(len, pieces)))  # type: ignore[arg-type]
+    for i, line in enumerate(cells):
+        table.add_row(*line, style="bold" if i == bold else None)
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=width)
+    console = console if console.is_terminal else Console(highlight=False, width=WIDTH)
+    console.print(table)
+    for note in notes:
+        console.print(note)
+
+
+def _cell(form: str, row: Mapping[str, Any]) -> str:
+    fields = [name for _, name, _, _ in string.Formatter().parse(form) if name]
+    values = [string.Formatter().get_field(name, (), row)[0] for name in fields]
+    return "" if None in values else form.format(**row)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import numbers
+from collections.abc import Iterable
 from typing import Any
 
 MOST = 2**31 - 1  # sizes and positions are int32 on devices
@@ -80,3 +81,10 @@ def check_choice(config: Any, name: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         words = ", ".join(map(repr, allowed[:-1]))
         raise ValueError(f"{name} must be {words} or {allowed[-1]!r}, not {value!r}")
+
+
+def check_words(owner: Any, **allowed: Iterable[str]) -> None:
+    """Refuses fields that are none of their words. Raises ValueError."""
+    for name, words in allowed.items():
+        if getattr(owner, name) not in words:
+            raise ValueError(f"{name} must be one of {', '.join(words)}, not {getattr(owner, name)!r}")

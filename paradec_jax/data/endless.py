@@ -1,6 +1,7 @@
 """Endless iterators over batches that are functions of their index, whole or some of their rows."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -46,11 +47,21 @@ class MakesParts(Protocol):
 
 
 class Endless:
-    """Iterates over make(0), make(1), ..., or over their parts (`endless`)."""
+    """An endless iterator over make(0), make(1), ...; `get_state` and `set_state` resume it exactly.
 
-    def __init__(self, make: Callable[[int], Batch], prefetch: int) -> None:
-        self._make, self._prefetch = make, prefetch
-        self._iterator = _iterate(make, prefetch)
+    Args:
+      make: batch i, a pure function of i; `take` asks it for parts where it makes them.
+      prefetch: batches made ahead in a thread; 0 makes each one when it is asked for.
+      digest: of what the batches are made from. A state names it, so that a run does not go on with another text;
+        None where the maker's fields say all.
+    """
+
+    def __init__(self, make: Callable[[int], Batch], prefetch: int = 2, digest: str | None = None) -> None:
+        self.make, self.digest, self._prefetch = make, digest, prefetch
+
+    @functools.cached_property
+    def _iterator(self) -> Any:
+        return _iterate(self.make, self._prefetch)
 
     def __iter__(self) -> "Endless":
         return self
@@ -59,30 +70,32 @@ class Endless:
         return next(self._iterator)
 
     def get_state(self) -> Any:
-        """Where it stands."""
-        return self._iterator.get_state()
+        """Where it stands; with a digest as JSON values."""
+        place = self._iterator.get_state()
+        return place if self.digest is None else {"digest": self.digest, "place": place}
 
     def set_state(self, state: Any) -> None:
-        """Goes on from a state."""
+        """Goes on from a state.
+
+        Raises:
+          ValueError: a state of another digest.
+        """
+        if self.digest is not None:
+            if state["digest"] != self.digest:
+                raise ValueError(
+                    f"the run was begun with another text, tokenizer or split (digest {state['digest'][:12]}, here "
+                    f"{self.digest[:12]}): give the one that it began with, or choose another folder"
+                )
+            state = state["place"]
         self._iterator.set_state(state)
 
     def take(self, share: Share) -> None:
         """From now on gives the rows that `share` names as a `Part`; whole batches where the maker makes no parts."""
-        make = self._make
+        make = self.make
         if isinstance(make, MakesParts):
-            place = self.get_state()
+            place = self._iterator.get_state()
             self._iterator = _iterate(lambda index: make.part(index, share), self._prefetch)
-            self.set_state(place)
-
-
-def endless(make: Callable[[int], Batch], prefetch: int) -> Endless:
-    """Iterates over make(0), make(1), ...; `get_state` and `set_state` resume it exactly.
-
-    Args:
-      make: batch i, a pure function of i.
-      prefetch: batches made ahead in a thread; 0 makes each one when it is asked for.
-    """
-    return Endless(make, prefetch)
+            self._iterator.set_state(place)
 
 
 def _iterate(make: Callable[[int], Any], prefetch: int) -> "grain.DatasetIterator[Any]":

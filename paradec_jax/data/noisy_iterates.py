@@ -144,8 +144,7 @@ def kept(
     max_tokens: int = 20_480,
     max_run: int = 9,
     stop: tuple[int, ...] = (),
-    unique: str = "none",
-    keep: str = "first",
+    unique: bool = False,
 ) -> Int[np.ndarray, " M"]:
     """Indices of the generations worth training on, in ascending order.
 
@@ -155,16 +154,8 @@ def kept(
       max_run: how often one token may stand in a row in the generation, up to its first stop token (CLLM dropped
         those with 10).
       stop: stop tokens.
-      unique: exact deduplication by "id", "prompt", or "tokens" (prompt and generation); "none" keeps copies.
-      keep: which of equals stays, the "first" or the "last".
-
-    Raises:
-      ValueError: an unknown choice.
+      unique: of equal prompts only the first stays.
     """
-    if unique not in ("none", "id", "prompt", "tokens") or keep not in ("first", "last"):
-        raise ValueError(
-            f"unique is none, id, prompt or tokens, keep first or last, not {unique!r}, {keep!r}"
-        )
     found: dict[object, int] = {}
     for index, item in enumerate(generations):
         tokens = item.fixed.reshape(-1)
@@ -172,10 +163,7 @@ def kept(
         spoken = tokens[: ends[0]] if len(ends) else tokens
         if len(item.prompt) + 2 * len(tokens) > max_tokens or longest_run(spoken) > max_run:
             continue
-        prompt = item.prompt.tobytes()
-        key = {"none": index, "id": item.data_id, "prompt": prompt, "tokens": (prompt, tokens.tobytes())}
-        if keep == "last" or key[unique] not in found:
-            found[key[unique]] = index
+        found.setdefault(item.prompt.tobytes() if unique else index, index)
     return np.asarray(sorted(found.values()), np.int64)
 
 

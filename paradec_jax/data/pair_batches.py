@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
-from paradec_jax.data.endless import Endless, Part, Share, endless, whole
+from paradec_jax.data.endless import Endless, Part, Share, whole
 from paradec_jax.data.noisy_iterates import Example, Selection, pack, pack_block
 from paradec_jax.data.trajectories import Trajectories
 
@@ -196,31 +196,6 @@ def pair_batches(
     Raises:
       ValueError: when an argument is out of range or nothing fits.
     """
-    make = pair_batch_maker(
-        trajectories,
-        seed=seed,
-        selection=selection,
-        batch_tokens=batch_tokens,
-        buckets=buckets,
-        indices=indices,
-        unit=unit,
-        longer=longer,
-    )
-    return endless(make, prefetch)
-
-
-def pair_batch_maker(
-    trajectories: Trajectories,
-    *,
-    seed: int,
-    selection: Selection | None = None,
-    batch_tokens: int = 16_384,
-    buckets: Sequence[PairBucket] | None = None,
-    indices: Sequence[int] | np.ndarray | None = None,
-    unit: str = "generation",
-    longer: str = "drop",
-) -> PairBatchMaker:
-    """The function from i to batch i of `pair_batches`, whose arguments it takes."""
     chosen = np.arange(len(trajectories)) if indices is None else np.asarray(indices, np.int64)
     if len(chosen) == 0 or chosen.min() < 0 or chosen.max() >= len(trajectories):
         raise ValueError(f"indices must name generations from 0 to {len(trajectories) - 1}, at least one")
@@ -233,4 +208,5 @@ def pair_batch_maker(
     if not buckets:
         raise ValueError("buckets must hold at least one bucket")
     selection = Selection() if selection is None else selection
-    return PairBatchMaker(trajectories, seed, selection, batch_tokens, tuple(buckets), chosen, unit, longer)
+    make = PairBatchMaker(trajectories, seed, selection, batch_tokens, tuple(buckets), chosen, unit, longer)
+    return Endless(make, prefetch)

@@ -6,13 +6,12 @@
     window  a stretch of `length` ids, from anywhere in the text
     packed  [BOS] length - 2 ids of documents, each of which ends in EOS [EOS]        (MDLM; arXiv 2406.07524)
 
-Batches are functions of a seed and their number. The state of an iterator names the digest of its text, so that a run
-does not go on with another one.
+`Endless(WindowMaker(...), digest=text.digest)` iterates over batches, which are functions of a seed and their number.
 """
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from jaxtyping import Int32
 from tokenizers import decoders, models, pre_tokenizers
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.data.endless import Endless, Part, Share, endless, whole
+from paradec_jax.data.endless import Part, Share, whole
 from paradec_jax.io import json_lines, string_in
 from paradec_jax.tokenizer import Tokenizer
 
@@ -188,7 +187,7 @@ class WindowMaker:
             )
 
     def __call__(self, index: int) -> Batch:
-        """Batch `index`; see `text_batches`."""
+        """Batch `index`; {"tokens", "weights"} or, with `bos` set, "targets" too, each [B, L]."""
         return self.part(index, whole).rows
 
     def part(self, index: int, share: Share) -> Part:
@@ -207,56 +206,6 @@ def batch_of(rows: Int32[np.ndarray, "B L"], bos: int | None) -> Batch:
         return {"tokens": rows, "weights": weights}
     before = np.concatenate([np.full((len(rows), 1), bos, np.int32), rows[:, :-1]], axis=1)
     return {"tokens": before, "targets": rows, "weights": weights}
-
-
-class TextBatches:
-    """An endless iterator over batches whose state names the text that they come from."""
-
-    def __init__(self, iterator: Endless, digest: str) -> None:
-        self._iterator, self._digest = iterator, digest
-
-    @property
-    def digest(self) -> str:
-        """Of the text, the tokenizer and the split."""
-        return self._digest
-
-    def __next__(self) -> Batch:
-        return next(self._iterator)
-
-    def take(self, share: Share) -> None:
-        """As `Endless.take`."""
-        self._iterator.take(share)
-
-    def get_state(self) -> dict[str, Any]:
-        """Where it stands, as JSON values."""
-        return {"digest": self._digest, "place": self._iterator.get_state()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on from a state.
-
-        Raises:
-          ValueError: a state of another text, tokenizer or split.
-        """
-        if state["digest"] != self._digest:
-            raise ValueError(
-                f"the run was begun with another text, tokenizer or split (digest {state['digest'][:12]}, here "
-                f"{self._digest[:12]}): give the one that it began with, or choose another folder"
-            )
-        self._iterator.set_state(state["place"])
-
-
-def text_batches(make: Callable[[int], Batch], digest: str, prefetch: int = 2) -> TextBatches:
-    """An endless iterator over the batches of a maker; `get_state` and `set_state` resume it exactly.
-
-    A batch has `tokens` int32 [B, L] and `weights` float32 [B, L], and with `bos` set `targets`, the tokens one
-    position later.
-
-    Args:
-      make: such as a `WindowMaker`.
-      digest: of the text (`Text.digest`).
-      prefetch: batches made ahead in a thread; 0 makes each one when it is asked for.
-    """
-    return TextBatches(endless(make, prefetch), digest)
 
 
 def _groups(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

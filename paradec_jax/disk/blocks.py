@@ -38,15 +38,8 @@ def empty(shape: Sequence[int], dtype: Any) -> np.ndarray:
     return raw[begin : begin + size].view(dtype).reshape(shape)
 
 
-def digests(array: np.ndarray) -> list[str]:
-    """SHA-256 of each block of 16 MiB of an array's little-endian bytes, so that parts can be checked alone."""
-    digester = Digester()
-    digester.update(np.ascontiguousarray(array))
-    return digester.finish()
-
-
 class Digester:
-    """The digests of a tensor's blocks, of bytes that come in pieces of any size."""
+    """SHA-256 of each block of a tensor's little-endian bytes, which come in pieces of any size."""
 
     def __init__(self) -> None:
         self._done: list[str] = []

@@ -53,6 +53,10 @@ class Comparison:
     exact: Any = None
     calls: Any = None
 
+    def labelled(self) -> list[dict[str, Any]]:
+        """The rows, each with the label of its setting."""
+        return [row | {"label": label} for row, label in zip(self.rows, self.labels, strict=True)]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prompts:

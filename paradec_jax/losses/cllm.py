@@ -11,6 +11,7 @@ from typing import Any
 
 import chex
 import jax.numpy as jnp
+from einops import rearrange
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
@@ -20,30 +21,28 @@ from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, sof
 from paradec_jax.nn import masks
 from paradec_jax.objective import Metrics, Objective, Sum, Sums, weighted
 
+SMOOTHING = 0.1  # of the labels of the next-token term, as released
+
 
 def cllm_loss(
     network: Any,
     spec: TokenSpec,
     *,
     ar_weight: float = 10.0,
-    label_smoothing: float = 0.1,
-    mask_padding: bool = True,
     pad_after_stop: bool = True,
     chunk: int | None = None,
 ) -> Objective:
     """CLLM's global consistency loss (its equation 5) with the next-token term; the defaults are the released ones.
 
-    The next-token term is the mean over the whole sequence, prompt included. Consistency counts at each position
-    p whose next noisy token is not padding, from the one that predicts the first wrong token on (there both read
-    the same context, so that position adds to the loss and not to the gradient).
+    The next-token term is the mean over the whole sequence, prompt included, with labels smoothed by 0.1. It has a
+    pass of its own, since the two passes of consistency hide padding inside a row. Consistency counts at each
+    position p whose next noisy token is not padding, from the one that predicts the first wrong token on (there both
+    read the same context, so that position adds to the loss and not to the gradient).
 
     Args:
       network: the causal network.
       spec: its special tokens; `stop` matters, and `pad` as what fills a row up.
       ar_weight: weight of the next-token term.
-      label_smoothing: of the next-token term.
-      mask_padding: whether the two consistency passes hide padding inside a row (released). The next-token term
-        then needs a pass of its own.
       pad_after_stop: whether everything after a stop token of the prompt (with the blocks before) becomes
         padding (released). Chat prompts whose turns end in a stop token need False.
       chunk: positions whose logits are made at a time; all at once when None.
@@ -56,11 +55,8 @@ def cllm_loss(
     Raises:
       ValueError: an argument out of range or, while tracing, more than one pair a row.
     """
-    if ar_weight < 0 or not 0 <= label_smoothing < 1:
-        raise ValueError(
-            "ar_weight must not be negative and label_smoothing in [0, 1), "
-            f"not {ar_weight} and {label_smoothing}"
-        )
+    if ar_weight < 0:
+        raise ValueError(f"ar_weight must not be negative, not {ar_weight}")
     check_chunk(chunk)
     forward = block_passes.forward_of(network)
 
@@ -69,7 +65,7 @@ def cllm_loss(
         one = "cllm_loss wants one pair a row"
         chex.assert_axis_dimension(batch["noisy"], 1, 1, custom_message=one, exception_type=ValueError)
         tokens, real, lengths = _sequences(batch, spec, pad_after_stop)
-        noisy, clean, plain = _read(forward, params, tokens, real, mask_padding)
+        noisy, clean, plain = _read(forward, params, tokens, real)
         inside = jnp.arange(1, tokens.shape[2]) < lengths[:, None]
         differs = jnp.cumsum(tokens[:, 0] != tokens[:, 1], axis=1)[:, 1:] > 0
         keep = inside & differs & real[:, 0, 1:]
@@ -79,7 +75,7 @@ def cllm_loss(
             return soft_cross_entropy(logits(student), logits(teacher))[0]
 
         def nll(hidden: Array, targets: Array) -> tuple[Array, Array]:
-            return token_losses(logits(hidden), targets, label_smoothing)
+            return token_losses(logits(hidden), targets, SMOOTHING)
 
         value = in_chunks(divergence, chunk, noisy[:, :-1], lax.stop_gradient(clean)[:, :-1])
         smoothed, hits = in_chunks(nll, chunk, plain[:, :-1], tokens[:, 1, 1:])
@@ -114,19 +110,19 @@ def _sequences(batch: dict[str, Array], spec: TokenSpec, pad_after_stop: bool) -
 
 
 def _read(
-    forward: block_passes.Forward, params: Any, tokens: Array, real: Array, mask_padding: bool
+    forward: block_passes.Forward, params: Any, tokens: Array, real: Array
 ) -> tuple[Array, Array, Array]:
-    """Hidden states of the noisy sequence, of the clean one, and of the clean one with nothing hidden."""
-    options: dict[str, Any] = {}
-    if mask_padding:
-        tokens, real = (jnp.concatenate([x, x[:, 1:]], axis=1) for x in (tokens, real))
-    flat = tokens.reshape(-1, tokens.shape[2])
-    if mask_padding:
-        seen = real.at[:, 2].set(True).reshape(flat.shape)
-        options["mask"] = masks.causal(flat.shape[1]) & seen[:, None]
+    """Hidden states of the noisy sequence and of the clean one, padding hidden, and of the clean one whole."""
+    tokens, real = (jnp.concatenate([x, x[:, 1:]], axis=1) for x in (tokens, real))
+    flat, text, seen = (
+        rearrange(x, "b copy s -> (b copy) s") for x in (tokens, real, real.at[:, 2].set(True))
+    )
     positions = jnp.broadcast_to(jnp.arange(flat.shape[1]), flat.shape)
-    hidden = forward(params, flat, real.reshape(flat.shape), positions, **options).reshape(*tokens.shape, -1)
-    return hidden[:, 0], hidden[:, 1], hidden[:, -1]
+    mask = masks.causal(flat.shape[1]) & seen[:, None]
+    hidden = rearrange(
+        forward(params, flat, text, positions, mask=mask), "(b copy) s d -> copy b s d", copy=3
+    )
+    return hidden[0], hidden[1], hidden[2]
 
 
 def _sum(

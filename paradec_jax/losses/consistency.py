@@ -22,6 +22,7 @@ from einops import rearrange
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
+from paradec_jax.config.bounds import check_words
 from paradec_jax.losses import block_passes
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, soft_cross_entropy, token_losses
 from paradec_jax.objective import Metrics, Objective, Sum, Sums, weighted
@@ -83,9 +84,7 @@ class ConsistencyRules:
     over: str = "row"
 
     def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        check_words(self, **_CHOICES)
         if self.window < 1:
             raise ValueError(f"window must be at least 1, not {self.window}")
         if self.temperature <= 0:

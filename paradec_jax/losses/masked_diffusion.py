@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from paradec_jax.config import TokenSpec
+from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, token_losses
 from paradec_jax.noise import (
@@ -55,8 +56,7 @@ class BoundRules:
     released: bool = False
 
     def __post_init__(self) -> None:
-        if self.measure not in MEASURES:
-            raise ValueError(f"measure must be one of {', '.join(MEASURES)}, not {self.measure!r}")
+        check_words(self, measure=MEASURES)
         if self.steps is None:
             return
         if self.steps < 1:

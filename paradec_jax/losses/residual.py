@@ -24,6 +24,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
+from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.block_streams import Layout, Streams, before_each, masks_of, noised
@@ -73,14 +74,7 @@ class ResidualRules:
         for name, numbers in (("reveals", self.reveals), ("blocks", self.blocks)):
             if numbers is not None and min(numbers, default=0) < 1:
                 raise ValueError(f"{name} must be numbers of at least 1, at least one of them, not {numbers}")
-        for name, allowed in (
-            ("normaliser", NORMALISERS),
-            ("objective", OBJECTIVES),
-            ("layout", LAYOUTS),
-            ("tokens", TOKENS),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        check_words(self, normaliser=NORMALISERS, objective=OBJECTIVES, layout=LAYOUTS, tokens=TOKENS)
 
 
 class Texts(NamedTuple):

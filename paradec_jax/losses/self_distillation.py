@@ -26,6 +26,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import TokenSpec
+from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.rules.race import race, reverse_weights
 from paradec_jax.decode.rules.sampling import gumbel
 from paradec_jax.decode.rules.subs import without_mask
@@ -69,9 +70,7 @@ class DistillationRules:
             raise ValueError(
                 f"jump must be at least 2 and first_steps at least jump, not {self.jump} and {self.first_steps}"
             )
-        for name, allowed in (("grid", GRIDS), ("divergence", DIVERGENCES)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        check_words(self, grid=GRIDS, divergence=DIVERGENCES)
         if self.released and self.divergence not in ("kld", "forward_kl", "tvd", "mse"):
             raise ValueError(f"the released code has no {self.divergence}")
 

@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
+from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.models import recurrent_cache
 from paradec_jax.models.network import ModelNetwork, Work, part_sizes
@@ -50,8 +51,7 @@ class RecurrentDepthNetwork(ModelNetwork):
     block: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        if self.cache not in CACHE_MODES:
-            raise ValueError(f"cache must be one of {', '.join(CACHE_MODES)}, not {self.cache!r}")
+        check_words(self, cache=CACHE_MODES)
         if self.recurrence is None:
             object.__setattr__(self, "recurrence", self.config.mean_recurrence)
         if self.recurrence < 1:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from paradec_jax.config.bounds import check_words
 from paradec_jax.noise.schedules import Schedule, log_probability_range
 
 RULES = ("plain", "stratified", "systematic")
@@ -33,8 +34,7 @@ class Times:
     floor: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise ValueError(f"rule must be one of {', '.join(RULES)}, not {self.rule!r}")
+        check_words(self, rule=RULES)
         if not 0 < self.floor < 1:
             raise ValueError(f"floor must be in (0, 1), not {self.floor}")
 

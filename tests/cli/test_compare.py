@@ -14,8 +14,8 @@ import paradec_jax as pd
 from experiments.tasks import token_spec, word_problems
 from paradec_jax import cli, facts
 from paradec_jax.cli import demo
-from paradec_jax.cli.compare import _models
-from paradec_jax.cli.tables import answers_columns, answers_values, print_table
+from paradec_jax.cli.compare import ANSWERS, MORE, _models
+from paradec_jax.cli.output import print_table
 from paradec_jax.config import ResidualHeadConfig, TokenSpec
 from paradec_jax.data.problems import read_problems, write_problems
 from paradec_jax.data.text import character_tokenizer
@@ -75,7 +75,7 @@ class TestAnswers:
             assert piece in out
         assert "other against tiny, static decoding, same problems: +0.0 points" in out
         line = next(line for line in out.splitlines() if "wavefront" in line)
-        assert re.search(r"\d\.\d\dx \[\d+\.\d\d, \d+\.\d\d\]", line)
+        assert re.search(r"\d\.\d\dx .* \d+\.\d\d-\d+\.\d\d", line)
 
     def test_problems_are_those_of_the_package_or_of_a_file(self, folder, capsys, monkeypatch, tmp_path):
         drawn, own = [], word_problems(3, seed=5)
@@ -144,21 +144,22 @@ def test_without_a_head_its_rivals_remain(tmp_path, capsys, monkeypatch):
 
 def test_columns_of_a_family(capsys):
     fields = dict.fromkeys(("tokens_per_second", "speedup", "decode_speedup", "network_calls_per_token"), 1.0)
-    fields |= {"decoder": "block", "problems": 2, "exact": 1, "interval": [0.1, 0.9], "baseline": True}
+    fields |= {"decoder": "block", "label": "rule static", "exact": 7, "interval": [0.1, 0.9]}
     fields |= {"tokens_per_network_call": 2.0, "positions_per_token": 4.25, "head_calls_per_token": 0.75}
     fields |= {"recurrences_per_token": 0.5, "equals_greedy": None, "flops_per_token": 3.5e6}
 
-    def shown(family, **changes):
-        values = answers_values(fields | changes, "rule static")
-        print_table("title", answers_columns(family), [values], ["a note"], bold=0)
+    def shown(family, interval=(0.5, None), **changes):
+        row = fields | changes | {"speedup_interval": interval}
+        print_table("title", ANSWERS | MORE.get(family, {}), [row], ["a note"], bold=0)
         return capsys.readouterr().out
 
     out = shown("block_diffusion")
-    assert all(piece in out for piece in ("title", "rule static", "50.0%", "10.0-90.0", "a note"))
-    assert "4.25" in out and "0.75" in out and "3.50" in out
+    assert all(piece in out for piece in ("title", "rule static", "10.0%-90.0%", "a note"))
+    assert "4.25" in out and "0.75" in out and "3.5e+06" in out
     out = shown("block_diffusion", flops_per_token=None)
-    assert "3.50" not in out and "0.75" in out
+    assert "3.5e+06" not in out and "0.75" in out
     assert "4.25" not in shown("causal") and "0.50" in shown("recurrent_depth")
+    assert "0.50-1.50" in shown("causal", (0.5, 1.5)) and "0.50-" not in shown("causal")
 
 
 def test_a_family_stands_for_its_bundled_models(monkeypatch, capsys):
@@ -216,7 +217,7 @@ class TestTexts:
         assert cli.main([*words, "--length", "8"]) == 0
         out = capsys.readouterr().out
         assert "3 texts of 8 tokens, judged by causal, seed 1" in out
-        for word in ("real text", "4-grams", "reverse", "ms/text", "after begin-of-text"):
+        for word in ("real text", "4-grams", "reverse", "Seconds: in batches", "after begin-of-text"):
             assert word in out
 
     @pytest.mark.parametrize(
@@ -270,6 +271,6 @@ class TestDemo:
         out, err = capsys.readouterr()
         lines = [line for line in out.splitlines() if "│" in line]
         assert len([line for line in lines if "1.00x" in line]) == 2  # one by one, once a family
-        for piece in ("wavefront of 8", "0 of 2", "8 steps", "tokens/call: ", "ratio: "):
+        for piece in ("wavefront of 8", "0 of 2", "8 steps", "tokens a call: ", "ratio: "):
             assert piece in out
         assert "compiling" in err and "decoding" in err

@@ -7,10 +7,10 @@ import pytest
 
 from experiments.tasks import build_tokenizer, denoising_spec, token_spec
 from experiments.tasks.batches import BatchMaker, Bucket
-from experiments.tasks.block_batches import block_batch_maker
-from paradec_jax.data.endless import MakesParts, Part, endless
-from paradec_jax.data.pair_batches import pair_batch_maker
-from paradec_jax.data.text import WindowMaker, text_batches
+from experiments.tasks.block_batches import block_batches
+from paradec_jax.data.endless import Endless, MakesParts, Part
+from paradec_jax.data.pair_batches import pair_batches
+from paradec_jax.data.text import WindowMaker
 from paradec_jax.data.trajectories import Generation, Trajectories, TrajectoryWriter
 
 BUCKETS = (Bucket(2, 2, 102), Bucket(3, 4, 161), Bucket(0, 0, 64, task="sums"))
@@ -24,7 +24,7 @@ def problems(_):
 def blocks(length=None):
     tokenizer = build_tokenizer(mask=True)
     options = {"block": 8, "spec": denoising_spec(tokenizer), "batch_tokens": 800, "buckets": BUCKETS}
-    return block_batch_maker(tokenizer, seed=5, mixture=EVEN, length=length, **options)
+    return block_batches(tokenizer, seed=5, mixture=EVEN, length=length, **options).make
 
 
 def pairs(folder):
@@ -33,7 +33,7 @@ def pairs(folder):
         for i in range(6):
             drafts = [rng.integers(2, 30, (3, 4)).astype(np.int32) for _ in range(1 + i % 3)]
             writer.add(Generation(i, rng.integers(2, 30, 3).astype(np.int32), drafts))
-    return pair_batch_maker(Trajectories(folder), seed=1, batch_tokens=120)
+    return pair_batches(Trajectories(folder), seed=1, batch_tokens=120).make
 
 
 MAKERS = {
@@ -70,7 +70,7 @@ def test_a_part_is_cut_from_the_whole(name, tmp_path):
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_an_iterator_takes_a_part_where_it_stands(prefetch):
     make = WindowMaker(np.arange(100, dtype=np.int32), 5, 4, 16)
-    data = text_batches(make, "digest", prefetch)
+    data = Endless(make, prefetch, "digest")
     next(data)
     data.take(lambda count: (count // 2, count))
     part, place = next(data), data.get_state()
@@ -82,6 +82,6 @@ def test_an_iterator_takes_a_part_where_it_stands(prefetch):
 
 
 def test_what_makes_no_parts_gives_whole_batches():
-    data = endless(lambda index: {"tokens": np.full((4, 2), index)}, 0)
+    data = Endless(lambda index: {"tokens": np.full((4, 2), index)}, 0)
     data.take(lambda count: (0, 1))
     assert next(data)["tokens"].shape == (4, 2)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from paradec_jax.data.endless import Endless
 from paradec_jax.data.text import (
     WindowMaker,
     character_spec,
@@ -13,7 +14,6 @@ from paradec_jax.data.text import (
     documents,
     pack,
     read_text,
-    text_batches,
     windows,
 )
 from paradec_jax.tokenizer import Tokenizer
@@ -130,7 +130,7 @@ def test_a_state_goes_on_with_its_own_text_alone(path):
     make = WindowMaker(text.train[0], 0, 2, 8)
 
     def fresh(digest=text.digest):
-        return text_batches(make, digest, prefetch=0)
+        return Endless(make, 0, digest)
 
     data = fresh()
     first = [next(data) for _ in range(3)]

@@ -16,7 +16,7 @@ from paradec_jax.data.noisy_iterates import (
     pack,
     pack_block,
 )
-from paradec_jax.data.pair_batches import PairBucket, collate, pair_batch_maker, pair_batches
+from paradec_jax.data.pair_batches import PairBucket, collate, pair_batches
 from paradec_jax.data.trajectories import Generation, Trajectories, TrajectoryError, TrajectoryWriter
 from paradec_jax.losses import cllm_loss, consistency_loss
 from paradec_jax.models import TransformerNetwork
@@ -221,12 +221,7 @@ def test_filters():
     assert kept(items, max_run=12).tolist() == [0, 1, 2, 3]
     assert kept(items, stop=(5,)).tolist() == [0, 1, 2, 3]  # what follows the stop token is not said
     assert kept(items, max_tokens=3 + 2 * N).tolist() == [0, 2]
-    assert kept(items, unique="tokens").tolist() == [0, 3]
-    assert kept(items, unique="id").tolist() == [0, 2]
-    assert kept(items, unique="id", keep="last").tolist() == [2, 3]
-    assert kept(items, unique="prompt").tolist() == [0]
-    with pytest.raises(ValueError, match="unique is none, id, prompt or tokens"):
-        kept(items, unique="yes")
+    assert kept(items, unique=True).tolist() == [0]
 
 
 def test_corrupted_answers():
@@ -261,7 +256,7 @@ def test_bad_selections(changes, message):
 def test_an_epoch_shows_every_generation(folder):
     stored = Trajectories(folder)
     buckets = [PairBucket(6, 2), PairBucket(6, 4)]
-    make = pair_batch_maker(stored, seed=1, batch_tokens=3 * 2 * (6 + 4 * N), buckets=buckets)
+    make = pair_batches(stored, seed=1, batch_tokens=3 * 2 * (6 + 4 * N), buckets=buckets).make
     seen = []
     for index in range(make.epoch):
         bucket, examples, data = make.plan(index)[0], make.examples(index), make(index)
@@ -321,21 +316,21 @@ def test_batches_resume_bitwise(folder, prefetch):
 def test_long_generations_are_dropped_or_cut(folder):
     stored = Trajectories(folder)
     options = {"seed": 0, "batch_tokens": 256, "buckets": [PairBucket(6, 1), PairBucket(6, 2)]}
-    dropping = pair_batch_maker(stored, **options)
+    dropping = pair_batches(stored, **options).make
     shown = {e.data_id for i in range(dropping.epoch) for e in dropping.examples(i)}
     assert shown == set(stored.ids[stored.block_counts <= 2].tolist()) < set(stored.ids.tolist())
-    cutting = pair_batch_maker(stored, longer="truncate", **options)
+    cutting = pair_batches(stored, longer="truncate", **options).make
     assert {e.data_id for i in range(cutting.epoch) for e in cutting.examples(i)} == set(stored.ids.tolist())
     for index in range(cutting.epoch):
         for example in cutting.examples(index):
             np.testing.assert_array_equal(example.clean, generation(example.data_id - 100).fixed[:2])
-    chosen = pair_batch_maker(stored, seed=0, batch_tokens=256, indices=[2, 5])
+    chosen = pair_batches(stored, seed=0, batch_tokens=256, indices=[2, 5]).make
     assert {e.data_id for i in range(chosen.epoch) for e in chosen.examples(i)} == {102, 105}
 
 
 def test_single_blocks(folder):
     stored = Trajectories(folder)
-    make = pair_batch_maker(stored, seed=0, batch_tokens=512, unit="block")
+    make = pair_batches(stored, seed=0, batch_tokens=512, unit="block").make
     assert len(make.items) == stored.block_counts.sum()
     data = make(0)
     assert data["noisy"].shape[1:] == (1, N) and (data["pairs"] == 1).all()

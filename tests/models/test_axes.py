@@ -97,3 +97,19 @@ def test_work_of_a_call():
     c = PRESETS["tiny-causal"]
     block = 4 * c.width**2 + 2 * c.head_dim + 3 * c.width * c.feed_forward + 2 * c.width
     assert network_of(c).work(1, 1, 0).bytes == 4 * (c.layers * block + c.width + c.vocab_size * c.width)
+
+
+def test_work_grows_with_recurrences_context_and_rows():
+    config = PRESETS["test-recurrent"]
+
+    def work(batch, positions, context, recurrence):
+        return network_of(config).at(recurrence).work(batch, positions, context)
+
+    base, more = work(1, 1, 10, 2), work(1, 1, 10, 4)
+    core = (more.bytes - base.bytes) // 2
+    assert work(1, 1, 10, 6).bytes - more.bytes == 2 * core
+    cached = 2 * (1 + 1 + 2 * 2) * config.width * 4
+    assert work(1, 1, 11, 2).bytes - base.bytes == cached
+    assert work(3, 1, 10, 2).bytes - base.bytes == 2 * 10 * cached
+    assert work(3, 1, 10, 2).flops == 3 * base.flops
+    assert work(1, 4, 10, 2).bytes == base.bytes

@@ -1,13 +1,14 @@
-"""Configs and networks of every family: published numbers of parameters, shapes that cannot be, equality."""
+"""Configs and networks of every family: numbers of parameters, initial values, impossible shapes, equality."""
 
 import dataclasses
 import math
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from paradec_jax.config import ResidualHeadConfig
-from paradec_jax.families import PRESETS, network_of, parameter_shapes
+from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
 
 HEAD = ResidualHeadConfig.of(PRESETS["test-sdar"], layers=2)
 # Of the larger two of SDAR the published sizes of their files, two bytes a number.
@@ -52,6 +53,26 @@ def test_number_of_parameters(changes):
     layers = c.prelude_layers + c.core_layers + c.coda_layers
     matrices = (2 - c.tie_embeddings) * c.vocab_size * c.width
     assert count(c) == layers * block + matrices + 2 * c.width**2 + c.width
+
+
+@pytest.mark.parametrize("name", ["causal", pytest.param("recurrent", marks=pytest.mark.slow)])
+def test_initial_values(name):
+    depth = {"layers": 3} if name == "causal" else {}
+    config = dataclasses.replace(PRESETS[f"test-{name}"], width=64, vocab_size=256, feed_forward=96, **depth)
+    params = init_params(config, jax.random.key(1))
+    first = params["layer_0" if name == "causal" else "core_0"]
+    layers = 3 if name == "causal" else config.effective_depth
+    other = first["attention"]["q"] if name == "causal" else params["adapter"]
+    cut = 0.986578  # standard deviation of a normal cut at three, relative to the one before
+    for leaf, std in (
+        (params["embedding"], config.init_std),
+        (other, config.init_std),
+        (first["mlp"]["down"], config.init_std / math.sqrt(2 * layers)),
+    ):
+        assert float(jnp.std(leaf)) == pytest.approx(cut * std, rel=0.05)
+        assert float(jnp.max(jnp.abs(leaf))) <= 3 * std
+    assert (first["mlp_norm" if name == "causal" else "norm_1"] == 1).all()
+    assert (first["attention"]["q_bias"] == 0).all()
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -24,7 +24,8 @@ from on_devices import PROMPTS, plain
 from stubs import tiny_causal, tiny_causal_params, tiny_request
 
 import paradec_jax as pd
-from paradec_jax.data.text import WindowMaker, text_batches
+from paradec_jax.data.endless import Endless
+from paradec_jax.data.text import WindowMaker
 from paradec_jax.sharding.processes import gathered, put
 from paradec_jax.train import Rounds, fit
 
@@ -96,7 +97,7 @@ def train(
     changes["rounds"] = None if rounds is None else Rounds(rounds, reset_optimizer=True)
     changes["optimizer"] = OBJECTIVES[name].optimizer(optimizer, steps)
     if text:
-        changes["data"] = text_batches(windows, "digest", prefetch=0)
+        changes["data"] = Endless(windows, 0, "digest")
     options = options_of(name, steps, mesh, writers=[lambda step, line: seen.append(line)], **changes)
     state = fit(**options)
     params = [np.asarray(x).tolist() for x in jax.tree.leaves(gathered(state.params))]

@@ -16,7 +16,6 @@ from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax import BlockDenoising, Model, make_request, store, trace
 from paradec_jax.config import CAUSAL_PRESETS, ResidualHeadConfig
 from paradec_jax.families import init_params, network_of
-from paradec_jax.losses import residual_loss
 from paradec_jax.models import ResidualHeadNetwork, residual_head
 
 pytestmark = pytest.mark.slow
@@ -97,16 +96,13 @@ def test_the_fewest_calls_that_are_right_enough():
     assert tuned.best_of(rows[:1] + rows[2:], base, 0.0) == 0, "none is: the one that is right most often"
 
 
-def test_divergences_without_a_head_are_those_of_the_trainings_metric():
+def test_a_head_that_adds_nothing_is_judged_to_be_none():
     model, recipe = of_blocks(CHAIN), train_head.RECIPES["chains-counts"]
     head = ResidualHeadNetwork(ResidualHeadConfig.of(model.config, 1))
-    zero = residual_head.init_params(head.config, jax.random.key(0), "zero_gain")
-    loss = jax.jit(residual_loss(model.network, head, model.token_spec, recipe.rules()))
-    _, told = loss(zero, model.params, recipe.source().held_out(128, 4)(0), jax.random.key(3))
     judge = train_head.Judge(model, head, recipe.rules(), recipe.source(), 128, 1).of()
-    judged = judge(residual_head.init_params(head.config, jax.random.key(0)))
-    for found in (told, judged):  # a head that adds nothing is none
-        assert found["kl"] == pytest.approx(found["uncorrected_kl"], abs=1e-6) and found["kl"] > 1e-3
+    found = judge(residual_head.init_params(head.config, jax.random.key(0)))
+    assert found["kl"] == pytest.approx(found["uncorrected_kl"], abs=1e-6) and found["kl"] > 1e-3
+    assert found["agreement"] == found["uncorrected_agreement"]
 
 
 @functools.cache

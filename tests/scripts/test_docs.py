@@ -74,7 +74,7 @@ def test_every_picture_of_a_paper_stands_in_its_results(page):
 def test_every_script_has_a_row_in_the_table():
     table = (ROOT / "experiments" / "README.md").read_text(encoding="utf-8")
     scripts = [
-        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
         for path in (ROOT / "experiments").glob("*/*.py")
         if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
     ]

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.tasks import block_batches, build_tokenizer, chain_batches, denoising_spec, token_spec
 from experiments.tasks.batches import Bucket
-from experiments.tasks.block_batches import Sample, block_batch_maker, filled, pack
+from experiments.tasks.block_batches import Sample, filled, pack
 from experiments.tasks.chains import Followers
 from experiments.tasks.words import problem
 
@@ -19,7 +19,7 @@ BUCKETS = (Bucket(2, 2, 102), Bucket(3, 4, 161), Bucket(0, 0, 64, task="sums"))
 def maker(**changes):
     arguments = {"seed": 5, "block": 8, "spec": SPEC, "batch_tokens": 1000, "buckets": BUCKETS}
     arguments |= {"mixture": ((0, (1.0, 1.0, 1.0)),)}
-    return block_batch_maker(TOKENIZER, **(arguments | changes))
+    return block_batches(TOKENIZER, **(arguments | changes)).make
 
 
 def samples_of(batch):

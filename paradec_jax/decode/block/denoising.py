@@ -6,6 +6,7 @@ from typing import Any, ClassVar, TypeVar
 import jax
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.block.canvas import (
     BlockCall,
     BlockCanvas,
@@ -14,7 +15,7 @@ from paradec_jax.decode.block.canvas import (
     read_block,
     read_prompt,
 )
-from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, check_rule, choose
+from paradec_jax.decode.block.rules import RULES, Choice, DenoisingKnobs, choose
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.decode.rules.windows import window
@@ -99,7 +100,7 @@ class BlockDenoising(BlockDecoder):
     Knobs: ClassVar[type] = DenoisingKnobs
 
     def __post_init__(self) -> None:
-        check_rule(self.rule)
+        check_words(self, rule=RULES)
 
     def init(self, params: Any, request: Request, knobs: DenoisingKnobs) -> BlockCanvas:
         """Reads the prompts' whole blocks, and does the first step along with them."""

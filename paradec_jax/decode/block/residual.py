@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.block.canvas import BlockCall, BlockDecoder, read_block, read_prompt
 from paradec_jax.decode.block.head import (
     ZERO,
@@ -21,7 +22,7 @@ from paradec_jax.decode.block.head import (
     next_call,
     sure,
 )
-from paradec_jax.decode.block.rules import Choice, check_rule, choose
+from paradec_jax.decode.block.rules import RULES, Choice, choose
 from paradec_jax.decode.machine.knobs import check_range, knob
 from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.decode.machine.request import Request
@@ -114,13 +115,11 @@ class Residual(BlockDecoder):
     further_networks: ClassVar[tuple[str, ...]] = ("head",)
 
     def __post_init__(self) -> None:
-        check_rule(self.rule)
+        check_words(self, rule=RULES)
         check_head(self.head)
         if self.head_steps < 1:
             raise ValueError(f"head_steps must be at least 1, not {self.head_steps}: BlockDenoising has none")
-        for name, allowed in (("head_rule", HEAD_RULES), ("mix", MIXES)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        check_words(self, head_rule=HEAD_RULES, mix=MIXES)
         if self.head_rule == "dynamic" and self.rule not in ("dynamic", "threshold"):
             raise ValueError(
                 "head_rule 'dynamic' has the threshold of rule, which must be dynamic or threshold, "

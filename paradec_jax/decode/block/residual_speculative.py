@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.block.candidates import CandidateCall, Candidates, candidates_of, read_candidates
 from paradec_jax.decode.block.canvas import BlockCall, BlockCanvas, BlockDecoder, read_prompt
 from paradec_jax.decode.block.head import (
@@ -21,7 +22,7 @@ from paradec_jax.decode.block.head import (
     next_call,
     sure,
 )
-from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, check_rule, choose
+from paradec_jax.decode.block.rules import RULES, Choice, DenoisingKnobs, choose
 from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
@@ -120,7 +121,7 @@ class ResidualSpeculative(BlockDecoder):
     further_networks: ClassVar[tuple[str, ...]] = ("head",)
 
     def __post_init__(self) -> None:
-        check_rule(self.rule)
+        check_words(self, rule=RULES)
         check_head(self.head)
         if self.candidates < 2:
             raise ValueError(

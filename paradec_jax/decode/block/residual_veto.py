@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.block.canvas import BlockCall, BlockDecoder, read_block, read_prompt
 from paradec_jax.decode.block.head import HeadCanvas, check_head, first_call, fresh_with_head
 from paradec_jax.decode.block.rules import DenoisingKnobs, choose, threshold_at
@@ -100,7 +101,7 @@ class ResidualVeto(BlockDecoder):
 
     def __post_init__(self) -> None:
         check_head(self.head)
-        check_judge(self.judge)
+        check_words(self, judge=JUDGES)
 
     @property
     def rule(self) -> str:
@@ -117,12 +118,6 @@ class ResidualVeto(BlockDecoder):
         """One call of the network and one of the head: a step in each row's open block, or a store, or both."""
         call = read_block(self, params["network"], state, self.fuse_store)
         return judged(self, params, state, call, knobs, prompt=False)
-
-
-def check_judge(judge: str) -> None:
-    """Refuses an unknown one. Raises ValueError."""
-    if judge not in JUDGES:
-        raise ValueError(f"judge must be one of {', '.join(JUDGES)}, not {judge!r}")
 
 
 def judged(

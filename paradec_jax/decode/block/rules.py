@@ -78,12 +78,6 @@ class Choice:
     scores: Float[Array, "B W"]
 
 
-def check_rule(rule: str, allowed: tuple[str, ...] = RULES) -> None:
-    """Refuses an unknown rule. Raises ValueError."""
-    if rule not in allowed:
-        raise ValueError(f"rule must be one of {', '.join(allowed)}, not {rule!r}")
-
-
 def draw(
     decoder: Any,
     logits: Float[Array, "B W V"],

@@ -30,6 +30,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.block.canvas import (
     BlockCall,
     BlockCanvas,
@@ -42,7 +43,6 @@ from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.rules import (
     Choice,
     DenoisingKnobs,
-    check_rule,
     choose,
     quota,
     threshold_at,
@@ -128,9 +128,7 @@ class SoftBlock(BlockDecoder):
     Knobs: ClassVar[type] = SoftBlockKnobs
 
     def __post_init__(self) -> None:
-        check_rule(self.rule, RULES)
-        if self.relaxation not in RELAXATIONS:
-            raise ValueError(f"relaxation must be one of {', '.join(RELAXATIONS)}, not {self.relaxation!r}")
+        check_words(self, rule=RULES, relaxation=RELAXATIONS)
 
     def init(self, params: Any, request: Request, knobs: SoftBlockKnobs) -> SoftBlockCanvas:
         """As `BlockDenoising`; the vectors of given positions are those of `SoftGiven`, or their tokens'."""

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.config.bounds import check_sizes
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.machine.network import Prefix
@@ -55,7 +56,7 @@ class PromptLookup(DecoderBase):
     num_pred: int = 10
 
     def __post_init__(self) -> None:
-        check_sizes(self.max_ngram, self.num_pred)
+        check_sizes(self, "max_ngram", "num_pred")
 
     def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> CachedState:
         """Reads the prompt with a draft after it and commits the first tokens."""
@@ -75,13 +76,6 @@ class PromptLookup(DecoderBase):
         """The draft that the next call verifies, where one is found."""
         draft, found = find_draft(state.rows.tokens, state.rows.length, self.max_ngram, self.num_pred)
         return jnp.where(found[:, None], draft, -1)
-
-
-def check_sizes(max_ngram: int, num_pred: int) -> None:
-    """Refuses an n-gram or a draft without tokens. Raises ValueError."""
-    for name, value in (("max_ngram", max_ngram), ("num_pred", num_pred)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
 
 
 def find_draft(

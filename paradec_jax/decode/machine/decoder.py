@@ -42,11 +42,6 @@ class CachedState:
         """Trusted cache entries."""
         return self.rows.length - 1
 
-    @property
-    def drafts(self) -> Int[Array, "B _"]:
-        """None: nothing is guessed between steps."""
-        return self.rows.tokens[:, :0]
-
 
 @dataclasses.dataclass(frozen=True)
 class DecoderBase(abc.ABC):
@@ -212,9 +207,9 @@ class DecoderBase(abc.ABC):
     def drafts(self, state: Any) -> Int[Array, "B _"]:
         """Tokens that the state guesses for the positions from `length` on, -1 where there is none.
 
-        As many a row as a state of this decoder can hold: 0 where nothing is guessed between steps.
+        They are the state's `drafts`, as many a row as it can hold; none where it has no such property.
         """
-        return state.drafts
+        return getattr(state, "drafts", state.rows.tokens[:, :0])
 
     def done(self, state: Any) -> Bool[Array, "B"]:
         """Rows that have stopped."""

@@ -155,9 +155,8 @@ def as_arrays(knobs: Any, decoder: Any = None) -> Any:
     for field in dataclasses.fields(knobs):
         name, value = field.name, getattr(knobs, field.name)
         shape = np.shape(value)
-        if any(
-            getattr(one, "dim_str", "") for one in alternatives(kind)[name]
-        ):  # an array of one axis may be given
+        schedule = any(getattr(one, "dim_str", "") for one in alternatives(kind)[name])
+        if schedule:
             if len(shape) > 1 or 0 in shape:
                 raise ValueError(
                     f"{name} must be a number or a schedule [K] of one value an age, not of shape {shape}"

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.knobs import check_range
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
@@ -88,8 +89,7 @@ class SoftMasked(MaskedDecoder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.relaxation not in RELAXATIONS:
-            raise ValueError(f"relaxation must be one of {', '.join(RELAXATIONS)}, not {self.relaxation!r}")
+        check_words(self, relaxation=RELAXATIONS)
 
     def init(self, params: Any, request: Request, knobs: SoftMaskedKnobs) -> SoftMaskedState:
         """As `Masked`; the vectors of given positions are those of `SoftGiven`, or their tokens'."""

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.config.bounds import check_sizes, check_words
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs, check_range, knob
 from paradec_jax.decode.machine.rows import Rows
@@ -225,10 +226,8 @@ class MaskedDecoder(DecoderBase):
     needs_cache: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.order not in ORDERS:
-            raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {self.order!r}")
-        if self.chunk < 1:
-            raise ValueError(f"chunk must be at least 1, not {self.chunk}")
+        check_words(self, order=ORDERS)
+        check_sizes(self, "chunk")
 
 
 def plain_draw(decoder: Any, rows: Rows, knobs: MaskedKnobs) -> Draw:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
@@ -51,8 +52,7 @@ class Adaptive(DecoderBase):
     Knobs: ClassVar[type] = AdaptiveKnobs
 
     def __post_init__(self) -> None:
-        if self.criterion not in CRITERIA:
-            raise ValueError(f"criterion must be one of {', '.join(CRITERIA)}, not {self.criterion!r}")
+        check_words(self, criterion=CRITERIA)
 
     def init(self, params: Any, request: Request, knobs: AdaptiveKnobs) -> CachedState:
         """Reads the prompt and commits the first token."""

@@ -36,13 +36,3 @@ def mix_noise(
     if mixing == "sqrt":
         keep, share = jnp.sqrt(jnp.maximum(keep, 0)), jnp.sqrt(share)
     return (keep * z + share * noise).astype(z.dtype)
-
-
-def check_noise(schedule: str, mixing: str) -> None:
-    """Refuses names of neither. Raises ValueError."""
-    for name, value, known in (
-        ("noise_schedule", schedule, NOISE_SCHEDULES),
-        ("noise_mixing", mixing, NOISE_MIXINGS),
-    ):
-        if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")

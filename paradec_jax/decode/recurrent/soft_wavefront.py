@@ -34,6 +34,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import check_range
 from paradec_jax.decode.machine.network import Prefix
@@ -137,11 +138,8 @@ class SoftWavefront(DecoderBase):
     Knobs: ClassVar[type] = SoftWavefrontKnobs
 
     def __post_init__(self) -> None:
-        waves.check_wave(
-            self.inner_recurrence, self.window, self.headway, self.noise_schedule, self.noise_mixing
-        )
-        if self.relaxation not in RELAXATIONS:
-            raise ValueError(f"relaxation must be one of {', '.join(RELAXATIONS)}, not {self.relaxation!r}")
+        waves.check_wave(self)
+        check_words(self, relaxation=RELAXATIONS)
         if self.relaxation == "soft" and not self.greedy:
             raise ValueError("relaxation 'soft' needs greedy=True: mixtures take the place of drawn tokens")
 

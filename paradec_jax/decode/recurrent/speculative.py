@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.config.bounds import check_sizes
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import check_range
 from paradec_jax.decode.machine.network import Counts, Prefix
@@ -71,9 +72,7 @@ class SelfSpeculative(DecoderBase):
     Knobs: ClassVar[type] = SpeculativeKnobs
 
     def __post_init__(self) -> None:
-        for name in ("lookahead", "draft_recurrence"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_sizes(self, "lookahead", "draft_recurrence")
         if self.continuous and self.lookahead != 1:
             raise ValueError(
                 f"continuous needs lookahead 1, not {self.lookahead}: one latent starts one position"

@@ -15,12 +15,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.config.bounds import check_sizes, check_words
 from paradec_jax.decode.machine.decoder import CachedState
 from paradec_jax.decode.machine.knobs import UNLIMITED, check_range, knob
 from paradec_jax.decode.machine.network import Counts
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.recurrent.latents import LatentKnobs
-from paradec_jax.decode.recurrent.noise import check_noise, mix_noise
+from paradec_jax.decode.recurrent.noise import NOISE_MIXINGS, NOISE_SCHEDULES, mix_noise
 from paradec_jax.decode.rules.by_age import Scheduled
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.windows import shift, window
@@ -267,11 +268,7 @@ def stands_still(distance: Float[Array, "B W"], threshold: Array) -> Bool[Array,
     return (distance < threshold) | jnp.isposinf(threshold)
 
 
-def check_wave(
-    inner_recurrence: int, window: int, headway: int, noise_schedule: str, noise_mixing: str
-) -> None:
+def check_wave(decoder: Any) -> None:
     """Refuses numbers below 1 and unknown kinds of noise. Raises ValueError."""
-    for name, value in (("inner_recurrence", inner_recurrence), ("window", window), ("headway", headway)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
-    check_noise(noise_schedule, noise_mixing)
+    check_sizes(decoder, "inner_recurrence", "window", "headway")
+    check_words(decoder, noise_schedule=NOISE_SCHEDULES, noise_mixing=NOISE_MIXINGS)

@@ -72,9 +72,7 @@ class Wavefront(DecoderBase):
     Knobs: ClassVar[type] = WavefrontKnobs
 
     def __post_init__(self) -> None:
-        waves.check_wave(
-            self.inner_recurrence, self.window, self.headway, self.noise_schedule, self.noise_mixing
-        )
+        waves.check_wave(self)
         check_buckets(self.buckets, self.window)
 
     def init(self, params: Any, request: Request, knobs: WavefrontKnobs) -> WavefrontState:
