@@ -20,10 +20,11 @@ from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import MaskedDiffusionConfig
 from paradec_jax.models.base import shapes_of
-from paradec_jax.nn.blocks import BlockConfig, dense, parameter, uniform
+from paradec_jax.nn.blocks import BlockConfig, parameter, uniform
 from paradec_jax.nn.modulated import ModulatedBlock, ModulatedConfig, modulation
 from paradec_jax.nn.norms import layer_norm
 from paradec_jax.nn.precision import at_least_float32
+from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import rematerialised
 from paradec_jax.nn.rope import rotation
 from paradec_jax.nn.scan import scanned
@@ -150,8 +151,8 @@ class Denoiser(nn.Module):
 
     def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Scores of all V columns, the mask's among them, in at least float32."""
-        wide = jnp.promote_types(hidden.dtype, jnp.float32)
-        return dense(hidden, self.head, wide) + self.head_bias.astype(wide)
+        scores = dense(hidden, self.head, wide=True)
+        return scores + self.head_bias.astype(scores.dtype)
 
 
 def block_config(config: MaskedDiffusionConfig) -> ModulatedConfig:

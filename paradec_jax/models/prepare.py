@@ -1,5 +1,7 @@
-"""Parameters as decoding loops want them: the tied head laid out, modulations made, once."""
+"""Parameters as decoding loops want them: matrices cast, the tied head laid out, modulations made, once."""
 
+import functools
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,14 +15,18 @@ from paradec_jax.models.denoiser import noise_map
 from paradec_jax.nn.backend import cpu_layouts
 from paradec_jax.nn.modulated import modulation
 
+PRODUCTS = re.compile("(^|/)(attention|mlp)/|^(adapter|fusion|head)$")  # paths of matrices that meet rows
+
 
 def prepare_params(config: Any, params: Mapping[str, Any]) -> dict[str, Any]:
     """A tree for the config's module with `prepared=True`, never for training.
 
-    With layouts for the CPU (`nn.backend`) a tied output matrix is laid out as `head` [D, V]. At noise level zero a
-    denoiser's modulations are constants of its weights: float32 `layer_i/constants` [6, D] and `final_constants`
-    [2, D] take the place of noise map, norms and modulations.
+    Matrices are cast to the dtype of their products. A tied output matrix is laid out as `head` [D, V] where it must
+    be cast, and with layouts for the CPU (`nn.backend`). At noise level zero a denoiser's modulations are constants
+    of its weights: float32 `layer_i/constants` [6, D] and `final_constants` [2, D] take the place of noise map, norms
+    and modulations.
     """
+    dtype = jnp.dtype(config.dtype)
     if isinstance(config, MaskedDiffusionConfig):
         kept = {key: params[key] for key in ("embedding", "head", "head_bias")}
         made = _constants(params)
@@ -28,17 +34,28 @@ def prepare_params(config: Any, params: Mapping[str, Any]) -> dict[str, Any]:
         for name, constants in made.items():
             parts = {part: params[name][part] for part in ("attention", "mlp")}
             kept[name] = {"constants": constants, **parts}
-        return kept
-    if not getattr(config, "tie_embeddings", False) or not cpu_layouts():
-        return dict(params)
-    return {**params, "head": _laid_out(params["embedding"])}
+        return _cast(kept, dtype)
+    kept = _cast(params, dtype)
+    if getattr(config, "tie_embeddings", False) and (cpu_layouts() or params["embedding"].dtype != dtype):
+        kept["head"] = _laid_out(params["embedding"], dtype)
+    return kept
 
 
-@jax.jit
-def _laid_out(embedding: Array) -> Array:
+def _cast(params: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
+    """The tree with its matrices in the dtype of their products; every other leaf as it is."""
+
+    def cast(path: tuple[Any, ...], leaf: Any) -> Any:
+        part = jax.tree_util.keystr(path, simple=True, separator="/")
+        return leaf.astype(dtype) if leaf.ndim > 1 and PRODUCTS.search(part) and leaf.dtype != dtype else leaf
+
+    return jax.tree_util.tree_map_with_path(cast, dict(params))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _laid_out(embedding: Array, dtype: Any) -> Array:
     # The CPU backend multiplies by a transposed matrix 20 times slower than by a plain one; the barrier keeps it
     # from folding the transposition into the product.
-    return lax.optimization_barrier(embedding.T)
+    return lax.optimization_barrier(embedding.T.astype(dtype))
 
 
 @jax.jit

@@ -19,9 +19,9 @@ from jaxtyping import Array, Float, Int
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.models.base import shapes_of
 from paradec_jax.models.recurrent_cache import Layers, RecurrentKV
-from paradec_jax.nn.blocks import BlockConfig, PrefixMask, SandwichBlock, dense, parameter, truncated_normal
+from paradec_jax.nn.blocks import BlockConfig, PrefixMask, SandwichBlock, parameter, truncated_normal
 from paradec_jax.nn.norms import rms_norm
-from paradec_jax.nn.precision import at_least_float32
+from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import rematerialised
 from paradec_jax.nn.rope import Rotation, rotation
 from paradec_jax.nn.visibility import CAUSAL, Seen
@@ -116,9 +116,8 @@ class RecurrentDepth(nn.Module):
         return rms_norm(state, self.final_norm, self.config.norm_eps)
 
     def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
-        """Output scores, multiplied in the model's dtype and returned in at least float32."""
-        scores = dense(hidden, self.head if self.has_head else self.embedding.T)
-        return at_least_float32(scores)
+        """Output scores, factors in the model's dtype, sums and scores in at least float32."""
+        return dense(hidden, self.head if self.has_head else self.embedding.T, wide=True)
 
     def _blocks(
         self,

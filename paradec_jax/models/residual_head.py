@@ -22,9 +22,10 @@ from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.models.base import shapes_of
-from paradec_jax.nn.blocks import BlockConfig, PrefixMask, PreNormBlock, dense, parameter, truncated_normal
+from paradec_jax.nn.blocks import BlockConfig, PrefixMask, PreNormBlock, parameter, truncated_normal
 from paradec_jax.nn.cache import Layers
 from paradec_jax.nn.norms import rms_norm
+from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import rematerialised
 from paradec_jax.nn.rope import rotation
 from paradec_jax.nn.visibility import FULL, Seen

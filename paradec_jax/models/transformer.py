@@ -19,10 +19,10 @@ from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import TransformerConfig
 from paradec_jax.models.base import shapes_of
-from paradec_jax.nn.blocks import BlockConfig, PrefixMask, PreNormBlock, dense, parameter, truncated_normal
+from paradec_jax.nn.blocks import BlockConfig, PrefixMask, PreNormBlock, parameter, truncated_normal
 from paradec_jax.nn.cache import KV, Layers
 from paradec_jax.nn.norms import rms_norm
-from paradec_jax.nn.precision import at_least_float32
+from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import rematerialised
 from paradec_jax.nn.rope import Rotation, rotation
 from paradec_jax.nn.scan import of_layers, scanned, stacked_cache
@@ -109,8 +109,8 @@ class Transformer(nn.Module):
         return x, of_layers(kept, c.layers)
 
     def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
-        """Output scores, multiplied in the model's dtype and returned in at least float32."""
-        return at_least_float32(dense(hidden, self.head if self.has_head else self.embedding.T))
+        """Output scores, factors in the model's dtype, sums and scores in at least float32."""
+        return dense(hidden, self.head if self.has_head else self.embedding.T, wide=True)
 
 
 def block_config(config: TransformerConfig) -> BlockConfig:

@@ -6,14 +6,13 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from einops import rearrange
 from jaxtyping import Array, Float
 
 from paradec_jax.nn.attention import PrefixMask, attention
-from paradec_jax.nn.backend import cpu_layouts
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.norms import rms_norm
+from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import block_input
 from paradec_jax.nn.rope import Rotation, rotate, rotate_halves
 from paradec_jax.nn.visibility import Seen
@@ -90,54 +89,6 @@ def parameter(
     """
     found: Any = module.get_variable("params", name)
     return found if getattr(found, "shape", None) == shape else module.param(name, init, shape, dtype)
-
-
-def dense(
-    x: Float[Array, "*shape D"], weight: Float[Array, "D F"], wide: Any = None
-) -> Float[Array, "*shape F"]:
-    """`x W`, in the dtype of `x` or in `wide`; on the CPU (`nn.backend`) computed on a matrix of all positions.
-
-    With two leading axes the weight's gradient contracts both, which XLA's CPU backend does through transposed
-    copies; a matrix halved the time of an MLP's backward pass there.
-
-    There too, under `jax.default_matmul_precision("BF16_BF16_F32")` the operands are rounded to bfloat16 here,
-    forward and backward, and sums stay float32: XLA's CPU backend ignores that setting, and its bfloat16 products
-    are five times as fast as its float32 ones where the processor has matrix units.
-    """
-    if not cpu_layouts():
-        return jnp.einsum("...d,df->...f", x, weight.astype(x.dtype), preferred_element_type=wide)
-    precision = getattr(jax.config, "jax_default_matmul_precision", None)
-    rounded = precision == "BF16_BF16_F32" and x.dtype == jnp.float32
-    flat = x.reshape(-1, x.shape[-1])  # of any rank, a vector too
-    if rounded:
-        product = _rounded_product(flat, weight)
-    else:
-        product = jnp.matmul(flat, weight.astype(x.dtype), preferred_element_type=wide)
-    return product.reshape(*x.shape[:-1], weight.shape[-1])
-
-
-def _contract(a: Array, b: Array, axes: tuple[int, int]) -> Array:
-    dimensions = (((axes[0],), (axes[1],)), ((), ()))
-    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
-
-
-@jax.custom_vjp
-def _rounded_product(x: Array, weight: Array) -> Array:
-    return _contract(x.astype(jnp.bfloat16), weight.astype(jnp.bfloat16), (1, 0))
-
-
-def _rounded_product_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
-    rounded = x.astype(jnp.bfloat16), weight.astype(jnp.bfloat16)
-    return _contract(*rounded, (1, 0)), rounded
-
-
-def _rounded_product_backward(operands: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    x, weight = operands
-    gradient = gradient.astype(jnp.bfloat16)
-    return _contract(gradient, weight, (1, 1)), _contract(x, gradient, (0, 0))
-
-
-_rounded_product.defvjp(_rounded_product_forward, _rounded_product_backward)
 
 
 class Attention(nn.Module):

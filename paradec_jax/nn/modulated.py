@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from paradec_jax.nn.blocks import Attention, BlockConfig, dense, parameter, uniform
+from paradec_jax.nn.blocks import Attention, BlockConfig, parameter, uniform
 from paradec_jax.nn.norms import layer_norm
 from paradec_jax.nn.precision import at_least_float32
+from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import block_input
 from paradec_jax.nn.rope import Rotation
 from paradec_jax.nn.visibility import Seen

@@ -12,9 +12,10 @@ from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.nn import masks
 from paradec_jax.nn.attention import attend
-from paradec_jax.nn.blocks import BlockConfig, GatedMLP, dense
+from paradec_jax.nn.blocks import BlockConfig, GatedMLP
 from paradec_jax.nn.cache import KV, empty, write
 from paradec_jax.nn.norms import rms_norm
+from paradec_jax.nn.products import dense
 from paradec_jax.nn.rope import rotate, rotation
 
 RNG = np.random.default_rng(0)

@@ -13,8 +13,8 @@ from paradec_jax.families import PRESETS, init_params, network_of
 from paradec_jax.models import prepare_params
 from paradec_jax.nn import backend, masks
 from paradec_jax.nn.attention import attend
-from paradec_jax.nn.blocks import dense
 from paradec_jax.nn.cache import KV
+from paradec_jax.nn.products import dense
 
 CONFIGS = {
     "causal": dataclasses.replace(PRESETS["test-causal"], qk_norm=True),
