@@ -114,7 +114,7 @@ class LayeredNetwork(ModelNetwork):
 
     def init_cache(self, keys: Array, size: int) -> Layers:
         """An empty cache for `size` positions of each row; `keys` [B] count the rows, nothing is drawn."""
-        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        c, dtype = self.config, kv_cache.stored(self.config.dtype)
         return tuple(kv_cache.empty(len(keys), c.kv_heads, size, c.head_dim, dtype) for _ in range(c.layers))
 
     def write(self, cache: Layers, window: Layers, at: Int[Array, "B"]) -> Layers:

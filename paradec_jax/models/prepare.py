@@ -42,11 +42,18 @@ def prepare_params(config: Any, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cast(params: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
-    """The tree with its matrices in the dtype of their products; every other leaf as it is."""
+    """The tree with its matrices in the dtype of their products; every other leaf as it is.
+
+    For the CPU an embedding is at least float32: its backend casts a whole table in bfloat16 to read a row of it.
+    """
 
     def cast(path: tuple[Any, ...], leaf: Any) -> Any:
-        part = jax.tree_util.keystr(path, simple=True, separator="/")
-        return leaf.astype(dtype) if leaf.ndim > 1 and PRODUCTS.search(part) and leaf.dtype != dtype else leaf
+        part, wanted = jax.tree_util.keystr(path, simple=True, separator="/"), leaf.dtype
+        if leaf.ndim > 1 and PRODUCTS.search(part):
+            wanted = dtype
+        elif part == "embedding" and cpu_layouts():
+            wanted = jnp.promote_types(leaf.dtype, jnp.float32)
+        return leaf if leaf.dtype == wanted else leaf.astype(wanted)
 
     return jax.tree_util.tree_map_with_path(cast, dict(params))
 

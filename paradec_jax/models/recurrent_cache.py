@@ -49,11 +49,12 @@ class RecurrentCache:
     initial: Float[Array, "B S D"]
 
 
-def empty(config: RecurrentDepthConfig, slots: tuple[int, ...], batch: int, size: int) -> RecurrentKV:
-    """Room for a window of `size` positions a row; `slots` is () or (R,)."""
+def empty(
+    config: RecurrentDepthConfig, slots: tuple[int, ...], batch: int, size: int, dtype: jnp.dtype
+) -> RecurrentKV:
+    """Room for `size` positions a row; `slots` is () or (R,)."""
 
     def part(layers: int, slots: tuple[int, ...] = ()) -> Layers:
-        dtype = jnp.dtype(config.dtype)
         return tuple(
             kv_cache.empty(batch, config.heads, size, config.head_dim, dtype, slots) for _ in range(layers)
         )

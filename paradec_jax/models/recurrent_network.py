@@ -104,10 +104,10 @@ class RecurrentDepthNetwork(ModelNetwork):
             initial = self.initial_state(folded, scale)
         else:
             initial = states[jnp.minimum(positions, len(states) - 1)] * scale
-        empty = self.empty_window(len(keys), size)
-        return RecurrentCache(
-            dataclasses.replace(empty, depth=jnp.zeros((len(keys), size), jnp.int32)), initial
-        )
+        dtype = kv_cache.stored(self.config.dtype)
+        empty = recurrent_cache.empty(self.config, self._room, len(keys), size, dtype)
+        depth = jnp.zeros((len(keys), size), jnp.int32)
+        return RecurrentCache(dataclasses.replace(empty, depth=depth), initial)
 
     def latents(self, cache: RecurrentCache, positions: Int[Array, "B W"]) -> Float[Array, "B W D"]:
         """The initial latents of these positions."""
@@ -122,8 +122,12 @@ class RecurrentDepthNetwork(ModelNetwork):
 
     def empty_window(self, batch: int, width: int) -> RecurrentKV:
         """Room for the keys and values of one window of `width` positions."""
-        slots = () if self.cache == "shared" else (self.slots,)
-        return recurrent_cache.empty(self.config, slots, batch, width)
+        return recurrent_cache.empty(self.config, self._room, batch, width, jnp.dtype(self.config.dtype))
+
+    @property
+    def _room(self) -> tuple[int, ...]:
+        """The axis of slots of a core's keys and values."""
+        return () if self.cache == "shared" else (self.slots,)
 
     def write(self, cache: RecurrentCache, window: RecurrentKV, at: Int[Array, "B"]) -> RecurrentCache:
         """The cache with a window stored at positions `at .. at + W - 1` of each row."""

@@ -111,7 +111,7 @@ def attend(
     out = jnp.einsum("bgrws,bgsc->bgrwc", weights[..., size:], window.v)
     if prefix is not None and prefix_mask is not None:
         out = out + jnp.einsum("bgrws,bgsc->bgrwc", weights[..., :size], prefix.v)
-    return rearrange(out, "b g r w c -> b (g r) w c")
+    return rearrange(out.astype(q.dtype), "b g r w c -> b (g r) w c")
 
 
 def once(rule: Rule, width: int, backend: str) -> Seen:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from paradec_jax.nn.backend import cpu_layouts
 from paradec_jax.sharding.rules import by_rows
 
 
@@ -29,6 +30,14 @@ class KV(NamedTuple):
 
 
 Layers = tuple[KV, ...]  # of every layer
+
+
+def stored(dtype: str) -> jnp.dtype:
+    """Dtype in which a cache holds numbers of `dtype`: the same, but float32 for bfloat16 on the CPU (`nn.backend`).
+
+    To read or write a part of a bfloat16 array, XLA's CPU backend casts all of it to float32 and back.
+    """
+    return jnp.dtype("float32" if dtype == "bfloat16" and cpu_layouts() else dtype)
 
 
 def empty(
@@ -56,7 +65,7 @@ def write_rows(
     """
 
     def update(row: Array, new: Array, position: Array) -> Array:
-        return lax.dynamic_update_slice_in_dim(row, new, position, axis)
+        return lax.dynamic_update_slice_in_dim(row, new.astype(row.dtype), position, axis)
 
     if buffer.shape[0] == 1:  # one row needs no scatter
         return update(buffer, window, at[0])

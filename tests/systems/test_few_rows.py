@@ -1,0 +1,53 @@
+"""The plain program that the library's calls are timed beside: the same scores, and a row of each."""
+
+import dataclasses
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.systems import few_rows, report
+from paradec_jax.decode import Prefix
+from paradec_jax.families import PRESETS, init_params
+
+
+@pytest.fixture
+def short(monkeypatch):
+    for name, value in {"CONTEXT": 5, "LONG": 1e-6, "_PROGRAMS": {}}.items():
+        monkeypatch.setattr(report, name, value)
+
+
+@pytest.mark.parametrize("name", ["test-causal", "test-recurrent"])
+def test_the_plain_program_gives_the_librarys_scores(name, short):
+    config = dataclasses.replace(PRESETS[name], **({"qk_norm": True} if name == "test-causal" else {}))
+    network = report.network_at(config)
+    drawn = jax.tree.map(lambda leaf: leaf + 0.01, init_params(config, jax.random.key(0)))
+    params, at, tokens = network.prepare(drawn), jnp.full(1, 5), jnp.array([[3, 1, 4]])
+    cache = network.init_cache(jax.random.split(jax.random.key(1), 1), 8)
+    before = jnp.array([[9, 2, 6, 5, 3]])
+    out = network.forward(params, before, jnp.arange(5)[None], Prefix(cache, None))
+    cache = network.write(cache, out.kv, jnp.zeros(1, jnp.int32))
+    want = network.forward(params, tokens, 5 + jnp.arange(3)[None], Prefix(cache, at))
+    want = network.logits(params, want.hidden)[0]
+
+    plain, loop = few_rows.Plain(config), report.call_loop(config, params, 3, 5)
+    empty = few_rows.plain_loop(config, loop).buffers[0]
+    latents = cache.initial[0] if plain.recurrent else jnp.zeros((8, 0))
+    _, kept = plain.logits(params.params, empty, before[0], 0, latents[:5])
+    got, _ = plain.logits(params.params, kept, tokens[0], 5, latents[5:])
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_row_for_each_number_of_positions(short, tmp_path, monkeypatch):
+    path = tmp_path / "rows.json"
+    options = ["--shapes", "test-causal", "--positions", "1", "3", "--passes", "3", "--out", str(path)]
+    monkeypatch.setattr(sys, "argv", ["few_rows", *options])
+    few_rows.main()
+    rows = json.loads(path.read_text())["rows"]
+    found = [(row["dtype"], row["positions"]) for row in rows]
+    assert found == [("float32", 1), ("float32", 3), ("bfloat16", 1), ("bfloat16", 3)]
+    assert all(len(row["plain"]["wall"]) == 3 and min(row["library"]["busy"]) > 0 for row in rows)
