@@ -120,6 +120,22 @@ def hidden_of(state, info):
 # What the programs hold
 
 
+@pytest.mark.parametrize("platform", ["cpu", *PLATFORMS])
+def test_only_a_program_for_a_cpu_feeds_a_row_twice(platform):
+    """Decoding one by one in bfloat16: a CPU's products want two rows, and no other program has such a product."""
+    network = tiny_causal(dtype="bfloat16", param_dtype="bfloat16")
+    decoder, request = decode.AutoRegressive(network, SIZE), tiny_request(4, prompts=[[3, 1, 4]])
+    params = jax.eval_shape(decoder.prepare, parameter_shapes(network.config))
+
+    @jax.jit
+    def run(params, request, knobs):
+        return drive.compiled_run(decoder, params, request, knobs, np.int32(drive.UNBOUNDED))
+
+    program = export.export(run, platforms=(platform,))(params, request, decoder.knobs(None))
+    products = re.findall(r"dot_general .*: \(tensor<(\d+)x16xbf16>", program.mlir_module())
+    assert {"1", "2"} & set(products) == ({"2"} if platform == "cpu" else {"1"})
+
+
 @pytest.mark.parametrize("name", ["any-order", "wavefront"])
 def test_a_run_holds_no_array_that_only_infos_have(name):
     """The array of a marked info is in the program of a trace and not in that of a run."""

@@ -10,7 +10,7 @@ from stubs import tiny_network, tiny_params
 
 from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.models import RecurrentDepthNetwork
-from paradec_jax.nn import masks
+from paradec_jax.nn import backend, masks
 from paradec_jax.nn.attention import attend
 from paradec_jax.nn.blocks import BlockConfig, GatedMLP
 from paradec_jax.nn.cache import KV, empty, write
@@ -191,7 +191,7 @@ def test_a_separate_output_matrix_is_used():
     np.testing.assert_allclose(same, want, atol=1e-6)
 
 
-def test_bfloat16():
+def test_bfloat16(monkeypatch):
     low = tiny_network(dtype="bfloat16", param_dtype="bfloat16")
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), tiny_params())
     logits, latent = forward(low, params, TOKENS, jnp.asarray(STATE, jnp.bfloat16))
@@ -199,6 +199,8 @@ def test_bfloat16():
     want, _ = forward(tiny_network(), tiny_params(), TOKENS, STATE)
     assert np.isfinite(logits).all()
     assert float(jnp.max(jnp.abs(logits - want))) < 0.05 * float(jnp.max(jnp.abs(want)))
+    assert (logits != logits.astype(jnp.bfloat16)).any(), "logits are summed and kept in float32"
+    monkeypatch.setenv(backend.SWITCH, "plain")
     cache = low.init_cache(jax.random.split(jax.random.key(0), 1), 4)
     kept = cache.kv.prelude, cache.kv.core, cache.initial
     assert {leaf.dtype.name for leaf in jax.tree.leaves(kept)} == {"bfloat16"}

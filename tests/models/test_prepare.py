@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +55,29 @@ def test_a_tied_head_is_laid_out_and_nothing_else_changes(name):
     np.testing.assert_allclose(
         logits(name, network_of(config).prepare(params)), logits(name, params), atol=1e-5
     )
+
+
+@pytest.mark.parametrize("types", [("bfloat16", "float32"), ("float32", "bfloat16")])
+@pytest.mark.parametrize("name", SOME)
+def test_matrices_are_cast_once_and_no_number_changes(name, types):
+    """A prepared step casts no matrix: each is there in the dtype of its products, as a raw step makes it."""
+    dtype, stored = types
+    config = dataclasses.replace(CONFIGS[name], dtype=dtype, param_dtype=stored)
+    network, params = network_of(config), jax.tree.map(lambda x: x.astype(stored), params_of(name))
+    tokens, positions = TOKENS[:, :3], jnp.broadcast_to(jnp.arange(3), (2, 3))
+    cache = network.init_cache(jax.random.split(jax.random.key(1), 2), 3)
+
+    def call(p):
+        return network.logits(p, network.forward(p, tokens, positions, Prefix(cache, None)).hidden)
+
+    def casts(p) -> list[str]:
+        text = jax.jit(call).lower(p).as_text()
+        found = re.findall(r"stablehlo.convert .*tensor<(\d+)x\d+x\w+>\) -> ", text)
+        return [rows for rows in found if int(rows) >= config.width]  # more than the positions of the call
+
+    prepared = network.prepare(params)
+    np.testing.assert_allclose(jax.jit(call)(prepared), jax.jit(call)(params), atol=1e-5)
+    assert casts(params) and not casts(prepared)
 
 
 def test_raw_parameters_are_never_taken_for_prepared_ones():

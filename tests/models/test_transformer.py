@@ -13,7 +13,7 @@ from paradec_jax.config import BLOCK_DIFFUSION_PRESETS, CAUSAL_PRESETS, Transfor
 from paradec_jax.decode import Prefix
 from paradec_jax.models import TransformerNetwork
 from paradec_jax.models.transformer import parameter_shapes
-from paradec_jax.nn import masks
+from paradec_jax.nn import backend, masks
 
 BASE = CAUSAL_PRESETS["test-causal"]
 KINDS = {
@@ -135,13 +135,16 @@ def test_positions_matter_only_relatively():
     np.testing.assert_allclose(moved, uncached("qwen2")[0], atol=1e-4)
 
 
-def test_bfloat16():
+def test_bfloat16(monkeypatch):
     low = TransformerNetwork(dataclasses.replace(BASE, dtype="bfloat16", param_dtype="bfloat16"))
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params_of(BASE))
     logits, kv = call(low, params, TOKENS, positions_of(TOKENS))
     want = uncached("qwen2")[0]
     assert logits.dtype == jnp.float32 and kv[0].k.dtype == jnp.bfloat16
+    assert (logits != logits.astype(jnp.bfloat16)).any(), "logits are summed and kept in float32"
     assert float(jnp.max(jnp.abs(logits - want))) < 0.1 * float(jnp.max(jnp.abs(want)))
+    assert empty_cache(low, 1, 4)[0].v.dtype == jnp.float32, "a CPU reads parts of nothing else well"
+    monkeypatch.setenv(backend.SWITCH, "plain")
     assert empty_cache(low, 1, 4)[0].v.dtype == jnp.bfloat16
 
 
