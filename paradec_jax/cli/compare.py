@@ -94,8 +94,8 @@ def compare_command(
       samples: texts of a row, 64 by default; 512 or more for figures that are to be reported.
       length: tokens of a text; as many as all models have room for by default.
       texts: folder that the texts of each row are written into, as JSON lines.
-      json: print nothing but a list of JSON objects, one a row; with a PATH, write the list there as well as
-        printing the table.
+      json: print nothing but a list of JSON objects, one a row; with a PATH that ends in .json, write the list
+        there as well as printing the table.
     """
     check_json(json)
     loaded = {name: store.load(name) for word in model for name in _models(word)}
