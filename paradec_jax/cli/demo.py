@@ -1,9 +1,8 @@
 """`paradec demo`: the four families in one table, each one by one and with its best parallel decoder."""
 
 import dataclasses
-import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from paradec_jax.decode import (
 )
 from paradec_jax.decode.machine.request import keys_of
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate.compare import case_of, prompts_of
+from paradec_jax.evaluate.compare import case_of, counter, prompts_of
 from paradec_jax.evaluate.intervals import ends, speedup
 from paradec_jax.evaluate.judge import judge_ids
 from paradec_jax.generate import tokenizer_of
@@ -91,20 +90,13 @@ def demo_command() -> int:
     pairs = {name: _pair(rows) for name, rows in FAMILIES.items()}
     programs = [(case, pair.requests[0]) for pair in pairs.values() for case in pair.cases]
     with progress() as report:
-        advance = _counter(report, "compiling", len(programs))
+        advance = counter(report, "compiling", len(programs))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda program: compile_all([program], None, advance=advance), programs))
-        advance = _counter(report, "decoding", len(programs) * (PASSES + 1))
+        advance = counter(report, "decoding", len(programs) * (PASSES + 1))
         rows = [row for name, pair in pairs.items() for row in _rows(name, pair, advance)]
     print_table("Four families, one by one and in parallel", COLUMNS, rows, [LEGEND])
     return 0
-
-
-def _counter(report: Any, stage: str, total: int) -> Callable[[int], None]:
-    """Reports a stage whose units are counted."""
-    done = itertools.count()
-    report(stage, next(done), total)
-    return lambda units: report(stage, next(done), total)
 
 
 def _pair(rows: Sequence[tuple[str, Setting]]) -> Pair:
