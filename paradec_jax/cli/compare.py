@@ -1,7 +1,7 @@
 """`paradec compare`: every decoder on the same problems with exact answers, or on texts drawn from nothing."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -109,7 +109,8 @@ def compare_command(
             raise ValueError(f"--{name} is no option of family {family.name}")
     if len(families) > 1 and not family.texts:
         raise ValueError(f"models of one family are compared, not of {' and '.join(families)}")
-    return (_texts if family.texts else _answers)(family, loaded, seed, json, **given)
+    run: Callable[..., int] = _texts if family.texts else _answers
+    return run(family, loaded, seed, json, **given)
 
 
 def _models(word: str) -> tuple[str, ...]:
