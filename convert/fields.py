@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,7 +43,7 @@ def parse_fields(fields: Mapping[str, Any], table: Fields) -> dict[str, Any]:
     return ours
 
 
-def built(config: type[Config], ours: Mapping[str, Any]) -> Config:
+def built(config: Callable[..., Config], ours: Mapping[str, Any]) -> Config:
     """A config of these fields.
 
     Raises:

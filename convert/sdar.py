@@ -78,7 +78,7 @@ def parse_config(fields: Mapping[str, Any], block: int | None = None) -> BlockDi
     Raises:
       ConvertError: as `qwen2.parse_config`, and for a block length that cannot be.
     """
-    more = parse_fields(fields, BLOCK_FIELD) if block is None else {"block": block}
+    more: dict[str, Any] = parse_fields(fields, BLOCK_FIELD) if block is None else {"block": block}
     lengths = fields.get(LENGTHS)
     if lengths is not None:
         if not isinstance(lengths, list) or not all(type(length) is int for length in lengths):

@@ -353,16 +353,6 @@ def fingerprint(folder: str | os.PathLike[str]) -> str:
     return sha256(content)
 
 
-def _kind(name: str, part: Mapping[str, Any], where: Path) -> type:
-    """The class of a part's config."""
-    given = str(part.get("family"))
-    try:
-        return family_named(given).config if name == NETWORK else {HEAD: RESIDUAL_HEAD.config}[given]
-    except (ValueError, KeyError) as error:
-        known = ", ".join(FAMILIES if name == NETWORK else (HEAD,))
-        raise StoreError(f"family of {where} must be one of {known}, not {part.get('family')!r}") from error
-
-
 def _part(folder: Path, description: Mapping[str, Any], name: str) -> tuple[Any, Mapping[str, Any]]:
     """The config of a part, and its section of config.json."""
     where = folder / "config.json"
@@ -372,7 +362,13 @@ def _part(folder: Path, description: Mapping[str, Any], name: str) -> tuple[Any,
     for other in parts.keys() - set(PARTS):
         raise StoreError(f"{where} has a part {other!r}, unknown to this version ({', '.join(PARTS)})")
     part = parts[name]
-    config = build(_kind(name, part, where), part.get("config"), f"config of {where}")
+    given = str(part.get("family"))
+    try:
+        kind = family_named(given).config if name == NETWORK else {HEAD: RESIDUAL_HEAD.config}[given]
+    except (ValueError, KeyError) as error:
+        known = ", ".join(FAMILIES if name == NETWORK else (HEAD,))
+        raise StoreError(f"family of {where} must be one of {known}, not {part.get('family')!r}") from error
+    config = build(kind, part.get("config"), f"config of {where}")
     if not isinstance(part.get("sha256"), dict):
         raise StoreError(f"{where} has no table of digests (sha256)")
     file = part.get("weights")

@@ -149,7 +149,7 @@ def of_golden(root: Path) -> dict[str, Any]:
     """Each file of `tests/golden` with its arrays and the tests that opened it; runs the replays once."""
     import numpy as np
 
-    seen = root / ".cache" / "ledger-golden.txt"
+    seen = root / ".cache" / "ledger-opened.txt"
     seen.parent.mkdir(exist_ok=True)
     seen.unlink(missing_ok=True)
     command = [

@@ -93,7 +93,6 @@ class TestErrors:
             ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
             ("{{ messages[0].content + 1 }}", "the chat template fails: TypeError"),
             ("{{ messages[7].content.text }}", "the chat template fails: UndefinedError"),
-            ("{% include 'other' %}", "the chat template fails: TypeError"),
             ("{% for i in range(10000000) %}{% endfor %}", "the chat template fails: OverflowError"),
             (5, "template must be a text, not 5"),
         ],
@@ -127,9 +126,7 @@ class TestErrors:
         "template",
         [
             "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-            "{{ (messages|attr('__class__')).__base__ }}",
             "{{ raise_exception.__globals__['jinja2'] }}",
-            "{{ cycler.__init__.__globals__.os.system('true') }}",
             "{{ messages.append({'role': 'user'}) }}",
         ],
     )
@@ -138,21 +135,6 @@ class TestErrors:
         with pytest.raises(ValueError, match=r"sandbox forbids|the chat template fails: UndefinedError"):
             chat.render(template, messages)
         assert messages == [USER]
-
-
-class TestNames:
-    def test_one_or_several(self):
-        assert chat.named_templates(None) == {}
-        assert chat.named_templates("a") == {"default": "a"}
-        several = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
-        assert chat.named_templates(several) == {"default": "a", "tool_use": "b"}
-
-    @pytest.mark.parametrize("value", [5, [{"name": "a"}], {"a": "b"}])
-    def test_neither(self, value):
-        with pytest.raises(ValueError, match="chat_template must be a text or a list"):
-            chat.named_templates(value)
-        with pytest.raises(ValueError, match="two templates of the name 'a'"):
-            chat.named_templates([{"name": "a", "template": one} for one in "xy"])
 
 
 @pytest.fixture
@@ -188,7 +170,9 @@ class TestFolders:
         others = [{"name": "rag", "template": "x"}, {"name": "tool_use", "template": "y"}]
         for value, message in (
             (others, "no chat template called default, only rag, tool_use"),
-            (5, "text or a"),
+            ([*others, others[0]], "two templates of the name 'rag'"),
+            (5, "chat_template must be a text or a list"),
+            ([{"name": "a"}], "chat_template must be a text or a list"),
         ):
             (exported / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
             assert main(["import", str(exported), str(tmp_path / "a")]) == 1

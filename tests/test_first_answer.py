@@ -14,7 +14,6 @@ from recital import CONFIG, recite
 import paradec_jax as pd
 from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax.families import PRESETS, init_params
-from paradec_jax.generate import row_keys
 from paradec_jax.store import Model, save
 
 # Each takes from a tenth of a second to more than a second.
@@ -80,9 +79,6 @@ def test_keys_are_those_of_jax(seed):
     want = [jax.random.fold_in(jax.random.key(seed), i) for i in range(2)]
     request = pd.make_request([[1], [2]], max_new_tokens=1, seed=seed)
     np.testing.assert_array_equal(jax.random.key_data(request.keys), [jax.random.key_data(k) for k in want])
-    sampled = row_keys([[1, 2]], seed, 2)
-    first = row_keys([[1, 2]], seed, 1)
-    np.testing.assert_array_equal(jax.random.key_data(sampled)[0], jax.random.key_data(first)[0])
 
 
 def test_a_request_keeps_its_prompts_when_the_caller_writes_on():

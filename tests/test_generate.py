@@ -26,11 +26,13 @@ def model(tokenizer: Tokenizer) -> Model:
     return Model(CONFIG, {}, token_spec(), tokenizer)
 
 
+def generated(model, prompts, tokens, **options) -> pd.Generation:
+    return pd.generate(model, prompts, pd.AutoRegressive(), max_new_tokens=tokens, **options)
+
+
 def test_text_tokens_and_counts(model, tokenizer):
     text = "Ben has 3 + 4 = 7 apples.\n#### 7"
-    out = pd.generate(
-        model, [""], pd.AutoRegressive(), max_new_tokens=64, network=recite(tokenizer, text), log_probs=True
-    )
+    out = generated(model, [""], 64, network=recite(tokenizer, text), log_probs=True)
     count = len(tokenizer.encode(text)) + 1
     assert out.text == [text]
     assert out.tokens == [[*tokenizer.encode(text), 2]]
@@ -52,11 +54,10 @@ def test_unequal_prompts_stop_at_their_own_budget(model, tokenizer):
 
 def test_samples_draw_apart_and_the_same_in_any_batch(model):
     network = Recital((), flat=True)
-    decoder, knobs = pd.AutoRegressive(), pd.AutoRegressive.Knobs(temperature=1.0)
+    options = {"knobs": pd.AutoRegressive.Knobs(temperature=1.0), "network": network}
 
     def ids(prompts, samples, seed=0):
-        options = {"knobs": knobs, "max_new_tokens": 8, "network": network}
-        return pd.generate(model, prompts, decoder, samples=samples, seed=seed, **options)
+        return generated(model, prompts, 8, samples=samples, seed=seed, **options)
 
     both = ids(["Ana", "Ben"], 3)
     assert len({tuple(row) for row in both.tokens}) == 6
@@ -79,20 +80,15 @@ STORY = "Ana has 12 apples.\nBen has 7 apples.\n#### 19"
     [
         (["\n"], "Ana has 12 apples."),
         (["2 app"], "Ana has 1"),  # begins and ends inside tokens' texts
-        (["es.\nB", "12 apples.\nBen"], "Ana has 12 appl"),  # an earlier token completes the first
+        (["es.\nB", "12 apples.\nBen"], "Ana has "),  # one token completes both
         (["####"], "Ana has 12 apples.\nBen has 7 apples.\n"),
         (["pears"], STORY),
         (["19"], STORY[:-2]),  # the last token before the end
     ],
 )
 def test_stop_strings_are_exact_however_often_one_looks(model, tokenizer, stops, kept):
-    network = recite(tokenizer, STORY)
-    results = [
-        pd.generate(
-            model, [""], pd.AutoRegressive(), max_new_tokens=60, network=network, stop_strings=stops, every=k
-        )
-        for k in (1, 3, 100)
-    ]
+    options = {"network": recite(tokenizer, STORY), "stop_strings": stops}
+    results = [generated(model, [""], 60, every=k, **options) for k in (1, 3, 100)]
     for out in results:
         assert out.text == [kept]
         if kept != STORY:
@@ -106,8 +102,8 @@ def test_stop_strings_are_exact_however_often_one_looks(model, tokenizer, stops,
 
 
 def test_stop_strings_leave_other_rows_alone(model, tokenizer):
-    options = {"max_new_tokens": 60, "network": recite(tokenizer, STORY), "stop_strings": ["Ana"], "every": 2}
-    out = pd.generate(model, ["", "Ana"], pd.AutoRegressive(), **options)
+    options = {"network": recite(tokenizer, STORY), "stop_strings": ["Ana"], "every": 2}
+    out = generated(model, ["", "Ana"], 60, **options)
     assert out.text == ["", STORY.removeprefix("Ana")]
     assert out.reasons == [pd.Reason.CALLER, pd.Reason.STOP]
 

@@ -17,6 +17,7 @@ from paradec_jax.store import Model, save
 
 STUB = StubDenoiser(sharpness=30.0)
 CONFIG = MASKED_DIFFUSION_PRESETS["test-mdlm"]
+CAUSAL = {"decoder": pd.AutoRegressive(), "network": StubCausal(), "knobs": None}
 COLD = pd.Masked.Knobs(temperature=0.0, steps=4)
 
 
@@ -105,11 +106,7 @@ def test_texts_may_be_longer_than_the_model_in_windows(model):
         (["d", 64], {}, "65 tokens, more than the 64 positions the model was built for"),
         (["d", 2, "k"], {}, "row 0 gives the mask token 10 at position 3"),
         (["d", 2], {"samples": 0}, "samples must be at least 1, not 0"),
-        (
-            ["d", 2],
-            {"decoder": pd.AutoRegressive(), "network": StubCausal(), "knobs": None},
-            "decodes networks of alignment 'next', but this one's is 'own'",
-        ),
+        (["d", 2], CAUSAL, "decodes networks of alignment 'next', but this one's is 'own'"),
     ],
 )
 def test_bad_input_is_named(model, pieces, options, message):

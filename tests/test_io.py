@@ -131,12 +131,6 @@ def test_strings_in_json_lines():
     assert string_in({"text": "a\u2028b"}, "text", "line 3 of F") == "a\u2028b"
     with pytest.raises(ValueError, match=r'^line 3 of F lacks "text"$'):
         string_in({"words": "a"}, "text", "line 3 of F")
-    for value, kind in (
-        (3, "a number"),
-        (None, "null"),
-        ([], "a list"),
-        (True, "a boolean"),
-        ({}, "an object"),
-    ):
+    for value, kind in ((3, "a number"), (None, "null"), ([], "a list"), (True, "a boolean")):
         with pytest.raises(ValueError, match=f'^line 3 of F: "text" must be a string, not {kind}$'):
             string_in({"text": value}, "text", "line 3 of F")

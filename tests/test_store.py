@@ -149,21 +149,17 @@ class TestSave:
         assert [p.name for p in copy.parent.iterdir()] == ["model"]
         assert_same(store.load(copy).params, make_model().params)
 
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            (lambda p: p.pop("adapter"), "adapter is missing"),
-            (lambda p: p.update(adapter=p["adapter"][1:]), r"adapter has shape \(31, 16\).*\(32, 16\)"),
-            (lambda p: p.update(adapter=p["adapter"].astype(np.float16)), "adapter is float16"),
-        ],
-        ids=["missing", "misshapen", "mistyped"],
-    )
-    def test_refuses_parameters_that_contradict_the_config(self, tmp_path, change, message):
+    def test_refuses_parameters_that_contradict_the_config(self, tmp_path):
         model = make_model()
-        params = dict(model.params)
-        change(params)
-        with pytest.raises(StoreError, match=message):
-            store.save(tmp_path / "model", dataclasses.replace(model, params=params))
+        adapter = model.params["adapter"]
+        for wrong, message in (
+            (adapter[1:], r"adapter has shape \(31, 16\).*\(32, 16\)"),
+            (adapter.astype(np.float16), "adapter is float16"),
+        ):
+            with pytest.raises(StoreError, match=message):
+                store.save(
+                    tmp_path / "model", dataclasses.replace(model, params=model.params | {"adapter": wrong})
+                )
         assert not list(tmp_path.iterdir())
 
 
@@ -194,10 +190,7 @@ class TestLoad:
             (lambda d, p: d["token_spec"].update(alignment="previous"), "alignment"),
             (lambda d, p: p["config"].update(vocab_size=64), r"embedding has shape \(32, 16\).*\(64, 16\)"),
             (lambda d, p: p["config"].update(qk_bias=False), "k_bias is there"),
-            (
-                lambda d, p: p["config"].update(param_dtype="bfloat16"),
-                "float32, but the config asks for bfloat16",
-            ),
+            (lambda d, p: p["config"].update(param_dtype="bfloat16"), "is float32, but the config asks"),
             (lambda d, p: p["sha256"].update(adapter=["0" * 64]), "adapter differs from its digests"),
             (lambda d, p: p["sha256"].pop("final_norm"), "final_norm is missing"),
             (lambda d, p: d.pop("parts"), "no part called network"),
@@ -211,12 +204,6 @@ class TestLoad:
         with pytest.raises(StoreError, match=message) as caught:
             store.load(copy)
         assert "\n" not in str(caught.value)
-
-    @pytest.mark.parametrize("content", [b"{", b"[]", "{}".encode("utf-16")])
-    def test_config_that_is_no_json_object(self, copy, content):
-        (copy / "config.json").write_bytes(content)
-        with pytest.raises(StoreError, match=r"config\.json"):
-            store.load(copy)
 
     def test_missing_parts(self, copy):
         with pytest.raises(StoreError, match="is a file"):
@@ -244,15 +231,6 @@ class TestLoad:
                     errors.append(str(error))
         assert len(errors) >= 1.9 * len(content) / 997
         assert all("\n" not in error for error in errors)
-
-    def test_other_values_under_the_same_name_are_noticed(self, copy, tmp_path):
-        params = dict(make_model().params)
-        params["adapter"] = params["adapter"] + 1
-        store.save(tmp_path / "forged", dataclasses.replace(make_model(), params=params))
-        shutil.copy(copy / "config.json", tmp_path / "forged" / "config.json")
-        with pytest.raises(StoreError, match="adapter differs from its digests"):
-            store.load(tmp_path / "forged")
-        assert_same(store.load(tmp_path / "forged", verify=False).params, params)
 
 
 def test_shards(tmp_path):
@@ -293,8 +271,6 @@ def test_bundled_models_by_name():
 
 def test_an_installed_package_says_where_the_other_models_are(tmp_path, monkeypatch):
     monkeypatch.setattr(bundled, "CHECKOUT", tmp_path / "nowhere")
-    with pytest.raises(
-        StoreError, match=r"tiny-recurrent is not installed .* experiments/\*/assets of the repos"
-    ):
+    with pytest.raises(StoreError, match=r"tiny-recurrent is not installed .* experiments/\*/assets of"):
         store.load("tiny-recurrent")
     assert store.load("tiny-causal").family == "causal"

@@ -65,21 +65,10 @@ class Digester:
         self._open, self._room = hashlib.sha256(), BLOCK
 
 
-def finite(block: np.ndarray) -> bool:
-    """Whether no number is NaN or infinite."""
-    return bool(np.isfinite(block).all())
-
-
 def refuse_nonfinite(path: str, block: np.ndarray) -> None:
     """Refuses numbers that are NaN or infinite. Raises StoreError."""
-    if not finite(block):
+    if not np.isfinite(block).all():
         raise StoreError(f"parameter {path} holds numbers that are NaN or infinite{TAKEN_BY}")
-
-
-def check_recorded(path: str, recorded: Any, nbytes: int) -> None:
-    """Refuses digests that cannot be those of so many bytes. Raises StoreError."""
-    if not isinstance(recorded, list) or len(recorded) != max(-(-nbytes // BLOCK), 1):
-        raise differs(path)
 
 
 def differs(path: str) -> StoreError:

@@ -133,16 +133,8 @@ class TensorFiles:
         """Names of all tensors, renamed."""
         return set(self._tensors)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, from the header."""
-        return self._tensors[name].header.shape
-
-    def dtype(self, name: str) -> str:
-        """Type of a tensor, from the header: NumPy's name of a floating point type, else the file's own."""
-        return self._tensors[name].header.dtype
-
     def header(self, name: str) -> Header:
-        """Shape and type of a tensor, before any of it is read."""
+        """Shape and type of a tensor, before any of it is read; another type than floating point as the file says."""
         return self._tensors[name].header
 
     def read(self, name: str, rows: slice = slice(None)) -> np.ndarray:
@@ -151,7 +143,7 @@ class TensorFiles:
         Raises:
           StoreError: a type that NumPy does not know, or a file that ends too early.
         """
-        shape, dtype = self.shape(name), self._numpy(name)
+        shape, dtype = self.header(name).shape, self._numpy(name)
         begin, end, _ = rows.indices(shape[0]) if shape else (0, 1, 1)
         array = np.empty((max(end - begin, 0), *shape[1:]) if shape else (), dtype)
         row = math.prod(shape[1:]) * dtype.itemsize
@@ -167,10 +159,10 @@ class TensorFiles:
           StoreError: as `read`.
         """
         fill = functools.partial(self._fill, name)
-        return blocks.read_slices(fill, self.shape(name), self._numpy(name), wanted, dtype, check)
+        return blocks.read_slices(fill, self.header(name).shape, self._numpy(name), wanted, dtype, check)
 
     def _numpy(self, name: str) -> np.dtype:
-        kind = self.dtype(name)
+        kind = self.header(name).dtype
         if kind not in DTYPES.values() and kind not in OTHERS:
             raise StoreError(f"tensor {name} is {kind}, which cannot be read")
         return np.dtype(OTHERS.get(kind, kind))

@@ -13,13 +13,14 @@ import chex
 import jax.numpy as jnp
 from einops import rearrange
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.losses import block_passes
+from paradec_jax.losses.consistency import summed
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, soft_cross_entropy, token_losses
 from paradec_jax.nn import masks
-from paradec_jax.objective import Metrics, Objective, Sum, Sums, weighted
+from paradec_jax.objective import Metrics, Objective, Sums
 
 SMOOTHING = 0.1  # of the labels of the next-token term, as released
 
@@ -79,11 +80,11 @@ def cllm_loss(
 
         value = in_chunks(divergence, chunk, noisy[:, :-1], lax.stop_gradient(clean)[:, :-1])
         smoothed, hits = in_chunks(nll, chunk, plain[:, :-1], tokens[:, 1, 1:])
-        rows = batch["pairs"] > 0
+        rows = batch["pairs"]
         return {
-            "ar": _sum(smoothed, inside, rows),
-            "consistency": _sum(value, keep, rows),
-            "accuracy": _sum(hits, inside, rows),
+            "ar": summed(smoothed, inside, rows),
+            "consistency": summed(value, keep, rows),
+            "accuracy": summed(hits, inside, rows),
         }
 
     def value(sums: Sums) -> tuple[Array, Metrics]:
@@ -123,11 +124,3 @@ def _read(
         forward(params, flat, text, positions, mask=mask), "(b copy) s d -> copy b s d", copy=3
     )
     return hidden[0], hidden[1], hidden[2]
-
-
-def _sum(
-    values: Float[Array, "B S"] | Bool[Array, "B S"], weights: Bool[Array, "B S"], rows: Bool[Array, "B"]
-) -> Sum:
-    """Mean of each row, summed over the rows that count."""
-    means = jnp.sum(values * weights, axis=1) / jnp.maximum(jnp.sum(weights, axis=1), 1)
-    return weighted(means, rows)

@@ -27,17 +27,6 @@ from paradec_jax.losses import block_passes
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, soft_cross_entropy, token_losses
 from paradec_jax.objective import Metrics, Objective, Sum, Sums, weighted
 
-_CHOICES = {
-    "context": ("nc", "clean", "nc_ic"),
-    "teacher": ("online", "frozen"),
-    "teacher_context": ("clean", "noisy"),
-    "divergence": ("cross_entropy", "kl"),
-    "reduction": ("mean", "sum"),
-    "offsets": ("all", "inner"),
-    "after_eos": ("pad", "keep", "drop"),
-    "over": ("row", "batch"),
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class ConsistencyRules:
@@ -84,7 +73,17 @@ class ConsistencyRules:
     over: str = "row"
 
     def __post_init__(self) -> None:
-        check_words(self, **_CHOICES)
+        check_words(
+            self,
+            context=("nc", "clean", "nc_ic"),
+            teacher=("online", "frozen"),
+            teacher_context=("clean", "noisy"),
+            divergence=("cross_entropy", "kl"),
+            reduction=("mean", "sum"),
+            offsets=("all", "inner"),
+            after_eos=("pad", "keep", "drop"),
+            over=("row", "batch"),
+        )
         if self.window < 1:
             raise ValueError(f"window must be at least 1, not {self.window}")
         if self.temperature <= 0:
@@ -253,19 +252,9 @@ def _next_token(
     parts = [(hidden.before, pairs.clean, pairs.block_weight)]
     if rules.prompt_weight and pairs.prompt.shape[1] > 1:
         parts.append((hidden.prompt[:, :-1], pairs.prompt[:, 1:], pairs.prompt_weight))
-    values: list[Array] = []
-    hits: list[Array] = []
-    weights: list[Array] = []
-    for vectors, targets, weight in parts:
-        value, hit = in_chunks(nll, chunk, vectors, targets)
-        values.append(value)
-        hits.append(hit)
-        weights.append(weight)
-    weight = jnp.concatenate(weights, axis=1)
-    return {
-        "ar": _sum(jnp.concatenate(values, axis=1), weight, pairs.valid, rules.over),
-        "accuracy": weighted(jnp.concatenate(hits, axis=1), weight),
-    }
+    found = [(*in_chunks(nll, chunk, vectors, targets), weight) for vectors, targets, weight in parts]
+    value, hit, weight = (jnp.concatenate(each, axis=1) for each in zip(*found, strict=True))
+    return {"ar": summed(value, weight, pairs.valid, rules.over), "accuracy": weighted(hit, weight)}
 
 
 def _consistency(
@@ -297,14 +286,14 @@ def _consistency(
             scale = scale * jnp.sum(keep, axis=1)
     count = jnp.sum(pairs.valid).astype(value.dtype)
     return {
-        "consistency": _sum(value * scale[:, None], keep, pairs.valid, rules.over),
+        "consistency": summed(value * scale[:, None], keep, pairs.valid, rules.over),
         "agreement": weighted(agree, keep),
         "counted": Sum(jnp.sum(keep), jnp.sum(rows)),
         "pairs": Sum(count, count),
     }
 
 
-def _sum(values: Float[Array, "B K"], weights: Float[Array, "B K"], count: Int[Array, "B"], over: str) -> Sum:
+def summed(values: Array, weights: Array, count: Int[Array, "B"], over: str = "row") -> Sum:
     """Weighted sum over the batch, or of each row's mean over the rows that have pairs."""
     if over == "batch":
         return weighted(values, weights)

@@ -31,8 +31,6 @@ from paradec_jax.noise import (
 )
 from paradec_jax.objective import Objective, Sums, weighted
 
-MEASURES = ("time", "importance", "change_of_variables")
-
 
 @dataclasses.dataclass(frozen=True)
 class BoundRules:
@@ -56,7 +54,7 @@ class BoundRules:
     released: bool = False
 
     def __post_init__(self) -> None:
-        check_words(self, measure=MEASURES)
+        check_words(self, measure=("time", "importance", "change_of_variables"))
         if self.steps is None:
             return
         if self.steps < 1:
@@ -130,8 +128,7 @@ def masked_diffusion_loss(
     def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
         del frozen
         tokens, (of_times, of_masks, of_dropout) = batch["tokens"], jax.random.split(key, 3)
-        weights = batch.get("weights")
-        weights = jnp.ones(tokens.shape) if weights is None else weights.astype(jnp.float32)
+        weights = batch.get("weights", jnp.ones(tokens.shape)).astype(jnp.float32)
         noised, hidden, weight = noise(batch, chosen, mask, of_times, of_masks)
 
         logits = scorer(network, params, len(tokens))
@@ -162,5 +159,4 @@ def noise(
     uniforms = batch.get("mask_uniforms")
     if uniforms is None:
         uniforms = jax.random.uniform(of_masks, tokens.shape)
-    noised, hidden = hide(tokens, uniforms, probability, mask)
-    return noised, hidden, weight
+    return *hide(tokens, uniforms, probability, mask), weight

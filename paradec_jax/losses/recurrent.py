@@ -17,8 +17,6 @@ from paradec_jax.objective import Objective, Sums, drawn
 
 Draw = Callable[[Array, Array], Int[Array, ""]]
 Mean = float | Callable[[Array], Array]
-
-
 SIGMA = 0.5  # spread of the log-normal distribution of recurrences
 
 

@@ -39,22 +39,9 @@ class Unrolled:
     backprop_depth: int
     remat: bool = False
 
-    @property
-    def max_length(self) -> int:
-        """Longest sequence the model was built for."""
-        return self.network.max_length
-
-    def embedding(self, params: Any) -> Float[Array, "V D"]:
-        """The vector of each token."""
-        return self.network.embedding(params)
-
-    def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
-        """Output scores in at least float32."""
-        return self.network.logits(params, hidden)
-
-    def output(self, params: Any) -> Any:
-        """See `RecurrentDepthNetwork.output`."""
-        return self.network.output(params)
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the network's."""
+        return getattr(self.network, name)
 
     def forward(
         self,

@@ -242,12 +242,6 @@ class Unrolling:
 
         return in_chunks(of_chunk, self.chunk, lax.stop_gradient(self.predicting(texts, base.noisy, start)))
 
-    def said(self, step: Step) -> Float[Array, "B T D"]:
-        """The head inputs that a step is judged by."""
-        if self.rules.direct:
-            return step.residual.noisy
-        return lax.stop_gradient(step.base.noisy) + step.residual.noisy
-
     def judge(
         self, frozen: Any, texts: Texts, steps: Steps
     ) -> tuple[Float[Array, "K B T"], dict[str, Float[Array, "K B T"]]]:
@@ -262,7 +256,10 @@ class Unrolling:
         def joined(vectors: Any) -> Array:
             return jnp.concatenate([self.predicting(texts, noisy, steps.start) for noisy in vectors])
 
-        said = joined(self.said(step) for step in steps.each)
+        said = [step.residual.noisy for step in steps.each]
+        if not self.rules.direct:
+            bases = (lax.stop_gradient(step.base.noisy) for step in steps.each)
+            said = list(map(jnp.add, bases, said))
         plain, targets = joined([steps.start.noisy] * count), jnp.tile(texts.tokens, (count, 1))
         logits_of = scorer(self.backbone, frozen)
 
@@ -282,7 +279,7 @@ class Unrolling:
                 return jnp.mean(jnp.square(mine - teacher), axis=-1), lax.stop_gradient(found)
             return found["kl"], lax.stop_gradient(found)
 
-        found = in_chunks(score, self.chunk, said, joined(steps.taught), plain, targets)
+        found = in_chunks(score, self.chunk, joined(said), joined(steps.taught), plain, targets)
         return jax.tree.map(lambda x: x.reshape(count, len(texts.tokens), -1), found)
 
     def weigh(self, texts: Texts, still: Bool[Array, "K B T"], values: Float[Array, "K B T"]) -> Sum:

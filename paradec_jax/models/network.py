@@ -31,8 +31,8 @@ def raw(params: Any) -> Any:
 
 
 @functools.lru_cache
-def part_sizes(kind: type["ModelNetwork"], config: Any) -> dict[str, int]:
-    """Numbers of each part; found by tracing the network, which takes seconds for a deep one."""
+def part_sizes(kind: Any, config: Any) -> dict[str, int]:
+    """Numbers of each part of a class of networks; found by tracing one, which takes seconds for a deep one."""
     return axes.sizes(kind.table, kind.shapes(config))
 
 
@@ -105,7 +105,8 @@ class LayeredNetwork(ModelNetwork):
         two operations. An embedding is not counted, an output matrix is where the network has one.
         """
         c, rows = self.config, batch * positions
-        weights = sum(part_sizes(type(self), c).values()) + self.vocab_size * c.width
+        kind: Any = type(self)
+        weights = sum(part_sizes(kind, c).values()) + self.vocab_size * c.width
         cached = 2 * c.layers * c.kv_heads * c.head_dim * batch * context
         attention = 4 * c.layers * c.heads * c.head_dim * rows * (context + positions)
         moved = weights * jnp.dtype(c.param_dtype).itemsize + cached * jnp.dtype(c.dtype).itemsize

@@ -9,6 +9,7 @@ Prelude and coda run once a position and have one slot in any mode.
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -112,7 +113,7 @@ def write(mode: str, cache: RecurrentKV, window: RecurrentKV, at: Int[Array, "B"
 
 def mapped(change: Callable[..., KV], first: RecurrentKV, *others: RecurrentKV) -> RecurrentKV:
     """The first of some keys and values, changed layer by layer; its depth stays."""
-    parts = {
+    parts: dict[str, Any] = {
         part: tuple(change(*kvs) for kvs in zip(*(getattr(kv, part) for kv in (first, *others)), strict=True))
         for part in ("prelude", "core", "coda")
     }

@@ -74,7 +74,8 @@ class RecurrentDepthNetwork(ModelNetwork):
         keys and values of the context once a layer. A multiplication and an addition are two operations.
         """
         c, recurrence = self.config, self.recurrence
-        of = part_sizes(type(self), c)
+        kind: Any = type(self)
+        of = part_sizes(kind, c)
         once = of["prelude"] + of["coda"] + of["final"] + c.vocab_size * c.width
         weights = once + recurrence * (of["core"] + of["adapter"])
         layers = c.prelude_layers + c.coda_layers + c.core_layers * recurrence

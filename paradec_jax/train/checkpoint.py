@@ -122,7 +122,11 @@ class Checkpoints:
             "data": _encode(data_state),
             "arrays": describe(tree, checksums=True),
         }
-        self._check_copies(int(state.step), body, batch)
+        if jax.process_count() > 1:  # copies of arrays on several processes drift apart where batches differ
+            told = {"the batch": describe(batch, checksums=True), "copies of arrays": body["arrays"]}
+            told["the place in the data"] = body["data"]
+            why = f"the state of update {state.step} is not saved; all must train on the same batches"
+            check_same(told, why)
         args = ocp.args.Composite(
             state=ocp.args.StandardSave(tree), run=ocp.args.JsonSave({"crc32": _crc32(body), "body": body})
         )
@@ -130,14 +134,6 @@ class Checkpoints:
             saved = self._manager.save(int(state.step), args=args)
         if not saved:
             raise ValueError(f"step {state.step} is not beyond the newest checkpoint in {self.folder}")
-
-    def _check_copies(self, step: int, body: dict[str, Any], batch: PyTree) -> None:
-        """Copies of arrays that lie whole on several processes drift apart where their batches differ."""
-        if jax.process_count() == 1:
-            return
-        told = {"the batch": describe(batch, checksums=True), "copies of arrays": body["arrays"]}
-        told["the place in the data"] = body["data"]
-        check_same(told, f"the state of update {step} is not saved; all must train on the same batches")
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:

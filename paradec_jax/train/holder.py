@@ -34,26 +34,21 @@ def held(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise OSError(f"{folder} cannot be written ({error.strerror}): choose another folder") from error
     try:
-        _lock(descriptor, folder)
+        try:
+            lock(descriptor)
+        except BlockingIOError:
+            told = os.read(descriptor, 200).decode(errors="replace").strip()
+            who = f"process {told}" if told else "another process, which has not told its number yet,"
+            what = f"{who} is writing to {folder}: wait for its end, or choose another folder"
+            raise FolderHeld(what) from None
+        except NoLocks:
+            pass
         _OPEN.add(descriptor)
         _write(descriptor, folder)
         yield
     finally:
         _OPEN.discard(descriptor)
         os.close(descriptor)
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    try:
-        lock(descriptor)
-    except BlockingIOError:
-        told = os.read(descriptor, 200).decode(errors="replace").strip()
-        who = f"process {told}" if told else "another process, which has not told its number yet,"
-        raise FolderHeld(
-            f"{who} is writing to {folder}: wait for its end, or choose another folder"
-        ) from None
-    except NoLocks:
-        pass
 
 
 def _write(descriptor: int, folder: Path) -> None:

@@ -115,7 +115,14 @@ def record(
       update: the next one.
       mesh: sizes of the mesh's axes by their names, where it is computed on one.
     """
-    here = surroundings() | {"mesh": mesh}
+    device = facts.device()
+    here = {
+        "device": {name: device[name] for name in ("platform", "kind", "devices")},
+        "processes": jax.process_count(),
+        "versions": facts.versions(PACKAGES),
+        "commit": facts.commit(),
+        "mesh": mesh,
+    }
     if not computed or any(computed[-1].get(name) != here[name] for name in here):
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         computed = [*computed, {"from_update": update, "date": date, **here}]
@@ -128,17 +135,6 @@ def check_allowed(allow: Iterable[str]) -> None:
     if isinstance(allow, str) or (unknown := sorted(set(allow) - set(NAMES))):
         given = repr(allow) if isinstance(allow, str) else ", ".join(unknown)
         raise ValueError(f"allow must be a tuple of names among {', '.join(NAMES)}, not {given}")
-
-
-def surroundings() -> dict[str, Any]:
-    """Where a run is computed, which may change on the way."""
-    device = facts.device()
-    return {
-        "device": {name: device[name] for name in ("platform", "kind", "devices")},
-        "processes": jax.process_count(),
-        "versions": facts.versions(PACKAGES),
-        "commit": facts.commit(),
-    }
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[Any]]:

@@ -1,6 +1,6 @@
 """What a run asks of its data."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 
@@ -10,7 +10,8 @@ class DataIterator(Protocol):
 
     Data that has a `digest` besides, a text or a function, is told apart from other data by it.
 
-    Over several processes every one of them asks for every batch; data may be `TakesRows` to make some rows alone.
+    Over several processes every one of them asks for every batch. Data with a method `take` is first given a function
+    from B, the rows of a batch, to (first, one past the last) of those that are needed, and may then make a `Part`.
     """
 
     def __next__(self) -> Any: ...
@@ -18,15 +19,6 @@ class DataIterator(Protocol):
     def get_state(self) -> Any: ...
 
     def set_state(self, state: Any) -> None: ...
-
-
-@runtime_checkable
-class TakesRows(Protocol):
-    """Data that is told which rows of a batch its process needs, and may give a `Part` in its place from then on."""
-
-    def take(self, share: Callable[[int], tuple[int, int]]) -> None:
-        """Takes a function from B, the rows of a batch, to (first, one past the last) of those that are needed."""
-        ...
 
 
 @runtime_checkable

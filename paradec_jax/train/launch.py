@@ -51,11 +51,25 @@ def initialize(
     if given == (None, 1, None):
         return
     if given == (None, None, None):
-        given = _from_environment()
+        address, *numbers = (os.environ.get(name) for name in VARIABLES)
+        try:
+            processes, process = (None if number is None else int(number) for number in numbers)
+        except ValueError:
+            raise ValueError(
+                f"{VARIABLES[1]} and {VARIABLES[2]} must be whole numbers, not {numbers}"
+            ) from None
+        given = (address, processes, process)
     found = given == (None, None, None)
     if not found:
-        _check(*given)
-        if given[1] == 1:
+        coordinator, processes, process = given
+        if coordinator is None or processes is None or process is None:
+            raise ValueError(f"coordinator, processes and process belong together, not {given}")
+        host, _, port = coordinator.rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(f"coordinator must be HOST:PORT, not {coordinator}")
+        if processes < 1 or not 0 <= process < processes:
+            raise ValueError(f"process must be from 0 to {processes - 1} of {processes}, not {process}")
+        if processes == 1:
             return
     if jax.distributed.is_initialized():
         raise ValueError("the processes of this run have met already: call initialize once")
@@ -98,24 +112,3 @@ def leave(error: BaseException | str) -> NoReturn:
     print(error, file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(1)
-
-
-def _from_environment() -> tuple[str | None, int | None, int | None]:
-    coordinator, *numbers = (os.environ.get(name) for name in VARIABLES)
-    try:
-        processes, process = (None if number is None else int(number) for number in numbers)
-    except ValueError:
-        raise ValueError(f"{VARIABLES[1]} and {VARIABLES[2]} must be whole numbers, not {numbers}") from None
-    return coordinator, processes, process
-
-
-def _check(coordinator: str | None, processes: int | None, process: int | None) -> None:
-    if coordinator is None or processes is None or process is None:
-        raise ValueError(
-            f"coordinator, processes and process belong together, not {coordinator}, {processes} and {process}"
-        )
-    host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"coordinator must be HOST:PORT, not {coordinator}")
-    if processes < 1 or not 0 <= process < processes:
-        raise ValueError(f"process must be from 0 to {processes - 1} of {processes}, not {process}")

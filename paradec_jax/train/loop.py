@@ -1,6 +1,7 @@
 """The training loop: steps, logs, checkpoints, resumption."""
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from paradec_jax.train.agree import Deadline, all_or_none, check_same, telling_o
 from paradec_jax.train.clock import Clock
 from paradec_jax.train.folder import RunFolder
 from paradec_jax.train.identity import check_allowed, identity, values_of
-from paradec_jax.train.iterator import DataIterator, TakesRows
+from paradec_jax.train.iterator import DataIterator
 from paradec_jax.train.log import Log
 from paradec_jax.train.place import create_state, planned
 from paradec_jax.train.preempt import Preemption, leave
@@ -20,7 +21,7 @@ from paradec_jax.train.profile import Profile
 from paradec_jax.train.rounds import Rounds, next_round
 from paradec_jax.train.state import TrainState
 from paradec_jax.train.step import Loss, make_train_step
-from paradec_jax.train.window import Flops, Window, check_peak
+from paradec_jax.train.window import Flops, Window
 from paradec_jax.train.writers import Writer
 
 PyTree = Any
@@ -137,7 +138,12 @@ def fit(
         for name, count in ({"steps": steps} | every).items():
             if count < 1:
                 raise ValueError(f"{name} must be at least 1, not {count}")
-        check_peak(flops, peak_flops)
+        if peak_flops is not None and flops is None:
+            raise ValueError("peak_flops is what flops are compared with: give flops")
+        if peak_flops is not None and not 0 < peak_flops < math.inf:
+            raise ValueError(
+                f"peak_flops must be positive operations a second of one device, not {peak_flops}"
+            )
         if rounds is not None and teacher is None:
             raise ValueError("rounds need a teacher to begin with")
         if limit_s is not None and folder is None:
@@ -155,7 +161,7 @@ def fit(
         told = {"frozen": frozen, "recipe": recipe, "steps": steps, "rounds": rounds, **update}
         if disk is not None or several:
             with all_or_none():
-                if several and isinstance(data, TakesRows):
+                if several and hasattr(data, "take"):
                     data.take(lambda count: (0, count))  # what another call has taken
                 run = identity(shape, optimizer, data, key, **told)
                 mine = {"parameters": values_of(params, teacher)} if several else {}
@@ -164,7 +170,7 @@ def fit(
             check_same({"the newest checkpoint in the folder": disk.newest})
             with all_or_none():
                 disk.compare(run, resume, allow)
-        if several and isinstance(data, TakesRows):
+        if several and hasattr(data, "take"):
             with all_or_none():
                 data.take(place.share)
         begins = disk is None or disk.newest is None

@@ -113,16 +113,6 @@ class Window:
         return found
 
 
-def check_peak(flops: Flops | None, peak_flops: float | None) -> None:
-    """Refuses a peak that says nothing. Raises ValueError."""
-    if peak_flops is None:
-        return
-    if flops is None:
-        raise ValueError("peak_flops is what flops are compared with: give flops")
-    if not 0 < peak_flops < math.inf:
-        raise ValueError(f"peak_flops must be positive operations a second of one device, not {peak_flops}")
-
-
 def _tokens(shapes: Shapes) -> int:
     """Of a batch that holds others, those of all; 0 where nothing says how many a part has."""
     parts = [_tokens(part) for part in shapes.values() if isinstance(part, Mapping)]

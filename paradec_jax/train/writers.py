@@ -23,8 +23,9 @@ def tensorboard(folder: str | Path) -> Writer:
     events = SummaryWriter(str(folder))
 
     def write(step: int, values: Mapping[str, float]) -> None:
-        for name, value in _finite(values).items():
-            events.add_scalar(name, value, step)
+        for name, value in values.items():
+            if math.isfinite(value):
+                events.add_scalar(name, float(value), step)
         events.flush()
 
     return write
@@ -45,10 +46,6 @@ def wandb(project: str, **options: Any) -> Writer:
     run = client.init(project=project, **options)
 
     def write(step: int, values: Mapping[str, float]) -> None:
-        run.log(_finite(values), step=step)
+        run.log({name: float(value) for name, value in values.items() if math.isfinite(value)}, step=step)
 
     return write
-
-
-def _finite(values: Mapping[str, float]) -> dict[str, float]:
-    return {name: float(value) for name, value in values.items() if math.isfinite(value)}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoder_rows import BUDGET, REPEATING, SIZE
-from decoders import CAUSAL, REAL, ROWS, causal, tiny
+from decoders import CAUSAL, REAL, ROWS, causal, over, tiny
 from results import listed, rows_of, take
 from stubs import (
     PROMPTS,
@@ -256,6 +256,7 @@ def test_buckets_change_nothing():
 
 RIDING = ("block", "block-next", "block-random", "soft-block", "residual", "residual-next")
 RIDING = (*RIDING, "residual-speculative", "residual-speculative-next", "residual-veto")
+SLOWLY = tuple(name for name in RIDING if name not in ("block-random", "residual"))
 
 
 def fused_and_plain(decoder: Any, params: Any, request: decode.Request, knobs: Any) -> Any:
@@ -265,7 +266,7 @@ def fused_and_plain(decoder: Any, params: Any, request: decode.Request, knobs: A
         yield decode.run(dataclasses.replace(decoder, log_probs=True, **options), params, request, knobs)
 
 
-@pytest.mark.parametrize("name", RIDING)
+@over(RIDING, SLOWLY)
 def test_fusions_change_no_token(name):
     """Drawn tokens too: noise belongs to a step of a block, not to a call."""
     row, request = ROWS[name], tiny_request((BUDGET, 4, 11), stop=(0,), seed=2)

@@ -141,7 +141,6 @@ def refused(name: str) -> dict[str, str]:
         "batches": {"data": Own(one.batch)},
         "parameters": {"params": shifted},
         "broken": {"data": Broken(one.batch)},
-        "folder": {"folder": "/proc/none"},
     }
     found = {}
     for case, changes in cases.items():

@@ -9,14 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from results import listed
-from stubs import StubDenoiser, tiny_blocks, tiny_blocks_params, tiny_request
+from stubs import tiny_blocks, tiny_blocks_params, tiny_request
 
 from experiments.decoders.elastic import ElasticDenoising, choose_length
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 
 pytestmark = pytest.mark.slow
-
 SIZE, NEW = 32, 13
 LENGTHS = (2, 4, 8)
 MODEL = {"blocks": LENGTHS}
@@ -113,47 +112,3 @@ def test_a_length_is_the_longest_whose_positions_are_sure_enough(masked, start, 
     open_ = jnp.asarray([[mark == "x" for mark in masked]])
     start, most = jnp.asarray([start]), jnp.asarray([most])
     assert choose_length(entropies, open_, start, most, LENGTHS, bound).tolist() == [want]
-
-
-def test_holes_are_filled():
-    stub = StubDenoiser(block=2, others=(4, 8), sharpness=6.0)
-    text = [3, None, None, 4, None, None, None, 2, 5, 6, 7, 8, None, None]
-    given = decode.make_request(
-        [[token or 0 for token in text]], given=[[token is not None for token in text]], max_new_tokens=0
-    )
-    decoder = ElasticDenoising(stub, SIZE, TokenSpec(mask=10, alignment="own"), rule="static")
-    for bound in (0.0, 1.5, None):
-        result = decode.run(decoder, None, given, decoder.Knobs(length_entropy=bound))
-        assert result.generated.tolist() == [text.count(None)]
-        found = result.tokens.tolist()[0][: len(text)]
-        assert all(token in (None, new) for token, new in zip(text, found, strict=True)) and 10 not in found
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: tiny_blocks(block=4, blocks=(2, 8)), "ascending lengths with block 4 among them"),
-        (lambda: tiny_blocks(block=4, blocks=(8, 4)), "ascending lengths with block 4 among them"),
-        (lambda: tiny_blocks(block=4, blocks=(0, 4)), "between 1 and max_length 128"),
-        (
-            lambda: refused(decode.BlockDenoising, length=3),
-            "serves blocks of 2, 4, 8, as it was trained, not of 3",
-        ),
-        (lambda: refused(ElasticDenoising, lengths=(4, 16)), "serves blocks of 2, 4, 8, .* not of 16"),
-        (lambda: refused(ElasticDenoising, lengths=(4, 6)), "each a multiple of the one before"),
-        (lambda: refused(ElasticDenoising, lengths=()), "lengths must be at least 1"),
-        (lambda: refused(ElasticDenoising, blocks=(4, 6)), "each a multiple of the one before"),
-        (
-            lambda: ElasticDenoising.Knobs(length_entropy=-1.0).check(),
-            "length_entropy must be at least 0, not -1",
-        ),
-    ],
-)
-def test_bad_input_is_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def refused(kind: type, blocks: tuple[int, ...] = LENGTHS, **options: Any) -> Any:
-    decoder = kind(tiny_blocks(blocks=blocks), SIZE, SPEC, **options)
-    return decode.run(decoder, tiny_blocks_params(), request())

@@ -151,7 +151,8 @@ def as_arrays(knobs: Any, decoder: Any = None) -> Any:
     Raises:
       ValueError: an array where one number for all rows is wanted.
     """
-    kind, arrays = type(knobs), {}
+    kind: Any = type(knobs)
+    arrays: dict[str, Array] = {}
     for field in dataclasses.fields(knobs):
         name, value = field.name, getattr(knobs, field.name)
         shape = np.shape(value)

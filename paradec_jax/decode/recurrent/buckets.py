@@ -32,9 +32,10 @@ def on_narrowest(
 
     @functools.wraps(predict)
     def narrowed(decoder: Any, params: Any, state: Any, knobs: Any) -> Predicted:
-        def on(width: int) -> Predicted:
+        def on(width: int) -> Any:
             some = dataclasses.replace(state, wave=state.wave.first(width))
-            new, window = predict(decoder, params, some, knobs), decoder.window
+            new: Any = predict(decoder, params, some, knobs)
+            window = decoder.window
             slots = {f.name: getattr(new, f.name) for f in dataclasses.fields(new)}
             kv, counts = slots.pop("kv"), slots.pop("counts")
             slots = jax.tree.map(lambda x: pad_slots(x, window), slots)
