@@ -102,7 +102,7 @@ def demo_command() -> int:
 def _pair(rows: Sequence[tuple[str, Setting]]) -> Pair:
     """The models, decoders and requests of a family: unseen problems, or texts from nothing for a denoiser."""
     models = [store.load(name) for name, _ in rows]
-    if _draws(models[0]):
+    if models[0].family == "masked_diffusion":
         keys, size = keys_of(np.int64(SEED), np.arange(TEXTS, dtype=np.int32)), LENGTH
         requests = [make_request([[]], max_new_tokens=LENGTH, keys=keys[i : i + 1]) for i in range(TEXTS)]
     else:
@@ -113,11 +113,6 @@ def _pair(rows: Sequence[tuple[str, Setting]]) -> Pair:
         case = case_of(setting, setting.decoder, model, size)
         cases.append(dataclasses.replace(case, params=case.decoder.prepare(model.params)))
     return Pair(models, cases, requests)
-
-
-def _draws(model: store.Model) -> bool:
-    """Whether a model is judged by the texts that it draws."""
-    return model.network.visibility == "full"
 
 
 def _rows(family: str, pair: Pair, advance: Any) -> Iterator[dict[str, Any]]:
@@ -131,7 +126,7 @@ def _rows(family: str, pair: Pair, advance: Any) -> Iterator[dict[str, Any]]:
         calls = sum(int(np.asarray(one.network_calls).sum()) for one in speed.decoded)
         row |= {"tokens_per_call": speed.tokens / calls, "tokens_per_second": speed.tokens_per_second}
         ids = [one.completions()[0] for one in speed.decoded]
-        if _draws(model):
+        if model.family == "masked_diffusion":  # judged by the texts that it draws
             row["perplexity"] = judge_ids(store.load(JUDGE), ids, begin=True, batch=TEXTS).perplexity
         else:
             texts = [tokenizer_of(model).decode(of, skip_special=True) for of in ids]
