@@ -12,12 +12,12 @@ QUICK := -n 2 --dist loadgroup -m "not slow and not cluster"
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test golden test-golden slow cluster peers check clean
+.PHONY: help demo test golden types test-golden slow cluster peers check clean
 
 help:
 	@echo "make demo          four families, one by one and in parallel: one table"
 	@echo "make test          the laws of every decoder and objective, and the tests of the package"
-	@echo "                   [TYPES=1: check annotations of arrays too, as for every other target]"
+	@echo "make types         annotations of arrays, checked while every decoder is traced; TYPES=1 does so in other targets"
 	@echo "make golden        every replay of recorded arrays"
 	@echo "make test-golden   those of one family [FAMILY=$(FAMILY)] [PARADEC_GOLDEN=DIR]"
 	@echo "make slow          scripts, faults, malformed files; minutes"
@@ -37,6 +37,10 @@ test: $(STAMP)
 golden: $(STAMP)
 	@echo "== recorded arrays of all families"
 	@$(BIN)/python -m pytest $(QUICK) tests/replays
+
+types: $(STAMP)
+	@echo "== annotations of arrays"
+	@TYPES=1 $(BIN)/python -m pytest $(QUICK) tests/laws/test_counts.py tests/nn tests/noise
 
 test-golden: $(STAMP)
 	@echo "== recorded arrays of $(FAMILY) $(if $(PARADEC_GOLDEN),in $(PARADEC_GOLDEN))"

@@ -3,6 +3,7 @@
 User errors end in one sentence on standard error and exit code 1.
 """
 
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -39,9 +40,9 @@ def _arguments(argv: Sequence[str]) -> list[str]:
     if argv[:1] == ["generate"]:
         return ["generate", *generate.with_decoder(argv[1:])]
     found = []
-    for i, word in enumerate(argv):
+    for word, after in itertools.zip_longest(argv, argv[1:], fillvalue=""):
         found.append(word)
-        if word == "--json" and (i + 1 == len(argv) or argv[i + 1].startswith("--")):
+        if word == "--json" and not (after == "-" or after.endswith(".json")):
             found.append("-")
     return found
 

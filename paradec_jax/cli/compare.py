@@ -1,14 +1,14 @@
 """`paradec compare`: every decoder on the same problems with exact answers, or on texts drawn from nothing."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from paradec_jax import store
-from paradec_jax.cli.output import JsonPath, check_json, print_table, progress, write_json
+from paradec_jax.cli.output import JsonPath, check_place, print_table, progress, write_json
 from paradec_jax.data.problems import read_problems
 from paradec_jax.data.text import read_text
 from paradec_jax.disk.bundled import is_bundled
@@ -94,22 +94,24 @@ def compare_command(
       samples: texts of a row, 64 by default; 512 or more for figures that are to be reported.
       length: tokens of a text; as many as all models have room for by default.
       texts: folder that the texts of each row are written into, as JSON lines.
-      json: print nothing but a list of JSON objects, one a row; with a PATH, write the list there as well as
-        printing the table.
+      json: print nothing but a list of JSON objects, one a row; with a PATH that ends in .json, write the list
+        there as well as printing the table.
     """
-    check_json(json)
+    check_place("json", json)
+    check_place("texts", texts)
     loaded = {name: store.load(name) for word in model for name in _models(word)}
     families = list(dict.fromkeys(one.family for one in loaded.values()))
     family = next((FAMILIES[name] for name in families if FAMILIES[name].texts), FAMILIES[families[0]])
-    options = {"data": data, "problems": problems, "timed": timed, "judge": judge, "real": real}
-    options |= {"samples": samples, "length": length, "texts": texts}
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    options: dict[str, Any] = {"data": data, "problems": problems, "timed": timed, "judge": judge}
+    options |= {"real": real, "samples": samples, "length": length, "texts": texts}
+    given = {name: value for name, value in options.items() if value is not None}
     for name in given:
         if (name in OF_ANSWERS) == bool(family.texts):
             raise ValueError(f"--{name} is no option of family {family.name}")
     if len(families) > 1 and not family.texts:
         raise ValueError(f"models of one family are compared, not of {' and '.join(families)}")
-    return (_texts if family.texts else _answers)(family, loaded, seed, json, **given)
+    run: Callable[..., int] = _texts if family.texts else _answers
+    return run(family, loaded, seed, json, **given)
 
 
 def _models(word: str) -> tuple[str, ...]:
@@ -209,8 +211,6 @@ def _texts(
     judge = judge or family.texts.judge
     if judge is None:
         raise ValueError(f"no judge of family {family.name} is bundled yet: give --judge, a folder")
-    if texts is not None and not Path(texts).absolute().parent.is_dir():
-        raise ValueError(f"--texts cannot write {texts}: there is no folder {Path(texts).absolute().parent}")
     sources = _sources(family, models)
     pieces: list[str] = []
     if real is not None:

@@ -1,9 +1,8 @@
 """`paradec demo`: the four families in one table, each one by one and with its best parallel decoder."""
 
 import dataclasses
-import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from paradec_jax.decode import (
 )
 from paradec_jax.decode.machine.request import keys_of
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate.compare import case_of, prompts_of
+from paradec_jax.evaluate.compare import case_of, counter, prompts_of
 from paradec_jax.evaluate.intervals import ends, speedup
 from paradec_jax.evaluate.judge import judge_ids
 from paradec_jax.generate import tokenizer_of
@@ -91,26 +90,19 @@ def demo_command() -> int:
     pairs = {name: _pair(rows) for name, rows in FAMILIES.items()}
     programs = [(case, pair.requests[0]) for pair in pairs.values() for case in pair.cases]
     with progress() as report:
-        advance = _counter(report, "compiling", len(programs))
+        advance = counter(report, "compiling", len(programs))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda program: compile_all([program], None, advance=advance), programs))
-        advance = _counter(report, "decoding", len(programs) * (PASSES + 1))
+        advance = counter(report, "decoding", len(programs) * (PASSES + 1))
         rows = [row for name, pair in pairs.items() for row in _rows(name, pair, advance)]
     print_table("Four families, one by one and in parallel", COLUMNS, rows, [LEGEND])
     return 0
 
 
-def _counter(report: Any, stage: str, total: int) -> Callable[[int], None]:
-    """Reports a stage whose units are counted."""
-    done = itertools.count()
-    report(stage, next(done), total)
-    return lambda units: report(stage, next(done), total)
-
-
 def _pair(rows: Sequence[tuple[str, Setting]]) -> Pair:
     """The models, decoders and requests of a family: unseen problems, or texts from nothing for a denoiser."""
     models = [store.load(name) for name, _ in rows]
-    if _draws(models[0]):
+    if models[0].family == "masked_diffusion":
         keys, size = keys_of(np.int64(SEED), np.arange(TEXTS, dtype=np.int32)), LENGTH
         requests = [make_request([[]], max_new_tokens=LENGTH, keys=keys[i : i + 1]) for i in range(TEXTS)]
     else:
@@ -121,11 +113,6 @@ def _pair(rows: Sequence[tuple[str, Setting]]) -> Pair:
         case = case_of(setting, setting.decoder, model, size)
         cases.append(dataclasses.replace(case, params=case.decoder.prepare(model.params)))
     return Pair(models, cases, requests)
-
-
-def _draws(model: store.Model) -> bool:
-    """Whether a model is judged by the texts that it draws."""
-    return model.network.visibility == "full"
 
 
 def _rows(family: str, pair: Pair, advance: Any) -> Iterator[dict[str, Any]]:
@@ -139,7 +126,7 @@ def _rows(family: str, pair: Pair, advance: Any) -> Iterator[dict[str, Any]]:
         calls = sum(int(np.asarray(one.network_calls).sum()) for one in speed.decoded)
         row |= {"tokens_per_call": speed.tokens / calls, "tokens_per_second": speed.tokens_per_second}
         ids = [one.completions()[0] for one in speed.decoded]
-        if _draws(model):
+        if model.family == "masked_diffusion":  # judged by the texts that it draws
             row["perplexity"] = judge_ids(store.load(JUDGE), ids, begin=True, batch=TEXTS).perplexity
         else:
             texts = [tokenizer_of(model).decode(of, skip_special=True) for of in ids]

@@ -72,12 +72,9 @@ def _spelled(kind: Any) -> Any:
     """A field's type without arrays and networks, which no command line can spell."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind
-    plain = [one for one in get_args(kind) if one is not CachedNetwork and not _is_array(one)]
+    arrays = [one for one in get_args(kind) if isinstance(one, type) and issubclass(one, AbstractArray)]
+    plain = [one for one in get_args(kind) if one is not CachedNetwork and one not in arrays]
     return functools.reduce(operator.or_, plain)
-
-
-def _is_array(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, AbstractArray)
 
 
 def _hint(values: Mapping[str, Any]) -> str:

@@ -70,10 +70,10 @@ def progress() -> Iterator[Any]:
         yield report
 
 
-def check_json(path: str | None) -> None:
-    """Refuses a path in a folder that does not exist, before anything is computed."""
+def check_place(option: str, path: str | None) -> None:
+    """Refuses a path of an option in a folder that does not exist, before anything is computed."""
     if path not in (None, "-") and not Path(path).absolute().parent.is_dir():
-        raise ValueError(f"--json cannot write {path}: there is no folder {Path(path).absolute().parent}")
+        raise ValueError(f"--{option} cannot write {path}: there is no folder {Path(path).absolute().parent}")
 
 
 def write_json(rows: Sequence[dict[str, Any]], path: str) -> None:

@@ -72,9 +72,8 @@ def read_problems(file: str | os.PathLike[str]) -> list[Problem]:
     problems = []
     for number, record in json_lines(path):
         where = f"line {number} of {path}"
-        item = Problem(
-            *(string_in(record, name, where) for name in ("prompt", "answer")), record.get("steps")
-        )
+        prompt, solution = (string_in(record, name, where) for name in ("prompt", "answer"))
+        item = Problem(prompt, solution, record.get("steps"))
         if item.answer is None:
             raise ValueError(f'{where}: "answer" has no number after its last "####"')
         if item.steps is not None and type(item.steps) is not int:
@@ -89,7 +88,7 @@ def write_problems(path: str | os.PathLike[str], problems: Iterable[Problem]) ->
     """Writes problems as JSON lines."""
     with open(path, "w", encoding="utf-8") as file:
         for item in problems:
-            line = {"prompt": item.prompt, "answer": item.solution}
+            line: dict[str, str | int] = {"prompt": item.prompt, "answer": item.solution}
             line |= {} if item.steps is None else {"steps": item.steps}
             file.write(json.dumps(line) + "\n")
 

@@ -131,7 +131,7 @@ def compare(
     ]
     decoded = _answers(params, cases, prompts, rows, report)
     requests = [prompts.request([i]) for i in range(min(timed, len(problems)))]
-    advance = _counter(report, "timing one by one", len(cases) * (passes + 1))
+    advance = counter(report, "timing one by one", len(cases) * (passes + 1))
     speeds = measure(cases, params, requests, passes=passes, advance=advance) if timed else []
     found = facts.facts() | {"dtypes": facts.dtypes(params)}
     machine = {"dtype": model.config.dtype, "device": device_name(found["device"])}
@@ -166,7 +166,7 @@ def with_parameters(case: Case, model: Model, params: Any) -> Case:
     return dataclasses.replace(case, params=case.decoder.prepare(given))
 
 
-def _counter(report: Report, stage: str, total: int) -> Callable[[int], None]:
+def counter(report: Report, stage: str, total: int) -> Callable[[int], None]:
     """Counts the units of a stage and reports them."""
     done = itertools.count(1)
 
@@ -224,7 +224,7 @@ def _answers(
     rows = -(-count // groups)
     order = np.argsort(prompts.lengths, kind="stable").tolist()
     batches = [order[start : start + rows] for start in range(0, count, rows)]
-    advance = _counter(report, "decoding in batches", len(cases) * len(batches))
+    advance = counter(report, "decoding in batches", len(cases) * len(batches))
 
     def decode(case: Case) -> list[_Answer]:
         found: dict[int, _Answer] = {}

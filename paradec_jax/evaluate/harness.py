@@ -23,7 +23,7 @@ from typing import Any
 
 from paradec_jax.evaluate.bound import Span
 from paradec_jax.evaluate.likelihood import Row, continuation_row, rolling_rows
-from paradec_jax.evaluate.spans import DRAWS, check_likelihood, is_exact, likelihood_kind, room, score_spans
+from paradec_jax.evaluate.spans import DRAWS, is_exact, mask_of, room, score_spans
 from paradec_jax.evaluate.until import generate_until, parse
 from paradec_jax.generate import tokenizer_of
 from paradec_jax.store import Model
@@ -62,12 +62,13 @@ class DecoderLM(LM):
         """
         super().__init__()
         tokenizer_of(model)
-        check_likelihood(model)
-        if is_exact(model) and draws is not None:
+        self.likelihood = "exact" if is_exact(model) else "bound"
+        if self.likelihood == "bound":
+            mask_of(model)
+        elif draws is not None:
             raise ValueError("this model's likelihoods are exact, so draws must be left out")
         self.model, self.decoder, self.knobs, self.rows, self.seed = model, decoder, knobs, rows, seed
         self.draws = DRAWS if draws is None else draws
-        self.likelihood = likelihood_kind(model)
         if self.likelihood == "bound":
             told = f"log-likelihoods of this model are lower bounds, each the mean of {self.draws} draws"
             warnings.warn(told, stacklevel=2)

@@ -46,11 +46,6 @@ def is_exact(model: Model) -> bool:
     return model.network.visibility == "causal" and model.token_spec.alignment == "next"
 
 
-def likelihood_kind(model: Model) -> str:
-    """What a model's likelihoods are, "exact" or "bound"."""
-    return "exact" if is_exact(model) else "bound"
-
-
 def room(model: Model) -> int:
     """Tokens that may follow a row's first: a model that fills masks has to read the last one too."""
     return model.network.max_length - (not is_exact(model))
@@ -76,13 +71,13 @@ def score_spans(
       batch: spans, or draws of them, of a call.
 
     Raises:
-      ValueError: spans that do not fit, or what `check_likelihood` refuses.
+      ValueError: spans that do not fit, or a model that has neither likelihoods nor bounds.
     """
     if is_exact(model):
         rows = [Row(span.ids[: span.stop], span.count) for span in spans]
         found = log_likelihoods(model.network, model.params, rows, batch=batch, seed=seed)
         return [Scored(-score, 0.0, greedy) for score, greedy in found]
-    mask = _mask(model)
+    mask = mask_of(model)
     some = [i for i, span in enumerate(spans) if span.count]
     kept, numbers = [spans[i] for i in some], some if streams is None else [streams[i] for i in some]
     each = bounds(
@@ -101,7 +96,7 @@ def fill(model: Model, spans: Sequence[Span], *, batch: int = 8) -> list[tuple[i
     Raises:
       ValueError: a span that does not fit, or a model that does not fill masks.
     """
-    network, mask = model.network, _mask(model)
+    network, mask = model.network, mask_of(model)
     for span in spans:
         if len(span.ids) > network.max_length:
             raise ValueError(
@@ -130,13 +125,8 @@ def best_token(logits: Float[Array, "*shape V"], mask: int) -> Int[Array, "*shap
     return jnp.argmax(without_mask(logits, mask), axis=-1)
 
 
-def check_likelihood(model: Model) -> None:
-    """Refuses a model that has neither likelihoods nor bounds. Raises ValueError."""
-    if not is_exact(model):
-        _mask(model)
-
-
-def _mask(model: Model) -> int:
+def mask_of(model: Model) -> int:
+    """The mask of a model that fills masks from all other positions. Raises ValueError for any other model."""
     spec, visibility = model.token_spec, model.network.visibility
     if spec.mask is None or spec.alignment != "own" or visibility != "full":
         raise ValueError(

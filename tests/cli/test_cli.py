@@ -117,6 +117,17 @@ def test_words_that_name_no_decoder_are_a_prompt():
         assert cli.generate.with_decoder(words) == ["default", *words]
 
 
+def test_json_takes_a_path_of_its_kind_alone():
+    for words in (
+        ["compare", "--json"],
+        ["compare", "--json", "tiny-sdar"],
+        ["compare", "--json", "--seed", "2"],
+    ):
+        assert cli._arguments(words) == [*words[:2], "-", *words[2:]]
+    for words in (["compare", "--json", "rows.json", "tiny-sdar"], ["compare", "--json", "-"]):
+        assert cli._arguments(words) == words
+
+
 def test_user_errors_are_one_sentence_and_exit_code_1(folder, capsys, tmp_path):
     foreign = tmp_path / "foreign"
     foreign.mkdir()

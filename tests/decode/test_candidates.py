@@ -26,6 +26,7 @@ def test_candidates_share_positions_and_do_not_see_each_other():
     assert fold_candidates(tokens[:, :1], jnp.array([4, 7]))[2] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["shared", "full", "latest"])
 def test_candidates_on_a_recurrent_network_write_what_static_decoding_writes(cache):
     """The winner's keys and values, those of all its recurrences, are what later positions see."""

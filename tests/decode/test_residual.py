@@ -112,6 +112,7 @@ def test_a_head_goes_on_while_it_is_sure():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["zero", RIGHT], ids=["zero", "right"])
 def test_the_threshold_of_the_heads_steps(head):
     """Head rule "dynamic": everything above the threshold of the rule, at least one."""

@@ -104,6 +104,7 @@ def test_it_writes_what_its_base_writes(head, rule, temperature):
         assert ("head_calls" in result.counts) == (head != "zero")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["random", slow("right"), slow("liar"), slow("zero")])
 def test_logits_about_the_next_position(head):
     for temperature in (0.0, 0.7):
@@ -190,6 +191,7 @@ def test_adaptive_drafts():
 PROMPTS_OF_8 = tuple(tuple(int(t) for t in np.random.default_rng(i).integers(0, 30, 3 + i)) for i in range(8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "temperature", "alignment"),
     [

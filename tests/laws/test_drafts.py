@@ -80,7 +80,6 @@ def test_every_decoder_is_here():
     assert len(KINDS) > 12 and KINDS.keys() >= NOTHING | ELSEWHERE
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_drafts_are_tokens_and_then_nothing(name):
     _, _, drafts, _ = history(name)

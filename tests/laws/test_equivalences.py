@@ -219,7 +219,7 @@ def test_drafts_of_any_origin_are_static_decoding(name, temperature):
         assert (drafted.network_calls >= 0.8 * static.network_calls).all()
 
 
-@pytest.mark.parametrize("name", REAL)
+@over(REAL, ("adaptive", "speculative"))
 def test_rows_of_a_model_are_independent(name):
     kind, cache, options, knobs = REAL[name]
     request = tiny_request((BUDGET, 3, 6))
@@ -254,9 +254,8 @@ def test_buckets_change_nothing():
 
 # Blocks: what rides with another call changes no token
 
-RIDING = ("block", "block-next", "block-random", "soft-block", "residual", "residual-next")
-RIDING = (*RIDING, "residual-speculative", "residual-speculative-next", "residual-veto")
-SLOWLY = tuple(name for name in RIDING if name not in ("block-random", "residual"))
+RIDING = ("block", "block-next", "soft-block", "residual", "residual-speculative", "residual-veto")
+SELDOM = ("block-random", "residual-next", "residual-speculative-next")
 
 
 def fused_and_plain(decoder: Any, params: Any, request: decode.Request, knobs: Any) -> Any:
@@ -266,7 +265,7 @@ def fused_and_plain(decoder: Any, params: Any, request: decode.Request, knobs: A
         yield decode.run(dataclasses.replace(decoder, log_probs=True, **options), params, request, knobs)
 
 
-@over(RIDING, SLOWLY)
+@over((*RIDING, *SELDOM), SELDOM)
 def test_fusions_change_no_token(name):
     """Drawn tokens too: noise belongs to a step of a block, not to a call."""
     row, request = ROWS[name], tiny_request((BUDGET, 4, 11), stop=(0,), seed=2)
@@ -279,7 +278,9 @@ def test_fusions_change_no_token(name):
     assert fused.network_calls.sum() < plain.network_calls.sum()
 
 
-@pytest.mark.parametrize(("alignment", "head"), [("own", True), ("next", False)])
+@pytest.mark.parametrize(
+    ("alignment", "head"), [pytest.param("own", True, marks=pytest.mark.slow), ("next", False)]
+)
 def test_fusions_and_batches_change_no_token_of_a_model(alignment, head):
     """With a head of random weights and without: what is stored while the next block is read, and what it sees."""
     spec, options = TokenSpec(mask=31, alignment=alignment), {"head": tiny_head()} if head else {}

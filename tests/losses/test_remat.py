@@ -30,7 +30,13 @@ def gradient(name, depth=None, told=None, remat="none", mean_backprop_depth=2):
     return found(params), "prevent_cse" in str(jax.make_jaxpr(found)(params))
 
 
-@pytest.mark.parametrize("name", LOSSES)
+# All three read the config by one function, so one of them is quick.
+EACH = pytest.mark.parametrize(
+    "name", ["recurrent", *(pytest.param(name, marks=pytest.mark.slow) for name in list(LOSSES)[1:])]
+)
+
+
+@EACH
 def test_remat_is_read_from_the_config(name):
     (plain, kept), (again, remade) = gradient(name), gradient(name, remat="iteration")
     assert remade and not kept
@@ -38,7 +44,7 @@ def test_remat_is_read_from_the_config(name):
     assert not gradient(name, told=False, remat="iteration")[1]
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@EACH
 def test_the_depth_is_read_from_the_config(name):
     chex.assert_trees_all_equal(gradient(name)[0], gradient(name, depth=2, mean_backprop_depth=1)[0])
     with pytest.raises(ValueError, match="backprop_depth must be at least 1, not 0"):
