@@ -47,15 +47,25 @@ def _cast(params: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
     For the CPU an embedding is at least float32: its backend casts a whole table in bfloat16 to read a row of it.
     """
 
-    def cast(path: tuple[Any, ...], leaf: Any) -> Any:
-        part, wanted = jax.tree_util.keystr(path, simple=True, separator="/"), leaf.dtype
+    def wanted(path: tuple[Any, ...], leaf: Any) -> Any:
+        part = jax.tree_util.keystr(path, simple=True, separator="/")
         if leaf.ndim > 1 and PRODUCTS.search(part):
-            wanted = dtype
-        elif part == "embedding" and cpu_layouts():
-            wanted = jnp.promote_types(leaf.dtype, jnp.float32)
-        return leaf if leaf.dtype == wanted else leaf.astype(wanted)
+            return dtype
+        table = part == "embedding" and cpu_layouts()
+        return jnp.promote_types(leaf.dtype, jnp.float32) if table else leaf.dtype
 
-    return jax.tree_util.tree_map_with_path(cast, dict(params))
+    flat, tree = jax.tree_util.tree_flatten_with_path(dict(params))
+    others = {i: wanted(*each) for i, each in enumerate(flat) if wanted(*each) != each[1].dtype}
+    if not others:
+        return dict(params)
+    made = dict(zip(others, _astype([flat[i][1] for i in others], tuple(others.values())), strict=True))
+    return jax.tree.unflatten(tree, [made.get(i, leaf) for i, (_, leaf) in enumerate(flat)])
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _astype(leaves: list[Array], dtypes: tuple[Any, ...]) -> list[Array]:
+    """All of them in one program."""
+    return [leaf.astype(dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
 
 
 @functools.partial(jax.jit, static_argnums=1)

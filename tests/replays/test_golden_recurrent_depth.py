@@ -26,7 +26,7 @@ from recorded_recurrent_depth import (
 )
 
 from paradec_jax.models import RecurrentDepthNetwork
-from paradec_jax.nn.blocks import dense
+from paradec_jax.nn.products import dense
 
 pytestmark = pytest.mark.golden
 
