@@ -36,8 +36,8 @@ def test_the_plain_program_gives_the_librarys_scores(name, short):
     plain, loop = few_rows.Plain(config), report.call_loop(config, params, 3, 5)
     empty = few_rows.plain_loop(config, loop).buffers[0]
     latents = cache.initial[0] if plain.recurrent else jnp.zeros((8, 0))
-    _, kept = plain.logits(params.params, empty, before[0], 0, latents[:5])
-    got, _ = plain.logits(params.params, kept, tokens[0], 5, latents[5:])
+    _, kept = plain.scores(params.params, empty, before[0], 0, latents[:5])
+    got, _ = plain.scores(params.params, kept, tokens[0], 5, latents[5:])
     np.testing.assert_allclose(got, want, atol=1e-5)
 
 
