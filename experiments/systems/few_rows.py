@@ -120,7 +120,8 @@ def plain_loop(config: Any, ours: report.CallLoop) -> report.CallLoop:
     """The plain program on the parameters and the window of the library's loop."""
     plain, params, (cache, tokens) = Plain(config), ours.params.params, ours.buffers
     size = report.CONTEXT + tokens.shape[1]
-    heads = {name: p["attention"]["k"].shape[1:] for name, p in params.items() if "attention" in p}
+    layers = {name: p["attention"] for name, p in params.items() if isinstance(p, Mapping)}
+    heads = {name: p["k"].shape[1:] for name, p in layers.items()}
     zeros = {name: (jnp.zeros((g, c, size)), jnp.zeros((g, size, c))) for name, (g, c) in heads.items()}
     latents = cache.initial[0, report.CONTEXT :].astype(jnp.float32) if plain.recurrent else jnp.zeros(0)
     buffers, at = (zeros, jnp.array(tokens[0]), latents), ours.at[0]
