@@ -279,7 +279,11 @@ def by_hand(name: str):
     return jax.tree.map(jnp.subtract, params, grads), metrics | {"loss": found}
 
 
-@EVERY
+LONG = ("stepwise", "recurrent consistency", "self-distillation")  # to compile, in two programs each
+QUICK = [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in OBJECTIVES]
+
+
+@pytest.mark.parametrize("name", QUICK)
 def test_micro_batches_add_up_to_the_batch(name):
     """Gradient and metrics are those of the whole, though half of the micro-batches count nothing."""
     params, metrics = update(name, 2)

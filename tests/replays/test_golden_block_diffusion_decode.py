@@ -192,7 +192,11 @@ def test_steps(name):
         assert case.calls is None or int(result.network_calls[0]) == case.calls - 1
 
 
-@pytest.mark.parametrize("name", CLEAN)
+ONE_A_RULE = {case_of(name).rule: name for name in reversed(CLEAN)}.values()
+SELDOM = [pytest.param(name, marks=pytest.mark.slow) for name in CLEAN if name not in ONE_A_RULE]
+
+
+@pytest.mark.parametrize("name", [*ONE_A_RULE, *SELDOM])
 def test_fusions_repeat_the_texts(name):
     """Each recorded denoising call is one call here, and nothing else is."""
     case = case_of(name)

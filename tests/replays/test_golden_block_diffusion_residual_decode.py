@@ -33,6 +33,11 @@ SPECULATIVE = [name for name in named("spec") if RECORDED[name]["variant"] == "f
 OFFICIAL = [name for name in named("spec") if RECORDED[name]["variant"] == "official"]
 
 
+def first_of(names: list[str]) -> list[Any]:
+    """Names of cases; all but the first are slow, since the laws prove the same on stubs."""
+    return [names[0], *(pytest.param(name, marks=pytest.mark.slow) for name in names[1:])]
+
+
 def found(name: str, kind: str) -> np.ndarray:
     return arrays("mrp_decode")[f"{name}.{kind}"]
 
@@ -168,7 +173,7 @@ def test_direct(name):
     )
 
 
-@pytest.mark.parametrize("name", named("direct"))
+@pytest.mark.parametrize("name", first_of(named("direct")))
 def test_fusions_repeat_the_texts(name):
     """Stores and prompts ride along, with the network and with the head."""
     decoder, knobs = direct_of(name)
@@ -245,7 +250,7 @@ def test_speculative(name):
     )
 
 
-@pytest.mark.parametrize("name", SPECULATIVE)
+@pytest.mark.parametrize("name", first_of(SPECULATIVE))
 def test_speculation_repeats_the_base(name):
     """With all fusions, riding and not: the base decoder's text, never in more calls than without them."""
     case, (rule, knobs) = RECORDED[name], rule_of(name)
