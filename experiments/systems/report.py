@@ -258,7 +258,7 @@ def device(report: Report, clock: Clock) -> None:
 
 
 def dtype_here() -> str:
-    """The dtype of random weights: a CPU turns bfloat16 weights into float32, which would hide what a call costs."""
+    """The dtype of random weights: on a CPU that of the bundled models. `few_rows` times both types there."""
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
 
