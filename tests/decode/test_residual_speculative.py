@@ -151,7 +151,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("head", "options", "formula"), CASES)
+@pytest.mark.parametrize(
+    ("head", "options", "formula"),
+    [CASES[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1:-1]), CASES[-1]],
+)
 def test_calls_are_those_of_the_formula(head, options, formula):
     """Network calls, positions and head calls of a head that is right, or never; a zero head has none.
 
