@@ -277,7 +277,8 @@ def test_positions_judged_one_by_one_are_not_lossless():
     assert all(len(tokens) == 13 for tokens in lossy.completions())
 
 
-@pytest.mark.parametrize("alignment", ["own", pytest.param("next", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("alignment", ["own", "next"])
 def test_blocks_of_another_length_that_the_checkpoint_serves(alignment):
     """What differs from the network's own blocks is told in masks: of narrow and wide windows and of candidates."""
     network, spec = tiny_blocks(blocks=(4, 8)), TokenSpec(mask=31, alignment=alignment)

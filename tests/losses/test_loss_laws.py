@@ -22,7 +22,12 @@ from paradec_jax.noise import Cosine, Times
 from paradec_jax.train import TrainState, make_train_step
 
 EVERY = pytest.mark.parametrize("name", OBJECTIVES)
-LONG = ("stepwise", "recurrent consistency", "self-distillation")  # to compile, in two programs a test
+LONG = (
+    "recurrent",
+    "stepwise",
+    "recurrent consistency",
+    "self-distillation",
+)  # to compile, in two programs a test
 QUICK = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in OBJECTIVES]
 )
@@ -338,7 +343,9 @@ def stopping(name: str) -> dict[str, np.ndarray]:
     return batch | {"clean": clean, "noisy": noisy}
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in PAIRS]
+)
 def test_a_stop_token_that_is_also_the_padding_is_trained(name):
     batch, row = stopping(name), OBJECTIVES[name]
     if name == "cllm":
