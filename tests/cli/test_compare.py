@@ -127,6 +127,7 @@ def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypa
             assert row["equals_greedy"] == 1.0
 
 
+@pytest.mark.slow
 def test_without_a_head_its_rivals_remain(tmp_path, capsys, monkeypatch):
     """Decoders that ask the model's head are left out, and that is said; those with the zero head stay."""
     family = FAMILIES["block_diffusion"]

@@ -101,7 +101,9 @@ def computed(name, *, alone=None):
     return result, sorted(size for size in ran if isinstance(size, int))
 
 
-@pytest.mark.parametrize("name", SPARING)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "released" else name for name in SPARING]
+)
 def test_a_call_computes_what_is_there(name, monkeypatch):
     """A row by itself pays for the positions that its calls computed, and the largest shape writes the same."""
     kind, _, smallest = SPARING[name]

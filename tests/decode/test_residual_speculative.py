@@ -151,7 +151,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("head", "options", "formula"), CASES)
+@pytest.mark.parametrize(
+    ("head", "options", "formula"),
+    [CASES[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1:-1]), CASES[-1]],
+)
 def test_calls_are_those_of_the_formula(head, options, formula):
     """Network calls, positions and head calls of a head that is right, or never; a zero head has none.
 
@@ -274,7 +277,8 @@ def test_positions_judged_one_by_one_are_not_lossless():
     assert all(len(tokens) == 13 for tokens in lossy.completions())
 
 
-@pytest.mark.parametrize("alignment", ["own", pytest.param("next", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("alignment", ["own", "next"])
 def test_blocks_of_another_length_that_the_checkpoint_serves(alignment):
     """What differs from the network's own blocks is told in masks: of narrow and wide windows and of candidates."""
     network, spec = tiny_blocks(blocks=(4, 8)), TokenSpec(mask=31, alignment=alignment)

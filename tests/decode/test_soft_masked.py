@@ -83,7 +83,7 @@ def directions() -> list[tuple[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.9])
+@pytest.mark.parametrize("top_p", [pytest.param(1.0, marks=pytest.mark.slow), 0.9])
 def test_soft_gradients_are_finite_differences(top_p):
     _, tokens, gradient = graded("soft", top_p)
     h = 1e-6

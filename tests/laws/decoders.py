@@ -216,17 +216,17 @@ ROWS = {
         count=functools.partial(drafted_count, HEAD, 3),
     ),
 }
-# Every row is under the laws that share its three programs: a run, a trace, a row alone. Laws that compile more are
-# quick on one row of each class; slow are replicas that append, which studies alone run, and classes that go the same
-# way through the machine as another one.
+# Every row is under the laws that share its three programs: a run, a trace, a row alone. Slow are replicas, whose
+# recorded arrays `make golden` replays, and what long programs differ in little. Laws that compile more are quick on
+# one row of each class, but for classes that go the same way through the machine as another one.
 CLASSES = tuple({row.kind: name for name, row in reversed(ROWS.items())}.values())
+REPLICAS = tuple(name for name, row in ROWS.items() if row.kind.__module__.startswith("experiments.replicas"))
+LONG = ("residual-speculative-random", "residual-speculative-unfused", "residual-zero")
 SELDOM = (
-    *(
-        name
-        for name, row in ROWS.items()
-        if row.kind.__module__.startswith("experiments.replicas") and not row.kind.any_order
-    ),
+    *(name for name in REPLICAS if not ROWS[name].kind.any_order),
     "wavefront-straight-through",
+    "residual-veto",
+    "elastic",
     "lookahead",
     "prompt-lookup",
     "dual-cache",
@@ -239,10 +239,10 @@ def over(rows: Any, slow: tuple[str, ...] = ()) -> Any:
     return pytest.mark.parametrize("name", names)
 
 
-EVERY = over(ROWS)
-COUNTED = over({name: row for name, row in ROWS.items() if row.count})
-CUT = over({name: row for name, row in ROWS.items() if not row.overruns})
-SAMPLED = over({name: row for name, row in ROWS.items() if not row.only_greedy})
+EVERY = over(ROWS, (*REPLICAS, *LONG))
+COUNTED = over({name: row for name, row in ROWS.items() if row.count}, (*REPLICAS, *LONG))
+CUT = over({name: row for name, row in ROWS.items() if not row.overruns}, (*REPLICAS, *LONG))
+SAMPLED = over({name: row for name, row in ROWS.items() if not row.only_greedy}, (*REPLICAS, *LONG))
 EACH_CLASS = over(CLASSES, SELDOM)
 EACH_SAMPLED_CLASS = over([name for name in CLASSES if not ROWS[name].only_greedy], SELDOM)
 

@@ -219,7 +219,7 @@ def test_drafts_of_any_origin_are_static_decoding(name, temperature):
         assert (drafted.network_calls >= 0.8 * static.network_calls).all()
 
 
-@over(REAL, ("adaptive", "speculative"))
+@over(REAL, ("adaptive", "speculative", "static"))
 def test_rows_of_a_model_are_independent(name):
     kind, cache, options, knobs = REAL[name]
     request = tiny_request((BUDGET, 3, 6))
@@ -278,9 +278,8 @@ def test_fusions_change_no_token(name):
     assert fused.network_calls.sum() < plain.network_calls.sum()
 
 
-@pytest.mark.parametrize(
-    ("alignment", "head"), [pytest.param("own", True, marks=pytest.mark.slow), ("next", False)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("alignment", "head"), [("own", True), ("next", False)])
 def test_fusions_and_batches_change_no_token_of_a_model(alignment, head):
     """With a head of random weights and without: what is stored while the next block is read, and what it sees."""
     spec, options = TokenSpec(mask=31, alignment=alignment), {"head": tiny_head()} if head else {}

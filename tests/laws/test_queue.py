@@ -54,14 +54,8 @@ def test_every_prompt_gets_what_it_gets_in_one_batch(name):
     assert 0 < served.occupancy <= 1 and served.admissions > COUNT / 2
 
 
-@pytest.mark.parametrize(
-    ("cache", "rows"),
-    [
-        ("shared", 4),
-        pytest.param("shared", 64, marks=pytest.mark.slow),
-        pytest.param("full", 4, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("cache", "rows"), [("shared", 4), ("shared", 64), ("full", 4)])
 def test_rows_of_a_model(cache, rows):
     network = tiny_network(cache)
     decoder = decode.Static(network, 20, recurrence=2)

@@ -30,6 +30,7 @@ def cold(**options):
     return pd.Wavefront(inner_recurrence=1, warm_start=False, prefill_recurrence=1, **options)
 
 
+@pytest.mark.slow
 def test_a_wave_without_warm_starts_is_static_decoding_in_fewer_calls(monkeypatch):
     """Jacobi decoding of a recurrent model. A state is wrong from the first token on that changed, not only there."""
     static = answers(pd.Static(recurrence=1))

@@ -22,6 +22,15 @@ from paradec_jax.noise import Cosine, Times
 from paradec_jax.train import TrainState, make_train_step
 
 EVERY = pytest.mark.parametrize("name", OBJECTIVES)
+LONG = (
+    "recurrent",
+    "stepwise",
+    "recurrent consistency",
+    "self-distillation",
+)  # to compile, in two programs a test
+QUICK = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in OBJECTIVES]
+)
 RANDOM = {"recurrent", "stepwise", "recurrent consistency", "residual"}  # and what hides tokens:
 RANDOM |= {"masked diffusion", "self-distillation", "block diffusion"}
 
@@ -54,7 +63,7 @@ def assert_same(name: str, found, wanted) -> None:
     assert difference(found[1], wanted[1])[0] < 2e-4
 
 
-@EVERY
+@QUICK
 def test_chunks_change_nothing(name):
     whole = graded(name)
     assert max(np.max(np.abs(leaf)) for leaf in jax.tree.leaves(whole[1])) > 1e-3
@@ -279,11 +288,7 @@ def by_hand(name: str):
     return jax.tree.map(jnp.subtract, params, grads), metrics | {"loss": found}
 
 
-LONG = ("stepwise", "recurrent consistency", "self-distillation")  # to compile, in two programs each
-QUICK = [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in OBJECTIVES]
-
-
-@pytest.mark.parametrize("name", QUICK)
+@QUICK
 def test_micro_batches_add_up_to_the_batch(name):
     """Gradient and metrics are those of the whole, though half of the micro-batches count nothing."""
     params, metrics = update(name, 2)
@@ -338,7 +343,9 @@ def stopping(name: str) -> dict[str, np.ndarray]:
     return batch | {"clean": clean, "noisy": noisy}
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in PAIRS]
+)
 def test_a_stop_token_that_is_also_the_padding_is_trained(name):
     batch, row = stopping(name), OBJECTIVES[name]
     if name == "cllm":
