@@ -110,7 +110,8 @@ class Plain:
         """`steps` calls at one place, each on the tokens that the one before it predicted."""
 
         def step(_: Array, carry: Any) -> Any:
-            scores, cache = self.scores(p, *carry, at, latents)
+            cache, tokens = carry
+            scores, cache = self.scores(p, cache, tokens, at, latents)
             return cache, jnp.argmax(scores, -1).astype(jnp.int32)
 
         return *lax.fori_loop(0, steps, step, (cache, tokens)), latents

@@ -94,9 +94,9 @@ class Clock:
         return max(self.end - time.monotonic(), 0.0)
 
 
-def in_turns(calls: Mapping[str, Callable[[], Any]], clock: Clock, passes: int = PASSES) -> dict[str, Timing]:
+def in_turns(calls: Mapping[Any, Callable[[], Any]], clock: Clock, passes: int = PASSES) -> dict[Any, Timing]:
     """Times calls that were warmed up, each in its turn in every pass: two passes, and more while time is left."""
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    found: dict[Any, list[tuple[float, float]]] = {name: [] for name in calls}
     for done in range(passes):
         if done >= 2 and not clock.left():
             break
