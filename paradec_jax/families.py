@@ -99,7 +99,7 @@ class Head:
 
     Attributes:
       name: of the part, on disk.
-      config, network: as in `Family`.
+      config, network: class of the shapes and class of the network, as in `Family`.
       init_params: (config, key) -> random parameters; the module's own function knows other ways to begin.
       check: (its config, the config of the network beside it), refuses another's with a ValueError.
     """

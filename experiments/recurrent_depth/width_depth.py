@@ -5,7 +5,7 @@ scaled by s in depth and in width, and writes JSON and a figure; `--preset hugin
 network runs. What decoding gains: `serial_steps.py`.
 
 `read_wide` is the prefill that is counted. Masks alone save no time: an attention that masks scores computes all
-`(s n)^2` of them under either rule. `gathered_kv_share` gathers the keys that KVShare sees.
+`(s n)^2` of them under either rule.
 """
 
 import dataclasses
@@ -13,7 +13,6 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
@@ -27,8 +26,6 @@ from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.models.recurrent_cache import RecurrentKV
 from paradec_jax.nn import masks
-from paradec_jax.nn.attention import MASKED
-from paradec_jax.nn.cache import KV
 
 CURVE = tuple(sorted({round(2 ** (k / 4)) for k in range(57)}))  # prompt lengths of the figure, 1 to 16,384
 
@@ -80,7 +77,7 @@ def read_wide(
     recurrence: int = 1,
     shared: bool = True,
 ) -> tuple[Float[Array, "B T D"], RecurrentKV]:
-    """Reads a prompt at factor s: the head input of each token (in width, of its last copy), keys and values.
+    """Reads a prompt at factor s: the final hidden state of each token (in width, of its last copy), keys and values.
 
     Recurrences are unrolled, because XLA counts the body of a loop once, however often it runs.
 
@@ -106,27 +103,6 @@ def read_wide(
         state, window = network.iterate(params, state, e, view, window, i)
     out = network.readout(params, state, view, window)
     return out.hidden[:, copies - 1 :: copies], out.kv
-
-
-def gathered_kv_share(q: Float[Array, "B H W C"], keys: KV, copies: int) -> Float[Array, "B H W C"]:
-    """KVShare attention of `s n^2 + n s^2` scores, where `attend` with its mask computes `(s n)^2`.
-
-    The last copies are n keys for all queries; beside them each token has a block of s by s own copies.
-    """
-    *batch, width, channels = q.shape
-    tokens = width // copies
-    q, k, v = (
-        x.reshape(*batch, tokens, copies, channels)
-        for x in (q * channels**-0.5, keys.k.swapaxes(-1, -2), keys.v)
-    )
-    last_k, last_v = k[:, :, :, -1], v[:, :, :, -1]
-    earlier = jnp.tril(jnp.ones((tokens, tokens), bool), -1)[:, None]
-    seen = jnp.where(earlier, jnp.einsum("bhisc,bhjc->bhisj", q, last_k), MASKED)
-    own = jnp.where(masks.causal(copies), jnp.einsum("bhisc,bhitc->bhist", q, k), MASKED)
-    weights = jax.nn.softmax(jnp.concatenate([seen, own], axis=-1), axis=-1)
-    seen, own = weights[..., :tokens], weights[..., tokens:]
-    out = jnp.einsum("bhisj,bhjc->bhisc", seen, last_v) + jnp.einsum("bhist,bhitc->bhisc", own, v)
-    return out.reshape(*batch, width, channels)
 
 
 # Counts

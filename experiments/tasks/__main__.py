@@ -31,7 +31,7 @@ class Options:
       task: words (word problems), pointers, chains, or a kind of practice row.
       file: where to.
       count: how many problems.
-      seed: of the draws, not negative.
+      seed: number that fixes what is drawn, at least 0.
       split: of word problems and pointers.
       steps: fewest and most written steps of word problems, from 2 to 8.
     """

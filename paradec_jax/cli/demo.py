@@ -75,8 +75,8 @@ class Pair(NamedTuple):
     """Both rows of a family, ready to run.
 
     Attributes:
-      models: of each row.
-      cases: of each row.
+      models: the loaded model of each row.
+      cases: what is timed in each row: decoder, parameters, knobs.
       requests: a problem or a text each, the same for both rows.
     """
 

@@ -28,7 +28,7 @@ def print_table(
     """Prints rows of values and notes below them.
 
     Args:
-      title: of the table.
+      title: line above the table.
       columns: a format of fields by the column's title; a cell stays empty where one of its values is None.
       rows: values by field.
       notes: sentences, a line each.

@@ -38,7 +38,7 @@ class Comparison:
     Attributes:
       rows: one dictionary a setting, as `paradec compare --json` prints them.
       labels: short descriptions of the settings.
-      facts: of the machine and the program (`facts.facts`), of answers with the dtypes of the parameters.
+      facts: machine and program (`facts.facts`); for answers the dtypes of the parameters too.
       texts: what each setting wrote.
       baseline: index of the row that others are compared with.
       exact: which problems each setting got right, bool [settings, N]; None of texts, which have no right answer.

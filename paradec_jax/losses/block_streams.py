@@ -76,7 +76,7 @@ def noised(
 
     Args:
       batch: `tokens`, `labelled` and `positions` [B, T]; its own noise where it has `hidden` and `probability`.
-      key: of the draws.
+      key: random key; the same key gives the same draws.
       lengths: of blocks, one of them drawn for each row.
       noise: drawn where the batch has none.
       alignment: with "next" the first token of a sample, which nothing predicts, counts as unlabelled.

@@ -221,7 +221,7 @@ def teach(
       noised: the text, hidden in part.
       t: time of each row.
       step: Δ.
-      key: of the draws.
+      key: random key; the same key gives the same draws.
       rules: `jump` and `grid` matter.
       mask: the mask's id.
       chunk: positions whose logits are made at a time.

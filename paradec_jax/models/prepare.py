@@ -55,7 +55,8 @@ def _cast(params: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
         return jnp.promote_types(leaf.dtype, jnp.float32) if table else leaf.dtype
 
     flat, tree = jax.tree_util.tree_flatten_with_path(dict(params))
-    others = {i: wanted(*each) for i, each in enumerate(flat) if wanted(*each) != each[1].dtype}
+    dtypes = [wanted(*each) for each in flat]
+    others = {i: to for i, (to, (_, leaf)) in enumerate(zip(dtypes, flat, strict=True)) if to != leaf.dtype}
     if not others:
         return dict(params)
     made = dict(zip(others, _astype([flat[i][1] for i in others], tuple(others.values())), strict=True))

@@ -113,7 +113,7 @@ def init_params(
 
     Args:
       config: the shape.
-      key: of the draws.
+      key: random key; the same key gives the same draws.
       init: "ordinary" draws matrices with std sqrt(2 / 5D) (branch outputs over sqrt(2 N)) and sets gains to 1, so
         that the residual is as large as the backbone's head inputs; "zero_gain" differs in `final_norm`, which is
         zero, so that the residual begins at zero; "normal_0.2" draws every parameter, gains of norms and biases

@@ -117,7 +117,7 @@ def choose(
     """In each block some of the positions `still`, any as likely as another, or all where there are too few.
 
     Args:
-      key: of the draws.
+      key: random key; the same key gives the same draws.
       still: what may be chosen.
       blocks: as in `BlockNoise.draw`.
       counts: how many; one of these is drawn for each block.

@@ -10,15 +10,13 @@ import pytest
 from stubs import tiny_network, tiny_params
 
 from experiments.recurrent_depth import serial_steps, width_depth, work
-from experiments.recurrent_depth.copies import RULES, kv_share, no_share
+from experiments.recurrent_depth.copies import RULES
 from experiments.recurrent_depth.growth import deepen_core
 from experiments.recurrent_depth.rival_times import Times, over
 from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.families import init_params, parameter_shapes
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.nn import masks
-from paradec_jax.nn.attention import attend
-from paradec_jax.nn.cache import KV
 
 pytestmark = pytest.mark.slow
 TINY, CONFIG = RECURRENT_PRESETS["tiny-recurrent"], RECURRENT_PRESETS["test-recurrent"]
@@ -73,15 +71,6 @@ def test_depth_is_recurrence_and_no_share_a_longer_prompt():
     np.testing.assert_allclose(read(doubled, "depth", 2), want, atol=1e-5)
     np.testing.assert_allclose(read(short, "no_share", 2, 2, False), want[:, 1::2], atol=1e-5)
     assert jnp.abs(read(short, "no_share", 2, 2, True) - want[:, 1::2]).max() > 1e-4
-
-
-def test_gathered_keys_give_what_the_mask_gives():
-    tokens, copies = 5, 3
-    q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 2, tokens * copies, 4))
-    keys = KV(k.swapaxes(-1, -2), v)
-    want = attend(q, keys, kv_share(tokens, copies))
-    np.testing.assert_allclose(width_depth.gathered_kv_share(q, keys, copies), want, atol=1e-5)
-    assert jnp.abs(want - attend(q, keys, no_share(tokens, copies))).max() > 1e-2
 
 
 def test_the_wave_is_as_deep_as_late_and_wider(tmp_path):
