@@ -15,7 +15,7 @@ from tracing import nothing_is_traced
 from experiments import replicas
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
-from paradec_jax.decode.causal.lookahead_call import RecordedLookahead
+from paradec_jax.decode.causal.lookahead import RecordedLookahead
 
 
 @EACH_CLASS

@@ -18,7 +18,7 @@ from convert import qwen2
 from convert.engine import in_memory, read_json
 from experiments import replicas
 from paradec_jax import decode
-from paradec_jax.decode.causal.lookahead_call import RecordedLookahead
+from paradec_jax.decode.causal.lookahead import RecordedLookahead
 from paradec_jax.decode.causal.prompt_lookup import find_draft
 
 pytestmark = pytest.mark.golden
