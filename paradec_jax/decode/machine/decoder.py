@@ -13,13 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine import rows as row_state
-from paradec_jax.decode.machine.knobs import (
-    UNLIMITED,
-    SamplingKnobs,
-    as_arrays,
-    check_types,
-    unneeded,
-)
+from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs, as_arrays, unneeded
 from paradec_jax.decode.machine.network import CachedNetwork, Forward, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Decoded, Rows
@@ -184,16 +178,14 @@ class DecoderBase(abc.ABC):
         if not isinstance(knobs, self.Knobs):
             wanted = f"{name}.Knobs ({self.Knobs.__name__})"
             raise ValueError(f"{name} takes knobs of type {wanted}, not {type(knobs).__name__}")
-        check_types(knobs)
-        knobs.check()
-        hot = knobs.temperature
+        arrays, hot = as_arrays(knobs, self), knobs.temperature
         if self.greedy and not isinstance(hot, jax.core.Tracer) and np.any(np.asarray(hot) > 0):
             raise ValueError(f"{name} is greedy, so temperature must be 0, not {hot}")
         without = unneeded(knobs, self)
         for field, need in without.items():
             if getattr(knobs, field) is not None:
                 raise ValueError(f"{field} needs {need}")
-        return dataclasses.replace(as_arrays(knobs, self), **dict.fromkeys(without))
+        return dataclasses.replace(arrays, **dict.fromkeys(without))
 
     def prepare(self, params: Any) -> Any:
         """Parameters laid out for decoding; of several networks, one dictionary by field name."""
