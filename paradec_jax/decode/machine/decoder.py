@@ -19,7 +19,7 @@ from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Decoded, Rows
 from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
 from paradec_jax.decode.rules.sampling import log_probability, sample
-from paradec_jax.decode.rules.windows import last_of, window
+from paradec_jax.decode.rules.windows import window
 
 AnyDecoder = TypeVar("AnyDecoder", bound="DecoderBase")  # not Self, which the type checks of tests refuse
 
@@ -230,23 +230,11 @@ class DecoderBase(abc.ABC):
     def prefill(
         self, params: Any, request: Request, knobs: Any, scratch: int, network: Any = None, **latents: Any
     ) -> tuple[Rows, Any, Forward]:
-        """Reads the prompts in one call and commits the token each predicts.
-
-        Args:
-          params, request, knobs: as for `init`.
-          scratch: positions that buffers hold after `size`.
-          network: what reads the prompt, where it is not the decoder's own (another depth).
-          latents: see `empty_cache`.
-
-        Returns:
-          Rows, a cache that holds the prompts, and what the call returned.
-        """
-        network = self.network if network is None else network
-        rows, cache = self.begin(request, scratch), self.empty_cache(request, self.size + scratch, **latents)
-        out = network.forward(params, request.tokens, request.positions, Prefix(cache, None))
-        cache = network.write(cache, out.kv, jnp.zeros_like(request.lengths))
+        """Reads the prompts in one call and commits the token that each predicts; otherwise as `prefill_ahead`."""
+        nothing = request.tokens[:, :0]
+        rows, cache, out = self.prefill_ahead(params, request, nothing, scratch, network, **latents)
         rows = rows.spend(out.counts, request.lengths)
-        rows, _ = self.commit_next(params, rows, last_of(out.hidden, request.lengths), knobs)
+        rows, _ = self.commit_next(params, rows, out.hidden, knobs)
         return rows, cache, out
 
     def prefill_ahead(
@@ -262,22 +250,22 @@ class DecoderBase(abc.ABC):
 
         Args:
           params, request: as for `init`.
-          ahead: the tokens that follow each row's prompt.
+          ahead: tokens that follow each row's prompt.
           scratch: positions that buffers hold after `size`, at least K.
-          network: what reads the prompt, where it is not the decoder's own (another depth).
+          network: network that reads the prompt, where it is not the decoder's own (another depth).
           latents: see `empty_cache`.
 
         Returns:
-          Rows, a cache that holds the prompts, and the call's result, its head inputs those of each last prompt
-          position and of the K after it, W = 1 + K.
+          Rows, a cache that holds the prompts, and the call's result, with the hidden states of each last prompt
+          position and of the K after it alone, W = 1 + K.
         """
         network = self.network if network is None else network
         rows, cache = self.begin(request, scratch), self.empty_cache(request, self.size + scratch, **latents)
-        count = ahead.shape[1]
-        fed = jnp.pad(request.tokens, ((0, 0), (0, count)))
-        fed = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))(
-            fed, ahead, request.lengths
+        count, insert = (
+            ahead.shape[1],
+            jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,))),
         )
+        fed = insert(jnp.pad(request.tokens, ((0, 0), (0, count))), ahead, request.lengths)
         positions = jnp.broadcast_to(jnp.arange(fed.shape[1]), fed.shape)
         out = network.forward(params, fed, positions, Prefix(cache, None))
         cache = network.write(cache, out.kv, jnp.zeros_like(request.lengths))
