@@ -31,7 +31,7 @@ PUBLIC = 50
 STEP = 40  # lines of a decoder's `step`
 ELSEWHERE = {  # names from other files that it reads; at most 15 but where it has not come down yet
     "AutoRegressive": 7,
-    "Wavefront": 32,
+    "Wavefront": 33,
     "Jacobi": 14,
     "Masked": 15,
     "BlockDenoising": 15,

@@ -377,5 +377,5 @@ def read_prompt(state: LookaheadState, request: Request, token: Int[Array, "B 1"
     pool = insert_text(state.pool, request.tokens, request.lengths)
     padded = jnp.pad(request.tokens, ((0, 0), (size, 0)), constant_values=-1)
     recent = window(padded, request.lengths, size)
-    pool, recent = read_on(pool, recent, token, jnp.ones_like(request.lengths))
-    return dataclasses.replace(state, pool=pool, recent=recent)
+    pool, read = read_on(pool, recent, token, jnp.ones_like(request.lengths))
+    return dataclasses.replace(state, pool=pool, recent=read)

@@ -73,7 +73,7 @@ class CandidateCall:
     Attributes:
       outputs: hidden states of the candidates, or what was `read` from them, leaves [B, R, W, ...].
       following: the same of the block that follows, leaves [B, W, ...]; None where there is none.
-      kv: keys and values of all candidates, one after the other.
+      kv: keys and values of all candidates, one after the other; where a block follows, of its carrier alone.
       width: tokens of a candidate in `kv`.
       counts: amounts of the network's counters.
       positions: positions that were computed for each row, [B].
@@ -89,9 +89,12 @@ class CandidateCall:
     shape: Shape = dataclasses.field(metadata={"static": True})
 
     def kv_of(self, network: Any, candidate: Int[Array, "B"], width: int | None = None) -> Any:
-        """Keys and values of one candidate of each row, of its first `width` tokens (by default all W)."""
+        """Keys and values of one candidate of each row, of its first `width` tokens (by default all W).
+
+        Where a block follows it must be the carrier.
+        """
         count, widest = self.shape
-        if count == 1 and width in (None, widest) and self.following is None:
+        if self.following is not None or (count == 1 and width in (None, widest)):
             return self.kv
         return network.pick(self.kv, candidate * self.width, widest if width is None else width)
 
@@ -119,44 +122,43 @@ def forward_candidates(
       following: a block after one of the candidates. Then a call has all W tokens of each.
     """
     batch, most, widest = fed.shape[:3]
-    counts, extra = (1, most), 0 if following is None else widest
+    counts, count = (1, most), _rounded(sizes.count, (1, most))
     if following is None:
-        widths = (*sizes.widths, widest)
-        needed = width_of = _rounded(sizes.width, widths)
+        widths: tuple[int, ...] = (*sizes.widths, widest)
+        needed = _rounded(sizes.width, widths)
+        positions = count * needed
     else:  # the wider call is the one with the block that follows
         widths = (widest, 2 * widest)
-        needed, width_of = jnp.where(following.where, 2 * widest, widest), widest
+        needed = jnp.where(following.where, 2 * widest, widest)
+        positions = count * widest + following.where * widest
 
     def call(shape: Shape) -> tuple[Any, ...]:
         count, width = shape[0], min(shape[1], widest)
-        own, carrier = at[:, None] + jnp.arange(width), None
+        own = at[:, None] + jnp.arange(width)
         inputs = fed[:, :count, :width].reshape(batch, count * width, *fed.shape[3:])
-        positions = jnp.tile(own, (1, count))
+        seen, carrier = jnp.tile(own, (1, count)), None
         if following is not None and shape[1] > widest:
             inputs = jnp.concatenate([inputs, following.tokens], axis=1)
-            positions = jnp.concatenate([positions, own + width], axis=1)
-            carrier = following.carrier
+            seen, carrier = jnp.concatenate([seen, own + width], axis=1), following.carrier
         mask = _mask(network, count, width, carrier)
-        out = network.forward(params, inputs, positions, Prefix(cache, at), mask)
+        out = network.forward(params, inputs, seen, Prefix(cache, at), mask)
         hidden = out.hidden[:, : count * width].reshape(batch, count, width, -1)
         outputs = jax.tree.map(lambda x: place(x, most, widest), read(hidden))
-        last = read(out.hidden[:, None, -width:]) if following is not None else None
-        slots = most * widest + extra
-        kv = out.kv if inputs.shape[1] == slots else network.widen(out.kv, slots)
-        return outputs, last, kv, jnp.int32(width), out.counts
+        if following is None:
+            kv = out.kv if count * width == most * widest else network.widen(out.kv, most * widest)
+            return outputs, None, kv, jnp.int32(width), out.counts
+        kv = out.kv if inputs.shape[1] == width else network.pick(out.kv, following.carrier * width, width)
+        after = jax.tree.map(lambda x: x[:, 0], read(out.hidden[:, None, -width:]))
+        return outputs, after, kv, jnp.int32(width), out.counts
 
-    count = _rounded(sizes.count, counts)
     if sizes.bounded:
         result = call((most, widths[-1]))
     else:
         result = on_smallest(call, counts, widths, count, needed, sizes.running)
-    outputs, last, kv, width, amounts = result
-    positions = count * width_of
+    outputs, after, kv, width, amounts = result
     if following is not None:
-        positions += extra * following.where
-        last = jax.tree.map(lambda x: x[:, 0], last)
-        last = where_rows(following.where, last, jax.tree.map(jnp.zeros_like, last))
-    return CandidateCall(outputs, last, kv, width, amounts, positions, (most, widest))
+        after = where_rows(following.where, after, jax.tree.map(jnp.zeros_like, after))
+    return CandidateCall(outputs, after, kv, width, amounts, positions, (most, widest))
 
 
 def _mask(
