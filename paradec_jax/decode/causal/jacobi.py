@@ -32,7 +32,7 @@ from paradec_jax.decode.machine.knobs import SamplingKnobs, check_range, knob
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.rules import select
-from paradec_jax.decode.rules.randomness import Purpose, fold
+from paradec_jax.decode.rules.randomness import Purpose, uniform
 from paradec_jax.decode.rules.windows import shift, window, write_after_read
 
 EMPTY = -1  # no token: equal to none
@@ -119,13 +119,11 @@ class Jacobi(DecoderBase):
             raise ValueError(f"block must be at least 2, not {self.block}: one token drafts nothing")
         if self.running and self.blocks > 1:
             raise ValueError(f"a running window has no blocks, so blocks must be 1, not {self.blocks}")
-        network, least = self.network, 1 + (self.pool > 0)
-        most = self.num_candidates if network is None else network.vocab_size
-        if self.pool < 0 or not least <= self.num_candidates <= most:
+        if self.num_candidates < 1 + bool(self.pool):
             raise ValueError(
-                f"pool must be at least 0 and candidates (1 + pool where None) at least 1, 2 with a pool, at most "
-                f"the tokens of the vocabulary, not {self.pool} and {self.num_candidates}"
+                f"candidates (1 + pool where None) must be at least 1, 2 with a pool, not {self.num_candidates}"
             )
+        network = self.network
         if network is not None and (self.recurrence, self.prefill_recurrence) != (None, None):
             if "recurrences" not in network.counters:
                 raise ValueError("recurrence and prefill_recurrence are for networks of recurrent depth")
@@ -143,9 +141,7 @@ class Jacobi(DecoderBase):
 
     def init(self, params: Any, request: Request, knobs: JacobiKnobs) -> JacobiState:
         """Reads each prompt and W - 1 random tokens after it in one call: the first token, the first iterate."""
-        batch, places = request.batch, self.limits()[0] + self.width
-        positions = jnp.broadcast_to(jnp.arange(places), (batch, places))
-        uniforms = jax.vmap(jax.vmap(jax.random.uniform))(fold(request.keys, Purpose.FILLER, positions))
+        uniforms = uniform(request.keys, Purpose.FILLER, self.limits()[0] + self.width)
         draft = self._fill(uniforms, request.tokens, request.lengths)
         reader = None if self.prefill_recurrence is None else self.network.at(self.prefill_recurrence)
         rows, cache, out = self.prefill_ahead(params, request, draft, self.width, reader)
@@ -154,8 +150,8 @@ class Jacobi(DecoderBase):
         rows = rows.spend(out.counts, request.lengths + self.width - 1)
         rows = rows.commit(tokens, jnp.ones_like(rows.length), log_probs)
         candidates = jnp.repeat(tokens[:, None, 1:], self.num_candidates, axis=1)
-        pool = jnp.full((batch, self.pool, self.width + 1), EMPTY, jnp.int32)
-        nothing = jnp.zeros((batch, self.width - 1), bool)
+        pool = jnp.full((request.batch, self.pool, self.width + 1), EMPTY, jnp.int32)
+        nothing = jnp.zeros_like(tokens[:, 1:], bool)
         end = self.next_end(rows, request.lengths - 1, request.lengths, nothing, knobs.spawn)
         return JacobiState(rows, cache, candidates, end, pool, uniforms)
 
@@ -166,8 +162,12 @@ class Jacobi(DecoderBase):
         # Assemble the window: the newest token, then each candidate's guesses of the tokens after it.
         newest = jnp.broadcast_to(before.newest[0][:, None], (*drafts.shape[:2], 1))
         fed = jnp.concatenate([newest, drafts], axis=2)
+        # One candidate where all repeat the draft; one block until another is spawned, but with a pool all of them,
+        # since it remembers what was predicted beyond the window's end.
+        count = jnp.where(jnp.any(drafts != drafts[:, :1], axis=(1, 2)), self.num_candidates, 1)
+        sizes = Sizes(count, end - at, ~before.done, () if self.pool else (self.block,), self.bounded)
         read = self.predictor(params, before, knobs, keep_logits=self.num_candidates > 1)
-        call = forward_candidates(self.network, params, state.cache, fed, at, self._sizes(state), read)
+        call = forward_candidates(self.network, params, state.cache, fed, at, sizes, read)
 
         # Verify: a guess agrees that is what the token before it predicts, as far as the window goes.
         inside = before.length[:, None] + jnp.arange(self.width - 1) < end[:, None]
@@ -209,12 +209,8 @@ class Jacobi(DecoderBase):
             one block     f + n                      f: start of the block of the newest token
             K blocks      old, + n where a block is spawned, from f + n to f + K n
 
-        Args:
-          rows: rows after the commit.
-          at: position of the first token that was fed.
-          old: end of the window that was fed.
-          agrees: which of its guesses agree, [B, W - 1].
-          spawn: r, share of a block; not read with one block.
+        `old` is the end of the window that was fed from position `at` on, and `agrees` [B, W - 1] which of its
+        guesses agree; `rows` are those after the commit.
         """
         newest, n = rows.length - 1, self.block
         if self.running:
@@ -231,19 +227,10 @@ class Jacobi(DecoderBase):
             spawned = jnp.where(spawn <= 0, first + self.width, spawned)
         return jnp.clip(spawned, first + n, first + self.width)
 
-    def _sizes(self, state: JacobiState) -> Sizes:
-        """One candidate where all repeat the draft; one block until another is spawned, unless there is a pool.
-
-        A pool remembers what was predicted beyond the window's end as well.
-        """
-        differ = jnp.any(state.candidates != state.candidates[:, :1], axis=(1, 2))
-        count, width = jnp.where(differ, self.num_candidates, 1), state.window_end - state.cached
-        return Sizes(count, width, ~state.rows.done, () if self.pool else (self.block,), self.bounded)
-
     def _fill(self, uniforms: Array, tokens: Array, lengths: Array) -> Int[Array, "B drafts"]:
         """A token for each of the next W - 1 positions, drawn uniformly from those of the row."""
-        uniform = window(uniforms, lengths, self.width - 1)
-        return jnp.take_along_axis(tokens, jnp.floor(uniform * lengths[:, None]).astype(jnp.int32), axis=1)
+        drawn = jnp.floor(window(uniforms, lengths, self.width - 1) * lengths[:, None])
+        return jnp.take_along_axis(tokens, drawn.astype(jnp.int32), axis=1)
 
     def _with_others(
         self, draft: Array, pool: Array, rows: Rows, logits: Array | None, m: Array, known: Array

@@ -7,7 +7,7 @@ import enum
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 
 class Purpose(enum.IntEnum):
@@ -41,3 +41,9 @@ def fold(
         return jax.vmap(lambda position: jax.random.fold_in(key, position))(positions)
 
     return jax.vmap(of_row)(purpose_keys(keys, purpose, step), positions)
+
+
+def uniform(keys: Array, purpose: int, count: int) -> Float[Array, "B S"]:
+    """A number in [0, 1) for each of the first `count` positions of each row."""
+    positions = jnp.broadcast_to(jnp.arange(count), (*keys.shape, count))
+    return jax.vmap(jax.vmap(jax.random.uniform))(fold(keys, purpose, positions))
