@@ -155,8 +155,7 @@ class DecoderBase(abc.ABC):
         if isinstance(request.lengths, jax.core.Tracer):
             return
         if self.any_order:
-            check_unmasked(request, self.mask)
-            check_first(request, self.spec.alignment)
+            check_canvas(request, self.mask, self.spec.alignment)
         lengths, budgets = np.asarray(request.lengths), np.asarray(request.budgets)
         if request.tokens.shape[1] > size or np.any(lengths + np.minimum(budgets, 1) > size):
             raise ValueError(
@@ -322,8 +321,12 @@ def check_mask(mask: int | None, vocab_size: int) -> int:
     return mask
 
 
-def check_unmasked(request: Request, mask: int) -> None:
-    """Refuses a mask among the given tokens, which would never be revealed. Raises ValueError."""
+def check_canvas(request: Request, mask: int, alignment: str) -> None:
+    """Refuses a mask among the given tokens, which would never be revealed, and a first token that nothing predicts.
+
+    Raises:
+      ValueError: either, with the row.
+    """
     given = np.arange(request.tokens.shape[1]) < np.asarray(request.lengths)[:, None]
     if request.given is not None:
         given &= np.asarray(request.given)
@@ -332,17 +335,9 @@ def check_unmasked(request: Request, mask: int) -> None:
         raise ValueError(
             f"row {rows[0]} gives the mask token {mask} at position {places[0]}: leave a hole there instead"
         )
-
-
-def check_first(request: Request, alignment: str) -> None:
-    """Refuses a row that begins with a hole where each position predicts the next one. Raises ValueError."""
-    if alignment != "next":
-        return
-    known = np.asarray(request.lengths) > 0
-    if request.given is not None:
-        known &= np.asarray(request.given)[:, 0]
-    if not known.all():
+    begun = given[:, :1].any(axis=1)
+    if alignment == "next" and not begun.all():
         raise ValueError(
-            f"row {int(np.argmin(known))} does not begin with a given token, and logits of alignment 'next' say "
+            f"row {int(np.argmin(begun))} does not begin with a given token, and logits of alignment 'next' say "
             f"nothing of the first one"
         )
