@@ -29,7 +29,6 @@ Shape = tuple[int, int]  # candidates and the tokens of each
 Result = TypeVar("Result")
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sizes:
     """What each row has of the R candidates of W tokens that it is given.
@@ -45,11 +44,10 @@ class Sizes:
     count: Int[Array, "B"]
     width: Int[Array, "B"]
     running: Bool[Array, "B"]
-    widths: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
-    bounded: bool = dataclasses.field(default=False, metadata={"static": True})
+    widths: tuple[int, ...] = ()
+    bounded: bool = False
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Following:
     """A block that a call reads after one of the candidates, for networks that see in blocks.
@@ -65,7 +63,6 @@ class Following:
     where: Bool[Array, "B"]
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CandidateCall:
     """What a call returns; zeros of what it did not compute.
@@ -86,7 +83,7 @@ class CandidateCall:
     width: Int[Array, ""]
     counts: dict[str, Any]
     positions: Int[Array, "B"]
-    shape: Shape = dataclasses.field(metadata={"static": True})
+    shape: Shape
 
     def kv_of(self, network: Any, candidate: Int[Array, "B"], width: int | None = None) -> Any:
         """Keys and values of one candidate of each row, of its first `width` tokens (by default all W).
