@@ -239,11 +239,11 @@ class Jacobi(DecoderBase):
         if logits is None:
             return draft[:, None]
         others = self.num_candidates - 1
-        recycled, found = jax.vmap(jax.vmap(after_token, (0, None, None)))(pool, rows.newest[0][:, 0], draft)
+        recycled, there = jax.vmap(jax.vmap(after_token, (0, None, None)))(pool, rows.newest[0][:, 0], draft)
         logits = window(logits, jnp.minimum(m + 1, self.width - 1), 1)[:, 0]
         best = select.best(logits, others + 1)[:, 1:]
         repairs = jnp.repeat(draft[:, None], others, axis=1).at[:, :, 0].set(best)
-        valid = jnp.concatenate([found, jnp.broadcast_to(known > 0, repairs.shape[:2])], axis=1)
+        valid = jnp.concatenate([there, jnp.broadcast_to(known > 0, repairs.shape[:2])], axis=1)
         return distinct(draft, jnp.concatenate([recycled, repairs], axis=1), valid, others + 1)
 
 

@@ -66,13 +66,15 @@ class PromptLookup(DecoderBase):
     def step(
         self, params: Any, state: CachedState, knobs: SamplingKnobs
     ) -> tuple[CachedState, PromptLookupInfo]:
-        """Finds a draft, verifies it, commits what is right and one token more."""
+        """One call: verifies what followed the newest tokens where they stood before."""
+        # Look up: the longest n-gram at the row's end that occurs earlier, and the K tokens after it there.
         draft, found = find_draft(state.rows.tokens, state.rows.length, self.max_ngram, self.num_pred)
+        # Verify and commit: the drafted tokens that the network chooses itself, and its choice after them.
         state, accepted = verify(self, params, state, draft, jnp.where(found, self.num_pred, 0), knobs)
         return state, PromptLookupInfo(draft, found, accepted)
 
     def drafts(self, state: CachedState) -> Int[Array, "B K"]:
-        """The draft that the next call verifies, where one is found."""
+        """The draft that the next call verifies, where there is one."""
         draft, found = find_draft(state.rows.tokens, state.rows.length, self.max_ngram, self.num_pred)
         return jnp.where(found[:, None], draft, -1)
 

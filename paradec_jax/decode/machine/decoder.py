@@ -116,8 +116,8 @@ class DecoderBase(abc.ABC):
     @property
     def networks(self) -> dict[str, Any]:
         """Every network by its field; a word in the place of a further one says that none runs."""
-        found = {name: getattr(self, name) for name in ("network", *self.further_networks)}
-        return {name: network for name, network in found.items() if not isinstance(network, str)}
+        networks = {name: getattr(self, name) for name in ("network", *self.further_networks)}
+        return {name: network for name, network in networks.items() if not isinstance(network, str)}
 
     @property
     def mask(self) -> int:

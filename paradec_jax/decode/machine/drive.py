@@ -7,7 +7,7 @@
 | `rollout` | nested `lax.scan` with checkpoint | as `trace`, and reverse mode in bounded memory         |
 | `stream`  | a Python loop over jitted steps   | states as they come                                    |
 
-Parameters are raw or prepared (`decoder.prepare`, once, by whoever owns them); no driver prepares them. Where they
+Parameters are raw or prepared (`decoder.prepare`, once, by the owner of the parameters); no driver does. Where they
 or the request lie on a mesh, the state lies on it by rows (`placing`). On a mesh of several processes every one of
 them calls the driver with the same request, its own copy or one by rows; results come whole to each, states by rows.
 """

@@ -110,7 +110,7 @@ class RecurrentNetwork(CachedNetwork, Protocol):
     - `latents`: initial latents of some positions. `start_from`: the cache in which positions `at .. at + W - 1`
       start from other ones. `initial_state`: random ones, one a key.
     - `view`, `empty_window`, `embed`, then `iterate` or `recur`, then `readout`: the parts of a call. `readout` gives
-      head inputs, the window with all its keys and values, and the recurrences it took.
+      final hidden states, the window with all its keys and values, and the recurrences it took.
     - `forward_from`: as `forward` from given latents; returns the latents after the last recurrence as well.
     """
 

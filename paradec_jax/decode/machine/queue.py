@@ -141,7 +141,7 @@ def _place(axes: tuple[int, ...], state: Any, new: Any, places: Int[Array, " K"]
 
 
 def _batch_axes(decoder: Any, params: Any, request: Request, knobs: Any) -> tuple[int, ...]:
-    """For each leaf of a decoder's state, the axis that counts rows, found by making one row more; -1 for none."""
+    """For each leaf of a decoder's state, the axis of rows, which grows where there is one row more; -1 for none."""
 
     def shapes(batch: int) -> list[tuple[int, ...]]:
         some = request.take(np.zeros(batch, np.int32))

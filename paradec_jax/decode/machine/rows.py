@@ -42,7 +42,7 @@ class Rows:
       length: committed tokens, the prompt included, [B].
       limit: length at which the budget is used, [B].
       reason: a `Reason`, [B].
-      keys, stop: of the request.
+      keys, stop: keys and stop tokens of the request.
       counts: what the row has cost while it was running, [B] each: "network_calls" (prompt included), "positions"
         that those calls computed for it, and what the decoder's networks declare.
       fixed: positions whose token was given, which are never generated and never a stop, [B, S]; None where that is

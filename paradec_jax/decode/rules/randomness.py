@@ -22,7 +22,7 @@ class Purpose(enum.IntEnum):
 
 
 def purpose_keys(keys: Array, purpose: int, step: Int[Array, "B"] | None = None) -> Array:
-    """One key a row for a purpose in a step of the row, [B]; whoever draws folds in the position."""
+    """One key a row for a purpose in a step of the row, [B]; a draw folds in its position."""
     if step is None:
         step = jnp.zeros(keys.shape[:1], jnp.int32)
 
