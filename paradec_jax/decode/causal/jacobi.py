@@ -171,7 +171,8 @@ class Jacobi(DecoderBase):
 
         # Verify: a guess agrees that is what the token before it predicts, as far as the window goes.
         inside = before.length[:, None] + jnp.arange(self.width - 1) < end[:, None]
-        agrees = (drafts == call.outputs[0][:, :, :-1]) & inside[:, None]
+        computed = jnp.arange(self.num_candidates) < count[:, None]
+        agrees = (drafts == call.outputs[0][:, :, :-1]) & inside[:, None] & computed[:, :, None]
         # The candidate of the longest leading agreement wins, the first among equals: m guesses are accepted.
         matches = jax.vmap(select.leading_run)(agrees)
         winner, m = jnp.argmax(matches, axis=1), jnp.max(matches, axis=1)
