@@ -9,8 +9,7 @@ import jax
 
 from experiments.common.command import claim
 from paradec_jax.sharding.processes import gathered, shared
-from paradec_jax.train.agree import all_or_none, wait_for_all
-from paradec_jax.train.launch import VARIABLES
+from paradec_jax.train.processes import VARIABLES, all_or_none, wait_for_all
 
 
 def claim_together(folder: Path, recipe: Any, allow: Sequence[str] = ()) -> None:

@@ -49,9 +49,8 @@ from paradec_jax.families import PRESETS, family_of, network_of, parameter_shape
 from paradec_jax.models import update_flops
 from paradec_jax.sharding.layout import placed_shapes, row_shardings, shardings
 from paradec_jax.sharding.mesh import AXES, make_mesh, on
-from paradec_jax.train import adamw
-from paradec_jax.train.place import planned
-from paradec_jax.train.step import make_train_step
+from paradec_jax.train import TrainState, adamw, make_train_step
+from paradec_jax.train.state import state_shardings
 
 GIB = 2**30
 # What one chip's memory holds, in bytes: a GPU's by its name, the TPU's as its compiler has it.
@@ -260,11 +259,18 @@ def batch_of(config: ModelConfig, rows: int, length: int) -> dict[str, jax.Shape
 
 def train_program(config: ModelConfig, mesh: Any, rows: int, length: int, chunk: int | None) -> Program:
     """The update that `fit(mesh=)` compiles: AdamW, clipped, its state donated."""
-    params, optimizer = parameter_shapes(config), adamw(1e-4, STEPS)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    state, place = planned(mesh, params, optimizer, key)
-    step = make_train_step(loss_of(config, chunk), optimizer)
-    traced = place.traced(step, state, None, batch_of(config, rows, length))
+    optimizer = adamw(1e-4, STEPS)
+    state = jax.eval_shape(
+        lambda params: TrainState.create(params, optimizer, jax.random.key(0)), parameter_shapes(config)
+    )
+    batch, where = batch_of(config, rows, length), state_shardings(state, mesh)
+    update = make_train_step(loss_of(config, chunk), optimizer).update
+    whole = jax.NamedSharding(mesh, jax.P())
+    program = jax.jit(update, out_shardings=(where, whole), donate_argnums=0)
+    with on(mesh):
+        traced = program.trace(
+            placed_shapes(state, where), None, placed_shapes(batch, row_shardings(batch, mesh))
+        )
     work = int(update_flops(network_of(config), rows, length))
     return Program(traced, work, constant_steps(config))
 

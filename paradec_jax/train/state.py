@@ -6,6 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
+
+from paradec_jax.sharding.layout import row_shardings, shardings, shardings_like
+from paradec_jax.sharding.mesh import check_mesh, mesh_of, placed_on
+from paradec_jax.sharding.processes import check_whole, put, shared
+from paradec_jax.train.processes import check_same
+from paradec_jax.train.recipe import checksums
 
 PyTree = Any
 
@@ -19,11 +26,11 @@ class TrainState:
       step: int32 scalar, updates applied so far.
       params: parameters, a nested dict.
       ema: moving average of `params` in float32, or None.
-      ema_count: int32 scalar, updates of that average since it began, or None.
       opt_state: state of the optax optimizer.
       key: typed PRNG key of the run. It never changes: step t uses fold_in(key, t).
-      teacher: parameters of the teacher of a run in rounds, or None.
-      round: int32 scalar, the round, counted from 0, or None.
+      ema_count: int32 scalar, updates of that average since it began, or None.
+      teacher: parameters of a teacher, or None.
+      round: int32 scalar, the round of a run with a teacher, counted from 0, or None.
     """
 
     step: jax.Array
@@ -44,69 +51,106 @@ class TrainState:
         *,
         ema: bool = False,
         teacher: PyTree | None = None,
+        mesh: Mesh | None = None,
     ) -> "TrainState":
-        """The state before the first step. Copies what it is given, since the train step donates its state.
+        """The state before the first step. Its arrays are copies, since the train step donates its state.
+
+        On a mesh one program makes all of it where it lies: no device holds more than its part.
+
+        Args:
+          params, teacher: initial parameters, and those of a teacher.
+          optimizer: an optax chain, such as `adamw`.
+          key: typed PRNG key of the run.
+          ema: whether there is a moving average.
+          mesh: mesh of `make_mesh`; the one that the parameters lie on, or none, when None.
 
         Raises:
           TypeError: if `key` is not one typed PRNG key (`jax.random.key(seed)`).
+          ValueError: from `mesh_for` and `spread`, or a parameter that no rule says anything of.
         """
         if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.ndim:
             given = f"{key.dtype}{list(key.shape)}"
             raise TypeError(f"key must be one typed PRNG key, as jax.random.key(seed) makes, not {given}")
-        params, teacher = (
-            jax.tree.map(lambda x: jnp.array(x, copy=True), tree) for tree in (params, teacher)
-        )
-        return cls(
-            step=jnp.zeros((), jnp.int32),
-            params=params,
-            ema=jax.tree.map(float32_copy, params) if ema else None,
-            opt_state=optimizer.init(params),
-            key=jax.random.clone(key),
-            ema_count=jnp.zeros((), jnp.int32) if ema else None,
-            teacher=teacher,
-            round=None if teacher is None else jnp.zeros((), jnp.int32),
-        )
 
-    @classmethod
-    def shape(
-        cls,
-        params: PyTree,
-        optimizer: optax.GradientTransformation,
-        key: jax.Array,
-        *,
-        ema: bool = False,
-        teacher: PyTree | None = None,
-    ) -> "TrainState":
-        """What `create` makes of the same arguments, as `shapes`, but for the key.
+        def make(params: PyTree, teacher: PyTree, key: jax.Array) -> "TrainState":
+            params, teacher = jax.tree.map(lambda x: jnp.array(x, copy=True), (params, teacher))
+            count = jnp.zeros((), jnp.int32)
+            return cls(
+                step=count,
+                params=params,
+                ema=jax.tree.map(float32_copy, params) if ema else None,
+                opt_state=optimizer.init(params),
+                key=jax.random.clone(key),
+                ema_count=count.copy() if ema else None,
+                teacher=teacher,
+                round=None if teacher is None else count.copy(),
+            )
 
-        It makes none of the arrays unless the caller has placed some of `params` or `teacher` on devices, where the
-        optimizer alone knows the place of its own.
-
-        Raises:
-          TypeError: as `create` does.
-        """
-        placed = any(getattr(x, "committed", False) for x in jax.tree.leaves((params, teacher)))
-
-        def make(params: PyTree, teacher: PyTree) -> "TrainState":
-            return cls.create(params, optimizer, key, ema=ema, teacher=teacher)
-
-        made = make(params, teacher) if placed else jax.eval_shape(make, params, teacher)
-        return dataclasses.replace(shapes(made), key=key)
+        mesh = mesh_for(mesh, (params, teacher))
+        if mesh is None:
+            return make(params, teacher, key)
+        where = state_shardings(jax.eval_shape(make, params, teacher, key), mesh)
+        given = spread((params, teacher, key), (where.params, where.teacher, where.key))
+        return jax.jit(make, out_shardings=where)(*given)
 
 
-def shapes(tree: PyTree) -> PyTree:
-    """Shape and dtype of every array, and its sharding where it is bound to devices."""
+def mesh_for(mesh: Mesh | None, tree: PyTree) -> Mesh | None:
+    """The given mesh, or else the one that arrays of the tree lie on; None for one device.
 
-    def shape_of(x: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        bound = x.sharding if getattr(x, "committed", isinstance(x, jax.ShapeDtypeStruct)) else None
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=bound)
+    Raises:
+      ValueError: a mesh with Explicit axes or, of several processes, none or one that leaves out some of them.
+    """
+    mesh = mesh_of(tree) if mesh is None else mesh
+    check_whole(mesh)
+    if mesh is not None:
+        check_mesh(mesh)
+    return mesh
 
-    return jax.tree.map(shape_of, tree)
+
+def state_shardings(state: TrainState, mesh: Any) -> TrainState:
+    """A sharding for each array of a state, or of its shapes: moments and averages lie as their parameters."""
+    return shardings_like(state, state.params, shardings(state.params, mesh), mesh)
 
 
-def update_ema(
-    ema: PyTree, params: PyTree, count: jax.Array | int, decay: float, *, warmup: bool = True
-) -> PyTree:
+def spread(tree: PyTree, where: PyTree) -> PyTree:
+    """Puts arrays where they are to lie. Raises ValueError where processes have different ones."""
+    if jax.process_count() > 1:
+        own = [x for x in jax.tree.leaves(tree) if not shared(x) or x.is_fully_replicated]
+        copies = [x.addressable_data(0) if shared(x) else x for x in own]
+        check_same({"parameters": checksums(copies)})
+    return put(tree, where)
+
+
+def batch_on(mesh: Mesh | None, batch: PyTree) -> PyTree:
+    """A batch by rows, of all processes; arrays that lie on the mesh already stay as they lie.
+
+    Args:
+      mesh: mesh of the run; None leaves the batch as it is.
+      batch: arrays, or those rows that this process needs, as a `data.endless.Part`.
+    """
+    if mesh is None:
+        return batch
+
+    def place(x: Any) -> jax.Array:
+        there = placed_on(x)
+        stays = there is not None and (jax.process_count() == 1 or there == mesh)
+        return x if stays else put(x, row_shardings(x, mesh))
+
+    def join(x: Any) -> jax.Array:
+        whole = jax.ShapeDtypeStruct((batch.count, *x.shape[1:]), x.dtype)
+        return jax.make_array_from_process_local_data(row_shardings(whole, mesh), x, whole.shape)
+
+    return jax.tree.map(join, dict(batch.rows)) if hasattr(batch, "rows") else jax.tree.map(place, batch)
+
+
+def rows_here(mesh: Mesh, count: int) -> tuple[int, int]:
+    """Which rows of a batch of `count` the devices of this process hold: the first, and one past the last."""
+    where = row_shardings(jax.ShapeDtypeStruct((count,), bool), mesh)
+    rows = [index[0].indices(count) for index in where.addressable_devices_indices_map((count,)).values()]
+    return min(first for first, _, _ in rows), max(last for _, last, _ in rows)
+
+
+def update_ema(ema: PyTree, params: PyTree, count: jax.Array | int, decay: float) -> PyTree:
     """One update of the moving average, its decay warmed up so that the initial values are soon forgotten.
 
         d_n = min(decay, (1 + n) / (10 + n)),    ema <- d_n ema + (1 - d_n) params
@@ -119,16 +163,13 @@ def update_ema(
       params: parameters after the update.
       count: n - 1, updates of the average so far.
       decay: limit of d_n, in [0, 1).
-      warmup: whether d_n grows; it is `decay` from the first update on otherwise.
     """
     n = jnp.asarray(count) + 1
-    d = jnp.float32(decay)
-    if warmup:
-        d = jnp.minimum(d, (1 + n) / (10 + n)).astype(jnp.float32)
+    d = jnp.minimum(jnp.float32(decay), (1 + n) / (10 + n)).astype(jnp.float32)
     return jax.tree.map(lambda e, p: d * e + (1 - d) * p.astype(e.dtype), ema, params)
 
 
 def float32_copy(x: jax.Array) -> jax.Array:
-    """A copy of its own, floating point numbers in float32."""
+    """A copy, floating point numbers in float32."""
     dtype = jnp.float32 if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype
     return jnp.array(x, dtype, copy=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from noisy_regression import STEPS, python
-from training_command import assert_same, count, end_of, ended, told, updates
+from noisy_regression import STEPS, assert_same, losses_of, python
+from training_command import count, end_of, ended, told
 
 from paradec_jax.train import NoneReadable
 
@@ -73,7 +73,7 @@ def restore_damaged(whole: Path, folder: Path, cases: int) -> None:
         what = damage(run / "checkpoints" / str(steps[-1]), DAMAGES[case % len(DAMAGES)], rng)
         try:
             state = end_of(run)
-        except (NoneReadable, FileNotFoundError):
+        except NoneReadable:
             assert alone, what
             found["refused"] += 1
         else:
@@ -101,8 +101,8 @@ def test_a_run_goes_on_with_other_numbers_of_devices(tmp_path, whole, record_pro
         assert ended(folder, devices=devices, end_at=end_at if end_at < STEPS else None) == 0, told(folder)
     computed = json.loads((folder / "run.json").read_text())["computed"]
     assert [place["device"]["devices"] for place in computed] == list(numbers)
-    found, wanted = ([loss for _, loss in updates(one)] for one in (folder, whole))
-    assert [step for step, _ in updates(folder)] == list(range(1, STEPS + 1))
+    found, wanted = ([loss for _, loss in losses_of(one)] for one in (folder, whole))
+    assert [step for step, _ in losses_of(folder)] == list(range(1, STEPS + 1))
     apart = float(np.max(np.abs(np.subtract(found, wanted)) / np.abs(wanted)))
     pairs = zip(*(jax.tree.leaves(end_of(one).params) for one in (folder, whole)), strict=True)
     params = max(float(np.max(np.abs(x - y)) / np.max(np.abs(y))) for x, y in pairs)
