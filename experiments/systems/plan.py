@@ -7,8 +7,8 @@ With `--decode NAME` the two programs of a decoder are planned: reading prompts,
 target need not be there: "v5p:4x4x4" is planned by the compiler of TPUs, which comes with the extra `tpu` (0.7 GB, in
 an environment of its own). "cpu:8" tries the command out; the memory that the compiler of CPUs plans is no plan.
 
-The train step is that of `fit(mesh=)`: AdamW, float32 parameters and state, products in bfloat16. Memory of a chip is
-that of arguments, results outside of arguments, temporaries and the program. Operations are counted three ways: by
+The train step is that of `fit` on a mesh: AdamW, float32 parameters and state, products in bfloat16. Memory of a chip
+is that of arguments, results outside of arguments, temporaries and the program. Operations are counted three ways: by
 XLA, which takes the body of a loop once; as matrix products of the traced program (`products`); and by the network's
 own `work`, what the model asks for. Collectives are read from the compiled program (`collectives`).
 
@@ -50,7 +50,7 @@ from paradec_jax.models import update_flops
 from paradec_jax.sharding.layout import placed_shapes, row_shardings, shardings
 from paradec_jax.sharding.mesh import AXES, make_mesh, on
 from paradec_jax.train import TrainState, adamw, make_train_step
-from paradec_jax.train.state import state_shardings
+from paradec_jax.train.step import state_shardings
 
 GIB = 2**30
 # What one chip's memory holds, in bytes: a GPU's by its name, the TPU's as its compiler has it.
@@ -258,7 +258,7 @@ def batch_of(config: ModelConfig, rows: int, length: int) -> dict[str, jax.Shape
 
 
 def train_program(config: ModelConfig, mesh: Any, rows: int, length: int, chunk: int | None) -> Program:
-    """The update that `fit(mesh=)` compiles: AdamW, clipped, its state donated."""
+    """The update that `fit` compiles on a mesh: AdamW, clipped, its state donated."""
     optimizer = adamw(1e-4, STEPS)
     state = jax.eval_shape(
         lambda params: TrainState.create(params, optimizer, jax.random.key(0)), parameter_shapes(config)

@@ -2,11 +2,10 @@
 
 from paradec_jax.train.checkpoint import Checkpoint, NoneReadable, SaveFailed
 from paradec_jax.train.hooks import Evaluate, Log, Preempt, Preempted, Profile
-from paradec_jax.train.loop import DataIterator, Hook, NonFiniteLoss, Run, fit
+from paradec_jax.train.loop import DataIterator, Hook, NonFiniteLoss, fit
 from paradec_jax.train.optimizers import adamw, decay_mask, muon, warmup_stable_decay
 from paradec_jax.train.processes import PeerLost, initialize
-from paradec_jax.train.state import TrainState, update_ema
-from paradec_jax.train.step import Loss, Rounds, TrainStep, make_train_step
+from paradec_jax.train.step import Loss, Rounds, TrainState, TrainStep, make_train_step, update_ema
 
 __all__ = [
     "Checkpoint",
@@ -22,7 +21,6 @@ __all__ = [
     "Preempted",
     "Profile",
     "Rounds",
-    "Run",
     "SaveFailed",
     "TrainState",
     "TrainStep",

@@ -8,7 +8,7 @@ import platform
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from paradec_jax import facts
 from paradec_jax.io import NoLocks, atomic_write_text, lock, one_sentence, read_object
 from paradec_jax.objective import Metrics
 from paradec_jax.train.loop import Hook, Run
-from paradec_jax.train.processes import all_or_none, any_of_all, check_same, texts_of_all
+from paradec_jax.train.processes import PeerLost, all_or_none, check_same
 from paradec_jax.train.recipe import check_allowed, checksums, difference
-from paradec_jax.train.state import TrainState
+from paradec_jax.train.step import TrainState
+
 
 class SaveFailed(OSError):
     """A checkpoint could not be written, for want of room as a rule; those before it stay."""
@@ -40,22 +41,12 @@ class Checkpoint(Hook):
 
     Args:
       folder: folder of the run, on a local or mounted file system that all processes share; made if missing.
-      every: updates between checkpoints.
-      keep: checkpoints to keep.
+      every, keep: updates between checkpoints, and how many of these are kept.
       allow: names of `recipe.NAMES`, the parts in which the call may differ from the run that it goes on with.
-
-    Raises:
-      ValueError, OSError: before any update; the run differs, or the folder is held or cannot be written.
-      NoneReadable, SaveFailed: as they say.
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        *,
-        every: int = 1000,
-        keep: int = 2,
-        allow: Sequence[str] = (),
+        self, folder: str | Path, *, every: int = 1000, keep: int = 2, allow: Sequence[str] = ()
     ) -> None:
         check_allowed(allow)
         self.folder, self.every, self.keep = Path(folder).resolve(), every, keep
@@ -64,16 +55,12 @@ class Checkpoint(Hook):
         self._lock: int | None = None
 
     def begin(self, run: Run, state: TrainState) -> TrainState:
-        primary = jax.process_index() == 0
+        primary, steps = jax.process_index() == 0, steps_in(self._places)
         with all_or_none():
             if primary:
                 self._lock = hold(self.folder)
-        if len(set(texts_of_all(holder_of(self.folder)))) > 1:
-            raise OSError(f"{self.folder} must be one folder that all processes share")
-        steps = steps_in(self._places)
-        check_same({"the newest checkpoint in the folder": steps[-1:]})
-        with all_or_none():
-            computed = compare(self.folder, run.recipe, self.allow) if steps else []
+                computed = compare(self.folder, run.recipe, self.allow) if steps else []
+        check_same({"the folder": [holder_of(self.folder), steps[-1:]]}, "all must share it")
         if steps:
             state, data_state = restore(self._places, state)
             run.saved = self._places / str(state.step)
@@ -145,13 +132,8 @@ class Checkpoint(Hook):
 def restore(folder: Path, state: TrainState) -> tuple[TrainState, Any]:
     """The newest state in a folder of checkpoints that can be read, and the data state saved with it.
 
-    Args:
-      folder: folder with a folder for each checkpoint.
-      state: a state of the same structure, which says where arrays are to lie. Its arrays are given away, so that
-        there is never a second state in memory.
-
-    Raises:
-      NoneReadable: none can be read, with the reason for each.
+    Arrays take the places of those of `state`, which are given away, so that there is never a second state in memory.
+    Raises NoneReadable.
     """
     kind, tree = jax.random.key_impl(state.key), to_arrays(state)
     target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
@@ -159,33 +141,25 @@ def restore(folder: Path, state: TrainState) -> tuple[TrainState, Any]:
         x.delete()
     reasons = []
     for step in reversed(steps_in(folder)):
-        place, tree, sums = folder / str(step), None, None
-        # All processes read before any asks for checksums: what one cannot read, the others must not wait for.
-        saved, error = tried(lambda place=place: read(place, target))
-        if error is None:
-            body, tree = saved
-            sums, error = tried(lambda tree=tree: checksums(tree))
-        if error is None and sums == body["arrays"]:
-            data = body["data"]
-            data_state = data["bytes"].encode("latin-1") if "bytes" in data else data["json"]
-            key = jax.random.wrap_key_data(tree.pop("key"), impl=kind)
-            return TrainState(**({"ema": None} | tree), key=key), data_state
-        saved = None  # before the next one is read
-        error = error or OSError("arrays have other checksums than when they were saved")
-        reasons.append(f"{place}: {type(error).__name__}: {one_sentence(error)}")
-        warnings.warn(f"cannot read checkpoint {reasons[-1]}", RuntimeWarning, stacklevel=2)
+        place, tree = folder / str(step), None
+        try:
+            with all_or_none():  # what one process cannot read, the others do not wait for
+                body, tree = read(place, target)
+            with all_or_none():
+                if checksums(tree) != body["arrays"]:
+                    raise OSError("arrays have other checksums than when they were saved")
+        except PeerLost:
+            raise
+        except Exception as error:
+            tree = None  # before the next one is read
+            reasons.append(f"{place}: {type(error).__name__}: {one_sentence(error)}")
+            warnings.warn(f"cannot read checkpoint {reasons[-1]}", RuntimeWarning, stacklevel=2)
+            continue
+        data = body["data"]
+        data_state = data["bytes"].encode("latin-1") if "bytes" in data else data["json"]
+        key = jax.random.wrap_key_data(tree.pop("key"), impl=kind)
+        return TrainState(**({"ema": None} | tree), key=key), data_state
     raise NoneReadable(f"none of the checkpoints in {folder} can be read:\n" + "\n".join(reasons))
-
-
-def tried(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """What a call returned, or what it raised in this process or in another."""
-    value, mine = None, None
-    try:
-        value = call()
-    except Exception as error:
-        mine = error
-    failed = any_of_all(mine is not None)
-    return value, mine or (OSError("another process could not read it") if failed else None)
 
 
 def read(place: Path, target: Any) -> tuple[Any, Any]:
@@ -221,23 +195,18 @@ def hold(folder: Path) -> int:
     """The folder, made if missing, belongs to this process until the descriptor is closed or the process dies.
 
     A file in it is locked by the system (`flock`). Where the file system has no locks, nobody is refused.
-
-    Raises:
-      OSError: another holds it, or it cannot be written.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / ".holder", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / ".holder", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         with contextlib.suppress(NoLocks):
             lock(descriptor)
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
     except BlockingIOError:
         os.close(descriptor)
         other = f"{holder_of(folder)} is writing to {folder}"
         raise OSError(f"{other}: wait for its end, or choose another folder") from None
-    except OSError as error:
-        raise OSError(f"{folder} cannot be written ({error.strerror}): choose another folder") from error
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
     return descriptor
 
 
@@ -248,19 +217,9 @@ def holder_of(folder: Path) -> str:
 
 
 def compare(folder: Path, recipe: dict[str, Any], allow: Sequence[str]) -> list[dict[str, Any]]:
-    """Where the run of a folder was computed so far; nothing without `run.json`.
-
-    Raises:
-      ValueError: it is another run, or its `run.json` is broken.
-    """
-    path = folder / "run.json"
-    if not path.exists():
-        return []
-    try:
-        found = read_object(path)
-        before, computed = dict(found["recipe"]), list(found["computed"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(one_sentence(f"{path} is broken ({error}): restore or remove it")) from error
+    """Where the run of a folder was computed so far; raises ValueError where it is another run."""
+    found = read_object(folder / "run.json")
+    before = found["recipe"]
     names = [name for name in recipe if before.get(name) != recipe[name] and name not in allow]
     if names:
         others = ", ".join(difference(name, before.get(name), recipe[name]) for name in names)
@@ -269,4 +228,4 @@ def compare(folder: Path, recipe: dict[str, Any], allow: Sequence[str]) -> list[
             f"{folder} was begun with other {others}: choose another folder, or go on with allow=({allowed},)"
         )
         raise ValueError(one_sentence(what))
-    return computed
+    return found["computed"]

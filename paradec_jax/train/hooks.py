@@ -22,7 +22,7 @@ from paradec_jax.io import atomic_write_text
 from paradec_jax.objective import Metrics
 from paradec_jax.train.loop import Hook, Run
 from paradec_jax.train.processes import all_or_none
-from paradec_jax.train.state import TrainState
+from paradec_jax.train.step import TrainState
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -30,12 +30,12 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Log(Hook):
     """Means of the metrics every so many updates, with rates.
 
-    A line has `step`, the means since the line before it, `step_s` (seconds an update, data included) and
-    `tokens_per_s` (of `batch["tokens"]` or else `batch["weights"]`, padding included). Updates on the first batch of a
-    shape compile: they took `compile_s` and are in no rate. A resumed run first drops the lines after its checkpoint.
+    A line has `step`, the means since the line before, `step_s` (seconds an update, data included) and `tokens_per_s`
+    (of `batch["tokens"]` or `batch["weights"]`, with padding). Updates on the first batch of a shape compile: they
+    took `compile_s` and are in no rate. A resumed run drops the lines after its checkpoint.
 
     Args:
-      folder: folder of `metrics.jsonl`, one JSON object a line; numbers that are not finite are null. None for none.
+      folder: folder of `metrics.jsonl`, one JSON object a line, or None; numbers that are not finite are null.
       every: updates between lines.
       flops: operations of an update by the shapes of its batch and its metrics, such as `models.batch_flops`; lines
         then have `flops_per_s`.
@@ -76,16 +76,13 @@ class Log(Hook):
         self._means(step)  # first the line of the updates so far
         if self._file is not None and values:
             finite = {name: x if math.isfinite(x) else None for name, x in values.items()}
-            try:
-                self._file.write(json.dumps({"step": step} | finite) + "\n")
-                self._file.flush()
-            except OSError as error:
-                raise OSError(f"a line could not be written to {self.path} ({error.strerror})") from error
+            self._file.write(json.dumps({"step": step} | finite) + "\n")
+            self._file.flush()
         shown = [name for name in values if name in ("loss", "tokens_per_s") or name.startswith("eval/")]
         if self.show and shown:
             left = timedelta(seconds=round((self.run.steps - step) * values.get("step_s", 0)))
             numbers = "  ".join(f"{name} {values[name]:.4g}" for name in shown)
-            print(f"step {step}/{self.run.steps}  {numbers}" + f"  ETA {left}" * bool(left), flush=True)
+            print(f"step {step}/{self.run.steps}  {numbers}  ETA {left}", flush=True)
 
     def close(self) -> None:
         if self._file is not None:
@@ -109,7 +106,7 @@ class Log(Hook):
             line["step_s"] = elapsed / len(timed)
         if count := sum(tokens(shapes) for shapes, _ in timed):
             line["tokens_per_s"] = count / elapsed
-        if self.flops is not None and timed:
+        if timed and self.flops is not None:
             each = [self.flops(shapes, {name: float(x) for name, x in m.items()}) for shapes, m in timed]
             line["flops_per_s"] = sum(each) / elapsed
         self.run.write(step, line | {"compile_s": compile_s})
@@ -149,7 +146,6 @@ class Evaluate(Hook):
 
     def after(self, step: int, state: TrainState, metrics: Metrics) -> bool:
         if step % self.every == 0 or step == self.run.steps:
-            self.run.check()
             with all_or_none():
                 values = {f"eval/{name}": float(value) for name, value in self.function(state).items()}
             self.run.write(step, values)
@@ -159,10 +155,9 @@ class Evaluate(Hook):
 class Preempt(Hook):
     """Ends the call after the update under way on SIGTERM or the first SIGINT; `fit` then raises `Preempted`.
 
-    A `Checkpoint` before it saves that update. A second SIGINT is the caller's again, and so are all signals after the
-    call. In a thread that is not the main one nothing is noticed; what the process ignores, as under nohup, stays
-    ignored. Over processes JAX's own service notices SIGTERM and finds the update at which all stop; SIGINT is handed
-    on to it.
+    A `Checkpoint` before it saves that update. A second SIGINT is the caller's, and so are signals after the call.
+    What the process ignores, as under nohup, stays ignored; threads but the main one notice nothing. Over processes
+    JAX's own service notices SIGTERM and finds the update at which all stop; SIGINT is handed on to it.
     """
 
     def __init__(self) -> None:
@@ -171,13 +166,11 @@ class Preempt(Hook):
 
     def begin(self, run: Run, state: TrainState) -> TrainState:
         self._together = jax.distributed.is_initialized()
-        numbers = (signal.SIGINT,) if self._together else SIGNALS
-        for number in numbers if threading.current_thread() is threading.main_thread() else ():
-            former = signal.getsignal(number)
+        for number in (signal.SIGINT,) if self._together else SIGNALS:
             # None is a handler that Python does not know; a background job of a shell is to ignore SIGINT.
-            if former not in (None, signal.SIG_IGN):
-                self._former[number] = former
-                signal.signal(number, self._notice)
+            ours = signal.getsignal(number) not in (None, signal.SIG_IGN)
+            if ours and threading.current_thread() is threading.main_thread():
+                self._former[number] = signal.signal(number, self._notice)
         return super().begin(run, state)
 
     def after(self, step: int, state: TrainState, metrics: Metrics) -> bool:
@@ -208,10 +201,7 @@ class Preempt(Hook):
 
 
 class Preempted(SystemExit):
-    """A run was asked to end and did; left alone, it ends the process with code 0.
-
-    It is an exit and no return, so that no caller takes the state for that of a finished run.
-    """
+    """A run was asked to end and did. An exit with code 0, so that nobody takes its state for a finished one."""
 
 
 class Profile(Hook):

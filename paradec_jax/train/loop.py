@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import jax
 
 from paradec_jax.objective import Metrics
+from paradec_jax.sharding.batches import batch_on, mesh_for, rows_here
 from paradec_jax.train.processes import PeerLost, check_same, telling_of_lost_peers
 from paradec_jax.train.recipe import recipe_of
-from paradec_jax.train.state import TrainState, batch_on, mesh_for, rows_here, spread, state_shardings
-from paradec_jax.train.step import Step, TrainStep
+from paradec_jax.train.step import Step, TrainState, TrainStep, spread, state_shardings
 
 
 def fit(
@@ -44,11 +44,9 @@ def fit(
 
     Raises:
       NonFiniteLoss: a loss or gradient was not finite.
-      ValueError: `steps` is below 1 or the state's, the data ends early, or processes or a resumed run differ.
+      ValueError: `steps` is below the state's, the data ends early, or processes or a resumed run differ.
       PeerLost: a collective failed because another process is gone.
     """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, not {steps}")
     mesh = mesh_for(mesh, state)
     if mesh is not None:
         state = spread(state, state_shardings(state, mesh))
@@ -77,13 +75,9 @@ def fit(
 
 
 class Hook:
-    """What is done around updates: override what you need.
+    """What is done around updates: override what you need."""
 
-    Attributes:
-      run: the run, from `begin` on.
-    """
-
-    run: "Run"
+    run: "Run"  # from `begin` on
 
     def begin(self, run: "Run", state: TrainState) -> TrainState:
         """Before the first update; returns the state to go on from. Call `super().begin(run, state)`."""
@@ -111,12 +105,10 @@ class Hook:
 
 
 class Run:
-    """A call of `fit`, as hooks see it.
+    """A call of `fit`, with its arguments, as hooks see it.
 
     Attributes:
-      step, data, steps, hooks, mesh: arguments of `fit`.
-      shapes: shapes of the arrays of the batch.
-      compiles: whether a batch of these shapes is the first.
+      shapes, compiles: shapes of the arrays of the batch, and whether it is the first of these.
       compile_s: seconds that updates on such batches took so far.
       saved: folder of the newest checkpoint, or None.
     """
@@ -187,8 +179,8 @@ class NonFiniteLoss(RuntimeError):
 class DataIterator(Protocol):
     """What `fit` asks of its data; Grain's iterators fulfil it. The state is bytes or what JSON can hold.
 
-    A `digest`, a text, tells data from other data. Over several processes `take` is first called, where there is one,
-    with a function from the rows of a batch to those needed here; batches may then be a `data.endless.Part`.
+    A `digest`, a text, tells data from other data. A method `take` is given, over several processes, a function from
+    the rows of a batch to those needed here; batches may then be `data.endless.Part`.
     """
 
     def __next__(self) -> Any: ...

@@ -21,8 +21,6 @@ def warmup_stable_decay(peak: float, steps: int, *, warmup: int = 0, cooldown: i
 
     No update has rate zero: the first has peak / warmup, the last peak / cooldown.
 
-    Raises:
-      ValueError: if a length is negative or the two ramps are longer than `steps`.
     """
     if warmup < 0 or cooldown < 0 or warmup + cooldown > steps:
         raise ValueError(
@@ -95,8 +93,7 @@ def muon(
       steps: length of the run in updates.
       axes: for regexes on paths ("a/norm/scale"), (input axes, output axes) of the matrices in that parameter;
         axes in neither count matrices. The first regex found in a path decides.
-      warmup, cooldown: updates of the two ramps.
-      weight_decay: factor of the matrices' decay, itself scaled by the learning rate.
+      warmup, cooldown, weight_decay: as of `adamw`; matrices alone decay.
       adam_learning_rate: peak of NAdam's schedule.
     """
 

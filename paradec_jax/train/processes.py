@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from orbax.checkpoint.multihost import get_barrier_sync_fn
 
 from paradec_jax.io import one_sentence
 
@@ -19,7 +18,6 @@ VARIABLES = ("PARADEC_COORDINATOR", "PARADEC_PROCESSES", "PARADEC_PROCESS")
 # What JAX, a SLURM step, mpirun and an indexed job of Kubernetes set in each of their processes.
 CLUSTERS = ("JAX_COORDINATOR_ADDRESS", "SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri", "JOB_COMPLETION_INDEX")
 _ROOM = 4096  # bytes that a process tells the others at a time
-_DAY = 24 * 3600
 
 
 def initialize(
@@ -31,18 +29,16 @@ def initialize(
 ) -> None:
     """Joins the processes of a run, to be called before anything asks JAX for a device; nothing for one process.
 
-    Without a coordinator, given or in the environment (`VARIABLES`, which experiments/launch/local.py sets), the
-    processes are those that JAX finds: a SLURM step, a slice of TPUs, a job of Kubernetes, mpirun. With `processes=1`
-    there is one, whatever JAX finds.
+    Without a coordinator, given or in the environment (`VARIABLES`, which experiments/launch/local.py sets), they are
+    those that JAX finds: a SLURM step, a slice of TPUs, a job of Kubernetes, mpirun; `processes=1` looks for none.
 
     Args:
-      coordinator: HOST:PORT of process 0, which the others can reach.
-      processes, process: number of processes, and which one this is, from 0.
+      coordinator, processes, process: HOST:PORT of process 0, number of processes, and which one this is, from 0.
       heartbeat_s: seconds after which a process that is silent counts as dead, and the others end.
 
     Raises:
-      ValueError: numbers that do not fit, or a call after JAX was asked for a device.
-      OSError: not all processes came in time.
+      ValueError: numbers that do not fit.
+      OSError: not all processes came in time, or JAX was asked for a device before.
     """
     given: tuple[Any, ...] = (coordinator, processes, process)
     if given == (None, None, None):
@@ -60,12 +56,10 @@ def initialize(
         if not found or "coordinator_address should be defined" not in str(error):
             raise  # else JAX found nothing to join
     except RuntimeError as error:
-        if "must be called before" not in str(error):
-            raise OSError(one_sentence(error)) from error
         # Other processes are in the environment, or among devices that were asked for already (TPUs).
-        if found and not (any(name in os.environ for name in CLUSTERS) or jax.process_count() > 1):
-            return
-        raise ValueError("initialize must be called before anything asks JAX for a device") from error
+        others = any(name in os.environ for name in CLUSTERS) or jax.process_count() > 1
+        if "must be called before" not in str(error) or not found or others:
+            raise OSError(one_sentence(error)) from error
 
 
 def leave(error: BaseException | str) -> NoReturn:
@@ -112,28 +106,9 @@ def texts_of_all(text: str) -> list[str]:
     return [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in rooms]
 
 
-def any_of_all(flag: bool) -> bool:
-    """Whether the flag of any process is set. A collective."""
-    return any(texts_of_all("yes" if flag else ""))
-
-
-def wait_for_all(what: str) -> None:
-    """Waits until all processes have come to `what`, a name that a run uses once.
-
-    JAX's shutdown waits for a heartbeat only: too short where one process alone exports a model.
-    """
-    with telling_of_lost_peers():
-        get_barrier_sync_fn()(key=what, timeout_ms=1000 * _DAY)
-
-
 @contextlib.contextmanager
 def all_or_none() -> Iterator[None]:
-    """A block that fails in every process where it fails in one, so that none waits for it.
-
-    Raises:
-      Exception: the error of this process.
-      ValueError: in the other processes, its sentence.
-    """
+    """A block that fails in every process where it fails in one: in the others with a ValueError of its sentence."""
     failed: Exception | None = None
     try:
         with telling_of_lost_peers():
@@ -151,15 +126,7 @@ def all_or_none() -> Iterator[None]:
 
 
 def check_same(values: Mapping[str, Any], then: str = "start all with the same command") -> None:
-    """Refuses processes that differ, in one sentence that names what differs; nothing for one process.
-
-    Args:
-      values: JSON values by names, the same names on all processes.
-      then: end of the sentence, what the user is to do.
-
-    Raises:
-      ValueError: they differ; on every process.
-    """
+    """Raises ValueError on all processes where their JSON values differ, in one sentence that names what differs."""
     if jax.process_count() == 1:
         return
     texts = {name: json.dumps(value, sort_keys=True) for name, value in values.items()}

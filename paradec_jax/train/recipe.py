@@ -1,14 +1,13 @@
 """What makes a run what it is, as values of JSON that are compared when it is resumed.
 
-Nobody writes these values down. A loss and an optimizer are functions, and what makes one differ from another are the
-numbers that it closes over: `adamw(1e-3, steps=10)` closes over 0.001 and 10, `next_token_loss(network)` over the
-network's config. `plain` collects them. It does not see a number that stands in the code of a function.
+A loss and an optimizer are functions, and what makes one differ from another are the numbers that it closes over:
+`adamw(1e-3, steps=10)` closes over 0.001 and 10, `next_token_loss(network)` over the network's config. `plain`
+collects them. It does not see a number that stands in the code of a function.
 """
 
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import math
 import types
 from collections.abc import Iterable, Mapping
@@ -18,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paradec_jax.sharding.processes import gathered
 from paradec_jax.train.processes import all_or_none
 
 PyTree = Any
@@ -30,9 +28,16 @@ NAMES += ("accumulate", "step")
 def recipe_of(step: Any, state: Any, data: Any, steps: int) -> dict[str, Any]:
     """The recipe of a run, before its first update."""
     with all_or_none():
-        found = {"steps": steps, "data": data_digests(data)}
-    found["arrays"] = shapes(state)
-    found["key"] = [str(jax.random.key_impl(state.key)), np.asarray(jax.random.key_data(state.key)).tolist()]
+        place = data.get_state()
+        batch = next(data, None)
+        data.set_state(place)
+    batch = plain(getattr(batch, "rows", batch))
+    found = {
+        "steps": steps,
+        "data": {"digest": str(getattr(data, "digest", None)), "first batch": batch},
+        "arrays": shapes(state),
+        "key": [str(jax.random.key_impl(state.key)), np.asarray(jax.random.key_data(state.key)).tolist()],
+    }
     if not dataclasses.is_dataclass(step):
         return found | {"step": plain(step)}
     return found | {field.name: plain(getattr(step, field.name)) for field in dataclasses.fields(step)}
@@ -79,21 +84,6 @@ def _held(function: types.FunctionType) -> dict[str, Any]:
     return found
 
 
-def data_digests(data: Any) -> list[str]:
-    """Digest of the first batch from where the data stands, and the data's own `digest` if it has one."""
-    place = data.get_state()
-    try:
-        batch = next(data)
-    except StopIteration:
-        raise ValueError("the data has no batch: give it as it is before the first update") from None
-    data.set_state(place)
-    digest = hashlib.sha256()
-    for path, x in jax.tree_util.tree_leaves_with_path(getattr(batch, "rows", batch)):
-        x = np.ascontiguousarray(gathered(x))
-        digest.update(f"{jax.tree_util.keystr(path)} {x.shape} {x.dtype} ".encode() + x.tobytes())
-    return [digest.hexdigest(), str(getattr(data, "digest", ""))]
-
-
 def difference(name: str, before: Any, now: Any, last: str = "") -> str:
     """The first place where a part of two recipes differs, with both values where they are short."""
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
@@ -114,10 +104,8 @@ def check_allowed(allow: Iterable[str]) -> None:
 def shapes(tree: PyTree) -> dict[str, str]:
     """Dtype and shape of every array by its path."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): f"{x.dtype}{list(x.shape)}"
-        for path, x in leaves
-    }
+    names = (jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves)
+    return {name: f"{x.dtype}{list(x.shape)}" for name, (_, x) in zip(names, leaves, strict=True)}
 
 
 def checksums(tree: PyTree) -> list[int]:

@@ -172,7 +172,6 @@ OTHERS = {
     "frozen (backbone)": {"frozen": {"backbone": jnp.ones(2)}},
     "accumulate [1 there, 2 here]": {"accumulate": 2},
     "ema_decay [0.9 there, 0.8 here]": {"ema_decay": 0.8},
-
 }
 
 
