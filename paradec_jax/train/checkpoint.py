@@ -56,6 +56,7 @@ class Checkpoint(Hook):
 
     def begin(self, run: Run, state: TrainState) -> TrainState:
         primary, steps = jax.process_index() == 0, steps_in(self._places)
+        computed: list[Any] = []
         with all_or_none():
             if primary:
                 self._lock = hold(self.folder)
@@ -66,7 +67,7 @@ class Checkpoint(Hook):
             run.saved = self._places / str(state.step)
             with all_or_none():
                 run.data.set_state(data_state)
-                for step in (step for step in steps if primary and step > int(state.step)):
+                for step in [step for step in steps if primary and step > int(state.step)]:
                     aside = self._places / f"{step}.unreadable"
                     shutil.rmtree(aside, ignore_errors=True)
                     (self._places / str(step)).rename(aside)
@@ -223,9 +224,6 @@ def compare(folder: Path, recipe: dict[str, Any], allow: Sequence[str]) -> list[
     names = [name for name in recipe if before.get(name) != recipe[name] and name not in allow]
     if names:
         others = ", ".join(difference(name, before.get(name), recipe[name]) for name in names)
-        allowed = ", ".join(f'"{name}"' for name in names)
-        what = (
-            f"{folder} was begun with other {others}: choose another folder, or go on with allow=({allowed},)"
-        )
-        raise ValueError(one_sentence(what))
+        then = f"choose another folder, or go on with allow={tuple(names)}"
+        raise ValueError(one_sentence(f"{folder} was begun with other {others}: {then}"))
     return found["computed"]

@@ -136,9 +136,7 @@ def truncate(path: Path, step: int) -> None:
 class Evaluate(Hook):
     """Logs numbers of the state, as `eval/NAME`, every so many updates and after the last one.
 
-    Args:
-      function: numbers by name, of the state; it must not keep the state, whose arrays the next update takes.
-      every: updates between evaluations.
+    The function must not keep the state, whose arrays the next update takes.
     """
 
     def __init__(self, function: Callable[[TrainState], Mapping[str, float]], *, every: int = 1000) -> None:
@@ -146,6 +144,7 @@ class Evaluate(Hook):
 
     def after(self, step: int, state: TrainState, metrics: Metrics) -> bool:
         if step % self.every == 0 or step == self.run.steps:
+            self.run.write(step, {})  # the log's rates end here
             with all_or_none():
                 values = {f"eval/{name}": float(value) for name, value in self.function(state).items()}
             self.run.write(step, values)

@@ -25,7 +25,7 @@ def fit(
     hooks: Sequence["Hook"] = (),
     mesh: jax.sharding.Mesh | None = None,
 ) -> TrainState:
-    """Trains to `steps` updates, those before a resumption included.
+    """Trains to `steps` updates, those before a resumption included, or fewer where a hook ends the call.
 
     With a hook `Checkpoint`, a run that is killed and called again with the same arguments ends with bitwise the same
     weights and log, where the device's arithmetic is deterministic. The host waits for the device where a hook reads
@@ -38,9 +38,6 @@ def fit(
       steps: updates of the whole run.
       hooks: in the order in which they act, as a rule `Log`, `Evaluate`, `Checkpoint`, `Preempt`.
       mesh: mesh of `make_mesh`; the one that the state lies on, or none, when None. A run may go on on another.
-
-    Returns:
-      The state after `steps` updates, or after fewer where a hook ended the call.
 
     Raises:
       NonFiniteLoss: a loss or gradient was not finite.

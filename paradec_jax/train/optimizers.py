@@ -23,9 +23,7 @@ def warmup_stable_decay(peak: float, steps: int, *, warmup: int = 0, cooldown: i
 
     """
     if warmup < 0 or cooldown < 0 or warmup + cooldown > steps:
-        raise ValueError(
-            f"warmup {warmup} and cooldown {cooldown} must not be negative and must fit into steps {steps}"
-        )
+        raise ValueError(f"warmup {warmup} and cooldown {cooldown} must fit into steps {steps}")
 
     def schedule(count: jax.Array | int) -> jax.Array:
         up = (count + 1) / max(warmup, 1)
@@ -93,7 +91,7 @@ def muon(
       steps: length of the run in updates.
       axes: for regexes on paths ("a/norm/scale"), (input axes, output axes) of the matrices in that parameter;
         axes in neither count matrices. The first regex found in a path decides.
-      warmup, cooldown, weight_decay: as of `adamw`; matrices alone decay.
+      warmup, cooldown, weight_decay: those of `adamw`; matrices alone decay.
       adam_learning_rate: peak of NAdam's schedule.
     """
 

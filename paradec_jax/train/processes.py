@@ -63,10 +63,7 @@ def initialize(
 
 
 def leave(error: BaseException | str) -> NoReturn:
-    """Ends a process that cannot go on: one sentence, code 1, and over processes no wait for the others.
-
-    An exit of Python would have JAX wait until all processes end, or the heartbeat is over, and abort.
-    """
+    """Ends a process that cannot go on: one sentence, code 1, and no wait for the others as at a common exit."""
     if not jax.distributed.is_initialized():
         raise SystemExit(str(error)) from None
     print(error, file=sys.stderr, flush=True)

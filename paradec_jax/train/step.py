@@ -188,8 +188,7 @@ class TrainStep:
         has a teacher it is {"teacher": ..., "round": ...} of the state.
       rounds: how often the student becomes the teacher; one round for ever when None.
       ema_decay: decay of the moving average (`update_ema`), needed iff the state has one.
-      accumulate: micro-batches an update; every array of the batch is split along its leading axis, and scalars
-        are those of all micro-batches.
+      accumulate: micro-batches an update, into which every array of the batch is split along its leading axis.
     """
 
     loss: Loss
@@ -206,10 +205,8 @@ class TrainStep:
         if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay must be in [0, 1), not {self.ema_decay}")
         if self.accumulate > 1 and not isinstance(self.loss, Objective):
-            raise ValueError(
-                f"accumulate={self.accumulate} needs a loss that says its sums and weights, an Objective of "
-                "paradec_jax.objective: a mean over micro-batches is not the mean over the batch"
-            )
+            needs = "a loss that says its sums and weights, an Objective of paradec_jax.objective"
+            raise ValueError(f"accumulate={self.accumulate} needs {needs}, since means do not add up")
 
     def __call__(self, state: TrainState, batch: PyTree) -> tuple[TrainState, Metrics]:
         return self.jitted(state, self.frozen, batch)

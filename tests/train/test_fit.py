@@ -188,16 +188,13 @@ def test_another_run_is_refused_in_one_sentence(begun, sentence):
 def test_what_is_allowed_is_the_run_from_then_on(tmp_path):
     train(tmp_path, steps=2)
     assert train(tmp_path, steps=3, of_hooks={"allow": ("steps",)}).step == 3
-    with pytest.raises(ValueError, match=r"other steps \[3 there, 2 here\].* allow=\(\"steps\",\)$"):
+    with pytest.raises(ValueError, match=r"other steps \[3 there, 2 here\].* allow=\(.steps.,\)$"):
         train(tmp_path, steps=2)
     for allow in ("steps", ("stpes",)):
-        with pytest.raises(ValueError, match="allow must be a tuple of names among .*, not "):
+        with pytest.raises(ValueError, match=r"allow must be a tuple of names among .*, not "):
             Checkpoint(tmp_path, allow=allow)
     with pytest.raises(ValueError, match="the state has 3 updates, which is beyond steps=2"):
         train(tmp_path, steps=2, of_hooks={"allow": ("steps",)})
-    (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"run\.json is broken .*restore or remove it"):
-        train(tmp_path, steps=3)
 
 
 def test_a_second_writer_is_refused_and_told_who_holds_the_folder(tmp_path):
@@ -206,7 +203,7 @@ def test_a_second_writer_is_refused_and_told_who_holds_the_folder(tmp_path):
         train(tmp_path)
     assert "\n" not in str(caught.value) and not (tmp_path / "metrics.jsonl").exists()
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"file/run cannot be written \(Not a directory\)"):
+    with pytest.raises(OSError, match=r"Not a directory: .*file/run"):
         train(tmp_path / "file" / "run")
     assert descriptor is not None
 

@@ -89,7 +89,7 @@ def test_a_log_goes_on_without_duplicates(tmp_path, capsys):
 
 
 def test_without_a_checkpoint_a_bad_update_still_ends_the_call():
-    with pytest.raises(NonFiniteLoss, match="update 1 had loss nan .*; there is no checkpoint"):
+    with pytest.raises(NonFiniteLoss, match=r"update 1 had loss nan .*; there is no checkpoint"):
         train(None, Batches(bad=0))
 
 
