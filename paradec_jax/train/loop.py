@@ -139,9 +139,7 @@ class Run:
         for number, metrics in unchecked:
             if not metrics["finite"]:
                 had = f"loss {metrics['loss']} and gradient norm {metrics['grad_norm']}"
-                kept = (
-                    "there is no checkpoint" if self.saved is None else f"the last good one is {self.saved}"
-                )
+                kept = f"the last good one is {self.saved}" if self.saved else "there is no checkpoint"
                 raise NonFiniteLoss(f"update {number} had {had} and was not applied; {kept}")
 
     def batch(self, number: int) -> Any:

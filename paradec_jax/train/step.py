@@ -117,9 +117,7 @@ def update_ema(ema: PyTree, params: PyTree, count: jax.Array | int, decay: float
         d_n = min(decay, (1 + n) / (10 + n)),    ema <- d_n ema + (1 - d_n) params
 
     so that the first update, n = 1, keeps 2/11 of the initial values, and a decay of 0.9999 is reached after 90,000
-    updates: in shorter runs the warm-up alone rules.
-
-    Here n - 1 is `count`, the updates of the average so far.
+    updates: in shorter runs the warm-up alone rules. Here n - 1 is `count`, the updates of the average so far.
     """
     n = jnp.asarray(count) + 1
     d = jnp.minimum(jnp.float32(decay), (1 + n) / (10 + n)).astype(jnp.float32)

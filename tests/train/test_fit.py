@@ -162,12 +162,12 @@ RUN = {
 }
 OTHERS = {
     "steps": {"steps": 3},
-    "arrays (embedding)": {"params": initial_params(hidden=6)},
+    "arrays (params/embedding)": {"params": initial_params(hidden=6)},
     "loss (scale) [2.0 there, 3.0 here]": {"objective": loss_with(3.0)},
     "optimizer (peak) [0.01 there, 0.02 here]": {"optimizer": adamw(2e-2, STEPS, warmup=3, cooldown=4)},
     "optimizer (b2)": {"optimizer": adamw(1e-2, STEPS, warmup=3, cooldown=4, b2=0.9)},
     "data": {"data": Shifted()},
-    "data [": {"data": Named()},
+    "data (digest) [None there, another text here]": {"data": Named()},
     "key": {"key": 2},
     "frozen (backbone)": {"frozen": {"backbone": jnp.ones(2)}},
     "accumulate [1 there, 2 here]": {"accumulate": 2},
