@@ -532,7 +532,7 @@ def training(report: Report, clock: Clock) -> None:
 
     def step() -> Any:
         nonlocal state
-        state, metrics = update(state, None, given)
+        state, metrics = update(state, given)
         return metrics
 
     _, left = compiled({what: lambda: jax.block_until_ready([step(), step()])}, clock)

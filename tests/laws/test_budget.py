@@ -17,7 +17,7 @@ ROOMS = {
     ("config", "nn", "models", "noise", "sharding"): 5_000,
     ("decode",): 7_750,
     ("losses",): 2_200,
-    ("train",): 2_600,
+    ("train",): 1_400,
     ("data",): 1_800,
     ("evaluate",): 2_800,
     ("store", "disk", "io"): 1_600,

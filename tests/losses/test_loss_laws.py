@@ -265,9 +265,8 @@ def update(name: str, accumulate: int):
     row, batch = OBJECTIVES[name], unequal(name)
     optimizer = optax.sgd(1.0)
     state = TrainState.create(row.params(), optimizer, jax.random.key(0), teacher=row.teacher())
-    state, metrics = make_train_step(loss_of(name), optimizer, accumulate=accumulate)(
-        state, row.frozen(), batch
-    )
+    step = make_train_step(loss_of(name), optimizer, frozen=row.frozen(), accumulate=accumulate)
+    state, metrics = step(state, batch)
     return jax.tree.map(np.asarray, (state.params, metrics))
 
 
@@ -309,7 +308,7 @@ def test_the_first_pass_over_micro_batches_runs_no_network(name):
     def products(accumulate: int) -> int:
         state = TrainState.create(row.params(), optimizer, jax.random.key(0))
         step = make_train_step(loss_of(name), optimizer, accumulate=accumulate)
-        text = step.lower(state, row.frozen(), unequal(name)).compile().as_text()
+        text = step.jitted.lower(state, row.frozen(), unequal(name)).compile().as_text()
         return (
             text.count(" dot(") + text.count("__onednn$matmul") + text.count('custom_call_target="__cublas')
         )
