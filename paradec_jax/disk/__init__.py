@@ -1,1 +1,1 @@
-"""What `store` is made of: folders that appear whole, tensor files with digests, and the older format."""
+"""What `store` is made of: safetensors files, folders that appear whole, and their config.json."""

@@ -6,10 +6,24 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
-from paradec_jax.io import NoLocks, lock
-
 NAME = ".holder"
 _OPEN: set[int] = set()
+
+
+class NoLocks(OSError):
+    """The file system, or the operating system, has no locks."""
+
+
+def lock(descriptor: int) -> None:
+    """Locks a file for as long as its descriptor is open; BlockingIOError where another has the lock."""
+    try:
+        import fcntl  # POSIX only
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except (ImportError, OSError) as error:
+        raise NoLocks from error
 
 
 class FolderHeld(OSError):

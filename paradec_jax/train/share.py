@@ -7,16 +7,17 @@ from pathlib import Path
 
 import jax
 
-from paradec_jax.io import clear_leftovers, one_sentence
+from paradec_jax.io import one_sentence
 from paradec_jax.train.agree import texts_of_all
 
 _NAME = "seen"
-_MARK = r"[0-9a-f]{32}"
 
 
 def clear_probes(folder: Path) -> None:
     """Removes what processes that were killed in `check_shared` left; the holder of the folder calls it."""
-    clear_leftovers(folder / _NAME, _MARK)
+    for probe in folder.glob(f".{_NAME}.*"):
+        with contextlib.suppress(OSError):
+            probe.unlink()
 
 
 def check_shared(folder: Path) -> None:
