@@ -44,7 +44,7 @@ def json_lines(path: str | os.PathLike[str], *strings: str) -> Iterator[tuple[in
     """The objects of a file of JSON lines, one at a time, each after the number of its line, which counts from 1.
 
     A line ends at a line feed alone, so a text may hold any other separator. Blank lines are left out. The file is
-    UTF-8, with or without a byte order mark. Every object must have the fields named by `strings`, which hold strings.
+    UTF-8, with or without a byte order mark. Each object must have strings in the fields named by `strings`.
 
     Raises:
       ValueError: a line that is not UTF-8, not JSON, no object, or lacks such a field; the message names the line.

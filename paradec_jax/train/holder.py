@@ -10,22 +10,6 @@ NAME = ".holder"
 _OPEN: set[int] = set()
 
 
-class NoLocks(OSError):
-    """The file system, or the operating system, has no locks."""
-
-
-def lock(descriptor: int) -> None:
-    """Locks a file for as long as its descriptor is open; BlockingIOError where another has the lock."""
-    try:
-        import fcntl  # POSIX only
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except (ImportError, OSError) as error:
-        raise NoLocks from error
-
-
 class FolderHeld(OSError):
     """Another process, or another call in this one, is writing to the folder of a run."""
 
@@ -49,13 +33,15 @@ def held(folder: Path) -> Iterator[None]:
         raise OSError(f"{folder} cannot be written ({error.strerror}): choose another folder") from error
     try:
         try:
-            lock(descriptor)
+            import fcntl  # POSIX only
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             told = os.read(descriptor, 200).decode(errors="replace").strip()
             who = f"process {told}" if told else "another process, which has not told its number yet,"
             what = f"{who} is writing to {folder}: wait for its end, or choose another folder"
             raise FolderHeld(what) from None
-        except NoLocks:
+        except (ImportError, OSError):
             pass
         _OPEN.add(descriptor)
         _write(descriptor, folder)

@@ -307,13 +307,18 @@ def test_prompts_that_are_wrong(prompt, options, capsys):
 # Writers that fail
 
 
-def test_existing_target_is_kept(copy, capsys):
+def test_existing_target_is_kept(copy, folders, capsys):
     source = copy("qwen2")
+    model = Path(shutil.copytree(folders / "qwen2" / "model", source.parent / "model"))
     target = source.parent / "target"
     target.mkdir()
     (target / "note").write_text("mine")
-    for command, *options in (["import"], ["import", "--overwrite"], ["export"]):
-        assert "exists" in fails(capsys, command, source, *options)
+    for command, folder, *options in (
+        ("import", source),
+        ("import", source, "--overwrite"),
+        ("export", model),
+    ):
+        assert "exists" in fails(capsys, command, folder, *options)
     assert (target / "note").read_text() == "mine"
 
 
