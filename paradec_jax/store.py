@@ -164,7 +164,7 @@ def load(
 
         if sharding is None:
             return jax.device_put(read(()))
-        return jax.make_array_from_callback(leaf.shape, sharding, read)
+        return jax.make_array_from_callback(leaf.shape, sharding, read, dtype=dtype or leaf.dtype)
 
     def placed(source: Any) -> Any:
         places = () if mesh is None else (shardings(source.params, mesh),)
