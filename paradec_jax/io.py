@@ -85,3 +85,19 @@ def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+class NoLocks(OSError):
+    """The file system, or the operating system, has no locks."""
+
+
+def lock(descriptor: int) -> None:
+    """Locks a file or folder until its descriptor is closed. Raises BlockingIOError where another has the lock."""
+    try:
+        import fcntl  # POSIX only
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except (ImportError, OSError) as error:
+        raise NoLocks from error

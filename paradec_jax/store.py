@@ -5,8 +5,7 @@
     config.json          format version, special tokens, and of each part: family, shape, SHA-256 of each file
     network.safetensors  the part "network"; or shards network-00001-of-...
     residual_head.safetensors   optional, the part "residual_head": what corrects the scores of a network of blocks
-    tokenizer.json       optional
-    chat_template.jinja  optional
+    tokenizer.json, chat_template.jinja   optional
 
 A tensor is named by its parameter's path ("layer_0/attention/q"). Nothing in a folder is ever unpickled.
 """
@@ -228,11 +227,8 @@ def fingerprint(folder: str | os.PathLike[str]) -> str:
 
 def names_of(models: Sequence[str]) -> list[str]:
     """Short names that differ: of a folder .../RUN/round-N/model the run and the round, else the last part."""
-    short = []
-    for model in models:
-        parts = Path(model).parts
-        generic = len(parts) >= 3 and parts[-1] == "model"
-        short.append("/".join(parts[-3:-1]) if generic else parts[-1])
+    paths = [Path(model).parts for model in models]
+    short = ["/".join(p[-3:-1]) if len(p) >= 3 and p[-1] == "model" else p[-1] for p in paths]
     return short if len(set(short)) == len(short) else list(models)
 
 

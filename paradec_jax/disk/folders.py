@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from paradec_jax.io import NoLocks, lock
+
 ASSETS = Path(__file__).parents[1] / "assets"
 CHECKOUT = Path(__file__).parents[2] / "experiments"  # a folder a paper, some with `assets`
 
@@ -65,21 +67,17 @@ def _refuse_existing(folder: Path, overwrite: bool) -> None:
 @contextlib.contextmanager
 def _locked(temporary: Path) -> Iterator[None]:
     """Makes a folder that this block alone writes; where the file system has no locks, nobody is refused."""
-    busy = StoreError(f"another process is writing {temporary} to replace the same folder")
     temporary.mkdir(exist_ok=True)
     descriptor = os.open(temporary, os.O_RDONLY)
     try:
         try:
-            import fcntl  # POSIX only
-
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(NoLocks):
+                lock(descriptor)
+            # A folder that its writer has renamed meanwhile is the new model, and no longer temporary.
+            if not os.path.samestat(os.stat(descriptor), os.stat(temporary)):
+                raise BlockingIOError
         except BlockingIOError as error:
-            raise busy from error
-        except (ImportError, OSError):
-            pass
-        # A folder that its writer has renamed meanwhile is the new model, and no longer temporary.
-        if not os.path.samestat(os.stat(descriptor), os.stat(temporary)):
-            raise busy
+            raise StoreError(f"another process is writing {temporary} to replace the same folder") from error
         yield
     finally:
         os.close(descriptor)
@@ -94,12 +92,10 @@ def locate(folder: str | os.PathLike[str]) -> Path:
     path, models = Path(folder), bundled()
     if path.is_dir():
         return path
-    if str(folder) in models:
-        return models[str(folder)]
-    raise StoreError(
-        f"there is no model folder {path}, and no bundled model of that name (bundled: {', '.join(sorted(models))}; "
-        "others lie in experiments/*/assets of the repository)"
-    )
+    if str(folder) not in models:
+        known = ", ".join(sorted(models))
+        raise StoreError(f"there is no model folder {path}; bundled are {known} (a checkout has more)")
+    return models[str(folder)]
 
 
 def bundled() -> dict[str, Path]:

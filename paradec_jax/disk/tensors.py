@@ -72,13 +72,8 @@ def open_tensors(path: Path) -> dict[str, Lazy]:
 def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Any]) -> dict[str, list[str]]:
     """Writes STEM.safetensors, or shards of at most `MAX_SHARD_BYTES` (or one tensor) each.
 
-    Args:
-      folder: path of the folder of the files.
-      stem: beginning of their names.
-      tensors: arrays on a device or on the host, or `Lazy` ones, by name.
-
-    Returns:
-      Names of the files, each with those of its tensors.
+    Tensors are arrays on a device or on the host, or `Lazy` ones. Returned are the names of the files, each with
+    those of its tensors.
 
     Raises:
       StoreError: a file that cannot be written.
@@ -96,13 +91,11 @@ def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Any]) -> dict[s
     for i, names in enumerate(shards, start=1):
         file = f"{stem}.safetensors" if count == 1 else f"{stem}-{i:05d}-of-{count:05d}.safetensors"
         path = folder / file
-        path.touch()
-        mode = path.stat().st_mode
         arrays = {name: np.asarray(tensors[name], order="C") for name in names}
         try:
             save_file(arrays, path, metadata={"format": "pt"})
         except SafetensorError as error:
             raise StoreError(f"{path} cannot be written ({error})") from error
-        path.chmod(mode)  # the library makes a file that its owner alone can read
+        path.chmod(folder.stat().st_mode & 0o666)  # the library makes a file that its owner alone can read
         files[file] = names
     return files

@@ -6,6 +6,8 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
+from paradec_jax.io import NoLocks, lock
+
 NAME = ".holder"
 _OPEN: set[int] = set()
 
@@ -33,15 +35,13 @@ def held(folder: Path) -> Iterator[None]:
         raise OSError(f"{folder} cannot be written ({error.strerror}): choose another folder") from error
     try:
         try:
-            import fcntl  # POSIX only
-
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(descriptor)
         except BlockingIOError:
             told = os.read(descriptor, 200).decode(errors="replace").strip()
             who = f"process {told}" if told else "another process, which has not told its number yet,"
             what = f"{who} is writing to {folder}: wait for its end, or choose another folder"
             raise FolderHeld(what) from None
-        except (ImportError, OSError):
+        except NoLocks:
             pass
         _OPEN.add(descriptor)
         _write(descriptor, folder)
