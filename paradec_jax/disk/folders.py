@@ -29,7 +29,7 @@ def staged(folder: str | os.PathLike[str], *, overwrite: bool = False) -> Iterat
     """
     folder = Path(os.path.abspath(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary, retired = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
+    temporary, retired = (folder.with_name(f".{folder.name}.{end}") for end in ("paradec-tmp", "paradec-old"))
     with _locked(temporary):
         try:
             # A writer that was killed after the first rename below has left the old folder as `retired`.

@@ -103,7 +103,7 @@ class TestFolders:
         def late(path, flags):
             descriptor = opened(path, flags)
             os.rename(path, tmp_path / "model")
-            (tmp_path / ".model.tmp").mkdir()
+            (tmp_path / ".model.paradec-tmp").mkdir()
             return descriptor
 
         monkeypatch.setattr(folders.os, "open", late)
@@ -111,7 +111,7 @@ class TestFolders:
             pass
 
     def test_what_killed_writers_left_goes_with_the_next(self, tmp_path):
-        for name in (".model.tmp", ".model.old", "model", ".model.mine"):
+        for name in (".model.paradec-tmp", ".model.paradec-old", "model", ".model.mine"):
             (tmp_path / name).mkdir()
             (tmp_path / name / "config.json").touch()
         with staged(tmp_path / "model", overwrite=True) as folder:
@@ -119,8 +119,8 @@ class TestFolders:
         assert sorted(os.listdir(tmp_path)) == [".model.mine", "model"] and not os.listdir(tmp_path / "model")
 
     def test_a_model_that_a_killed_writer_put_aside_comes_back(self, tmp_path):
-        (tmp_path / ".model.old").mkdir()
-        (tmp_path / ".model.old" / "config.json").touch()
+        (tmp_path / ".model.paradec-old").mkdir()
+        (tmp_path / ".model.paradec-old" / "config.json").touch()
         with pytest.raises(StoreError, match="exists"), staged(tmp_path / "model"):
             pass
         assert os.listdir(tmp_path) == ["model"]
