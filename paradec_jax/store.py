@@ -105,7 +105,7 @@ def save(folder: str | os.PathLike[str], model: Model, *, overwrite: bool = Fals
       StoreError: when the folder exists, the parameters contradict the config, or the head is another network's.
     """
     _check_ids(model.config, model.token_spec, model.tokenizer)
-    sources = {NETWORK: model} if model.head is None else {NETWORK: model, HEAD: model.head}
+    sources: dict[str, Any] = {NETWORK: model} if model.head is None else {NETWORK: model, HEAD: model.head}
     leaves = {name: flatten_dict(source.params, sep="/") for name, source in sources.items()}
     for name, source in sources.items():
         _check_leaves(source.config, leaves[name])

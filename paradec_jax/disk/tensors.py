@@ -91,9 +91,9 @@ def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Any]) -> dict[s
     for i, names in enumerate(shards, start=1):
         file = f"{stem}.safetensors" if count == 1 else f"{stem}-{i:05d}-of-{count:05d}.safetensors"
         path = folder / file
-        arrays = {name: np.asarray(tensors[name], order="C") for name in names}
         try:
-            save_file(arrays, path, metadata={"format": "pt"})
+            # No name for the arrays: those of the shard before must be gone while these are made.
+            save_file({n: np.asarray(tensors[n], order="C") for n in names}, path, metadata={"format": "pt"})
         except SafetensorError as error:
             raise StoreError(f"{path} cannot be written ({error})") from error
         path.chmod(folder.stat().st_mode & 0o666)  # the library makes a file that its owner alone can read
