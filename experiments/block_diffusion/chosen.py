@@ -12,8 +12,7 @@ from experiments.block_diffusion.lines import Line, baseline_of
 from experiments.block_diffusion.problems import Asked
 from paradec_jax import BlockDenoising, Residual, ResidualSpeculative
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.disk.bundled import locate
-from paradec_jax.disk.folders import StoreError
+from paradec_jax.disk.folders import StoreError, locate
 from paradec_jax.evaluate.options import choose
 
 HEAD = "head"

@@ -11,7 +11,7 @@ from paradec_jax import store
 from paradec_jax.cli.output import JsonPath, check_place, print_table, progress, write_json
 from paradec_jax.data.problems import read_problems
 from paradec_jax.data.text import read_text
-from paradec_jax.disk.bundled import is_bundled
+from paradec_jax.disk.folders import bundled
 from paradec_jax.evaluate.compare import TIMED, Comparison, compare
 from paradec_jax.evaluate.compare_texts import SAMPLES, Source, compare_texts, write_texts
 from paradec_jax.evaluate.intervals import paired
@@ -123,7 +123,10 @@ def _models(word: str) -> tuple[str, ...]:
         raise ValueError(
             f"no model of family {word} is bundled yet: name a folder that was trained or converted"
         )
-    return (*family.bundled, *(filter(is_bundled, family.texts.rivals) if family.texts else ()))
+    return (
+        *family.bundled,
+        *(name for name in (family.texts.rivals if family.texts else ()) if name in bundled()),
+    )
 
 
 def _answers(

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.io import json_lines, string_in
+from paradec_jax.io import json_lines
 from paradec_jax.tokenizer import Tokenizer
 
 PROMPT = "Question: {question}\nAnswer:\n"  # the form of text that the bundled models know
@@ -70,10 +70,9 @@ def read_problems(file: str | os.PathLike[str]) -> list[Problem]:
     """
     path = ASSETS / BUNDLED[str(file)] if str(file) in BUNDLED else Path(file)
     problems = []
-    for number, record in json_lines(path):
+    for number, record in json_lines(path, "prompt", "answer"):
         where = f"line {number} of {path}"
-        prompt, solution = (string_in(record, name, where) for name in ("prompt", "answer"))
-        item = Problem(prompt, solution, record.get("steps"))
+        item = Problem(record["prompt"], record["answer"], record.get("steps"))
         if item.answer is None:
             raise ValueError(f'{where}: "answer" has no number after its last "####"')
         if item.steps is not None and type(item.steps) is not int:

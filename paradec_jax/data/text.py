@@ -22,7 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.endless import Part, Share, whole
-from paradec_jax.io import json_lines, string_in
+from paradec_jax.io import json_lines
 from paradec_jax.tokenizer import Tokenizer
 
 Batch = dict[str, np.ndarray]
@@ -82,7 +82,7 @@ def documents(path: str | Path) -> list[str]:
     if not path.is_file():
         raise FileNotFoundError(f"no text at {path}")
     if path.suffix == ".jsonl":
-        found = [string_in(line, "text", f"line {number} of {path}") for number, line in json_lines(path)]
+        found = [line["text"] for _, line in json_lines(path, "text")]
     else:
         try:
             found = path.read_text(encoding="utf-8-sig").split(SEPARATOR)

@@ -21,7 +21,7 @@ from paradec_jax.data.problems import read_problems, write_problems
 from paradec_jax.data.text import character_tokenizer
 from paradec_jax.decode import Residual
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.disk import bundled
+from paradec_jax.disk import folders
 from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model, ResidualHead
 
@@ -168,7 +168,7 @@ def test_a_family_stands_for_its_bundled_models(monkeypatch, capsys):
     own = FAMILIES["masked_diffusion"]
     assert _models("causal") == FAMILIES["causal"].bundled and _models("a/folder") == ("a/folder",)
     assert _models("masked_diffusion") == (*own.bundled, *own.texts.rivals) and own.texts.rivals
-    monkeypatch.setattr(bundled, "CHECKOUT", Path("nowhere"))
+    monkeypatch.setattr(folders, "CHECKOUT", Path("nowhere"))
     assert _models("masked_diffusion") == own.bundled
     monkeypatch.setitem(FAMILIES, own.name, dataclasses.replace(own, bundled=()))
     for words in (["generate", "masked", "--max-new-tokens", "3"], ["compare", "masked_diffusion"]):

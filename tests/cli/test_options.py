@@ -11,7 +11,7 @@ from paradec_jax import cli
 from paradec_jax.cli import generate
 from paradec_jax.cli.options import NAMES, options_of, rows_of
 from paradec_jax.config import CAUSAL_PRESETS
-from paradec_jax.disk.bundled import ASSETS
+from paradec_jax.disk.folders import ASSETS
 from paradec_jax.families import FAMILIES, family_named, family_of, init_params
 from paradec_jax.store import Model, save
 

@@ -313,7 +313,6 @@ def test_options_that_are_wrong(capsys, copy, tmp_path):
             want = f"{option} is for models of block diffusion, but {place} holds another"
             assert want in capsys.readouterr().err
     assert "--weights chooses those of a .ckpt file" in fails(capsys, "import", source, "--weights", "ema")
-    assert "positive" in fails(capsys, "export", source, "--max-shard-gigabytes", "0")
 
 
 def test_export_of_what_the_layout_cannot_hold(tmp_path):
@@ -327,7 +326,7 @@ def test_export_of_what_the_layout_cannot_hold(tmp_path):
         (mdlm, dataclasses.replace(make_model("mdlm"), token_spec=NEXT), "a mask and of alignment 'own'"),
     ):
         with pytest.raises(ConvertError, match=message):
-            module.write(tmp_path, model, 1000)
+            module.write(tmp_path, model)
     assert not list(tmp_path.iterdir())
 
 

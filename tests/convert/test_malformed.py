@@ -32,11 +32,10 @@ from exports import (
 )
 from safetensors.numpy import load_file, save_file
 
-from convert import huginn, torch_check
+from convert import huginn, torch_check, weights
 from convert.cli import main
 from convert.weights import INDEX
 from paradec_jax import cli, store
-from paradec_jax.disk import writing
 from paradec_jax.store import StoreError
 
 ROOT = Path(__file__).parents[2]
@@ -156,7 +155,11 @@ DAMAGE = {
         lambda f: (f / WEIGHTS).rename(f / "model.pt"),
         "model.pt is a pickle, which is never",
     ),
-    "a pickle inside": ("qwen2", put(WEIGHTS, b"\x80\x04\x95" + bytes(range(100, 200))), "is a pickle"),
+    "a pickle inside": (
+        "qwen2",
+        put(WEIGHTS, b"\x80\x04\x95" + bytes(range(100, 200))),
+        "not a safetensors file",
+    ),
     "no folder": ("qwen2", shutil.rmtree, "there is no folder"),
     "index: a tensor": ("qwen2", index(extra="b.safetensors"), "tensor extra is listed in an index, but"),
     "index: a path": ("qwen2", index(**{EMBEDDING: "../b.safetensors"}), "which is no file name"),
@@ -208,7 +211,7 @@ def test_a_flag_takes_weights_that_are_no_numbers(copy, tmp_path, capsys):
     assert sentence in fails(capsys, "export", target)
     with pytest.raises(StoreError, match=sentence):
         store.load(target)
-    assert np.isnan(store.load(target, host=True, allow_nonfinite=True).params["embedding"]).sum() == 1
+    assert np.isnan(store.load(target, allow_nonfinite=True).params["embedding"]).sum() == 1
 
 
 def test_what_was_saved_twice_counts_once(copy):
@@ -304,13 +307,18 @@ def test_prompts_that_are_wrong(prompt, options, capsys):
 # Writers that fail
 
 
-def test_existing_target_is_kept(copy, capsys):
+def test_existing_target_is_kept(copy, folders, capsys):
     source = copy("qwen2")
+    model = Path(shutil.copytree(folders / "qwen2" / "model", source.parent / "model"))
     target = source.parent / "target"
     target.mkdir()
     (target / "note").write_text("mine")
-    for command, *options in (["import"], ["import", "--overwrite"], ["export"]):
-        assert "exists" in fails(capsys, command, source, *options)
+    for command, folder, *options in (
+        ("import", source),
+        ("import", source, "--overwrite"),
+        ("export", model),
+    ):
+        assert "exists" in fails(capsys, command, folder, *options)
     assert (target / "note").read_text() == "mine"
 
 
@@ -323,31 +331,8 @@ def test_failure_while_writing_leaves_nothing(copy, folders, capsys, monkeypatch
         patch.setattr(store, "write_tensors", full)
         assert "No space left" in fails(capsys, "import", source)
     model = Path(shutil.copytree(folders / "qwen2" / "model", source.parent / "model"))
-    monkeypatch.setattr(writing, "_header", full)
+    monkeypatch.setattr(weights, "write_tensors", full)
     assert "No space left" in fails(capsys, "export", model)
-
-
-def test_leftovers_of_killed_writers_go_with_the_next(copy, tmp_path):
-    words = ["import", str(copy("qwen2")), str(tmp_path / "model")]
-    assert main(words) == 0
-    for name in (".model.0123abcd.tmp", ".model.0123abcd.old", ".model.4567cdef.tmp"):
-        shutil.copytree(tmp_path / "model", tmp_path / name)
-    for name in (".model.mine", ".models.0123abcd.tmp"):
-        (tmp_path / name).mkdir()
-    with store.staged(tmp_path / "model", overwrite=True) as living:
-        shutil.copytree(tmp_path / "model", living, dirs_exist_ok=True)
-        assert main([*words, "--overwrite"]) == 0
-        assert living.is_dir()
-    assert sorted(os.listdir(tmp_path)) == [".model.mine", ".models.0123abcd.tmp", "model", "source"]
-    store.load(tmp_path / "model")
-
-
-def test_a_model_that_a_killed_writer_put_aside_comes_back(folders, tmp_path):
-    shutil.copytree(folders / "qwen2" / "model", tmp_path / ".model.0123abcd.old")
-    (tmp_path / ".model.0123abcd.tmp").mkdir()
-    with pytest.raises(StoreError, match="exists"), store.staged(tmp_path / "model"):
-        pass
-    assert os.listdir(tmp_path) == ["model"]
 
 
 def listed(folder: Path) -> list[str]:
@@ -376,7 +361,7 @@ def test_killed_converters(kind, folders, tmp_path, record_property):
         if kind == signal.SIGTERM:
             assert code in (0, -kind, 128 + kind) and listed(work) in ([], whole)
         if (work / "model").exists():
-            store.load(work / "model", host=True)
+            store.load(work / "model")
         assert main([*words, "--overwrite"]) == 0 and listed(work) == whole
     record_property("cluster", {"part": "killed converters", "what": kind.name, "cases": 10, "held": 10})
 
@@ -420,7 +405,7 @@ def test_files_damaged_at_random(layout, folders, tmp_path, capfd):
             assert os.listdir(target.parent) == ["source"]
             sentences += 1
         else:
-            store.load(target, host=True)
+            store.load(target)
     assert sentences >= 30
 
 
@@ -431,5 +416,7 @@ def test_code_in_place_of_weights(copy, capsys, monkeypatch):
     for name in ("pytorch_model.bin", WEIGHTS):
         (source / WEIGHTS).unlink(missing_ok=True)
         (source / name).write_bytes(pickle.dumps(_Runs()))
-        assert re.search("is a pickle|not in PyTorch's zip format", fails(capsys, "import", source))
+        assert re.search(
+            "not a safetensors file|not in PyTorch's zip format", fails(capsys, "import", source)
+        )
     assert not ran

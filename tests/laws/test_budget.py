@@ -20,7 +20,7 @@ ROOMS = {
     ("train",): 1_400,
     ("data",): 1_800,
     ("evaluate",): 2_800,
-    ("store", "disk", "io"): 1_600,
+    ("store", "disk", "io"): 650,
     ("families", "generate", "infill", "chat", "tokenizer", "facts"): 1_450,
     ("cli",): 950,
     ("__init__", "objective", "stop_strings", "timing"): 550,
