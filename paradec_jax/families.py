@@ -36,7 +36,7 @@ from paradec_jax.decode import (
     Strided,
     Wavefront,
 )
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate.setting import Setting
 from paradec_jax.models import denoiser, recurrent_depth, residual_head, transformer
 from paradec_jax.models.denoiser_network import DenoiserNetwork
 from paradec_jax.models.network import ModelNetwork

@@ -21,8 +21,9 @@ from experiments.common.study import Depth, Study
 from experiments.tasks import exact_lists, pointer_problems, word_problems
 from paradec_jax import facts, load, store
 from paradec_jax.data.problems import Problem, exact_answers
-from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate import compare
+from paradec_jax.evaluate.cases import Source
+from paradec_jax.evaluate.compare import compare
+from paradec_jax.evaluate.setting import Setting
 
 GROUP = 6  # settings that are timed in turns, next to the baseline
 
@@ -170,22 +171,24 @@ def _decode(
     bar: Progress,
     task: TaskID,
 ) -> dict[str, dict[str, Any]]:
+    def begin(stage: str, units: int) -> Any:
+        bar.reset(task, total=units, description=stage)
+        return lambda done: bar.advance(task, done)
+
     found = compare(
-        model,
+        [Source(options.name, model, setting) for setting in settings],
         problems.prompts,
-        settings,
-        name=options.name,
         seed=options.seed,
         budget=problems.budget,
         score=problems.score,
         timed=options.timed,
         passes=options.passes,
         rows=options.rows,
-        report=lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total),
+        report=begin,
     )
     keys = [_key(setting) for setting in settings]
     return {
-        key: {"label": key} | row | {"facts": found.facts} for key, row in zip(keys, found.rows, strict=True)
+        key: row | {"label": key, "facts": found.facts} for key, row in zip(keys, found.rows, strict=True)
     }
 
 

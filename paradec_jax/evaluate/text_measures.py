@@ -1,4 +1,4 @@
-"""How varied sampled texts are, and how alike: entropies, distinct n-grams, self-BLEU. All logarithms are natural.
+"""Measures of sampled texts: entropies, distinct n-grams, self-BLEU, reverse perplexity. Logarithms are natural.
 
 A judge's perplexity alone rewards texts that repeat themselves, so it is always read beside these. Entropies and
 distinct n-grams are those of what was drawn: they depend on how much that is, so compare equal numbers of samples of
@@ -8,8 +8,8 @@ equal length.
 import dataclasses
 import importlib.util
 import math
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -17,7 +17,8 @@ from jaxtyping import Int
 from paradec_jax.evaluate.intervals import jackknife
 
 Samples = Sequence[Sequence[int]]
-ORDERS = (1, 2, 3, 4)
+SMOOTHING = "witten-bell"
+ORDER = 4  # of the n-gram model behind reverse perplexity
 NO_SACREBLEU = "self-BLEU needs sacrebleu, which is missing: install paradec-jax[eval]"
 
 
@@ -47,7 +48,7 @@ def variety(samples: Samples) -> Variety:
     Raises:
       ValueError: no sample with 4 tokens.
     """
-    grams = {n: _grams(samples, n) for n in ORDERS}
+    grams = {n: _grams(samples, n) for n in (1, 2, 3, 4)}
 
     def of(n: int) -> tuple[float, tuple[float, float]]:
         codes, owners = grams[n]
@@ -57,9 +58,8 @@ def variety(samples: Samples) -> Variety:
 
         return measure(np.ones(len(samples), bool)), jackknife(measure, len(samples))
 
-    unigram, fourgram = of(1), of(4)
-    kinds = tuple(int(codes.max() + 1) / len(codes) for codes, _ in grams.values())
-    return Variety(*unigram, *fourgram, sample_entropy(samples), kinds)
+    distinct = tuple(int(codes.max() + 1) / len(codes) for codes, _ in grams.values())
+    return Variety(*of(1), *of(4), sample_entropy(samples), distinct)
 
 
 def entropy(samples: Samples, n: int = 1) -> float:
@@ -85,31 +85,28 @@ def sample_entropy(samples: Samples) -> float:
     return float(np.mean(found))
 
 
-def self_bleu(groups: Sequence[Sequence[str]]) -> float:
-    """BLEU of each text with the other ones of its group as references, the mean over a group, then over groups.
+def self_bleu(texts: Sequence[str]) -> float:
+    """Mean over texts of the BLEU of each with all others as references, from 0 to 100: 100 are copies.
 
-    0 to 100: 100 are copies. A group holds the continuations of one prompt (SDTT: Deschenaux and Gulcehre 2024,
-    arXiv 2410.21035, eq. 8, which counts to 1), or texts that were drawn without one (Zhu et al. 2018, arXiv
-    1802.01886). Words and punctuation are split by sacrebleu's "13a", case counts, orders above a text's length are
-    left out, and zero counts are smoothed by its "exp".
-
-    Args:
-      groups: at least two texts each.
+    The texts are continuations of one prompt (SDTT: Deschenaux and Gulcehre 2024, arXiv 2410.21035, eq. 8, which
+    counts to 1), or were drawn without one (Zhu et al. 2018, arXiv 1802.01886). Words and punctuation are split by
+    sacrebleu's "13a", case counts, orders above a text's length are left out, and zero counts are smoothed by its
+    "exp".
 
     Raises:
-      ValueError: no group, or one of fewer than two texts.
+      ValueError: fewer than two texts.
       ImportError: sacrebleu is missing.
     """
-    if not groups or min(map(len, groups)) < 2:
-        raise ValueError("self-BLEU needs groups of at least two texts")
-    bleu = _bleu()
-
-    def of(texts: Sequence[str]) -> float:
-        others = ([*texts[:i], *texts[i + 1 :]] for i in range(len(texts)))
-        scores = [bleu.sentence_score(text, rest).score for text, rest in zip(texts, others, strict=True)]
-        return math.fsum(scores) / len(scores)
-
-    return math.fsum(map(of, groups)) / len(groups)
+    if len(texts) < 2:
+        raise ValueError("self-BLEU needs at least two texts")
+    try:
+        from sacrebleu.metrics import BLEU
+    except ImportError as error:
+        raise ImportError(NO_SACREBLEU) from error
+    bleu = BLEU(effective_order=True)
+    others = ([*texts[:i], *texts[i + 1 :]] for i in range(len(texts)))
+    scores = [bleu.sentence_score(text, rest).score for text, rest in zip(texts, others, strict=True)]
+    return math.fsum(scores) / len(scores)
 
 
 def has_sacrebleu() -> bool:
@@ -117,12 +114,82 @@ def has_sacrebleu() -> bool:
     return importlib.util.find_spec("sacrebleu") is not None
 
 
-def _bleu() -> Any:
-    try:
-        from sacrebleu.metrics import BLEU
-    except ImportError as error:
-        raise ImportError(NO_SACREBLEU) from error
-    return BLEU(effective_order=True)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ngrams:
+    """A model of the next token, interpolated with Witten-Bell smoothing (Witten and Bell 1991)::
+
+        p(x | h) = (c(h x) + k(h) p(x | h')) / (c(h) + k(h)),     p(x |) from 1 / V for each of V tokens
+
+    c counts occurrences, k(h) the different tokens seen after the history h, h' is h without its oldest token. A
+    history that was never seen gives what its shorter one gives, so that every token has a probability above 0.
+
+    Attributes:
+      order: n; a token is predicted from the n - 1 before it.
+      vocab_size: V.
+      followers: how often each token came after each history.
+      totals: how often any token came after each history.
+    """
+
+    order: int
+    vocab_size: int
+    followers: dict[tuple[int, ...], Counter[int]]
+    totals: dict[tuple[int, ...], int]
+
+    def probability(self, token: int, history: Sequence[int]) -> float:
+        """p(token | history), of which the last `order - 1` tokens count."""
+        found = 1 / self.vocab_size
+        for length in range(min(self.order - 1, len(history)) + 1):
+            key = tuple(history[len(history) - length :])
+            seen = self.followers.get(key)
+            if seen is None:
+                break  # nor was any longer one
+            found = (seen[token] + len(seen) * found) / (self.totals[key] + len(seen))
+        return found
+
+    def perplexity(self, texts: Samples) -> float:
+        """`exp(-mean log p)` over all tokens of the texts; a text's first tokens have shorter histories.
+
+        Raises:
+          ValueError: no token.
+        """
+        nats = [
+            -math.log(self.probability(token, text[max(i - self.order + 1, 0) : i]))
+            for text in texts
+            for i, token in enumerate(text)
+        ]
+        if not nats:
+            raise ValueError("there is no token to be surprised by")
+        return math.exp(math.fsum(nats) / len(nats))
+
+
+def ngrams(samples: Samples, vocab_size: int, order: int = ORDER) -> Ngrams:
+    """The model of the samples' n-grams. Raises ValueError for a token outside the vocabulary."""
+    followers: dict[tuple[int, ...], Counter[int]] = {}
+    for row in samples:
+        for i, token in enumerate(row):
+            if not 0 <= token < vocab_size:
+                raise ValueError(f"token {token} lies outside a vocabulary of {vocab_size}")
+            for length in range(min(order - 1, i) + 1):
+                followers.setdefault(tuple(row[i - length : i]), Counter())[token] += 1
+    totals = {history: seen.total() for history, seen in followers.items()}
+    return Ngrams(order, vocab_size, followers, totals)
+
+
+def reverse_perplexity(samples: Samples, held_out: Samples, vocab_size: int, order: int = ORDER) -> float:
+    """Perplexity of held-out texts under an n-gram model of the samples.
+
+    Samples that miss part of the language make it large, however good each of them is by itself (Zhao et al. 2018,
+    arXiv 1706.04223). It falls with the number of samples: compare equal numbers.
+
+    Args:
+      samples, held_out: token ids of one tokenizer.
+      vocab_size: V, above all ids.
+      order: n.
+
+    Raises:
+      ValueError: nothing held out, or a token outside the vocabulary.
+    """
+    return ngrams(samples, vocab_size, order).perplexity(held_out)
 
 
 def _grams(samples: Samples, n: int) -> tuple[Int[np.ndarray, "M"], Int[np.ndarray, "M"]]:

@@ -5,7 +5,7 @@ from stub_table import STUB, put_settings, saved, small_settings
 
 import paradec_jax as pd
 from paradec_jax import cli
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate.setting import Setting
 from paradec_jax.generate import generate
 from paradec_jax.store import Model
 

@@ -20,7 +20,7 @@ from paradec_jax.config import ResidualHeadConfig, TokenSpec
 from paradec_jax.data.problems import read_problems, write_problems
 from paradec_jax.data.text import character_tokenizer
 from paradec_jax.decode import Residual
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate.setting import Setting
 from paradec_jax.disk import bundled
 from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model, ResidualHead

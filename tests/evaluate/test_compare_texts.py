@@ -10,7 +10,7 @@ from stubs import StubCausal, StubDenoiser
 import paradec_jax as pd
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.text import character_tokenizer
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate.setting import Setting
 from paradec_jax.evaluate import compare_texts as table
 from paradec_jax.evaluate.compare_texts import Source, compare_texts, draw, write_texts
 from paradec_jax.evaluate.judge import judge_ids, judge_texts

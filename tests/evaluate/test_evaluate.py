@@ -7,7 +7,7 @@ import pytest
 from stub_table import CONFIG, KEYS, STUB, small_settings, strict
 
 from experiments.tasks import build_tokenizer, token_spec, word_problems
-from paradec_jax.evaluate import compare
+from paradec_jax.evaluate.compare import compare
 from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model
 
