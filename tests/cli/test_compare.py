@@ -14,14 +14,14 @@ import paradec_jax as pd
 from experiments.tasks import token_spec, word_problems
 from paradec_jax import cli, facts
 from paradec_jax.cli import demo
-from paradec_jax.cli.compare import ANSWERS, MORE, _models
+from paradec_jax.cli.compare import ANSWERS, MORE, NOTES, TITLE, _models
 from paradec_jax.cli.output import print_table
 from paradec_jax.config import ResidualHeadConfig, TokenSpec
 from paradec_jax.data.problems import read_problems, write_problems
 from paradec_jax.data.text import character_tokenizer
 from paradec_jax.decode import Residual
-from paradec_jax.evaluate.setting import Setting
 from paradec_jax.disk import bundled
+from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model, ResidualHead
 
@@ -86,7 +86,7 @@ class TestAnswers:
         drawn, own = [], word_problems(3, seed=5)
         write_problems(tmp_path / "own.jsonl", own)
 
-        def keep(model, problems, settings, **options):
+        def keep(sources, problems, **options):
             drawn.append(problems)
             raise ValueError("enough")
 
@@ -146,20 +146,23 @@ def test_without_a_head_its_rivals_remain(tmp_path, capsys, monkeypatch):
 
 def test_columns_of_a_family(capsys):
     fields = dict.fromkeys(("tokens_per_second", "speedup", "decode_speedup", "network_calls_per_token"), 1.0)
+    fields |= {"model": "tiny", "problems": 9, "data": "unseen", "seed": 1, "baseline": True, "batch": 1}
+    fields |= {"timed_problems": 5, "timed_passes": 3, "dtype": "float32", "device": None}
     fields |= {"decoder": "block", "label": "rule static", "exact": 7, "interval": [0.1, 0.9]}
     fields |= {"tokens_per_network_call": 2.0, "positions_per_token": 4.25, "head_calls_per_token": 0.75}
     fields |= {"recurrences_per_token": 0.5, "equals_greedy": None, "flops_per_token": 3.5e6}
 
     def shown(family, interval=(0.5, None), **changes):
         row = fields | changes | {"speedup_interval": interval}
-        print_table("title", ANSWERS | MORE.get(family, {}), [row], ["a note"], bold=0)
+        print_table(TITLE, ANSWERS | MORE.get(family, {}), [row], NOTES.values())
         return capsys.readouterr().out
 
     out = shown("block_diffusion")
-    assert all(piece in out for piece in ("title", "rule static", "10.0%-90.0%", "a note"))
+    assert all(piece in out for piece in ("tiny: 9 problems (unseen), seed 1", "rule static", "10.0%-90.0%"))
     assert "4.25" in out and "0.75" in out and "3.5e+06" in out
-    out = shown("block_diffusion", flops_per_token=None)
-    assert "3.5e+06" not in out and "0.75" in out
+    assert "FLOP: an estimate" in out and "median" not in out, "a note with a value of None is left out"
+    assert "median of 3 passes, float32, cpu" in shown("causal", device="cpu")
+    assert "3.5e+06" not in shown("block_diffusion", flops_per_token=None)
     assert "4.25" not in shown("causal") and "0.50" in shown("recurrent_depth")
     assert "0.50-1.50" in shown("causal", (0.5, 1.5)) and "0.50-" not in shown("causal")
 

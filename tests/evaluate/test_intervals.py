@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from paradec_jax.evaluate.intervals import Z95, ends, paired, quicker, ratio, speedup, times, wilson
+from experiments.common.ratios import quicker, times
+from paradec_jax.evaluate.intervals import Z95, ends, paired, ratio, speedup, wilson
 
 
 @pytest.mark.parametrize("successes", [0, 1, 7, 19, 20])
@@ -125,7 +126,7 @@ def test_interval_of_a_ratio():
     assert ratio(np.array([4, 8]), np.array([1, 2])) == (4.0, 4.0)
     assert ratio(np.array([4]), np.array([1])) == (0.0, np.inf)
     for wrong in (([], []), ([1, 2], [1]), ([1], [0])):
-        with pytest.raises(ValueError, match="need two vectors"):
+        with pytest.raises(ValueError, match=r"two vectors of one length|sum of the second vector"):
             ratio(*map(np.asarray, wrong))
     rng, covered = np.random.default_rng(0), 0
     for _ in range(400):

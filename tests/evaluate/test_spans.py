@@ -14,10 +14,8 @@ import paradec_jax as pd
 from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.text import character_tokenizer
-from paradec_jax.evaluate import spans as spans_module
-from paradec_jax.evaluate.bound import Span, bounds
-from paradec_jax.evaluate.likelihood import continuation_row, rolling_rows
-from paradec_jax.evaluate.spans import fill, score_spans
+from paradec_jax.evaluate.bound import best_token, bounds, fill, score_spans
+from paradec_jax.evaluate.likelihood import Span, continuation_span, rolling_spans
 from paradec_jax.store import Model
 
 STUB = StubDenoiser(max_length=32)
@@ -67,12 +65,12 @@ class TestSpans:
     def test_the_mask_is_no_token(self):
         logits = np.zeros((3, 4), np.float32)
         logits[:, 3], logits[1, 1] = 9, 1
-        assert spans_module.best_token(jnp.asarray(logits), 3).tolist() == [0, 1, 0]
+        assert best_token(jnp.asarray(logits), 3).tolist() == [0, 1, 0]
 
     def test_exact_is_exact(self, causal):
         tokenizer, spec = causal.tokenizer, causal.token_spec
-        row = continuation_row(tokenizer, spec, "Ana has", " 3 apples", 256)
-        span = Span((*row.ids, 7), len(row.ids) - row.count, len(row.ids))
+        alone = continuation_span(tokenizer, spec, "Ana has", " 3 apples", 256)
+        span = Span((*alone.ids, 7), alone.start, alone.stop)  # one more token, which is not scored
         (found,) = score_spans(causal, [span])
         assert found.nats == pytest.approx(0, abs=1e-4) and found.error == 0 and found.greedy
 
@@ -97,8 +95,7 @@ class TestHarness:
         pairs = [("ab h", " bd"), ("ab h", " ba"), ("cf", "h")]
         found = lm.loglikelihood([SimpleNamespace(args=pair) for pair in pairs])
         assert [greedy for _, greedy in found] == [True, False, True]
-        rows = [continuation_row(denoiser.tokenizer, SPEC, *pair, 31) for pair in pairs]
-        spans = [Span(row.ids, len(row.ids) - row.count) for row in rows]
+        spans = [continuation_span(denoiser.tokenizer, SPEC, *pair, 31) for pair in pairs]
         marks = [harness._mark(context) for context, _ in pairs]
         assert marks[0] == marks[1] != marks[2]
         wanted = bounds(STUB, {}, spans, STUB.mask, draws=4, streams=marks)
@@ -109,8 +106,7 @@ class TestHarness:
             lm = harness.DecoderLM(denoiser, pd.Masked(), draws=2)
         text = "abcdefgh" * 5
         (found,) = lm.loglikelihood_rolling([SimpleNamespace(args=(text,))])
-        rows = rolling_rows(denoiser.tokenizer, SPEC, text, 31)
-        spans = [Span(row.ids, len(row.ids) - row.count) for row in rows]
+        spans = rolling_spans(denoiser.tokenizer, SPEC, text, 31)
         assert len(spans) == 2 and max(len(span.ids) for span in spans) == 32
         assert found == pytest.approx(-sum(of.nats for of in bounds(STUB, {}, spans, STUB.mask, draws=2)))
 
