@@ -13,15 +13,9 @@ from typing import Any
 import jax
 
 PACKAGES = ("paradec-jax", "jax", "jaxlib", "flax", "numpy")
-ENVIRONMENT = (
-    "XLA_FLAGS",
-    "JAX_PLATFORMS",
-    "OMP_NUM_THREADS",
-    "PARADEC_LAYOUTS",
-)  # what changes speed from outside
+# What changes speed from outside.
+ENVIRONMENT = ("XLA_FLAGS", "JAX_PLATFORMS", "OMP_NUM_THREADS", "PARADEC_LAYOUTS")
 ROOT = Path(__file__).parents[1]
-KEPT = ("device", "versions", "commit", "environment")  # what parts of one result must share
-VARYING = ("memory_bytes", "device_memory_bytes")  # but for these, which differ between runs on one device
 
 
 def facts() -> dict[str, Any]:
@@ -114,19 +108,6 @@ def told(record: Mapping[str, Any]) -> str:
         f"commit {record['commit'][:12]}" if record["commit"] else "no commit known",
     ]
     return ", ".join(part for part in [*parts, record["date"]] if part)
-
-
-def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first thing that two records do not share and should, in words; None where there is none."""
-    for name in KEPT:
-        old, new = before.get(name), now.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
-            for key in {**old, **new}:
-                if key not in VARYING and old.get(key) != new.get(key):
-                    return f"{name} ({key}) is {new.get(key)!r} and was {old.get(key)!r}"
-        elif old != new:
-            return f"{name} is {new!r} and was {old!r}"
-    return None
 
 
 def _git(root: Path, *words: str) -> str | None:

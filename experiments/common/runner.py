@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from experiments.common import plots
-from experiments.common.record import rows_begun, write_record
+from experiments.common.record import difference, rows_begun, write_record
 from experiments.common.study import Depth, Study
 from experiments.tasks import exact_lists, pointer_problems, word_problems
 from paradec_jax import facts, load, store
@@ -196,4 +196,4 @@ def _other_machine(path: Path) -> str | None:
     """What of the machine and its libraries differs from when a table was begun; each row tells its own commit."""
     made = json.loads(path.read_text())["facts"]
     before, now = ({k: v for k, v in of.items() if k != "commit"} for of in (made, facts.facts()))
-    return facts.difference(before, now)
+    return difference(before, now)

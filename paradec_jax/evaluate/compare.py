@@ -24,7 +24,6 @@ from paradec_jax.decode.machine.rows import NETWORK_CALLS, POSITIONS
 from paradec_jax.evaluate.cases import Prompts, Source, case_of, empty_prompts, prompts_of
 from paradec_jax.evaluate.intervals import ends, paired, ratio, speedup, wilson
 from paradec_jax.evaluate.judge import TextJudge
-from paradec_jax.evaluate.setting import Setting
 from paradec_jax.evaluate.text_measures import Samples
 from paradec_jax.generate import tokenizer_of
 from paradec_jax.io import atomic_write_text
@@ -32,9 +31,9 @@ from paradec_jax.store import Model
 from paradec_jax.timing import Advance, Case, Speed, compile_all, measure
 
 Row = dict[str, Any]
-Report = Callable[
-    [str, int], Advance
-]  # begins a stage of so many units; the result counts those that are done
+# Begins a stage of so many units; what it returns counts those that are done.
+Report = Callable[[str, int], Advance]
+SILENT: Report = lambda stage, units: lambda done: None  # noqa: E731
 Score = Callable[[Sequence[Any], Sequence[str]], Bool[np.ndarray, "N"]]
 
 ROWS = 50  # problems decoded together when only their answers count
@@ -43,16 +42,13 @@ SAMPLES = 64  # texts of a row: minutes on a few cores; the more, the narrower t
 TEXT_ROWS = 64  # texts drawn and judged together
 
 
-SILENT: Report = lambda stage, units: lambda done: None  # noqa: E731
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Comparison:
     """What `compare` and `compare_texts` return.
 
     Attributes:
-      rows: one dictionary a source, as `paradec compare --json` prints them; last that of real text.
-      texts: what each row's texts are.
+      rows: one dictionary a source, as `paradec compare --json` prints them, and last one of real text.
+      texts: texts of each row.
       facts: machine and program (`facts.facts`); for answers the dtypes of the parameters too.
       exact: which problems each source got right, bool [sources, N]; None of texts, which have no right answer.
       calls: network calls of each problem, int [sources, N]; None of texts.
@@ -78,8 +74,6 @@ def compare(
     report: Report = SILENT,
 ) -> Comparison:
     """Decodes problems with every source: all of them in batches for answers, some one by one for speed.
-
-    Token and network counts come from all problems, seconds from the first `timed` ones.
 
     Args:
       sources: rows of the table, exactly one of them the baseline; their models share tokenizer and shape.
@@ -110,22 +104,21 @@ def compare(
     at_once = (os.cpu_count() or 1) if jax.default_backend() == "cpu" else 1
     with ThreadPoolExecutor(at_once) as pool:
         answers = list(pool.map(lambda case: _decode(case, prompts, rows, advance), cases))
+    requests = [prompts.request([i]) for i in range(min(timed, len(problems)))]
     speeds: list[Speed] = []
-    if timed:
-        requests = [prompts.request([i]) for i in range(min(timed, len(problems)))]
+    if requests:
         advance = report("timing one by one", len(cases) * (passes + 1))
         speeds = measure(cases, requests, passes=passes, advance=advance)
-
     texts = [prompts.texts(tokenizer_of(model), of.ids) for of in answers]
     exact = np.stack([score(problems, of) for of in texts])
     program = facts.facts() | {"dtypes": facts.dtypes(params)}
     found = []
     for i, source in enumerate(sources):
-        row = {"family": source.model.family, "model": source.name}
-        row |= _answer_fields(source.setting, answers[i], exact[i], answers[base], exact[base])
+        row = _source_fields(source, program["device"]) | {"baseline": i == base}
+        row |= _answer_fields(answers[i], exact[i], answers[base], exact[base])
         row |= _work_fields(cases[i].decoder, answers[i], prompts.lengths)
         row |= _speed_fields(speeds[i], speeds[base]) if speeds else {}
-        found.append(row | _machine_fields(source.model, program["device"]))
+        found.append(row | ({"equals_greedy": None} if source.setting.sampled else {}))
     return Comparison(found, texts, program, exact, np.stack([of.counts[NETWORK_CALLS] for of in answers]))
 
 
@@ -208,40 +201,31 @@ def draw(
     Raises:
       ValueError: what the decoder refuses, or a model that cannot start a text.
     """
-    model, setting = source.model, source.setting
-    prompts, settings = empty_prompts(model, samples, length, seed), setting.settings()
-    case, batch = case_of(setting, model, prompts.size), _batches(prompts, rows)[0]
+    prompts = empty_prompts(source.model, samples, length, seed)
+    case, batch = case_of(source.setting, source.model, prompts.size), _batches(prompts, rows)[0]
     compile_seconds = compile_all([(case, prompts.request(batch))])[0]
     drawn = _decode(case, prompts, rows)
-    return drawn.ids, {
-        "family": model.family,
-        "model": source.name,
-        "decoder": setting.name,
-        "label": setting.label(),
+    settings = source.setting.settings()
+    return drawn.ids, _source_fields(source, facts.device()) | {
         "length": length,
-        "settings": settings,
         "steps": settings.get("steps"),
         "temperature": settings["temperature"],
         "network_calls": float(drawn.counts[NETWORK_CALLS].mean()),
         "seconds_per_sample": statistics.median(drawn.seconds) / len(batch),
         "compile_seconds": compile_seconds,
         "batch": len(batch),
-        **_machine_fields(model, facts.device()),
     }
 
 
 def real_row(length: int) -> Row:
     """A row of real text, which no decoder drew: None for what it has none of."""
-    names = ("settings", "steps", "temperature", "network_calls", "seconds_per_sample", "compile_seconds")
-    empty = dict.fromkeys((*names, "batch", "dtype", "device"))
-    return {"family": None, "model": "real text", "decoder": None, "label": "", "length": length} | empty
+    names = ("family", "decoder", "settings", "steps", "temperature", "network_calls", "seconds_per_sample")
+    empty = dict.fromkeys((*names, "compile_seconds", "batch", "dtype", "device"))
+    return empty | {"model": "real text", "label": "", "length": length}
 
 
 def write_texts(folder: Path, compared: Comparison) -> None:
-    """Writes the texts of each row as JSON lines {"text": ...} and names the file in the row, under "texts".
-
-    The folder is made where there is none; files of the same names are replaced.
-    """
+    """Writes the texts of each row as JSON lines {"text": ...} and names the file in the row, under "texts"."""
     folder.mkdir(parents=True, exist_ok=True)
     for i, (row, texts) in enumerate(zip(compared.rows, compared.texts, strict=True)):
         words = [row["model"], row["decoder"], "" if row["steps"] is None else f"{row['steps']}-steps"]
@@ -285,20 +269,29 @@ def _decode(case: Case, prompts: Prompts, rows: int, advance: Advance = lambda u
     return _Decoded(ids, counts, seconds)
 
 
-def _answer_fields(setting: Setting, answers: _Decoded, exact: Any, base: _Decoded, base_exact: Any) -> Row:
+def _source_fields(source: Source, device: Mapping[str, Any]) -> Row:
+    """Names and choices of a row, its dtype, and the device in a few words; the facts say more."""
+    cpu = f"cpu, {device['threads']} cores"
+    return {
+        "family": source.model.family,
+        "model": source.name,
+        "decoder": source.setting.name,
+        "label": source.setting.label(),
+        "settings": source.setting.settings(),
+        "dtype": source.model.config.dtype,
+        "device": cpu if device["platform"] == "cpu" else device["kind"],
+    }
+
+
+def _answer_fields(answers: _Decoded, exact: Any, base: _Decoded, base_exact: Any) -> Row:
     """What the batched pass over all problems says of one setting."""
     lengths, each = np.asarray([len(row) for row in answers.ids]), answers.counts[NETWORK_CALLS]
-    tokens, calls = int(lengths.sum()), int(each.sum())
+    tokens, calls, right = int(lengths.sum()), int(each.sum()), int(exact.sum())
     difference = paired(exact, base_exact)
-    equal = np.mean([a == b for a, b in zip(answers.ids, base.ids, strict=True)])
     return {
-        "decoder": setting.name,
-        "label": setting.label(),
-        "settings": setting.settings(),
-        "baseline": setting.baseline,
         "problems": len(answers.ids),
-        "exact": int(exact.sum()),
-        "interval": list(wilson(int(exact.sum()), len(answers.ids))),
+        "exact": right,
+        "interval": list(wilson(right, len(answers.ids))),
         "difference": difference.difference,
         "difference_interval": list(difference.interval),
         "only_here_exact": difference.only_first,
@@ -308,7 +301,7 @@ def _answer_fields(setting: Setting, answers: _Decoded, exact: Any, base: _Decod
         "tokens_per_network_call_interval": ends(ratio(lengths, each)),
         # A network without recurrences passes its layers once a call.
         "recurrences_per_token": int(answers.counts.get("recurrences", each).sum()) / tokens,
-        "equals_greedy": None if setting.sampled else float(equal),
+        "equals_greedy": float(np.mean([a == b for a, b in zip(answers.ids, base.ids, strict=True)])),
     }
 
 
@@ -366,9 +359,3 @@ def _speed_fields(speed: Speed, baseline: Speed) -> Row:
         "timed_passes": len(speed.passes),
         "compile_seconds": speed.compile_seconds,
     }
-
-
-def _machine_fields(model: Model, device: Mapping[str, Any]) -> Row:
-    """The dtype, and the device in a few words; the facts say more."""
-    cpu = f"cpu, {device['threads']} cores"
-    return {"dtype": model.config.dtype, "device": cpu if device["platform"] == "cpu" else device["kind"]}

@@ -6,10 +6,9 @@ With the judge's loss `l_ij = -log p(x_ij | x_i,<j)` of token j of sample i, by 
     "mdlm"   exp( sum_ij c_ij l_ij / sum_ij c_ij )         each token counts alike, end-of-text tokens but the first
                                                            of a sample left out (c = 0)
 
-SDTT: Deschenaux and Gulcehre 2024, arXiv 2410.21035; MDLM: Sahoo et al. 2024, arXiv 2406.07524. Both are those of the
-released programs, and they differ. SDTT hands a judge of the same vocabulary the ids as they are,
-nothing before them, so that the first token has no loss (`begin` changes that). MDLM always goes through the text, as
-whoever judges with another vocabulary must. A judge is any model that predicts the next token.
+SDTT: Deschenaux and Gulcehre 2024, arXiv 2410.21035; MDLM: Sahoo et al. 2024, arXiv 2406.07524; both as released.
+SDTT hands a judge of the same vocabulary the ids as they are, nothing before them, so that the first token
+has no loss (`begin` changes that). MDLM always goes through the text.
 """
 
 import dataclasses
@@ -26,7 +25,6 @@ from paradec_jax.evaluate.text_measures import (
     ORDER,
     SMOOTHING,
     Samples,
-    Variety,
     has_sacrebleu,
     reverse_perplexity,
     self_bleu,
@@ -48,7 +46,7 @@ class Judgement:
       perplexity: generative perplexity.
       interval: its 95% interval, by bootstrap over samples.
       definition: "sdtt" or "mdlm".
-      variety: entropies and distinct n-grams of the tokens that the judge read.
+      variety: `variety` of the tokens that the judge read.
       nats: mean loss of the counted tokens of each sample, NaN where there is none, [N].
       counted: tokens whose loss counts, [N].
       cut: samples that were longer than the judge and lost their end.
@@ -57,7 +55,7 @@ class Judgement:
     perplexity: float
     interval: tuple[float, float]
     definition: str
-    variety: Variety
+    variety: dict[str, Any]
     nats: Float[np.ndarray, "N"]
     counted: Int[np.ndarray, "N"]
     cut: int = 0
@@ -218,7 +216,7 @@ class TextJudge:
     def measures(self, ids: Samples, judged: Judgement | None = None) -> dict[str, Any]:
         """Fields of a row that need no real texts; `judged` is what `judgement` has said of the ids."""
         judged = self.judgement(ids) if judged is None else judged
-        variety, group = judged.variety, self.texts(ids)[:BLEU_TEXTS]
+        group = self.texts(ids)[:BLEU_TEXTS]
         bleu = self_bleu(group) if has_sacrebleu() and len(group) > 1 else None
         return {
             "samples": len(ids),
@@ -230,12 +228,7 @@ class TextJudge:
             "judge_cut": judged.cut,
             "judge_perplexity": judged.perplexity,
             "interval": ends(judged.interval),
-            "unigram_entropy": variety.unigram_entropy,
-            "unigram_entropy_interval": ends(variety.unigram_interval),
-            "fourgram_entropy": variety.fourgram_entropy,
-            "fourgram_entropy_interval": ends(variety.fourgram_interval),
-            "sample_entropy": variety.sample_entropy,
-            **{f"distinct_{n}": share for n, share in enumerate(variety.distinct, 1)},
+            **judged.variety,
             "self_bleu": bleu,
             "self_bleu_texts": None if bleu is None else len(group),
         }

@@ -6,15 +6,17 @@ equal length.
 """
 
 import dataclasses
+import functools
 import importlib.util
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from paradec_jax.evaluate.intervals import jackknife
+from paradec_jax.evaluate.intervals import ends, jackknife
 
 Samples = Sequence[Sequence[int]]
 SMOOTHING = "witten-bell"
@@ -22,44 +24,26 @@ ORDER = 4  # of the n-gram model behind reverse perplexity
 NO_SACREBLEU = "self-BLEU needs sacrebleu, which is missing: install paradec-jax[eval]"
 
 
-@dataclasses.dataclass(frozen=True)
-class Variety:
-    """How varied the tokens of N samples are.
+def variety(samples: Samples) -> dict[str, Any]:
+    """How varied the tokens of samples are, as fields of a row.
 
-    Attributes:
-      unigram_entropy, fourgram_entropy: `entropy` of orders 1 and 4, in nats.
-      unigram_interval, fourgram_interval: their 95% intervals, by jackknife over samples.
-      sample_entropy: see `sample_entropy`.
-      distinct: different n-grams over n-grams of all samples together, of the orders 1 to 4 (Li et al. 2016, arXiv
-        1510.03055).
-    """
-
-    unigram_entropy: float
-    unigram_interval: tuple[float, float]
-    fourgram_entropy: float
-    fourgram_interval: tuple[float, float]
-    sample_entropy: float
-    distinct: tuple[float, ...]
-
-
-def variety(samples: Samples) -> Variety:
-    """All measures of tokens at once.
+    Returns:
+      `unigram_entropy` and `fourgram_entropy` (orders 1 and 4 of `entropy`) with their 95% intervals by jackknife
+      over samples, `sample_entropy`, and `distinct_1` to `distinct_4`: different n-grams over n-grams of all samples
+      together (Li et al. 2016, arXiv 1510.03055).
 
     Raises:
       ValueError: no sample with 4 tokens.
     """
-    grams = {n: _grams(samples, n) for n in (1, 2, 3, 4)}
-
-    def of(n: int) -> tuple[float, tuple[float, float]]:
-        codes, owners = grams[n]
-
-        def measure(kept: np.ndarray) -> float:
-            return _entropy(np.bincount(codes[kept[owners]]))
-
-        return measure(np.ones(len(samples), bool)), jackknife(measure, len(samples))
-
-    distinct = tuple(int(codes.max() + 1) / len(codes) for codes, _ in grams.values())
-    return Variety(*of(1), *of(4), sample_entropy(samples), distinct)
+    fields: dict[str, Any] = {"sample_entropy": sample_entropy(samples)}
+    for n, name in ((1, "unigram_entropy"), (2, None), (3, None), (4, "fourgram_entropy")):
+        codes, owners = _grams(samples, n)
+        fields[f"distinct_{n}"] = int(codes.max() + 1) / len(codes)
+        if name is not None:
+            measure = functools.partial(_entropy_of_kept, codes, owners)
+            fields[name] = measure(np.ones(len(samples), bool))
+            fields[f"{name}_interval"] = ends(jackknife(measure, len(samples)))
+    return fields
 
 
 def entropy(samples: Samples, n: int = 1) -> float:
@@ -203,6 +187,11 @@ def _grams(samples: Samples, n: int) -> tuple[Int[np.ndarray, "M"], Int[np.ndarr
     windows = [np.lib.stride_tricks.sliding_window_view(row, n) for row in rows if len(row) >= n]
     _, codes = np.unique(np.concatenate(windows), axis=0, return_inverse=True)
     return codes.reshape(-1), np.repeat(np.arange(len(rows)), counts)
+
+
+def _entropy_of_kept(codes: np.ndarray, owners: np.ndarray, kept: np.ndarray) -> float:
+    """Entropy of the n-grams in the samples that are kept, bool [N]."""
+    return _entropy(np.bincount(codes[kept[owners]]))
 
 
 def _entropy(counts: np.ndarray) -> float:

@@ -1,9 +1,8 @@
 """Requests "generate until", as lm-eval makes them, through any decoder."""
 
-import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from paradec_jax.data.problems import encode_prompts
 from paradec_jax.evaluate.setting import Setting
@@ -14,15 +13,8 @@ MAX_GEN_TOKS = 256  # lm-eval's own default
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
-@dataclasses.dataclass(frozen=True)
-class Until:
-    """The generation arguments of a request.
-
-    Attributes:
-      stop: texts that end it.
-      max_new_tokens: tokens at most.
-      sampling: (field of the knobs, value) of those given; without a temperature the request is greedy.
-    """
+class Until(NamedTuple):
+    """Generation arguments of a request: texts that end it, tokens at most, (knob, value) of its sampling."""
 
     stop: tuple[str, ...]
     max_new_tokens: int
@@ -88,36 +80,23 @@ def generate_until(
                 f"{model.network.max_length} positions, the context's included"
             )
         contexts = [fitting(model, requests[i][0], room) for i in members]
-        of_request = setting.changed(dict(until.sampling))
-        for i, text in zip(
-            members, continued(model, contexts, of_request, until, rows, seed + again), strict=True
-        ):
-            texts[i] = text
-    return texts
-
-
-def continued(
-    model: Model, contexts: Sequence[str], setting: Setting, until: Until, rows: int, seed: int
-) -> list[str]:
-    """Contexts continued with the same arguments, `rows` at a time, by one program: all batches have one shape."""
-    empty = setting.decoder.any_order
-    longest = encode_prompts(tokenizer_of(model), contexts, spec=model.token_spec, may_be_empty=empty)[
-        0
-    ].shape[1]
-    texts: list[str] = []
-    for start in range(0, len(contexts), rows):
-        batch = list(contexts[start : start + rows])
-        out = generate(
-            model,
-            batch + batch[-1:] * (rows - len(batch)),
-            setting.decoder,
-            knobs=setting.knobs,
-            max_new_tokens=until.max_new_tokens,
-            seed=seed,
-            stop_strings=until.stop,
-            bucket=longest,
-        )
-        texts += out.text[: len(batch)]
+        chosen = setting.changed(dict(until.sampling))
+        empty, spec = chosen.decoder.any_order, model.token_spec
+        longest, _ = encode_prompts(tokenizer_of(model), contexts, spec=spec, may_be_empty=empty)
+        for start in range(0, len(contexts), rows):
+            batch = contexts[start : start + rows]
+            out = generate(
+                model,
+                batch + batch[-1:] * (rows - len(batch)),  # all batches have one shape, and share a program
+                chosen.decoder,
+                knobs=chosen.knobs,
+                max_new_tokens=until.max_new_tokens,
+                seed=seed + again,
+                stop_strings=until.stop,
+                bucket=longest.shape[1],
+            )
+            for i, text in zip(members[start : start + rows], out.text, strict=False):
+                texts[i] = text
     return texts
 
 

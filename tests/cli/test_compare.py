@@ -12,7 +12,7 @@ from stubs import StubCausal, StubDenoiser, StubHead, StubNetwork
 
 import paradec_jax as pd
 from experiments.tasks import token_spec, word_problems
-from paradec_jax import cli, facts
+from paradec_jax import cli
 from paradec_jax.cli import demo
 from paradec_jax.cli.compare import ANSWERS, MORE, NOTES, TITLE, _models
 from paradec_jax.cli.output import print_table
@@ -64,8 +64,7 @@ class TestAnswers:
         for row in rows:
             assert (row["model"], row["problems"], row["seed"]) == ("tiny", 3, 1)
             assert row["data"] == easy(tmp_path)
-            same = facts.difference(row["facts"], facts.facts())
-            assert same is None and row["facts"]["dtypes"] == ["float32"]
+            assert row["facts"]["device"]["threads"] >= 1 and row["facts"]["dtypes"] == ["float32"]
             low, high = row["speedup_interval"]
             assert 0 < low <= row["speedup"] <= high or len(row["passes"]) == 1
         assert "decoding in batches" in err

@@ -102,7 +102,7 @@ class TestRows:
         judged = judge_ids(model_of("causal"), ids, begin=True, batch=TEXT_ROWS)
         assert row["judge_perplexity"] == judged.perplexity and row["interval"] == list(judged.interval)
         varied = variety(ids)
-        assert row["fourgram_entropy"] == varied.fourgram_entropy and row["distinct_2"] == varied.distinct[1]
+        assert varied.items() <= row.items()
         real = [tokenizer.encode(REAL), tokenizer.encode("ab")]
         assert row["reverse_perplexity"] == reverse_perplexity(ids, real, 11)
         assert (row["judge_reads"], row["judge_begin_of_text"], row["judge_cut"]) == ("ids", True, 0)
