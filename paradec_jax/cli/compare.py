@@ -17,7 +17,7 @@ from paradec_jax.evaluate.compare import SAMPLES, TIMED, Comparison, compare, co
 from paradec_jax.evaluate.intervals import paired
 from paradec_jax.evaluate.text_measures import NO_SACREBLEU, has_sacrebleu
 from paradec_jax.families import FAMILIES, Family
-from paradec_jax.generate import lacks_head, tokenizer_of
+from paradec_jax.generate import check_positive, lacks_head, tokenizer_of
 
 OF_ANSWERS = ("data", "problems", "timed")  # options; the others are of texts
 
@@ -129,18 +129,16 @@ def compare_command(
     results: list[Comparison] = (_texts if family.texts else _answers)(family, models, seed, **given)
     if json is not None:
         write_json([row | {"facts": of.facts} for of in results for row in of.rows], json)
-    if json != "-":
-        for result in results:
-            if family.texts:
-                print_table(TEXTS_TITLE, TEXTS, result.rows, TEXTS_NOTES)
-            else:
-                columns = ANSWERS | MORE.get(family.name, {})
-                notes = [note for name, note in NOTES.items() if name in ("", family.name)]
-                print_table(TITLE, columns, result.rows, notes)
-        if not family.texts:
-            _print_pairs(results)
-        elif not has_sacrebleu():
-            print(f"{NO_SACREBLEU}.")
+    if json == "-":
+        return 0
+    if family.texts:
+        missing = () if has_sacrebleu() else (f"{NO_SACREBLEU}.",)
+        print_table(TEXTS_TITLE, TEXTS, results[0].rows, (*TEXTS_NOTES, *missing))
+        return 0
+    notes = [note for name, note in NOTES.items() if name in ("", family.name)]
+    for result in results:
+        print_table(TITLE, ANSWERS | MORE.get(family.name, {}), result.rows, notes)
+    _print_pairs(results)
     return 0
 
 
@@ -149,10 +147,6 @@ def _models(word: str) -> tuple[str, ...]:
     if word not in FAMILIES:
         return (word,)
     family = FAMILIES[word]
-    if not family.bundled:
-        raise ValueError(
-            f"no model of family {word} is bundled yet: name a folder that was trained or converted"
-        )
     return (*family.bundled, *(filter(is_bundled, family.texts.rivals) if family.texts else ()))
 
 
@@ -166,9 +160,7 @@ def _answers(
     timed: int = TIMED,
 ) -> list[Comparison]:
     """The decoders of each model on the same problems."""
-    for name, value in (("problems", problems), ("timed", timed)):
-        if value < 1:
-            raise ValueError(f"--{name} must be at least 1, not {value}")
+    check_positive(problems=problems, timed=timed)
     items = read_problems(data)[:problems]
     results = []
     for name, model in models.items():
@@ -184,16 +176,20 @@ def _answers(
 
 def _print_pairs(results: Sequence[Comparison]) -> None:
     """One line for each model but the first: its answers beside the first one's, problem by problem."""
-    baselines = [[row["baseline"] for row in result.rows].index(True) for result in results]
-    names = [result.rows[at]["model"] for result, at in zip(results, baselines, strict=True)]
-    exact = [result.exact[at] for result, at in zip(results, baselines, strict=True)]
-    for other, right in zip(names[1:], exact[1:], strict=True):
-        pair = paired(right, exact[0])
+    found = [
+        (row["model"], exact)
+        for result in results
+        for row, exact in zip(result.rows, result.exact, strict=True)
+        if row["baseline"]
+    ]
+    first, base = found[0]
+    for other, exact in found[1:]:
+        pair = paired(exact, base)
         low, high = pair.interval
         print(
-            f"{other} against {names[0]}, static decoding, same problems: {100 * pair.difference:+.1f} points "
+            f"{other} against {first}, static decoding, same problems: {100 * pair.difference:+.1f} points "
             f"({100 * low:+.1f} to {100 * high:+.1f}); only {other} right {pair.only_first}, "
-            f"only {names[0]} {pair.only_second}."
+            f"only {first} {pair.only_second}."
         )
 
 
@@ -211,8 +207,6 @@ def _texts(
     """The texts of every model and setting, in one table."""
     assert family.texts is not None
     judge = judge or family.texts.judge
-    if judge is None:
-        raise ValueError(f"no judge of family {family.name} is bundled yet: give --judge, a folder")
     sources = _sources(family, models)
     held_out: list[list[int]] = []
     if real is not None:
@@ -239,10 +233,6 @@ def _sources(family: Family, models: Mapping[str, store.Model]) -> list[Source]:
     for name, model in models.items():
         settings = (*table.settings, *(table.tempered if name == first else ()))
         if model.family != family.name:
-            if model.network.visibility != "causal":
-                raise ValueError(
-                    f"{name} is of family {model.family}, which draws no texts beside {family.name}"
-                )
             settings = (table.rival,)
         found += [Source(name, model, setting) for setting in settings]
     return found

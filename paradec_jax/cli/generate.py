@@ -121,12 +121,7 @@ def _task(model: store.Model, decoder: Any, prompt: str, text: Text) -> Task:
 def _model_for(name: str | None) -> str:
     """The last bundled model of the family whose default decoder it is, or else of the first that has it."""
     families = sorted(rows_of(name), key=lambda family: FAMILIES[family].settings[-1].name != name)
-    bundled = [model for family in families for model in FAMILIES[family].bundled[-1:]]
-    if not bundled:
-        raise ValueError(
-            f"no model that {name} suits is bundled yet: give --model, a folder that was trained or converted"
-        )
-    return bundled[0]
+    return FAMILIES[families[0]].bundled[-1]
 
 
 def _choose(family: str, name: str | None, options: dict[str, Any]) -> Setting:

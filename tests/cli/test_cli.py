@@ -133,8 +133,8 @@ def test_user_errors_are_one_sentence_and_exit_code_1(folder, capsys, tmp_path):
         (["compare", str(foreign)], "python -m convert import"),
         (["generate", "hi", "--model", str(foreign)], "python -m convert import"),
         (["generate", "hi", "--model", str(tmp_path / "nowhere")], "there is no model folder"),
-        (["compare", str(folder), "--problems", "0"], "--problems must be at least 1"),
-        (["compare", str(folder), "--timed", "0"], "--timed must be at least 1"),
+        (["compare", str(folder), "--problems", "0"], "problems must be at least 1, not 0"),
+        (["compare", str(folder), "--timed", "0"], "timed must be at least 1, not 0"),
         (["compare", str(folder), "--data", "nowhere.jsonl"], "nowhere.jsonl"),
         (["compare", str(folder), "--judge", "x"], "--judge is no option of family recurrent_depth"),
         (

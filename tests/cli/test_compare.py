@@ -166,17 +166,12 @@ def test_columns_of_a_family(capsys):
     assert "0.50-1.50" in shown("causal", (0.5, 1.5)) and "0.50-" not in shown("causal")
 
 
-def test_a_family_stands_for_its_bundled_models(monkeypatch, capsys):
+def test_a_family_stands_for_its_bundled_models(monkeypatch):
     own = FAMILIES["masked_diffusion"]
     assert _models("causal") == FAMILIES["causal"].bundled and _models("a/folder") == ("a/folder",)
     assert _models("masked_diffusion") == (*own.bundled, *own.texts.rivals) and own.texts.rivals
     monkeypatch.setattr(bundled, "CHECKOUT", Path("nowhere"))
     assert _models("masked_diffusion") == own.bundled
-    monkeypatch.setitem(FAMILIES, own.name, dataclasses.replace(own, bundled=()))
-    for words in (["generate", "masked", "--max-new-tokens", "3"], ["compare", "masked_diffusion"]):
-        assert cli.main(words) == 1
-        out, err = capsys.readouterr()
-        assert out == "" and err.count("\n") == 1 and "is bundled yet: " in err
 
 
 def lettered(folder, family, spec):

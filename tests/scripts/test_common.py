@@ -52,9 +52,9 @@ def test_a_table_goes_on_where_it_stood(model, toys, monkeypatch, tmp_path):
     small = {"problems": 2, "timed": 0, "rows": 2, "budget": 4, "folder": tmp_path / "results"}
     options, decoded, honest = runner.Options(("all",), model=str(toys / model), **small), [], runner.compare
 
-    def counting(model, problems, settings, **options):
-        decoded.append(len(settings))
-        return honest(model, problems, settings, **options)
+    def counting(sources, problems, **options):
+        decoded.append(len(sources))
+        return honest(sources, problems, **options)
 
     monkeypatch.setattr(runner, "compare", counting)
     runner.main(toy, options)
