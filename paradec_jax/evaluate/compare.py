@@ -143,15 +143,12 @@ def compare_texts(
         real text and no reverse perplexity.
       length: tokens of a text.
       samples: texts of a row.
-      seed: seed of all draws.
-      report: function that shows how far it is.
+      seed, report: see `compare`.
 
     Raises:
-      ValueError: no source, sources of several tokenizers, a number below its least, texts shorter than one piece or
+      ValueError: sources of several tokenizers, a number below its least, texts shorter than one piece or
         with characters that the models do not know, or what decoder, model or judge refuse.
     """
-    if not sources:
-        raise ValueError("need at least one model and sampler to draw texts from")
     for name, value, least in (("length", length, 4), ("samples", samples, 1)):
         if value < least:
             raise ValueError(f"{name} must be at least {least}, not {value}")
@@ -164,7 +161,7 @@ def compare_texts(
         prompts = empty_prompts(source.model, 1, length, seed)
         case_of(source.setting, source.model, prompts.size).decoder.check(prompts.request([0]))
     masks = {source.model.token_spec.mask for source in sources}
-    if any(not masks.isdisjoint(ids) for ids in held_out):
+    if not all(masks.isdisjoint(ids) for ids in held_out):
         raise ValueError("the real texts hold characters that the models do not know")
     # Pieces do not overlap, and what is left at the end of a text is left out; those kept are evenly spread.
     pieces = [ids[at : at + length] for ids in held_out for at in range(0, len(ids) - length + 1, length)]
@@ -195,8 +192,8 @@ def draw(
     """Draws texts of `length` tokens from nothing, at most `rows` in a batch.
 
     Returns:
-      The ids of each text, and what a row says of where they come from and what they cost: network calls a text,
-      and the median seconds of a batch over the texts in it.
+      The ids of each text, and a row of where they come from and what they cost: network calls of a text, and the
+      median seconds of a batch over the texts in it.
 
     Raises:
       ValueError: what the decoder refuses, or a model that cannot start a text.

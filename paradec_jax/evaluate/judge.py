@@ -124,18 +124,14 @@ def summed(
     """
     total, counted = np.zeros(len(samples)), np.zeros(len(samples), np.int64)
     for i, (loss, row) in enumerate(zip(losses, samples, strict=True)):
-        kept = _counted(row, definition, ends)[len(row) - len(loss) :]
+        ending = np.isin(np.asarray(row, np.int64), ends)
+        first = ending & (np.cumsum(ending) == 1)
+        kept = ~ending | first if definition == "mdlm" else np.ones(len(row), bool)
+        kept = kept[len(row) - len(loss) :]
         total[i], counted[i] = np.sum(loss[kept], dtype=np.float64), kept.sum()
     if definition == "mdlm":
         return total, counted.astype(np.float64), counted
     return total / np.maximum(counted, 1), np.sign(counted).astype(np.float64), counted
-
-
-def _counted(row: Sequence[int], definition: str, ends: Sequence[int]) -> np.ndarray:
-    """Which tokens of a sample count, were they all predicted."""
-    ending = np.isin(np.asarray(row, np.int64), ends)
-    first = ending & (np.cumsum(ending) == 1)
-    return ~ending | first if definition == "mdlm" else np.ones(len(row), bool)
 
 
 def check_judge(judge: Model, definition: str) -> None:

@@ -233,14 +233,6 @@ class TestTexts:
         assert cli.main([*words, *more]) == 1
         assert sentence in capsys.readouterr().err
 
-    def test_bundled_settings_are_distinct_and_have_names_of_the_family(self):
-        own = FAMILIES["masked_diffusion"]
-        settings = (*own.texts.settings, *own.texts.tempered)
-        assert {setting.name for setting in settings} <= own.decoders.keys()
-        assert all(setting.sampled for setting in settings) and own.texts.rival.sampled
-        labels = [setting.label() for setting in settings]
-        assert len(set(labels)) == len(labels) and labels[0] == "steps 4"
-
 
 class TestDemo:
     def test_every_family_one_by_one_and_in_parallel(self):

@@ -151,7 +151,6 @@ class TestRows:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"sources": []}, "at least one model and sampler"),
             ({"samples": 0}, "samples must be at least 1, not 0"),
             ({"length": 3}, "length must be at least 4, not 3"),
             ({"held_out": [[1, 2, 3]]}, "hold no piece of 8 tokens"),
@@ -160,9 +159,9 @@ class TestRows:
         ],
     )
     def test_refusals(self, sources, options, message):
-        given = {"sources": sources, "length": LENGTH, "samples": SAMPLES, **options}
+        given = {"length": LENGTH, "samples": SAMPLES, **options}
         with pytest.raises(ValueError, match=message):
-            compare_texts(judge=model_of("causal"), judge_name="judge", **given)
+            compare_texts(sources, model_of("causal"), "judge", **given)
 
     def test_another_tokenizer_is_refused(self, sources):
         other = Source("other", model_of("masked_diffusion", "0123456789"), SETTINGS[0])

@@ -106,8 +106,11 @@ def test_answers_are_parts_of_their_texts():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_settings_of_the_table(family):
-    settings = FAMILIES[family].settings
+    settings, texts = FAMILIES[family].settings, FAMILIES[family].texts
     assert sum(setting.baseline for setting in settings) == 1
+    settings = settings if texts is None else (*texts.settings, *texts.tempered)
+    assert {setting.name for setting in settings} <= FAMILIES[family].decoders.keys()
+    assert texts is None or all(setting.sampled for setting in (*settings, texts.rival))
     rows = [json.dumps([setting.name, setting.settings()], allow_nan=False) for setting in settings]
     assert len(set(rows)) == len(rows)
     labels = [(setting.name, setting.label()) for setting in settings]
