@@ -58,7 +58,7 @@ class HeldOut:
         assert spec.bos is not None
         wanted = [Span((spec.bos, *row), 1) for row in rows]
         found = log_likelihoods(model.network, params, wanted, batch=32)
-        return [Bound(-value, 0.0, len(row)) for (value, _), row in zip(found, rows, strict=True)]
+        return [Bound(-float(scores.sum(dtype=np.float64)), 0.0, len(scores)) for scores, _ in found]
 
     def per_token(self, model: Model, params: Any, ids: np.ndarray) -> dict[str, float]:
         """Nats a token, and their standard error over windows."""

@@ -78,20 +78,17 @@ def score_spans(
 ) -> list[Bound]:
     """What each span costs, exactly where the model predicts the next token.
 
-    Args:
-      model: any model.
-      spans: spans no longer than the model; where it predicts the next token, one needs an id before it.
-      draws, streams: see `bounds`.
-      seed: seed of draws, and of initial latent states.
-      batch: spans, or draws of them, of a call.
+    The seed is that of draws and of initial latent states; all else as in `bounds` and `log_likelihoods`.
 
     Raises:
       ValueError: spans that do not fit, or a model that has neither likelihoods nor bounds.
     """
     if is_exact(model):
         found = log_likelihoods(model.network, model.params, spans, batch=batch, seed=seed)
-        costs = zip(found, spans, strict=True)
-        return [Bound(-score, 0.0, span.count, greedy) for (score, greedy), span in costs]
+        nats = [-float(scores.sum(dtype=np.float64)) for scores, _ in found]
+        return [
+            Bound(cost, 0.0, len(best), bool(best.all())) for cost, (_, best) in zip(nats, found, strict=True)
+        ]
     mask = mask_of(model)
     scored = [i for i, span in enumerate(spans) if span.count]
     kept, numbers = [spans[i] for i in scored], scored if streams is None else [streams[i] for i in scored]

@@ -30,11 +30,7 @@ class Paired(NamedTuple):
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """Wilson's 95% score interval of a share, `(p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)`.
-
-    Raises:
-      ValueError: no trial, or successes outside 0..trials.
-    """
+    """Wilson's 95% score interval of a share, `(p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)`."""
     if trials < 1 or not 0 <= successes <= trials:
         raise ValueError(f"need 0 <= successes <= trials and a trial, not {successes} of {trials}")
     found = _binomial_test(successes, trials).proportion_ci(method="wilson")
@@ -46,9 +42,6 @@ def paired(first: Bool[np.ndarray, "..."], second: Bool[np.ndarray, "..."]) -> P
 
     The interval is Wald's with half a problem added to each of the four cells (Agresti and Min, 2005), so
     that it keeps a width where the methods never differ.
-
-    Raises:
-      ValueError: vectors of different length, or empty ones.
     """
     first, second = np.asarray(first, bool), np.asarray(second, bool)
     if first.shape != second.shape or first.ndim != 1 or not first.size:
@@ -69,9 +62,6 @@ def ratio(above: Numbers, below: Numbers) -> tuple[float, float]:
         R -+ z sqrt(N / (N - 1) * sum (a_i - R b_i)^2) / sum b
 
     A single problem tells nothing of the spread: its interval is the whole half line.
-
-    Raises:
-      ValueError: vectors of different length or empty ones, or a sum of b that is not positive.
     """
     a, b = _vectors(above, below)
     if b.sum() <= 0:
@@ -145,9 +135,6 @@ def bootstrap(above: Numbers, below: Numbers | None = None) -> tuple[float, floa
 
     A resample draws N samples with replacement; the ends are percentiles of the ratio. A resample without anything
     below leaves no end: the range is then the whole line, as it is for a single sample.
-
-    Raises:
-      ValueError: vectors of different length, or empty ones.
     """
     a, b = _vectors(above, np.ones_like(above, np.float64) if below is None else below)
     # How often each sample is drawn, instead of which ones: two products give all resamples.
@@ -173,9 +160,6 @@ def jackknife(
       measure: from which samples to take, bool [N], to a number.
       samples: N.
       groups: G, at most N.
-
-    Raises:
-      ValueError: no sample, or fewer than two groups.
     """
     if samples < 1 or groups < 2:
         raise ValueError(f"need a sample and at least 2 groups, not {samples} and {groups}")

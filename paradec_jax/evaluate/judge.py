@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from paradec_jax.evaluate.intervals import bootstrap, ends
-from paradec_jax.evaluate.likelihood import Span, token_log_likelihoods
+from paradec_jax.evaluate.likelihood import Span, log_likelihoods
 from paradec_jax.evaluate.text_measures import (
     ORDER,
     SMOOTHING,
@@ -147,7 +147,7 @@ def _judgement(judge: Model, samples: Samples, definition: str, begin: bool, bat
     before = (bos,) if begin and bos is not None else ()
     # All tokens of a sample are scored, but for the first where nothing stands before it.
     spans = [Span((*before, *row), 1) if before or len(row) else Span((0,), 1) for row in samples]
-    scores = token_log_likelihoods(judge.network, judge.params, spans, batch=batch)
+    scores = log_likelihoods(judge.network, judge.params, spans, batch=batch)
     losses = [-of for of, _ in scores]
     above, below, counted = summed(losses, samples, definition, judge.token_spec.stop)
     if not counted.any():

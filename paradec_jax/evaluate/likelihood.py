@@ -71,14 +71,8 @@ def continuation_span(
     together do not begin with these, lm-eval loses letters; here the continuation is then split by itself. Where a
     row is longer than the model, it loses ids on the left, begin-of-text first.
 
-    Args:
-      tokenizer, spec: tokenizer and special tokens of the model.
-      context: text that is seen.
-      continuation: text that is scored.
-      length: positions of the model.
-
     Raises:
-      ValueError: a continuation longer than the model.
+      ValueError: a continuation longer than the `length` of the model.
     """
     bare = context.rstrip()
     continuation = context[len(bare) :] + continuation
@@ -113,32 +107,16 @@ def rolling_spans(tokenizer: Tokenizer, spec: TokenSpec, text: str, length: int)
 
 def log_likelihoods(
     network: Any, params: Any, spans: Sequence[Span], *, batch: int = 8, seed: int = 0
-) -> list[tuple[float, bool]]:
-    """Log-likelihood in nats of each span, and whether each of its ids is the most probable one.
-
-    Arguments and errors are those of `token_log_likelihoods`.
-    """
-    found = token_log_likelihoods(network, params, spans, batch=batch, seed=seed)
-    return [(float(scores.sum(dtype=np.float64)), bool(best.all())) for scores, best in found]
-
-
-def token_log_likelihoods(
-    network: Any, params: Any, spans: Sequence[Span], *, batch: int = 8, seed: int = 0
 ) -> list[tuple[Float[np.ndarray, "_"], Bool[np.ndarray, "_"]]]:
     """Log-probability in nats of each scored id of each span, and whether it is the most probable one.
 
     Args:
       network: a causal network whose logits predict the next token.
       params: parameters of the network.
-      spans: spans that end within `network.max_length + 1` ids, each after at least one id.
+      spans: spans that end within `network.max_length + 1` ids, each after at least one id; else a ValueError.
       batch: rows of a call.
       seed: seed of the initial latent states.
-
-    Raises:
-      ValueError: a span that is too long or scores an id with none before it, or a batch below 1.
     """
-    if batch < 1:
-        raise ValueError(f"batch must be at least 1, not {batch}")
     for span in spans:
         if not 1 <= span.start <= span.stop <= min(len(span.ids), network.max_length + 1):
             raise ValueError(

@@ -31,9 +31,6 @@ def variety(samples: Samples) -> dict[str, Any]:
       `unigram_entropy` and `fourgram_entropy` (orders 1 and 4 of `entropy`) with their 95% intervals by jackknife
       over samples, `sample_entropy`, and `distinct_1` to `distinct_4`: different n-grams over n-grams of all samples
       together (Li et al. 2016, arXiv 1510.03055).
-
-    Raises:
-      ValueError: no sample with 4 tokens.
     """
     fields: dict[str, Any] = {"sample_entropy": sample_entropy(samples)}
     for n, name in ((1, "unigram_entropy"), (2, None), (3, None), (4, "fourgram_entropy")):
@@ -47,11 +44,7 @@ def variety(samples: Samples) -> dict[str, Any]:
 
 
 def entropy(samples: Samples, n: int = 1) -> float:
-    """Entropy `-sum_g p(g) log p(g)` in nats of the n-grams of all samples together, p their shares.
-
-    Raises:
-      ValueError: no sample with n tokens.
-    """
+    """Entropy `-sum_g p(g) log p(g)` in nats of the n-grams of all samples together, p their shares."""
     return _entropy(np.bincount(_grams(samples, n)[0]))
 
 
@@ -59,9 +52,6 @@ def sample_entropy(samples: Samples) -> float:
     """Entropy in nats of the tokens within a sample, its mean over the samples that have a token.
 
     Reported beside generative perplexity by BD3-LMs (Arriola et al. 2025, arXiv 2503.09573).
-
-    Raises:
-      ValueError: no sample with a token.
     """
     found = [_entropy(np.unique(np.asarray(row), return_counts=True)[1]) for row in samples if len(row)]
     if not found:
@@ -76,10 +66,6 @@ def self_bleu(texts: Sequence[str]) -> float:
     counts to 1), or were drawn without one (Zhu et al. 2018, arXiv 1802.01886). Words and punctuation are split by
     sacrebleu's "13a", case counts, orders above a text's length are left out, and zero counts are smoothed by its
     "exp".
-
-    Raises:
-      ValueError: fewer than two texts.
-      ImportError: sacrebleu is missing.
     """
     if len(texts) < 2:
         raise ValueError("self-BLEU needs at least two texts")
@@ -131,11 +117,7 @@ class Ngrams:
         return found
 
     def perplexity(self, texts: Samples) -> float:
-        """`exp(-mean log p)` over all tokens of the texts; a text's first tokens have shorter histories.
-
-        Raises:
-          ValueError: no token.
-        """
+        """`exp(-mean log p)` over all tokens of the texts; a text's first tokens have shorter histories."""
         nats = [
             -math.log(self.probability(token, text[max(i - self.order + 1, 0) : i]))
             for text in texts
@@ -169,9 +151,6 @@ def reverse_perplexity(samples: Samples, held_out: Samples, vocab_size: int, ord
       samples, held_out: token ids of one tokenizer.
       vocab_size: V, above all ids.
       order: n.
-
-    Raises:
-      ValueError: nothing held out, or a token outside the vocabulary.
     """
     return ngrams(samples, vocab_size, order).perplexity(held_out)
 

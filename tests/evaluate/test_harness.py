@@ -44,6 +44,12 @@ def last(ids, count):
     return Span(tuple(ids), len(ids) - count)
 
 
+def totals(network, params, rows, **options):
+    """Log-likelihood of each row, and whether each of its scored ids is the most probable one."""
+    found = log_likelihoods(network, params, rows, **options)
+    return [(float(scores.sum(dtype=np.float64)), bool(best.all())) for scores, best in found]
+
+
 def model_of(tokenizer, network, spec=SPEC):
     model = Model(CONFIG, {}, spec, tokenizer)
     model.__dict__["network"] = network
@@ -75,7 +81,7 @@ class TestLikelihoods:
         ]
         total = math.log(math.exp(network.sharpness) + network.vocab_size - 1)
         best, other = network.sharpness - total, -total
-        scores = log_likelihoods(network, {}, rows, batch=3)
+        scores = totals(network, {}, rows, batch=3)
         assert [greedy for _, greedy in scores] == [True, False, True, True]
         expected = [4 * best, 3 * best + other, 2 * best, 0.0]
         np.testing.assert_allclose([score for score, _ in scores], expected, rtol=1e-4)
@@ -89,13 +95,13 @@ class TestLikelihoods:
         request = pd.make_request(prompts, max_new_tokens=5, keys=keys)
         decoded = pd.run(pd.Static(network, 10, log_probs=True), params, request)
         rows = [last((*p, *new), 5) for p, new in zip(prompts, decoded.completions(), strict=True)]
-        scores = log_likelihoods(network, params, rows, batch=2, seed=7)
-        totals = np.asarray(decoded.log_probs).sum(axis=1)
-        np.testing.assert_allclose([score for score, _ in scores], totals, rtol=2e-5)
+        scores = totals(network, params, rows, batch=2, seed=7)
+        own = np.asarray(decoded.log_probs).sum(axis=1)
+        np.testing.assert_allclose([score for score, _ in scores], own, rtol=2e-5)
         assert all(greedy for _, greedy in scores)
         # The other row does not matter, and another token is not the greedy one.
         changed = last((*rows[0].ids[:-1], (rows[0].ids[-1] + 1) % 32), 5)
-        again = log_likelihoods(network, params, [changed, rows[1]], batch=2, seed=7)
+        again = totals(network, params, [changed, rows[1]], batch=2, seed=7)
         assert again[1] == scores[1] and not again[0][1] and again[0][0] < scores[0][0]
 
     def test_lengths_share_programs(self):
@@ -108,8 +114,6 @@ class TestLikelihoods:
         for row in (last((1,) * 66, 1), last((1, 2), 2), last((1, 2), -1)):
             with pytest.raises(ValueError, match="does not fit"):
                 log_likelihoods(StubNetwork(), {}, [row])
-        with pytest.raises(ValueError, match="batch must be at least 1"):
-            log_likelihoods(StubNetwork(), {}, [], batch=0)
 
 
 class TestRows:
@@ -353,5 +357,5 @@ def test_lm_eval_runs_own_items_offline(tmp_path, monkeypatch):
     for sample in out["samples"]["own_likelihood"]:
         problem = problems[sample["doc_id"]]
         row = continuation_span(model.tokenizer, model.token_spec, problem.prompt, problem.solution, 512)
-        alone = log_likelihoods(model.network, model.params, [row], batch=1)[0]
+        alone = totals(model.network, model.params, [row], batch=1)[0]
         assert float(sample["resps"][0][0][0]) == pytest.approx(alone[0], rel=1e-4)
