@@ -9,7 +9,6 @@ from recital import CONFIG, Recital, recite
 
 import paradec_jax as pd
 from experiments.tasks import build_tokenizer, token_spec
-from paradec_jax.config import RecurrentDepthConfig, TokenSpec
 from paradec_jax.decode.machine import drive
 from paradec_jax.generate import row_keys
 from paradec_jax.store import Model
@@ -138,14 +137,13 @@ def test_errors_come_before_compilation(model, arguments, message):
         )
 
 
-def test_a_model_without_tokenizer_says_so():
-    model = Model(RecurrentDepthConfig(vocab_size=32, width=16, heads=2, feed_forward=24), {}, TokenSpec())
+def test_a_model_without_tokenizer_says_so(model):
     with pytest.raises(ValueError, match="no tokenizer"):
-        pd.generate(model, ["Ana"], pd.AutoRegressive(), max_new_tokens=4)
+        generated(dataclasses.replace(model, tokenizer=None), ["Ana"], 4)
 
 
 def test_a_prompt_may_fill_the_model_to_its_last_position(model, tokenizer):
-    text = "Ana" * 1 + " 1" * 238
+    text = "Ana" + " 1" * 238
     count = len(tokenizer.encode(text)) + 1
     network = dataclasses.replace(recite(tokenizer, STORY, start=count), max_length=count + 4)
     out = generated(model, [text], 4, network)

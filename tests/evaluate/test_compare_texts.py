@@ -69,9 +69,8 @@ class TestDrawing:
         drawn = [draw(source, SAMPLES, LENGTH, rows=4) for source in sources]
         (once, few), (many, some), (greedy, _), (rival, each) = drawn
         for ids, row in drawn:
-            assert [len(text) for text in ids] == [LENGTH] * SAMPLES and row[
-                "batch"
-            ] == 3  # two equal batches
+            assert [len(text) for text in ids] == [LENGTH] * SAMPLES
+            assert row["batch"] == 3  # two equal batches
             assert row["seconds_per_sample"] > 0 and row["compile_seconds"] >= 0
         assert (few["network_calls"], each["network_calls"]) == (1, LENGTH)
         assert 1 < some["network_calls"] <= LENGTH
