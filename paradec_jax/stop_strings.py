@@ -68,10 +68,10 @@ class StopStrings:
         return {i: row.stopped for i, row in enumerate(self._rows) if row.stopped is not None}
 
     def _look(self, row: int, ids: Sequence[int]) -> None:
-        seen, own = self._rows[row], len(_without_stop(self._spec, ids))
+        seen, shown = self._rows[row], len(_without_stop(self._spec, ids))
         for place in range(len(seen.ids), len(ids)):
             if seen.stopped is None:
-                seen.push(int(ids[place]), stops=place >= own)
+                seen.push(int(ids[place]), stops=place >= shown)
 
 
 class _Row:

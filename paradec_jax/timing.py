@@ -131,8 +131,8 @@ def measure(
             whole[i].append(seconds)
             reading[i].append(_time(case, requests, max_steps=0)[0])
             advance(1)
-    found = zip(whole, reading, compiled, decoded, strict=True)
-    return [Speed(tuple(each), tuple(read), first, results) for each, read, first, results in found]
+    measured = zip(whole, reading, compiled, decoded, strict=True)
+    return [Speed(tuple(each), tuple(read), first, results) for each, read, first, results in measured]
 
 
 def compile_all(

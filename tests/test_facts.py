@@ -16,7 +16,7 @@ def test_facts_are_json_and_name_the_machine():
     device = found["device"]
     assert device["platform"] == "cpu" and device["kind"] == device["processor"] and device["threads"] >= 1
     assert found["versions"]["jax"] and difference(found, facts.facts()) is None
-    assert device["kind"] in facts.told(found) and found["versions"]["jax"] in facts.told(found)
+    assert device["kind"] in facts.in_words(found) and found["versions"]["jax"] in facts.in_words(found)
 
 
 def test_dtypes_are_those_of_the_arrays():

@@ -158,7 +158,7 @@ class Report:
         cells = [COLUMNS, ("---",) * len(COLUMNS), *map(cells_of, self.rows)]
         table = "\n".join(f"| {' | '.join(line)} |" for line in cells)
         left = "".join(f"\n- {one['part']}, {one['what']}: {one['why']}" for one in self.left_out)
-        text = f"# What this device does\n\n{facts.told(facts.facts())}. {LEGEND}\n\n{table}\n"
+        text = f"# What this device does\n\n{facts.in_words(facts.facts())}. {LEGEND}\n\n{table}\n"
         atomic_write_text(self.out / "report.md", text + (f"\nNot measured:\n{left}\n" if left else ""))
 
 

@@ -176,14 +176,14 @@ def _answers(
 
 def _print_pairs(results: Sequence[Comparison]) -> None:
     """One line for each model but the first: its answers beside the first one's, problem by problem."""
-    found = [
+    baselines = [
         (row["model"], exact)
         for result in results
         for row, exact in zip(result.rows, result.exact, strict=True)
         if row["baseline"]
     ]
-    first, base = found[0]
-    for other, exact in found[1:]:
+    first, base = baselines[0]
+    for other, exact in baselines[1:]:
         pair = paired(exact, base)
         low, high = pair.interval
         print(
@@ -229,10 +229,10 @@ def _sources(family: Family, models: Mapping[str, store.Model]) -> list[Source]:
     table = family.texts
     assert table is not None
     first = next(name for name, model in models.items() if model.family == family.name)
-    found = []
+    sources = []
     for name, model in models.items():
         settings = (*table.settings, *(table.tempered if name == first else ()))
         if model.family != family.name:
             settings = (table.rival,)
-        found += [Source(name, model, setting) for setting in settings]
-    return found
+        sources += [Source(name, model, setting) for setting in settings]
+    return sources

@@ -95,10 +95,10 @@ def generate_text(name: str | None, text: Text, options: dict[str, Any]) -> int:
         result = show(task, setting.knobs, "" if text.gaps else prompt, text.delay)
     else:
         result = task.run(setting.knobs)
-        for i, found in enumerate(result.text):
+        for i, continuation in enumerate(result.text):
             if text.samples > 1:
                 print(f"--- sample {i}", file=sys.stderr)
-            print(found)
+            print(continuation)
     _print_counts(result)
     return 0
 
@@ -148,7 +148,7 @@ def _print_counts(result: Generation) -> None:
 
 
 def _command(name: str | None) -> Callable[..., int]:
-    """The function of one subcommand, whose annotations say what it can be told."""
+    """The function of one subcommand, whose annotations are its options."""
 
     def run(text: Any, decoder: Any) -> int:
         return generate_text(name, text, decoder)

@@ -20,12 +20,12 @@ NAMES = tuple(dict.fromkeys(setting.name for family in FAMILIES.values() for set
 
 def rows_of(name: str | None) -> dict[str, Setting]:
     """By family, the last row of its table, or the last row of that name where it has one."""
-    found = {}
+    rows = {}
     for family in FAMILIES.values():
         named = [setting for setting in family.settings if name in (None, setting.name)]
         if named:
-            found[family.name] = named[-1]
-    return found
+            rows[family.name] = named[-1]
+    return rows
 
 
 def summary(name: str) -> str:
@@ -80,12 +80,12 @@ def _spelled(kind: Any) -> Any:
 
 def _documented(owner: type) -> dict[str, str]:
     """What a class and those before it say of their attributes."""
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for base in reversed(owner.__mro__):
-        found |= {
+        entries |= {
             entry.arg_name: " ".join((entry.description or "").split()) for entry in _parsed(base).params
         }
-    return found
+    return entries
 
 
 @functools.cache

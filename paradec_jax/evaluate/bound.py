@@ -84,11 +84,9 @@ def score_spans(
       ValueError: spans that do not fit, or a model that has neither likelihoods nor bounds.
     """
     if is_exact(model):
-        found = log_likelihoods(model.network, model.params, spans, batch=batch, seed=seed)
-        nats = [-float(scores.sum(dtype=np.float64)) for scores, _ in found]
-        return [
-            Bound(cost, 0.0, len(best), bool(best.all())) for cost, (_, best) in zip(nats, found, strict=True)
-        ]
+        scores = log_likelihoods(model.network, model.params, spans, batch=batch, seed=seed)
+        costs = [(-float(nats.sum(dtype=np.float64)), best) for nats, best in scores]
+        return [Bound(cost, 0.0, len(best), bool(best.all())) for cost, best in costs]
     mask = mask_of(model)
     scored = [i for i, span in enumerate(spans) if span.count]
     kept, numbers = [spans[i] for i in scored], scored if streams is None else [streams[i] for i in scored]
@@ -149,12 +147,12 @@ def bounds(
         which = np.zeros((batch, 2), np.int32)
         which[: len(of)] = [(numbers[i], k) for i, k in of]
         scored.append((some, _score(network, (mask, draws), whole, params, *rows, which, np.uint32(seed))))
-    found = np.zeros(len(jobs))
+    costs = np.zeros(len(jobs))
     for some, values in scored:  # waited for when all calls are on their way
-        found[some] = np.asarray(values)[: len(some)]
-    found = found.reshape(len(spans), draws)
-    errors = found.std(axis=1, ddof=1) / math.sqrt(draws)
-    means = found.mean(axis=1)
+        costs[some] = np.asarray(values)[: len(some)]
+    costs = costs.reshape(len(spans), draws)
+    errors = costs.std(axis=1, ddof=1) / math.sqrt(draws)
+    means = costs.mean(axis=1)
     return [Bound(float(m), float(e), s.count) for m, e, s in zip(means, errors, spans, strict=True)]
 
 
@@ -209,13 +207,13 @@ def fill(model: Model, spans: Sequence[Span], *, batch: int = 8) -> list[tuple[i
                 f"a span of {len(span.ids)} ids does not fit into {network.max_length} positions"
             )
     params = network.prepare(model.params)
-    found: list[tuple[int, ...]] = [()] * len(spans)
+    filled: list[tuple[int, ...]] = [()] * len(spans)
     for size, some in batches([len(span.ids) for span in spans], network.max_length, batch):
         rows = padded([spans[i] for i in some], batch, size)
         best = np.asarray(_best(network, mask, params, *rows))
         for place, i in enumerate(some):
-            found[i] = tuple(best[place, spans[i].start : spans[i].stop].tolist())
-    return found
+            filled[i] = tuple(best[place, spans[i].start : spans[i].stop].tolist())
+    return filled
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -112,14 +112,14 @@ def compare(
     texts = [prompts.texts(tokenizer_of(model), of.ids) for of in answers]
     exact = np.stack([score(problems, of) for of in texts])
     program = facts.facts() | {"dtypes": facts.dtypes(params)}
-    found = []
+    table = []
     for i, source in enumerate(sources):
         row = _source_fields(source, program["device"]) | {"baseline": i == base}
         row |= _answer_fields(answers[i], exact[i], answers[base], exact[base])
         row |= _work_fields(cases[i].decoder, answers[i], prompts.lengths)
         row |= _speed_fields(speeds[i], speeds[base]) if speeds else {}
-        found.append(row | ({"equals_greedy": None} if source.setting.sampled else {}))
-    return Comparison(found, texts, program, exact, np.stack([of.counts[NETWORK_CALLS] for of in answers]))
+        table.append(row | ({"equals_greedy": None} if source.setting.sampled else {}))
+    return Comparison(table, texts, program, exact, np.stack([of.counts[NETWORK_CALLS] for of in answers]))
 
 
 def compare_texts(

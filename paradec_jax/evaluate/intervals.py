@@ -33,8 +33,8 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     """Wilson's 95% score interval of a share, `(p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)`."""
     if trials < 1 or not 0 <= successes <= trials:
         raise ValueError(f"need 0 <= successes <= trials and a trial, not {successes} of {trials}")
-    found = _binomial_test(successes, trials).proportion_ci(method="wilson")
-    return float(found.low), float(found.high)
+    interval = _binomial_test(successes, trials).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def paired(first: Bool[np.ndarray, "..."], second: Bool[np.ndarray, "..."]) -> Paired:
@@ -116,12 +116,12 @@ def speedup(
     def spent(seconds: np.ndarray, less: np.ndarray) -> Any:
         return np.median(seconds.sum(-1), axis=-1) - np.median(less.sum(-1), axis=-1)
 
-    own, other = spent(s[rows, columns], u[rows, columns]), spent(t[rows, columns], v[rows, columns])
+    here, there = spent(s[rows, columns], u[rows, columns]), spent(t[rows, columns], v[rows, columns])
     value = float(a.sum() / b.sum() * spent(t, v) / spent(s, u))
     ours, theirs = (x[columns[:, 0]].sum(-1) for x in (a, b))
-    if min(own.min(), other.min(), theirs.min()) <= 0:
+    if min(here.min(), there.min(), theirs.min()) <= 0:
         return value, (0.0, math.inf)
-    low, high = np.percentile(ours / theirs * other / own, (2.5, 97.5))
+    low, high = np.percentile(ours / theirs * there / here, (2.5, 97.5))
     return value, (float(low), float(high))
 
 

@@ -53,10 +53,10 @@ def sample_entropy(samples: Samples) -> float:
 
     Reported beside generative perplexity by BD3-LMs (Arriola et al. 2025, arXiv 2503.09573).
     """
-    found = [_entropy(np.unique(np.asarray(row), return_counts=True)[1]) for row in samples if len(row)]
-    if not found:
+    each = [_entropy(np.unique(np.asarray(row), return_counts=True)[1]) for row in samples if len(row)]
+    if not each:
         raise ValueError("no sample has a token")
-    return float(np.mean(found))
+    return float(np.mean(each))
 
 
 def self_bleu(texts: Sequence[str]) -> float:
@@ -107,14 +107,14 @@ class Ngrams:
 
     def probability(self, token: int, history: Sequence[int]) -> float:
         """p(token | history), of which the last `order - 1` tokens count."""
-        found = 1 / self.vocab_size
+        p = 1 / self.vocab_size
         for length in range(min(self.order - 1, len(history)) + 1):
             key = tuple(history[len(history) - length :])
             seen = self.followers.get(key)
             if seen is None:
                 break  # nor was any longer one
-            found = (seen[token] + len(seen) * found) / (self.totals[key] + len(seen))
-        return found
+            p = (seen[token] + len(seen) * p) / (self.totals[key] + len(seen))
+        return p
 
     def perplexity(self, texts: Samples) -> float:
         """`exp(-mean log p)` over all tokens of the texts; a text's first tokens have shorter histories."""
