@@ -148,7 +148,7 @@ def test_columns_of_a_family(capsys):
 
     def shown(family, interval=(0.5, None), **changes):
         row = fields | changes | {"speedup_interval": interval}
-        print_table(TITLE, ANSWERS | MORE.get(family, {}), [row], NOTES.values())
+        print_table(TITLE, ANSWERS | MORE.get(family, {}), [row], list(NOTES.values()))
         return capsys.readouterr().out
 
     out = shown("block_diffusion")
