@@ -246,7 +246,7 @@ def bind(
         raise ValueError(
             f"{type(decoder).__name__} asks a residual head, and the model has none: train one, or choose head 'zero'"
         )
-    if "head" in decoder.further_networks and decoder.head is None:
+    if "head" in decoder.further_networks and decoder.head is None and model.head is not None:
         decoder = dataclasses.replace(decoder, head=model.head.network)
     network = model.network if decoder.network is None else decoder.network
     if not decoder.windowed:

@@ -105,7 +105,7 @@ def generate_text(name: str | None, text: Text, options: dict[str, Any]) -> int:
 
 def _task(model: store.Model, decoder: Any, prompt: str, text: Text) -> Task:
     """The prompt to be continued, or its gaps to be filled."""
-    options = {"seed": text.seed, "samples": text.samples}
+    options: dict[str, Any] = {"seed": text.seed, "samples": text.samples}
     if not text.gaps:
         budget = NEW_TOKENS if text.max_new_tokens is None else text.max_new_tokens
         return continuation_task(

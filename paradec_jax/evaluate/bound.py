@@ -150,9 +150,9 @@ def bounds(
     costs = np.zeros(len(jobs))
     for some, values in scored:  # waited for when all calls are on their way
         costs[some] = np.asarray(values)[: len(some)]
-    costs = costs.reshape(len(spans), draws)
-    errors = costs.std(axis=1, ddof=1) / math.sqrt(draws)
-    means = costs.mean(axis=1)
+    each = costs.reshape(len(spans), draws)
+    errors = each.std(axis=1, ddof=1) / math.sqrt(draws)
+    means = each.mean(axis=1)
     return [Bound(float(m), float(e), s.count) for m, e, s in zip(means, errors, spans, strict=True)]
 
 

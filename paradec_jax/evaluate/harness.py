@@ -80,14 +80,15 @@ class DecoderLM(LM):
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         """(Log-likelihood in nats or a lower bound, whether the model would write it) of (context, continuation)."""
-        words, pairs = (tokenizer_of(self.model), self.model.token_spec), [of.args for of in requests]
-        spans = [continuation_span(*words, *pair, self.room) for pair in pairs]
+        tokenizer, spec = tokenizer_of(self.model), self.model.token_spec
+        pairs = [request.args for request in requests]
+        spans = [continuation_span(tokenizer, spec, a, b, self.room) for a, b in pairs]
         return self._score(spans, [_mark(context) for context, _ in pairs])
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Log-likelihood in nats of whole texts, or a lower bound, each token scored once."""
-        words = tokenizer_of(self.model), self.model.token_spec
-        texts = [rolling_spans(*words, request.args[0], self.room) for request in requests]
+        tokenizer, spec = tokenizer_of(self.model), self.model.token_spec
+        texts = [rolling_spans(tokenizer, spec, request.args[0], self.room) for request in requests]
         scores = iter(self._score([span for spans in texts for span in spans], None))
         return [sum((next(scores)[0] for _ in spans), 0.0) for spans in texts]
 
