@@ -101,7 +101,7 @@ class TestErrors:
         with pytest.raises(ValueError, match=message):
             chat.render(template, [USER])
 
-    @pytest.mark.parametrize("template", ["{% if %}", "{{ " + "(" * 5000, "a" * 50_000])
+    @pytest.mark.parametrize("template", ["{% if %}", "{{ " + "(" * 5000])
     def test_what_does_not_parse(self, template):
         with pytest.raises(ValueError, match="chat template"):
             chat.check(template)

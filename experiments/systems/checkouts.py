@@ -233,7 +233,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             result = {"commits": commits, "geometric_mean": mean, "rows": rows}
             dtypes = [dtype for of in rows for each in of["dtypes"] for dtype in each]
             write_record(options.out, options, result, dtypes=dtypes)
-    print(f"geometric mean of {len(rows)} rows {mean:.4f}, {facts.told(facts.facts())}")
+    print(f"geometric mean of {len(rows)} rows {mean:.4f}, {facts.in_words(facts.facts())}")
 
 
 if __name__ == "__main__":

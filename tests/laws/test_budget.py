@@ -19,11 +19,11 @@ ROOMS = {
     ("losses",): 2_200,
     ("train",): 1_400,
     ("data",): 1_800,
-    ("evaluate",): 2_800,
+    ("evaluate",): 1_850,
     ("store", "disk", "io"): 650,
-    ("families", "generate", "infill", "chat", "tokenizer", "facts"): 1_450,
-    ("cli",): 950,
-    ("__init__", "objective", "stop_strings", "timing"): 550,
+    ("families", "generate", "infill", "chat", "tokenizer", "facts"): 1_350,
+    ("cli",): 850,
+    ("__init__", "objective", "stop_strings", "timing"): 500,
 }
 FOLDERS = {"paradec_jax": 26_500, "convert": 2_350, "experiments": 17_500, "tests": 30_000}
 NAMES = 1_850  # functions and classes of the package, with methods and inner functions
