@@ -1,4 +1,4 @@
-"""What a loss says of a batch: sums and their weights, so that the parts of a batch add up to the whole.
+"""Losses as sums over a batch and their weights, so that the parts of a batch add up to the whole.
 
 A mean of means is not the mean where parts count unequal numbers of tokens; sums are divided once, at the end::
 
@@ -24,7 +24,7 @@ class Sum(NamedTuple):
 
     Attributes:
       total: the sum.
-      weight: of what was summed, such as its number of tokens; it must not depend on parameters.
+      weight: sum of the weights, such as the number of tokens; it must not depend on parameters.
     """
 
     total: Float[Array, "*shape"]
@@ -32,7 +32,7 @@ class Sum(NamedTuple):
 
     @property
     def mean(self) -> Float[Array, "*shape"]:
-        """`total / weight`, and 0 of nothing."""
+        """`total / weight`, and 0 where nothing counts."""
         return self.total / jnp.where(self.weight == 0, 1, self.weight)
 
 
@@ -48,6 +48,23 @@ def weighted(values: Shaped[Array, "*shape"], weights: Shaped[ArrayLike, "*shape
 def drawn(value: Any) -> Sum:
     """A number that belongs to a batch as a whole, such as a draw: parts of a batch average it."""
     return Sum(jnp.asarray(value, jnp.float32), jnp.ones((), jnp.float32))
+
+
+def recorded_or(batch: dict[str, Any], names: str, draw: Callable[[], Any]) -> Any:
+    """Recorded draws that a batch brings under these names, else new ones: the only place where losses replay.
+
+    One name gives its array, several give a list of theirs, and `draw` makes the same. The names are::
+
+        masked diffusion    time_uniforms [B], or [1] for systematic times; mask_uniforms [B, S]
+        self-distillation   times [B]; mask_uniforms [B, S]; teacher_uniforms [m - 1 or more, B, S, V]
+        block diffusion     hidden and probability [B, T]: which tokens are hidden, how likely each was to be
+        residual            the same, and reveals [B, K, T]
+        recurrent           recurrence []; state [B, T, D]
+    """
+    first, *others = names.split()
+    if first not in batch:
+        return draw()
+    return [batch[name] for name in (first, *others)] if others else batch[first]
 
 
 def means(sums: Sums) -> tuple[jax.Array, Metrics]:
