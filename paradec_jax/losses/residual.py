@@ -130,11 +130,7 @@ class Unrolling:
     Where logits are about the "next" position, a block's first one is predicted by the last row of the block before
     it, which no reveal in the block changes and no residual corrects.
 
-    Attributes:
-      backbone, head: the networks.
-      spec: special tokens; `mask` and `alignment` matter.
-      rules: the choices.
-      chunk: positions whose logits are made at a time.
+    The special tokens are the backbone's.
     """
 
     backbone: Any
@@ -298,7 +294,9 @@ def residual_loss(
       those of `Unrolling.judge`; `kl_ratio`, `kl` over `uncorrected_kl`; and `judged`, the number of these positions
       for each labelled token.
     """
-    mask_of(spec), lengths_of(backbone, rules.blocks), check_chunk(chunk)
+    mask_of(spec)
+    lengths_of(backbone, rules.blocks)
+    check_chunk(chunk)
     unrolling = Unrolling(backbone, head, spec, rules, chunk)
 
     def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:

@@ -12,7 +12,7 @@ from stubs import JointDenoiser, tiny_denoiser, tiny_denoiser_params
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.losses import DistillationRules, self_distillation_loss
-from paradec_jax.losses.self_distillation import divergence, teach
+from paradec_jax.losses.self_distillation import Teacher, divergence
 
 EXACT = JointDenoiser(3, 5, tuple(np.exp(np.random.default_rng(0).normal(scale=1.5, size=243)).tolist()))
 SPEC = TokenSpec(mask=31, alignment="own")
@@ -28,7 +28,7 @@ BATCH = {
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def taught(rules, chunk, noised, t, step, key):
-    return teach(EXACT, None, noised, t, step, key, rules, EXACT.mask, chunk)
+    return Teacher(EXACT, None, rules, EXACT.mask, chunk).targets(noised, t, step, key)
 
 
 def hidden_of(tokens):

@@ -14,7 +14,12 @@ from convert import mdlm
 from convert.engine import export_tree
 from paradec_jax.decode.rules.subs import subs
 from paradec_jax.losses.masked_diffusion import read
-from paradec_jax.losses.self_distillation import DistillationRules, divergence, self_distillation_loss, teach
+from paradec_jax.losses.self_distillation import (
+    DistillationRules,
+    Teacher,
+    divergence,
+    self_distillation_loss,
+)
 from paradec_jax.train import adamw, update_ema
 
 pytestmark = pytest.mark.golden
@@ -56,17 +61,9 @@ def taught(tag: str):
 
     @jax.jit
     def call(params, step):
-        kept, before = teach(
-            network,
-            params,
-            noised,
-            jnp.asarray(want["t_start"]),
-            step,
-            jax.random.key(0),
-            rules,
-            spec.mask,
-            recorded=jnp.asarray(want["u"]),
-        )
+        times, uniforms = jnp.asarray(want["t_start"]), jnp.asarray(want["u"])
+        teacher = Teacher(network, params, rules, spec.mask)
+        kept, before = teacher.targets(noised, times, step, jax.random.key(0), uniforms)
         return kept, before, subs(network.logits(params, kept), noised, spec.mask)
 
     return jax.tree.map(
@@ -202,17 +199,11 @@ def test_noised_text_and_the_teachers_first_step():
     np.testing.assert_array_equal(np.where(hidden, spec.mask, want["x0"]), want["xt"])
     step = rules.step_size(round_of(want["dt"], rules.jump))
     np.testing.assert_allclose(step, want["dt"], rtol=1e-6)
+    noised, t, uniforms = (jnp.asarray(want[name]) for name in ("xt", "t", "u_teacher"))
+    noised = noised.astype(jnp.int32)
     _, before = jax.jit(
-        lambda params: teach(
-            network,
-            params,
-            jnp.asarray(want["xt"], jnp.int32),
-            jnp.asarray(want["t"]),
-            step,
-            jax.random.key(0),
-            rules,
-            spec.mask,
-            recorded=jnp.asarray(want["u_teacher"]),
+        lambda params: Teacher(network, params, rules, spec.mask).targets(
+            noised, t, step, jax.random.key(0), uniforms
         )
     )(params)
     np.testing.assert_array_equal(before[1], want["x_after_first_teacher_step"])
