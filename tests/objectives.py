@@ -194,8 +194,8 @@ def unequal(name: str, seed: int = 1, drawn: bool = False) -> dict[str, Any]:
     return jax.tree.map(jnp.asarray, batch | ({} if drawn else fixed_noise(name, seed)))
 
 
-# Denoisers read every position, the answers of "stepwise" are the last ones, and the states that "recurrent consistency"
-# draws belong to places of the whole sequence.
+# Denoisers read every position, the answers of "stepwise" are the last ones, and the states that are drawn in
+# "recurrent consistency" belong to places of the whole sequence.
 PADDED = [
     name
     for name in OBJECTIVES

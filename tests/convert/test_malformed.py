@@ -18,11 +18,9 @@ import pytest
 import tokenizers
 from exports import (
     CONFIG,
-    FAMILIES,
     GOLDEN,
     WEIGHTS,
     assert_same,
-    edit,
     fails,
     imported,
     make_model,
@@ -46,7 +44,6 @@ QUERY, EMBEDDING, HEAD = (
     "model.embed_tokens.weight",
     "lm_head.weight",
 )
-DEEP = "[" * 100_000
 
 
 def put(file: str, content: str | bytes):
@@ -124,26 +121,18 @@ DAMAGE = {
         f"{QKV} occurs twice",
     ),
     "a prefix too much": ("sdar", renamed("", "module."), r"is missing from .* it holds module\."),
-    "a prefix twice": (
-        "llama",
-        renamed("model.", "model.model."),
-        r"is missing from .* it holds model\.model\.",
-    ),
     "a prefix too few": (
         "qwen2",
         renamed("model.", ""),
         r"tensor model\.(\S+) is missing from .* it holds \1$",
     ),
-    "a prefix of a denoiser": ("mdlm", renamed("", "module."), r"is missing from .* it holds module\."),
     "cut": (
         "huginn",
         lambda f: put(WEIGHTS, (f / WEIGHTS).read_bytes()[:-100])(f),
         f"{WEIGHTS} is truncated",
     ),
-    "empty": ("qwen2", put(WEIGHTS, ""), f"{WEIGHTS} is truncated"),
     "no JSON": ("qwen2", put(CONFIG, "{"), "config.json is not valid JSON"),
     "a list": ("mdlm", put(CONFIG, "[]"), "config.json"),
-    "deep": ("qwen2", put(CONFIG, DEEP), "config.json"),
     "no UTF-8": ("qwen2", put("generation_config.json", b"\xff\xfe"), "generation_config.json"),
     "no config": ("sdar", lambda f: (f / CONFIG).unlink(), "config.json is missing"),
     "no weights": (
@@ -174,11 +163,6 @@ DAMAGE = {
         "the token id 32, but .* vocabulary ends at 31",
     ),
     "a template": ("qwen2", put("chat_template.jinja", "{% for"), "chat_template.jinja: .*"),
-    "a template in JSON": (
-        "qwen2",
-        lambda f: edit(f / "tokenizer_config.json", chat_template="{{ 1 +"),
-        "tokenizer_config.json: .*",
-    ),
 }
 
 
@@ -232,17 +216,13 @@ class _Runs:
 # Changes to recorded arrays, and a part of the sentence.
 RECORDINGS = {
     "no ids": ({"input_ids": None}, "array input_ids must hold integers"),
-    "floats as ids": ({"input_ids": np.ones((1, 2))}, "array input_ids must hold integers"),
     "ids beyond": ({"input_ids": np.array([[1, 128]])}, "beyond the vocabulary of 128"),
-    "a long row": ({"input_ids": np.ones((1, 129), int)}, "rows beyond the 128 positions"),
     "no logits": ({"logits_r1": None}, "no array logits, nor logits_r<n>"),
-    "no steps": ({"logits_r1": None, "logits": np.zeros((1, 2, 128))}, "num_steps"),
     "no recurrence": ({"logits_r0": np.zeros((1, 2, 128))}, "of 0 recurrences, but must be of 1 to"),
     "a shape": (
         {"logits_r1": np.zeros((1, 2, 99))},
         r"floats of shape \(1, 2, 128\), not float64 \(1, 2, 99\)",
     ),
-    "complex": ({"logits_r1": np.zeros((1, 2, 128), complex)}, "must hold floats"),
     "objects": ({"input_ids": np.array([_Runs()], object)}, "not an .npz file of plain arrays"),
 }
 
@@ -387,41 +367,6 @@ def test_the_module_is_a_program(tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"error: there is no folder {tmp_path / 'none'}")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", FAMILIES)
-def test_files_damaged_at_random(layout, folders, tmp_path, capfd):
-    """80 files cut, or with bytes flipped or moved: one sentence and nothing left, or a whole model."""
-    rng = random.Random(layout)
-    sentences = 0
-    for i in range(80):
-        source, target = (tmp_path / str(i) / name for name in ("source", "model"))
-        shutil.copytree(folders / layout / "exported", source)
-        file = source / rng.choice([WEIGHTS, CONFIG, "tokenizer_config.json"])
-        content = bytearray(file.read_bytes())
-        place = int(len(content) * rng.random() ** 3)  # headers are at the beginning
-        match rng.choice(["cut", "flip", "move", "length"]):
-            case "cut":
-                del content[place:]
-            case "flip":
-                content[place] ^= rng.randrange(1, 256)
-            case "move":
-                content[place : place + 64] = content[len(content) // 2 :][:64][::-1]
-            case "length":
-                content[:8] = rng.choice([7, 2**40, 2**63]).to_bytes(8, "little")
-        file.write_bytes(content)
-        capfd.readouterr()
-        code = main(["import", str(source), str(target)])
-        err = capfd.readouterr().err
-        assert code == (1 if err else 0)
-        if code:
-            assert err.startswith("error: ") and err.count("\n") == 1 and len(err) <= 301
-            assert os.listdir(target.parent) == ["source"]
-            sentences += 1
-        else:
-            store.load(target, host=True)
-    assert sentences >= 30
 
 
 def test_code_in_place_of_weights(copy, capsys, monkeypatch):

@@ -10,7 +10,7 @@ from stubs import tiny_blocks, tiny_blocks_params
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.losses import BlockRules, block_diffusion_loss
-from paradec_jax.losses.block_diffusion import layout_of, masks_of
+from paradec_jax.losses.block_diffusion import layout_of
 
 MASK, BLOCK = 31, 4
 SPEC = TokenSpec(mask=MASK, alignment="own")
@@ -62,17 +62,6 @@ def test_samples_and_blocks_of_packed_rows():
     assert rows.samples.tolist() == [[0, 0, 0, 0], [0, 1, 1, 2]]
     empty = layout_of(jnp.zeros((1, 3), int), 2)
     assert empty.samples.tolist() == [[0, 0, 0]] and empty.positions.tolist() == [[0, 1, 2]]
-
-
-def test_the_masks_are_as_drawn():
-    """Two samples of one row, the first with two blocks of two."""
-    layout = layout_of(jnp.asarray([[0, 1, 2, 3, 0, 1]]), 2)
-    clean, noisy, before = (np.asarray(mask[0]).astype(int).tolist() for mask in masks_of(layout))
-    pair, none = [[1, 1, 0, 0, 0, 0]] * 2, [[0] * 6] * 2
-    last = [[0, 0, 0, 0, 1, 1]] * 2
-    assert clean == [*pair, *[[1, 1, 1, 1, 0, 0]] * 2, *last]
-    assert noisy == [*pair, *[[0, 0, 1, 1, 0, 0]] * 2, *last]
-    assert before == [*none, *[[1, 1, 0, 0, 0, 0]] * 2, *none]
 
 
 # The loss

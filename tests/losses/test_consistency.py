@@ -13,7 +13,6 @@ from paradec_jax.losses import CLEAN_CONTEXT, MULTIBLOCK, ConsistencyRules, cons
 from paradec_jax.losses.consistency import counted_pairs
 from paradec_jax.models import TransformerNetwork
 from paradec_jax.models.transformer import init_params
-from paradec_jax.nn import masks
 
 CONFIG = CAUSAL_PRESETS["test-causal"]
 NETWORK = TransformerNetwork(CONFIG)
@@ -79,26 +78,6 @@ def row_of(data, row: int):
         "clean": data["clean"][row : row + 1, :pairs],
         "pairs": data["pairs"][row : row + 1],
     }
-
-
-# Visibility
-
-
-def test_masks_are_as_drawn():
-    drawn = {
-        "nc": ["x......", "xx.....", "x.x....", "xx.x...", "x.x.x..", "xx.x.x.", "x.x.x.x"],
-        "clean": ["x......", "xx.....", "x.x....", "x.xx...", "x.x.x..", "x.x.xx.", "x.x.x.x"],
-        "window": ["x......", "xx.....", "x.x....", "xx.x...", "x.x.x..", "x.x.xx.", "x.x.x.x"],
-    }
-    got = {
-        "nc": masks.noisy_window(1, 3, 1, 3),
-        "clean": masks.noisy_window(1, 3, 1, 1),
-        "window": masks.noisy_window(1, 3, 1, 2),
-    }
-    for name, rows in drawn.items():
-        assert ["".join(".x"[int(seen)] for seen in row) for row in np.asarray(got[name])] == rows
-    with pytest.raises(ValueError, match="block must be at least 1, not 0"):
-        masks.noisy_window(1, 3, 0, 3)
 
 
 # Options, against a slow definition on one row

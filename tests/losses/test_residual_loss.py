@@ -158,30 +158,6 @@ def test_divergences_and_normalisers(alignment):
         assert (values[k][still & ~first] > 1e-3).mean() > 0.9
 
 
-@pytest.mark.parametrize("normaliser", ["selfnorm", "official", "mean"])
-def test_losses_of_steps(normaliser):
-    rules = ResidualRules(K, normaliser=normaliser)
-    reveals = np.zeros((2, K, 16), bool)
-    reveals[0, 0, [2, 6]] = reveals[0, 1, 3] = reveals[1, 0, 8] = True
-    batch = GIVEN | {"reveals": jnp.asarray(reveals)}
-    loss, metrics, _ = graded(batch, rules=rules)
-    unrolling = Unrolling(BACKBONE, HEAD, SPECS["own"], rules, None)
-    texts = unrolling.texts(batch, jax.random.key(0))
-    steps = unrolling.unroll(params_of(HEAD), backbone_params(), texts, batch["reveals"])
-    values = np.asarray(unrolling.judge(backbone_params(), texts, steps)[0], np.float64)
-    inverse, want, still = 1 / RECORDED["probability"], [], RECORDED["hidden"]
-    for k in range(K):
-        still = still & ~reveals[:, k]
-        weights = np.where(still, 1.0 if normaliser == "mean" else inverse, 0)
-        total = weights.sum()
-        if normaliser == "official":
-            total = BATCH["labelled"].sum() - inverse[RECORDED["hidden"] & ~still].sum()
-        want.append((weights * values[k]).sum() / total)
-    np.testing.assert_allclose(loss, np.mean(want), rtol=1e-4)
-    judged = sum((RECORDED["hidden"] & ~reveals[:, : k + 1].any(1)).sum() for k in range(K))
-    np.testing.assert_allclose(metrics["judged"], judged / BATCH["labelled"].sum(), rtol=1e-6)
-
-
 # What the head begins with, what is trained
 
 
@@ -312,18 +288,3 @@ def test_lengths_of_blocks():
     )
     same = graded(BATCH, rules=ResidualRules(blocks=(BLOCK,)))[0]
     assert own == same and own != wide and np.isfinite(mixed)
-
-
-def test_the_noisy_stream_alone():
-    """Noisy blocks see the noisy ones before them: what is clean in a later block changes nothing before it."""
-    rules = ResidualRules(1, layout="infer_matched")
-    steps, _ = unrolled("own", rules)
-    positions = jnp.arange(12)[None]
-    tokens = jnp.where(jnp.asarray(RECORDED["hidden"][1, :12]), MASK, jnp.asarray(BATCH["tokens"][1, :12]))[
-        None
-    ]
-    want = BACKBONE.forward(backbone_params(), tokens, positions).hidden
-    chex.assert_trees_all_close(steps.start.noisy[1, :12], want[0], atol=1e-4)
-    table = BACKBONE.embedding(backbone_params())
-    want = HEAD.forward(params_of(HEAD), table[steps.tokens[0, 1:, :12]], positions, hidden=want).hidden
-    chex.assert_trees_all_close(steps.residual.noisy[0, 1, :12], want[0], atol=1e-4)

@@ -179,26 +179,6 @@ def test_recurrences_beyond_those_asked_for_do_not_count(small_batch):
     assert value != loss(params, None, earlier, key)[0]
 
 
-@pytest.mark.slow
-def test_gradients_cross_as_many_recurrences_as_told(small_batch):
-    params, key = init_params(NETWORK.config, jax.random.key(0)), jax.random.key(1)
-    states = NETWORK.initial_state(jax.random.split(jax.random.split(key)[1], (3, 11)))
-
-    def expected(params):
-        parts = [by_hand(params, small_batch, r, 1, states) for r in (1, 2, 3)]
-        return sum(answers for answers, _ in parts) / 3 + parts[0][1]
-
-    def error(depth):
-        loss = stepwise_loss(NETWORK, lambda key, step: jnp.int32(1), depth)
-        found = jax.jit(jax.grad(lambda p: loss(p, None, small_batch, key)[0]))(params)
-        pairs = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
-        return max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in pairs)
-
-    wanted = jax.jit(jax.grad(expected))(params)
-    assert error(3) < 1e-4
-    assert 1e-2 < error(1) < 10
-
-
 def test_lists_are_right_as_a_whole():
     items = pointer_problems(3, seed=2, task=TASK, nearest=1)
     assert items[1] == pointer_problem(2, 1, "test", task=TASK, nearest=1)
