@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[2]
 ROOMS = {
     ("config", "nn", "models", "noise", "sharding"): 5_000,
     ("decode",): 8_200,
-    ("losses",): 2_200,
+    ("losses",): 1_900,
     ("train",): 2_600,
-    ("data",): 1_800,
+    ("data",): 1_200,
     ("evaluate",): 2_800,
     ("store", "disk", "io"): 1_600,
     ("families", "generate", "infill", "chat", "tokenizer", "facts"): 1_450,
