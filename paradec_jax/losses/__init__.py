@@ -17,7 +17,6 @@ from paradec_jax.losses.cllm import cllm_loss
 from paradec_jax.losses.consistency import (
     CLEAN_CONTEXT,
     MULTIBLOCK,
-    PAPER,
     WINDOWED,
     ConsistencyRules,
     consistency_loss,
@@ -33,7 +32,6 @@ from paradec_jax.losses.stepwise import stepwise_loss
 __all__ = [
     "CLEAN_CONTEXT",
     "MULTIBLOCK",
-    "PAPER",
     "WINDOWED",
     "BlockRules",
     "BoundRules",

@@ -32,6 +32,21 @@ from paradec_jax.noise import BlockNoise, Hidden
 from paradec_jax.objective import Objective, Sums, recorded_or, weighted
 
 
+def check_numbers(**given: tuple[int, ...] | None) -> None:
+    """Refuses choices of numbers that are empty or hold one below 1. Raises ValueError."""
+    for name, numbers in given.items():
+        if numbers is not None and min(numbers, default=0) < 1:
+            raise ValueError(f"{name} must be numbers of at least 1, at least one of them, not {numbers}")
+
+
+def lengths_of(network: Any, blocks: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Lengths of blocks: those that are given, else the network's own. Raises ValueError where it has none."""
+    lengths = blocks or ((network.block,) if network.block else ())
+    if not lengths:
+        raise ValueError("a network without blocks of its own needs the lengths of blocks (rules.blocks)")
+    return lengths
+
+
 @dataclasses.dataclass(frozen=True)
 class BlockRules:
     """The choices of the objective; the defaults are SDAR's.
@@ -80,21 +95,6 @@ def block_diffusion_loss(
         }
 
     return Objective(sums)
-
-
-def check_numbers(**given: tuple[int, ...] | None) -> None:
-    """Refuses choices of numbers that are empty or hold one below 1. Raises ValueError."""
-    for name, numbers in given.items():
-        if numbers is not None and min(numbers, default=0) < 1:
-            raise ValueError(f"{name} must be numbers of at least 1, at least one of them, not {numbers}")
-
-
-def lengths_of(network: Any, blocks: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Lengths of blocks: those that are given, else the network's own. Raises ValueError where it has none."""
-    lengths = blocks or ((network.block,) if network.block else ())
-    if not lengths:
-        raise ValueError("a network without blocks of its own needs the lengths of blocks (rules.blocks)")
-    return lengths
 
 
 # Packed rows and their two copies
