@@ -126,12 +126,12 @@ def kept(
       stop: stop tokens.
       unique: whether of equal prompts only the first stays.
     """
-    found: dict[object, int] = {}
+    first: dict[object, int] = {}  # index by prompt, or by itself
     for index, item in enumerate(generations):
         tokens = item.fixed.reshape(-1)
         ends = np.flatnonzero(np.isin(tokens, stop))
         spoken = tokens[: ends[0]] if len(ends) else tokens
         if len(item.prompt) + 2 * len(tokens) > MAX_TOKENS or longest_run(spoken) > MAX_RUN:
             continue
-        found.setdefault(item.prompt.tobytes() if unique else index, index)
-    return np.asarray(sorted(found.values()), np.int64)
+        first.setdefault(item.prompt.tobytes() if unique else index, index)
+    return np.asarray(sorted(first.values()), np.int64)

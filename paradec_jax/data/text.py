@@ -82,16 +82,16 @@ def documents(path: str | Path) -> list[str]:
     if not path.is_file():
         raise FileNotFoundError(f"no text at {path}")
     if path.suffix == ".jsonl":
-        found = [string_in(line, "text", f"line {number} of {path}") for number, line in json_lines(path)]
+        texts = [string_in(line, "text", f"line {number} of {path}") for number, line in json_lines(path)]
     else:
         try:
-            found = path.read_text(encoding="utf-8-sig").split(SEPARATOR)
+            texts = path.read_text(encoding="utf-8-sig").split(SEPARATOR)
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not a text in UTF-8 ({error})") from error
-    found = [text for text in found if text.strip()]
-    if not found:
+    texts = [text for text in texts if text.strip()]
+    if not texts:
         raise ValueError(f"{path} holds no text")
-    return found
+    return texts
 
 
 def read_text(

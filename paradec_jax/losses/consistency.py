@@ -285,14 +285,14 @@ def read_packed(
     seen = (place >= width) | (place < pairs.lengths[:, None])  # no padding of the prompt
     mask = masks.noisy_window(width, count, block, rules.window_of(count)) & seen[:, None]
 
-    hidden = wanted = hidden_states(network, params, tokens, real, positions, mask)
+    hidden = taught = hidden_states(network, params, tokens, real, positions, mask)
     if rules.teacher == "frozen":
-        wanted = hidden_states(network, teacher, tokens, real, positions, mask)
+        taught = hidden_states(network, teacher, tokens, real, positions, mask)
     noisy = width + 2 * (each - each % block) + each % block
     clean = noisy + block
     last = jnp.take_along_axis(hidden, pairs.lengths[:, None, None] - 1, axis=1)
     before = jnp.concatenate([last, hidden[:, clean[:-1]]], axis=1)
-    return States(hidden[:, :width], before, hidden[:, noisy], lax.stop_gradient(wanted[:, clean]))
+    return States(hidden[:, :width], before, hidden[:, noisy], lax.stop_gradient(taught[:, clean]))
 
 
 # The two terms

@@ -247,20 +247,20 @@ class Unrolling:
         def score(
             student: Array, teacher: Array, start: Array, targets: Array
         ) -> tuple[Array, dict[str, Array]]:
-            mine, wanted, before = (logits_of(vectors) for vectors in (student, teacher, start))
-            cross, entropy = soft_cross_entropy(mine, wanted)
-            best = jnp.argmax(wanted, axis=-1)
+            p, q, before = (logits_of(vectors) for vectors in (student, teacher, start))
+            cross, entropy = soft_cross_entropy(p, q)
+            best = jnp.argmax(q, axis=-1)
             measures = {
                 "kl": cross - entropy,
-                "uncorrected_kl": soft_cross_entropy(before, wanted)[0] - entropy,
-                "agreement": (jnp.argmax(mine, axis=-1) == best).astype(cross.dtype),
+                "uncorrected_kl": soft_cross_entropy(before, q)[0] - entropy,
+                "agreement": (jnp.argmax(p, axis=-1) == best).astype(cross.dtype),
                 "uncorrected_agreement": (jnp.argmax(before, axis=-1) == best).astype(cross.dtype),
             }
             value = measures["kl"]
             if self.rules.objective == "cross_entropy":
-                value = token_losses(mine, targets)[0]
+                value = token_losses(p, targets)[0]
             elif self.rules.objective == "mse":
-                value = jnp.mean(jnp.square(mine - wanted), axis=-1)
+                value = jnp.mean(jnp.square(p - q), axis=-1)
             return value, lax.stop_gradient(measures)
 
         starts = jnp.broadcast_to(steps.start.noisy, students.shape)

@@ -159,9 +159,9 @@ def self_distillation_loss(
         student_logits, teacher_logits = scorer(network, params, len(noised)), scorer(network, teacher)
 
         def score(vectors: Array, targets: Array) -> tuple[Array, Array]:
-            mine, other = student_logits(vectors), teacher_logits(targets)
-            best = [jnp.argmax(without_mask(logits, mask), axis=-1) for logits in (mine, other)]
-            return divergence(mine, other, mask, rules), best[0] == best[1]
+            p, q = student_logits(vectors), teacher_logits(targets)
+            best = [jnp.argmax(without_mask(logits, mask), axis=-1) for logits in (p, q)]
+            return divergence(p, q, mask, rules), best[0] == best[1]
 
         value, same = in_chunks(score, chunk, vectors, targets)
         return {

@@ -73,10 +73,10 @@ def stepwise_loss(
         cache = network.write(cache, out.kv, start)
 
         view = network.view(positions[:, prompt:], Prefix(cache, start + prompt))
-        e, own = network.embed(params, tokens[:, prompt:], view, network.empty_window(rows, width))
+        e, empty = network.embed(params, tokens[:, prompt:], view, network.empty_window(rows, width))
 
         def recur(params: Any, state: Array, e: Array, target: Array) -> tuple[Array, tuple[Array, Array]]:
-            state, window = network.iterate(params, state, e, view, own, 0)
+            state, window = network.iterate(params, state, e, view, empty, 0)
             hidden = network.readout(params, state, view, window).hidden
             nll, hits = cross_entropy(scorer(network, params), hidden, target, chunk)
             return state, (jnp.sum(nll), jnp.sum(hits, dtype=jnp.float32))
