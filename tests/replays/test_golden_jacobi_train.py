@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recorded import assert_close
 from recorded_jacobi import FOLDER, arrays, folder_of, models
 from recorded_jacobi import model as imported
 
@@ -129,12 +130,6 @@ def rules_of(sub: str) -> ConsistencyRules:
 mask_of = jax.jit(masks.noisy_window, static_argnums=(0, 1, 2, 3))
 positions_of = jax.jit(packed_positions, static_argnums=(1, 2, 3))
 counted = jax.jit(counted_pairs, static_argnums=(1, 2))
-
-
-def assert_close(got, want, tolerance: float) -> None:
-    assert got.shape == want.shape
-    error = np.max(np.abs(np.asarray(got, np.float64) - want))
-    assert error <= tolerance, f"largest absolute difference {error:.2e}"
 
 
 def assert_relative(got, want, tolerance: float) -> None:
