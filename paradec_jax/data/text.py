@@ -82,16 +82,16 @@ def documents(path: str | Path) -> list[str]:
     if not path.is_file():
         raise FileNotFoundError(f"no text at {path}")
     if path.suffix == ".jsonl":
-        texts = [string_in(line, "text", f"line {number} of {path}") for number, line in json_lines(path)]
+        found = [string_in(line, "text", f"line {number} of {path}") for number, line in json_lines(path)]
     else:
         try:
-            texts = path.read_text(encoding="utf-8-sig").split(SEPARATOR)
+            found = path.read_text(encoding="utf-8-sig").split(SEPARATOR)
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not a text in UTF-8 ({error})") from error
-    texts = [text for text in texts if text.strip()]
-    if not texts:
+    found = [text for text in found if text.strip()]
+    if not found:
         raise ValueError(f"{path} holds no text")
-    return texts
+    return found
 
 
 def read_text(
