@@ -50,23 +50,6 @@ def drawn(value: Any) -> Sum:
     return Sum(jnp.asarray(value, jnp.float32), jnp.ones((), jnp.float32))
 
 
-def recorded_or(batch: dict[str, Any], names: str, draw: Callable[[], Any]) -> Any:
-    """Recorded draws that a batch brings under these names, else new ones: the only place where losses replay.
-
-    One name gives its array, several give a list of theirs, and `draw` makes the same. The names are::
-
-        masked diffusion    time_uniforms [B], or [1] for systematic times; mask_uniforms [B, S]
-        self-distillation   times [B]; mask_uniforms [B, S]; teacher_uniforms [m - 1 or more, B, S, V]
-        block diffusion     hidden and probability [B, T]: which tokens are hidden, how likely each was to be
-        residual            the same, and reveals [B, K, T]
-        recurrent           recurrence []; state [B, T, D]
-    """
-    first, *others = names.split()
-    if first not in batch:
-        return draw()
-    return [batch[name] for name in (first, *others)] if others else batch[first]
-
-
 def means(sums: Sums) -> tuple[jax.Array, Metrics]:
     """The mean named "loss", and all other means as metrics."""
     return sums["loss"].mean, {name: part.mean for name, part in sums.items() if name != "loss"}

@@ -27,9 +27,10 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
 from paradec_jax.losses.masked_diffusion import mask_of
+from paradec_jax.losses.recorded import recorded_or
 from paradec_jax.nn import masks
 from paradec_jax.noise import BlockNoise, Hidden
-from paradec_jax.objective import Objective, Sums, recorded_or, weighted
+from paradec_jax.objective import Objective, Sums, weighted
 
 
 def check_numbers(**given: tuple[int, ...] | None) -> None:
@@ -150,10 +151,9 @@ def noised(
     """Which tokens of packed rows are labelled, which of these are hidden, and where samples and blocks lie.
 
     Args:
-      batch: `labelled` and `positions` [B, T]; perhaps recorded noise, `hidden` and `probability`.
+      batch: `labelled` and `positions` [B, T]; perhaps recorded noise.
       key: random key; the same key gives the same draws.
       lengths: lengths of blocks, one of them drawn for each row.
-      noise: noise that is drawn where the batch brings none.
       alignment: with "next" the first token of a sample, which nothing predicts, counts as unlabelled.
     """
     of_lengths, of_noise = jax.random.split(key)

@@ -217,10 +217,10 @@ def consistency_loss(
         if length > network.max_length:
             raise ValueError(f"prompt and blocks take {length} positions of max_length {network.max_length}")
         teacher = frozen if rules.teacher == "frozen" else params
-        hidden = read_packed(network, params, teacher, pairs, block, rules)
+        states = read_packed(network, params, teacher, pairs, block, rules)
         logits, teacher_logits = scorer(network, params, len(pairs.valid)), scorer(network, teacher)
-        next_token = next_token_term(logits, hidden, pairs, rules, chunk)
-        return next_token | consistency_term(logits, teacher_logits, hidden, pairs, rules, chunk)
+        next_token = next_token_term(logits, states, pairs, rules, chunk)
+        return next_token | consistency_term(logits, teacher_logits, states, pairs, rules, chunk)
 
     return Objective(sums, lambda sums: combined(sums, rules))
 
@@ -299,33 +299,28 @@ def read_packed(
 
 
 def next_token_term(
-    logits: Scorer, hidden: States, pairs: Pairs, rules: ConsistencyRules, chunk: int | None
+    logits: Scorer, states: States, pairs: Pairs, rules: ConsistencyRules, chunk: int | None
 ) -> Sums:
     """Cross-entropy of prompt and clean blocks."""
-    parts = [(hidden.before, pairs.clean, pairs.block_weight)]
+    parts = [(states.before, pairs.clean, pairs.block_weight)]
     if rules.prompt_weight and pairs.prompt.shape[1] > 1:
-        parts.append((hidden.prompt[:, :-1], pairs.prompt[:, 1:], pairs.prompt_weight))
+        parts.append((states.prompt[:, :-1], pairs.prompt[:, 1:], pairs.prompt_weight))
     losses = [(*cross_entropy(logits, vectors, targets, chunk), weight) for vectors, targets, weight in parts]
     value, hit, weight = (jnp.concatenate(each, axis=1) for each in zip(*losses, strict=True))
     return {"ar": summed(value, weight, pairs.valid, rules.over), "accuracy": weighted(hit, weight)}
 
 
 def consistency_term(
-    logits: Scorer,
-    teacher_logits: Scorer,
-    hidden: States,
-    pairs: Pairs,
-    rules: ConsistencyRules,
-    chunk: int | None,
+    student: Scorer, teacher: Scorer, states: States, pairs: Pairs, rules: ConsistencyRules, chunk: int | None
 ) -> Sums:
     """Divergence of the noisy positions from the clean ones."""
 
-    def divergence(student: Array, teacher: Array) -> tuple[Array, Array]:
-        p, q = logits(student), teacher_logits(teacher)
+    def divergence(noisy: Array, clean: Array) -> tuple[Array, Array]:
+        p, q = student(noisy), teacher(clean)
         value, _ = soft_cross_entropy(p, q, rules.temperature)
         return value, jnp.argmax(p, axis=-1) == jnp.argmax(q, axis=-1)
 
-    value, agree = in_chunks(divergence, chunk, hidden.student, hidden.teacher)
+    value, agree = in_chunks(divergence, chunk, states.student, states.teacher)
     keep, rows = pairs.keep.astype(value.dtype), (pairs.valid > 0).astype(value.dtype)
     value = rules.temperature**2 * value
     if rules.divide_by_pairs and rules.over == "row":  # of the whole batch `combined` divides

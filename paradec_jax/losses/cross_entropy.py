@@ -47,8 +47,8 @@ def soft_cross_entropy(
 ) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
     """Cross-entropy `-sum_v q_v log p_v` of the student p to the teacher q, and the teacher's entropy, in nats.
 
-    Both distributions are softmaxes of logits / temperature. The Kullback-Leibler divergence is the difference
-    of the two; the teacher carries no gradient, so its gradient is the cross-entropy's.
+    Both distributions are softmaxes of logits / temperature. The Kullback-Leibler divergence is the difference of the
+    two; the teacher carries no gradient, so its gradient is the cross-entropy's.
     """
     teacher = at_least_float32(lax.stop_gradient(teacher)) / temperature
     student, q = at_least_float32(student) / temperature, jax.nn.softmax(teacher)

@@ -19,6 +19,7 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
+from paradec_jax.losses.recorded import recorded_or
 from paradec_jax.noise import (
     MDLM_TIMES,
     LogLinear,
@@ -29,7 +30,7 @@ from paradec_jax.noise import (
     log_probability_range,
     rounded_up,
 )
-from paradec_jax.objective import Objective, Sums, recorded_or, weighted
+from paradec_jax.objective import Objective, Sums, weighted
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,8 @@ from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
-from paradec_jax.objective import Objective, Sums, drawn, recorded_or, weighted
+from paradec_jax.losses.recorded import recorded_or
+from paradec_jax.objective import Objective, Sums, drawn, weighted
 
 Draw = Callable[[Array, Array], Int[Array, ""]]
 Mean = float | Callable[[Array], Array]
@@ -41,10 +42,7 @@ def poisson_lognormal(mean: Mean) -> Draw:
 
 
 def exponential(mean: Mean) -> Draw:
-    """Draws `r = max(1, round(Exp(M)))`, as the paper's math finetune does (arXiv 2510.14961, C.6).
-
-    The paper gives neither rounding nor minimum; these are ours.
-    """
+    """Draws `r = max(1, round(Exp(M)))`: Exp(M) as in arXiv 2510.14961, C.6, rounding and minimum are ours."""
 
     def draw(key: Array, step: Array) -> Array:
         return jnp.maximum(1, jnp.round(_at(mean, step) * jax.random.exponential(key))).astype(jnp.int32)
@@ -106,11 +104,9 @@ def recurrent_loss(
     """Next-token cross-entropy at a random recurrence, one draw a step for the whole batch.
 
     Args:
-      network: the recurrent-depth network.
       draw: draw of the recurrence, `poisson_lognormal` or `exponential`.
       backprop_depth: K, the last recurrences that carry gradient; the config's mean when None.
       remat: whether the backward pass recomputes each recurrence; as the config says when None.
-      chunk: as in every objective.
 
     Returns:
       A loss over batches of `tokens`, `targets` [B, T], `weights` [B, T] and the scalar `step`.

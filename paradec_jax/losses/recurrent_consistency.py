@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine.network import Forward
@@ -39,18 +39,13 @@ class Unrolled:
         return getattr(self.network, name)
 
     def forward(
-        self,
-        params: Any,
-        tokens: Int[Array, "B S"] | Float[Array, "B S D"],
-        positions: Int[Array, "B S"],
-        *,
-        mask: Array | None = None,
+        self, params: Any, inputs: Array, positions: Int[Array, "B S"], *, mask: Array | None = None
     ) -> Forward:
         """Embeds, recurs r times from random states, and reads the states out."""
         network, shape = self.network, positions.shape
         view = network.view(positions, mask=mask)
         state = network.initial_state(jax.random.split(self.key, shape))
-        e, window = network.embed(params, tokens, view, network.empty_window(*shape))
+        e, window = network.embed(params, inputs, view, network.empty_window(*shape))
         state = unroll(network, params, state, e, view, self.recurrence, self.backprop_depth, self.remat)
         return network.readout(params, state, view, window)
 
@@ -69,8 +64,7 @@ def recurrent_consistency_loss(
     """The progressive consistency loss at a random recurrence, both copies packed under one mask.
 
     Args:
-      network, draw, backprop_depth, remat: as in `recurrent_loss`.
-      spec, rules, chunk: as in `consistency_loss`.
+      draw, backprop_depth, remat: as in `recurrent_loss`.
       filler_share: share of the noisy blocks whose wrong tokens give way to random ones, uniform over the vocabulary:
         what a wave fills its newest positions with, which iterates of a Jacobi trajectory never show.
 

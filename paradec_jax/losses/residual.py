@@ -38,8 +38,9 @@ from paradec_jax.losses.block_diffusion import (
 )
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, soft_cross_entropy, token_losses
 from paradec_jax.losses.masked_diffusion import mask_of
+from paradec_jax.losses.recorded import recorded_or
 from paradec_jax.noise import BlockNoise, Hidden, choose
-from paradec_jax.objective import Metrics, Objective, Sum, Sums, recorded_or, weighted
+from paradec_jax.objective import Metrics, Objective, Sum, Sums, weighted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,9 +129,7 @@ class Unrolling:
     """Algorithm 1 for a backbone and its head.
 
     Where logits are about the "next" position, a block's first one is predicted by the last row of the block before
-    it, which no reveal in the block changes and no residual corrects.
-
-    The special tokens are the backbone's.
+    it, which no reveal in the block changes and no residual corrects. The special tokens are the backbone's.
     """
 
     backbone: Any

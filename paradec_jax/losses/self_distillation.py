@@ -32,8 +32,9 @@ from paradec_jax.decode.rules.sampling import gumbel
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer
 from paradec_jax.losses.masked_diffusion import mask_of, read
+from paradec_jax.losses.recorded import recorded_or
 from paradec_jax.noise import SDTT_TIMES, LogLinear, Times, hide
-from paradec_jax.objective import Objective, Sums, drawn, recorded_or, weighted
+from paradec_jax.objective import Objective, Sums, drawn, weighted
 
 SMALLEST = SDTT_TIMES.floor  # 1e-5, where the teacher's grid of times ends
 _NOISE = LogLinear()
@@ -181,9 +182,8 @@ class Teacher:
 
     Attributes:
       network, params: the denoiser and the teacher's parameters.
-      rules: the choices; `jump` and `grid` matter.
+      rules, chunk: as in the objective; `jump` and `grid` matter.
       mask: the mask's id.
-      chunk: positions whose logits are made at a time; all at once when None.
     """
 
     network: Any

@@ -35,7 +35,6 @@ def stepwise_loss(
         a constant. Each has a target of its own, so few are enough, and through many they explode; the config's mean
         when None.
       remat: whether the backward pass recomputes each of the answers' recurrences; as the config says when None.
-      network, chunk: as in `recurrent_loss`.
 
     Returns:
       A loss over batches of `tokens` [B, T], `targets` [B, K, A] of the last A positions after each of K recurrences,
