@@ -163,7 +163,7 @@ class TrajectoryWriter:
         final = self.folder / f"shard-{self.shards:05d}.npz"
         temporary = final.with_suffix(".writing")
         with open(temporary, "wb") as file:
-            np.savez(file, **_columns(self._waiting))
+            np.savez(file, **_columns(self._waiting))  # type: ignore[arg-type]
         temporary.rename(final)
         self._waiting = []
 

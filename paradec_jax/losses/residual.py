@@ -173,8 +173,8 @@ class Unrolling:
             each.append((tokens, still, base, residual))
             # a_k = a_{k-1} + r_k
             base = residual if self.rules.direct else jax.tree.map(jnp.add, base, residual)
-        steps = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
-        return Steps(start, *steps, self.read(frozen, texts, steps[0], kv))
+        tokens, still, base, residual = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+        return Steps(start, tokens, still, base, residual, self.read(frozen, texts, tokens, kv))
 
     def read(
         self, frozen: Any, texts: Texts, states: Int[Array, "M B T"], kv: Any

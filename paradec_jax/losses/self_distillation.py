@@ -207,12 +207,12 @@ class Teacher:
         Returns:
           The hidden state of each hidden position at its target's step, and the text before each step.
         """
-        z, kept, before = noised, None, []
+        z, before = noised, []
         for i, time in enumerate(self.rules.teacher_times(t, step)):
             # A position's target is what the teacher says when it is revealed, or at the last step if it never is:
             # each step overwrites the targets of the positions that are still hidden.
             vectors = read(self.network, self.params, z)
-            kept = vectors if kept is None else jnp.where((z == self.mask)[..., None], vectors, kept)
+            kept = vectors if i == 0 else jnp.where((z == self.mask)[..., None], vectors, kept)
             before.append(z)
             # A reverse step from t_i to t_i - Δ. What the last one would reveal changes no target and is not drawn.
             if i == self.rules.jump - 1:
