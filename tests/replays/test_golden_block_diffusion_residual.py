@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recorded import assert_gradients, exported, part_of
 from recorded_block_diffusion import arrays, assert_close, head, model
 
 from convert import mrp
-from convert.engine import export_tree
 from experiments.block_diffusion.magnitudes import magnitudes, read_states
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.losses import ResidualRules, residual_loss
@@ -117,11 +117,7 @@ def test_the_released_initialisation():
 @functools.cache
 def case_of(name: str) -> dict[str, np.ndarray]:
     """The arrays of a case, by their names in it."""
-    return {
-        key.removeprefix(f"{name}."): value
-        for key, value in arrays("mrp_loss").items()
-        if key.startswith(f"{name}.")
-    }
+    return part_of(arrays("mrp_loss"), f"{name}.")
 
 
 def rules_of(name: str) -> ResidualRules:
@@ -250,16 +246,7 @@ def test_gradients(name):
     (loss, metrics), grads = run(params, model()[1], batch_of(name), jax.random.key(0))
     np.testing.assert_allclose(loss, case["loss_official"], rtol=LOSS)
     assert metrics["kl_ratio"] == pytest.approx(float(metrics["kl"] / metrics["uncorrected_kl"]))
-    axes, rows = mrp.table(network.config)
-    tensors = export_tree(jax.tree.map(np.asarray, grads), rows, axes)
-    norms = {key.removeprefix("gradnorm.") for key in case if key.startswith("gradnorm.")}
-    assert norms == tensors.keys()
-    for parameter in norms:
-        found, want = np.linalg.norm(tensors[parameter][...]), case[f"gradnorm.{parameter}"]
-        assert abs(found - want) <= GRADIENT * want, parameter
-    for key in (key for key in case if key.startswith("grad.")):
-        largest = float(np.abs(case[key]).max())
-        assert_close(tensors[key.removeprefix("grad.")][...], case[key], GRADIENT * largest)
+    assert_gradients(exported(mrp, network.config, grads), case, GRADIENT)
 
 
 # How large residuals are

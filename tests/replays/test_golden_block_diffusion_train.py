@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recorded import assert_gradients, exported, part_of
 from recorded_block_diffusion import arrays, assert_close, model
 
 from convert import qwen2
-from convert.engine import export_tree
 from paradec_jax.losses import block_diffusion_loss
 from paradec_jax.losses.block_diffusion import layout_of, masks_of, read_both
 from paradec_jax.losses.cross_entropy import token_losses
@@ -28,11 +28,7 @@ CASES = sorted({key.partition(".")[0] for key in arrays("train")})
 @functools.cache
 def case_of(name: str) -> dict[str, np.ndarray]:
     """The arrays of a case, by their names in it."""
-    return {
-        key.removeprefix(f"{name}."): value
-        for key, value in arrays("train").items()
-        if key.startswith(f"{name}.")
-    }
+    return part_of(arrays("train"), f"{name}.")
 
 
 def batch_of(case: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -119,14 +115,4 @@ def test_loss_and_gradients(name):
     (loss, metrics), grads = step_of()(params, None, batch_of(case), jax.random.key(0))
     assert abs(loss - case["loss"]) <= LOSS * abs(case["loss"])
     np.testing.assert_allclose(metrics["hidden"], case["masked"].sum() / case["answer_len"], rtol=1e-6)
-    axes, rows = qwen2.table(network.config)
-    tensors = export_tree(jax.tree.map(np.asarray, grads), rows, axes)
-    norms = {key.removeprefix("gradnorm.") for key in case if key.startswith("gradnorm.")}
-    assert norms == tensors.keys()
-    for parameter in norms:
-        found, want = np.linalg.norm(tensors[parameter][...]), case[f"gradnorm.{parameter}"]
-        assert abs(found - want) <= GRADIENT * want, parameter
-    for key in (key for key in case if key.startswith("grad.")):
-        assert_close(
-            tensors[key.removeprefix("grad.")][...], case[key], GRADIENT * float(np.abs(case[key]).max())
-        )
+    assert_gradients(exported(qwen2, network.config, grads), case, GRADIENT)

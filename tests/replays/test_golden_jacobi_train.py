@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recorded import assert_close
+from recorded import assert_close, exported, part_of
 from recorded_jacobi import FOLDER, arrays, folder_of, models
 from recorded_jacobi import model as imported
 
 from convert import qwen2
-from convert.engine import export_tree, read_json
+from convert.engine import read_json
 from paradec_jax.data.noisy_iterates import Selection, noise_ratio, pack
 from paradec_jax.data.trajectories import Generation
 from paradec_jax.losses import (
@@ -113,7 +113,7 @@ def told_by_id(batch: dict[str, np.ndarray], pad: int) -> dict[str, np.ndarray]:
 @functools.cache
 def case_of(name: str, tag: str) -> Case:
     found = arrays(name, "train")
-    inner = {key.removeprefix(f"{tag}/"): value for key, value in found.items() if key.startswith(f"{tag}/")}
+    inner = part_of(found, f"{tag}/")
     return Case(inner, *inner["P_T_N_w"].tolist())
 
 
@@ -265,13 +265,12 @@ def test_loss_and_gradient(name, tag, sub):
             assert_relative(rules.ar_weight * terms["ar"], case[f"{sub}/{which}loss_ar"], LOSS)
             assert_relative(terms["consistency"], case[f"{sub}/{which}loss_cons"], LOSS)
     assert_relative(global_norm(grads), case[f"{sub}/grad_global_norm"], NORM)
-    axes, rows = qwen2.table(model(name)[0].config)
-    tensors = export_tree(grads, rows, axes)
+    tensors = exported(qwen2, model(name)[0].config, grads)
     for key, parameter in GRADIENTS.items():
         if f"{sub}/{key}" in case.arrays:
             want = case[f"{sub}/{key}"]
             noise = GRADIENT_NOISE * max(np.abs(want).max(), 1)
-            np.testing.assert_allclose(tensors[parameter][...], want, rtol=GRADIENT, atol=noise)
+            np.testing.assert_allclose(tensors[parameter], want, rtol=GRADIENT, atol=noise)
 
 
 @pytest.mark.parametrize(("name", "tag"), cases("cllm_loss"))
