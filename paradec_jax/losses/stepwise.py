@@ -78,14 +78,14 @@ def stepwise_loss(
             state, window = network.iterate(params, state, e, view, empty, 0)
             hidden = network.readout(params, state, view, window).hidden
             nll, hits = cross_entropy(scorer(network, params), hidden, target, chunk)
-            return state, (jnp.sum(nll), jnp.sum(hits, dtype=jnp.float32))
+            return state, (jnp.sum(nll), jnp.sum(hits, dtype=nll.dtype))
 
         step = jax.checkpoint(recur) if remat else recur
 
         def body(state: Array, xs: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
             index, target = xs
             state = jnp.where(index % depth == 0, lax.stop_gradient(state), state)
-            zero = jnp.zeros(())
+            zero = jnp.zeros((), jnp.promote_types(state.dtype, jnp.float32))
             return lax.cond(
                 index < count, lambda s: step(params, s, e, target), lambda s: (s, (zero, zero)), state
             )
