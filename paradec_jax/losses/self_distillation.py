@@ -208,6 +208,7 @@ class Teacher:
           The hidden state of each hidden position at its target's step, and the text before each step.
         """
         z, before = noised, []
+        kept: Array  # the hidden states of the targets
         for i, time in enumerate(self.rules.teacher_times(t, step)):
             # A position's target is what the teacher says when it is revealed, or at the last step if it never is:
             # each step overwrites the targets of the positions that are still hidden.
@@ -247,8 +248,7 @@ class Teacher:
         self, z: Array, vectors: Array, time: Array, step: Array, uniforms: Float[Array, "B S V"]
     ) -> Int[Array, "B S"]:
         """The same from recorded numbers: one race decides of each position whether it is revealed, and its token."""
-        probs = jnp.exp(
-            jax.nn.log_softmax(without_mask(self.network.logits(self.params, vectors), self.mask))
-        )
+        logits = without_mask(self.network.logits(self.params, vectors), self.mask)
+        probs = jnp.exp(jax.nn.log_softmax(logits))
         now, then = (_NOISE.mask_probability(t) for t in (time, time - step))
         return jnp.where(z == self.mask, race(reverse_weights(probs, now, then, self.mask), uniforms), z)
