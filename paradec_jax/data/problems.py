@@ -1,8 +1,8 @@
 r"""Problems with a written solution, from files of JSON lines, their answers, and prompts padded for decoding.
 
-A line is `{"prompt": "Question: ...", "answer": "...\n#### 73", "steps": 2}`. `answer` is what a model should write:
-right is who writes the same number after the last "####", or the same text where the answer has no "####". `steps`,
-where it is given, counts the steps written in the answer.
+A line is `{"prompt": "Question: ...", "answer": "...\n#### 73", "steps": 2}`. `answer` is the text that a model
+should write. A model is right if it writes the same number after the last "####", or the same text where the answer
+has no "####". `steps`, where it is given, counts the steps written in the answer.
 """
 
 import dataclasses

@@ -111,42 +111,6 @@ def test_recorded_logits(name, tmp_path, capsys):
     assert main([*command, "--tolerance", "1e-9"]) == 1
 
 
-class TestLayout:
-    """Entries of tensors, picked by hand from the specifications: PyTorch keeps matrices as (out, in)."""
-
-    def test_of_the_recurrent_release(self, folders):
-        tensors, params = load_file(folders / "huginn" / "exported" / WEIGHTS), make_model().params
-        core, c, row = params["core_1"], make_model().config, 3
-        name, d, channels = "transformer.core_block.1.", c.width, c.head_dim
-        for i, which in enumerate("qkv"):
-            stored = tensors[name + "attn.Wqkv.weight"][i * d + channels + row, 5]
-            assert stored == core["attention"][which][5, 1, row]
-        assert tensors[name + "attn.proj.weight"][7, channels + row] == core["attention"]["out"][1, row, 7]
-        for i, which in enumerate("qk"):
-            assert tensors[name + "attn.qk_bias"][i, 0, 1, row] == core["attention"][f"{which}_bias"][1, row]
-        fc = tensors[name + "mlp.fc.weight"]
-        assert fc[row, 7] == core["mlp"]["gate"][7, row]
-        assert fc[c.feed_forward + row, 7] == core["mlp"]["up"][7, row]
-        assert tensors["transformer.adapter.weight"][2, d + 1] == params["adapter"][d + 1, 2]
-
-    def test_of_qwen2(self, folders):
-        tensors, model = load_file(folders / "qwen2" / "exported" / WEIGHTS), make_model("qwen2")
-        layer, channels, name = model.params["layer_1"], model.config.head_dim, "model.layers.1."
-        head, row, channel = 1, 7, 3
-        for which in "qkv":
-            place, attention = head * channels + channel, layer["attention"]
-            matrix = tensors[f"{name}self_attn.{which}_proj.weight"]
-            assert matrix[place, row] == attention[which][row, head, channel]
-            vector = tensors[f"{name}self_attn.{which}_proj.bias"]
-            assert vector[place] == attention[f"{which}_bias"][head, channel]
-        out = tensors[f"{name}self_attn.o_proj.weight"]
-        assert out[row, 2 * channels + channel] == layer["attention"]["out"][2, channel, row]
-        for which in ("gate", "up"):
-            assert tensors[f"{name}mlp.{which}_proj.weight"][5, row] == layer["mlp"][which][row, 5]
-        assert tensors[f"{name}mlp.down_proj.weight"][row, 5] == layer["mlp"]["down"][5, row]
-        assert qwen2.HEAD not in tensors
-
-
 class TestReleases:
     """Presets give the numbers of the released config.json, and the other way round."""
 

@@ -60,16 +60,13 @@ class TestBeginOfText:
         ("post", "config", "named", "bos"),
         [
             ({}, {}, {}, None),
-            ({}, {"add_bos_token": False}, {"config.json": 1}, None),
             ({}, {"bos_token": "<s>"}, {"config.json": 1}, None),  # named, but no text begins with it
             ({}, {"add_bos_token": True, "bos_token": "<s>"}, {}, 1),
-            ({}, {"add_bos_token": True}, {"config.json": 1}, 1),
             (BEGIN, {}, {}, 1),
             (BEGIN | {"after_bytes": True}, {"add_bos_token": True}, {"config.json": 1}, 1),
             (BEGIN, {"bos_token": {"content": "<s>", "lstrip": False}}, {"config.json": 1}, 1),
             (BOTH, {}, {}, 1),  # a prompt is continued, so nothing comes after it
             ({"before": "$A </s>", "special": [("</s>", 2)]}, {}, {}, None),
-            (BEGIN, {"add_bos_token": None}, {}, 1),
         ],
     )
     def test_by_whichever_file_tells_of_it(self, tmp_path, post, config, named, bos):
@@ -85,18 +82,6 @@ class TestBeginOfText:
                 r"tokenizer_config\.json is False, but .*tokenizer\.json begins",
             ),
             (BEGIN, {}, {"config.json": 2}, r"token 1 by .*tokenizer\.json, but with 2 by .*/config\.json"),
-            (
-                BEGIN,
-                {"bos_token": "</s>"},
-                {},
-                r"token 1 by .*tokenizer\.json, but with 2 by .*_config\.json",
-            ),
-            (
-                {},
-                {"add_bos_token": True, "bos_token": "<s>"},
-                {"config.json": 2},
-                r"1 by .*_config.*with 2 by",
-            ),
             (
                 {},
                 {"add_bos_token": True, "bos_token": "<z>"},
@@ -151,7 +136,7 @@ class TestBeginOfText:
         assert "the begin-of-text token 20 is none" in fails(capsys, "export", tmp_path / "model")
 
 
-# Of the forms that Llama-2, Llama-3, Mistral, Zephyr and TinyLlama have.
+# Of the forms that Llama-2, Mistral, Zephyr and TinyLlama have.
 TEMPLATES = {
     "llama-2": (
         "{% if messages[0]['role'] == 'system' %}"
@@ -166,13 +151,6 @@ TEMPLATES = {
         "{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}"
         "{% endfor %}",
         "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\na b [/INST]",
-    ),
-    "llama-3": (
-        "{% set head = '<|start|>' %}{% for message in messages %}"
-        "{% set content = head + message['role'] + '<|end|>\\n\\n' + message['content'] | trim + eos_token %}"
-        "{% if loop.first %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ head + 'assistant<|end|>\\n\\n' }}{% endif %}",
-        "<s><|start|>system<|end|>\n\nBe brief.</s><|start|>user<|end|>\n\na b</s><|start|>assistant<|end|>\n\n",
     ),
     "mistral": (
         "{%- set state = namespace(index=0) %}{%- set today = strftime_now('%Y') %}{{- bos_token }}"
@@ -232,11 +210,6 @@ class TestSpecialTokens:
         ("config", "more", "message"),
         [
             ({"bos_token": 5}, None, r"bos_token of .*tokenizer_config\.json must be a text or an object"),
-            (
-                {"bos_token": "<s>"},
-                {"bos_token": "</s>"},
-                r"'<s>' in .*_config\.json, but '</s>' in .*_map\.json",
-            ),
             (
                 {"added_tokens_decoder": {"1": {"content": "<pad>"}}},
                 None,

@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[2]
 ROOMS = {
     ("config", "nn", "models", "noise", "sharding"): 5_000,
     ("decode",): 7_750,
-    ("losses",): 2_200,
+    ("losses",): 1_900,
     ("train",): 1_400,
-    ("data",): 1_800,
+    ("data",): 1_200,
     ("evaluate",): 1_850,
     ("store", "disk", "io"): 650,
     ("families", "generate", "infill", "chat", "tokenizer", "facts"): 1_350,
