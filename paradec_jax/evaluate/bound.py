@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int
 from paradec_jax.decode.rules.sampling import log_probability
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.evaluate.likelihood import bucket
-from paradec_jax.noise import LogLinear, Schedule, hide
+from paradec_jax.noise import LOGLINEAR, Schedule, hide
 
 HEADS = 1024  # positions whose logits are made at a time
 
@@ -101,7 +101,7 @@ def bounds(
     if len(numbers) != len(spans):
         raise ValueError(f"streams must be one number a row, not {len(numbers)} for {len(spans)} rows")
     _check(spans, network.max_length)
-    plan = (schedule or LogLinear(), mask, draws, floor)
+    plan = (schedule or LOGLINEAR, mask, draws, floor)
     params = network.prepare(params)
     found = np.zeros((len(spans), draws))
     sizes = [bucket(len(span.ids), network.max_length) for span in spans]

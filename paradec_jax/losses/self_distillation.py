@@ -32,14 +32,13 @@ from paradec_jax.decode.rules.sampling import gumbel
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer
 from paradec_jax.losses.masked_diffusion import mask_of, read
-from paradec_jax.noise import SDTT_TIMES, LogLinear, Times, hide
+from paradec_jax.noise import LOGLINEAR, SDTT_TIMES, Times, hide
 from paradec_jax.objective import Objective, Sums, drawn, weighted
 
 SMALLEST = SDTT_TIMES.floor
 """Where the teacher's grid of times ends, 1e-5."""
 GRIDS = ("paper", "released")
 DIVERGENCES = ("kld", "forward_kl", "tvd", "mse", "chi_square")
-_NOISE = LogLinear()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +194,7 @@ def _noise(
         uniforms = jax.random.uniform(of_masks, tokens.shape)
     weights = batch.get("weights")
     where = None if weights is None else weights > 0
-    noised, hidden = hide(tokens, uniforms, _NOISE.mask_probability(t), mask, where)
+    noised, hidden = hide(tokens, uniforms, LOGLINEAR.mask_probability(t), mask, where)
     return noised, hidden, t
 
 
@@ -266,7 +265,7 @@ def _move(
     """The text after one of the teacher's steps."""
     if "uniforms" in xs:
         probs = jnp.exp(jax.nn.log_softmax(without_mask(network.logits(teacher, vectors), mask)))
-        now, then = (_NOISE.mask_probability(t) for t in (xs["t"], xs["t"] - step))
+        now, then = (LOGLINEAR.mask_probability(t) for t in (xs["t"], xs["t"] - step))
         return jnp.where(z == mask, race(reverse_weights(probs, now, then, mask), xs["uniforms"]), z)
     of_reveal, of_tokens = jax.random.split(xs["key"])
     share = jnp.clip(step / xs["t"], 0, 1)

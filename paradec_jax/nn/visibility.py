@@ -1,14 +1,16 @@
-"""Visibility of a window over itself as a rule, so that no mask [W, W] need lie in memory."""
+"""What a window sees: of itself by a rule, so that no mask [W, W] need lie in memory, and of a cache by a mask."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from paradec_jax.nn import masks
+from paradec_jax.nn.rope import Rotation
 
-RULES = ("causal", "full", "block")
+PrefixMask = Bool[Array, "B S"] | Bool[Array, "B W S"]
 
 
 @jax.tree_util.register_dataclass
@@ -45,6 +47,25 @@ class Rule:
 Seen = Bool[Array, "*B W W"] | Rule
 CAUSAL = Rule("causal")
 FULL = Rule("full")
+RULES = {"causal": CAUSAL, "full": FULL}  # that need no positions
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class View:
+    """All that a window of positions sees besides its own states.
+
+    Attributes:
+      angles: rotation of its positions.
+      seen: which of its own positions each sees; all of them for None.
+      cache: keys and values of earlier positions.
+      prefix_mask: which of those a row sees, or each of its queries.
+    """
+
+    angles: Rotation
+    seen: Seen | None
+    cache: Any = None
+    prefix_mask: PrefixMask | None = None
 
 
 def by_block(positions: Int[Array, "B W"], block: masks.BlockLength) -> Rule:

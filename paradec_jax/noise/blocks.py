@@ -18,8 +18,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.config.bounds import check_words
+
 KINDS = ("sample", "block", "count")
 REDRAWS = 10
+EPSILON = 1e-3  # e, the smallest probability; counts have none
 
 
 class Hidden(NamedTuple):
@@ -35,17 +38,12 @@ class BlockNoise:
 
     Attributes:
       kind: "sample", "block" or "count".
-      epsilon: e, the smallest probability; counts have none.
     """
 
     kind: str = "sample"
-    epsilon: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind of noise must be one of {', '.join(KINDS)}, not {self.kind!r}")
-        if not 0 < self.epsilon < 1:
-            raise ValueError(f"epsilon must be in (0, 1), not {self.epsilon}")
+        check_words(self, kind=KINDS)
 
     def draw(
         self,
@@ -95,7 +93,7 @@ class BlockNoise:
         if self.kind == "count":
             return exact_counts(levels, uniforms, labelled, blocks)
         t = jnp.take_along_axis(levels, samples if self.kind == "sample" else blocks, axis=1)
-        probability = (1 - self.epsilon) * t + self.epsilon
+        probability = (1 - EPSILON) * t + EPSILON
         return Hidden(labelled & (uniforms < probability), probability)
 
 

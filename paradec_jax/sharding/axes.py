@@ -89,7 +89,7 @@ MASKED_DIFFUSION: dict[str, Axes] = (
     }
 )
 
-# What `models.prepare` puts in the place of other parameters, and the names of all parameters of all families.
+# What `DenoiserNetwork.prepare` puts in the place of other parameters, and all parameters of all families.
 PREPARED: dict[str, Axes] = {
     r"/constants$": Axes(("six_vectors", "embed")),
     r"^final_constants$": Axes(("two_vectors", "embed")),

@@ -18,9 +18,9 @@ from paradec_jax.data.noisy_iterates import (
 )
 from paradec_jax.data.pair_batches import PairBucket, collate, pair_batches
 from paradec_jax.data.trajectories import Generation, Trajectories, TrajectoryError, TrajectoryWriter
+from paradec_jax.families import init_params
 from paradec_jax.losses import cllm_loss, consistency_loss
 from paradec_jax.models import TransformerNetwork
-from paradec_jax.models.transformer import init_params
 
 N = 4
 

@@ -16,8 +16,8 @@ from experiments.replicas import (
 from experiments.replicas.trajectories import trajectories
 from paradec_jax import decode
 from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
-from paradec_jax.models.transformer import init_params
-from paradec_jax.models.transformer_network import TransformerNetwork
+from paradec_jax.families import init_params
+from paradec_jax.models import TransformerNetwork
 
 NETWORK = TransformerNetwork(dataclasses.replace(CAUSAL_PRESETS["test-causal"], tie_embeddings=False))
 PROMPTS = ([3, 1, 4], [1, 5, 2, 6, 5, 9, 8], [2, 7], [11, 12, 13, 14])

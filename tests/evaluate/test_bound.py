@@ -7,7 +7,7 @@ import pytest
 from stubs import JointDenoiser
 
 from paradec_jax.evaluate.bound import Bound, Span, bounds, per_token
-from paradec_jax.noise import CosineSquared
+from paradec_jax.noise import Schedule
 
 WEIGHTS = tuple(np.exp(np.random.default_rng(0).normal(scale=1.5, size=81)).tolist())
 EXACT = JointDenoiser(symbols=3, length=4, weights=WEIGHTS, max_length=4)
@@ -21,7 +21,7 @@ def of_suffix(text, start) -> float:
 
 
 @pytest.mark.parametrize("start", [0, 1, 3])
-@pytest.mark.parametrize("schedule", [None, CosineSquared()])
+@pytest.mark.parametrize("schedule", [None, Schedule("cosine_squared")])
 def test_the_exact_posterior_gives_the_likelihood(start, schedule):
     """Its bound is tight, whatever the order in which positions are revealed."""
     spans = [Span(text, start) for text in TEXTS]

@@ -13,8 +13,9 @@ from test_transformer import rotated
 
 from paradec_jax.config import MASKED_DIFFUSION_PRESETS
 from paradec_jax.decode import Prefix
+from paradec_jax.families import init_params
 from paradec_jax.models import DenoiserNetwork
-from paradec_jax.models.denoiser import Denoiser, init_params
+from paradec_jax.models.denoiser import Denoiser
 from paradec_jax.nn.modulated import dropout
 
 BASE = MASKED_DIFFUSION_PRESETS["test-mdlm"]

@@ -1,5 +1,6 @@
 """The network's pieces against small formulas in NumPy, its size, and its behaviour in bfloat16."""
 
+import dataclasses
 import math
 
 import jax
@@ -12,7 +13,7 @@ from paradec_jax.config import RECURRENT_PRESETS
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.nn import backend, masks
 from paradec_jax.nn.attention import attend
-from paradec_jax.nn.blocks import BlockConfig, GatedMLP
+from paradec_jax.nn.blocks import GatedMLP
 from paradec_jax.nn.cache import KV, empty, write
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.products import dense
@@ -137,7 +138,7 @@ def test_cache_writes_each_row_at_its_own_position(batch, slots):
 
 def test_gated_mlp():
     x, gate, up, down = normal(1, 3, 4), normal(4, 6), normal(4, 6), normal(6, 4)
-    mlp = GatedMLP(BlockConfig(4, 2, 2, 2, 6, 1e-6, "halves", 1.0, 1.0))
+    mlp = GatedMLP(dataclasses.replace(RECURRENT_PRESETS["test-recurrent"], width=4, feed_forward=6))
     params = {"gate": jnp.asarray(gate), "up": jnp.asarray(up), "down": jnp.asarray(down)}
     got = mlp.apply({"params": params}, jnp.asarray(x))
     want = (x @ gate) / (1 + np.exp(-(x @ gate))) * (x @ up) @ down

@@ -11,8 +11,8 @@ import pytest
 
 from paradec_jax.config import BLOCK_DIFFUSION_PRESETS, CAUSAL_PRESETS, TransformerConfig
 from paradec_jax.decode import Prefix
+from paradec_jax.families import parameter_shapes
 from paradec_jax.models import TransformerNetwork
-from paradec_jax.models.transformer import parameter_shapes
 from paradec_jax.nn import backend, masks
 
 BASE = CAUSAL_PRESETS["test-causal"]

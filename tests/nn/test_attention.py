@@ -10,9 +10,8 @@ from jax import export
 
 from paradec_jax.nn import attention as module
 from paradec_jax.nn import backend, masks
-from paradec_jax.nn.attention import attend, attention
+from paradec_jax.nn.attention import attend, attention, splash
 from paradec_jax.nn.cache import KV
-from paradec_jax.nn.splash import splash
 from paradec_jax.nn.visibility import CAUSAL, FULL, by_block, mask_of
 
 QUERIES = 16  # of a block, in these tests
