@@ -7,8 +7,6 @@ A prelude embeds tokens, a core refines a latent state as often as one likes, a 
     logits = norm(coda(norm(s))) embedding^T
 """
 
-import dataclasses
-
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -22,7 +20,7 @@ from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import rematerialised
 from paradec_jax.nn.rope import rotation
 from paradec_jax.nn.scan import in_turn, reading
-from paradec_jax.nn.visibility import CAUSAL, PrefixMask, View
+from paradec_jax.nn.visibility import CAUSAL, View
 
 
 class RecurrentDepth(nn.Module):
@@ -75,11 +73,10 @@ class RecurrentDepth(nn.Module):
         e: Float[Array, "B W D"],
         view: View,
         prefix: Layers | None = None,
-        prefix_mask: PrefixMask | None = None,
     ) -> tuple[Float[Array, "B W D"], Layers]:
         """One recurrence, `core(adapter [s ; e])`, over the cached keys of this recurrence."""
         x = dense(jnp.concatenate([state, e], axis=-1), self.adapter)
-        return in_turn(reading(dataclasses.replace(view, prefix_mask=prefix_mask)), x, self.core, prefix)
+        return in_turn(reading(view), x, self.core, prefix)
 
     def readout(self, state: Float[Array, "B W D"], view: View) -> tuple[Float[Array, "B W D"], Layers]:
         """Input of the output matrix, `norm(coda(norm(s)))`, both norms with the same gain."""

@@ -143,10 +143,11 @@ class RecurrentDepthNetwork(KVNetwork):
         rows: Bool[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B W D"], RecurrentKV]:
         """One recurrence of the window; `index` counts recurrences, `rows` (default all) are those that move."""
-        prefix, prefix_mask = None, view.prefix_mask
+        prefix = None
         if view.cache is not None and view.prefix_mask is not None:
-            prefix, prefix_mask = recurrent_cache.seen(self.cache, view.cache, view.prefix_mask, index)
-        new, own = self.apply(params, RecurrentDepth.iterate, state, e, view, prefix, prefix_mask)
+            prefix, mask = recurrent_cache.seen(self.cache, view.cache, view.prefix_mask, index)
+            view = dataclasses.replace(view, prefix_mask=mask)
+        new, own = self.apply(params, RecurrentDepth.iterate, state, e, view, prefix)
         if rows is not None:
             new = jnp.where(rows[:, None, None], new, state)
         return new, recurrent_cache.store(self.cache, window, own, index, rows)

@@ -267,7 +267,7 @@ WRONG = [
     ("sdar", {"alignment": "previous"}, "field alignment .* must be 'own' or 'next', not 'previous'"),
     ("sdar", {"tie_word_embeddings": True}, r"lm_head\.weight differs from .*tie_word_embeddings"),
     ("mdlm", {"cond_dim": None}, "field cond_dim is missing"),
-    ("mdlm", {"n_heads": 5}, r"describes no valid model: width \d+ must split into 5 heads"),
+    ("mdlm", {"n_heads": 5}, r"describes no valid model: width \d+ does not split into 5 heads"),
     ("mdlm", {"vocab_size": 30}, r"linear.bias has shape \(32,\), but config.json asks for \(30,\)"),
     ("mdlm", {"time_conditioning": True}, "field time_conditioning of config.json must be False"),
     ("mdlm", {"mask_token_id": 32}, "mask_token_id of config.json holds 32, but the vocabulary ends at 31"),
