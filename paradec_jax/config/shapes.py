@@ -103,7 +103,7 @@ class RecurrentDepthConfig(Shape):
     """Shape of a recurrent-depth model (Geiping et al. 2025, Huginn-0125): prelude, core, coda.
 
     Heads have C = D / H channels, and key-value heads are as many. Beside the words of `Shape`, `remat` may be
-    "iteration": each recurrence is computed anew, unless a loss is told otherwise.
+    "iteration": each recurrence is computed anew, unless a loss says otherwise.
 
     Attributes:
       vocab_size: V, rows of the embedding.
@@ -114,7 +114,7 @@ class RecurrentDepthConfig(Shape):
       qk_bias: whether queries and keys carry a learned bias (before the rotation).
       tie_embeddings: whether the output matrix is the embedding.
       mean_recurrence: default recurrences at inference, mean of the training draw.
-      mean_backprop_depth: last recurrences of a training step that carry gradient, unless a loss is told otherwise.
+      mean_backprop_depth: last recurrences of a training step that carry gradient, unless a loss says otherwise.
     """
 
     vocab_size: int

@@ -78,23 +78,18 @@ class Denoiser(nn.Module):
         if self.prepared:
             self.final_constants = parameter(self, "final_constants", zeros, (2, c.width), "float32")
         else:
-            self.noise = self._noise_parameters()
+            noise, k = [], c.conditioning  # as `noise_map` takes them
+            for name, rows in (("in", 2 * FREQUENCIES), ("out", k)):
+                init = uniform(rows**-0.5)
+                noise.append(parameter(self, f"noise_{name}", init, (rows, k), kind))
+                noise.append(parameter(self, f"noise_{name}_bias", init, (k,), kind))
+            self.noise = noise
             self.final_norm = parameter(self, "final_norm", nn.initializers.ones, (c.width,), kind)
             shape = (c.conditioning, 2, c.width)
             self.final_modulation = parameter(self, "final_modulation", zeros, shape, kind)
             self.final_modulation_bias = parameter(self, "final_modulation_bias", zeros, shape[1:], kind)
         self.head = parameter(self, "head", zeros, (c.width, c.vocab_size), kind)
         self.head_bias = parameter(self, "head_bias", zeros, (c.vocab_size,), kind)
-
-    def _noise_parameters(self) -> tuple[Any, ...]:
-        """Weights and biases as `noise_map` takes them."""
-        k, kind = self.config.conditioning, self.config.param_dtype
-        made = []
-        for name, rows in (("in", 2 * FREQUENCIES), ("out", k)):
-            init = uniform(rows**-0.5)
-            made.append(parameter(self, f"noise_{name}", init, (rows, k), kind))
-            made.append(parameter(self, f"noise_{name}_bias", init, (k,), kind))
-        return tuple(made)
 
     def __call__(self, tokens: Int[Array, "B W"]) -> Float[Array, "B W V"]:
         """One pass; touches every parameter, for `init`."""

@@ -18,9 +18,8 @@ from paradec_jax.nn.cache import Layers
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import rematerialised
-from paradec_jax.nn.rope import rotation
 from paradec_jax.nn.scan import in_turn, reading
-from paradec_jax.nn.visibility import CAUSAL, View
+from paradec_jax.nn.visibility import View, whole_text
 
 
 class RecurrentDepth(nn.Module):
@@ -52,9 +51,7 @@ class RecurrentDepth(nn.Module):
 
     def __call__(self, tokens: Int[Array, "B W"]) -> Float[Array, "B W V"]:
         """One pass with a zero state and one recurrence; touches every parameter, for `init`."""
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        c = self.config
-        view = View(rotation(positions, c.head_dim, c.rope_base), CAUSAL)
+        view = whole_text(self.config, tokens.shape)
         e, _ = self.embed(tokens, view)
         state, _ = self.iterate(jnp.zeros_like(e), e, view)
         hidden, _ = self.readout(state, view)
@@ -81,8 +78,8 @@ class RecurrentDepth(nn.Module):
     def readout(self, state: Float[Array, "B W D"], view: View) -> tuple[Float[Array, "B W D"], Layers]:
         """Input of the output matrix, `norm(coda(norm(s)))`, both norms with the same gain."""
         x = self.normalise(state)
-        x, own = in_turn(reading(view), x, self.coda, view.cache.coda if view.cache else None)
-        return self.normalise(x), own
+        x, kv = in_turn(reading(view), x, self.coda, view.cache.coda if view.cache else None)
+        return self.normalise(x), kv
 
     def normalise(self, state: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]:
         """The final norm, which reads a state out and ends the coda."""

@@ -129,8 +129,8 @@ class RecurrentDepthNetwork(KVNetwork):
         self, params: Any, inputs: Inputs, view: View, window: RecurrentKV
     ) -> tuple[Float[Array, "B W D"], RecurrentKV]:
         """Prelude output e of a window of tokens or vectors, and the window with the prelude's keys and values."""
-        e, own = self.apply(params, RecurrentDepth.embed, inputs, view)
-        return e, dataclasses.replace(window, prelude=own)
+        e, kv = self.apply(params, RecurrentDepth.embed, inputs, view)
+        return e, dataclasses.replace(window, prelude=kv)
 
     def iterate(
         self,
@@ -147,10 +147,10 @@ class RecurrentDepthNetwork(KVNetwork):
         if view.cache is not None and view.prefix_mask is not None:
             prefix, mask = recurrent_cache.seen(self.cache, view.cache, view.prefix_mask, index)
             view = dataclasses.replace(view, prefix_mask=mask)
-        new, own = self.apply(params, RecurrentDepth.iterate, state, e, view, prefix)
+        new, kv = self.apply(params, RecurrentDepth.iterate, state, e, view, prefix)
         if rows is not None:
             new = jnp.where(rows[:, None, None], new, state)
-        return new, recurrent_cache.store(self.cache, window, own, index, rows)
+        return new, recurrent_cache.store(self.cache, window, kv, index, rows)
 
     def recur(
         self,
@@ -173,8 +173,8 @@ class RecurrentDepthNetwork(KVNetwork):
 
     def readout(self, params: Any, state: Float[Array, "B W D"], view: View, window: RecurrentKV) -> Forward:
         """Ends a call: hidden states, the window with the coda's keys and values, and its recurrences."""
-        hidden, own = self.apply(params, RecurrentDepth.readout, state, view)
-        return Forward(hidden, dataclasses.replace(window, coda=own), {"recurrences": window.depth})
+        hidden, kv = self.apply(params, RecurrentDepth.readout, state, view)
+        return Forward(hidden, dataclasses.replace(window, coda=kv), {"recurrences": window.depth})
 
     def normalise(self, params: Any, state: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]:
         """A raw state after the final norm."""

@@ -29,9 +29,8 @@ from paradec_jax.nn.cache import Layers
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import rematerialised
-from paradec_jax.nn.rope import rotation
 from paradec_jax.nn.scan import in_turn, reading
-from paradec_jax.nn.visibility import FULL, Seen, View
+from paradec_jax.nn.visibility import Seen, View, whole_text
 from paradec_jax.sharding import axes
 
 INITS = ("normal_0.2", "ordinary", "zero_gain", "inherited")
@@ -59,11 +58,10 @@ class ResidualHead(nn.Module):
         self.layer = [block(c) for _ in range(c.layers)]
         self.final_norm = parameter(self, "final_norm", ones, (c.width,), c.param_dtype)
 
-    def __call__(self, positions: Int[Array, "B W"]) -> Float[Array, "B W D"]:
+    def __call__(self, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"]:
         """One pass over zeros; touches every parameter, for `init`."""
-        c = self.config
-        zeros, angles = jnp.zeros((*positions.shape, c.width)), rotation(positions, c.head_dim, c.rope_base)
-        return self.residual(zeros, zeros, View(angles, FULL))[0]
+        zeros = jnp.zeros((*tokens.shape, self.config.width))
+        return self.residual(zeros, zeros, whole_text(self.config, tokens.shape))[0]
 
     def residual(
         self, vectors: Float[Array, "B W D"], hidden: Float[Array, "B W D"], view: View
@@ -73,8 +71,8 @@ class ResidualHead(nn.Module):
         e = rms_norm(vectors.astype(dtype), self.embedding_norm, c.norm_eps)
         u = rms_norm(hidden.astype(dtype), self.hidden_norm, c.norm_eps)
         x = dense(jnp.concatenate([e, u], axis=-1), self.fusion)
-        x, own = in_turn(reading(view), x, self.layer, view.cache)
-        return rms_norm(x, self.final_norm, c.norm_eps), own
+        x, kv = in_turn(reading(view), x, self.layer, view.cache)
+        return rms_norm(x, self.final_norm, c.norm_eps), kv
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,8 +136,8 @@ class ResidualHeadNetwork(KVNetwork):
                 f"the head corrects vectors of width {width}, not of {hidden.shape[-1]}: it is another network's"
             )
         inputs, module = (vectors, hidden, self.view(positions, prefix, mask)), self.module
-        residual, own = module.apply({"params": raw(params)}, *inputs, method=ResidualHead.residual)
-        return Forward(residual, own, {"head_calls": 1})
+        residual, kv = module.apply({"params": raw(params)}, *inputs, method=ResidualHead.residual)
+        return Forward(residual, kv, {"head_calls": 1})
 
 
 def init_params(
@@ -180,9 +178,9 @@ def _inherited(config: ResidualHeadConfig, params: dict[str, Any], backbone: Any
         raise ValueError(
             f"init inherited needs a backbone with {', '.join(missing)} for {config.layers} layers"
         )
-    own, theirs = ([tree[name] for name in names] for tree in (params, backbone))
+    mine, theirs = ([tree[name] for name in names] for tree in (params, backbone))
     why = "init inherited needs a backbone whose layers have the shapes of the head's"
-    chex.assert_trees_all_equal_shapes(own, theirs, custom_message=why, exception_type=ValueError)
+    chex.assert_trees_all_equal_shapes(mine, theirs, custom_message=why, exception_type=ValueError)
     chex.assert_axis_dimension(
         backbone["embedding"], 1, config.width, custom_message=why, exception_type=ValueError
     )

@@ -26,9 +26,8 @@ from paradec_jax.nn.cache import Layers
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import rematerialised
-from paradec_jax.nn.rope import rotation
 from paradec_jax.nn.scan import in_turn, reading, scanned
-from paradec_jax.nn.visibility import CAUSAL, Seen, View
+from paradec_jax.nn.visibility import Seen, View, whole_text
 from paradec_jax.sharding import axes
 
 
@@ -50,7 +49,7 @@ class Transformer(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.block = rematerialised(PreNormBlock, c.remat)
-        # A tied embedding must be small, or the first logits are large; one of its own starts at the scale of a
+        # A tied embedding must be small, or the first logits are large; one of its kv starts at the scale of a
         # normalised stream, so that what the blocks add does not drown it.
         of_embedding = truncated_normal(c.init_std if c.tie_embeddings else 1.0)
         self.embedding = parameter(self, "embedding", of_embedding, (c.vocab_size, c.width), c.param_dtype)
@@ -63,9 +62,7 @@ class Transformer(nn.Module):
 
     def __call__(self, tokens: Int[Array, "B W"]) -> Float[Array, "B W V"]:
         """One causal pass without a cache; touches every parameter, for `init` alone."""
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        angles = rotation(positions, self.config.head_dim, self.config.rope_base)
-        return self.logits(self.hidden(tokens, View(angles, CAUSAL))[0])
+        return self.logits(self.hidden(tokens, whole_text(self.config, tokens.shape))[0])
 
     def hidden(self, tokens: Inputs, view: View) -> tuple[Float[Array, "B W D"], Layers]:
         """Hidden states of a window, normalised for the output matrix, and the window's keys and values."""
@@ -75,10 +72,10 @@ class Transformer(nn.Module):
         # A decoding loop would copy its caches to stack them in every step; whoever has one prepares parameters.
         if c.scan_layers and not self.is_initializing() and (cache is None or not self.prepared):
             layers = [self.variables["params"][f"layer_{i}"] for i in range(c.layers)]
-            x, own = scanned(reading(view), x, self.block(c, parent=None), layers, c.dtype, cache)
+            x, kv = scanned(reading(view), x, self.block(c, parent=None), layers, c.dtype, cache)
         else:
-            x, own = in_turn(reading(view), x, self.layer, cache)
-        return rms_norm(x, self.final_norm, c.norm_eps), own
+            x, kv = in_turn(reading(view), x, self.layer, cache)
+        return rms_norm(x, self.final_norm, c.norm_eps), kv
 
     def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Output scores, factors in the model's dtype, sums and scores in at least float32."""
@@ -106,9 +103,7 @@ class TransformerNetwork(KVNetwork):
     @property
     def blocks(self) -> tuple[int, ...]:
         """Lengths of blocks that the checkpoint serves; none of a causal model."""
-        if self.block is None:
-            return ()
-        return getattr(self.config, "blocks", None) or (self.block,)
+        return () if self.block is None else getattr(self.config, "blocks", None) or (self.block,)
 
     def forward(
         self,
@@ -125,5 +120,5 @@ class TransformerNetwork(KVNetwork):
           inputs, positions: the window's tokens, or a vector in the place of each, and absolute positions.
           prefix, mask: what the window sees of a cache and of itself, as of `view`.
         """
-        hidden, own = self.apply(params, Transformer.hidden, inputs, self.view(positions, prefix, mask))
-        return Forward(hidden, own, {})
+        hidden, kv = self.apply(params, Transformer.hidden, inputs, self.view(positions, prefix, mask))
+        return Forward(hidden, kv, {})

@@ -83,17 +83,10 @@ def attend(
     prefix: KV | None = None,
     prefix_mask: PrefixMask | None = None,
 ) -> Float[Array, "B H W C"]:
-    """Softmax attention `softmax(q k^T / sqrt(C)) v` over prefix and window keys together.
+    """As `attention` under a mask of the window, all scores at once; q may be some of the window's queries.
 
     The prefix is read in place: neither its keys nor its values are joined with the window's, only the scores
     are. Scores, mask and softmax are at least float32. G key-value heads serve H = G * R query heads.
-
-    Args:
-      q: queries after bias and rotation.
-      window: keys [B, G, C, K] and values [B, G, K, C] of the window itself; K = W unless q are some of its queries.
-      window_mask: which window keys a query sees.
-      prefix: cached keys [B, G, C, S] and values [B, G, S, C], or None.
-      prefix_mask: which cached positions a row sees, or each of its queries.
     """
     grouped = rearrange(q, "b (g r) w c -> b g r w c", g=window.k.shape[1])
     scale, wide = q.shape[-1] ** -0.5, jnp.promote_types(q.dtype, jnp.float32)

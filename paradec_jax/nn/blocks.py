@@ -51,8 +51,8 @@ def parameter(
     Raises:
       flax.errors.ScopeParamShapeError: a parameter of another shape.
     """
-    found: Any = module.get_variable("params", name)
-    return found if getattr(found, "shape", None) == shape else module.param(name, init, shape, dtype)
+    known: Any = module.get_variable("params", name)
+    return known if getattr(known, "shape", None) == shape else module.param(name, init, shape, dtype)
 
 
 class Attention(nn.Module):
@@ -91,26 +91,19 @@ class Attention(nn.Module):
     ) -> tuple[Float[Array, "B W D"], KV]:
         """The attended window and its own keys and values; `prefix` is what this layer has cached."""
         turn = ROTATIONS[self.config.rotation]
-        heads = self.project(x)
+        heads = {}  # queries [B, H, W, C], keys and values [B, G, W, C]
+        for name, weight in self.matrices.items():
+            rows = dense(x, rearrange(weight, "d h c -> d (h c)"))
+            heads[name] = rearrange(rows, "b w (h c) -> b h w c", c=self.config.head_dim)
         for name, bias in self.bias.items():
             heads[name] = heads[name] + bias.astype(x.dtype)[:, None]
         for name, gain in self.gains.items():
             heads[name] = rms_norm(heads[name], gain, self.config.norm_eps)
-        own = KV(rearrange(turn(heads["k"], view.angles), "b g w c -> b g c w"), heads["v"])
+        kv = KV(rearrange(turn(heads["k"], view.angles), "b g w c -> b g c w"), heads["v"])
         queries = turn(heads["q"], view.angles)
-        mixed = attention(queries, own, view.seen, prefix, view.prefix_mask, backend=self.config.attention)
+        mixed = attention(queries, kv, view.seen, prefix, view.prefix_mask, backend=self.config.attention)
         mixed = rearrange(mixed, "b h w c -> b w (h c)")
-        return dense(mixed, rearrange(self.out, "h c d -> (h c) d")), own
-
-    def project(self, x: Float[Array, "B W D"]) -> dict[str, Float[Array, "B _ W C"]]:
-        """Queries [B, H, W, C], keys and values [B, G, W, C] by their letters."""
-        c = self.config
-        return {
-            name: rearrange(
-                dense(x, rearrange(weight, "d h c -> d (h c)")), "b w (h c) -> b h w c", c=c.head_dim
-            )
-            for name, weight in self.matrices.items()
-        }
+        return dense(mixed, rearrange(self.out, "h c d -> (h c) d")), kv
 
 
 class GatedMLP(nn.Module):
@@ -155,9 +148,9 @@ class SandwichBlock(nn.Module):
     ) -> tuple[Float[Array, "B W D"], KV]:
         """The block's output and the window's keys and values."""
         x = block_input(by_rows(x))
-        mixed, own = self.attention(self.norm(1, x), view, prefix)
+        mixed, kv = self.attention(self.norm(1, x), view, prefix)
         x = self.norm(2, x + mixed)
-        return by_rows(self.norm(4, x + self.mlp(self.norm(3, x)))), own
+        return by_rows(self.norm(4, x + self.mlp(self.norm(3, x)))), kv
 
     def norm(self, which: int, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
         """The `which`-th of the four norms."""
@@ -187,6 +180,6 @@ class PreNormBlock(nn.Module):
     ) -> tuple[Float[Array, "B W D"], KV]:
         """The block's output and the window's keys and values."""
         x, eps = block_input(by_rows(x)), self.config.norm_eps
-        mixed, own = self.attention(rms_norm(x, self.attention_norm, eps), view, prefix)
+        mixed, kv = self.attention(rms_norm(x, self.attention_norm, eps), view, prefix)
         x = x + mixed
-        return by_rows(x + self.mlp(rms_norm(x, self.mlp_norm, eps))), own
+        return by_rows(x + self.mlp(rms_norm(x, self.mlp_norm, eps))), kv

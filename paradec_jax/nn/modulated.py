@@ -34,11 +34,11 @@ def modulation(
     """
     conditioning, weight = at_least_float32(conditioning), at_least_float32(weight)
     vectors = jnp.einsum("rk,kmd->mrd", conditioning, weight) + at_least_float32(bias)[:, None]
-    found = [vector[:, None] for vector in vectors]
+    parts = [vector[:, None] for vector in vectors]
     for i, gain in enumerate(gains):
-        scale = i * (len(found) // len(gains)) + 1
-        found[scale] = (1 + found[scale]) * gain
-    return tuple(found)
+        scale = i * (len(parts) // len(gains)) + 1
+        parts[scale] = (1 + parts[scale]) * gain
+    return tuple(parts)
 
 
 def dropout(x: Float[Array, "*shape"], key: Array, rate: float) -> Float[Array, "*shape"]:

@@ -104,7 +104,8 @@ def exact_counts(
     blocks: Int[Array, "B T"],
 ) -> Hidden:
     """Of the n labelled tokens of block b those with the smallest numbers, `1 + floor(levels[b] n)` of them."""
-    n = jnp.take_along_axis(_sums(labelled, blocks), blocks, axis=1)
+    count = jax.vmap(lambda mine, block: jax.ops.segment_sum(mine, block, labelled.shape[1]))
+    n = jnp.take_along_axis(count(labelled.astype(jnp.int32), blocks), blocks, axis=1)
     k = jnp.minimum(1 + (jnp.take_along_axis(levels, blocks, axis=1) * n).astype(jnp.int32), n)
     return Hidden(labelled & (_ranks(uniforms, labelled, blocks) < k), k / jnp.maximum(n, 1))
 
@@ -135,10 +136,3 @@ def _ranks(
     begins = jnp.concatenate([jnp.ones_like(blocks[:, :1], bool), blocks[:, 1:] != blocks[:, :-1]], axis=1)
     first = lax.cummax(jnp.where(begins, jnp.arange(blocks.shape[1]), 0), axis=1)
     return jnp.argsort(order, axis=1) - first
-
-
-def _sums(values: Bool[Array, "B T"], groups: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """How many there are in each group, by the group's number."""
-    width = values.shape[1]
-    count = jax.vmap(lambda v, g: jax.ops.segment_sum(v, g, width))
-    return count(values.astype(jnp.int32), groups)

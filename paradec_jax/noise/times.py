@@ -60,10 +60,8 @@ class Times:
         return (1 - self.floor) * uniforms + self.floor
 
 
-MDLM_TIMES = Times("stratified", 1e-3)
-"""MDLM's training."""
-SDTT_TIMES = Times("systematic", 1e-5)
-"""SDTT's training."""
+MDLM_TIMES = Times("stratified", 1e-3)  # of MDLM's training
+SDTT_TIMES = Times("systematic", 1e-5)  # of SDTT's
 
 
 def rounded_up(t: Float[Array, "*shape"], steps: int) -> Float[Array, "*shape"]:
