@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -138,7 +138,7 @@ class ModelNetwork:
 class KVNetwork(ModelNetwork):
     """A network with a cache; unless a subclass says otherwise, of the keys and values of each layer once."""
 
-    def at(self, recurrence: int | None) -> Self:
+    def at(self, recurrence: int | None) -> "KVNetwork":
         """The same network at another depth; itself when None.
 
         Raises:

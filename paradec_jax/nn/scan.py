@@ -13,16 +13,15 @@ from jaxtyping import Array, Float
 from paradec_jax.nn.visibility import View
 
 Stream = Float[Array, "B W D"]
-Call = Callable[
-    [Any, Stream, Any], tuple[Stream, Any]
-]  # (block, x, what is the block's) -> x, what it leaves
+# (block, stream, what is the block's own) -> the stream after it, and what it leaves
+Call = Callable[[Any, Stream, Any], tuple[Stream, Any]]
 
 
 def in_turn(call: Call, x: Stream, blocks: Sequence[Any], own: Sequence[Any] | None) -> tuple[Stream, Any]:
     """`x` after all blocks, and what each of them leaves.
 
     Args:
-      call: (block, x, what is the block's own) -> the stream after it, and what it leaves.
+      call: how a block is called.
       x: the stream.
       blocks: the blocks.
       own: what each block has of its own, such as what it has cached; None for nothing.
