@@ -85,8 +85,7 @@ class Shape:
     @property
     def head_dim(self) -> int:
         """C, channels of a head."""
-        channels = getattr(self, "head_channels", None)
-        return self.width // self.heads if channels is None else channels
+        return self.width // self.heads
 
     @property
     def init_std(self) -> float:
@@ -190,6 +189,11 @@ class PreNormConfig(Shape):
     def __post_init__(self) -> None:
         check_sizes(self, "layers")
         super().__post_init__()
+
+    @property
+    def head_dim(self) -> int:
+        """C, channels of a head."""
+        return super().head_dim if self.head_channels is None else self.head_channels
 
     @property
     def biases(self) -> str:
