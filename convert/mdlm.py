@@ -36,7 +36,7 @@ from convert.fields import (
 )
 from convert.weights import opened, write_weights
 from paradec_jax.config import MaskedDiffusionConfig, TokenSpec
-from paradec_jax.models.denoiser import FREQUENCIES, LONGEST
+from paradec_jax.models.denoiser import FREQUENCIES
 from paradec_jax.store import Model
 
 MODEL_TYPES = ("mdlm",)
@@ -249,11 +249,13 @@ def parse_tokens(fields: Mapping[str, Any], vocab_size: int) -> TokenSpec:
 def inverse_frequencies(head_dim: int) -> np.ndarray:
     """Angles of the rotation at position 1, float32 [C/2]."""
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    return np.float32(1) / np.float32(LONGEST) ** exponent
+    return np.float32(1) / np.float32(MaskedDiffusionConfig.rope_base) ** exponent
 
 
 def _check_rope(source: Source, head_dim: int) -> None:
     """The stored frequencies are ours, up to the rounding of a bfloat16 copy."""
     stored = source.read(ROPE).astype(np.float32)
     if not np.allclose(stored, inverse_frequencies(head_dim), atol=0, rtol=1e-2):
-        raise ConvertError(f"tensor {ROPE} holds other frequencies than those of base {LONGEST:g}")
+        raise ConvertError(
+            f"tensor {ROPE} holds other frequencies than those of base {MaskedDiffusionConfig.rope_base:g}"
+        )

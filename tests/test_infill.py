@@ -12,7 +12,7 @@ import paradec_jax as pd
 from experiments.replicas import ReleasedMasked
 from paradec_jax import cli
 from paradec_jax.config import MASKED_DIFFUSION_PRESETS, TokenSpec
-from paradec_jax.models.denoiser import parameter_shapes
+from paradec_jax.families import parameter_shapes
 from paradec_jax.store import Model, save
 
 STUB = StubDenoiser(sharpness=30.0)

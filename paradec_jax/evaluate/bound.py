@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int
 from paradec_jax.decode.rules.sampling import log_probability
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.evaluate.likelihood import Span, batches, log_likelihoods, padded
-from paradec_jax.noise import LogLinear, hide
+from paradec_jax.noise import LOGLINEAR, hide
 from paradec_jax.store import Model
 
 HEADS = 1024  # positions whose logits are made at a time
@@ -168,7 +168,7 @@ def _score(
     seed: Any,
 ) -> Float[Array, "B"]:
     """One draw of each row's bound; `plan` is (mask, K), and `whole` says that no row is padded."""
-    (mask, draws), schedule = plan, LogLinear()
+    (mask, draws), schedule = plan, LOGLINEAR
     (batch, size), ids, which = ids.shape, jnp.asarray(ids), jnp.asarray(which)
     at = jnp.arange(size)
 

@@ -20,16 +20,7 @@ from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
 from paradec_jax.losses.recorded import recorded_or
-from paradec_jax.noise import (
-    MDLM_TIMES,
-    LogLinear,
-    Schedule,
-    Times,
-    hide,
-    importance,
-    log_probability_range,
-    rounded_up,
-)
+from paradec_jax.noise import LOGLINEAR, MDLM_TIMES, Schedule, Times, hide, rounded_up
 from paradec_jax.objective import Objective, Sums, weighted
 
 
@@ -48,7 +39,7 @@ class BoundRules:
         in discrete time `1 / min(t, 1 - 1e-4)` for 1 / t.
     """
 
-    schedule: Schedule = LogLinear()  # noqa: RUF009
+    schedule: Schedule = LOGLINEAR
     times: Times = MDLM_TIMES
     steps: int | None = None
     measure: str = "time"
@@ -60,7 +51,7 @@ class BoundRules:
             return
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, not {self.steps}")
-        if self.measure != "time" or not isinstance(self.schedule, LogLinear):
+        if self.measure != "time" or self.schedule != LOGLINEAR:
             raise ValueError(
                 "discrete time (steps) is known for the log-linear schedule and measure 'time' alone"
             )
@@ -73,10 +64,10 @@ class BoundRules:
             return self.schedule.mask_probability(t), weight
         if self.measure == "time":
             return self.schedule.mask_probability(t), self.schedule.weight(t)
-        low, high = log_probability_range(self.schedule)
+        low, high = self.schedule.log_range
         weight = jnp.full_like(t, -low if self.released else high - low)
         if self.measure == "importance":
-            return self.schedule.mask_probability(importance(self.schedule, t)), weight
+            return self.schedule.mask_probability(self.schedule.importance(t)), weight
         return jnp.exp(low + t * (high - low)), weight
 
 

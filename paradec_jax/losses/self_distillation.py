@@ -33,11 +33,10 @@ from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer
 from paradec_jax.losses.masked_diffusion import mask_of, read
 from paradec_jax.losses.recorded import recorded_or
-from paradec_jax.noise import SDTT_TIMES, LogLinear, Times, hide
+from paradec_jax.noise import LOGLINEAR, SDTT_TIMES, Times, hide
 from paradec_jax.objective import Objective, Sums, drawn, weighted
 
 SMALLEST = SDTT_TIMES.floor  # 1e-5, where the teacher's grid of times ends
-_NOISE = LogLinear()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +148,7 @@ def self_distillation_loss(
         t = recorded_or(batch, "times", lambda: rules.times.draw(of_times, len(tokens)))
         uniforms = recorded_or(batch, "mask_uniforms", lambda: jax.random.uniform(of_masks, tokens.shape))
         where = None if weights is None else weights > 0
-        noised, hidden = hide(tokens, uniforms, _NOISE.mask_probability(t), mask, where)
+        noised, hidden = hide(tokens, uniforms, LOGLINEAR.mask_probability(t), mask, where)
 
         teacher, step = lax.stop_gradient(frozen["teacher"]), rules.step_size(frozen["round"])
         recorded = recorded_or(batch, "teacher_uniforms", lambda: None)
@@ -250,5 +249,5 @@ class Teacher:
         """The same from recorded numbers: one race decides of each position whether it is revealed, and its token."""
         logits = without_mask(self.network.logits(self.params, vectors), self.mask)
         probs = jnp.exp(jax.nn.log_softmax(logits))
-        now, then = (_NOISE.mask_probability(t) for t in (time, time - step))
+        now, then = (LOGLINEAR.mask_probability(t) for t in (time, time - step))
         return jnp.where(z == self.mask, race(reverse_weights(probs, now, then, self.mask), uniforms), z)

@@ -10,9 +10,9 @@ from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
 from paradec_jax.data.noisy_iterates import MAX_TOKENS, Selection, kept, longest_run, noise_ratio, pack
 from paradec_jax.data.pair_batches import PairBucket, collate, pair_batches
 from paradec_jax.data.trajectories import Generation, Trajectories, TrajectoryError, TrajectoryWriter
+from paradec_jax.families import init_params
 from paradec_jax.losses import cllm_loss, consistency_loss
 from paradec_jax.models import TransformerNetwork
-from paradec_jax.models.transformer import init_params
 
 N = 4
 

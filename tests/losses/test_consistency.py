@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
+from paradec_jax.families import init_params
 from paradec_jax.losses import CLEAN_CONTEXT, MULTIBLOCK, ConsistencyRules, consistency_loss
 from paradec_jax.losses.consistency import counted_pairs
 from paradec_jax.models import TransformerNetwork
-from paradec_jax.models.transformer import init_params
 
 CONFIG = CAUSAL_PRESETS["test-causal"]
 NETWORK = TransformerNetwork(CONFIG)

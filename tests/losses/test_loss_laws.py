@@ -19,7 +19,7 @@ from stubs import tiny_blocks, tiny_causal, tiny_denoiser, tiny_head, tiny_netwo
 from paradec_jax import losses
 from paradec_jax.config import TokenSpec
 from paradec_jax.families import parameter_shapes
-from paradec_jax.noise import Cosine, Times
+from paradec_jax.noise import Schedule, Times
 from paradec_jax.train import TrainState, make_train_step
 
 EVERY = pytest.mark.parametrize("name", OBJECTIVES)
@@ -136,7 +136,7 @@ REFUSED = {
     "residual_loss(causal(), head(), MASKED)": "needs the lengths of blocks",
     "BoundRules(measure='noise')": "measure must be one of time, importance, change_of_variables",
     "BoundRules(steps=0)": "steps must be at least 1, not 0",
-    "BoundRules(steps=4, schedule=Cosine())": "log-linear schedule and measure 'time' alone",
+    "BoundRules(steps=4, schedule=Schedule('cosine'))": "log-linear schedule and measure 'time' alone",
     "BoundRules(steps=4, measure='importance')": "log-linear schedule and measure 'time' alone",
     "DistillationRules(jump=1)": "jump must be at least 2",
     "DistillationRules(first_steps=2, jump=4)": "first_steps at least jump, not 4 and 2",
@@ -163,7 +163,7 @@ REFUSED = {
 }
 NAMES = {name: getattr(losses, name) for name in losses.__all__} | {
     **dict(zip(("denoiser", "blocks", "head"), (tiny_denoiser, tiny_blocks, tiny_head), strict=True)),
-    **{"causal": tiny_causal, "recurrent": tiny_network, "TokenSpec": TokenSpec, "Cosine": Cosine},
+    **{"causal": tiny_causal, "recurrent": tiny_network, "TokenSpec": TokenSpec, "Schedule": Schedule},
     **{"SPEC": SPEC, "MASKED": MASKED, "RULES": RULES, "three": three},
     "PAIRS_OF_TWO": OBJECTIVES["consistency"].batch(1),
 }

@@ -51,10 +51,10 @@ def forward(network: TransformerNetwork, params, tokens, positions, window_mask)
     def blocks(module, method):
         return isinstance(module, PreNormBlock) and method == "__call__"
 
-    arguments = (tokens, positions, window_mask, None, None)
     (hidden, kv), captured = network.module.apply(
         {"params": params},
-        *arguments,
+        tokens,
+        network.view(positions, mask=window_mask),
         method=Transformer.hidden,
         capture_intermediates=blocks,
         mutable=["intermediates"],
