@@ -25,7 +25,7 @@ from experiments.masked_diffusion.texts import Drawing, Line, Row, Texts
 from experiments.replicas import ReleasedMasked
 from paradec_jax import AutoRegressive, Masked, load
 from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.decode.masked.unmask import GRIDS, SCORES
+from paradec_jax.decode.masked.masked import GRIDS, SCORES
 from paradec_jax.evaluate.intervals import times
 
 PERPLEXITY = "perplexity under the judge"

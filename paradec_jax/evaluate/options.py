@@ -33,8 +33,6 @@ def choose(
     traced = {field.name for field in dataclasses.fields(knobs)}
     for option in values.keys() - static - traced:
         raise ValueError(f"--{option.replace('_', '-')} is no option of {name}")
-    if "window" in values and getattr(decoder, "buckets", None) is not None:
-        values["buckets"] = tuple(b for b in decoder.buckets if b < values["window"])
     values["greedy"] = not np.any(np.asarray(values.get("temperature", knobs.temperature)) > 0)
     decoder = dataclasses.replace(decoder, **{k: v for k, v in values.items() if k in static})
     meaningless = unneeded(knobs, decoder).keys() - values.keys()  # to the decoder as it is now

@@ -83,9 +83,6 @@ class TestOptions:
         assert (decoder.max_recurrence, knobs.top_p, decoder.greedy) == (3, 0.5, True)
         decoder, knobs = choose("wavefront", decoders["wavefront"], options={"window": 9, "temperature": 0.2})
         assert (decoder.window, knobs.temperature, decoder.greedy) == (9, 0.2, False)
-        assert decoder.buckets is None
-        narrow = pd.Wavefront(window=32, buckets=(4, 8, 16))
-        assert choose("wavefront", narrow, options={"window": 9})[0].buckets == (4, 8)
         static, sampled = decoders["autoregressive"], pd.Static.Knobs(temperature=1.0)
         assert not choose("autoregressive", static, sampled)[0].greedy
         with pytest.raises(ValueError, match="--inner-recurrence is no option of autoregressive"):

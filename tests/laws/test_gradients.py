@@ -14,9 +14,10 @@ from tracing import nothing_is_traced
 
 from paradec_jax import decode
 from paradec_jax.decode.machine.knobs import as_arrays
-from paradec_jax.decode.recurrent.soft_wavefront import SoftWavefrontState, SoftWaveInfo, relaxed
+from paradec_jax.decode.recurrent.soft_wavefront import SoftWavefrontState, SoftWaveInfo
 from paradec_jax.decode.rules import score
 from paradec_jax.decode.rules.by_age import at_age
+from paradec_jax.decode.rules.relaxation import relaxed
 
 SIZE, BUDGET, STEPS = 16, 9, 6
 WIDE = {"core_layers": 1, "dtype": "float64", "param_dtype": "float64"}
@@ -37,8 +38,8 @@ class Constant(decode.SoftWavefront):
     """Adds `params["constants"]`, [steps, B, W, D], to the vectors p E of each step's candidates."""
 
     def _predict(self, params, state, knobs):
-        new = super()._predict(params, state, knobs)
-        return dataclasses.replace(new, offsets=new.offsets + params["constants"][state.steps[0]])
+        *others, offsets = super()._predict(params, state, knobs)
+        return *others, offsets + params["constants"][state.steps[0]]
 
 
 def wide_params() -> dict[str, Any]:

@@ -84,8 +84,6 @@ def test_what_cannot_work_is_refused_at_once(name):
         (lambda: decode.Wavefront(window=0), "window"),
         (lambda: decode.Wavefront(headway=0), "headway"),
         (lambda: decode.Wavefront(noise_mixing="shaken"), "noise_mixing"),
-        (lambda: decode.Wavefront(window=4, buckets=(4,)), "buckets"),
-        (lambda: decode.Wavefront(window=4, buckets=(3, 2)), "buckets"),
         (lambda: replicas.ReleasedWavefront(rule="mood"), "rule must be one of latent-diff"),
         (lambda: replicas.ReleasedWavefront(window=2, headway=3), "headway 3 must not exceed the window 2"),
         (lambda: replicas.ReleasedWavefront(noise_schedule="shaken"), "noise_schedule"),

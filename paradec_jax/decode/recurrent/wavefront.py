@@ -1,27 +1,124 @@
-"""The wavefront sampler of recurrent-depth models, clean rule (arXiv 2510.14961, Algorithm 2 and Eq. 3).
+"""The wavefront sampler of recurrent-depth models, clean rule (arXiv 2510.14961, Algorithm 2 and Eq. 1 to 3).
 
 Instead of finishing a token before the next one starts, every step refines the latent states of a whole window by a
 few recurrences, reads out a token for each, and opens new positions after them. Positions are committed in order,
-once their states have stopped moving. `wave` draws the window.
+once their states have stopped moving. Slot i of a row is position `length - 1 + i`::
+
+    slot          0            1 .. c-1          c .. w-1            w .. W-1
+             [ newest     ][ converged     ][ still moving    ][ not in use   ]
+    tokens   committed      drafts that stay  drafts             unused
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.machine.decoder import DecoderBase
-from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.config.bounds import check_sizes, check_words
+from paradec_jax.decode.machine.candidates import on_smallest
+from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
+from paradec_jax.decode.machine.knobs import UNLIMITED, check_range, knob
+from paradec_jax.decode.machine.network import Counts, Forward, Prefix
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.recurrent import wave as waves
-from paradec_jax.decode.recurrent.buckets import check_buckets, on_narrowest
-from paradec_jax.decode.recurrent.latents import initial_latents
-from paradec_jax.decode.recurrent.wave import Prediction, WavefrontKnobs, WavefrontState
+from paradec_jax.decode.recurrent.latents import LatentKnobs, initial_latents
 from paradec_jax.decode.rules import score, select
-from paradec_jax.decode.rules.by_age import at_age
-from paradec_jax.decode.rules.windows import shift, write_after_read
+from paradec_jax.decode.rules.by_age import Scheduled, at_age
+from paradec_jax.decode.rules.randomness import Purpose, fold
+from paradec_jax.decode.rules.windows import pad_slots, shift, window, write_after_read
+from paradec_jax.nn.precision import at_least_float32
+
+NOISE_SCHEDULES = ("dampened", "constant")
+NOISE_MIXINGS = ("linear", "sqrt")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WavefrontKnobs(LatentKnobs):
+    """Sampling, and how the wave moves. Defaults are the paper's.
+
+    The first three may be schedules: an array [K] holds one value for each age of a slot, the steps that it has done
+    before the one at hand, K - 1 at most. A number holds at every age.
+
+    Attributes:
+      exit_threshold: epsilon, below which the relative change of a converged state lies; at infinity all converge.
+      momentum: eta of the average of the conditioning e over steps; a slot of age 0 has nothing to average with.
+      noise: beta, share of fresh noise in the states before each step.
+      max_wavefront: positions in use at most; None for the compiled window, which bounds them.
+      max_recurrence: recurrences after which a position counts as converged, since some states never settle. They are
+        counted from where it was opened or last started again; None for no bound.
+    """
+
+    exit_threshold: Scheduled = 0.03
+    momentum: Scheduled = 0.1
+    noise: Scheduled = 0.0
+    max_wavefront: Int[Array, ""] | int | None = knob(None, unset=UNLIMITED)
+    max_recurrence: Int[Array, ""] | int | None = knob(64, unset=UNLIMITED)
+
+    def check(self) -> None:
+        """Raises ValueError for values outside their range, unless they are traced."""
+        check_range(self.max_wavefront, "max_wavefront", lambda x: x >= 1, "at least 1 (None: the window)")
+        check_range(self.max_recurrence, "max_recurrence", lambda x: x >= 1, "at least 1 (None: no bound)")
+        super().check()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Wave:
+    """The slots of a window, W of them or the first few.
+
+    Attributes:
+      tokens: input tokens; slot 0 is committed, the others are drafts, [B, W].
+      states: z, [B, W, D].
+      conditioning: e after momentum, [B, W, D].
+      recurrences: n, recurrences done in each slot; 0 in a fresh one, [B, W].
+      active: w, slots in use, [B].
+    """
+
+    tokens: Int[Array, "B W"]
+    states: Float[Array, "B W D"]
+    conditioning: Float[Array, "B W D"]
+    recurrences: Int[Array, "B W"]
+    active: Int[Array, "B"]
+
+    @property
+    def in_use(self) -> Bool[Array, "B W"]:
+        """Slots of the wave."""
+        return jnp.arange(self.tokens.shape[1]) < self.active[:, None]
+
+    def first(self, width: int) -> "Wave":
+        """The first `width` slots."""
+        z, e = self.states[:, :width], self.conditioning[:, :width]
+        return Wave(self.tokens[:, :width], z, e, self.recurrences[:, :width], self.active)
+
+    def agrees(self, predicted: Int[Array, "B W"]) -> Bool[Array, "B W"]:
+        """Whether each slot was computed from the token that the slot before it predicts now."""
+        same = predicted[:, :-1] == self.tokens[:, 1:]
+        return jnp.pad(same, ((0, 0), (1, 0)), constant_values=True)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WavefrontState(CachedState):
+    """What the next step needs; the cache holds the positions before slot 0.
+
+    Attributes:
+      wave: the window, which begins with the newest committed token.
+      steps: steps done by each row, [B].
+      fill: random token of each position, for those that nothing predicts yet, [B, S]; [B, 0] with a headway of one.
+    """
+
+    wave: Wave
+    steps: Int[Array, "B"]
+    fill: Int[Array, "B F"]
+
+    @property
+    def drafts(self) -> Int[Array, "B _"]:
+        """Tokens of the slots after the first, -1 in those that are not in use."""
+        return jnp.where(self.wave.in_use, self.wave.tokens, -1)[:, 1:]
 
 
 @jax.tree_util.register_dataclass
@@ -50,14 +147,13 @@ class Wavefront(DecoderBase):
       window: W, slots of the compiled window; `knobs.max_wavefront` narrows it without recompiling.
       headway: positions opened a step; those after the first start from random tokens.
       warm_start: whether a position keeps its state when its input token or one before it changes, as in the paper.
-        Otherwise it starts again from its initial state, and nothing is left of what it was computed from. With
-        exits at every step, and a prompt that was read at r', the wave is then Jacobi decoding: it writes what static
-        decoding at r = r' writes.
+        Otherwise it starts again. With exits at every step, and a prompt that was read at r', the wave is then Jacobi
+        decoding: it writes what static decoding at r = r' writes.
       prefill_recurrence: r of the prompt; the network's default when None.
-      noise_schedule: "dampened" (share `beta / (1 + n)`, n the recurrences a slot has done) or "constant" (beta).
+      noise_schedule: share of noise: "dampened" (`beta / (1 + n)`, n the recurrences of a slot) or "constant" (beta).
       noise_mixing: "linear", or "sqrt" (mixed as variances).
-      buckets: narrower windows that are compiled as well; a step runs on the narrowest that holds every wave. None
-        for those of the rule in `buckets.compiled_widths`.
+      buckets: widths that are compiled beside the window, where a wave may fit into them; the narrowest that holds
+        all waves runs.
     """
 
     _: dataclasses.KW_ONLY
@@ -68,78 +164,186 @@ class Wavefront(DecoderBase):
     prefill_recurrence: int | None = None
     noise_schedule: str = "dampened"
     noise_mixing: str = "linear"
-    buckets: tuple[int, ...] | None = None
+    buckets: tuple[int, ...] = (2, 8, 32)
     Knobs: ClassVar[type] = WavefrontKnobs
 
     def __post_init__(self) -> None:
-        waves.check_wave(self)
-        check_buckets(self.buckets, self.window)
+        check_wave(self)
 
     def init(self, params: Any, request: Request, knobs: WavefrontKnobs) -> WavefrontState:
         """Reads the prompt with r recurrences, commits the first token, and starts the wave."""
-        deep, latents = self.network.at(self.prefill_recurrence), initial_latents(request, knobs)
-        rows, cache, _ = self.prefill(params, request, knobs, self.window, deep, **latents)
-        return waves.begin(self.network, rows, cache, self.window, self.headway, knobs.limit(self.window))
+        return begin(self, params, request, knobs)
 
     def step(
         self, params: Any, state: WavefrontState, knobs: WavefrontKnobs
     ) -> tuple[WavefrontState, WaveInfo]:
-        """One step of Algorithm 2 (arXiv 2510.14961): predict, commit what has converged, move on."""
-        network, rows, wave = self.network, state.rows, state.wave
+        """One iteration of Algorithm 2: predict, commit what has converged, move on."""
+        wave, inner = state.wave, self.inner_recurrence
 
-        # Prelude, r' recurrences, coda and sampling: a token after each slot.
-        new = self._predict(params, state, knobs)
-        cache = network.write(state.cache, new.kv, write_after_read(state.cached, new.tokens))
+        # e <- P(y), z <- R(z, e) r' times, p <- C(z), y <- Sample(p): a token after each slot.
+        def predict(narrow: WavefrontState) -> tuple[Any, Any, Counts]:
+            z, e, out, logits = refine(self, params, narrow, knobs, narrow.wave.tokens)
+            own = narrow.cached[:, None] + 1 + jnp.arange(z.shape[1])
+            tokens = self.sample(logits, own, narrow.rows, knobs)
+            return (z, e, tokens, self.scores(logits, tokens)), out.kv, out.counts
 
-        # Eq. 3: a position is final when its state and those of all before it have stopped moving, and when the
-        # token it was computed from is still the one its predecessor predicts.
-        age = wave.recurrences // self.inner_recurrence
-        distance = score.latent_change(new.states, wave.states)
-        overdue = knobs.overdue(wave.recurrences + self.inner_recurrence)
-        agrees = wave.agrees(new.tokens)
-        converged = (waves.stands_still(distance, at_age(knobs.exit_threshold, age)) | overdue) & agrees
-        final = select.leading_run(converged & wave.in_use)
+        (z, e, tokens, log_probs), kv, counts = on_narrowest(self, state, predict)
+        cache = self.network.write(state.cache, kv, write_after_read(state.cached, tokens))
 
-        # The tokens that final positions predict are committed.
-        rows = rows.spend(new.counts, wave.active).commit(new.tokens, final, new.log_probs)
-        committed = rows.length - state.rows.length
+        # k* by Eq. 3: a position is final when its state and those of all before it have stopped moving, and when
+        # the token it was computed from is still the one its predecessor predicts.
+        distance = score.latent_change(z, wave.states)
+        still = is_still(distance, at_age(knobs.exit_threshold, wave.recurrences // inner))
+        overdue = wave.recurrences + inner >= knobs.max_recurrence
+        final = select.leading_run((still | overdue) & wave.agrees(tokens) & wave.in_use)
 
-        # Their states leave, the others are kept for the next step, `headway` fresh ones follow them.
-        moved = wave.refined(new, self.inner_recurrence).advance(committed, new.tokens)
-        fresh = network.latents(cache, moved.positions(rows.length - 1))
-        if not self.warm_start:
-            moved = moved.restart(shift(~select.leading(agrees), committed), fresh)
-        moved = moved.open(
-            count=jnp.where(rows.done, 0, self.headway),
-            limit=knobs.limit(self.window),
-            fresh=fresh,
-            fill=waves.fill_tokens(state, rows, self.headway),
-        )
-        info = WaveInfo(jnp.where(wave.in_use, distance, jnp.nan), committed)
-        steps = state.steps + ~rows.done
-        return dataclasses.replace(state, rows=rows, cache=cache, wave=moved, steps=steps), info
+        # y_frozen <- y[1 : k*]: the tokens that final positions predict are committed.
+        rows = state.rows.spend(counts, wave.active).commit(tokens, final, log_probs)
+        info = WaveInfo(jnp.where(wave.in_use, distance, jnp.nan), rows.length - state.rows.length)
 
-    @on_narrowest
-    def _predict(self, params: Any, state: WavefrontState, knobs: WavefrontKnobs) -> Prediction:
-        """The network on the wave: prelude, r' recurrences, coda, and a token after each slot."""
-        network, wave, at = self.network, state.wave, state.cached
-        positions = wave.positions(at)
-        view = network.view(positions, Prefix(state.cache, at))
-        age = wave.recurrences // self.inner_recurrence
+        # z <- z[k* :], InitState: their states leave, `headway` fresh ones follow the others.
+        refined = dataclasses.replace(wave, states=z, conditioning=e, recurrences=wave.recurrences + inner)
+        state = dataclasses.replace(state, rows=rows, cache=cache, wave=refined)
+        return move(self, state, info.committed, tokens, knobs), info
 
-        # The prelude's output, averaged over steps (Eq. 1).
-        e, kv = network.embed(params, wave.tokens, view, network.empty_window(*positions.shape))
-        e = wave.with_momentum(e, at_age(knobs.momentum, age))
 
-        # Fresh noise in the states (Eq. 2).
-        share = at_age(knobs.noise, age)
-        z = waves.with_noise(
-            network, state, wave, knobs, share, self.noise_schedule, self.noise_mixing, self.bounded
-        )
+def begin(decoder: Any, params: Any, request: Request, knobs: WavefrontKnobs) -> WavefrontState:
+    """The first wave, once the prompts are read: the newest token, and with a headway as many random ones.
 
-        # r' recurrences of all states, then the coda and a token of each.
-        z, kv = network.recur(params, z, e, view, kv, self.inner_recurrence)
-        out = network.readout(params, z, view, kv)
-        logits = network.logits(params, out.hidden)
-        tokens = self.sample(logits, positions + 1, state.rows, knobs)
-        return Prediction(z, e, out.kv, out.counts, tokens, self.scores(logits, tokens))
+    With a headway of one nothing is drawn: the second position is opened once the first predicts its token.
+    """
+    network, width, latents = decoder.network, decoder.window, initial_latents(request, knobs)
+    deep = network.at(decoder.prefill_recurrence)
+    rows, cache, _ = decoder.prefill(params, request, knobs, width, deep, **latents)
+    newest, position = rows.newest
+    none, slots = jnp.zeros_like(rows.length), jnp.zeros((newest.shape[0], width), jnp.int32)
+    states = network.latents(cache, position + jnp.arange(width))
+    fill, tokens, active = slots[:, :0], slots, none + 1
+    if (
+        decoder.headway > 1
+    ):  # drawn once: inside the loop the draws would cost as much as a layer of a small model
+        positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
+        keys = fold(rows.keys, Purpose.FILLER, positions)
+        fill = jax.vmap(jax.vmap(lambda key: jax.random.randint(key, (), 0, network.vocab_size)))(keys)
+        tokens = window(fill, rows.length - 1, width)
+        opened = active + jnp.where(rows.done, 0, decoder.headway)
+        active = jnp.minimum(opened, jnp.minimum(knobs.max_wavefront, width))
+    wave = Wave(tokens.at[:, :1].set(newest), states, jnp.zeros_like(states), slots, active)
+    return WavefrontState(rows, cache, wave, none, fill)
+
+
+def on_narrowest(
+    decoder: Any, state: Any, predict: Callable[[Any], tuple[Any, Any, Counts]]
+) -> tuple[Any, Any, Counts]:
+    """`predict` on the narrowest compiled width that holds all waves: speed alone, for no slot hangs on later ones.
+
+    Widths that no opened wave fits into are not compiled, nor any where reverse mode crosses the step, for something
+    of every width would be kept.
+
+    Args:
+      decoder: decoder with a `window`, a `headway` and `buckets`.
+      state: state with a `wave` of W slots.
+      predict: (the state with the wave's first slots) -> a tree of [B, w, ...], keys and values, counts; in the
+        result slots after the width are zero.
+    """
+
+    def on(shape: tuple[int, int]) -> tuple[Any, Any, Counts]:
+        narrow = dataclasses.replace(state, wave=state.wave.first(shape[1]))
+        slots, kv, counts = predict(narrow)
+        slots = jax.tree.map(lambda x: pad_slots(x, decoder.window), slots)
+        return slots, decoder.network.widen(kv, decoder.window), counts
+
+    narrower = [b for b in decoder.buckets if decoder.headway < b < decoder.window and not decoder.bounded]
+    active, done = state.wave.active, state.rows.done
+    return on_smallest(on, (1,), [*narrower, decoder.window], jnp.ones_like(active), active, ~done)
+
+
+def refine(
+    decoder: Any, params: Any, state: WavefrontState, knobs: WavefrontKnobs, inputs: Array
+) -> tuple[Float[Array, "B W D"], Float[Array, "B W D"], Forward, Float[Array, "B W V"]]:
+    """The network on a wave that reads `inputs`, tokens or their vectors: z, e, what is read out, and the logits."""
+    network, wave, at = decoder.network, state.wave, state.cached
+    positions = at[:, None] + jnp.arange(wave.tokens.shape[1])
+    view = network.view(positions, Prefix(state.cache, at))
+    age = wave.recurrences // decoder.inner_recurrence
+
+    # Eq. 1, the prelude's output averaged over steps: e <- (1 - eta) e + eta e_old. A fresh slot has no e_old.
+    e, kv = network.embed(params, inputs, view, network.empty_window(*positions.shape))
+    eta = jnp.where(wave.recurrences > 0, at_age(knobs.momentum, age), 0.0)[..., None].astype(e.dtype)
+    e = (1 - eta) * e + eta * wave.conditioning
+
+    # Eq. 2: fresh noise in the states, drawn like initial ones.
+    def mix(z: Array) -> Array:
+        keys = fold(state.rows.keys, Purpose.NOISE, positions, state.steps)
+        noise, share = network.initial_state(keys, knobs.init_scale), at_age(knobs.noise, age)
+        return mix_noise(z, noise, share, wave.recurrences, decoder.noise_schedule, decoder.noise_mixing)
+
+    if decoder.bounded:  # the gradient at noise 0 is that of the mixture, not of its absence
+        z = mix(wave.states)
+    else:
+        z = lax.cond(jnp.any(jnp.asarray(knobs.noise) > 0), mix, lambda z: z, wave.states)
+
+    # Algorithm 2: r' recurrences of all states, then the coda.
+    z, kv = network.recur(params, z, e, view, kv, decoder.inner_recurrence)
+    out = network.readout(params, z, view, kv)
+    return z, e, out, network.logits(params, out.hidden)
+
+
+def mix_noise(
+    z: Float[Array, "B W D"],
+    noise: Float[Array, "B W D"],
+    share: Any,
+    recurrences: Int[Array, "B W"],
+    schedule: str,
+    mixing: str,
+) -> Float[Array, "B W D"]:
+    """`(1 - b) z + b g`, or `sqrt(1 - b) z + sqrt(b) g` where `mixing` is "sqrt" (arXiv 2510.14961, Eq. 2).
+
+    g is drawn like initial states. b is the share beta, one for all or one a position; where `schedule` is
+    "dampened", it is `beta / (1 + n)` after n recurrences.
+    """
+    share = at_least_float32(jnp.asarray(share))
+    if schedule == "dampened":
+        share = share / (1 + recurrences)
+    share = jnp.broadcast_to(share, recurrences.shape)[..., None]
+    keep = 1 - share
+    if mixing == "sqrt":
+        keep, share = jnp.sqrt(jnp.maximum(keep, 0)), jnp.sqrt(share)
+    return (keep * z + share * noise).astype(z.dtype)
+
+
+def move(
+    decoder: Any, state: Any, committed: Int[Array, "B"], predicted: Int[Array, "B W"], knobs: WavefrontKnobs
+) -> Any:
+    """The state in which committed slots have left the wave, others stay, and `headway` fresh ones follow them."""
+    rows, wave, slot = state.rows, state.wave, jnp.arange(decoder.window)
+    kept = (wave.active - committed)[:, None]
+    # Each slot's token is what the slot before it predicts.
+    tokens = jnp.concatenate([wave.tokens[:, :1], predicted], axis=1)
+    tokens = shift(tokens, committed, decoder.window)
+    fresh = slot >= kept
+    if not decoder.warm_start:  # what was computed from a token that has changed starts again
+        fresh |= shift(~select.leading(wave.agrees(predicted)), committed)
+    initial = decoder.network.latents(state.cache, rows.length[:, None] - 1 + slot)
+    if decoder.headway > 1:  # nothing predicts the tokens of new slots after the first
+        tokens = jnp.where(slot > kept, window(state.fill, rows.length - 1, decoder.window), tokens)
+    opened = kept[:, 0] + jnp.where(rows.done, 0, decoder.headway)
+    wave = Wave(
+        tokens=tokens,
+        states=jnp.where(fresh[..., None], initial, shift(wave.states, committed)),
+        conditioning=shift(wave.conditioning, committed),
+        recurrences=jnp.where(fresh, 0, shift(wave.recurrences, committed)),
+        active=jnp.minimum(opened, jnp.minimum(knobs.max_wavefront, decoder.window)),
+    )
+    return dataclasses.replace(state, wave=wave, steps=state.steps + ~rows.done)
+
+
+def is_still(distance: Float[Array, "B W"], threshold: Array) -> Bool[Array, "B W"]:
+    """Whether each slot's relative change is below its threshold; below infinity all are, NaN too."""
+    return (distance < threshold) | jnp.isposinf(threshold)
+
+
+def check_wave(decoder: Any) -> None:
+    """Refuses numbers below 1 and unknown kinds of noise. Raises ValueError."""
+    check_sizes(decoder, "inner_recurrence", "window", "headway")
+    check_words(decoder, noise_schedule=NOISE_SCHEDULES, noise_mixing=NOISE_MIXINGS)
