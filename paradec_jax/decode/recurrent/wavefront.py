@@ -212,16 +212,16 @@ def begin(decoder: Any, params: Any, request: Request, knobs: WavefrontKnobs) ->
 
     With a headway of one nothing is drawn: the second position is opened once the first predicts its token.
     """
-    network, width, latents = decoder.network, decoder.window, initial_latents(request, knobs)
+    network, width = decoder.network, decoder.window
+    latents = initial_latents(request, knobs)
     deep = network.at(decoder.prefill_recurrence)
     rows, cache, _ = decoder.prefill(params, request, knobs, width, deep, **latents)
     newest, position = rows.newest
     none, slots = jnp.zeros_like(rows.length), jnp.zeros((newest.shape[0], width), jnp.int32)
     states = network.latents(cache, position + jnp.arange(width))
     fill, tokens, active = slots[:, :0], slots, none + 1
-    if (
-        decoder.headway > 1
-    ):  # drawn once: inside the loop the draws would cost as much as a layer of a small model
+    if decoder.headway > 1:
+        # Drawn once: inside the loop the draws would cost as much as a layer of a small model.
         positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
         keys = fold(rows.keys, Purpose.FILLER, positions)
         fill = jax.vmap(jax.vmap(lambda key: jax.random.randint(key, (), 0, network.vocab_size)))(keys)
