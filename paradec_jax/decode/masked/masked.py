@@ -133,17 +133,17 @@ class MaskedDecoder(DecoderBase):
             groups = jnp.where(knobs.grid == 0, partition.linear(bits, steps), partition.cosine(bits, steps))
         return MaskedState(**vars(canvas), groups=jnp.where(open_, groups, partition.NEVER))
 
-    def asked(self, groups: Int[Array, "B W"], open_: Bool[Array, "B W"]) -> Bool[Array, "B W"]:
+    def needed(self, groups: Int[Array, "B W"], open_: Bool[Array, "B W"]) -> Bool[Array, "B W"]:
         """Positions whose logits a call needs: the next group, or where the order is by score all that are open."""
         return open_ if self.order in SCORES else partition.next_group(groups, open_)
 
     def revealed(
-        self, scores: Array | None, asked: Bool[Array, "B W"], groups: Int[Array, "B W"]
+        self, scores: Array | None, needed: Bool[Array, "B W"], groups: Int[Array, "B W"]
     ) -> Bool[Array, "B W"]:
-        """Positions that a call reveals: those asked, or as many as the next group has, but the surest."""
+        """Positions that a call reveals: those needed, or as many as the next group has, but the surest."""
         if scores is None:
-            return asked
-        return reveal.quota(scores, asked, partition.next_count(groups, groups != partition.NEVER, asked))
+            return needed
+        return reveal.quota(scores, needed, partition.next_count(groups, groups != partition.NEVER, needed))
 
     def judge(self, logits: Float[Array, "B C V"], tokens: Int[Array, "B C"]) -> tuple[Array, Any, Any]:
         """The tokens with their log-probabilities and scores, each None where nobody needs it."""
@@ -189,17 +189,17 @@ class Masked(MaskedDecoder):
         state = state.spend(out.counts, state.rows.limit)
 
         # A mask stays with probability s / t, whatever the network says: who leaves was drawn in `init`.
-        asked = self.asked(state.groups, open_)
+        needed = self.needed(state.groups, open_)
 
         # A token that is revealed has the law x_theta, which SUBS keeps from being the mask.
         def read(hidden: Array, slots: Array) -> Any:
             logits = without_mask(self.network.logits(params, hidden), self.spec.mask)
             return self.judge(logits, self.sample(logits, slots, state.rows, knobs))
 
-        tokens, log_probs, scores = by_chunks(read, out.hidden, asked, self.chunk, self.bounded)
+        tokens, log_probs, scores = by_chunks(read, out.hidden, needed, self.chunk, self.bounded)
 
         # Known tokens are carried over: `reveal` changes open positions alone.
-        where = self.revealed(scores, asked, state.groups)
+        where = self.revealed(scores, needed, state.groups)
         return state.reveal(tokens, where, at, log_probs), UnmaskedInfo(at, where, scores)
 
 

@@ -97,7 +97,7 @@ class SoftMasked(MaskedDecoder):
         table = self.network.embedding(params)
         out = self.network.forward(params, table[tokens] + state.offsets, positions, None, mask)
         state = state.spend(out.counts, state.rows.limit)
-        asked = self.asked(state.groups, open_)
+        needed = self.needed(state.groups, open_)
 
         # Tokens as `Masked` draws them, and what the relaxation adds to their vectors: q is a softmax of the scores.
         def read(hidden: Array, slots: Array) -> Any:
@@ -108,8 +108,8 @@ class SoftMasked(MaskedDecoder):
             offsets = relaxed(table, noised, tokens, knobs.token_temperature, self.relaxation)
             return *self.judge(logits, tokens), offsets
 
-        tokens, log_probs, scores, offsets = by_chunks(read, out.hidden, asked, self.chunk, self.bounded)
-        where = self.revealed(scores, asked, state.groups)
+        tokens, log_probs, scores, offsets = by_chunks(read, out.hidden, needed, self.chunk, self.bounded)
+        where = self.revealed(scores, needed, state.groups)
         info = SoftUnmaskedInfo(at, where, scores, out.hidden)
         kept = jnp.where(where[..., None], offsets, state.offsets)
         return dataclasses.replace(state.reveal(tokens, where, at, log_probs), offsets=kept), info

@@ -77,12 +77,12 @@ class Strided(MaskedDecoder):
         # The step of `Masked`, for positions that no earlier window holds.
         own = window_of(positions) == current[:, None]
         groups = jnp.where(own, window(state.groups, at, width), partition.NEVER)
-        asked = self.asked(groups, open_)
+        needed = self.needed(groups, open_)
 
         def read(hidden: Array, slots: Array) -> Any:
             logits = without_mask(self.network.logits(params, hidden), self.spec.mask)
             return self.judge(logits, self.sample(logits, at[:, None] + slots, state.rows, knobs))
 
-        tokens, log_probs, scores = by_chunks(read, out.hidden, asked, self.chunk, self.bounded)
-        where = self.revealed(scores, asked, groups)
+        tokens, log_probs, scores = by_chunks(read, out.hidden, needed, self.chunk, self.bounded)
+        where = self.revealed(scores, needed, groups)
         return state.reveal(tokens, where, at, log_probs), UnmaskedInfo(at, where, scores)
