@@ -31,7 +31,7 @@ from paradec_jax.decode.machine.network import Counts, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Reason, is_stop
 from paradec_jax.decode.recurrent.latents import initial_latents
-from paradec_jax.decode.recurrent.wavefront import NOISE_MIXINGS, NOISE_SCHEDULES, mix_noise, on_narrowest
+from paradec_jax.decode.recurrent.wave import NOISE_MIXINGS, NOISE_SCHEDULES, mix_noise, on_narrowest
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.sampling import filtered_probabilities, inverse_cdf, is_hot, sample
 from paradec_jax.decode.rules.windows import shift, window, write_after_read
@@ -62,7 +62,7 @@ class ReleasedWavefront(DecoderBase):
       rule: what freezes positions, one of `RULES`.
       continuous: new positions start from the newest h states instead of random ones.
       prefill_prompt: read the prompt first; otherwise it is the first wave.
-      noise_schedule, noise_mixing: see `recurrent.wavefront.mix_noise`.
+      noise_schedule, noise_mixing: see `recurrent.wave.mix_noise`.
       buckets: widths that are compiled beside the window, as those of `Wavefront`.
     """
 

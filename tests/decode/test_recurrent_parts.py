@@ -11,8 +11,8 @@ from stubs import StubNetwork
 
 from experiments import replicas
 from paradec_jax import decode
-from paradec_jax.decode.recurrent import wavefront
-from paradec_jax.decode.recurrent.wavefront import Wave
+from paradec_jax.decode.recurrent import wave as waves
+from paradec_jax.decode.recurrent.wave import Wave
 
 # The newest tokens, at positions 3, 4, 5 and 6, need 1, 2, 4 and 9 recurrences; the fourth row stops at once.
 PROMPTS = ([1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6])
@@ -95,7 +95,7 @@ def test_a_wave_moves_on_and_opens(warm):
     predicted = jnp.array([[11, 12, 22, 0, 0], [16, 31, 32, 33, 0]])
     state = Stands(rows, wave(), fill=jnp.full((2, 12), 40))
     knobs = types.SimpleNamespace(max_wavefront=4)
-    moved = wavefront.move(decoder, state, jnp.array([2, 1]), predicted, knobs)
+    moved = waves.move(decoder, state, jnp.array([2, 1]), predicted, knobs)
     assert moved.wave.active.tolist() == [3, 4] and moved.steps.tolist() == [1, 1]
     # The first new slot has a prediction, the ones after it do not.
     assert moved.wave.tokens.tolist() == [[12, 22, 40, 40, 40], [16, 31, 32, 33, 40]]
@@ -128,7 +128,7 @@ def test_the_narrowest_width_that_holds_the_running_waves(running, options, widt
     def predict(narrow):
         return (narrow.wave.tokens, None), narrow.wave.tokens, {"n": jnp.zeros(2)}
 
-    (tokens, nothing), kv, _ = wavefront.on_narrowest(decoder, state, predict)
+    (tokens, nothing), kv, _ = waves.on_narrowest(decoder, state, predict)
     want = np.where(np.arange(5) < width, wave().tokens, 0)
     np.testing.assert_array_equal(tokens, want)
     np.testing.assert_array_equal(kv, want)
@@ -142,13 +142,13 @@ def test_schedule_and_mixing_of_noise_are_independent(schedule, mixing):
     share = np.array([0.5, 0.125 if schedule == "dampened" else 0.5])
     z, g = jnp.full((1, 2, 1), 2.0), jnp.full((1, 2, 1), -1.0)
     keep, added = (1 - share, share) if mixing == "linear" else (np.sqrt(1 - share), np.sqrt(share))
-    mixed = wavefront.mix_noise(z, g, 0.5, recurrences, schedule, mixing)
+    mixed = waves.mix_noise(z, g, 0.5, recurrences, schedule, mixing)
     np.testing.assert_allclose(mixed[0, :, 0], 2 * keep - added, rtol=1e-6)
 
 
 def test_below_infinity_every_state_stands_still():
     distance = jnp.array([[0.1, 0.5, jnp.inf, jnp.nan]])
-    still = lambda threshold: wavefront.is_still(distance, jnp.asarray(threshold)).tolist()  # noqa: E731
+    still = lambda threshold: waves.is_still(distance, jnp.asarray(threshold)).tolist()  # noqa: E731
     assert still(0.2) == [[True, False, False, False]]
     assert still(jnp.inf) == [[True] * 4]
     assert still([[0.2, jnp.inf, 9.0, jnp.inf]]) == [[True, True, False, True]]

@@ -134,7 +134,7 @@ def recur_until_exit(
     Args:
       decoder: decoder with a network and a `criterion`.
       params, knobs: as for `step`.
-      state: rows, of which those that run take part, and the cache that the window sees.
+      state: rows, of which those that are running take part, and the cache that the window sees.
       fed: the window.
       depth: recurrences at most; the network's default when None.
       may_exit: whether the criterion is asked at all.
@@ -143,7 +143,7 @@ def recur_until_exit(
       The loop at its end, and what its states read out, the hidden state of the last real position alone.
     """
     network, criterion = decoder.network, CRITERIA[decoder.criterion]
-    steps, batch = network.at(depth).recurrence, len(fed.widths)
+    steps = network.at(depth).recurrence
     view = network.view(fed.positions, Prefix(state.cache, fed.visible))
     e, kv = network.embed(params, fed.tokens, view, network.empty_window(*fed.tokens.shape))
     valid = jnp.arange(fed.tokens.shape[1]) < fed.widths[:, None]
@@ -189,8 +189,8 @@ def recur_until_exit(
         active=~state.rows.done,
         previous=criterion.init(seen),
         read=read,
-        checks=jnp.zeros(batch, jnp.int32),
-        exit_values=jnp.full((batch, steps), jnp.nan, jnp.float32),
+        checks=jnp.zeros(len(valid), jnp.int32),
+        exit_values=jnp.full((len(valid), steps), jnp.nan, jnp.float32),
     )
     if decoder.bounded:  # all steps, masked, so that reverse mode can cross the loop
         loop = lax.scan(lambda loop, _: (body(loop), None), loop, length=steps)[0]
@@ -200,13 +200,7 @@ def recur_until_exit(
 
 
 def commit_exit(
-    decoder: Any,
-    params: Any,
-    state: CachedState,
-    fed: Inputs,
-    knobs: AdaptiveKnobs,
-    loop: ExitLoop,
-    out: Forward,
+    decoder: Any, params: Any, state: CachedState, fed: Inputs, knobs: Any, loop: ExitLoop, out: Forward
 ) -> tuple[CachedState, AdaptiveInfo]:
     """Commits what the last position of a window predicts, and stores the window."""
     rows = state.rows.spend(out.counts, fed.widths)

@@ -65,6 +65,10 @@ def _uniform(logits: Array) -> Array:
     return jnp.full(logits.shape, -jnp.log(float(logits.shape[-1])), jnp.float32)
 
 
+def _zeros(states: Array) -> Array:
+    return jnp.zeros(len(states))
+
+
 def _repeats(old: tuple[Array, Array], logits: Array, valid: Array) -> tuple[Array, Previous]:
     """How often the most probable token was the same again."""
     token, run = old
@@ -96,10 +100,6 @@ CRITERIA: dict[str, Criterion] = {
         5.0,
     ),
     "none": Criterion(
-        "nothing",
-        lambda s: jnp.zeros(s.shape[0]),
-        lambda old, new, valid: (jnp.zeros(new.shape[0]), old),
-        lambda value, threshold: jnp.zeros(value.shape, bool),
-        0.0,
+        "nothing", _zeros, lambda old, new, valid: (old, old), lambda value, threshold: value > 0, 0.0
     ),
 }

@@ -38,8 +38,9 @@ from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import check_range
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.recurrent import wavefront as hard
-from paradec_jax.decode.recurrent.wavefront import WavefrontKnobs, WavefrontState, WaveInfo
+from paradec_jax.decode.recurrent import wave as waves
+from paradec_jax.decode.recurrent.wave import WavefrontKnobs, WavefrontState
+from paradec_jax.decode.recurrent.wavefront import WaveInfo
 from paradec_jax.decode.rules import score, select
 from paradec_jax.decode.rules.by_age import at_age
 from paradec_jax.decode.rules.relaxation import RELAXATIONS, relaxed
@@ -127,14 +128,14 @@ class SoftWavefront(DecoderBase):
     Knobs: ClassVar[type] = SoftWavefrontKnobs
 
     def __post_init__(self) -> None:
-        hard.check_wave(self)
+        waves.check_wave(self)
         check_words(self, relaxation=RELAXATIONS)
         if self.relaxation == "soft" and not self.greedy:
             raise ValueError("relaxation 'soft' needs greedy=True: mixtures take the place of drawn tokens")
 
     def init(self, params: Any, request: Request, knobs: SoftWavefrontKnobs) -> SoftWavefrontState:
         """Reads the prompt, commits the first token, as hard as the prompt, and starts the wave."""
-        state, table = hard.begin(self, params, request, knobs), self.network.embedding(params)
+        state, table = waves.begin(self, params, request, knobs), self.network.embedding(params)
         offsets = jnp.zeros((*state.wave.tokens.shape, table.shape[1]), table.dtype)
         survival = jnp.ones_like(at_least_float32(state.wave.states[..., 0]))
         return SoftWavefrontState(**vars(state), offsets=offsets, survival=survival)
@@ -152,7 +153,7 @@ class SoftWavefront(DecoderBase):
         distance = score.latent_change(z, wave.states)
         overdue = wave.recurrences + inner >= knobs.max_recurrence
         agrees = wave.agrees(tokens) & wave.in_use
-        final = select.leading_run((hard.is_still(distance, threshold) | overdue) & agrees)
+        final = select.leading_run((waves.is_still(distance, threshold) | overdue) & agrees)
         rows = state.rows.spend(out.counts, wave.active).commit(tokens, final, log_probs)
         committed = rows.length - state.rows.length
 
@@ -169,7 +170,7 @@ class SoftWavefront(DecoderBase):
         # The wave moves on. Slots that nothing predicted, random ones and those after the wave, read their tokens.
         refined = dataclasses.replace(wave, states=z, conditioning=e, recurrences=wave.recurrences + inner)
         state = dataclasses.replace(state, rows=rows, cache=cache, wave=refined)
-        moved = hard.move(self, state, committed, tokens, knobs)
+        moved = waves.move(self, state, committed, tokens, knobs)
         kept = (wave.active - committed)[:, None]
         offsets = jnp.concatenate([state.offsets[:, :1], relaxation], axis=1)
         offsets = jnp.where((slot <= kept)[..., None], shift(offsets, committed, self.window), 0.0)
@@ -181,7 +182,7 @@ class SoftWavefront(DecoderBase):
         """z, e, what is read out, a token after each slot, its log-probability, and what relaxes its vector."""
         table = self.network.embedding(params)
         vectors = table[state.wave.tokens] + state.offsets
-        z, e, out, logits = hard.refine(self, params, state, knobs, vectors)
+        z, e, out, logits = waves.refine(self, params, state, knobs, vectors)
         positions = state.cached[:, None] + 1 + jnp.arange(self.window)
         tokens = self.sample(logits, positions, state.rows, knobs)
         offsets = relaxed(table, logits, tokens, knobs.candidate_temperature, self.relaxation)
