@@ -134,8 +134,7 @@ def recur_until_exit(
     Args:
       decoder: decoder with a network and a `criterion`.
       params, knobs: as for `step`.
-      state: rows, of which those that are running take part, and the cache that the window sees.
-      fed: the window.
+      state: rows, of which those that are running take part, and the cache that the window `fed` sees.
       depth: recurrences at most; the network's default when None.
       may_exit: whether the criterion is asked at all.
 

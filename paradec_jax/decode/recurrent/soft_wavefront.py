@@ -106,10 +106,8 @@ class SoftWaveInfo(WaveInfo):
 class SoftWavefront(DecoderBase):
     """`Wavefront` on relaxed candidates; see the head of this file for the formulas.
 
-    With "straight_through" its tokens, lengths and counts are those of `Wavefront` at any temperature.
-
-    A row of n new tokens ends within 1 + (n - 1) ceil(max_recurrence / r') network calls; without a bound on
-    recurrences maybe never.
+    With "straight_through" its tokens, lengths and counts are those of `Wavefront` at any temperature. A row ends
+    within as many network calls.
 
     Attributes:
       inner_recurrence, window, headway, prefill_recurrence, noise_schedule, noise_mixing: as those of `Wavefront`.

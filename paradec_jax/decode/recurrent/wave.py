@@ -150,13 +150,8 @@ def on_narrowest(
     """`predict` on the narrowest compiled width that holds all waves: speed alone, for no slot hangs on later ones.
 
     Widths that no opened wave fits into are not compiled, nor any where reverse mode crosses the step, for something
-    of every width would be kept.
-
-    Args:
-      decoder: decoder with a `window`, a `headway` and `buckets`.
-      state: state with a `wave` of W slots.
-      predict: (the state with the wave's first slots) -> a tree of [B, w, ...], keys and values, counts; in the
-        result slots after the width are zero.
+    of every width would be kept. `predict` takes the state with the first w slots of its wave, and returns a tree of
+    [B, w, ...], keys and values, and counts. In the result slots after the width are zero.
     """
 
     def on(shape: tuple[int, int]) -> tuple[Any, Any, Counts]:
