@@ -25,7 +25,7 @@ from experiments.masked_diffusion import frontier
 from experiments.masked_diffusion.texts import Drawing, Line, Row, Texts
 from experiments.replicas import ReleasedMasked
 from paradec_jax import AutoRegressive, Masked, load
-from paradec_jax.decode.masked.unmask import GRIDS, SCORES
+from paradec_jax.decode.masked.masked import GRIDS, SCORES
 from paradec_jax.evaluate.setting import Setting
 
 PERPLEXITY = "perplexity under the judge"

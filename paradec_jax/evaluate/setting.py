@@ -87,8 +87,6 @@ class Setting:
         traced = {field.name for field in dataclasses.fields(knobs)}
         for option in values.keys() - static - traced:
             raise ValueError(f"--{option.replace('_', '-')} is no option of {self.name}")
-        if "window" in values and getattr(self.decoder, "buckets", None) is not None:
-            values["buckets"] = tuple(b for b in self.decoder.buckets if b < values["window"])
         values["greedy"] = not np.any(np.asarray(values.get("temperature", knobs.temperature)) > 0)
         decoder = dataclasses.replace(self.decoder, **{k: v for k, v in values.items() if k in static})
         meaningless = unneeded(knobs, decoder).keys() - values.keys()  # to the decoder as it is now

@@ -21,7 +21,7 @@ from stubs import JointDenoiser, StubDenoiser, SumDenoiser
 from experiments import replicas
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
-from paradec_jax.decode.masked import unmask
+from paradec_jax.decode.masked.masked import SCORES
 from paradec_jax.decode.rules import partition
 
 DRAWS = 100_000
@@ -170,7 +170,7 @@ def test_sums_are_right_where_a_call_reveals_one_position():
 
 def test_orders_by_score_change_the_law():
     """Here for the worse: the surest digits of a sum hang together."""
-    for order in unmask.SCORES:
+    for order in SCORES:
         valid = 100 * SumDenoiser().valid(sums(order)(steps=8)).mean()
         assert abs(valid - VALID[8]) > 10, (order, valid)
 

@@ -82,8 +82,6 @@ def test_what_cannot_work_is_refused_at_once(name):
         (lambda: decode.Wavefront(window=0), "window"),
         (lambda: decode.Wavefront(headway=0), "headway"),
         (lambda: decode.Wavefront(noise_mixing="shaken"), "noise_mixing"),
-        (lambda: decode.Wavefront(window=4, buckets=(4,)), "buckets"),
-        (lambda: decode.Wavefront(window=4, buckets=(3, 2)), "buckets"),
         (lambda: replicas.ReleasedJacobi(block=0), "block must be at least 1, not 0"),
         (lambda: replicas.ReleasedJacobi(greedy=False), "ReleasedJacobi is greedy"),
         (lambda: replicas.ReleasedJacobi(log_probs=True), "keeps no log-probabilities"),
