@@ -38,6 +38,8 @@ class Masked(MaskedDecoder):
 
     Attributes:
       order: "random", "single", "confidence", "margin" or "entropy".
+      confidence: distribution that a score is taken from, "raw", "tempered" or "filtered" (see `rules.score.shaped`);
+        None is the paper's: raw for "confidence" (LLaDA), filtered for "margin" and "entropy" (Dream).
       chunk: C, positions of a row whose logits exist at once.
     """
 
@@ -52,4 +54,4 @@ class Masked(MaskedDecoder):
         out = self.network.forward(params, tokens, positions, None, mask)
         state = state.spend(out.counts, state.rows.limit)
         draw = plain_draw(self, state.rows, knobs)
-        return unmask(self, params, state, out.hidden, at, state.groups, open_, draw)[:2]
+        return unmask(self, params, state, out.hidden, at, state.groups, open_, draw, knobs)[:2]

@@ -78,7 +78,7 @@ class SoftMasked(MaskedDecoder):
     """`Masked` whose tokens carry gradients through `rollout`.
 
     Attributes:
-      order: as of `Masked`.
+      order, confidence: as of `Masked`.
       chunk: C, positions of a row whose logits exist at once.
       relaxation: "straight_through" (what is read is a token, its gradient a mixture's) or "soft" (a mixture).
     """
@@ -107,7 +107,7 @@ class SoftMasked(MaskedDecoder):
         out = self.network.forward(params, table[tokens] + state.offsets, positions, None, mask)
         state = state.spend(out.counts, state.rows.limit)
         draw = self._draw(table, state.rows, knobs)
-        new, info, offsets = unmask(self, params, state, out.hidden, at, state.groups, open_, draw)
+        new, info, offsets = unmask(self, params, state, out.hidden, at, state.groups, open_, draw, knobs)
         kept = jnp.where(info.where[..., None], offsets, state.offsets)
         return dataclasses.replace(new, offsets=kept), SoftUnmasked(**vars(info), hidden=out.hidden)
 

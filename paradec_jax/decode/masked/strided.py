@@ -35,7 +35,7 @@ class Strided(MaskedDecoder):
     window opens once every position of this one is revealed; each window has N steps.
 
     Attributes:
-      order: as of `Masked`.
+      order, confidence: as of `Masked`.
       chunk: C, positions of a row whose logits exist at once.
       width: W, positions of a window; the network's longest sequence when None.
       stride: positions by which it moves; half of it when None.
@@ -83,4 +83,4 @@ class Strided(MaskedDecoder):
             window_of(positions) == current[:, None], window(state.groups, at, width), partition.NEVER
         )
         draw = plain_draw(self, state.rows, knobs)
-        return unmask(self, params, state, out.hidden, at, groups, open_, draw)[:2]
+        return unmask(self, params, state, out.hidden, at, groups, open_, draw, knobs)[:2]

@@ -31,6 +31,8 @@ SCORES: dict[str, Callable[[Array, Array], Array]] = {
     "margin": lambda logits, tokens: score.margin(logits),
     "entropy": lambda logits, tokens: score.negative_entropy(logits),
 }
+# What a score is taken from: LLaDA's confidence from the raw softmax, Dream's two from the filtered one.
+TAKEN_FROM = {"confidence": "raw", "margin": "filtered", "entropy": "filtered"}
 GROUPED = ("random", *SCORES)
 ORDERS = ("random", "single", *SCORES)
 GRIDS = ("linear", "cosine")
@@ -175,17 +177,19 @@ def unmask(
     groups: Int[Array, "B W"],
     open_: Bool[Array, "B W"],
     draw: Draw,
+    knobs: MaskedKnobs,
 ) -> tuple[AnyCanvas, Unmasked, Any]:
     """Reveals each row's next group in a window whose head inputs the network has given.
 
     Args:
-      decoder: with fields `order` and `chunk`.
+      decoder: with fields `order`, `confidence` and `chunk`.
       params: of its network.
       canvas: of which `at` begins the window.
       hidden: the window's head inputs.
       groups: of the positions that the window is to reveal, `partition.NEVER` elsewhere.
       open_: those of them that are still masked.
       draw: (logits [B, C, V], positions [B, C]) -> tokens [B, C] and whatever else is wanted of them.
+      knobs: temperature and filters, which some scores look at.
 
     Returns:
       The canvas, what was revealed, and what else `draw` returned, zero where it was not called.
@@ -195,7 +199,11 @@ def unmask(
     def read(hidden: Array, slots: Array) -> tuple[Array, Array | None, Array | None, Any]:
         logits = without_mask(decoder.network.logits(params, hidden), decoder.spec.mask)
         tokens, extra = draw(logits, at[:, None] + slots)
-        scores = None if score_of is None else score_of(logits, tokens)
+        scores = None
+        if score_of is not None:
+            confidence = decoder.confidence or TAKEN_FROM[decoder.order]
+            likely = score.shaped(logits, confidence, knobs, top_p_rule=decoder.top_p_rule)
+            scores = score_of(likely, tokens)
         return tokens, decoder.scores(logits, tokens), scores, extra
 
     where = partition.next_group(groups, open_) if score_of is None else open_
@@ -218,6 +226,7 @@ class MaskedDecoder(DecoderBase):
 
     _: dataclasses.KW_ONLY
     order: str = "random"
+    confidence: str | None = None
     chunk: int = 64
     Knobs: ClassVar[type] = MaskedKnobs
     visibilities: ClassVar[tuple[str, ...]] = ("full",)
@@ -228,6 +237,9 @@ class MaskedDecoder(DecoderBase):
     def __post_init__(self) -> None:
         check_words(self, order=ORDERS)
         check_sizes(self, "chunk")
+        score.check_confidence(self)
+        if self.confidence is not None and self.order not in SCORES:
+            raise ValueError(f"confidence needs order {' or '.join(SCORES)}, not {self.order}")
 
 
 def plain_draw(decoder: Any, rows: Rows, knobs: MaskedKnobs) -> Draw:
