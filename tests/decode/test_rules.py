@@ -139,6 +139,11 @@ def test_random_scores_belong_to_rows_and_positions():
     np.testing.assert_array_equal(later[:, :4], scores[:1, 2:])
 
 
+def test_the_best_come_first_and_the_lower_index_wins_a_tie():
+    scores = jnp.array([[0.1, 3.0, 2.0, -1.0, 2.5], [9.0, 1.0, 1.0, 2.0, 0.0]])
+    assert select.best(scores, 4).tolist() == [[1, 4, 2, 0], [0, 3, 1, 2]]
+
+
 def test_scores_of_positions_are_aligned():
     scores, before = jnp.arange(6.0).reshape(1, 3, 2), jnp.full((1, 1, 2), -1.0)
     assert aligned(scores, "own") is scores

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 import jax
@@ -305,7 +306,26 @@ class DecoderBase(abc.ABC):
         uniforms = None if rows.recorded is None else rows.recorded.uniforms
         return sample(logits, positions, rows.keys, knobs, uniforms, top_p_rule=self.top_p_rule, step=step)
 
-    def scores(self, logits: Float[Array, "B W V"], tokens: Int[Array, "B W"]) -> Float[Array, "B W"] | None:
+    def predictor(
+        self, params: Any, rows: Rows, knobs: Any, *, keep_logits: bool = False
+    ) -> Callable[[Float[Array, "B R W D"]], tuple[Any, Any, Any]]:
+        """What `forward_candidates` reads from hidden states of each row's newest token and guesses after it.
+
+        It gives the token that belongs after each, [B, R, W], its log-probability where they are kept, and the logits
+        where asked for. Candidates draw with the same noise, which belongs to positions.
+        """
+
+        def read(hidden: Float[Array, "B R W D"]) -> tuple[Any, Any, Any]:
+            logits = self.network.logits(params, hidden)
+            positions = rows.length[:, None] + jnp.arange(hidden.shape[2])
+            tokens = jax.vmap(lambda logits: self.sample(logits, positions, rows, knobs), 1, 1)(logits)
+            return tokens, self.scores(logits, tokens), logits if keep_logits else None
+
+        return read
+
+    def scores(
+        self, logits: Float[Array, "B *R W V"], tokens: Int[Array, "B *R W"]
+    ) -> Float[Array, "B *R W"] | None:
         """Log-probability of each token where it is kept."""
         return log_probability(logits, tokens) if self.log_probs else None
 
