@@ -165,7 +165,7 @@ class ElasticDenoising(RuledDecoder):
         own = (jnp.arange(longest) < span[:, None]) & ~state.rows.done[:, None]
         opened = window(hidden, first, longest)
         state = dataclasses.replace(state.spend(counts, end), span=span)
-        state = state.behind(clean, first, window(hidden, jnp.maximum(first - 1, 0), 1))
+        state = state.after_block(clean, first, window(hidden, jnp.maximum(first - 1, 0), 1))
         return state, BlockRead(
             hidden=jnp.where(own[..., None], opened, 0),  # whatever the others' window held
             window=hidden,

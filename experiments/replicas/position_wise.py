@@ -94,7 +94,7 @@ class LossyPositionWise(RuledDecoder):
             stored=clean,
             hidden=state.aligned(out.hidden),
         )
-        state = state.behind(clean, self.block, out.hidden[:, -1:])
+        state = state.after_block(clean, self.block, out.hidden[:, -1:])
         state = state.store(self.network, call, said).reveal(fed, stays, at)
         _, state = ask_head(self, params, state, out.hidden, jnp.zeros_like(reads), call=call)
         return drafted(self, params, state, before, call, alone), info

@@ -109,42 +109,32 @@ class ReleasedSpeculative(RuledDecoder):
         before, drafts = state, state.candidates(ride=False)
         verifies, stored = drafts.exists[:, 1] & ~state.rows.done, state.clean
         drafts = dataclasses.replace(drafts, count=jnp.where(verifies, 1 + self.candidates, 1))
-        state, found = verify(self, params, state, drafts, False, alone)
+        state, choices, right, hidden, kv = verify(self, params, state, drafts, False, alone)
         # The rows of a batch advance by the least that any of them accepts.
-        least = jnp.min(jnp.where(verifies, found.right, self.candidates))
+        least = jnp.min(jnp.where(verifies, right, self.candidates))
         accepted = jnp.where(verifies, least, 0)
 
         reached = (jnp.arange(1 + self.candidates) <= accepted[:, None]) & verifies[:, None]
-        kept = reached[..., None] & found.choices.where[:, :-1]
+        kept = reached[..., None] & choices.where[:, :-1]
         some = jnp.argmax(kept, axis=1)[:, None]
-        tokens = jnp.take_along_axis(found.choices.tokens[:, :-1], some, axis=1)[:, 0]
+        tokens = jnp.take_along_axis(choices.tokens[:, :-1], some, axis=1)[:, 0]
         done = jnp.sum(jnp.any(kept, axis=2), axis=1, dtype=jnp.int32)
-        hidden = of_candidate(found.hidden, accepted)
+        hidden = of_candidate(hidden, accepted)
         call = BlockRead(
             hidden=hidden,
             window=hidden,
             at=before.cached,
-            kv=found.kv,
+            kv=kv,
             reads=~state.rows.done & ~stored & (done > 0),
             stored=stored,
         )
         state = dataclasses.replace(state, step=state.step + jnp.maximum(done, 1) - 1)
-        state = state.behind(stored, self.block, hidden[:, -1:])
-        state = state.store(self.network, call, found.choices.tokens.reshape(len(accepted), -1))
+        state = state.after_block(stored, self.block, hidden[:, -1:])
+        state = state.store(self.network, call, choices.tokens.reshape(len(accepted), -1))
         state = revealed_late(state, tokens, jnp.any(kept, axis=1), before.cached, stored)
         _, state = ask_head(self, params, state, hidden, jnp.zeros_like(stored), call=call)
-        info = Verified(
-            at=before.cached,
-            step=before.step,
-            candidates=drafts.tokens,
-            exists=drafts.exists,
-            where=found.choices.where,
-            tokens=found.choices.tokens,
-            scores=found.choices.scores,
-            accepted=accepted,
-            stored=stored,
-            follows=jnp.zeros_like(stored),
-        )
+        never = jnp.zeros_like(stored)
+        info = Verified(before.cached, before.step, drafts, choices, accepted, stored, follows=never)
         return drafted(self, params, state, before, call, alone), info
 
 

@@ -13,17 +13,15 @@ before is as clean there as it will ever be in the cache.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.decode.block.rules import Choice
-from paradec_jax.decode.machine.candidates import Following, Sizes, forward_candidates
-from paradec_jax.decode.machine.network import Counts, Prefix
+from paradec_jax.decode.machine.candidates import Following, Sizes, forward_candidates, unless_idle
+from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.rules.windows import last_of, where_rows, window, write_after_read
@@ -88,16 +86,10 @@ class BlockCanvas(Canvas):
             return hidden
         return jnp.concatenate([self.previous, hidden[:, :-1]], axis=1)
 
-    def behind(
+    def after_block(
         self: AnyBlocks, stored: Bool[Array, "B"], length: Any, last: Float[Array, "B 1 D"]
     ) -> AnyBlocks:
-        """The canvas whose open block begins `length` positions later in some rows.
-
-        Args:
-          stored: rows whose open block is clean and has been read.
-          length: positions of that block.
-          last: hidden state of its last position.
-        """
+        """The canvas at the next block, in rows that store one of `length` positions that ends with state `last`."""
         previous = None if self.previous is None else where_rows(stored, last, self.previous)
         return dataclasses.replace(
             self,
@@ -107,13 +99,7 @@ class BlockCanvas(Canvas):
         )
 
     def store(self: AnyBlocks, network: Any, call: BlockRead, tokens: Int[Array, "B W"]) -> AnyBlocks:
-        """The canvas after a step in the blocks that a call read, its keys and values in the cache.
-
-        Args:
-          network: network that was called.
-          call: what it read.
-          tokens: anything computed from the call, see `write_after_read`.
-        """
+        """The canvas after a step in what a call read, its keys stored; `tokens` as for `write_after_read`."""
         cache = network.write(self.cache, call.kv, write_after_read(call.at, tokens))
         return dataclasses.replace(self, cache=cache, step=self.step + call.reads)
 
@@ -142,8 +128,8 @@ def read_prompt(
     """Reads the whole blocks that each row is given in one call, and commits nothing.
 
     Args:
-      decoder, params: with a field `network`, and its parameters.
-      canvas: a fresh one.
+      decoder, params: decoder with a network, and the network's parameters.
+      canvas: fresh canvas.
       given: positions of the request, P.
       opens: read each row's open block along with them. Otherwise a row without a whole block calls nothing.
       vectors: what is read in place of the canvas's tokens, [B, S, D].
@@ -156,10 +142,10 @@ def read_prompt(
         inputs = (canvas.rows.tokens if vectors is None else vectors)[:, :width]
         mask = None if block == network.block else masks.block_causal(positions, block)
         out = network.forward(params, inputs, positions, Prefix(canvas.cache, None), mask)
-        return out.hidden, out.kv, of_rows(out.counts, cached)
+        return out.hidden, out.kv, out.counts
 
     needed = (cached > 0) | opens
-    hidden, kv, counts = call() if opens else unless_idle(needed, call)
+    hidden, kv, counts = call() if opens else unless_idle(call, needed)
     counts = {name: amount * needed for name, amount in counts.items()}
     canvas = canvas.spend(counts, cached + block * opens, needed.astype(jnp.int32))
     if decoder.spec.alignment == "next":
@@ -185,11 +171,11 @@ def read_block(
         open block      | a _ c _ |              window B
         clean block     | a b c d | _ _ _ _ |    window 2B where the next block's first step is fused with the store
 
-    The call has the wide window only where a running row needs it. The canvas is then that of the open block.
+    The call has the wide window only where a running row needs it. The canvas is then at the open block.
 
     Args:
-      decoder, params: with fields `network` and `bounded`, and its parameters.
-      canvas: canvas of which the call begins at `cached`.
+      decoder, params: decoder with a network, and the network's parameters.
+      canvas: canvas before the call, which begins at `cached`.
       fuse: read the block after a clean one along with it.
       vectors: what is read in place of the canvas's tokens, [B, S, D].
     """
@@ -200,7 +186,7 @@ def read_block(
     fed = window(inputs, at, block)[:, None]
     call = forward_candidates(decoder.network, params, canvas.cache, fed, at, sizes, following=follows)
     first = call.outputs[:, 0]
-    canvas = canvas.spend(call.counts, call.positions).behind(clean, block, first[:, -1:])
+    canvas = canvas.spend(call.counts, call.positions).after_block(clean, block, first[:, -1:])
     return canvas, BlockRead(
         hidden=where_rows(clean, call.following, first) if fuse else first,
         window=jnp.concatenate([first, call.following], axis=1) if fuse else first,
@@ -209,19 +195,3 @@ def read_block(
         reads=~canvas.rows.done & (~clean | fuse),
         stored=clean,
     )
-
-
-def unless_idle(
-    needed: Bool[Array, "B"], call: Callable[[], Any], like: Callable[[], Any] | None = None
-) -> Any:
-    """What a call returns, or zeros where no row needs it; `like` returns the same shapes and is quicker to trace."""
-
-    def skip() -> Any:
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(like or call))
-
-    return lax.cond(jnp.any(needed), call, skip)
-
-
-def of_rows(counts: Counts, like: Array) -> dict[str, Array]:
-    """Amounts of each row, where a call gives one number for all."""
-    return {name: jnp.broadcast_to(jnp.asarray(n, jnp.int32), like.shape) for name, n in counts.items()}

@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, fresh, of_rows, unless_idle
+from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, fresh
 from paradec_jax.decode.block.rules import BlockDecoder, Choice, DenoisingKnobs
-from paradec_jax.decode.machine.candidates import Shape, on_smallest
+from paradec_jax.decode.machine.candidates import Shape, on_smallest, unless_idle
 from paradec_jax.decode.machine.knobs import UNLIMITED, check_range, knob
 from paradec_jax.decode.machine.network import CachedNetwork, Prefix
 from paradec_jax.decode.machine.request import Request
@@ -161,7 +161,7 @@ def ask_head(
         kv = None
         if storing:
             kv = out.kv if width == kept else head.pick(out.kv, jnp.zeros_like(at), kept)
-        return window(out.hidden, state.cached - at, block), kv, of_rows(out.counts, at)
+        return window(out.hidden, state.cached - at, block), kv, out.counts
 
     widest_call = functools.partial(ask, (1, widest))
     if decoder.bounded:  # reverse mode would keep something of every shape
@@ -169,7 +169,7 @@ def ask_head(
     else:
         computed = jnp.where(stores & wants, widest, block)
         smallest = functools.partial(on_smallest, ask, (1,), widths, jnp.ones_like(at), computed, needed)
-        residual, kv, counts = unless_idle(needed, smallest, widest_call)
+        residual, kv, counts = unless_idle(smallest, needed, widest_call)
     state = state.spend({name: amount * needed for name, amount in counts.items()}, 0, 0)
     if storing:
         state = dataclasses.replace(state, head_cache=head.write(cache, kv, at))

@@ -121,7 +121,9 @@ class Residual(HeadDecoder):
                 # a <- a + d: the head reads what was just revealed, and corrects the hidden states for it.
                 asks, first = jnp.any(masked, axis=1), call if k == 1 else None
                 residual, state = ask_head(self, params, state, hidden, asks, call=first)
-                hidden = self._mixed(hidden, residual, knobs)
+                if knobs.scale is not None:
+                    residual = (knobs.scale * residual).astype(residual.dtype)
+                hidden = hidden + residual if self.mix == "sum" else residual
                 # Its quota is one position, whatever the network's. Its noise is that of steps that no call has.
                 rule, rule_knobs = self.head_rule, dataclasses.replace(knobs, steps=None)
                 step = before.step + k * self.block
@@ -138,9 +140,3 @@ class Residual(HeadDecoder):
             rounds.append(choice)
         info = Denoised.of(before, call, jax.tree.map(lambda *x: jnp.stack(x, axis=1), *rounds))
         return state, info
-
-    def _mixed(
-        self, hidden: Float[Array, "B W D"], residual: Float[Array, "B W D"], knobs: ResidualKnobs
-    ) -> Float[Array, "B W D"]:
-        scaled = residual if knobs.scale is None else (knobs.scale * residual).astype(residual.dtype)
-        return hidden + scaled if self.mix == "sum" else scaled

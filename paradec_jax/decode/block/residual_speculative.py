@@ -187,13 +187,19 @@ class ResidualSpeculative(HeadDecoder):
         drafts, at, step = state.candidates(self.ride), state.cached, state.step
         state, choices, right, hidden, kv = verify(self, params, state, drafts, self.fuse_store, knobs)
 
-        # C_1 .. C_{right + 1} are states of the base decoder, so its steps from them are kept.
-        state, kept, done = with_steps(state, choices, jnp.arange(self.candidates) <= right[:, None])
+        # C_1 .. C_{right + 1} are states of the base decoder: its steps from them are kept. No two reveal the same.
+        reached = jnp.arange(self.candidates) <= right[:, None]
+        kept = reached[..., None] & choices.where[:, :-1]
+        steps = of_position(choices, jnp.argmax(kept, axis=1), jnp.any(kept, axis=1))
+        state = state.with_choice(steps)
+        done = jnp.sum(jnp.any(kept, axis=2), axis=1, dtype=jnp.int32)
+        state = dataclasses.replace(state, step=state.step + jnp.maximum(done, 1) - 1)
+
         # The last of them is stored where it is complete: its keys are final. The next block has its first step.
         stored = drafts.carries & (drafts.carrier == right) & ~state.rows.done
         follows = stored & self.fuse_store
         last, next_step = of_candidate(hidden, right), jax.tree.map(lambda x: x[:, -1], choices).only(follows)
-        state = state.behind(stored, self.block, last[:, -1:]).with_choice(next_step)
+        state = state.after_block(stored, self.block, last[:, -1:]).with_choice(next_step)
 
         # What was read of the state that is reached, from which the head drafts.
         newest = where_rows(follows, hidden[:, -1], last)
@@ -275,17 +281,7 @@ def verify(
     return state, choices, right, hidden, call.kv_of(network, drafts.carrier)
 
 
-def with_steps(
-    state: DraftedCanvas, choices: Choice, reached: Bool[Array, "B K"]
-) -> tuple[DraftedCanvas, Bool[Array, "B K W"], Int[Array, "B"]]:
-    """The canvas after the steps from the states that are reached, what each reveals, and how many reveal anything.
-
-    Its `step` is that of the newest one, as before a call's own step.
-    """
-    kept = reached[..., None] & choices.where[:, :-1]
-    # No two steps reveal the same position.
-    source = jnp.argmax(kept, axis=1)[:, None]
-    steps = jax.tree.map(lambda x: jnp.take_along_axis(x, source, axis=1)[:, 0], choices)
-    done = jnp.sum(jnp.any(kept, axis=2), axis=1, dtype=jnp.int32)
-    state = state.with_choice(dataclasses.replace(steps, where=jnp.any(kept, axis=1)))
-    return dataclasses.replace(state, step=state.step + jnp.maximum(done, 1) - 1), kept, done
+def of_position(choices: Choice, source: Int[Array, "B W"], where: Bool[Array, "B W"]) -> Choice:
+    """One choice for several, [B, K, W]: at each position that of its source."""
+    found = jax.tree.map(lambda x: jnp.take_along_axis(x, source[:, None], axis=1)[:, 0], choices)
+    return dataclasses.replace(found, where=where)
