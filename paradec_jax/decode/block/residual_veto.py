@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.block.canvas import BlockRead, read_block, read_prompt
 from paradec_jax.decode.block.head import HeadCanvas, HeadDecoder, ask_head, fresh_with_head
-from paradec_jax.decode.block.rules import DenoisingKnobs, RuledDecoder, threshold_at
+from paradec_jax.decode.block.rules import DenoisingKnobs, threshold_at
 from paradec_jax.decode.machine.knobs import check_range, knob
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules import score, select
@@ -114,7 +114,7 @@ class ResidualVeto(HeadDecoder):
 
 
 def judged(
-    decoder: RuledDecoder, params: Any, state: HeadCanvas, call: BlockRead, knobs: VetoKnobs
+    decoder: Any, params: Any, state: HeadCanvas, call: BlockRead, knobs: VetoKnobs
 ) -> tuple[HeadCanvas, Vetoed]:
     """The rule's proposals after a call of the network, the store, the head's judgement, the reveals."""
     network, start, step, judge = decoder.network, state.cached, state.step, decoder.judge
