@@ -50,7 +50,11 @@ class Options:
 
 def record(state: Any, info: Any) -> dict[str, Any]:
     """What is kept of a step."""
-    return {"exists": info.exists, "accepted": info.accepted, "calls": state.rows.counts[NETWORK_CALLS]}
+    return {
+        "exists": info.drafts.exists,
+        "accepted": info.accepted,
+        "calls": state.rows.counts[NETWORK_CALLS],
+    }
 
 
 def counted(steps: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:

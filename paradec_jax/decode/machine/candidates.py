@@ -228,3 +228,14 @@ def place(x: Shaped[Array, "B r w *rest"], count: int, width: int) -> Shaped[Arr
     """What belongs to a few short candidates among `count` of `width`, zeros elsewhere."""
     extra = [(0, count - x.shape[1]), (0, width - x.shape[2])]
     return jnp.pad(x, [(0, 0), *extra, *[(0, 0)] * (x.ndim - 3)])
+
+
+def unless_idle(
+    call: Callable[[], Result], needed: Bool[Array, "B"], like: Callable[[], Any] | None = None
+) -> Result:
+    """What a call returns, or zeros where no row needs it; `like` has the same results and is quicker to trace."""
+
+    def skip() -> Any:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(like or call))
+
+    return lax.cond(jnp.any(needed), call, skip)

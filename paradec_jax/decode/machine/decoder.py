@@ -272,13 +272,18 @@ class DecoderBase(abc.ABC):
         return rows, cache, dataclasses.replace(out, hidden=hidden)
 
     def sample(
-        self, logits: Float[Array, "B W V"], positions: Int[Array, "B W"], rows: Rows, knobs: Any
+        self,
+        logits: Float[Array, "B W V"],
+        positions: Int[Array, "B W"],
+        rows: Rows,
+        knobs: Any,
+        step: Int[Array, "B"] | None = None,
     ) -> Int[Array, "B W"]:
-        """The token at each of `positions`."""
+        """The token at each of `positions`; `step` as for `rules.sampling.sample`."""
         if self.greedy:
             return jnp.argmax(logits, axis=-1).astype(jnp.int32)
         uniforms = None if rows.recorded is None else rows.recorded.uniforms
-        return sample(logits, positions, rows.keys, knobs, uniforms, top_p_rule=self.top_p_rule)
+        return sample(logits, positions, rows.keys, knobs, uniforms, top_p_rule=self.top_p_rule, step=step)
 
     def predictor(
         self, params: Any, rows: Rows, knobs: Any, *, keep_logits: bool = False
