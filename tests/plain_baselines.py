@@ -91,16 +91,3 @@ def lookahead_count(options: dict, stub: StubCausal, prompt: int, new: int) -> C
             if from_prompt and length >= level:
                 keep(pool, text[length - level : length], places)
     return calls, positions
-
-
-def drafted_count(head: StubCausal, ahead: int, stub: StubCausal, prompt: int, new: int) -> Count:
-    """A call commits the drafts that are right and one token more; the head drafts one more than is verified.
-
-    A row whose first token is its last has stopped before the head reads it.
-    """
-    text, length, calls = text_of(stub, prompt, new), prompt + 1, 1
-    while length < prompt + new:
-        length += right(head.expected(text[:length], ahead), text[length:]) + 1
-        calls += 1
-    steps = calls - 1
-    return calls, prompt + steps * (1 + ahead), (new > 1) + steps * (1 + ahead)

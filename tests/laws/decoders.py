@@ -29,7 +29,7 @@ from decoder_rows import (
     released_row,
     waves_end,
 )
-from plain_baselines import drafted_count, lookahead_count, prompt_lookup_count
+from plain_baselines import lookahead_count, prompt_lookup_count
 from plain_canvas import (
     dual_cache_count,
     grid_count,
@@ -49,12 +49,6 @@ from stubs import StubCausal, tiny_causal, tiny_network, tiny_request
 from experiments import replicas
 from paradec_jax import decode
 
-HEAD = StubCausal(weights=(0, 0, 1, 0), slope=0, constant=0, sharpness=2.0, counter="head_calls")
-NEARLY = {
-    "weights": (0, 0, 1, 0, 0, 0, 0, 2, 0),
-    "slope": 0,
-    "constant": 0,
-}  # .. which the head does not quite know
 MIXED = {"needed": (3, 1, 2, 4, 1)}
 ROWS = {
     "autoregressive": Row(decode.AutoRegressive, {"log_probs": True}, net=StubCausal, count=one_by_one_count),
@@ -207,13 +201,6 @@ ROWS = {
     "dual-cache": canvas_row(house.DualCache, functools.partial(dual_cache_count, 4), 1),
     "dual-cache-per-query": canvas_row(
         house.DualCache, functools.partial(dual_cache_count, 3), 1, block=3, per_query=True
-    ),
-    "drafted": Row(
-        house.Drafted,
-        {"head": HEAD, "ahead": 3, "log_probs": True},
-        stub=NEARLY,
-        net=StubCausal,
-        count=functools.partial(drafted_count, HEAD, 3),
     ),
 }
 # Every row is under the laws that share its three programs: a run, a trace, a row alone. Slow are replicas, whose

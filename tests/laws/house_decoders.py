@@ -1,7 +1,7 @@
-"""Three decoders that no paper needs, to show that the machine has room: they run through every driver and law.
+"""Two decoders that no paper needs, to show that the machine has room: they run through every driver and law.
 
 `AnyOrder` reveals a canvas from nothing or around given tokens, `DualCache` sees its cache through a mask with the
-open block cut out, `Drafted` holds a second network with parameters, cache and a counter of its own.
+open block cut out.
 """
 
 import dataclasses
@@ -9,17 +9,14 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
+from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs, check_range
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.masked.canvas import Canvas
-from paradec_jax.decode.rules import reveal, score, select
-from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
+from paradec_jax.decode.rules import reveal, score
 from paradec_jax.decode.rules.windows import window, write_after_read
 
 
@@ -138,64 +135,3 @@ class DualCache(DecoderBase):
         state = state.reveal(tokens, where, at, self.scores(logits, tokens))
         cache = self.network.write(state.cache, out.kv, write_after_read(at, tokens))
         return dataclasses.replace(state, cache=cache), Revealed(at, scores, where)
-
-
-# A decoder with two networks
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class DraftedState(CachedState):
-    """Rows, and the caches of verifier and drafter, each of all committed tokens but the newest."""
-
-    head_cache: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Drafted(DecoderBase):
-    """A small network drafts K tokens, the other one verifies them in one call.
-
-    Attributes:
-      head: the small network; what it costs is counted under the name it declares.
-      ahead: K.
-    """
-
-    _: dataclasses.KW_ONLY
-    head: Any = None
-    ahead: int = 2
-    further_networks: ClassVar[tuple[str, ...]] = ("head",)
-
-    def init(self, params: dict[str, Any], request: Request, knobs: SamplingKnobs) -> DraftedState:
-        """Both networks read the prompt; the first token is the verifier's."""
-        rows, cache, _ = self.prefill(params["network"], request, knobs, 1 + self.ahead)
-        start, keys = jnp.zeros_like(request.lengths), purpose_keys(request.keys, Purpose.STATE)
-        out = self.head.forward(params["head"], request.tokens, request.positions)
-        rows = rows.spend(out.counts, 0, calls=0)
-        empty = self.head.init_cache(keys, self.size + 1 + self.ahead)
-        return DraftedState(rows, cache, self.head.write(empty, out.kv, start))
-
-    def step(
-        self, params: dict[str, Any], state: DraftedState, knobs: SamplingKnobs
-    ) -> tuple[DraftedState, Array]:
-        """Drafts, verifies, commits the drafts that are the verifier's tokens and one more."""
-        newest, at = state.rows.newest
-
-        def draft(carry: tuple[Any, Rows, Array], ahead: Array) -> tuple[tuple[Any, Rows, Array], Array]:
-            cache, rows, token = carry
-            position = at + ahead
-            out = self.head.forward(params["head"], token, position, Prefix(cache, position[:, 0]))
-            rows, logits = rows.spend(out.counts, 0, calls=0), self.head.logits(params["head"], out.hidden)
-            following = self.sample(logits, position + 1, rows, knobs)
-            return (self.head.write(cache, out.kv, position[:, 0]), rows, following), token[:, 0]
-
-        carry = (state.head_cache, state.rows, newest)
-        (head_cache, rows, _), fed = lax.scan(draft, carry, jnp.arange(1 + self.ahead))
-        fed, positions = fed.T, at + jnp.arange(1 + self.ahead)
-        out = self.network.forward(params["network"], fed, positions, Prefix(state.cache, state.cached))
-        logits = self.network.logits(params["network"], out.hidden)
-        tokens = self.sample(logits, positions + 1, rows, knobs)
-        accepted = select.leading_run(tokens[:, :-1] == fed[:, 1:])
-        cache = self.network.write(state.cache, out.kv, write_after_read(state.cached, tokens))
-        rows = rows.spend(out.counts, 1 + self.ahead)
-        rows = rows.commit(tokens, accepted + 1, self.scores(logits, tokens))
-        return DraftedState(rows, cache, head_cache), accepted

@@ -1,4 +1,4 @@
-"""What the three test decoders show of the machine, beside the laws that they share with every decoder."""
+"""What the two test decoders show of the machine, beside the laws that they share with every decoder."""
 
 import dataclasses
 
@@ -8,14 +8,12 @@ import pytest
 import tokenizers
 from decoder_rows import BUDGET
 from decoders import ROWS
-from house_decoders import AnyOrder, Drafted, DualCache, RevealKnobs
+from house_decoders import AnyOrder, DualCache, RevealKnobs
 from results import listed, rows_of
 from stubs import (
     PROMPTS,
     StubCausal,
     StubDenoiser,
-    tiny_causal,
-    tiny_causal_params,
     tiny_denoiser,
     tiny_request,
 )
@@ -149,7 +147,7 @@ def letters() -> Tokenizer:
     return Tokenizer(backend)
 
 
-@pytest.mark.parametrize("name", ["any-order", "dual-cache", "drafted"])
+@pytest.mark.parametrize("name", ["any-order", "dual-cache", "jacobi"])
 def test_stop_strings_end_rows(name):
     """The row ends where its committed text holds the string, whatever is revealed after it."""
     row, request, tokenizer = ROWS[name], tiny_request(BUDGET), letters()
@@ -167,19 +165,3 @@ def test_stop_strings_end_rows(name):
             if i in found
             else watch.visible(i, done=True) == text
         )
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_two_networks_with_parameters_of_their_own(temperature):
-    """The text is that of the verifier alone, whoever drafts; parameters go by the name of the field."""
-    network, request = tiny_causal(), tiny_request(6)
-    decoder = Drafted(network, SIZE, head=tiny_causal(layers=1), ahead=2)
-    params = {"network": tiny_causal_params(), "head": tiny_causal_params(seed=1, layers=1)}
-    knobs = decoder.Knobs(temperature=temperature)
-    alone = decode.run(decode.AutoRegressive(network, SIZE), params["network"], request, knobs)
-    for tree in (params, decoder.prepare(params)):
-        assert decode.run(decoder, tree, request, knobs).completions() == alone.completions()
-    twin = Drafted(network, SIZE, head=network, ahead=2)
-    own = decode.run(twin, {"network": params["network"], "head": params["network"]}, request, knobs)
-    assert own.completions() == alone.completions()
-    assert (own.network_calls == 3).all(), "a head that is the verifier is always right"

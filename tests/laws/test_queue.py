@@ -33,7 +33,6 @@ QUICK = (
     "released-strided",
     "any-order",
     "dual-cache",
-    "drafted",
 )
 
 

@@ -41,7 +41,6 @@ LEAPING = (
     "lookahead",
     "jacobi",
     "jacobi-blocks",
-    "drafted",
 )
 
 

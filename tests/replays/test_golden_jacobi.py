@@ -174,10 +174,12 @@ def test_greedy_outputs(name):
     budget = max(len(output) for output in outputs)
     request = decode.make_request(prompts, max_new_tokens=budget, stop=spec.stop)
     size = max(len(prompt) for prompt in prompts) + budget
-    result = decode.run(decode.AutoRegressive(network, size, greedy=True), params, request)
-    assert result.completions() == outputs
-    for output, reason in zip(outputs, result.reasons.tolist(), strict=True):
-        assert reason == (decode.Reason.STOP if output[-1] in spec.stop else decode.Reason.BUDGET)
+    for decoder in (decode.AutoRegressive(greedy=True), decode.Jacobi(block=16, greedy=True)):
+        result = decode.run(decoder.bind(network, size), params, request)
+        assert result.completions() == outputs
+        assert (result.network_calls <= result.generated).all()
+        for output, reason in zip(outputs, result.reasons.tolist(), strict=True):
+            assert reason == (decode.Reason.STOP if output[-1] in spec.stop else decode.Reason.BUDGET)
 
 
 @pytest.mark.parametrize("name", models("greedy"))
