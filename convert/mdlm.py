@@ -34,10 +34,8 @@ from convert.fields import (
     typed,
     write_json,
 )
-from convert.weights import opened
+from convert.weights import opened, write_weights
 from paradec_jax.config import MaskedDiffusionConfig, TokenSpec
-from paradec_jax.disk.tensors import Lazy
-from paradec_jax.disk.writing import write_tensors
 from paradec_jax.models.denoiser import FREQUENCIES
 from paradec_jax.store import Model
 
@@ -120,14 +118,14 @@ def read_tensors(source: Source, fields: Mapping[str, Any], dtype: str | None = 
     return Model(typed(config, fields, param_dtype), params, parse_tokens(fields, config.vocab_size))
 
 
-def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
+def write(folder: Path, model: Model) -> None:
     """Writes config.json and the weights of a Hugging Face folder, without tokenizer and model code."""
     config = cast(MaskedDiffusionConfig, model.config)
     if model.token_spec.alignment != "own" or model.token_spec.mask is None:
         raise ConvertError("only a model with a mask and of alignment 'own' has this layout")
     axes, rows = table(config)
-    tensors = export_tree(model.params, rows, axes) | {ROPE: Lazy.of(inverse_frequencies(axes["c"]))}
-    write_tensors(folder, {PREFIX + name: tensor for name, tensor in tensors.items()}, max_shard_bytes)
+    tensors = {**export_tree(model.params, rows, axes), ROPE: inverse_frequencies(axes["c"])}
+    write_weights(folder, {PREFIX + name: tensor for name, tensor in tensors.items()})
     fields = format_config(config) | present(format_tokens(model.token_spec))
     write_json(folder / "config.json", fields)
 

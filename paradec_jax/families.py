@@ -36,7 +36,7 @@ from paradec_jax.decode import (
     Strided,
     Wavefront,
 )
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate.setting import Setting
 from paradec_jax.models import (
     DenoiserNetwork,
     RecurrentDepthNetwork,
@@ -55,14 +55,14 @@ class TextTable:
       settings: rows of each of its models, in the place of `Family.settings`, which then hold defaults alone.
       tempered: further rows of the first model alone.
       rival: how a model of another family, which predicts the next token, draws texts beside them.
-      judge: bundled model that judges the texts; None where there is none.
+      judge: bundled model that judges the texts.
       rivals: models of another family, drawn where they lie beside the package; a checkout has them.
     """
 
     settings: tuple[Setting, ...]
     tempered: tuple[Setting, ...]
     rival: Setting
-    judge: str | None = None
+    judge: str
     rivals: tuple[str, ...] = ()
 
 

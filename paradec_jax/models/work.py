@@ -98,7 +98,7 @@ def update_flops(
 
 
 def batch_flops(network: Any, backprop_depth: int | None = None) -> Flops:
-    """As `update_flops`, for `fit(flops=)`: of batches with `tokens` [B, T], at the recurrence that the loss logs."""
+    """As `update_flops`, for `Log(flops=)`: of batches with `tokens` [B, T], at the recurrence that the loss logs."""
 
     def flops(batch: Mapping[str, Any], metrics: Mapping[str, float]) -> int | float:
         rows, length = batch["tokens"].shape
@@ -108,7 +108,7 @@ def batch_flops(network: Any, backprop_depth: int | None = None) -> Flops:
 
 
 def head_flops(backbone: Any, head: Any, steps: int, layout: str = "doubled") -> Flops:
-    """Operations of an update of a residual head, for `fit(flops=)`, of batches with `tokens` [B, T].
+    """Operations of an update of a residual head, for `Log(flops=)`, of batches with `tokens` [B, T].
 
     With `layout` "doubled" backbone and head read the clean copy beside the noisy ones. The frozen backbone reads
     K + 1 noisy texts forward, the head K of them forward and back; scores are the teacher's and the student's, whose

@@ -35,7 +35,7 @@ def step_of(rules, dropout):
     return jax.jit(jax.value_and_grad(objective, has_aux=True))
 
 
-def graded(batch, rules=None, key=0, dropout=False):
+def graded(batch, rules=BoundRules(), key=0, dropout=False):  # noqa: B008
     (loss, metrics), grads = step_of(rules, dropout)(params_of(), None, batch, jax.random.key(key))
     return loss, metrics, grads
 

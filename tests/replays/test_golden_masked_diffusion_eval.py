@@ -13,9 +13,9 @@ import pytest
 from recorded_masked_diffusion import arrays, assert_close, model
 
 from paradec_jax.decode.rules.subs import subs
-from paradec_jax.evaluate.bound import Span, bounds
+from paradec_jax.evaluate.bound import best_token, bounds, fill
 from paradec_jax.evaluate.judge import summed
-from paradec_jax.evaluate.spans import best_token, fill
+from paradec_jax.evaluate.likelihood import Span
 from paradec_jax.noise import LOGLINEAR, SDTT_TIMES, hide
 from paradec_jax.store import Model
 
