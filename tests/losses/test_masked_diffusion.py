@@ -79,7 +79,7 @@ def test_importance_and_change_of_variables_are_one():
         BoundRules(times=Times("stratified", 1e-5)),
         BoundRules(schedule=Schedule("cosine"), times=Times("systematic", 1e-4)),
         BoundRules(schedule=Schedule("cosine_squared"), times=Times("stratified", 1e-4)),
-        BoundRules(schedule=Schedule("linear"), times=Times("systematic", 1e-5)),
+        BoundRules(schedule=Schedule("linear"), measure="importance", times=Times("systematic", 1e-5)),
         BoundRules(measure="importance", times=Times("systematic", 1e-5)),
         BoundRules(measure="change_of_variables", times=Times("stratified", 1e-5)),
         BoundRules(steps=1000, times=Times("systematic", 1e-5)),

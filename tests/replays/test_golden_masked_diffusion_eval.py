@@ -104,7 +104,7 @@ def test_the_last_words_bound():
     noised, hidden = hide(ids, uniforms, LOGLINEAR.mask_probability(t), spec.mask, where)
     found = log_probs(network, params, noised, spec.mask)
     nats = -jnp.take_along_axis(found, ids[..., None], axis=-1)[..., 0]
-    each = schedule.weight(t) * jnp.sum(jnp.where(hidden, nats, 0), axis=1)
+    each = LOGLINEAR.weight(t) * jnp.sum(jnp.where(hidden, nats, 0), axis=1)
     assert float(jnp.mean(each)) == pytest.approx(float(recorded()["lambada_nll"]), rel=1e-4)
 
 
