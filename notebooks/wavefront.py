@@ -121,7 +121,7 @@ def record(state, info):
 def watch(decoder, knobs):
     """Traces one decoding and lines its steps up with positions of the text."""
     n = TOKENS + 2 * WIDTH
-    before = jax.jit(decoder.init)(params, request, knobs).wave
+    before = jax.jit(decoder.init)(params, request, decoder.knobs(knobs)).wave
     decoded, steps = pd.trace(decoder, params, request, knobs, n=n, record=record)
     steps = {name: np.asarray(values)[:, 0] for name, values in steps.items()}  # the only row of the batch
     start, end = len(prompt), int(decoded.lengths[0])

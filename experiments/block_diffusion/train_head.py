@@ -39,6 +39,7 @@ from paradec_jax import Model, load, store
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.io import atomic_write_text
 from paradec_jax.losses import ResidualRules, residual_loss
+from paradec_jax.losses.block_diffusion import lengths_of
 from paradec_jax.losses.residual import Unrolling
 from paradec_jax.models import ResidualHeadNetwork, head_flops
 from paradec_jax.models.residual_head import init_params
@@ -218,7 +219,8 @@ class Judge:
     def of(self) -> Callable[[Any], dict[str, float]]:
         """Means over judged positions, of all steps and of each one, as a function of the head's parameters."""
         unrolling = Unrolling(self.model.network, self.head, self.model.token_spec, self.rules, 32)
-        made = self.ground.held_out(self.batch_tokens, math.lcm(*unrolling.lengths))
+        lengths = lengths_of(self.model.network, self.rules.blocks)
+        made = self.ground.held_out(self.batch_tokens, math.lcm(*lengths))
         kept = [made(i) for i in range(self.batches)]
         keys = jax.random.split(jax.random.key(0), self.batches)
 
@@ -254,7 +256,7 @@ def sums(unrolling: Unrolling, params: Any, frozen: Any, batch: Any, key: jax.Ar
     """What is judged, summed over the positions of each step, and how many positions these are."""
     of_texts, of_reveals = jax.random.split(key)
     texts = unrolling.texts(batch, of_texts)
-    steps = unrolling.unroll(params, frozen, texts, of_reveals)
+    steps = unrolling.unroll(params, frozen, texts, unrolling.reveals(texts, of_reveals))
     _, found = unrolling.judge(frozen, texts, steps)
     found["judged"] = jnp.ones_like(found["kl"])
     return {name: jnp.sum(jnp.where(steps.still, value, 0), axis=(1, 2)) for name, value in found.items()}

@@ -307,7 +307,7 @@ def train(
         indices=indices,
     )
     network = model.network
-    loss = consistency_loss(network, model.token_spec, recipe.rules, packed=True)
+    loss = consistency_loss(network, model.token_spec, recipe.rules)
     if fresh is not None:
         loss, data = with_replay(model, recipe, loss, data, fresh)
     optimizer = muon(

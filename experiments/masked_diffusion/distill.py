@@ -32,7 +32,7 @@ from paradec_jax.data.endless import Endless
 from paradec_jax.data.text import Text, WindowMaker
 from paradec_jax.losses.self_distillation import DistillationRules, self_distillation_loss
 from paradec_jax.models import batch_flops
-from paradec_jax.models.update_work import BACKWARD
+from paradec_jax.models.work import BACKWARD
 from paradec_jax.train import Loss, Rounds, TrainState, adamw, fit, make_train_step
 
 CHECKPOINT_EVERY = 200  # updates

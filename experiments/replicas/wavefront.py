@@ -27,12 +27,11 @@ from experiments.replicas.wave import (
 )
 from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.decoder import DecoderBase
-from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.decode.machine.network import Counts, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Reason, is_stop
-from paradec_jax.decode.recurrent.buckets import check_buckets, on_narrowest
 from paradec_jax.decode.recurrent.latents import initial_latents
-from paradec_jax.decode.recurrent.noise import NOISE_MIXINGS, NOISE_SCHEDULES, mix_noise
+from paradec_jax.decode.recurrent.wave import NOISE_MIXINGS, NOISE_SCHEDULES, mix_noise, on_narrowest
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.sampling import filtered_probabilities, inverse_cdf, is_hot, sample
 from paradec_jax.decode.rules.windows import shift, window, write_after_read
@@ -63,8 +62,8 @@ class ReleasedWavefront(DecoderBase):
       rule: what freezes positions, one of `RULES`.
       continuous: new positions start from the newest h states instead of random ones.
       prefill_prompt: read the prompt first; otherwise it is the first wave.
-      noise_schedule, noise_mixing: see `noise.mix_noise`.
-      buckets: narrower windows that are compiled as well, as those of `Wavefront`.
+      noise_schedule, noise_mixing: see `recurrent.wave.mix_noise`.
+      buckets: widths that are compiled beside the window, as those of `Wavefront`.
     """
 
     _: dataclasses.KW_ONLY
@@ -77,7 +76,7 @@ class ReleasedWavefront(DecoderBase):
     prefill_prompt: bool = True
     noise_schedule: str = "dampened"
     noise_mixing: str = "linear"
-    buckets: tuple[int, ...] | None = None
+    buckets: tuple[int, ...] = (2, 8, 32)
     Knobs: ClassVar[type] = ReleasedWavefrontKnobs
 
     def __post_init__(self) -> None:
@@ -89,7 +88,6 @@ class ReleasedWavefront(DecoderBase):
         if self.rule not in RULES:
             raise ValueError(f"rule must be one of {', '.join(RULES)}, not {self.rule!r}")
         check_words(self, noise_schedule=NOISE_SCHEDULES, noise_mixing=NOISE_MIXINGS)
-        check_buckets(self.buckets, self.window)
 
     @property
     def _r(self) -> int:
@@ -165,20 +163,24 @@ class ReleasedWavefront(DecoderBase):
         open_ = jnp.arange(self.window) <= (wave.start + wave.count - rows.length)[:, None]
         return jnp.where(open_, window(rows.tokens, rows.length, self.window), -1)
 
-    @on_narrowest
     def refine(self, params: Any, state: ReleasedWavefrontState, knobs: ReleasedWavefrontKnobs) -> Refined:
         """Prelude and momentum, noise, r' recurrences, a token for each slot."""
-        network, wave = self.network, state.wave
-        positions = wave.positions
-        tokens = window(state.rows.tokens, wave.start, positions.shape[1])
-        view = network.view(positions, Prefix(state.cache, state.cached))
-        e, own = network.embed(params, tokens, view, network.empty_window(*tokens.shape))
-        e = self._momentum(e, state, knobs)
-        z = self._noise(wave.states, positions, state, knobs)
-        z, own = network.recur(params, z, e, view, own, self.inner_recurrence)
-        out = network.readout(params, z, view, own)
-        logits = network.logits(params, out.hidden)
-        return Refined(e, z, out.kv, out.counts, self._draw(logits, positions + 1, state, knobs))
+        network = self.network
+
+        def predict(narrow: ReleasedWavefrontState) -> tuple[Any, Any, Counts]:
+            positions = narrow.wave.positions
+            tokens = window(narrow.rows.tokens, narrow.wave.start, positions.shape[1])
+            view = network.view(positions, Prefix(narrow.cache, narrow.cached))
+            e, own = network.embed(params, tokens, view, network.empty_window(*tokens.shape))
+            e = self._momentum(e, narrow, knobs)
+            z = self._noise(narrow.wave.states, positions, narrow, knobs)
+            z, own = network.recur(params, z, e, view, own, self.inner_recurrence)
+            out = network.readout(params, z, view, own)
+            logits = network.logits(params, out.hidden)
+            return (e, z, self._draw(logits, positions + 1, narrow, knobs)), out.kv, out.counts
+
+        (e, z, predicted), kv, counts = on_narrowest(self, state, predict)
+        return Refined(e, z, kv, counts, predicted)
 
     def advance(
         self, state: ReleasedWavefrontState, refined: Refined, knobs: ReleasedWavefrontKnobs

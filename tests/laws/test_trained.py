@@ -41,8 +41,3 @@ def test_a_wave_without_warm_starts_is_static_decoding_in_fewer_calls(monkeypatc
     monkeypatch.setattr(select, "leading", lambda qualified: qualified)  # only its own token counts
     mutant = answers(cold(buckets=(5,)), KNOBS)  # no other test's: what was compiled under the patch stays
     assert mutant.text != static.text
-
-
-@pytest.mark.slow
-def test_buckets_of_the_cold_wave_change_nothing():
-    assert answers(cold(buckets=(4,)), KNOBS).text == answers(cold(), KNOBS).text

@@ -31,9 +31,8 @@ from stubs import (
 import paradec_jax as pd
 from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
 from paradec_jax.losses import next_token_loss
-from paradec_jax.nn.attention import attend
+from paradec_jax.nn.attention import attend, splash
 from paradec_jax.nn.cache import KV
-from paradec_jax.nn.splash import splash
 from paradec_jax.nn.visibility import CAUSAL
 from paradec_jax.train import Checkpoint, Evaluate, Log, TrainState, fit, make_train_step
 

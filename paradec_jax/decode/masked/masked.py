@@ -1,20 +1,166 @@
-"""Masked diffusion: a denoiser reveals a canvas of masks, many positions a call, in an order drawn beforehand."""
+"""Masked diffusion: a denoiser reveals a canvas of masks, many positions a call, in an order drawn beforehand.
+
+Which positions a call reveals is settled before the network is asked about them, and only then is a token drawn for
+each. A draw that decides both at once, over the vocabulary and the mask together, compares small probabilities with
+noise of few digits, and loses the rare tokens.
+"""
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.config.bounds import check_sizes, check_words
+from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs, check_range, knob
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.masked.unmask import (
-    MaskedDecoder,
-    MaskedKnobs,
-    MaskedState,
-    Unmasked,
-    begin,
-    plain_draw,
-    unmask,
-)
+from paradec_jax.decode.masked.canvas import Canvas
+from paradec_jax.decode.rules import partition, reveal, score
+from paradec_jax.decode.rules.subs import without_mask
+
+# Orders by score change the law: what is revealed then depends on what the network says.
+SCORES: dict[str, Callable[[Array, Array], Array]] = {
+    "confidence": score.probability,
+    "margin": lambda logits, tokens: score.margin(logits),
+    "entropy": lambda logits, tokens: score.negative_entropy(logits),
+}
+GROUPED = ("random", *SCORES)
+# What a score is taken from: LLaDA's confidence from the raw softmax, Dream's two from the filtered one.
+TAKEN_FROM = {"confidence": "raw", "margin": "filtered", "entropy": "filtered"}
+ORDERS = ("random", "single", *SCORES)
+GRIDS = ("linear", "cosine")
+STEPS = 128  # where the knob is not set
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MaskedKnobs(SamplingKnobs):
+    """Sampling, by default from the denoiser's own distribution, and the grid of times.
+
+    Attributes:
+      steps: N, steps of the grid; None is 128, or the length of a grid of one's own. Steps that reveal nothing
+        call nothing.
+      grid: "linear" (None) or "cosine", or times [K] that fall from 1, at which the K calls are made. How many they
+        are is compiled.
+    """
+
+    temperature: Float[Array, ""] | float = 1.0
+    steps: Int[Array, ""] | int | None = knob(None, unset=UNLIMITED, needs=("order", GROUPED))
+    grid: Float[Array, "*K"] | Int[Array, ""] | Literal["linear", "cosine"] | None = knob(
+        None, unset=0, needs=("order", GROUPED)
+    )
+
+    def check(self) -> None:
+        """Raises ValueError for values outside their range, unless they are traced."""
+        super().check()
+        check_range(self.steps, "steps", lambda n: n >= 1, "at least 1")
+        grid: Any = self.grid
+        if isinstance(grid, str) and grid not in GRIDS:
+            raise ValueError(f"grid must be {' or '.join(GRIDS)} or an array of times, not {grid!r}")
+        if isinstance(grid, str | jax.core.Tracer) or np.ndim(grid) == 0:
+            return
+        check_range(
+            grid,
+            "grid",
+            lambda t: t.ndim == 1 and t[0] == 1 and t[-1] > 0 and (np.diff(t) < 0).all(),
+            "times that fall from 1 to above 0",
+        )
+        if not isinstance(self.steps, jax.core.Tracer) and self.steps not in (None, UNLIMITED):
+            raise ValueError(
+                f"a grid of {len(grid)} times has as many steps, so steps must be None, not {self.steps}"
+            )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MaskedState(Canvas):
+    """A canvas and its partition.
+
+    Attributes:
+      groups: group of each position that was masked at first, `partition.NEVER` elsewhere, [B, S].
+    """
+
+    groups: Int[Array, "B S"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class UnmaskedInfo:
+    """What a call did to a window of each row's canvas.
+
+    Attributes:
+      at: first position of the window, [B].
+      where: positions that it revealed, [B, W].
+      scores: by which it chose them, [B, W]; None where they were drawn at random.
+    """
+
+    at: Int[Array, "B"]
+    where: Bool[Array, "B W"]
+    scores: Float[Array, "B W"] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedDecoder(DecoderBase):
+    """What samplers of masked canvases share; `Masked` says what the fields mean."""
+
+    _: dataclasses.KW_ONLY
+    order: str = "random"
+    confidence: str | None = None
+    chunk: int = 64
+    Knobs: ClassVar[type] = MaskedKnobs
+    visibilities: ClassVar[tuple[str, ...]] = ("full",)
+    alignments: ClassVar[tuple[str, ...]] = ("own",)
+    any_order: ClassVar[bool] = True
+    needs_cache: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_words(self, order=ORDERS)
+        check_sizes(self, "chunk")
+        score.check_confidence(self)
+        if self.confidence is not None and self.order not in SCORES:
+            raise ValueError(f"confidence needs order {' or '.join(SCORES)}, not {self.order}")
+
+    def fill(self, request: Request, scratch: int, knobs: MaskedKnobs) -> MaskedState:
+        """Masks everywhere but at given tokens, and their partition, drawn with each row's key."""
+        canvas = Canvas.of(self.begin(request, scratch), self.spec.mask)
+        positions = jnp.broadcast_to(jnp.arange(canvas.final.shape[1]), canvas.final.shape)
+        bits, open_ = partition.words(canvas.rows.keys, positions), canvas.open
+        if self.order == "single":
+            groups = partition.single(bits, open_)
+        elif jnp.ndim(knobs.grid) == 1:
+            groups = partition.at_times(bits, knobs.grid)
+        else:
+            steps = jnp.where(knobs.steps == UNLIMITED, STEPS, knobs.steps)
+            groups = jnp.where(knobs.grid == 0, partition.linear(bits, steps), partition.cosine(bits, steps))
+        return MaskedState(**vars(canvas), groups=jnp.where(open_, groups, partition.NEVER))
+
+    def needed(self, groups: Int[Array, "B W"], open_: Bool[Array, "B W"]) -> Bool[Array, "B W"]:
+        """Positions whose logits a call needs: the next group, or where the order is by score all that are open."""
+        return open_ if self.order in SCORES else partition.next_group(groups, open_)
+
+    def revealed(
+        self, scores: Array | None, needed: Bool[Array, "B W"], groups: Int[Array, "B W"]
+    ) -> Bool[Array, "B W"]:
+        """Positions that a call reveals: those needed, or as many as the next group has, but the surest."""
+        if scores is None:
+            return needed
+        return reveal.quota(scores, needed, partition.next_count(groups, groups != partition.NEVER, needed))
+
+    def judge(
+        self, logits: Float[Array, "B C V"], tokens: Int[Array, "B C"], knobs: MaskedKnobs
+    ) -> tuple[Array, Any, Any]:
+        """The tokens with their log-probabilities and scores, each None where nobody needs it."""
+        log_probs, score_of = self.scores(logits, tokens), SCORES.get(self.order)
+        if score_of is None:
+            return tokens, log_probs, None
+        confidence = self.confidence or TAKEN_FROM[self.order]
+        likely = score.shaped(logits, confidence, knobs, top_p_rule=self.top_p_rule)
+        return tokens, log_probs, score_of(likely, tokens)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,18 +184,80 @@ class Masked(MaskedDecoder):
 
     Attributes:
       order: "random", "single", "confidence", "margin" or "entropy".
+      confidence: distribution that a score is taken from, "raw", "tempered" or "filtered" (see `rules.score.shaped`);
+        None is the paper's: raw for "confidence" (LLaDA), filtered for "margin" and "entropy" (Dream).
       chunk: C, positions of a row whose logits exist at once.
     """
 
     def init(self, params: Any, request: Request, knobs: MaskedKnobs) -> MaskedState:
         """Fills the canvas with masks and draws their partition; calls nothing."""
-        return begin(self, self.begin(request, 0), knobs)
+        return self.fill(request, 0, knobs)
 
-    def step(self, params: Any, state: MaskedState, knobs: MaskedKnobs) -> tuple[MaskedState, Unmasked]:
-        """One call on the canvas, for each row's next group."""
+    def step(self, params: Any, state: MaskedState, knobs: MaskedKnobs) -> tuple[MaskedState, UnmaskedInfo]:
+        """One step of MDLM's reverse process from t to s, for each row's next group (arXiv 2406.07524, Eq. 8)."""
         at = jnp.zeros_like(state.rows.length)
         tokens, positions, open_, mask = state.window(at, self.size)
+
+        # x_theta(z_t): one call on the canvas. The denoiser is not told the time, so each row keeps its own.
         out = self.network.forward(params, tokens, positions, None, mask)
         state = state.spend(out.counts, state.rows.limit)
-        draw = plain_draw(self, state.rows, knobs)
-        return unmask(self, params, state, out.hidden, at, state.groups, open_, draw)[:2]
+
+        # A mask stays with probability s / t, whatever the network says: who leaves was drawn in `init`.
+        needed = self.needed(state.groups, open_)
+
+        # A token that is revealed has the law x_theta, which SUBS keeps from being the mask.
+        def read(hidden: Array, slots: Array) -> Any:
+            logits = without_mask(self.network.logits(params, hidden), self.spec.mask)
+            return self.judge(logits, self.sample(logits, slots, state.rows, knobs), knobs)
+
+        tokens, log_probs, scores = by_chunks(read, out.hidden, needed, self.chunk, self.bounded)
+
+        # Known tokens are carried over: `reveal` changes open positions alone.
+        where = self.revealed(scores, needed, state.groups)
+        return state.reveal(tokens, where, at, log_probs), UnmaskedInfo(at, where, scores)
+
+
+def by_chunks(
+    function: Callable[[Array, Array], Any],
+    hidden: Float[Array, "B W D"],
+    where: Bool[Array, "B W"],
+    chunk: int,
+    bounded: bool,
+) -> Any:
+    """A function of hidden states, at some positions of each row, C at a time.
+
+    How many positions a call reveals is drawn, and the knobs move it, so no shape may depend on it: chunks of a fixed
+    width go as far as the fullest row needs. The largest array is [B, C, V], whatever the canvas.
+
+    Args:
+      function: (hidden [B, C, D], slots [B, C]) -> a tree of [B, C, ...].
+      hidden: final hidden states of a window.
+      where: the positions, in whose place the results are put.
+      chunk: C, positions of a row at a time.
+      bounded: whether to go through all W positions, which reverse mode can cross.
+
+    Returns:
+      A tree of [B, W, ...], zero at the other positions.
+    """
+    batch, width = where.shape
+    chunk = min(chunk, width)
+    most = -(-width // chunk)
+    order = jnp.argsort(~where, axis=1, stable=True).astype(jnp.int32)
+    order = jnp.pad(order, ((0, 0), (0, most * chunk - width)), constant_values=width - 1)
+    count = jnp.sum(where, axis=1, dtype=jnp.int32)
+
+    def some(i: Array) -> tuple[Any, Array]:
+        slots = lax.dynamic_slice_in_dim(order, i * chunk, chunk, axis=1)
+        return function(jnp.take_along_axis(hidden, slots[..., None], axis=1), slots), slots
+
+    def body(i: Array, results: Any) -> Any:
+        new, slots = some(i)
+        used = i * chunk + jnp.arange(chunk) < count[:, None]
+        slots = jnp.where(used, slots, width)
+        # Row by row: numbers of rows as indices would gather all rows on every device of a mesh.
+        put = jax.vmap(lambda old, at, x: old.at[at].set(x, mode="drop"))
+        return jax.tree.map(lambda old, x: put(old, slots, x), results, new)
+
+    shapes = jax.eval_shape(lambda: some(jnp.int32(0))[0])
+    empty = jax.tree.map(lambda x: jnp.zeros((batch, width, *x.shape[2:]), x.dtype), shapes)
+    return lax.fori_loop(0, most if bounded else (jnp.max(count) + chunk - 1) // chunk, body, empty)

@@ -22,24 +22,16 @@ from jaxtyping import Array, Float
 from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.knobs import check_range
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.machine.soft import given_offsets
-from paradec_jax.decode.masked.unmask import (
-    Draw,
-    MaskedDecoder,
-    MaskedKnobs,
-    MaskedState,
-    Unmasked,
-    begin,
-    unmask,
-)
+from paradec_jax.decode.masked.masked import MaskedDecoder, MaskedKnobs, MaskedState, UnmaskedInfo, by_chunks
 from paradec_jax.decode.rules.relaxation import RELAXATIONS, noisy, relaxed
+from paradec_jax.decode.rules.subs import without_mask
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SoftMaskedKnobs(MaskedKnobs):
-    """Of `Masked`, and how soft its tokens are.
+    """Knobs of `Masked`, and how soft its tokens are.
 
     Attributes:
       token_temperature: tau of the mixture that stands for a token, above 0.
@@ -59,7 +51,7 @@ class SoftMaskedState(MaskedState):
     """The state of `Masked`, and what is soft about its tokens.
 
     Attributes:
-      offsets: what is added to the vector of each position's token, [B, S, D].
+      offsets: difference that is added to the vector of each position's token, [B, S, D].
     """
 
     offsets: Float[Array, "B S D"]
@@ -67,8 +59,8 @@ class SoftMaskedState(MaskedState):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class SoftUnmasked(Unmasked):
-    """What a call revealed, and the head input of every position, [B, S, D]."""
+class SoftUnmaskedInfo(UnmaskedInfo):
+    """What a call revealed, and the final hidden state of every position, [B, S, D]."""
 
     hidden: Float[Array, "B S D"]
 
@@ -78,8 +70,7 @@ class SoftMasked(MaskedDecoder):
     """`Masked` whose tokens carry gradients through `rollout`.
 
     Attributes:
-      order: as of `Masked`.
-      chunk: C, positions of a row whose logits exist at once.
+      order, confidence, chunk: as those of `Masked`.
       relaxation: "straight_through" (what is read is a token, its gradient a mixture's) or "soft" (a mixture).
     """
 
@@ -93,32 +84,32 @@ class SoftMasked(MaskedDecoder):
 
     def init(self, params: Any, request: Request, knobs: SoftMaskedKnobs) -> SoftMaskedState:
         """As `Masked`; the vectors of given positions are those of `SoftGiven`, or their tokens'."""
-        hard = begin(self, self.begin(request, 0), knobs)
+        hard = self.fill(request, 0, knobs)
         offsets = given_offsets(type(self).__name__, request, self.network.embedding(params), hard.final)
         return SoftMaskedState(**vars(hard), offsets=offsets)
 
     def step(
         self, params: Any, state: SoftMaskedState, knobs: SoftMaskedKnobs
-    ) -> tuple[SoftMaskedState, SoftUnmasked]:
-        """One call on the relaxed vectors of the canvas, for each row's next group."""
+    ) -> tuple[SoftMaskedState, SoftUnmaskedInfo]:
+        """The step of `Masked` on relaxed vectors, for each row's next group."""
         at = jnp.zeros_like(state.rows.length)
         tokens, positions, open_, mask = state.window(at, self.size)
         table = self.network.embedding(params)
         out = self.network.forward(params, table[tokens] + state.offsets, positions, None, mask)
         state = state.spend(out.counts, state.rows.limit)
-        draw = self._draw(table, state.rows, knobs)
-        new, info, offsets = unmask(self, params, state, out.hidden, at, state.groups, open_, draw)
-        kept = jnp.where(info.where[..., None], offsets, state.offsets)
-        return dataclasses.replace(new, offsets=kept), SoftUnmasked(**vars(info), hidden=out.hidden)
+        needed = self.needed(state.groups, open_)
 
-    def _draw(self, table: Float[Array, "V D"], rows: Rows, knobs: SoftMaskedKnobs) -> Draw:
-        """Tokens as `Masked` draws them, and what the relaxation adds to their vectors."""
+        # Tokens as `Masked` draws them, and what the relaxation adds to their vectors: q is a softmax of the scores.
+        def read(hidden: Array, slots: Array) -> Any:
+            logits = without_mask(self.network.logits(params, hidden), self.spec.mask)
+            rule = {"top_p_rule": self.top_p_rule, "greedy": self.greedy}
+            noised = noisy(logits, slots, state.rows.keys, knobs, **rule)
+            tokens = jnp.argmax(noised, axis=-1).astype(jnp.int32)
+            offsets = relaxed(table, noised, tokens, knobs.token_temperature, self.relaxation)
+            return *self.judge(logits, tokens, knobs), offsets
 
-        def draw(logits: Array, positions: Array) -> tuple[Array, Array]:
-            scores = noisy(
-                logits, positions, rows.keys, knobs, top_p_rule=self.top_p_rule, greedy=self.greedy
-            )
-            tokens = jnp.argmax(scores, axis=-1).astype(jnp.int32)
-            return tokens, relaxed(table, scores, tokens, knobs.token_temperature, self.relaxation)
-
-        return draw
+        tokens, log_probs, scores, offsets = by_chunks(read, out.hidden, needed, self.chunk, self.bounded)
+        where = self.revealed(scores, needed, state.groups)
+        info = SoftUnmaskedInfo(at, where, scores, out.hidden)
+        kept = jnp.where(where[..., None], offsets, state.offsets)
+        return dataclasses.replace(state.reveal(tokens, where, at, log_probs), offsets=kept), info

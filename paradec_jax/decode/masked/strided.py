@@ -7,16 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.masked.unmask import (
-    MaskedDecoder,
-    MaskedKnobs,
-    MaskedState,
-    Unmasked,
-    begin,
-    plain_draw,
-    unmask,
-)
+from paradec_jax.decode.masked.masked import MaskedDecoder, MaskedKnobs, MaskedState, UnmaskedInfo, by_chunks
 from paradec_jax.decode.rules import partition
+from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.decode.rules.windows import window
 
 
@@ -35,7 +28,7 @@ class Strided(MaskedDecoder):
     window opens once every position of this one is revealed; each window has N steps.
 
     Attributes:
-      order: as of `Masked`.
+      order, confidence: as of `Masked`.
       chunk: C, positions of a row whose logits exist at once.
       width: W, positions of a window; the network's longest sequence when None.
       stride: positions by which it moves; half of it when None.
@@ -50,8 +43,8 @@ class Strided(MaskedDecoder):
         super().__post_init__()
         longest = None if self.network is None else self.network.max_length
         if self.width is not None and not 1 <= self.width <= (longest or self.width):
-            told = "" if longest is None else f" and at most the {longest} positions the model was built for"
-            raise ValueError(f"width must be at least 1{told}, not {self.width}")
+            most = "" if longest is None else f" and at most the {longest} positions the model was built for"
+            raise ValueError(f"width must be at least 1{most}, not {self.width}")
         width = self.width or longest
         if self.stride is not None and not 1 <= self.stride <= (width or self.stride):
             raise ValueError(f"stride must be from 1 to the width {width}, not {self.stride}")
@@ -64,9 +57,9 @@ class Strided(MaskedDecoder):
 
     def init(self, params: Any, request: Request, knobs: MaskedKnobs) -> MaskedState:
         """Fills the canvas with masks and draws a partition of each window's; calls nothing."""
-        return begin(self, self.begin(request, self.shape[0]), knobs)
+        return self.fill(request, self.shape[0], knobs)
 
-    def step(self, params: Any, state: MaskedState, knobs: MaskedKnobs) -> tuple[MaskedState, Unmasked]:
+    def step(self, params: Any, state: MaskedState, knobs: MaskedKnobs) -> tuple[MaskedState, UnmaskedInfo]:
         """One call on the window that holds each row's first masked position, for the window's next group."""
         width, stride = self.shape
 
@@ -74,13 +67,22 @@ class Strided(MaskedDecoder):
             """Number of the first window that holds a position."""
             return jnp.maximum(-(-(position - width + 1) // stride), 0)
 
+        # The window moves on once it is full; positions count from its start.
         current = window_of(state.rows.length)
         at = current * stride
         tokens, positions, open_, mask = state.window(at, width)
         out = self.network.forward(params, tokens, positions - at[:, None], None, mask)
         state = state.spend(out.counts, jnp.sum(window(state.inside, at, width), axis=1))
-        groups = jnp.where(
-            window_of(positions) == current[:, None], window(state.groups, at, width), partition.NEVER
-        )
-        draw = plain_draw(self, state.rows, knobs)
-        return unmask(self, params, state, out.hidden, at, groups, open_, draw)[:2]
+
+        # The step of `Masked`, for positions that no earlier window holds.
+        own = window_of(positions) == current[:, None]
+        groups = jnp.where(own, window(state.groups, at, width), partition.NEVER)
+        needed = self.needed(groups, open_)
+
+        def read(hidden: Array, slots: Array) -> Any:
+            logits = without_mask(self.network.logits(params, hidden), self.spec.mask)
+            return self.judge(logits, self.sample(logits, at[:, None] + slots, state.rows, knobs), knobs)
+
+        tokens, log_probs, scores = by_chunks(read, out.hidden, needed, self.chunk, self.bounded)
+        where = self.revealed(scores, needed, groups)
+        return state.reveal(tokens, where, at, log_probs), UnmaskedInfo(at, where, scores)

@@ -14,16 +14,13 @@ from jaxtyping import Array, Bool, Float
 
 from paradec_jax.decode.rules import score
 
-Previous = Any
-
 
 @dataclasses.dataclass(frozen=True)
 class Criterion:
     """A named rule of `CRITERIA`.
 
     Attributes:
-      looks_at: "latent" (raw states [B, W, D] of all positions fed), "logits" ([B, V] of the last one) or
-        "nothing".
+      looks_at: "latent" (raw states [B, W, D] of all positions fed) or "logits" ([B, V] of the last one).
       init: `(states or logits) -> previous`; receives the initial states, or logits of the right shape.
       measure: `(previous, states or logits, valid [B, W]) -> (value [B], previous)`.
       fires: `(value, threshold) -> [B]`.
@@ -31,8 +28,8 @@ class Criterion:
     """
 
     looks_at: str
-    init: Callable[[Array], Previous]
-    measure: Callable[[Previous, Array, Array], tuple[Array, Previous]]
+    init: Callable[[Array], Any]
+    measure: Callable[[Any, Array, Array], tuple[Array, Any]]
     fires: Callable[[Array, Any], Bool[Array, "B"]]
     threshold: float
 
@@ -44,7 +41,7 @@ def _below(value: Array, threshold: Any) -> Array:
 def _compared(view: Callable[[Array], Array], difference: Callable[..., Array]) -> Callable[..., Any]:
     """A measure that keeps a view of what it is shown, and is its difference from the view before."""
 
-    def measure(old: Array, seen: Array, valid: Bool[Array, "B W"]) -> tuple[Array, Previous]:
+    def measure(old: Array, seen: Array, valid: Bool[Array, "B W"]) -> tuple[Array, Any]:
         new = view(seen)
         return difference(old, new, valid), new
 
@@ -65,7 +62,11 @@ def _uniform(logits: Array) -> Array:
     return jnp.full(logits.shape, -jnp.log(float(logits.shape[-1])), jnp.float32)
 
 
-def _repeats(old: tuple[Array, Array], logits: Array, valid: Array) -> tuple[Array, Previous]:
+def _zeros(states: Array) -> Array:
+    return jnp.zeros(len(states))
+
+
+def _repeats(old: tuple[Array, Array], logits: Array, valid: Array) -> tuple[Array, Any]:
     """How often the most probable token was the same again."""
     token, run = old
     new = jnp.argmax(logits, axis=-1)
@@ -96,10 +97,6 @@ CRITERIA: dict[str, Criterion] = {
         5.0,
     ),
     "none": Criterion(
-        "nothing",
-        lambda s: jnp.zeros(s.shape[0]),
-        lambda old, new, valid: (jnp.zeros(new.shape[0]), old),
-        lambda value, threshold: jnp.zeros(value.shape, bool),
-        0.0,
+        "latent", _zeros, lambda old, new, valid: (old, old), lambda value, threshold: value > 0, 0.0
     ),
 }

@@ -1,11 +1,13 @@
-"""Initial latent states: what every decoder of recurrent-depth networks says of them."""
+"""How decoders of recurrent-depth networks begin: initial latents, and what a call is fed."""
 
 import dataclasses
 from typing import Any
 
 import jax
-from jaxtyping import Array, Float
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
+from paradec_jax.decode.machine.decoder import CachedState
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.machine.request import RecordedDraws, Request
 
@@ -31,6 +33,47 @@ class RecordedLatents(RecordedDraws):
 
 
 def initial_latents(request: Request, knobs: LatentKnobs) -> dict[str, Any]:
-    """What `init_cache` of a recurrent network is told."""
+    """Options of a recurrent network's `init_cache`, which draws the initial latents."""
     recorded = request.recorded
     return {"scale": knobs.init_scale, "states": None if recorded is None else recorded.states}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """A window that is fed to the network.
+
+    Attributes:
+      tokens, positions: tokens of the window and where they stand, [B, W].
+      widths: positions that are real, [B].
+      visible: cache entries that it sees, [B]; None for a prompt.
+    """
+
+    tokens: Int[Array, "B W"]
+    positions: Int[Array, "B W"]
+    widths: Int[Array, "B"]
+    visible: Int[Array, "B"] | None
+
+    @classmethod
+    def prompt(cls, request: Request) -> "Inputs":
+        """The prompts."""
+        return cls(request.tokens, request.positions, request.lengths, None)
+
+    @classmethod
+    def newest(cls, state: CachedState) -> "Inputs":
+        """The newest token of each row."""
+        token, position = state.rows.newest
+        return cls(token, position, jnp.ones_like(state.cached), state.cached)
+
+    @property
+    def at(self) -> Int[Array, "B"]:
+        """The first position."""
+        return self.positions[:, 0]
+
+
+def empty_state(decoder: Any, request: Request, scratch: int, knobs: LatentKnobs) -> CachedState:
+    """Fresh rows with room for a window of `scratch` positions, and an empty cache."""
+    rows = decoder.begin(request, scratch)
+    return CachedState(
+        rows, decoder.empty_cache(request, rows.tokens.shape[1], **initial_latents(request, knobs))
+    )

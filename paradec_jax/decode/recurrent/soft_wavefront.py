@@ -37,11 +37,9 @@ from jaxtyping import Array, Float
 from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import check_range
-from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.recurrent import wave as waves
-from paradec_jax.decode.recurrent.latents import initial_latents
-from paradec_jax.decode.recurrent.wave import Prediction, WavefrontKnobs, WavefrontState
+from paradec_jax.decode.recurrent.wave import WavefrontKnobs, WavefrontState
 from paradec_jax.decode.recurrent.wavefront import WaveInfo
 from paradec_jax.decode.rules import score, select
 from paradec_jax.decode.rules.by_age import at_age
@@ -94,7 +92,7 @@ class SoftWaveInfo(WaveInfo):
       finished: m, share that the soft rule of Eq. 3 calls finished, [B, W].
       leaving: share that left with the state of this step, [B, W].
       refined: states after the step, [B, W, D].
-      hidden: head input of these states, [B, W, D].
+      hidden: final hidden states of the step, [B, W, D].
     """
 
     staying: Float[Array, "B W"]
@@ -104,23 +102,12 @@ class SoftWaveInfo(WaveInfo):
     hidden: Float[Array, "B W D"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class SoftPrediction(Prediction):
-    """As `Prediction`, with the head input and what the relaxation adds to the vector of each predicted token."""
-
-    hidden: Float[Array, "B W D"]
-    offsets: Float[Array, "B W D"]
-
-
 @dataclasses.dataclass(frozen=True)
 class SoftWavefront(DecoderBase):
     """`Wavefront` on relaxed candidates; see the head of this file for the formulas.
 
-    With "straight_through" its tokens, lengths and counts are those of `Wavefront` at any temperature.
-
-    A row of n new tokens ends within 1 + (n - 1) ceil(max_recurrence / r') network calls; without a bound on
-    recurrences maybe never.
+    With "straight_through" its tokens, lengths and counts are those of `Wavefront` at any temperature. A row ends
+    within as many network calls.
 
     Attributes:
       inner_recurrence, window, headway, prefill_recurrence, noise_schedule, noise_mixing: as those of `Wavefront`.
@@ -135,6 +122,7 @@ class SoftWavefront(DecoderBase):
     noise_schedule: str = "dampened"
     noise_mixing: str = "linear"
     relaxation: str = "straight_through"
+    warm_start: ClassVar[bool] = True
     Knobs: ClassVar[type] = SoftWavefrontKnobs
 
     def __post_init__(self) -> None:
@@ -145,84 +133,58 @@ class SoftWavefront(DecoderBase):
 
     def init(self, params: Any, request: Request, knobs: SoftWavefrontKnobs) -> SoftWavefrontState:
         """Reads the prompt, commits the first token, as hard as the prompt, and starts the wave."""
-        deep, latents = self.network.at(self.prefill_recurrence), initial_latents(request, knobs)
-        rows, cache, _ = self.prefill(params, request, knobs, self.window, deep, **latents)
-        hard = waves.begin(self.network, rows, cache, self.window, self.headway, knobs.limit(self.window))
-        table = self.network.embedding(params)
-        offsets = jnp.zeros((*hard.wave.tokens.shape, table.shape[1]), table.dtype)
-        survival = jnp.ones_like(at_least_float32(hard.wave.states[..., 0]))
-        return SoftWavefrontState(**vars(hard), offsets=offsets, survival=survival)
+        state, table = waves.begin(self, params, request, knobs), self.network.embedding(params)
+        offsets = jnp.zeros((*state.wave.tokens.shape, table.shape[1]), table.dtype)
+        survival = jnp.ones_like(at_least_float32(state.wave.states[..., 0]))
+        return SoftWavefrontState(**vars(state), offsets=offsets, survival=survival)
 
     def step(
         self, params: Any, state: SoftWavefrontState, knobs: SoftWavefrontKnobs
     ) -> tuple[SoftWavefrontState, SoftWaveInfo]:
         """One step of `Wavefront`, and which share of each slot left."""
-        network, rows, wave = self.network, state.rows, state.wave
-        new = self._predict(params, state, knobs)
-        cache = network.write(state.cache, new.kv, write_after_read(state.cached, new.tokens))
+        wave, inner, slot = state.wave, self.inner_recurrence, jnp.arange(self.window)
+        z, e, out, tokens, log_probs, relaxation = self._predict(params, state, knobs)
+        cache = self.network.write(state.cache, out.kv, write_after_read(state.cached, tokens))
 
-        age = wave.recurrences // self.inner_recurrence
-        threshold = at_age(knobs.exit_threshold, age)
-        distance = score.latent_change(new.states, wave.states)
-        overdue = knobs.overdue(wave.recurrences + self.inner_recurrence)
-        agrees = wave.agrees(new.tokens) & wave.in_use
-        final = select.leading_run((waves.stands_still(distance, threshold) | overdue) & agrees)
-        rows = rows.spend(new.counts, wave.active).commit(new.tokens, final, new.log_probs)
+        # Eq. 3, as it is.
+        threshold = at_age(knobs.exit_threshold, wave.recurrences // inner)
+        distance = score.latent_change(z, wave.states)
+        overdue = wave.recurrences + inner >= knobs.max_recurrence
+        agrees = wave.agrees(tokens) & wave.in_use
+        final = select.leading_run((waves.is_still(distance, threshold) | overdue) & agrees)
+        rows = state.rows.spend(out.counts, wave.active).commit(tokens, final, log_probs)
         committed = rows.length - state.rows.length
 
+        # Eq. 3, softly: g, m, and the shares that stayed and left.
         gate = _gate(jnp.where(wave.in_use, distance, 1.0), threshold, knobs.gate_temperature)
-        gate = jnp.where(overdue, 1.0, gate)
-        finished = jnp.cumprod(jnp.where(agrees, gate, 0.0), axis=1)
+        finished = jnp.cumprod(jnp.where(agrees, jnp.where(overdue, 1.0, gate), 0.0), axis=1)
         running = (~rows.done | (committed > 0))[:, None]
-        staying = jnp.where(running & wave.in_use, state.survival, 0.0)
         finished = jnp.where(running, finished, 0.0)
-        leaving = staying * jnp.where(wave.slot < committed[:, None], 1.0, finished)
+        staying = jnp.where(running & wave.in_use, state.survival, 0.0)
+        leaving = staying * jnp.where(slot < committed[:, None], 1.0, finished)
         distance = jnp.where(wave.in_use, distance, jnp.nan)
-        info = SoftWaveInfo(distance, committed, staying, finished, leaving, new.states, new.hidden)
+        info = SoftWaveInfo(distance, committed, staying, finished, leaving, z, out.hidden)
 
-        moved = wave.refined(new, self.inner_recurrence).advance(committed, new.tokens)
-        kept = moved.active[:, None]
+        # The wave moves on. Slots that nothing predicted, random ones and those after the wave, read their tokens.
+        refined = dataclasses.replace(wave, states=z, conditioning=e, recurrences=wave.recurrences + inner)
+        state = dataclasses.replace(state, rows=rows, cache=cache, wave=refined)
+        moved = waves.move(self, state, committed, tokens, knobs)
+        kept = (wave.active - committed)[:, None]
+        offsets = jnp.concatenate([state.offsets[:, :1], relaxation], axis=1)
+        offsets = jnp.where((slot <= kept)[..., None], shift(offsets, committed, self.window), 0.0)
         survival = shift(state.survival * (1 - finished), committed)
-        # Slots that nothing predicted, random ones and those after the wave, read the vectors of their tokens.
-        offsets = jnp.concatenate([state.offsets[:, :1], new.offsets], axis=1)
-        offsets = shift(offsets, committed, self.window)
-        state = dataclasses.replace(
-            state,
-            rows=rows,
-            cache=cache,
-            wave=moved.open(
-                count=jnp.where(rows.done, 0, self.headway),
-                limit=knobs.limit(self.window),
-                fresh=network.latents(cache, moved.positions(rows.length - 1)),
-                fill=waves.fill_tokens(state, rows, self.headway),
-            ),
-            steps=state.steps + ~rows.done,
-            offsets=jnp.where((wave.slot <= kept)[..., None], offsets, 0.0),
-            survival=jnp.where(wave.slot < kept, survival, 1.0),
-        )
-        return state, info
+        survival = jnp.where(slot < kept, survival, 1.0)
+        return dataclasses.replace(moved, offsets=offsets, survival=survival), info
 
-    def _predict(self, params: Any, state: SoftWavefrontState, knobs: SoftWavefrontKnobs) -> SoftPrediction:
-        """As in `Wavefront`, on the relaxed vectors of the tokens."""
-        network, wave, at = self.network, state.wave, state.cached
-        table, positions = network.embedding(params), wave.positions(at)
-        view = network.view(positions, Prefix(state.cache, at))
-        age = wave.recurrences // self.inner_recurrence
-
-        vectors = table[wave.tokens] + state.offsets
-        e, kv = network.embed(params, vectors, view, network.empty_window(*positions.shape))
-        e = wave.with_momentum(e, at_age(knobs.momentum, age))
-        share = at_age(knobs.noise, age)
-        z = waves.with_noise(
-            network, state, wave, knobs, share, self.noise_schedule, self.noise_mixing, self.bounded
-        )
-        z, kv = network.recur(params, z, e, view, kv, self.inner_recurrence)
-        out = network.readout(params, z, view, kv)
-        logits = network.logits(params, out.hidden)
-        tokens = self.sample(logits, positions + 1, state.rows, knobs)
+    def _predict(self, params: Any, state: SoftWavefrontState, knobs: SoftWavefrontKnobs) -> tuple[Any, ...]:
+        """z, e, what is read out, a token after each slot, its log-probability, and what relaxes its vector."""
+        table = self.network.embedding(params)
+        vectors = table[state.wave.tokens] + state.offsets
+        z, e, out, logits = waves.refine(self, params, state, knobs, vectors)
+        positions = state.cached[:, None] + 1 + jnp.arange(self.window)
+        tokens = self.sample(logits, positions, state.rows, knobs)
         offsets = relaxed(table, logits, tokens, knobs.candidate_temperature, self.relaxation)
-        scores = self.scores(logits, tokens)
-        return SoftPrediction(z, e, out.kv, out.counts, tokens, scores, out.hidden, offsets)
+        return z, e, out, tokens, self.scores(logits, tokens), offsets
 
 
 def _gate(distance: Float[Array, "B W"], threshold: Array, temperature: Any) -> Float[Array, "B W"]:

@@ -13,10 +13,11 @@ from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import check_range
 from paradec_jax.decode.machine.network import Counts, Prefix
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.recurrent.latents import LatentKnobs, initial_latents
+from paradec_jax.decode.recurrent.latents import Inputs, LatentKnobs, empty_state
+from paradec_jax.decode.recurrent.static import read
 from paradec_jax.decode.rules import select
 from paradec_jax.decode.rules.sampling import log_probability
-from paradec_jax.decode.rules.windows import last_of, write_after_read
+from paradec_jax.decode.rules.windows import write_after_read
 
 
 @jax.tree_util.register_dataclass
@@ -81,39 +82,32 @@ class SelfSpeculative(DecoderBase):
     def init(self, params: Any, request: Request, knobs: SpeculativeKnobs) -> CachedState:
         """Reads the prompt and commits the first token."""
         depth = self.recurrence if self.prefill_recurrence is None else self.prefill_recurrence
-        rows = self.begin(request, self.lookahead)
-        cache = self.empty_cache(request, rows.tokens.shape[1], **initial_latents(request, knobs))
-        network, lengths = self.network.at(depth), request.lengths
-        start = network.latents(cache, request.positions)
-        out, latents = network.forward_from(
-            params, request.tokens, request.positions, start, Prefix(cache, None)
-        )
-        cache = network.write(cache, out.kv, jnp.zeros_like(lengths))
-        rows = rows.spend(out.counts, lengths)
-        rows, _ = self.commit_next(params, rows, last_of(out.hidden, lengths), knobs)
-        return CachedState(rows, self._carry(params, cache, last_of(latents, lengths), lengths))
+        state = empty_state(self, request, self.lookahead, knobs)
+        return read(self, params, state, Inputs.prompt(request), knobs, depth)
 
     def step(
         self, params: Any, state: CachedState, knobs: SpeculativeKnobs
     ) -> tuple[CachedState, SpeculativeInfo]:
         """Drafts L tokens, verifies them in one call, commits those accepted and the correction."""
         rows, cached, network = state.rows, state.cached, self.network.at(self.recurrence)
+
+        # Few recurrences a token: L drafts, one after the other.
         drafts, cache, spent = self._draft(params, state, knobs)
 
+        # Many recurrences, all drafts at once: what the deep network predicts after each token but the last draft.
         fed = jnp.concatenate([rows.newest[0], drafts[:, :-1]], axis=1)
         positions = cached[:, None] + jnp.arange(self.lookahead)
         start = network.latents(cache, positions)
         out, latents = network.forward_from(params, fed, positions, start, Prefix(cache, cached))
         logits = network.logits(params, out.hidden)
-
-        matches = select.leading_run(self._accepts(logits, drafts, knobs.accept_threshold))
         verified = self.sample(logits, positions + 1, rows, knobs)
         cache = network.write(cache, out.kv, write_after_read(cached, verified))
         cache = self._carry(params, cache, latents[:, -1:], cached + 1)
-        kept = jnp.arange(self.lookahead) < matches[:, None]
-        tokens = jnp.where(kept, drafts, verified)
-        count = matches + (matches < self.lookahead)
 
+        # The drafts that it accepts are committed, and after a rejection its own token.
+        matches = select.leading_run(accepts(logits, drafts, knobs.accept_threshold))
+        tokens = jnp.where(jnp.arange(self.lookahead) < matches[:, None], drafts, verified)
+        count = matches + (matches < self.lookahead)
         spent = {name: spent[name] + amount for name, amount in out.counts.items()}
         rows = rows.spend(spent, 2 * self.lookahead, calls=self.lookahead + 1)
         rows = rows.commit(tokens, count, self.scores(logits, tokens))
@@ -145,11 +139,12 @@ class SelfSpeculative(DecoderBase):
             return cache
         return self.network.start_from(cache, self.network.normalise(params, latent), at)
 
-    def _accepts(
-        self, logits: Float[Array, "B L V"], drafts: Int[Array, "B L"], threshold: Float[Array, ""] | float
-    ) -> Bool[Array, "B L"]:
-        """Which drafts the verifier agrees with."""
-        score = log_probability(logits, drafts)
-        best = jnp.max(jax.nn.log_softmax(logits, axis=-1), axis=-1)
-        exact = jnp.argmax(logits, axis=-1) == drafts
-        return jnp.where(threshold >= 1, exact, score >= jnp.log(threshold) + best)
+
+def accepts(
+    logits: Float[Array, "B L V"], drafts: Int[Array, "B L"], threshold: Float[Array, ""] | float
+) -> Bool[Array, "B L"]:
+    """Which drafts the verifier agrees with."""
+    score = log_probability(logits, drafts)
+    best = jnp.max(jax.nn.log_softmax(logits, axis=-1), axis=-1)
+    exact = jnp.argmax(logits, axis=-1) == drafts
+    return jnp.where(threshold >= 1, exact, score >= jnp.log(threshold) + best)

@@ -1,4 +1,4 @@
-"""The window of a wave: what its slots hold, and how they are refined, moved on and opened (arXiv 2510.14961).
+"""The window of a wave: what its slots hold, and how it begins, is refined and moves on (arXiv 2510.14961, Eq. 1, 2).
 
 Slot i of a row is position `length - 1 + i`; slot 0 is the newest committed token::
 
@@ -8,6 +8,7 @@ Slot i of a row is position `length - 1 + i`; slot 0 is the newest committed tok
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,15 +17,20 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_sizes, check_words
+from paradec_jax.decode.machine.candidates import on_smallest
 from paradec_jax.decode.machine.decoder import CachedState
 from paradec_jax.decode.machine.knobs import UNLIMITED, check_range, knob
-from paradec_jax.decode.machine.network import Counts
-from paradec_jax.decode.machine.rows import Rows
-from paradec_jax.decode.recurrent.latents import LatentKnobs
-from paradec_jax.decode.recurrent.noise import NOISE_MIXINGS, NOISE_SCHEDULES, mix_noise
-from paradec_jax.decode.rules.by_age import Scheduled
+from paradec_jax.decode.machine.network import Counts, Forward, Prefix
+from paradec_jax.decode.machine.request import Request
+from paradec_jax.decode.recurrent.latents import LatentKnobs, initial_latents
+from paradec_jax.decode.rules import select
+from paradec_jax.decode.rules.by_age import Scheduled, at_age
 from paradec_jax.decode.rules.randomness import Purpose, fold
-from paradec_jax.decode.rules.windows import shift, window
+from paradec_jax.decode.rules.windows import pad_slots, shift, window
+from paradec_jax.nn.precision import at_least_float32
+
+NOISE_SCHEDULES = ("dampened", "constant")
+NOISE_MIXINGS = ("linear", "sqrt")
 
 
 @jax.tree_util.register_dataclass
@@ -32,18 +38,16 @@ from paradec_jax.decode.rules.windows import shift, window
 class WavefrontKnobs(LatentKnobs):
     """Sampling, and how the wave moves. Defaults are the paper's.
 
-    The first three may be schedules: an array [K] holds one value for each age of a slot, that is the steps it
-    has done before the one at hand (`recurrences // inner_recurrence`, K - 1 at most). A number holds at every age.
+    The first three may be schedules: an array [K] holds one value for each age of a slot, the steps that it has done
+    before the one at hand, K - 1 at most. A number holds at every age.
 
     Attributes:
-      exit_threshold: epsilon; a position has converged when its state's relative change in a step is below it.
-        Infinity: it always has.
-      momentum: eta of the average over steps of the conditioning e, `e <- (1 - eta) e_new + eta e_old`. A slot
-        of age 0 has no e_old, so entry 0 of a schedule does nothing.
-      noise: beta, share of fresh noise mixed into the states before each step.
-      max_wavefront: positions in use at most (the compiled window bounds them); None for the compiled window.
-      max_recurrence: recurrences after which a position counts as converged, counted from where it was opened or last
-        started again; None for no bound. Some states never settle, and without a bound their row would never end.
+      exit_threshold: epsilon, below which the relative change of a converged state lies; at infinity all converge.
+      momentum: eta of the average of the conditioning e over steps; a slot of age 0 has nothing to average with.
+      noise: beta, share of fresh noise in the states before each step.
+      max_wavefront: positions in use at most; None for the compiled window, which bounds them.
+      max_recurrence: recurrences after which a position counts as converged, since some states never settle. They are
+        counted from where it was opened or last started again; None for no bound.
     """
 
     exit_threshold: Scheduled = 0.03
@@ -57,14 +61,6 @@ class WavefrontKnobs(LatentKnobs):
         check_range(self.max_wavefront, "max_wavefront", lambda x: x >= 1, "at least 1 (None: the window)")
         check_range(self.max_recurrence, "max_recurrence", lambda x: x >= 1, "at least 1 (None: no bound)")
         super().check()
-
-    def limit(self, window: int) -> Int[Array, ""]:
-        """Slots in use at most."""
-        return jnp.minimum(UNLIMITED if self.max_wavefront is None else self.max_wavefront, window)
-
-    def overdue(self, recurrences: Int[Array, "B W"]) -> Bool[Array, "B W"]:
-        """Whether a slot counts as converged after so many recurrences, whatever its state does."""
-        return recurrences >= (UNLIMITED if self.max_recurrence is None else self.max_recurrence)
 
 
 @jax.tree_util.register_dataclass
@@ -87,18 +83,9 @@ class Wave:
     active: Int[Array, "B"]
 
     @property
-    def slot(self) -> Int[Array, "W"]:
-        """0 .. W-1."""
-        return jnp.arange(self.tokens.shape[1])
-
-    @property
     def in_use(self) -> Bool[Array, "B W"]:
         """Slots of the wave."""
-        return self.slot < self.active[:, None]
-
-    def positions(self, at: Int[Array, "B"]) -> Int[Array, "B W"]:
-        """Position of each slot, slot 0 being at `at`."""
-        return at[:, None] + self.slot
+        return jnp.arange(self.tokens.shape[1]) < self.active[:, None]
 
     def first(self, width: int) -> "Wave":
         """The first `width` slots."""
@@ -110,84 +97,13 @@ class Wave:
         same = predicted[:, :-1] == self.tokens[:, 1:]
         return jnp.pad(same, ((0, 0), (1, 0)), constant_values=True)
 
-    def with_momentum(self, e: Float[Array, "B W D"], momentum: Array) -> Float[Array, "B W D"]:
-        """`(1 - eta) e + eta e_old`; a fresh slot has no e_old."""
-        share = jnp.where(self.recurrences > 0, momentum, 0.0)[..., None].astype(e.dtype)
-        return (1 - share) * e + share * self.conditioning
-
-    def refined(self, new: "Prediction", recurrences: int) -> "Wave":
-        """The wave after `recurrences` more of them."""
-        return dataclasses.replace(
-            self,
-            states=new.states,
-            conditioning=new.conditioning,
-            recurrences=self.recurrences + recurrences,
-        )
-
-    def advance(self, by: Int[Array, "B"], predicted: Int[Array, "B W"]) -> "Wave":
-        """The window moved `by` positions on; each slot's token is what the slot before it predicts."""
-        inputs = jnp.concatenate([self.tokens[:, :1], predicted], axis=1)
-        return Wave(
-            tokens=shift(inputs, by, self.tokens.shape[1]),
-            states=shift(self.states, by),
-            conditioning=shift(self.conditioning, by),
-            recurrences=shift(self.recurrences, by),
-            active=self.active - by,
-        )
-
-    def restart(self, where: Bool[Array, "B W"], fresh: Float[Array, "B W D"]) -> "Wave":
-        """Some slots again from initial states."""
-        return dataclasses.replace(
-            self,
-            states=jnp.where(where[..., None], fresh, self.states),
-            recurrences=jnp.where(where, 0, self.recurrences),
-        )
-
-    def open(
-        self,
-        count: Int[Array, "B"],
-        limit: Int[Array, ""],
-        fresh: Float[Array, "B W D"],
-        fill: Int[Array, "B W"] | None = None,
-    ) -> "Wave":
-        """`count` further slots in use, `limit` in all; `fill` are the tokens of those that nothing predicts yet."""
-        wave = self.restart(~self.in_use, fresh)
-        tokens = self.tokens
-        if fill is not None:
-            tokens = jnp.where(self.slot > self.active[:, None], fill, tokens)
-        return dataclasses.replace(wave, tokens=tokens, active=jnp.minimum(self.active + count, limit))
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Prediction:
-    """What the network makes of a wave in one step.
-
-    Attributes:
-      states: z, [B, W, D].
-      conditioning: e after momentum, [B, W, D].
-      kv: keys and values of the window.
-      counts: what the call cost.
-      tokens: the token after each slot, [B, W].
-      log_probs: of these tokens, where they are kept, [B, W].
-    """
-
-    states: Float[Array, "B W D"]
-    conditioning: Float[Array, "B W D"]
-    kv: Any
-    counts: Counts
-    tokens: Int[Array, "B W"]
-    log_probs: Float[Array, "B W"] | None
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WavefrontState(CachedState):
-    """What the next step needs.
+    """What the next step needs; the cache holds the positions before slot 0.
 
     Attributes:
-      rows: the rows.
-      cache: keys and values of the positions before slot 0.
       wave: the window, which begins with the newest committed token.
       steps: steps done by each row, [B].
       fill: random token of each position, for those that nothing predicts yet, [B, S]; [B, 0] with a headway of one.
@@ -203,67 +119,133 @@ class WavefrontState(CachedState):
         return jnp.where(self.wave.in_use, self.wave.tokens, -1)[:, 1:]
 
 
-def begin(
-    network: Any, rows: Rows, cache: Any, width: int, headway: int, limit: Int[Array, ""]
-) -> WavefrontState:
-    """The first wave of rows whose prompts are read: the newest token, and with a headway as many random ones.
+def begin(decoder: Any, params: Any, request: Request, knobs: WavefrontKnobs) -> WavefrontState:
+    """The first wave, once the prompts are read: the newest token, and with a headway as many random ones.
 
     With a headway of one nothing is drawn: the second position is opened once the first predicts its token.
     """
+    network, width = decoder.network, decoder.window
+    latents = initial_latents(request, knobs)
+    deep = network.at(decoder.prefill_recurrence)
+    rows, cache, _ = decoder.prefill(params, request, knobs, width, deep, **latents)
     newest, position = rows.newest
-    batch = newest.shape[0]
-    slots = jnp.zeros((batch, width), jnp.int32)
+    none, slots = jnp.zeros_like(rows.length), jnp.zeros((newest.shape[0], width), jnp.int32)
     states = network.latents(cache, position + jnp.arange(width))
-    none = jnp.zeros(batch, jnp.int32)
-    wave = Wave(slots.at[:, :1].set(newest), states, jnp.zeros_like(states), slots, none + 1)
-    fill = jnp.zeros((batch, 0), jnp.int32)
-    if headway > 1:  # drawn once: inside the loop the draws would cost as much as a layer of a small model
+    fill, tokens, active = slots[:, :0], slots, none + 1
+    if decoder.headway > 1:
+        # Drawn once: inside the loop the draws would cost as much as a layer of a small model.
         positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
         keys = fold(rows.keys, Purpose.FILLER, positions)
         fill = jax.vmap(jax.vmap(lambda key: jax.random.randint(key, (), 0, network.vocab_size)))(keys)
-        tokens = window(fill, rows.length - 1, width).at[:, :1].set(newest)
-        wave = dataclasses.replace(wave, tokens=tokens).open(jnp.where(rows.done, 0, headway), limit, states)
+        tokens = window(fill, rows.length - 1, width)
+        opened = active + jnp.where(rows.done, 0, decoder.headway)
+        active = jnp.minimum(opened, jnp.minimum(knobs.max_wavefront, width))
+    wave = Wave(tokens.at[:, :1].set(newest), states, jnp.zeros_like(states), slots, active)
     return WavefrontState(rows, cache, wave, none, fill)
 
 
-def fill_tokens(state: WavefrontState, rows: Rows, headway: int) -> Int[Array, "B W"] | None:
-    """The random tokens of the window's positions once the rows have moved; None with a headway of one."""
-    return window(state.fill, rows.length - 1, state.wave.tokens.shape[1]) if headway > 1 else None
+def on_narrowest(
+    decoder: Any, state: Any, predict: Callable[[Any], tuple[Any, Any, Counts]]
+) -> tuple[Any, Any, Counts]:
+    """`predict` on the narrowest compiled width that holds all waves: speed alone, for no slot hangs on later ones.
 
-
-def with_noise(
-    network: Any,
-    state: WavefrontState,
-    wave: Wave,
-    knobs: WavefrontKnobs,
-    share: Array,
-    schedule: str,
-    mixing: str,
-    always: bool,
-) -> Float[Array, "B W D"]:
-    """The wave's states with fresh noise in them, where there is any.
-
-    Args:
-      network: draws noise like initial states.
-      state: keys, positions and steps, which tell the draws apart.
-      wave: the slots at hand.
-      knobs: whether there is noise at all, and its scale.
-      share: beta of each slot.
-      schedule, mixing: see `mix_noise`.
-      always: mix even where the noise is 0: the gradient there is that of the mixture, not of its absence.
+    Widths that no opened wave fits into are not compiled, nor any where reverse mode crosses the step, for something
+    of every width would be kept. `predict` takes the state with the first w slots of its wave, and returns a tree of
+    [B, w, ...], keys and values, and counts. In the result slots after the width are zero.
     """
 
+    def on(shape: tuple[int, int]) -> tuple[Any, Any, Counts]:
+        narrow = dataclasses.replace(state, wave=state.wave.first(shape[1]))
+        slots, kv, counts = predict(narrow)
+        slots = jax.tree.map(lambda x: pad_slots(x, decoder.window), slots)
+        return slots, decoder.network.widen(kv, decoder.window), counts
+
+    narrower = [b for b in decoder.buckets if decoder.headway < b < decoder.window and not decoder.bounded]
+    active, done = state.wave.active, state.rows.done
+    return on_smallest(on, (1,), [*narrower, decoder.window], jnp.ones_like(active), active, ~done)
+
+
+def refine(
+    decoder: Any, params: Any, state: WavefrontState, knobs: WavefrontKnobs, inputs: Array
+) -> tuple[Float[Array, "B W D"], Float[Array, "B W D"], Forward, Float[Array, "B W V"]]:
+    """The network on a wave that reads `inputs`, tokens or their vectors: z, e, what is read out, and the logits."""
+    network, wave, at = decoder.network, state.wave, state.cached
+    positions = at[:, None] + jnp.arange(wave.tokens.shape[1])
+    view = network.view(positions, Prefix(state.cache, at))
+    age = wave.recurrences // decoder.inner_recurrence
+
+    # Eq. 1, the prelude's output averaged over steps: e <- (1 - eta) e + eta e_old. A fresh slot has no e_old.
+    e, kv = network.embed(params, inputs, view, network.empty_window(*positions.shape))
+    eta = jnp.where(wave.recurrences > 0, at_age(knobs.momentum, age), 0.0)[..., None].astype(e.dtype)
+    e = (1 - eta) * e + eta * wave.conditioning
+
+    # Eq. 2: fresh noise in the states, drawn like initial ones.
     def mix(z: Array) -> Array:
-        keys = fold(state.rows.keys, Purpose.NOISE, wave.positions(state.cached), state.steps)
-        noise = network.initial_state(keys, knobs.init_scale)
-        return mix_noise(z, noise, share, wave.recurrences, schedule, mixing)
+        keys = fold(state.rows.keys, Purpose.NOISE, positions, state.steps)
+        noise, share = network.initial_state(keys, knobs.init_scale), at_age(knobs.noise, age)
+        return mix_noise(z, noise, share, wave.recurrences, decoder.noise_schedule, decoder.noise_mixing)
 
-    if always:
-        return mix(wave.states)
-    return lax.cond(jnp.any(jnp.asarray(knobs.noise) > 0), mix, lambda z: z, wave.states)
+    if decoder.bounded:  # the gradient at noise 0 is that of the mixture, not of its absence
+        z = mix(wave.states)
+    else:
+        z = lax.cond(jnp.any(jnp.asarray(knobs.noise) > 0), mix, lambda z: z, wave.states)
+
+    # Algorithm 2: r' recurrences of all states, then the coda.
+    z, kv = network.recur(params, z, e, view, kv, decoder.inner_recurrence)
+    out = network.readout(params, z, view, kv)
+    return z, e, out, network.logits(params, out.hidden)
 
 
-def stands_still(distance: Float[Array, "B W"], threshold: Array) -> Bool[Array, "B W"]:
+def mix_noise(
+    z: Float[Array, "B W D"],
+    noise: Array,
+    share: Any,
+    recurrences: Int[Array, "B W"],
+    schedule: str,
+    mixing: str,
+) -> Float[Array, "B W D"]:
+    """`(1 - b) z + b g`, or `sqrt(1 - b) z + sqrt(b) g` where `mixing` is "sqrt" (arXiv 2510.14961, Eq. 2).
+
+    g is drawn like initial states. b is the share beta, one for all or one a position; where `schedule` is
+    "dampened", it is `beta / (1 + n)` after n recurrences.
+    """
+    share = at_least_float32(jnp.asarray(share))
+    if schedule == "dampened":
+        share = share / (1 + recurrences)
+    share = jnp.broadcast_to(share, recurrences.shape)[..., None]
+    keep = 1 - share
+    if mixing == "sqrt":
+        keep, share = jnp.sqrt(jnp.maximum(keep, 0)), jnp.sqrt(share)
+    return (keep * z + share * noise).astype(z.dtype)
+
+
+def move(
+    decoder: Any, state: Any, committed: Int[Array, "B"], predicted: Int[Array, "B W"], knobs: WavefrontKnobs
+) -> Any:
+    """The state in which committed slots have left the wave, others stay, and `headway` fresh ones follow them."""
+    rows, wave, slot = state.rows, state.wave, jnp.arange(decoder.window)
+    kept = (wave.active - committed)[:, None]
+    # Each slot's token is what the slot before it predicts.
+    tokens = jnp.concatenate([wave.tokens[:, :1], predicted], axis=1)
+    tokens = shift(tokens, committed, decoder.window)
+    fresh = slot >= kept
+    if not decoder.warm_start:  # what was computed from a token that has changed starts again
+        fresh |= shift(~select.leading(wave.agrees(predicted)), committed)
+    initial = decoder.network.latents(state.cache, rows.length[:, None] - 1 + slot)
+    if decoder.headway > 1:  # nothing predicts the tokens of new slots after the first
+        tokens = jnp.where(slot > kept, window(state.fill, rows.length - 1, decoder.window), tokens)
+    opened = kept[:, 0] + jnp.where(rows.done, 0, decoder.headway)
+    wave = Wave(
+        tokens=tokens,
+        states=jnp.where(fresh[..., None], initial, shift(wave.states, committed)),
+        conditioning=shift(wave.conditioning, committed),
+        recurrences=jnp.where(fresh, 0, shift(wave.recurrences, committed)),
+        active=jnp.minimum(opened, jnp.minimum(knobs.max_wavefront, decoder.window)),
+    )
+    return dataclasses.replace(state, wave=wave, steps=state.steps + ~rows.done)
+
+
+def is_still(distance: Float[Array, "B W"], threshold: Array) -> Bool[Array, "B W"]:
     """Whether each slot's relative change is below its threshold; below infinity all are, NaN too."""
     return (distance < threshold) | jnp.isposinf(threshold)
 

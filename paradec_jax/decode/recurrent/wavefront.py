@@ -13,15 +13,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.decode.machine.decoder import DecoderBase
-from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.decode.machine.network import Counts
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.recurrent import wave as waves
-from paradec_jax.decode.recurrent.buckets import check_buckets, on_narrowest
-from paradec_jax.decode.recurrent.latents import initial_latents
-from paradec_jax.decode.recurrent.wave import Prediction, WavefrontKnobs, WavefrontState
+from paradec_jax.decode.recurrent.wave import WavefrontKnobs, WavefrontState
 from paradec_jax.decode.rules import score, select
 from paradec_jax.decode.rules.by_age import at_age
-from paradec_jax.decode.rules.windows import shift, write_after_read
+from paradec_jax.decode.rules.windows import write_after_read
 
 
 @jax.tree_util.register_dataclass
@@ -50,14 +48,13 @@ class Wavefront(DecoderBase):
       window: W, slots of the compiled window; `knobs.max_wavefront` narrows it without recompiling.
       headway: positions opened a step; those after the first start from random tokens.
       warm_start: whether a position keeps its state when its input token or one before it changes, as in the paper.
-        Otherwise it starts again from its initial state, and nothing is left of what it was computed from. With
-        exits at every step, and a prompt that was read at r', the wave is then Jacobi decoding: it writes what static
-        decoding at r = r' writes.
+        Otherwise it starts again. With exits at every step, and a prompt that was read at r', the wave is then Jacobi
+        decoding: it writes what static decoding at r = r' writes.
       prefill_recurrence: r of the prompt; the network's default when None.
-      noise_schedule: "dampened" (share `beta / (1 + n)`, n the recurrences a slot has done) or "constant" (beta).
+      noise_schedule: share of noise: "dampened" (`beta / (1 + n)`, n the recurrences of a slot) or "constant" (beta).
       noise_mixing: "linear", or "sqrt" (mixed as variances).
-      buckets: narrower windows that are compiled as well; a step runs on the narrowest that holds every wave. None
-        for those of the rule in `buckets.compiled_widths`.
+      buckets: widths that are compiled beside the window, where a wave may fit into them; the narrowest that holds
+        all waves runs.
     """
 
     _: dataclasses.KW_ONLY
@@ -68,78 +65,44 @@ class Wavefront(DecoderBase):
     prefill_recurrence: int | None = None
     noise_schedule: str = "dampened"
     noise_mixing: str = "linear"
-    buckets: tuple[int, ...] | None = None
+    buckets: tuple[int, ...] = (2, 8, 32)
     Knobs: ClassVar[type] = WavefrontKnobs
 
     def __post_init__(self) -> None:
         waves.check_wave(self)
-        check_buckets(self.buckets, self.window)
 
     def init(self, params: Any, request: Request, knobs: WavefrontKnobs) -> WavefrontState:
         """Reads the prompt with r recurrences, commits the first token, and starts the wave."""
-        deep, latents = self.network.at(self.prefill_recurrence), initial_latents(request, knobs)
-        rows, cache, _ = self.prefill(params, request, knobs, self.window, deep, **latents)
-        return waves.begin(self.network, rows, cache, self.window, self.headway, knobs.limit(self.window))
+        return waves.begin(self, params, request, knobs)
 
     def step(
         self, params: Any, state: WavefrontState, knobs: WavefrontKnobs
     ) -> tuple[WavefrontState, WaveInfo]:
-        """One step of Algorithm 2 (arXiv 2510.14961): predict, commit what has converged, move on."""
-        network, rows, wave = self.network, state.rows, state.wave
+        """One iteration of Algorithm 2: predict, commit what has converged, move on."""
+        wave, inner = state.wave, self.inner_recurrence
 
-        # Prelude, r' recurrences, coda and sampling: a token after each slot.
-        new = self._predict(params, state, knobs)
-        cache = network.write(state.cache, new.kv, write_after_read(state.cached, new.tokens))
+        # e <- P(y), z <- R(z, e) r' times, p <- C(z), y <- Sample(p): a token after each slot.
+        def predict(narrow: WavefrontState) -> tuple[Any, Any, Counts]:
+            z, e, out, logits = waves.refine(self, params, narrow, knobs, narrow.wave.tokens)
+            own = narrow.cached[:, None] + 1 + jnp.arange(z.shape[1])
+            tokens = self.sample(logits, own, narrow.rows, knobs)
+            return (z, e, tokens, self.scores(logits, tokens)), out.kv, out.counts
 
-        # Eq. 3: a position is final when its state and those of all before it have stopped moving, and when the
-        # token it was computed from is still the one its predecessor predicts.
-        age = wave.recurrences // self.inner_recurrence
-        distance = score.latent_change(new.states, wave.states)
-        overdue = knobs.overdue(wave.recurrences + self.inner_recurrence)
-        agrees = wave.agrees(new.tokens)
-        converged = (waves.stands_still(distance, at_age(knobs.exit_threshold, age)) | overdue) & agrees
-        final = select.leading_run(converged & wave.in_use)
+        (z, e, tokens, log_probs), kv, counts = waves.on_narrowest(self, state, predict)
+        cache = self.network.write(state.cache, kv, write_after_read(state.cached, tokens))
 
-        # The tokens that final positions predict are committed.
-        rows = rows.spend(new.counts, wave.active).commit(new.tokens, final, new.log_probs)
-        committed = rows.length - state.rows.length
+        # k* by Eq. 3: a position is final when its state and those of all before it have stopped moving, and when
+        # the token it was computed from is still the one its predecessor predicts.
+        distance = score.latent_change(z, wave.states)
+        still = waves.is_still(distance, at_age(knobs.exit_threshold, wave.recurrences // inner))
+        overdue = wave.recurrences + inner >= knobs.max_recurrence
+        final = select.leading_run((still | overdue) & wave.agrees(tokens) & wave.in_use)
 
-        # Their states leave, the others are kept for the next step, `headway` fresh ones follow them.
-        moved = wave.refined(new, self.inner_recurrence).advance(committed, new.tokens)
-        fresh = network.latents(cache, moved.positions(rows.length - 1))
-        if not self.warm_start:
-            moved = moved.restart(shift(~select.leading(agrees), committed), fresh)
-        moved = moved.open(
-            count=jnp.where(rows.done, 0, self.headway),
-            limit=knobs.limit(self.window),
-            fresh=fresh,
-            fill=waves.fill_tokens(state, rows, self.headway),
-        )
-        info = WaveInfo(jnp.where(wave.in_use, distance, jnp.nan), committed)
-        steps = state.steps + ~rows.done
-        return dataclasses.replace(state, rows=rows, cache=cache, wave=moved, steps=steps), info
+        # y_frozen <- y[1 : k*]: the tokens that final positions predict are committed.
+        rows = state.rows.spend(counts, wave.active).commit(tokens, final, log_probs)
+        info = WaveInfo(jnp.where(wave.in_use, distance, jnp.nan), rows.length - state.rows.length)
 
-    @on_narrowest
-    def _predict(self, params: Any, state: WavefrontState, knobs: WavefrontKnobs) -> Prediction:
-        """The network on the wave: prelude, r' recurrences, coda, and a token after each slot."""
-        network, wave, at = self.network, state.wave, state.cached
-        positions = wave.positions(at)
-        view = network.view(positions, Prefix(state.cache, at))
-        age = wave.recurrences // self.inner_recurrence
-
-        # The prelude's output, averaged over steps (Eq. 1).
-        e, kv = network.embed(params, wave.tokens, view, network.empty_window(*positions.shape))
-        e = wave.with_momentum(e, at_age(knobs.momentum, age))
-
-        # Fresh noise in the states (Eq. 2).
-        share = at_age(knobs.noise, age)
-        z = waves.with_noise(
-            network, state, wave, knobs, share, self.noise_schedule, self.noise_mixing, self.bounded
-        )
-
-        # r' recurrences of all states, then the coda and a token of each.
-        z, kv = network.recur(params, z, e, view, kv, self.inner_recurrence)
-        out = network.readout(params, z, view, kv)
-        logits = network.logits(params, out.hidden)
-        tokens = self.sample(logits, positions + 1, state.rows, knobs)
-        return Prediction(z, e, out.kv, out.counts, tokens, self.scores(logits, tokens))
+        # z <- z[k* :], InitState: their states leave, `headway` fresh ones follow the others.
+        refined = dataclasses.replace(wave, states=z, conditioning=e, recurrences=wave.recurrences + inner)
+        state = dataclasses.replace(state, rows=rows, cache=cache, wave=refined)
+        return waves.move(self, state, info.committed, tokens, knobs), info

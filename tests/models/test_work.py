@@ -1,4 +1,4 @@
-"""Operations of an update: three forwards; recurrences without gradient go one way, blocks twice; those of a head."""
+"""What a call costs, by hand, and an update: three forwards, recurrences without gradient one way, blocks twice."""
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,39 @@ from paradec_jax.models import ResidualHeadNetwork, batch_flops, head_flops, upd
 
 ROWS, LENGTH = 3, 40
 SHAPES = {"tokens": jax.ShapeDtypeStruct((ROWS, LENGTH), jnp.int32)}
+
+
+def weights_of(config) -> int:
+    """Weights that a position meets at 3 recurrences, if any, and an output matrix."""
+    d = config.width
+    if config.family == "masked_diffusion":  # modulations are constants of the weights
+        return config.layers * 12 * d**2 + config.vocab_size * d
+    block = 2 * d * config.head_dim * (config.heads + config.kv_heads) + 3 * d * config.feed_forward
+    if config.family == "recurrent_depth":
+        sandwich = block + 2 * d + 4 * d  # biases of queries and keys, norms
+        layers = config.prelude_layers + config.coda_layers + 3 * config.core_layers
+        return layers * sandwich + 3 * 2 * d**2 + d + config.vocab_size * d
+    layers = config.layers * (block + 2 * config.head_dim * config.qk_norm + 2 * d)
+    return layers + (2 * d**2 + 3 * d if config.family == "residual_head" else d + config.vocab_size * d)
+
+
+@pytest.mark.parametrize("name", ["tiny-recurrent", "tiny-causal", "tiny-mdlm", "head"])
+def test_work_of_a_call(name):
+    config = ResidualHeadConfig.of(PRESETS["tiny-sdar"], 2) if name == "head" else PRESETS[name]
+    network, weights = network_of(config), weights_of(config)
+    network = network.at(3) if name == "tiny-recurrent" else network
+    layers = getattr(config, "layers", 1 + 3 * 2 + 1)  # prelude, core three times, coda
+    context = 0 if name == "tiny-mdlm" else 10
+    work = network.work(3, 8, context)
+    cached = 2 * layers * config.kv_heads * config.head_dim * 3 * context
+    assert work.bytes == 4 * (weights + cached)
+    assert work.flops == 24 * (2 * weights + 4 * layers * config.heads * config.head_dim * (context + 8))
+    assert network.work(3, 8, context, 0).flops == work.flops - 48 * network.vocab_size * config.width
+
+
+def test_a_denoiser_has_no_context():
+    with pytest.raises(ValueError, match="no context of 5 positions"):
+        network_of(PRESETS["test-mdlm"]).work(1, 1, 5)
 
 
 @pytest.mark.parametrize("name", ["test-causal", "test-mdlm"])
