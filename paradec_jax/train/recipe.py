@@ -61,7 +61,7 @@ def plain(value: Any, outer: tuple[int, ...] = ()) -> Any:
     if isinstance(value, tuple | list):  # named tuples too
         return [inner(item) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: inner(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        fields = {field.name: inner(getattr(value, field.name, None)) for field in dataclasses.fields(value)}
         return {"type": type(value).__qualname__, **fields}
     if isinstance(value, functools.partial):
         return {"function": inner(value.func), "given": [inner(value.args), inner(value.keywords)]}
