@@ -119,9 +119,9 @@ class MaskedDecoder(DecoderBase):
         check_words(self, order=ORDERS)
         check_sizes(self, "chunk")
 
-    def fill(self, request: Request, scratch: int, knobs: MaskedKnobs) -> MaskedState:
+    def fill(self, request: Request, scratch: int, knobs: Any) -> MaskedState:
         """Masks everywhere but at given tokens, and their partition, drawn with each row's key."""
-        canvas = Canvas.of(self.begin(request, scratch), self.spec.mask)
+        canvas = Canvas.of(self.begin(request, scratch), self.mask)
         positions = jnp.broadcast_to(jnp.arange(canvas.final.shape[1]), canvas.final.shape)
         bits, open_ = partition.words(canvas.rows.keys, positions), canvas.open
         if self.order == "single":
