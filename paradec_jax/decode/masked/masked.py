@@ -125,9 +125,9 @@ class MaskedDecoder(DecoderBase):
         if self.confidence is not None and self.order not in SCORES:
             raise ValueError(f"confidence needs order {' or '.join(SCORES)}, not {self.order}")
 
-    def fill(self, request: Request, scratch: int, knobs: MaskedKnobs) -> MaskedState:
+    def fill(self, request: Request, scratch: int, knobs: Any) -> MaskedState:
         """Masks everywhere but at given tokens, and their partition, drawn with each row's key."""
-        canvas = Canvas.of(self.begin(request, scratch), self.spec.mask)
+        canvas = Canvas.of(self.begin(request, scratch), self.mask)
         positions = jnp.broadcast_to(jnp.arange(canvas.final.shape[1]), canvas.final.shape)
         bits, open_ = partition.words(canvas.rows.keys, positions), canvas.open
         if self.order == "single":

@@ -102,8 +102,8 @@ class SoftMasked(MaskedDecoder):
         # Tokens as `Masked` draws them, and what the relaxation adds to their vectors: q is a softmax of the scores.
         def read(hidden: Array, slots: Array) -> Any:
             logits = without_mask(self.network.logits(params, hidden), self.spec.mask)
-            rule = {"top_p_rule": self.top_p_rule, "greedy": self.greedy}
-            noised = noisy(logits, slots, state.rows.keys, knobs, **rule)
+            keys = state.rows.keys
+            noised = noisy(logits, slots, keys, knobs, top_p_rule=self.top_p_rule, greedy=self.greedy)
             tokens = jnp.argmax(noised, axis=-1).astype(jnp.int32)
             offsets = relaxed(table, noised, tokens, knobs.token_temperature, self.relaxation)
             return *self.judge(logits, tokens, knobs), offsets

@@ -149,7 +149,7 @@ class SoftWavefront(DecoderBase):
         # Eq. 3, as it is.
         threshold = at_age(knobs.exit_threshold, wave.recurrences // inner)
         distance = score.latent_change(z, wave.states)
-        overdue = wave.recurrences + inner >= knobs.max_recurrence
+        overdue = knobs.overdue(wave.recurrences + inner)
         agrees = wave.agrees(tokens) & wave.in_use
         final = select.leading_run((waves.is_still(distance, threshold) | overdue) & agrees)
         rows = state.rows.spend(out.counts, wave.active).commit(tokens, final, log_probs)

@@ -62,6 +62,11 @@ class WavefrontKnobs(LatentKnobs):
         check_range(self.max_recurrence, "max_recurrence", lambda x: x >= 1, "at least 1 (None: no bound)")
         super().check()
 
+    def overdue(self, recurrences: Int[Array, "B W"]) -> Bool[Array, "B W"]:
+        """Whether a slot counts as converged after so many recurrences, whatever its state does."""
+        most: Any = self.max_recurrence
+        return recurrences >= most
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +124,7 @@ class WavefrontState(CachedState):
         return jnp.where(self.wave.in_use, self.wave.tokens, -1)[:, 1:]
 
 
-def begin(decoder: Any, params: Any, request: Request, knobs: WavefrontKnobs) -> WavefrontState:
+def begin(decoder: Any, params: Any, request: Request, knobs: Any) -> WavefrontState:
     """The first wave, once the prompts are read: the newest token, and with a headway as many random ones.
 
     With a headway of one nothing is drawn: the second position is opened once the first predicts its token.
@@ -220,7 +225,7 @@ def mix_noise(
 
 
 def move(
-    decoder: Any, state: Any, committed: Int[Array, "B"], predicted: Int[Array, "B W"], knobs: WavefrontKnobs
+    decoder: Any, state: Any, committed: Int[Array, "B"], predicted: Int[Array, "B W"], knobs: Any
 ) -> Any:
     """The state in which committed slots have left the wave, others stay, and `headway` fresh ones follow them."""
     rows, wave, slot = state.rows, state.wave, jnp.arange(decoder.window)

@@ -95,7 +95,7 @@ class Wavefront(DecoderBase):
         # the token it was computed from is still the one its predecessor predicts.
         distance = score.latent_change(z, wave.states)
         still = waves.is_still(distance, at_age(knobs.exit_threshold, wave.recurrences // inner))
-        overdue = wave.recurrences + inner >= knobs.max_recurrence
+        overdue = knobs.overdue(wave.recurrences + inner)
         final = select.leading_run((still | overdue) & wave.agrees(tokens) & wave.in_use)
 
         # y_frozen <- y[1 : k*]: the tokens that final positions predict are committed.
