@@ -142,7 +142,7 @@ def restore(folder: Path, state: TrainState) -> tuple[TrainState, Any]:
         x.delete()
     reasons = []
     for step in reversed(steps_in(folder)):
-        place, tree = folder / str(step), None
+        place = folder / str(step)
         try:
             with all_or_none():  # what one process cannot read, the others do not wait for
                 body, tree = read(place, target)
@@ -152,7 +152,7 @@ def restore(folder: Path, state: TrainState) -> tuple[TrainState, Any]:
         except PeerLost:
             raise
         except Exception as error:
-            tree = None  # before the next one is read
+            tree = {}  # before the next one is read
             reasons.append(f"{place}: {type(error).__name__}: {one_sentence(error)}")
             warnings.warn(f"cannot read checkpoint {reasons[-1]}", RuntimeWarning, stacklevel=2)
             continue
