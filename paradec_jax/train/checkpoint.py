@@ -131,10 +131,9 @@ class Checkpoint(Hook):
 
 
 def restore(folder: Path, state: TrainState) -> tuple[TrainState, Any]:
-    """The newest state in a folder of checkpoints that can be read, and the data state saved with it.
+    """The newest state in a folder that can be read, and the data state saved with it; raises NoneReadable.
 
     Arrays take the places of those of `state`, which are given away, so that there is never a second state in memory.
-    Raises NoneReadable.
     """
     kind, tree = jax.random.key_impl(state.key), to_arrays(state)
     target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)

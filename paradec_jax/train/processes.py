@@ -37,8 +37,7 @@ def initialize(
       heartbeat_s: seconds after which a process that is silent counts as dead, and the others end.
 
     Raises:
-      ValueError: numbers that do not fit.
-      OSError: not all processes came in time, or JAX was asked for a device before.
+      ValueError, OSError: numbers do not fit; not all came in time, or JAX was asked for a device before.
     """
     given: tuple[Any, ...] = (coordinator, processes, process)
     if given == (None, None, None):
