@@ -230,7 +230,7 @@ def train(
 
     loss = block_diffusion_loss(model.network, model.token_spec, rules)
     optimizer, key = optimizer_of(recipe, model.config), jax.random.fold_in(jax.random.key(recipe.seed), 1)
-    judged = {"evaluate": evaluate, "evaluate_every": EVALUATE_EVERY}
+    judged: dict[str, Any] = {"evaluate": evaluate, "evaluate_every": EVALUATE_EVERY}
     flops = batch_flops(model.network)
     return fit(
         make_train_step(loss, optimizer, ema_decay=recipe.ema_decay),

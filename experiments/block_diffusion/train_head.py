@@ -281,7 +281,7 @@ def train(
     loss = residual_loss(model.network, head, model.token_spec, recipe.rules())
     params = init_params(head.config, jax.random.fold_in(key, 0), recipe.init, model.params)
     optimizer = adamw_of(recipe) if recipe.optimizer == "adamw" else optimizer_of(recipe, head.config)
-    judged = {"evaluate": evaluate, "evaluate_every": EVALUATE_EVERY}
+    judged: dict[str, Any] = {"evaluate": evaluate, "evaluate_every": EVALUATE_EVERY}
     flops = head_flops(model.network, head, recipe.unroll, recipe.layout)
     return fit(
         make_train_step(loss, optimizer, frozen=dict(model.params), ema_decay=recipe.ema_decay),

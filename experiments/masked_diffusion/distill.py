@@ -179,7 +179,7 @@ def all_rounds(
     loss, optimizer = objective(recipe, model.network, model.token_spec), optimizer_of(recipe)
     rounds = Rounds(recipe.updates, recipe.weights, recipe.reset_optimizer, recipe.reset_ema)
     params, key = dict(model.params), jax.random.key(recipe.seed)
-    judged = {"evaluate": evaluate, "evaluate_every": recipe.updates}
+    judged: dict[str, Any] = {"evaluate": evaluate, "evaluate_every": recipe.updates}
     flops = flops_of(recipe, model.network)
     return fit(
         make_train_step(loss, optimizer, rounds=rounds, ema_decay=recipe.ema_decay),

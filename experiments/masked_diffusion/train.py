@@ -179,7 +179,7 @@ def train(
         return some.per_token(model, on_this(state.ema), source.held_out[0])
 
     optimizer, key = optimizer_of(recipe, model.config), jax.random.fold_in(jax.random.key(recipe.seed), 1)
-    judged = {"evaluate": evaluate, "evaluate_every": EVALUATE_EVERY}
+    judged: dict[str, Any] = {"evaluate": evaluate, "evaluate_every": EVALUATE_EVERY}
     flops = batch_flops(model.network)
     return fit(
         make_train_step(objective(recipe, model.network, spec), optimizer, ema_decay=recipe.ema_decay),

@@ -131,10 +131,9 @@ class Checkpoint(Hook):
 
 
 def restore(folder: Path, state: TrainState) -> tuple[TrainState, Any]:
-    """The newest state in a folder of checkpoints that can be read, and the data state saved with it.
+    """The newest state in a folder that can be read, and the data state saved with it; raises NoneReadable.
 
     Arrays take the places of those of `state`, which are given away, so that there is never a second state in memory.
-    Raises NoneReadable.
     """
     kind, tree = jax.random.key_impl(state.key), to_arrays(state)
     target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
@@ -142,7 +141,7 @@ def restore(folder: Path, state: TrainState) -> tuple[TrainState, Any]:
         x.delete()
     reasons = []
     for step in reversed(steps_in(folder)):
-        place, tree = folder / str(step), None
+        place = folder / str(step)
         try:
             with all_or_none():  # what one process cannot read, the others do not wait for
                 body, tree = read(place, target)
@@ -152,7 +151,7 @@ def restore(folder: Path, state: TrainState) -> tuple[TrainState, Any]:
         except PeerLost:
             raise
         except Exception as error:
-            tree = None  # before the next one is read
+            tree = {}  # before the next one is read
             reasons.append(f"{place}: {type(error).__name__}: {one_sentence(error)}")
             warnings.warn(f"cannot read checkpoint {reasons[-1]}", RuntimeWarning, stacklevel=2)
             continue

@@ -55,7 +55,7 @@ def fit(
         if start > steps:
             raise ValueError(f"the state has {start} updates, which is beyond steps={steps}")
         update = step.on(mesh, state) if isinstance(step, TrainStep) and mesh is not None else step
-        if jax.process_count() > 1 and hasattr(data, "take"):
+        if mesh is not None and jax.process_count() > 1 and hasattr(data, "take"):
             data.take(functools.partial(rows_here, mesh))
         for number in range(start + 1, steps + 1):
             for hook in hooks:
@@ -137,7 +137,7 @@ class Run:
         """Waits for the updates so far; raises NonFiniteLoss at the first that was not applied."""
         unchecked, self._unchecked = jax.device_get(self._unchecked), []
         for number, metrics in unchecked:
-            if not metrics["finite"]:
+            if not metrics.get("finite", True):
                 had = f"loss {metrics['loss']} and gradient norm {metrics['grad_norm']}"
                 kept = f"the last good one is {self.saved}" if self.saved else "there is no checkpoint"
                 raise NonFiniteLoss(f"update {number} had {had} and was not applied; {kept}")
@@ -163,7 +163,7 @@ class Run:
         if self.compiles:
             jax.block_until_ready(metrics)
             self.compile_s += time.perf_counter() - begun
-        self._unchecked.append((number, {"finite": True} | metrics))
+        self._unchecked.append((number, metrics))
         return state, metrics
 
 

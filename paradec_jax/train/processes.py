@@ -37,8 +37,7 @@ def initialize(
       heartbeat_s: seconds after which a process that is silent counts as dead, and the others end.
 
     Raises:
-      ValueError: numbers that do not fit.
-      OSError: not all processes came in time, or JAX was asked for a device before.
+      ValueError, OSError: numbers do not fit; not all came in time, or JAX was asked for a device before.
     """
     given: tuple[Any, ...] = (coordinator, processes, process)
     if given == (None, None, None):
@@ -49,9 +48,10 @@ def initialize(
     found = given == (None, None, None)
     if not found and (None in given or ":" not in given[0] or not 0 <= given[2] < given[1]):
         raise ValueError(f"give coordinator as HOST:PORT and process from 0 to below processes, not {given}")
-    times = {"heartbeat_timeout_seconds": heartbeat_s, "shutdown_timeout_seconds": heartbeat_s}
+    options: dict[str, Any] = {"cluster_detection_method": None if found else "deactivate"}
+    options |= dict.fromkeys(("heartbeat_timeout_seconds", "shutdown_timeout_seconds"), heartbeat_s)
     try:
-        jax.distributed.initialize(*given, cluster_detection_method=None if found else "deactivate", **times)
+        jax.distributed.initialize(*given, **options)
     except ValueError as error:
         if not found or "coordinator_address should be defined" not in str(error):
             raise  # else JAX found nothing to join

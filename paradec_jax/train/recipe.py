@@ -20,14 +20,15 @@ import numpy as np
 from paradec_jax.train.processes import all_or_none
 
 PyTree = Any
-# Parts of a recipe in which a resumed run may differ if its caller says so. `arrays` of the state are none of them.
-NAMES = ("steps", "data", "key", "loss", "optimizer", "frozen", "rounds", "ema_decay")
-NAMES += ("accumulate", "step")
+# Parts of a recipe in which a resumed run may differ if its caller says so; the arrays of the state are none of them.
+NAMES = "steps", "data", "key", "step", "loss", "optimizer", "frozen", "rounds", "ema_decay", "accumulate"
 
 
 def recipe_of(step: Any, state: Any, data: Any, steps: int) -> dict[str, Any]:
     """The recipe of a run, before its first update."""
     with all_or_none():
+        if jax.process_count() > 1 and hasattr(data, "take"):
+            data.take(lambda count: (0, count))  # all rows, of which an earlier call may have taken some
         place = data.get_state()
         batch = next(data, None)
         data.set_state(place)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -142,7 +142,7 @@ class Rounds:
     """
 
     updates: int
-    weights: Literal["raw", "ema"] = "raw"
+    weights: str = "raw"
     reset_optimizer: bool = False
     reset_ema: bool = False
 
@@ -230,7 +230,7 @@ class TrainStep:
         """The pure function."""
         self._check(state)
         if self.rounds is not None:
-            due = state.step // self.rounds.updates > state.round
+            due = state.step // self.rounds.updates > jnp.asarray(state.round)
             begin = functools.partial(self.rounds.begin, optimizer=self.optimizer)
             state = jax.lax.cond(due, begin, lambda state: state, state)
         if state.teacher is not None:
@@ -238,7 +238,7 @@ class TrainStep:
 
         key = jax.random.fold_in(state.key, state.step)
         batch = batch | {"step": state.step}
-        if self.accumulate == 1:
+        if self.accumulate == 1 or not isinstance(self.loss, Objective):
             graded = jax.value_and_grad(self.loss, has_aux=True)
             (value, metrics), grads = graded(state.params, frozen, batch, jax.random.fold_in(key, 0))
         else:
