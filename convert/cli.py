@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from tyro.conf import Positional, arg
 from tyro.extras import SubcommandApp
 
@@ -17,13 +18,14 @@ from convert import check as checking
 from convert import huginn, mdlm, qwen2, sdar, torch_check
 from convert.engine import ConvertError, read_json
 from convert.fields import check_plain
-from convert.words import check_words, read_special, write_words
+from convert.words import check_words, json_if_there, read_special, write_words
 from paradec_jax import store
 from paradec_jax.chat import DEFAULT, named_templates
 from paradec_jax.chat import check as check_template
-from paradec_jax.disk.blocks import TAKEN_BY
-from paradec_jax.disk.description import read_chat_template, read_tokenizer
+from paradec_jax.disk.folders import staged
+from paradec_jax.disk.tensors import TAKEN_BY, finite
 from paradec_jax.io import WRONG_INPUT, one_sentence
+from paradec_jax.tokenizer import Tokenizer
 
 ARCHITECTURES: tuple[ModuleType, ...] = (huginn, qwen2, sdar, mdlm)
 LIGHTNING = ".ckpt"
@@ -61,7 +63,6 @@ def import_model(
       allow_nonfinite: take weights that are NaN or infinite.
       overwrite: replace a model folder at DST.
     """
-    store.refuse_existing(dst, overwrite=overwrite)
     given = {"block": block, "mask": mask, "alignment": alignment}
     of_blocks = {name: value for name, value in given.items() if value is not None}
     if src.suffix == LIGHTNING and src.is_file():
@@ -75,10 +76,10 @@ def import_model(
         tokenizer = src / "tokenizer.json"
     with reading as model:
         if tokenizer is not None:
-            words = read_tokenizer(tokenizer, model.config.vocab_size)
+            words = Tokenizer.from_file(tokenizer)
             check_words(src, tokenizer, words)
             model = dataclasses.replace(model, tokenizer=words)
-        store.save(dst, model, overwrite=overwrite, allow_nonfinite=allow_nonfinite)
+        store.save(dst, model if allow_nonfinite else _finite(model), overwrite=overwrite)
         return _report("imported", model, dst)
 
 
@@ -86,7 +87,6 @@ def import_model(
 def export_model(
     src: Source,
     dst: Target,
-    max_shard_gigabytes: float = 5.0,
     allow_nonfinite: bool = False,
     overwrite: bool = False,
 ) -> int:
@@ -95,21 +95,17 @@ def export_model(
     Args:
       src: model folder, or the name of a bundled model.
       dst: folder to write.
-      max_shard_gigabytes: weights beyond this size are split into shards with an index.
       allow_nonfinite: take weights that are NaN or infinite.
       overwrite: replace a folder with a config.json at DST.
     """
-    store.refuse_existing(dst, overwrite=overwrite)
-    if not max_shard_gigabytes > 0:
-        raise ConvertError(f"--max-shard-gigabytes must be positive, not {max_shard_gigabytes}")
-    with store.opened(src, allow_nonfinite=allow_nonfinite) as model:
-        module = _find("family", {module.FAMILY: module for module in ARCHITECTURES}, model.family)
-        with store.staged(dst, overwrite=overwrite) as folder:
-            module.write(folder, model, int(max_shard_gigabytes * 1e9))
-            write_words(folder, model)
-            if model.chat_template is not None:
-                (folder / store.CHAT_TEMPLATE).write_text(model.chat_template, encoding="utf-8", newline="")
-        return _report("exported", model, dst)
+    model = store.opened(src, allow_nonfinite=allow_nonfinite)
+    module = _find("family", {module.FAMILY: module for module in ARCHITECTURES}, model.family)
+    with staged(dst, overwrite=overwrite) as folder:
+        module.write(folder, model)
+        write_words(folder, model)
+        if model.chat_template is not None:
+            (folder / store.CHAT_TEMPLATE).write_text(model.chat_template, encoding="utf-8", newline="")
+    return _report("exported", model, dst)
 
 
 @app.command(name="check")
@@ -193,12 +189,11 @@ def _find(field: str, known: dict[str, ModuleType], value: object) -> ModuleType
 
 def _read_chat_template(folder: Path) -> str | None:
     """The template of a Hugging Face folder: a file of its own, or else that of tokenizer_config.json."""
-    path = folder / "tokenizer_config.json"
-    text = read_chat_template(folder / store.CHAT_TEMPLATE)
-    if text is not None or not path.is_file():
-        return text
-    given = read_json(path).get("chat_template")
+    file, path = folder / store.CHAT_TEMPLATE, folder / "tokenizer_config.json"
+    given = json_if_there(path).get("chat_template")
     try:
+        if file.is_file():
+            path, given = file, file.read_bytes().decode()
         templates = named_templates(given)
         if len(templates) > 1 and DEFAULT not in templates:
             raise ValueError(f"it has no chat template called {DEFAULT}, only {', '.join(templates)}")
@@ -218,9 +213,18 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise ConvertError(f"{path} is missing, or not an .npz file of plain arrays ({error})") from error
 
 
+def _finite(source: Any) -> Any:
+    """A model, or a head, whose parameters refuse to be NaN or infinite when they are read."""
+    leaves = {path: finite(path, leaf) for path, leaf in flatten_dict(source.params, sep="/").items()}
+    changes: dict[str, Any] = {"params": unflatten_dict(leaves, sep="/")}
+    if getattr(source, "head", None) is not None:
+        changes["head"] = _finite(source.head)
+    return dataclasses.replace(source, **changes)
+
+
 def _report(verb: str, model: store.Model, folder: Path) -> int:
     trees = [model.params] if model.head is None else [model.params, model.head.params]
-    count = sum(leaf.size for tree in trees for leaf in flatten_dict(tree).values())
+    count = sum(math.prod(leaf.shape) for tree in trees for leaf in flatten_dict(tree).values())
     kinds = f"{model.config.param_dtype}, computing in {model.config.dtype}"
     print(f"{verb} {count:,} parameters ({kinds}) to {folder}")
     return 0

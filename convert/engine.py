@@ -6,16 +6,16 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from einops import rearrange
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from paradec_jax.disk import description
+from paradec_jax import store
 from paradec_jax.disk.tensors import DTYPES, Lazy
 from paradec_jax.io import read_object
 from paradec_jax.store import Model
@@ -113,20 +113,6 @@ def table_shapes(rows: Sequence[Row], axes: Mapping[str, int]) -> dict[str, tupl
     return {name: row.stored_shape(axes) for row in rows for _, name in row.each()}
 
 
-class Stored(NamedTuple):
-    """A tensor in a file.
-
-    Attributes:
-      shape: its shape.
-      dtype: NumPy's name of a floating point type, or else the file's name of another one.
-      read: gives these rows of it, or with `slice(None)` the whole.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    read: Callable[[slice], np.ndarray]
-
-
 @dataclasses.dataclass(frozen=True)
 class Source:
     """Tensors of a checkpoint by their names in the table, read one at a time.
@@ -137,11 +123,11 @@ class Source:
     """
 
     folder: Path
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, Lazy]
 
     def read(self, name: str) -> np.ndarray:
         """A whole tensor."""
-        return self.tensors[name].read(slice(None))
+        return np.asarray(self.tensors[name])
 
     def missing(self, name: str) -> ConvertError:
         """The error of a tensor that is not there; it names one that differs in its prefix alone."""
@@ -180,7 +166,7 @@ def read_table(
     dtype: str | None,
     optional: Mapping[str, tuple[int, ...]],
 ) -> tuple[dict[str, Any], str]:
-    """The parameter tree of a checkpoint, each parameter read when it is indexed, and their type.
+    """The parameter tree of a checkpoint, each parameter read when its numbers are asked for, and their type.
 
     Args:
       source: the checkpoint.
@@ -238,8 +224,9 @@ def check_tied(source: Source, head: str, embedding: str, field: str) -> None:
     if head not in source.tensors:
         return
     both = source.tensors[head], source.tensors[embedding]
-    for begin in range(0, both[0].shape[0], ROWS_AT_ONCE):
-        rows = slice(begin, begin + ROWS_AT_ONCE)
+    count = both[0].shape[0]
+    for begin in range(0, count, ROWS_AT_ONCE):
+        rows = slice(begin, min(begin + ROWS_AT_ONCE, count))
         a, b = (tensor.read(rows).astype(np.float64) for tensor in both)
         if not np.array_equal(a, b, equal_nan=True):
             raise ConvertError(
@@ -256,21 +243,23 @@ def common_dtype(source: Source, names: Sequence[str]) -> str:
     kinds = {source.tensors[name].dtype: name for name in names}
     if "float64" in kinds:
         raise ConvertError(
-            f"tensor {kinds['float64']} is float64; choose one of {', '.join(description.DTYPES)} with --dtype"
+            f"tensor {kinds['float64']} is float64; choose one of {', '.join(store.DTYPES)} with --dtype"
         )
     kind = next(iter(kinds))
-    return kind if len(kinds) == 1 and kind in description.DTYPES else "float32"
+    return kind if len(kinds) == 1 and kind in store.DTYPES else "float32"
 
 
 def import_tree(source: Source, rows: Sequence[Row], axes: Mapping[str, int], dtype: str) -> dict[str, Any]:
-    """The parameter tree of a checkpoint whose names and shapes were checked; each is read when it is indexed.
+    """The parameters of a checkpoint whose names and shapes were checked; each is read when it is asked for.
 
     Raises:
       ConvertError: when a tensor is not floating point.
     """
 
-    def read(row: Row, name: str, place: Any) -> np.ndarray:
-        return row.load(source.tensors[name].read(row.share(axes)), axes)[place]
+    def read(row: Row, name: str, index: Any) -> np.ndarray:
+        stored = source.tensors[name].read(row.share(axes) if row.parts else ())
+        with np.errstate(over="ignore"):  # numbers that become infinite are refused elsewhere
+            return row.load(stored, axes)[index].astype(dtype, copy=False)
 
     leaves = {}
     for row in rows:
@@ -280,12 +269,12 @@ def import_tree(source: Source, rows: Sequence[Row], axes: Mapping[str, int], dt
                 raise ConvertError(
                     f"tensor {name} is {kind}, but weights must be {', '.join(DTYPES.values())}"
                 )
-            leaves[path] = Lazy(row.shape(axes), np.dtype(dtype), functools.partial(read, row, name))
+            leaves[path] = Lazy(row.shape(axes), dtype, functools.partial(read, row, name))
     return unflatten_dict(leaves, sep="/")
 
 
 def export_tree(params: Mapping[str, Any], rows: Sequence[Row], axes: Mapping[str, int]) -> dict[str, Lazy]:
-    """The tensors of a checkpoint by name, made of parameters (`Lazy` ones too) when they are indexed."""
+    """The tensors of a checkpoint by name, made of parameters (`Lazy` ones too) when they are asked for."""
     leaves = flatten_dict(params, sep="/")
     shapes = table_shapes(rows, axes)
     parts: dict[str, list[tuple[Row, str]]] = {}
@@ -293,12 +282,12 @@ def export_tree(params: Mapping[str, Any], rows: Sequence[Row], axes: Mapping[st
         for path, name in row.each():
             parts.setdefault(name, []).append((row, path))
 
-    def read(sources: list[tuple[Row, str]], place: Any) -> np.ndarray:
-        dumped = [row.dump(np.asarray(leaves[path][...]), axes) for row, path in sources]
-        return (dumped[0] if len(dumped) == 1 else np.concatenate(dumped))[place]
+    def read(sources: list[tuple[Row, str]], index: Any) -> np.ndarray:
+        dumped = [row.dump(np.asarray(leaves[path]), axes) for row, path in sources]
+        return (dumped[0] if len(dumped) == 1 else np.concatenate(dumped))[index]
 
     return {
-        name: Lazy(shapes[name], leaves[sources[0][1]].dtype, functools.partial(read, sources))
+        name: Lazy(shapes[name], str(leaves[sources[0][1]].dtype), functools.partial(read, sources))
         for name, sources in parts.items()
     }
 
@@ -306,5 +295,5 @@ def export_tree(params: Mapping[str, Any], rows: Sequence[Row], axes: Mapping[st
 def in_memory(reading: contextlib.AbstractContextManager[Model]) -> Model:
     """The model that a converter reads, its parameters as NumPy arrays; without a head."""
     with reading as model:
-        params = jax.tree.map(lambda leaf: leaf[...], model.params)
+        params = jax.tree.map(np.asarray, model.params)
         return dataclasses.replace(model, params=params, head=None)

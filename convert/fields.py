@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from convert.engine import ConvertError
 from paradec_jax.config import TokenSpec
 from paradec_jax.disk import tensors
-from paradec_jax.disk.description import DTYPES, matches
+from paradec_jax.store import DTYPES
 
 # Our field: official names (aliases after the first must agree with it), type, default (None: required).
 Fields = dict[str, tuple[tuple[str, ...], type, Any]]
@@ -18,6 +18,13 @@ Config = TypeVar("Config")
 # PyTorch's other names of floating types.
 SPELLED = {"float": "float32", "half": "float16", "double": "float64"}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # how many a layer chooses from
+
+
+def matches(value: Any, kind: type) -> bool:
+    """Whether a JSON value is of a plain type: integers pass for floats, booleans for nothing but bool."""
+    if isinstance(value, bool) or kind is bool:
+        return isinstance(value, bool) and kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
 
 
 def parse_fields(fields: Mapping[str, Any], table: Fields) -> dict[str, Any]:

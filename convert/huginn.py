@@ -20,10 +20,8 @@ from convert.fields import (
     typed,
     write_json,
 )
-from convert.weights import opened
+from convert.weights import opened, write_weights
 from paradec_jax.config import RecurrentDepthConfig, TokenSpec
-from paradec_jax.disk.tensors import Lazy
-from paradec_jax.disk.writing import write_tensors
 from paradec_jax.store import Model
 
 MODEL_TYPES = ("huginn_raven",)
@@ -92,12 +90,12 @@ def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> I
         yield Model(typed(config, fields, param_dtype), params, parse_tokens(fields, config.vocab_size))
 
 
-def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
+def write(folder: Path, model: Model) -> None:
     """Writes config.json and the weights of a Hugging Face folder, without tokenizer and model code."""
     config = cast(RecurrentDepthConfig, model.config)
     axes, rows = table(config)
     rope = rope_table(config.max_length, config.head_dim, config.rope_base)
-    write_tensors(folder, export_tree(model.params, rows, axes) | {ROPE: Lazy.of(rope)}, max_shard_bytes)
+    write_weights(folder, {**export_tree(model.params, rows, axes), ROPE: rope})
     fields = format_config(config) | present(format_tokens(model.token_spec))
     write_json(folder / "config.json", fields)
 

@@ -34,11 +34,9 @@ from convert.fields import (
     typed,
     write_json,
 )
-from convert.weights import opened
+from convert.weights import opened, write_weights
 from paradec_jax.config import MaskedDiffusionConfig, TokenSpec
-from paradec_jax.disk.tensors import Lazy
-from paradec_jax.disk.writing import write_tensors
-from paradec_jax.models.denoiser import FREQUENCIES, LONGEST
+from paradec_jax.models.denoiser import FREQUENCIES
 from paradec_jax.store import Model
 
 MODEL_TYPES = ("mdlm",)
@@ -120,14 +118,14 @@ def read_tensors(source: Source, fields: Mapping[str, Any], dtype: str | None = 
     return Model(typed(config, fields, param_dtype), params, parse_tokens(fields, config.vocab_size))
 
 
-def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
+def write(folder: Path, model: Model) -> None:
     """Writes config.json and the weights of a Hugging Face folder, without tokenizer and model code."""
     config = cast(MaskedDiffusionConfig, model.config)
     if model.token_spec.alignment != "own" or model.token_spec.mask is None:
         raise ConvertError("only a model with a mask and of alignment 'own' has this layout")
     axes, rows = table(config)
-    tensors = export_tree(model.params, rows, axes) | {ROPE: Lazy.of(inverse_frequencies(axes["c"]))}
-    write_tensors(folder, {PREFIX + name: tensor for name, tensor in tensors.items()}, max_shard_bytes)
+    tensors = {**export_tree(model.params, rows, axes), ROPE: inverse_frequencies(axes["c"])}
+    write_weights(folder, {PREFIX + name: tensor for name, tensor in tensors.items()})
     fields = format_config(config) | present(format_tokens(model.token_spec))
     write_json(folder / "config.json", fields)
 
@@ -251,11 +249,13 @@ def parse_tokens(fields: Mapping[str, Any], vocab_size: int) -> TokenSpec:
 def inverse_frequencies(head_dim: int) -> np.ndarray:
     """Angles of the rotation at position 1, float32 [C/2]."""
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    return np.float32(1) / np.float32(LONGEST) ** exponent
+    return np.float32(1) / np.float32(MaskedDiffusionConfig.rope_base) ** exponent
 
 
 def _check_rope(source: Source, head_dim: int) -> None:
     """The stored frequencies are ours, up to the rounding of a bfloat16 copy."""
     stored = source.read(ROPE).astype(np.float32)
     if not np.allclose(stored, inverse_frequencies(head_dim), atol=0, rtol=1e-2):
-        raise ConvertError(f"tensor {ROPE} holds other frequencies than those of base {LONGEST:g}")
+        raise ConvertError(
+            f"tensor {ROPE} holds other frequencies than those of base {MaskedDiffusionConfig.rope_base:g}"
+        )

@@ -25,7 +25,7 @@ def there(tensors: Source, fields: Mapping[str, Any]) -> bool:
 def read(
     tensors: Source, fields: Mapping[str, Any], backbone: BlockDiffusionConfig, dtype: str | None = None
 ) -> ResidualHead:
-    """The head of a backbone, whose parameters are read when they are indexed.
+    """The head of a backbone, whose parameters are read when they are asked for.
 
     Args:
       tensors: by their names without the prefix.

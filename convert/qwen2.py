@@ -16,17 +16,16 @@ from convert.fields import (
     built,
     check_fixed,
     format_tokens,
+    matches,
     parse_fields,
     token_ids,
     typed,
     write_json,
 )
-from convert.weights import opened
+from convert.weights import opened, write_weights
 from convert.words import begin_of_text, json_if_there
 from paradec_jax.config import CausalConfig, ResidualHeadConfig, TokenSpec, TransformerConfig
-from paradec_jax.disk.description import matches
 from paradec_jax.disk.tensors import Lazy
-from paradec_jax.disk.writing import write_tensors
 from paradec_jax.store import Model
 
 MODEL_TYPES = ("qwen2", "qwen3", "llama")
@@ -68,7 +67,7 @@ PLAIN_ROPE: dict[str, Any] = {"rope_type": "default", "type": "default", "partia
 def read(
     folder: Path, fields: Mapping[str, Any], dtype: str | None = None, words: Path | None = None
 ) -> Iterator[Model]:
-    """A Hugging Face folder as a model without a tokenizer, whose parameters are read when they are indexed.
+    """A Hugging Face folder as a model without a tokenizer, whose parameters are read when they are asked for.
 
     Args:
       folder: the folder.
@@ -109,27 +108,26 @@ def read_params(
     return params, typed(config, fields, param_dtype)
 
 
-def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
+def write(folder: Path, model: Model) -> None:
     """Writes the weights and the JSON files of a Hugging Face folder, without those of the tokenizer."""
     if model.token_spec.alignment != "next":
         raise ConvertError(f"only a model of alignment 'next' has a layout of {', '.join(MODEL_TYPES)}")
-    write_layout(folder, model, model_type(cast(CausalConfig, model.config)), max_shard_bytes, {}, {})
+    write_layout(folder, model, model_type(cast(CausalConfig, model.config)), {}, {})
 
 
 def write_layout(
     folder: Path,
     model: Model,
     kind: str,
-    max_shard_bytes: int,
     more: Mapping[str, Any],
     further: Mapping[str, Lazy],
 ) -> None:
     """Writes a model in the layout of that type, with `more` fields in its config.json and `further` tensors."""
     config = cast(TransformerConfig, model.config)
     axes, rows = table(config)
-    zero = Lazy.of(np.zeros(axes["d"], config.param_dtype))
+    zero = np.zeros(axes["d"], config.param_dtype)
     zeros = dict.fromkeys(_out_biases(config, kind), zero)
-    write_tensors(folder, {**export_tree(model.params, rows, axes), **further, **zeros}, max_shard_bytes)
+    write_weights(folder, {**export_tree(model.params, rows, axes), **further, **zeros})
     ids = format_tokens(model.token_spec)
     write_json(folder / "config.json", format_config(config, kind) | ids | dict(more))
     write_json(folder / "generation_config.json", {"do_sample": False, **ids})

@@ -53,7 +53,7 @@ def read(
         yield Model(config, params, tokens, head=found)
 
 
-def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
+def write(folder: Path, model: Model) -> None:
     """Writes the weights and the JSON files of a Hugging Face folder, without those of the tokenizer."""
     config, alignment = cast(BlockDiffusionConfig, model.config), model.token_spec.alignment
     if not config.qk_norm or model.token_spec.mask is None:
@@ -69,7 +69,7 @@ def write(folder: Path, model: Model, max_shard_bytes: int) -> None:
     if model.head is not None:
         further, of_head = mrp.export(model.head, config)
         more |= of_head
-    qwen2.write_layout(folder, model, MODEL_TYPES[0], max_shard_bytes, more, further)
+    qwen2.write_layout(folder, model, MODEL_TYPES[0], more, further)
 
 
 def parse_config(fields: Mapping[str, Any], block: int | None = None) -> BlockDiffusionConfig:

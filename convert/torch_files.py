@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from convert.engine import ConvertError, Source, Stored
+from convert.engine import ConvertError, Source
+from paradec_jax.disk.tensors import Lazy
 from paradec_jax.io import one_sentence
 
 STORAGES = {
@@ -172,26 +173,26 @@ class Archive:
             raise self._short(storage)
         return content
 
-    def stored(self, tensor: Tensor) -> Stored:
+    def stored(self, tensor: Tensor) -> Lazy:
         """A tensor, whose numbers are read when they are asked for; they are of any strides, not to be written to."""
         dtype = tensor.storage.dtype
 
-        def read(rows: slice) -> np.ndarray:
+        def read(index: Any) -> np.ndarray:
             place, steps = tensor.offset * dtype.itemsize, [step * dtype.itemsize for step in tensor.stride]
             content = self._storage(tensor.storage)
             try:
                 array = np.ndarray(tensor.shape, dtype, content, place, steps)  # which checks where they lie
             except (ValueError, TypeError) as error:
                 raise self._short(tensor.storage) from error
-            return array[rows] if array.ndim else array
+            return array[index]
 
-        return Stored(tensor.shape, dtype.name, read)
+        return Lazy(tensor.shape, dtype.name, read)
 
     def _short(self, storage: Storage) -> ConvertError:
         return ConvertError(f"data/{storage.key} in {self.path} is not as long as its data.pkl says")
 
 
-def named_tensors(archive: Archive, table: Any, rename: Callable[[str], str]) -> dict[str, Stored]:
+def named_tensors(archive: Archive, table: Any, rename: Callable[[str], str]) -> dict[str, Lazy]:
     """The tensors of a table in the tree, such as a `state_dict`.
 
     Raises:
@@ -199,7 +200,7 @@ def named_tensors(archive: Archive, table: Any, rename: Callable[[str], str]) ->
     """
     if not isinstance(table, dict) or not table:
         raise ConvertError(f"{archive.path} has no table of tensors where its weights should be")
-    found: dict[str, Stored] = {}
+    found: dict[str, Lazy] = {}
     for name, tensor in table.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise ConvertError(

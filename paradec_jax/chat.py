@@ -18,7 +18,6 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 DEFAULT = "default"
-MOST_LETTERS = 40_000  # of a template; releases have up to 20,000, and compiling takes more than linear time
 
 
 def named_templates(value: Any) -> dict[str, str]:
@@ -161,10 +160,6 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 @functools.lru_cache(maxsize=16)
 def _compile(template: str) -> jinja2.Template:
-    if len(template) > MOST_LETTERS:
-        raise ValueError(
-            f"the chat template has {len(template)} letters, but at most {MOST_LETTERS} are read"
-        )
     try:
         return _environment().from_string(template)
     except jinja2.TemplateSyntaxError as error:

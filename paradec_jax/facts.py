@@ -13,15 +13,9 @@ from typing import Any
 import jax
 
 PACKAGES = ("paradec-jax", "jax", "jaxlib", "flax", "numpy")
-ENVIRONMENT = (
-    "XLA_FLAGS",
-    "JAX_PLATFORMS",
-    "OMP_NUM_THREADS",
-    "PARADEC_LAYOUTS",
-)  # what changes speed from outside
+# What changes speed from outside.
+ENVIRONMENT = ("XLA_FLAGS", "JAX_PLATFORMS", "OMP_NUM_THREADS", "PARADEC_LAYOUTS")
 ROOT = Path(__file__).parents[1]
-KEPT = ("device", "versions", "commit", "environment")  # what parts of one result must share
-VARYING = ("memory_bytes", "device_memory_bytes")  # but for these, which differ between runs on one device
 
 
 def facts() -> dict[str, Any]:
@@ -42,11 +36,11 @@ def device() -> dict[str, Any]:
     system tells of, `quota` the processors' worth of time that a container grants, None where it tells of none.
     `device_memory_bytes` is what JAX may use of an accelerator's own memory; a CPU has none.
     """
-    found = jax.devices()[0]
+    first = jax.devices()[0]
     allowed, _, period = _text("/sys/fs/cgroup/cpu.max").partition(" ")
     return {
-        "platform": found.platform,
-        "kind": processor() if found.platform == "cpu" else found.device_kind,
+        "platform": first.platform,
+        "kind": processor() if first.platform == "cpu" else first.device_kind,
         "devices": jax.device_count(),
         "processor": processor(),
         "cores": _cores(),
@@ -78,13 +72,13 @@ def processor() -> str:
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str | None]:
     """Versions of Python and of packages, by default those that decide speed; None of one that is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    installed: dict[str, str | None] = {"python": platform.python_version()}
     for name in packages:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            installed[name] = None
+    return installed
 
 
 def commit(root: Path = ROOT, parts: Sequence[str] = ("paradec_jax",)) -> str | None:
@@ -102,7 +96,7 @@ def dtypes(*trees: Any) -> list[str]:
     return sorted({str(x.dtype) for x in leaves if jax.numpy.issubdtype(x.dtype, jax.numpy.floating)})
 
 
-def told(record: Mapping[str, Any]) -> str:
+def in_words(record: Mapping[str, Any]) -> str:
     """One line for people: the device, the versions and the commit of a record."""
     of, jax_version = record["device"], record["versions"]["jax"]
     cores = f"{of['threads']} threads" + (f" of {of['cores']} cores" if of["cores"] else "")
@@ -116,36 +110,25 @@ def told(record: Mapping[str, Any]) -> str:
     return ", ".join(part for part in [*parts, record["date"]] if part)
 
 
-def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first thing that two records do not share and should, in words; None where there is none."""
-    for name in KEPT:
-        old, new = before.get(name), now.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
-            for key in {**old, **new}:
-                if key not in VARYING and old.get(key) != new.get(key):
-                    return f"{name} ({key}) is {new.get(key)!r} and was {old.get(key)!r}"
-        elif old != new:
-            return f"{name} is {new!r} and was {old!r}"
-    return None
-
-
 def _git(root: Path, *words: str) -> str | None:
     try:
-        found = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found.stdout.strip()
+    return done.stdout.strip()
 
 
 def _cores() -> int | None:
-    told = _text("/proc/cpuinfo")
-    pairs = set(re.findall(r"^physical id\s*: (\d+)$.*?^core id\s*: (\d+)$", told, re.MULTILINE | re.DOTALL))
+    listed = _text("/proc/cpuinfo")
+    pairs = set(
+        re.findall(r"^physical id\s*: (\d+)$.*?^core id\s*: (\d+)$", listed, re.MULTILINE | re.DOTALL)
+    )
     return len(pairs) or None
 
 
 def _memory(name: str) -> int | None:
-    found = re.search(rf"^{name}:\s*(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+    line = re.search(rf"^{name}:\s*(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
+    return int(line[1]) * 1024 if line else None
 
 
 def _text(path: str) -> str:

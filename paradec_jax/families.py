@@ -36,13 +36,14 @@ from paradec_jax.decode import (
     Strided,
     Wavefront,
 )
-from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.models import denoiser, recurrent_depth, residual_head, transformer
-from paradec_jax.models.denoiser_network import DenoiserNetwork
+from paradec_jax.evaluate.setting import Setting
+from paradec_jax.models import (
+    DenoiserNetwork,
+    RecurrentDepthNetwork,
+    ResidualHeadNetwork,
+    TransformerNetwork,
+)
 from paradec_jax.models.network import ModelNetwork
-from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
-from paradec_jax.models.residual_head_network import ResidualHeadNetwork
-from paradec_jax.models.transformer_network import TransformerNetwork
 from paradec_jax.sharding import axes
 
 
@@ -54,14 +55,14 @@ class TextTable:
       settings: rows of each of its models, in the place of `Family.settings`, which then hold defaults alone.
       tempered: further rows of the first model alone.
       rival: how a model of another family, which predicts the next token, draws texts beside them.
-      judge: bundled model that judges the texts; None where there is none.
+      judge: bundled model that judges the texts.
       rivals: models of another family, drawn where they lie beside the package; a checkout has them.
     """
 
     settings: tuple[Setting, ...]
     tempered: tuple[Setting, ...]
     rival: Setting
-    judge: str | None = None
+    judge: str
     rivals: tuple[str, ...] = ()
 
 
@@ -73,7 +74,6 @@ class Family:
       name: on disk, on the command line, in tables.
       config: class of its shapes.
       network: class of the network as decoders and losses see it, of a config.
-      init_params: (config, key) -> random parameters.
       presets: named shapes.
       decoders: by the name that commands know them by, with the defaults of their papers.
       settings: rows of the table of `paradec compare`, which suit the bundled models; the last one of a name has that
@@ -85,7 +85,6 @@ class Family:
     name: str
     config: type[Any]
     network: type[ModelNetwork]
-    init_params: Callable[[Any, Array], dict[str, Any]]
     presets: Mapping[str, Any]
     decoders: Mapping[str, Any]
     settings: tuple[Setting, ...]
@@ -100,14 +99,12 @@ class Head:
     Attributes:
       name: of the part, on disk.
       config, network: class of the shapes and class of the network, as in `Family`.
-      init_params: (config, key) -> random parameters; the module's own function knows other ways to begin.
       check: (its config, the config of the network beside it), refuses another's with a ValueError.
     """
 
     name: str
     config: type[Any]
     network: type[ModelNetwork]
-    init_params: Callable[[Any, Array], dict[str, Any]]
     check: Callable[[Any, Any], None]
 
 
@@ -116,7 +113,6 @@ RESIDUAL_HEAD = Head(
     name="residual_head",
     config=ResidualHeadConfig,
     network=ResidualHeadNetwork,
-    init_params=residual_head.init_params,
     check=check_fits,
 )
 
@@ -128,7 +124,6 @@ RECURRENT_DEPTH = Family(
     name="recurrent_depth",
     config=RecurrentDepthConfig,
     network=RecurrentDepthNetwork,
-    init_params=recurrent_depth.init_params,
     presets=RECURRENT_PRESETS,
     decoders={
         "autoregressive": Static(),
@@ -174,7 +169,6 @@ CAUSAL = Family(
     name="causal",
     config=CausalConfig,
     network=TransformerNetwork,
-    init_params=transformer.init_params,
     presets=CAUSAL_PRESETS,
     decoders={
         "autoregressive": AutoRegressive(),
@@ -202,7 +196,6 @@ MASKED_DIFFUSION = Family(
     name="masked_diffusion",
     config=MaskedDiffusionConfig,
     network=DenoiserNetwork,
-    init_params=denoiser.init_params,
     presets=MASKED_DIFFUSION_PRESETS,
     decoders={"masked": Masked(), "strided": Strided()},
     settings=(
@@ -229,7 +222,6 @@ BLOCK_DIFFUSION = Family(
     name="block_diffusion",
     config=BlockDiffusionConfig,
     network=TransformerNetwork,
-    init_params=transformer.init_params,
     presets=BLOCK_DIFFUSION_PRESETS,
     decoders={
         "block": BlockDenoising(),
@@ -296,7 +288,7 @@ def network_of(config: Shape) -> Any:
 
 def init_params(config: Shape, key: Array) -> dict[str, Any]:
     """Random parameters; see each model's own function for their spread."""
-    return _record_of(config).init_params(config, key)
+    return _record_of(config).network.init_params(config, key)
 
 
 def parameter_shapes(config: Shape) -> dict[str, Any]:

@@ -3,14 +3,13 @@
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
-from paradec_jax.config import TokenSpec
 from paradec_jax.data.problems import encode_prompts
 from paradec_jax.decode import Decoded, Reason, Request, make_request, run, stream
 from paradec_jax.decode.machine.drive import finish
@@ -22,6 +21,8 @@ from paradec_jax.sharding.processes import gathered, put
 from paradec_jax.stop_strings import StopStrings, text_of
 from paradec_jax.store import Model
 from paradec_jax.tokenizer import Tokenizer
+
+BUCKET = 32  # buffers of a multiple of it share a compiled program
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,7 +41,6 @@ class Generation:
         it too (`every` of `generate`; 1 counts none of them).
       tokens_per_call: generated tokens over network calls, [B].
       log_probs: log-probability of each generated token in nats, or None where not asked for.
-      samples: rows a prompt.
     """
 
     text: list[str]
@@ -49,7 +49,6 @@ class Generation:
     counts: dict[str, Int32[np.ndarray, "B"]]
     tokens_per_call: Float32[np.ndarray, "B"]
     log_probs: list[Float32[np.ndarray, "..."]] | None
-    samples: int = 1
 
     @property
     def network_calls(self) -> Int32[np.ndarray, "B"]:
@@ -68,8 +67,7 @@ def generate(
     samples: int = 1,
     stop_strings: Sequence[str] = (),
     log_probs: bool = False,
-    bucket: int = 32,
-    network: Any = None,
+    bucket: int = BUCKET,
     every: int = 8,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Generation:
@@ -84,25 +82,24 @@ def generate(
       prompts: texts; the model's begin-of-text token is put before each that does not begin with it. Empty ones
         where the decoder can start from nothing.
       decoder: any decoder, bound or not.
-      knobs: its knobs; the defaults when None.
-      max_new_tokens: tokens each row may get, a whole number.
-      seed: of all draws, a whole number of 64 bits.
+      knobs: knobs of the decoder; the defaults when None.
+      max_new_tokens: new tokens of a row at most, a whole number.
+      seed: seed of all draws, a whole number of 64 bits.
       samples: rows a prompt.
       stop_strings: texts that end a row; the row's text stops before the first of them. They are looked for in
         the text and in the text with its special tokens written out, so they may hold such tokens.
       log_probs: whether to keep log-probabilities.
-      bucket: the prompt buffer is rounded up to a multiple of it.
-      network: the network to use; the decoder's own, or else the model's, by default.
+      bucket: number of which the prompt buffer's size is a multiple.
       every: steps between two looks for a stop string. It changes no token; rows run on for up to as many
         steps less one, and the counts say so.
-      mesh: of `make_mesh`, on which parameters are put by the rules of `sharding` and rows lie over `data` and
-        `fsdp`; that on which the model lies already (`load`), or none, when None. No token depends on it.
+      mesh: mesh of `make_mesh`, on which parameters are put by the rules of `sharding` and rows lie over `data` and
+        `fsdp`; where the model lies already (`load`) when None. No token depends on it.
 
     Raises:
       ValueError: no prompt, a prompt too long for the model, no tokenizer, or a number below 1.
     """
     check_positive(every=every)
-    prepared = prepare(
+    task = continuation_task(
         model,
         prompts,
         decoder,
@@ -112,72 +109,75 @@ def generate(
         stop_strings=stop_strings,
         log_probs=log_probs,
         bucket=bucket,
-        network=network,
+        mesh=mesh,
     )
-    decoder, request = prepared.decoder, prepared.request
-    params = decoder.prepare(on_mesh(parameters_for(model, decoder), mesh))
-    if prepared.watch is None:
-        return prepared.collect(run(decoder, params, request, knobs))
-    states = stream(decoder, params, request, knobs, every=every, interrupt=prepared.watch)
-    last, _ = collections.deque(states, maxlen=1).pop()
-    return prepared.collect(gathered(finish(decoder, last)))
+    return task.run(knobs, every)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Prompted:
-    """Prompts made ready for a driver: what `generate` does before and after it runs one.
+class Task:
+    """A decoder and a request, ready to run: what `generate`, `infill` and `paradec generate` have in common.
 
     Attributes:
-      decoder: bound to a network and a buffer size.
-      request: the encoded prompts.
-      watch: to be handed to `stream` as `interrupt`, or None where there are no stop strings.
-      tokenizer, spec, samples: what `collect` needs.
-      prompts: ids of each row's prompt, which its text follows; none where the text holds what was given.
-      whole: whether the texts that `collect` returns hold what was given.
+      model: the model, whose tokenizer makes the texts.
+      decoder: decoder that is bound to a network and a buffer size.
+      params: prepared parameters of the decoder's networks.
+      request: encoded prompts, or texts with gaps.
+      prompts: ids that each row's text follows; none where the text holds what was given.
+      stop_strings: texts that end a row.
+      whole: whether texts and tokens of the result hold what was given.
     """
 
+    model: Model
     decoder: Any
+    params: Any
     request: Request
-    watch: StopStrings | None
-    tokenizer: Tokenizer
-    spec: TokenSpec
     prompts: Sequence[Sequence[int]]
-    samples: int = 1
+    stop_strings: Sequence[str] = ()
     whole: bool = False
 
-    def collect(self, decoded: Decoded) -> Generation:
-        """Tokens as texts."""
+    def run(self, knobs: Any = None, every: int = 8) -> Generation:
+        """Decodes in one compiled loop, or in calls of `every` steps where stop strings are looked for."""
+        if not self.stop_strings:
+            return self.decode(run(self.decoder, self.params, self.request, knobs))
+        watch = self.watch()
+        last, _ = collections.deque(self.stream(watch, knobs, every), maxlen=1).pop()
+        return self.decode(gathered(finish(self.decoder, last)), watch)
+
+    def watch(self) -> StopStrings:
+        """What looks for stop strings during one run of `stream`."""
+        tokenizer, spec = tokenizer_of(self.model), self.model.token_spec
+        return StopStrings(tokenizer, spec, self.stop_strings, self.prompts)
+
+    def stream(self, watch: StopStrings, knobs: Any = None, every: int = 1) -> Iterator[tuple[Any, Any]]:
+        """States while the request is decoded; rows end where `watch` finds a stop string."""
+        return stream(self.decoder, self.params, self.request, knobs, every=every, interrupt=watch)
+
+    def decode(self, decoded: Decoded, watch: StopStrings | None = None) -> Generation:
+        """Tokens as texts, which end where `watch` has found a stop string."""
+        tokenizer, spec = tokenizer_of(self.model), self.model.token_spec
         tokens = decoded.completions()
-        own = np.asarray([len(row) for row in tokens])  # on the host: nothing to compile
         reasons = [Reason(int(reason)) for reason in np.asarray(decoded.reasons)]
         rows = zip(tokens, self.prompts, strict=True)
-        texts = [text_of(self.tokenizer, self.spec, ids, prompt) for ids, prompt in rows]
-        if self.watch is not None:
-            for row, (length, text) in self.watch.finish(tokens).items():
-                tokens[row], texts[row], reasons[row] = tokens[row][:length], text, Reason.CALLER
-                own[row] = length
+        texts = [text_of(tokenizer, spec, ids, prompt) for ids, prompt in rows]
+        stopped = {} if watch is None else watch.finish(tokens)
+        for row, (length, text) in stopped.items():
+            tokens[row], texts[row], reasons[row] = tokens[row][:length], text, Reason.CALLER
+        generated = np.asarray([len(row) for row in tokens], np.float32)  # on the host: nothing to compile
         log_probs = None
         if decoded.log_probs is not None:
-            kept = decoded.generated_log_probs()
-            log_probs = [row[:count] for row, count in zip(kept, own, strict=True)]
+            kept = zip(decoded.generated_log_probs(), tokens, strict=True)
+            log_probs = [row[: len(ids)] for row, ids in kept]
         if self.whole:
             ends = zip(np.asarray(decoded.tokens), np.asarray(decoded.lengths), strict=True)
             tokens = [row[:length].tolist() for row, length in ends]
-            texts = [self.tokenizer.decode(row, skip_special=True) for row in tokens]
+            texts = [tokenizer.decode(row, skip_special=True) for row in tokens]
         counts = {name: np.asarray(count) for name, count in decoded.counts.items()}
-        calls = counts[NETWORK_CALLS]
-        return Generation(
-            texts,
-            tokens,
-            reasons,
-            counts,
-            own.astype(np.float32) / np.maximum(calls, 1).astype(np.float32),
-            log_probs,
-            self.samples,
-        )
+        per_call = generated / np.maximum(counts[NETWORK_CALLS], 1).astype(np.float32)
+        return Generation(texts, tokens, reasons, counts, per_call, log_probs)
 
 
-def prepare(
+def continuation_task(
     model: Model,
     prompts: Sequence[str],
     decoder: Any,
@@ -187,11 +187,11 @@ def prepare(
     samples: int = 1,
     stop_strings: Sequence[str] = (),
     log_probs: bool = False,
-    bucket: int = 32,
-    network: Any = None,
-) -> Prompted:
+    bucket: int = BUCKET,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Task:
     """Encodes prompts and binds the decoder; arguments and errors are those of `generate`."""
-    tokenizer = tokenizer_of(model)
+    tokenizer, spec = tokenizer_of(model), model.token_spec
     if isinstance(prompts, str):
         raise ValueError("prompts must be a list of texts, not one text")
     if not prompts:
@@ -199,61 +199,64 @@ def prepare(
     check_positive(max_new_tokens=max_new_tokens, samples=samples, bucket=bucket)
     if isinstance(stop_strings, str) or not all(stop_strings):
         raise ValueError(f"stop_strings must be a list of texts that are not empty, not {stop_strings!r}")
-    spec = model.token_spec
-    network, decoder = network_for(model, decoder, network), equipped(model, decoder)
     canvas = decoder.any_order
     tokens, lengths = encode_prompts(tokenizer, prompts, spec=spec, bucket=bucket, may_be_empty=canvas)
     longest = int(lengths.max())
-    if not decoder.windowed and longest + max_new_tokens > network.max_length:
-        raise ValueError(
-            f"prompt {int(lengths.argmax())} has {longest} tokens and max_new_tokens is {max_new_tokens}: "
-            f"together more than the {network.max_length} positions the model was built for"
-        )
-    given = [row[:n].tolist() for row, n in zip(tokens, lengths, strict=True)]
-    keys = row_keys(given, seed, samples)
-    given = [prompt for prompt in given for _ in range(samples)]
-    tokens, lengths = np.repeat(tokens, samples, axis=0), np.repeat(lengths, samples)
-    size = tokens.shape[1] + max_new_tokens
-    if canvas:  # every call reads the whole buffer
-        size = -(-(longest + max_new_tokens) // bucket) * bucket
-    size = size if decoder.windowed else min(size, network.max_length)
+    needed = longest + max_new_tokens
+    # A decoder that appends reads windows of its buffer; every call of a canvas reads the whole buffer.
+    size = -(-needed // bucket) * bucket if canvas else tokens.shape[1] + max_new_tokens
+    what = f"prompt {int(lengths.argmax())} has {longest} tokens and max_new_tokens is {max_new_tokens}"
+    decoder = bind(model, decoder, size, needed, what, log_probs=log_probs)
+    ids = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
     request = make_request(
-        tokens[:, :size], lengths, max_new_tokens=max_new_tokens, stop=spec.stop, keys=keys
+        np.repeat(tokens, samples, axis=0)[:, : decoder.size],
+        np.repeat(lengths, samples),
+        max_new_tokens=max_new_tokens,
+        stop=spec.stop,
+        keys=row_keys(ids, seed, samples),
     )
-    decoder = decoder.bind(network, size, spec)
-    if log_probs:
-        decoder = dataclasses.replace(decoder, log_probs=True)
-    watch = StopStrings(tokenizer, spec, stop_strings, request.batch, given) if stop_strings else None
-    return Prompted(decoder, request, watch, tokenizer, spec, given, samples)
+    before = [prompt for prompt in ids for _ in range(samples)]
+    return Task(model, decoder, parameters(model, decoder, mesh), request, before, stop_strings)
 
 
-def tokenizer_of(model: Model) -> Tokenizer:
-    """The model's tokenizer. Raises ValueError where it has none."""
-    if model.tokenizer is None:
-        raise ValueError("the model has no tokenizer: put a tokenizer.json into its folder")
-    return model.tokenizer
+def bind(
+    model: Model,
+    decoder: Any,
+    size: int,
+    needed: int | None = None,
+    what: str | None = None,
+    *,
+    log_probs: bool = False,
+) -> Any:
+    """A decoder for a model's network, residual head and special tokens; one that has networks keeps them.
 
-
-def network_for(model: Model, decoder: Any, network: Any) -> Any:
-    """The network asked for, or the decoder's own, or the model's."""
-    if network is not None:
-        return network
-    return model.network if decoder.network is None else decoder.network
-
-
-def equipped(model: Model, decoder: Any) -> Any:
-    """The decoder, with the model's residual head where it has none of its own.
+    Args:
+      model: the model.
+      decoder: any decoder, bound or not.
+      size: positions of the buffer, at most; the model's length may leave fewer.
+      needed: positions that the request needs; `size` when None.
+      what: description of the request for the error; a number of positions when None.
+      log_probs: whether to keep log-probabilities.
 
     Raises:
-      ValueError: a decoder that needs a head, and a model without one.
+      ValueError: a request that is too long for the model, a decoder that needs a head where the model has none, or
+        a decoder that does not suit the network.
     """
     if lacks_head(model, decoder):
         raise ValueError(
             f"{type(decoder).__name__} asks a residual head, and the model has none: train one, or choose head 'zero'"
         )
-    if "head" not in decoder.further_networks or decoder.head is not None or model.head is None:
-        return decoder
-    return dataclasses.replace(decoder, head=model.head.network)
+    if "head" in decoder.further_networks and decoder.head is None and model.head is not None:
+        decoder = dataclasses.replace(decoder, head=model.head.network)
+    network = model.network if decoder.network is None else decoder.network
+    if not decoder.windowed:
+        needed = size if needed is None else needed
+        if needed > network.max_length:
+            what = f"{needed} positions are needed" if what is None else what
+            raise ValueError(f"{what}, more than the {network.max_length} positions the model was built for")
+        size = min(size, network.max_length)
+    decoder = decoder.bind(network, size, model.token_spec)
+    return dataclasses.replace(decoder, log_probs=True) if log_probs else decoder
 
 
 def lacks_head(model: Model, decoder: Any) -> bool:
@@ -261,21 +264,30 @@ def lacks_head(model: Model, decoder: Any) -> bool:
     return "head" in decoder.further_networks and decoder.head is None and model.head is None
 
 
-def parameters_for(model: Model, decoder: Any) -> Any:
-    """The model's parameters as a decoder takes them: the network's, or those of several networks by their fields."""
-    if not decoder.further_networks:
-        return model.params
-    return {"network": model.params} | ({} if model.head is None else {"head": model.head.params})
+def parameters(model: Model, decoder: Any, mesh: jax.sharding.Mesh | None = None, network: Any = None) -> Any:
+    """The model's parameters, prepared for a bound decoder: those of the network, or of several by their fields.
 
-
-def on_mesh(params: Any, mesh: jax.sharding.Mesh | None) -> Any:
-    """The parameters on a mesh, by the rules of `sharding`; where they are when None.
+    Args:
+      model: the model.
+      decoder: decoder that is bound to the model.
+      mesh: mesh on which the parameters are put by the rules of `sharding`; where they are when None.
+      network: prepared parameters of the model's network, where there are some.
 
     Raises:
       ValueError: a mesh with Explicit axes, given or theirs.
     """
+    params: Any = model.params if network is None else network
+    if decoder.further_networks:
+        params = {"network": params} | ({} if model.head is None else {"head": model.head.params})
     mesh_of(params)
-    return params if mesh is None else put(params, shardings(params, mesh))
+    return decoder.prepare(params if mesh is None else put(params, shardings(params, mesh)))
+
+
+def tokenizer_of(model: Model) -> Tokenizer:
+    """The model's tokenizer. Raises ValueError where it has none."""
+    if model.tokenizer is None:
+        raise ValueError("the model has no tokenizer: put a tokenizer.json into its folder")
+    return model.tokenizer
 
 
 def check_positive(**values: Any) -> None:

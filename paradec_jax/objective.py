@@ -1,4 +1,4 @@
-"""What a loss says of a batch: sums and their weights, so that the parts of a batch add up to the whole.
+"""Losses as sums over a batch and their weights, so that the parts of a batch add up to the whole.
 
 A mean of means is not the mean where parts count unequal numbers of tokens; sums are divided once, at the end::
 
@@ -24,7 +24,7 @@ class Sum(NamedTuple):
 
     Attributes:
       total: the sum.
-      weight: of what was summed, such as its number of tokens; it must not depend on parameters.
+      weight: sum of the weights, such as the number of tokens; it must not depend on parameters.
     """
 
     total: Float[Array, "*shape"]
@@ -32,7 +32,7 @@ class Sum(NamedTuple):
 
     @property
     def mean(self) -> Float[Array, "*shape"]:
-        """`total / weight`, and 0 of nothing."""
+        """`total / weight`, and 0 where nothing counts."""
         return self.total / jnp.where(self.weight == 0, 1, self.weight)
 
 

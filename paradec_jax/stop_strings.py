@@ -26,10 +26,9 @@ class StopStrings:
     looked for in two texts, without special tokens and with them. An instance serves one run of `stream`.
 
     Args:
-      tokenizer, spec: the model's.
+      tokenizer, spec: tokenizer and special tokens of the model.
       strings: the stop strings, perhaps none.
-      batch: rows.
-      prompts: ids of the text that each row follows; none by default.
+      prompts: ids of the text that each row follows.
     """
 
     def __init__(
@@ -37,28 +36,27 @@ class StopStrings:
         tokenizer: Tokenizer,
         spec: TokenSpec,
         strings: Sequence[str],
-        batch: int,
-        prompts: Sequence[Sequence[int]] | None = None,
+        prompts: Sequence[Sequence[int]],
     ) -> None:
         self._spec = spec
-        self._rows = [_Row(tokenizer, prompt, strings) for prompt in prompts or [()] * batch]
+        self._rows = [_Row(tokenizer, prompt, strings) for prompt in prompts]
         self._longest = max((len(string) for string in strings), default=1)
 
     def __call__(self, state: Any) -> Any:
         """Rows [B] in which a stop string was found just now, given a decoder's state."""
-        before = [row.found is not None for row in self._rows]
+        before = [row.stopped is not None for row in self._rows]
         committed = state.rows.completions()
         for row, ids in enumerate(committed):
             self._look(row, ids)
         return np.asarray(
-            [row.found is not None and not was for row, was in zip(self._rows, before, strict=True)]
+            [row.stopped is not None and not was for row, was in zip(self._rows, before, strict=True)]
         )
 
     def visible(self, row: int, *, done: bool) -> str:
         """Text of a row that later tokens cannot take back: cut, or short of what may begin a stop string."""
         seen = self._rows[row]
-        if seen.found is not None:
-            return seen.found[1]
+        if seen.stopped is not None:
+            return seen.stopped[1]
         text = seen.shown.text
         return text if done else text[: max(len(text) - self._longest + 1, 0)]
 
@@ -67,13 +65,13 @@ class StopStrings:
         for row, ids in enumerate(tokens):
             self._look(row, ids)
             self._rows[row].finish()
-        return {i: row.found for i, row in enumerate(self._rows) if row.found is not None}
+        return {i: row.stopped for i, row in enumerate(self._rows) if row.stopped is not None}
 
     def _look(self, row: int, ids: Sequence[int]) -> None:
-        seen, own = self._rows[row], len(_without_stop(self._spec, ids))
+        seen, shown = self._rows[row], len(_without_stop(self._spec, ids))
         for place in range(len(seen.ids), len(ids)):
-            if seen.found is None:
-                seen.push(int(ids[place]), stops=place >= own)
+            if seen.stopped is None:
+                seen.push(int(ids[place]), stops=place >= shown)
 
 
 class _Row:
@@ -82,7 +80,7 @@ class _Row:
     Attributes:
       ids: tokens read.
       shown, spelled: text without special tokens, and with them.
-      found: how many tokens stay and the text before the stop string, or None.
+      stopped: how many tokens stay and the text before the stop string, or None.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], strings: Sequence[str]) -> None:
@@ -92,7 +90,7 @@ class _Row:
         self.ids: list[int] = []
         self.shown = _Grown(StreamDecoder(tokenizer, skip_special=True, before=self._prompt), strings)
         self.spelled = _Grown(StreamDecoder(tokenizer, before=self._prompt), strings)
-        self.found: tuple[int, str] | None = None
+        self.stopped: tuple[int, str] | None = None
 
     def push(self, token: int, *, stops: bool) -> None:
         """Reads a token; one that stops the row is no part of the shown text."""
@@ -105,7 +103,7 @@ class _Row:
 
     def finish(self) -> None:
         """Looks at what no later token completes."""
-        if self.found is None:
+        if self.stopped is None:
             place = self.shown.finish()
             self._cut([] if place is None else [place], False)
 
@@ -113,7 +111,7 @@ class _Row:
         """Cuts the text at the first of those places; a stop token needs no string that cuts nothing."""
         text = self.shown.whole
         if ends and (min(ends) < len(text) or not stops):
-            self.found = len(self.ids), text[: min(ends)]
+            self.stopped = len(self.ids), text[: min(ends)]
 
     def _shown_before(self, place: int) -> int:
         """How many characters of the shown text lie before a place of the spelled one."""

@@ -2,74 +2,42 @@
 
 ::
 
-    config.json          format version, special tokens, and of each part: family, shape, file of its weights, digests
-    network.safetensors  the part "network"; or shards network-00001-of-... and network.safetensors.index.json
+    config.json          format version, special tokens, and of each part: family, shape, SHA-256 of each file
+    network.safetensors  the part "network"; or shards network-00001-of-...
     residual_head.safetensors   optional, the part "residual_head": what corrects the scores of a network of blocks
-    tokenizer.json       optional
-    chat_template.jinja  optional
+    tokenizer.json, chat_template.jinja   optional
 
-A tensor is named by its parameter's path ("layer_0/attention/q"). Its digests are SHA-256 of blocks of 16 MiB, so
-that a reader checks what it reads. Nothing in a folder is ever unpickled.
+A tensor is named by its parameter's path ("layer_0/attention/q"). Nothing in a folder is ever unpickled.
 """
 
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec
-from paradec_jax.disk.blocks import refuse_nonfinite, whole
-from paradec_jax.disk.bundled import locate
-from paradec_jax.disk.description import (
-    CHAT_TEMPLATE,
-    DTYPES,
-    build,
-    check_dtypes,
-    check_facts,
-    check_ids,
-    check_layers,
-    check_leaf,
-    check_names,
-    identity,
-    read_description,
-    read_texts,
-    sha256,
-)
-from paradec_jax.disk.folders import StoreError, names_of, refuse_existing, staged
-from paradec_jax.disk.parts import PartFiles
-from paradec_jax.disk.tensors import Lazy
-from paradec_jax.disk.writing import write_tensors
-from paradec_jax.families import FAMILIES, RESIDUAL_HEAD, Shape, family_named, network_of, parameter_shapes
-from paradec_jax.io import one_sentence
+from paradec_jax.disk.folders import StoreError, locate, staged
+from paradec_jax.disk.tensors import Lazy, finite, open_tensors, write_tensors
+from paradec_jax.families import RESIDUAL_HEAD, family_named, network_of, parameter_shapes
+from paradec_jax.io import read_object
 from paradec_jax.sharding.layout import shardings
-from paradec_jax.sharding.mesh import check_mesh
 from paradec_jax.tokenizer import Tokenizer
 
-__all__ = [
-    "Model",
-    "ResidualHead",
-    "StoreError",
-    "fingerprint",
-    "load",
-    "names_of",
-    "opened",
-    "refuse_existing",
-    "save",
-    "staged",
-]
-
 FORMAT_VERSION = 2
-NETWORK = "network"
-HEAD = RESIDUAL_HEAD.name
-PARTS = (NETWORK, HEAD)
-MAX_SHARD_BYTES = 5 * 10**9
+NETWORK, HEAD = "network", RESIDUAL_HEAD.name
+CONFIG, TOKENIZER, CHAT_TEMPLATE = "config.json", "tokenizer.json", "chat_template.jinja"
+DTYPES = ("float32", "bfloat16")
+IDLE_FIELDS = ("attention", "remat", "scan_layers", "mean_backprop_depth", "dropout")  # they change no output
+Parts = dict[str, tuple[Any, dict[str, str]]]  # by name: config, and digests of files by their names
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,253 +93,248 @@ class Model:
         return network_of(self.config)
 
 
-def expected_shapes(config: Shape) -> dict[str, Any]:
-    """The parameter tree that a config asks for, of `jax.ShapeDtypeStruct`.
-
-    Raises:
-      StoreError: shapes that no array has.
-    """
-    try:
-        return parameter_shapes(config)
-    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
-        raise StoreError(f"no array can hold what the config asks for ({one_sentence(error, 99)})") from error
-
-
-def save(
-    folder: str | os.PathLike[str],
-    model: Model,
-    *,
-    overwrite: bool = False,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
-    allow_nonfinite: bool = True,
-) -> None:
-    """Writes a model folder, whole or not at all, one parameter at a time.
+def save(folder: str | os.PathLike[str], model: Model, *, overwrite: bool = False) -> None:
+    """Writes a model folder, whole or not at all, one file of weights at a time.
 
     Args:
-      folder: where to; parents are made.
-      model: parameters may lie on a device or on the host, or be read when they are written (`disk.tensors.Lazy`).
+      folder: path of the new folder; parents are made.
+      model: parameters may lie on a device or on the host, or be made when they are written (`disk.tensors.Lazy`).
       overwrite: whether a model folder already there is replaced.
-      max_shard_bytes: weights beyond this size are split into shards with an index.
-      allow_nonfinite: whether parameters may be NaN or infinite; `load` is told so again.
 
     Raises:
-      StoreError: when the folder exists, the parameters contradict the config or are no numbers, or the head is
-        another network's.
+      StoreError: when the folder exists, the parameters contradict the config, or the head is another network's.
     """
-    refuse_existing(folder, overwrite=overwrite)
-    check_facts(model.config, model.token_spec)
-    if model.tokenizer is not None:
-        check_ids(model.tokenizer, model.config.vocab_size)
-    network = _tensors(model.config, model.params)
-    head = None if model.head is None else _tensors(model.head.config, model.head.params)
-    how = max_shard_bytes, allow_nonfinite
+    _check_ids(model.config, model.token_spec, model.tokenizer)
+    sources: dict[str, Any] = {NETWORK: model} if model.head is None else {NETWORK: model, HEAD: model.head}
+    leaves = {name: flatten_dict(source.params, sep="/") for name, source in sources.items()}
+    for name, source in sources.items():
+        _check_leaves(source.config, leaves[name])
     with staged(folder, overwrite=overwrite) as temporary:
-        parts = {NETWORK: _written(temporary, NETWORK, model.config, network, *how)}
-        if model.head is not None and head is not None:
-            own = sha256({NETWORK: identity(model.config, parts[NETWORK]["sha256"])})
-            _check_head(model.head.config, model.config, model.head.backbone or own, own)
-            part = _written(temporary, HEAD, model.head.config, head, *how)
-            parts[HEAD] = part | {"backbone": own}
+        parts, sections = {}, {}
+        for name, source in sources.items():
+            files = write_tensors(temporary, name, leaves[name])
+            parts[name] = source.config, {file: _digest(temporary / file) for file in files}
+            shape = {"family": source.config.family, "config": source.config.to_dict()}
+            sections[name] = shape | {"weights": parts[name][1]}
+        if model.head is not None:
+            backbone = _fingerprint({NETWORK: parts[NETWORK]})
+            with _naming(folder):
+                _check_head(model.head.config, model.config, model.head.backbone or backbone, backbone)
+            sections[HEAD]["backbone"] = backbone
         description = {
             "format_version": FORMAT_VERSION,
-            "parts": parts,
+            "parts": sections,
             "token_spec": dataclasses.asdict(model.token_spec),
             "special_tokens": dict(model.special_tokens),
         }
-        (temporary / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+        (temporary / CONFIG).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         if model.tokenizer is not None:
-            model.tokenizer.save(temporary / "tokenizer.json")
+            model.tokenizer.save(temporary / TOKENIZER)
         if model.chat_template is not None:
             (temporary / CHAT_TEMPLATE).write_text(model.chat_template, encoding="utf-8", newline="")
-
-
-def _tensors(config: Shape, params: Mapping[str, Any]) -> dict[str, Lazy]:
-    """Parameters by path, compared with the config."""
-    leaves = flatten_dict(params, sep="/")
-    expected = flatten_dict(expected_shapes(config), sep="/")
-    check_names(expected, leaves.keys())
-    for path, leaf in leaves.items():
-        check_leaf(expected, path, leaf)
-    return {path: leaf if isinstance(leaf, Lazy) else Lazy.of(leaf) for path, leaf in leaves.items()}
-
-
-def _written(
-    folder: Path, name: str, config: Shape, tensors: Mapping[str, Lazy], most: int, allow_nonfinite: bool
-) -> dict[str, Any]:
-    """Writes the tensors of a part; its section of config.json."""
-    check = (lambda path, block: None) if allow_nonfinite else refuse_nonfinite
-    file, digests = write_tensors(folder, tensors, most, name, check)
-    return {
-        "family": config.family,
-        "config": config.to_dict(),
-        "weights": file,
-        "sha256": dict(sorted(digests.items())),
-    }
-
-
-def _check_head(head: ResidualHeadConfig, network: ModelConfig, backbone: object, own: str) -> None:
-    """Refuses the head of another network, by its shape or by the fingerprint that it names."""
-    try:
-        RESIDUAL_HEAD.check(head, network)
-    except ValueError as error:
-        raise StoreError(str(error)) from error
-    if backbone != own:
-        raise StoreError(
-            f"the residual head was trained on another backbone (fingerprint {str(backbone)[:12]}) than the one "
-            f"beside it ({own[:12]})"
-        )
 
 
 def load(
     folder: str | os.PathLike[str],
     *,
     dtype: str | None = None,
-    verify: bool = True,
-    host: bool = False,
     allow_nonfinite: bool = False,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Model:
-    """Reads a model folder: names, shapes and types of all parameters are checked before any number is read.
-
-    A process reads and verifies, in blocks of 16 MiB, what its own devices hold, and keeps nothing else.
+    """Reads a model folder: names, shapes, types and digests are checked before any parameter is read.
 
     Args:
       folder: path of the folder, or the bare name of a bundled model ("tiny-causal").
       dtype: "float32" or "bfloat16" to cast the parameters and compute in that type; as stored by default.
-      verify: whether what is read is compared with its digests.
-      host: whether parameters stay NumPy arrays instead of moving to the default device.
       allow_nonfinite: whether parameters may be NaN or infinite.
-      mesh: of `make_mesh`, on which parameters are put by the rules of `sharding`; the default device when None.
+      mesh: mesh of `make_mesh`, over which parameters are split by the rules of `sharding`; a process keeps what its
+        own devices hold. The default device when None.
 
     Raises:
       StoreError: when the folder is missing, of another format, damaged or contradicts itself.
-      ValueError: a mesh with Explicit axes, or one together with `host`.
+      ValueError: a mesh with Explicit axes.
     """
     if dtype is not None and dtype not in DTYPES:
         raise StoreError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    if mesh is not None:
-        check_mesh(mesh)
-        if host:
-            raise ValueError("host keeps parameters off every device, so it does not go with a mesh")
-    with _opened(folder, verify, allow_nonfinite) as found:
-        return found.model(lambda part: _read(part, dtype, host, mesh), dtype)
+
+    def place(leaf: Lazy, sharding: jax.sharding.Sharding | None = None) -> jax.Array:
+        def read(index: Any) -> np.ndarray:
+            return np.asarray(leaf.read(index), dtype or leaf.dtype)
+
+        if sharding is None:
+            return jax.device_put(read(()))
+        return jax.make_array_from_callback(leaf.shape, sharding, read, dtype=dtype or leaf.dtype)
+
+    def placed(source: Any) -> Any:
+        places = () if mesh is None else (shardings(source.params, mesh),)
+        kinds = {} if dtype is None else {"dtype": dtype, "param_dtype": dtype}
+        with _naming(folder):
+            params = jax.tree.map(place, source.params, *places)
+        return dataclasses.replace(source, config=dataclasses.replace(source.config, **kinds), params=params)
+
+    stored = opened(folder, allow_nonfinite=allow_nonfinite)
+    model = placed(stored)
+    head = None if stored.head is None else placed(stored.head)
+    if head is not None and model.config != stored.config:  # rounded numbers, so another fingerprint
+        head = dataclasses.replace(head, backbone=None)
+    return dataclasses.replace(model, head=head)
 
 
-@contextlib.contextmanager
-def opened(folder: str | os.PathLike[str], *, allow_nonfinite: bool = False) -> Iterator[Model]:
-    """A model whose parameters are read, and verified, when they are indexed: `model.params["embedding"][...]`.
+def opened(folder: str | os.PathLike[str], *, allow_nonfinite: bool = False) -> Model:
+    """A model whose parameters are read when `np.asarray` asks for them: `np.asarray(model.params["embedding"])`.
 
     Args:
-      folder: as for `load`.
+      folder: path or name, as for `load`.
       allow_nonfinite: whether parameters may be NaN or infinite.
 
     Raises:
-      StoreError: as `load`, but for what numbers alone tell, which reading a parameter raises.
+      StoreError: as `load`; numbers that are NaN or infinite only when they are read.
     """
-    with _opened(folder, True, allow_nonfinite) as found:
-        yield found.model(lambda part: unflatten_dict(part.lazy(), sep="/"), None)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Found:
-    """What a folder holds, before any number is read; the head's part with the fingerprint of its backbone."""
-
-    network: PartFiles
-    head: PartFiles | None
-    own: str
-    token_spec: TokenSpec
-    texts: Mapping[str, Any]
-
-    def model(self, read: Callable[[PartFiles], dict[str, Any]], dtype: str | None) -> Model:
-        """The model with parameters as `read` gives them, in that type."""
-
-        def cast(config: Any) -> Any:
-            return config if dtype is None else dataclasses.replace(config, dtype=dtype, param_dtype=dtype)
-
-        config = cast(self.network.config)
-        params, head = read(self.network), None
-        if self.head is not None:
-            rounded = config != self.network.config  # other numbers, so of another fingerprint
-            head = ResidualHead(cast(self.head.config), read(self.head), None if rounded else self.own)
-        return Model(config, params, self.token_spec, head=head, **self.texts)
-
-
-@contextlib.contextmanager
-def _opened(folder: str | os.PathLike[str], verify: bool, allow_nonfinite: bool) -> Iterator[_Found]:
-    """The folder's parts, which agree with their configs and each other as far as headers tell."""
     folder = locate(folder)
-    description = read_description(folder, FORMAT_VERSION)
-    config, part = _part(folder, description, NETWORK)
-    token_spec = build(TokenSpec, description.get("token_spec"), f"token_spec of {folder / 'config.json'}")
-    with contextlib.ExitStack() as files:
-        try:
-            check_facts(config, token_spec)
-            own = sha256({NETWORK: identity(config, part["sha256"])})
-            shapes = {NETWORK: (config, part)}
-            if HEAD in description.get("parts", ()):
-                of_head, its = shapes[HEAD] = _part(folder, description, HEAD)
-                check_dtypes(of_head)
-                _check_head(of_head, config, its.get("backbone"), own)
-            expected = {}
-            for name, (shape, section) in shapes.items():
-                check_layers(shape, len(section["sha256"]))  # no more layers than there are digests
-                expected[name] = flatten_dict(expected_shapes(shape), sep="/")
-        except StoreError as error:
-            raise StoreError(f"{folder}: {error}") from error
-        parts = {
-            name: files.enter_context(PartFiles(folder, shape, part, expected[name], verify, allow_nonfinite))
-            for name, (shape, part) in shapes.items()
+    with _naming(folder):
+        description, parts = _read_description(folder)
+        config, weights = parts[NETWORK]
+        words, template = folder / TOKENIZER, folder / CHAT_TEMPLATE
+        facts = {
+            "token_spec": _built(TokenSpec, description["token_spec"]),
+            "tokenizer": Tokenizer.from_file(words) if words.exists() else None,
+            "chat_template": template.read_bytes().decode() if template.exists() else None,
+            "special_tokens": description.get("special_tokens", {}),
         }
-        texts = read_texts(folder, description, config.vocab_size)
-        yield _Found(parts[NETWORK], parts.get(HEAD), own, token_spec, texts)
-
-
-def _read(part: PartFiles, dtype: str | None, host: bool, mesh: jax.sharding.Mesh | None) -> dict[str, Any]:
-    """The parameters of a part, on the host, the default device or a mesh."""
-    if mesh is not None:
-        places = flatten_dict(shardings(unflatten_dict(part.expected, sep="/"), mesh), sep="/")
-        return unflatten_dict(part.placed(places, dtype), sep="/")
-    leaves = part.each(lambda path: [whole(part.expected[path].shape)], dtype)
-    return unflatten_dict({path: leaf if host else jax.device_put(leaf) for path, (leaf,) in leaves}, sep="/")
+        _check_ids(config, facts["token_spec"], facts["tokenizer"])
+        params, head = _open_part(folder, config, weights, allow_nonfinite), None
+        if HEAD in parts:
+            shape, weights = parts[HEAD]
+            backbone = _fingerprint({NETWORK: parts[NETWORK]})
+            _check_head(shape, config, description["parts"][HEAD]["backbone"], backbone)
+            head = ResidualHead(shape, _open_part(folder, shape, weights, allow_nonfinite), backbone)
+        return Model(config, params, head=head, **facts)
 
 
 def fingerprint(folder: str | os.PathLike[str]) -> str:
     """SHA-256 of a model's shape and parameters: two models of one name differ in it.
 
-    A head counts; fields of a config that have their defaults, or change no output, do not.
+    A head counts; fields of a config that have their defaults, or change no output, do not. Nothing but config.json
+    is read, since that has the digests of all files.
 
     Raises:
-      StoreError: see `load`; no parameter is read, since their digests are recorded.
+      StoreError: see `load`.
     """
     folder = locate(folder)
-    description = read_description(folder, FORMAT_VERSION)
-    config, part = _part(folder, description, NETWORK)
-    content = {NETWORK: identity(config, part["sha256"])}
-    if HEAD in description.get("parts", ()):
-        head, part = _part(folder, description, HEAD)
-        content[HEAD] = identity(head, part["sha256"])
-    return sha256(content)
+    with _naming(folder):
+        return _fingerprint(_read_description(folder)[1])
 
 
-def _part(folder: Path, description: Mapping[str, Any], name: str) -> tuple[Any, Mapping[str, Any]]:
-    """The config of a part, and its section of config.json."""
-    where = folder / "config.json"
-    parts = description.get("parts")
-    if not isinstance(parts, dict) or not isinstance(parts.get(name), dict):
-        raise StoreError(f"{where} has no part called {name}")
-    for other in parts.keys() - set(PARTS):
-        raise StoreError(f"{where} has a part {other!r}, unknown to this version ({', '.join(PARTS)})")
-    part = parts[name]
-    given = str(part.get("family"))
+def names_of(models: Sequence[str]) -> list[str]:
+    """Short names that differ: of a folder .../RUN/round-N/model the run and the round, else the last part."""
+    paths = [Path(model).parts for model in models]
+    short = ["/".join(p[-3:-1]) if len(p) >= 3 and p[-1] == "model" else p[-1] for p in paths]
+    return short if len(set(short)) == len(short) else list(models)
+
+
+@contextlib.contextmanager
+def _naming(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Errors about a folder name it."""
     try:
-        kind = family_named(given).config if name == NETWORK else {HEAD: RESIDUAL_HEAD.config}[given]
-    except (ValueError, KeyError) as error:
-        known = ", ".join(FAMILIES if name == NETWORK else (HEAD,))
-        raise StoreError(f"family of {where} must be one of {known}, not {part.get('family')!r}") from error
-    config = build(kind, part.get("config"), f"config of {where}")
-    if not isinstance(part.get("sha256"), dict):
-        raise StoreError(f"{where} has no table of digests (sha256)")
-    file = part.get("weights")
-    if not isinstance(file, str) or Path(file).name != file:
-        raise StoreError(f"weights of {where} must be the name of a file, not {file!r}")
-    return config, part
+        yield
+    except KeyError as error:
+        raise StoreError(f"{folder}: {CONFIG} lacks {error}") from error
+    except (TypeError, ValueError, OSError) as error:
+        raise StoreError(f"{folder}: {error}") from error
+
+
+def _read_description(folder: Path) -> tuple[dict[str, Any], Parts]:
+    """The object in config.json, and its parts by name."""
+    if not (folder / CONFIG).is_file():
+        raise StoreError(f"not a model folder: it has no {CONFIG}")
+    description = read_object(folder / CONFIG)
+    version = description.get("format_version")
+    if version != FORMAT_VERSION:
+        raise StoreError(
+            f"{CONFIG} has format_version {version!r}, not {FORMAT_VERSION}; a Hugging Face folder is converted "
+            f"by: python -m convert import {folder} DST"
+        )
+    parts = {}
+    for name, section in description["parts"].items():
+        if name not in (NETWORK, HEAD):
+            raise StoreError(f"{CONFIG} has a part {name!r}, unknown to this version ({NETWORK}, {HEAD})")
+        family, weights = section["family"], section["weights"]
+        if not isinstance(weights, dict) or any(Path(file).name != file for file in weights):
+            raise StoreError(f"weights of {name} must be files with their SHA-256, not {weights!r:.99}")
+        kind = RESIDUAL_HEAD.config if family == name == HEAD else family_named(family).config
+        parts[name] = _built(kind, section["config"]), weights
+    return description, parts
+
+
+def _built(cls: type, values: Mapping[str, Any]) -> Any:
+    """A dataclass of these fields, whose lists are tuples."""
+    return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def _check_ids(config: ModelConfig, token_spec: TokenSpec, tokenizer: Tokenizer | None) -> None:
+    """Refuses special tokens, and ids of a tokenizer, beyond the vocabulary."""
+    size = config.vocab_size
+    optional = [token for token in (token_spec.bos, token_spec.mask) if token is not None]
+    for token in (*optional, *token_spec.stop, token_spec.pad):
+        if not 0 <= token < size:
+            raise StoreError(f"token_spec holds {token!r}, which is no id of a vocabulary of {size}")
+    last = -1 if tokenizer is None else tokenizer.vocab_size - 1
+    if last >= size:
+        raise StoreError(f"the tokenizer has the token id {last}, but the vocabulary ends at {size - 1}")
+
+
+def _check_leaves(config: Any, leaves: Mapping[str, Any]) -> None:
+    """Refuses parameters of other paths, shapes or types than a config asks for, and unknown types."""
+    for name in ("dtype", "param_dtype"):
+        if getattr(config, name) not in DTYPES:
+            raise StoreError(f"{name} must be one of {', '.join(DTYPES)}, not {getattr(config, name)!r}")
+    expected = flatten_dict(parameter_shapes(config), sep="/")
+    for path in sorted(expected.keys() | leaves.keys()):
+        if path not in leaves:
+            raise StoreError(f"parameter {path} is missing, although the config asks for it")
+        if path not in expected:
+            raise StoreError(f"parameter {path} is there, although the config does not ask for it")
+        leaf, want = leaves[path], expected[path]
+        have, asked = f"{leaf.dtype} {leaf.shape}", f"{want.dtype} {want.shape}"
+        if have != asked:
+            raise StoreError(f"parameter {path} is {have}, but the config asks for {asked}")
+
+
+def _check_head(head: ResidualHeadConfig, network: ModelConfig, trained_on: object, backbone: str) -> None:
+    """Refuses the head of another network, by its shape or by the fingerprint that it names."""
+    RESIDUAL_HEAD.check(head, network)
+    if trained_on != backbone:
+        raise StoreError(
+            f"the residual head was trained on another backbone (fingerprint {str(trained_on)[:12]}) than the one "
+            f"beside it ({backbone[:12]})"
+        )
+
+
+def _open_part(folder: Path, config: Any, weights: Mapping[str, str], allow_nonfinite: bool) -> Any:
+    """The parameters of a part, which lie in unchanged files and are those that its config asks for."""
+    tensors: dict[str, Lazy] = {}
+    for file in weights:
+        tensors |= open_tensors(folder / file)
+    _check_leaves(config, tensors)
+    for file in weights:
+        if _digest(folder / file) != weights[file]:
+            raise StoreError(f"{file} differs from its digest in {CONFIG}")
+    if not allow_nonfinite:
+        tensors = {path: finite(path, tensor) for path, tensor in tensors.items()}
+    return unflatten_dict(tensors, sep="/")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fingerprint(parts: Parts) -> str:
+    """The digest of what tells parts from others: shapes, and digests of files."""
+    content = {}
+    for name, (config, weights) in parts.items():
+        defaults = {field.name: field.default for field in dataclasses.fields(config)}
+        fields = config.to_dict().items()
+        counting = {key: value for key, value in fields if key not in IDLE_FIELDS and value != defaults[key]}
+        content[name] = {"family": config.family, "config": counting, "weights": weights}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

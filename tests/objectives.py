@@ -38,6 +38,11 @@ def three(key: Any, step: Any) -> Any:
     return jnp.int32(3)
 
 
+def one(key: Any, step: Any) -> Any:
+    """One recurrence."""
+    return three(key, step) - 2
+
+
 def texts(seed: int, *shape: int) -> np.ndarray:
     """Tokens that are neither special nor the mask."""
     return np.random.default_rng(seed).integers(3, 30, shape).astype(np.int32)
@@ -187,6 +192,29 @@ def unequal(name: str, seed: int = 1, drawn: bool = False) -> dict[str, Any]:
     if "prompt_weights" in batch:
         batch["prompt_weights"] = (np.arange(4) < SHARE[:, None] * 4).astype(np.float32)
     return jax.tree.map(jnp.asarray, batch | ({} if drawn else fixed_noise(name, seed)))
+
+
+# Denoisers read every position, the answers of "stepwise" are the last ones, and the states that are drawn in
+# "recurrent consistency" belong to places of the whole sequence.
+PADDED = [
+    name
+    for name in OBJECTIVES
+    if name not in ("stepwise", "recurrent consistency", "masked diffusion", "self-distillation")
+]
+
+
+def padded(name: str, batch: dict[str, Any]) -> dict[str, Any]:
+    """The batch in longer arrays, filled up with a token that is no padding."""
+    fill = dict.fromkeys(("weights", "labelled", "positions", "hidden", "reveals"), 0) | {"probability": 1}
+    along = {"noisy": 1, "clean": 1, "state": 1}  # axes of positions or pairs; otherwise the last one
+    fixed = ("prompt_lengths", "pairs", "recurrence", "step") + (("noisy", "clean") if name == "cllm" else ())
+
+    def longer(key: str, array: np.ndarray) -> np.ndarray:
+        axis = along.get(key, array.ndim - 1)
+        extra = [(0, 3 if i == axis else 0) for i in range(array.ndim)]
+        return np.pad(array, extra, constant_values=fill.get(key, 7))
+
+    return {key: x if key in fixed else longer(key, np.asarray(x)) for key, x in batch.items()}
 
 
 def fixed_noise(name: str, seed: int) -> dict[str, np.ndarray]:

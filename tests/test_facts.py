@@ -6,6 +6,7 @@ import subprocess
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.common.record import difference
 from paradec_jax import facts
 
 
@@ -14,8 +15,8 @@ def test_facts_are_json_and_name_the_machine():
     assert json.loads(json.dumps(found)) == found
     device = found["device"]
     assert device["platform"] == "cpu" and device["kind"] == device["processor"] and device["threads"] >= 1
-    assert found["versions"]["jax"] and facts.difference(found, facts.facts()) is None
-    assert device["kind"] in facts.told(found) and found["versions"]["jax"] in facts.told(found)
+    assert found["versions"]["jax"] and difference(found, facts.facts()) is None
+    assert device["kind"] in facts.in_words(found) and found["versions"]["jax"] in facts.in_words(found)
 
 
 def test_dtypes_are_those_of_the_arrays():
@@ -52,6 +53,6 @@ def test_memory_may_differ_between_runs_and_nothing_else():
     before = json.loads(json.dumps(now))
     before["device"]["memory_bytes"] = 1
     before["date"] = "before"
-    assert facts.difference(before, now) is None
+    assert difference(before, now) is None
     before["environment"]["XLA_FLAGS"] = "others"
-    assert "environment (XLA_FLAGS)" in facts.difference(before, now)
+    assert "environment (XLA_FLAGS)" in difference(before, now)

@@ -52,7 +52,7 @@ def test_a_call_compiles_its_loop_and_its_keys_and_other_knobs_nothing():
 
     def call(**options):
         with compiled() as names:
-            pd.generate(model, prompts, pd.AutoRegressive(), max_new_tokens=5, network=network, **options)
+            pd.generate(model, prompts, pd.AutoRegressive(network), max_new_tokens=5, **options)
         return names
 
     assert call() == ["_keys_of_samples", "compiled_run"]

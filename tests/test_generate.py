@@ -9,7 +9,6 @@ from recital import CONFIG, Recital, recite
 
 import paradec_jax as pd
 from experiments.tasks import build_tokenizer, token_spec
-from paradec_jax.config import RecurrentDepthConfig, TokenSpec
 from paradec_jax.decode.machine import drive
 from paradec_jax.generate import row_keys
 from paradec_jax.store import Model
@@ -26,8 +25,8 @@ def model(tokenizer: Tokenizer) -> Model:
     return Model(CONFIG, {}, token_spec(), tokenizer)
 
 
-def generated(model, prompts, tokens, **options) -> pd.Generation:
-    return pd.generate(model, prompts, pd.AutoRegressive(), max_new_tokens=tokens, **options)
+def generated(model, prompts, tokens, network=None, **options) -> pd.Generation:
+    return pd.generate(model, prompts, pd.AutoRegressive(network), max_new_tokens=tokens, **options)
 
 
 def test_text_tokens_and_counts(model, tokenizer):
@@ -46,7 +45,7 @@ def test_text_tokens_and_counts(model, tokenizer):
 
 def test_unequal_prompts_stop_at_their_own_budget(model, tokenizer):
     network = recite(tokenizer, "0 1 2 3 4 5 6 7 8 9", end=False)
-    out = pd.generate(model, ["", "0 1"], pd.AutoRegressive(), max_new_tokens=3, network=network)
+    out = generated(model, ["", "0 1"], 3, network)
     assert out.text == ["0 1 2", " 2 3 4"]
     assert out.reasons == [pd.Reason.BUDGET] * 2
     assert out.log_probs is None
@@ -54,10 +53,10 @@ def test_unequal_prompts_stop_at_their_own_budget(model, tokenizer):
 
 def test_samples_draw_apart_and_the_same_in_any_batch(model):
     network = Recital((), flat=True)
-    options = {"knobs": pd.AutoRegressive.Knobs(temperature=1.0), "network": network}
+    hot = pd.AutoRegressive.Knobs(temperature=1.0)
 
     def ids(prompts, samples, seed=0):
-        return generated(model, prompts, 8, samples=samples, seed=seed, **options)
+        return generated(model, prompts, 8, network, samples=samples, seed=seed, knobs=hot)
 
     both = ids(["Ana", "Ben"], 3)
     assert len({tuple(row) for row in both.tokens}) == 6
@@ -111,7 +110,7 @@ def test_stop_strings_leave_other_rows_alone(model, tokenizer):
 def test_equal_buckets_share_one_program(model, tokenizer):
     network, before = recite(tokenizer, STORY), drive.compiled_run._cache_size()
     for seed, prompt in enumerate(("Ana", "Ana has 12 apples", "", "Ben")):
-        pd.generate(model, [prompt], pd.AutoRegressive(), max_new_tokens=20, network=network, seed=seed)
+        generated(model, [prompt], 20, network, seed=seed)
     assert drive.compiled_run._cache_size() == before + 1
 
 
@@ -132,20 +131,20 @@ def test_equal_buckets_share_one_program(model, tokenizer):
     ],
 )
 def test_errors_come_before_compilation(model, arguments, message):
-    arguments = {"prompts": ["Ana"], "max_new_tokens": 4} | arguments
     with pytest.raises(ValueError, match=message):
-        pd.generate(model, arguments.pop("prompts"), pd.AutoRegressive(), **arguments)
+        pd.generate(
+            model, decoder=pd.AutoRegressive(), **{"prompts": ["Ana"], "max_new_tokens": 4, **arguments}
+        )
 
 
-def test_a_model_without_tokenizer_says_so():
-    model = Model(RecurrentDepthConfig(vocab_size=32, width=16, heads=2, feed_forward=24), {}, TokenSpec())
+def test_a_model_without_tokenizer_says_so(model):
     with pytest.raises(ValueError, match="no tokenizer"):
-        pd.generate(model, ["Ana"], pd.AutoRegressive(), max_new_tokens=4)
+        generated(dataclasses.replace(model, tokenizer=None), ["Ana"], 4)
 
 
 def test_a_prompt_may_fill_the_model_to_its_last_position(model, tokenizer):
-    text = "Ana" * 1 + " 1" * 238
+    text = "Ana" + " 1" * 238
     count = len(tokenizer.encode(text)) + 1
     network = dataclasses.replace(recite(tokenizer, STORY, start=count), max_length=count + 4)
-    out = pd.generate(model, [text], pd.AutoRegressive(), max_new_tokens=4, network=network)
+    out = generated(model, [text], 4, network)
     assert out.tokens == [tokenizer.encode(STORY)[:4]]

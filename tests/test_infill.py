@@ -12,12 +12,12 @@ import paradec_jax as pd
 from experiments.replicas import ReleasedMasked
 from paradec_jax import cli
 from paradec_jax.config import MASKED_DIFFUSION_PRESETS, TokenSpec
-from paradec_jax.models.denoiser import parameter_shapes
+from paradec_jax.families import parameter_shapes
 from paradec_jax.store import Model, save
 
 STUB = StubDenoiser(sharpness=30.0)
 CONFIG = MASKED_DIFFUSION_PRESETS["test-mdlm"]
-CAUSAL = {"decoder": pd.AutoRegressive(), "network": StubCausal(), "knobs": None}
+CAUSAL = {"decoder": pd.AutoRegressive(StubCausal()), "knobs": None}
 COLD = pd.Masked.Knobs(temperature=0.0, steps=4)
 
 
@@ -35,8 +35,8 @@ def model() -> Model:
     return Model(CONFIG, {}, TokenSpec(mask=STUB.mask, alignment="own", stop=(0,)), TOKENIZER)
 
 
-def fill(model: Model, pieces, decoder=None, **options) -> pd.Generation:
-    return pd.infill(model, pieces, decoder, network=STUB, **{"knobs": COLD, **options})
+def fill(model: Model, pieces, **options) -> pd.Generation:
+    return pd.infill(model, pieces, **{"decoder": pd.Masked(STUB), "knobs": COLD, **options})
 
 
 def test_gaps_are_filled_around_what_is_given(model):
@@ -51,58 +51,57 @@ def test_gaps_are_filled_around_what_is_given(model):
 
 
 def test_several_texts_and_samples_draw_apart_and_the_same_in_any_batch(model):
-    flat = StubDenoiser(sharpness=0.0)
+    flat = pd.Masked(StubDenoiser(sharpness=0.0))
     texts = [["d", 4], [2, "e", 7, "b"]]
-    both = pd.infill(model, texts, network=flat, samples=3, seed=1)
+    both = pd.infill(model, texts, flat, samples=3, seed=1)
     assert len(both.text) == 6 and len(set(both.text)) == 6
     assert [len(text) for text in both.text] == [5] * 3 + [11] * 3
-    assert pd.infill(model, texts[1], network=flat, samples=3, seed=1).text == both.text[3:]
-    assert pd.infill(model, texts[1], network=flat, samples=3, seed=1, bucket=64).text == both.text[3:]
-    assert pd.infill(model, texts[1], network=flat, samples=3, seed=2).text != both.text[3:]
+    assert pd.infill(model, texts[1], flat, samples=3, seed=1).text == both.text[3:]
+    assert pd.infill(model, texts[1], flat, samples=3, seed=2).text != both.text[3:]
 
 
 def test_texts_begin_with_nothing(model):
-    out = pd.generate(model, ["", "d"], pd.Masked(), knobs=COLD, max_new_tokens=4, network=STUB)
+    out = pd.generate(model, ["", "d"], pd.Masked(STUB), knobs=COLD, max_new_tokens=4)
     assert out.text == [expected("____"), expected("d____")[1:]]
     with pytest.raises(ValueError, match="prompt 0 has no token and the model no bos to start from"):
-        pd.generate(model, [""], pd.AutoRegressive(), max_new_tokens=4, network=StubCausal())
+        pd.generate(model, [""], pd.AutoRegressive(StubCausal()), max_new_tokens=4)
 
 
 @pytest.mark.parametrize(
     ("decoder", "knobs"),
-    [(pd.Masked(), COLD), (ReleasedMasked(steps=4), ReleasedMasked.Knobs(temperature=0.0))],
+    [(pd.Masked(STUB), COLD), (ReleasedMasked(STUB, steps=4), ReleasedMasked.Knobs(temperature=0.0))],
 )
 def test_a_begin_of_text_that_is_the_stop_token_too_ends_no_row_where_it_is_given(model, decoder, knobs):
     """As in GPT-2's vocabulary: a row from nothing begins with it, and ends where it is generated."""
     both = dataclasses.replace(model, token_spec=TokenSpec(bos=0, mask=STUB.mask, alignment="own", stop=(0,)))
-    out = pd.generate(both, ["", "a", "c"], decoder, knobs=knobs, max_new_tokens=9, network=STUB)
+    out = pd.generate(both, ["", "a", "c"], decoder, knobs=knobs, max_new_tokens=9)
     wanted = [expected("a" + "_" * 9)[1:], expected("aa" + "_" * 9)[2:], expected("ac" + "_" * 9)[2:]]
     assert [len(text.partition("a")[0]) for text in wanted] == [4, 4, 3]
     assert ["".join("abcdefghij"[token] for token in row) for row in out.tokens] == [
         text.partition("a")[0] + "a" for text in wanted
     ]
     assert out.reasons == [pd.Reason.STOP] * 3
-    filled = pd.infill(both, ["a", 3, "a", 2], decoder, knobs=knobs, network=STUB)
+    filled = pd.infill(both, ["a", 3, "a", 2], decoder, knobs=knobs)
     assert filled.text == [expected("aa___a__")] and filled.reasons == [pd.Reason.BUDGET]
 
 
 def test_texts_may_be_longer_than_the_model_in_windows(model):
     short = StubDenoiser(sharpness=30.0, max_length=8)
     free = Model(CONFIG, {}, TokenSpec(mask=short.mask, alignment="own"), TOKENIZER)
-    knobs = pd.Strided.Knobs(temperature=0.0, steps=4)
-    out = pd.generate(free, ["d"], pd.Strided(stride=3), knobs=knobs, max_new_tokens=20, network=short)
+    strided, knobs = pd.Strided(short, stride=3), pd.Strided.Knobs(temperature=0.0, steps=4)
+    out = pd.generate(free, ["d"], strided, knobs=knobs, max_new_tokens=20)
     assert out.text == [expected("d" + "_" * 20)[1:]]
-    out = pd.infill(free, ["d", 12, "e", 5], pd.Strided(stride=3), knobs=knobs, network=short)
+    out = pd.infill(free, ["d", 12, "e", 5], strided, knobs=knobs)
     assert len(out.text[0]) == 19 and out.text[0][0] == "d" and out.text[0][13] == "e"
     with pytest.raises(ValueError, match="19 tokens, more than the 8 positions the model was built for"):
-        pd.infill(free, ["d", 12, "e", 5], network=short)
+        pd.infill(free, ["d", 12, "e", 5], pd.Masked(short))
 
 
 @pytest.mark.parametrize(
     ("pieces", "options", "message"),
     [
         (["de"], {}, "the text has no gap: put a number of tokens between its pieces"),
-        (["d", 0], {}, "a gap must be of at least 1 token, not 0"),
+        (["d", 0], {}, "a gap must be of at least 1 and at most 1048576 tokens, not 0"),
         (["d", 64], {}, "65 tokens, more than the 64 positions the model was built for"),
         (["d", 2, "k"], {}, "row 0 gives the mask token 10 at position 3"),
         (["d", 2], {"samples": 0}, "samples must be at least 1, not 0"),
@@ -111,13 +110,13 @@ def test_texts_may_be_longer_than_the_model_in_windows(model):
 )
 def test_bad_input_is_named(model, pieces, options, message):
     with pytest.raises(ValueError, match=message):
-        pd.infill(model, pieces, **{"network": STUB, "knobs": COLD, **options})
+        fill(model, pieces, **options)
 
 
 def test_decoders_that_append_fill_no_holes():
     model = Model(CONFIG, {}, TokenSpec(), TOKENIZER)
     with pytest.raises(ValueError, match="AutoRegressive appends tokens, so it cannot fill the holes"):
-        pd.infill(model, ["d", 2], pd.AutoRegressive(), network=StubCausal())
+        pd.infill(model, ["d", 2], pd.AutoRegressive(StubCausal()))
 
 
 # The command

@@ -5,15 +5,7 @@ import os
 
 import pytest
 
-from paradec_jax.io import (
-    MOST_CHARACTERS,
-    atomic_write_text,
-    claimed,
-    json_lines,
-    one_sentence,
-    read_object,
-    string_in,
-)
+from paradec_jax.io import MOST_CHARACTERS, atomic_write_text, json_lines, one_sentence, read_object
 
 # What `str.splitlines` takes for the end of a line, but JSON lines and RFC 8259 do not; JSON escapes the ASCII ones.
 SEPARATORS = "\x85\u2028\u2029"
@@ -38,49 +30,29 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     assert path.read_text() == "old" and os.listdir(tmp_path) == [path.name]
 
 
-def test_leftovers_of_killed_writers_go_with_the_next_write(tmp_path):
-    path = tmp_path / "result.json"
-    (tmp_path / f".result.json.{'0' * 32}").write_text("half")
-    kept = [".result.json.note", ".result.jsonl." + "0" * 32]
-    for name in kept:
-        (tmp_path / name).write_text("somebody else's")
-
-    def make():
-        living = tmp_path / f".result.json.{'1' * 32}"
-        living.touch()
-        return living
-
-    with claimed(make) as living:  # a writer that lives
-        atomic_write_text(path, "new")
-        assert sorted(os.listdir(tmp_path)) == sorted([*kept, living.name, path.name])
-    atomic_write_text(path, "newer")
-    assert sorted(os.listdir(tmp_path)) == sorted([*kept, path.name])
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[" * 100_000, "nested too deep"),
+        ("[" * 100_000, "is not valid JSON"),
         ("{", r"is not valid JSON \(Expecting"),
         ("9" * 5000, "is not valid JSON"),
         ("[1]", "must hold one JSON object"),
-        (" " * 101 + "{}", "has 103 bytes, but a file of its kind has at most 100"),
     ],
-    ids=["lists", "open", "number", "list", "long"],
+    ids=["lists", "open", "number", "list"],
 )
 def test_json_of_strangers(text, message, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=rf"config\.json .*{message}|config\.json {message}"):
-        read_object(path, 100 if text.startswith(" ") else 10**6)
+    with pytest.raises(ValueError, match=rf"config\.json {message}"):
+        read_object(path)
     path.write_bytes(b'\xef\xbb\xbf{"a": "\xef\xbb\xbf"}')
     assert read_object(path) == {"a": "\ufeff"}
 
 
 def test_a_sentence_is_one_line_of_some_letters():
     assert one_sentence(ValueError("a\nb\x1b[31m  c")) == "a b\N{REPLACEMENT CHARACTER}[31m c"
-    told = one_sentence(ValueError("start " + "x" * 1000 + " end"))
-    assert len(told) == MOST_CHARACTERS and told.startswith("start") and told.endswith("end")
+    text = one_sentence(ValueError("start " + "x" * 1000 + " end"))
+    assert len(text) == MOST_CHARACTERS and text.startswith("start") and text.endswith("end")
     assert one_sentence(MemoryError()) == "not enough memory" and one_sentence(KeyError()) == "KeyError"
 
 
@@ -109,14 +81,16 @@ def test_json_lines_are_read_one_at_a_time(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"{", "is not JSON: Expecting property name .* .character 2."),
-        (b'{"a": 1} {"a": 2}', "is not JSON: Extra data .character 10."),
-        ('\u2028{"a": 1}'.encode(), "is not JSON: Expecting value .character 1."),
-        (b"[1]", "is a list, not an object"),
-        (b"null", "is null, not an object"),
-        (b'{"a": "\xff"}', "is not UTF-8: invalid start byte at byte 8 of the line"),
-        (b"[" * 100_000, "is not JSON for us: it is nested too deep"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "is not JSON for us: Exceeds the limit"),
+        (b"{", "is not JSON: Expecting property name"),
+        (b'{"a": 1} {"a": 2}', "is not JSON: Extra data"),
+        ('\u2028{"a": 1}'.encode(), "is not JSON: Expecting value"),
+        (b"[1]", r"is \[1\], not an object"),
+        (b"null", "is None, not an object"),
+        (b'{"a": "\xff"}', "is not UTF-8: .*invalid start byte"),
+        (b"[" * 100_000, "is not JSON: maximum recursion depth"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "is not JSON: Exceeds the limit"),
+        (b"{}", 'lacks "a", which must be a string'),
+        (b'{"a": 3}', 'lacks "a", which must be a string'),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -124,13 +98,4 @@ def test_json_lines_that_are_wrong(line, message, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"a": "fine"}\n\n' + line + b"\n")
     with pytest.raises(ValueError, match=f"^line 3 of {path} {message}"):
-        list(json_lines(path))
-
-
-def test_strings_in_json_lines():
-    assert string_in({"text": "a\u2028b"}, "text", "line 3 of F") == "a\u2028b"
-    with pytest.raises(ValueError, match=r'^line 3 of F lacks "text"$'):
-        string_in({"words": "a"}, "text", "line 3 of F")
-    for value, kind in ((3, "a number"), (None, "null"), ([], "a list"), (True, "a boolean")):
-        with pytest.raises(ValueError, match=f'^line 3 of F: "text" must be a string, not {kind}$'):
-            string_in({"text": value}, "text", "line 3 of F")
+        list(json_lines(path, "a"))

@@ -14,8 +14,7 @@ from experiments.tasks.words import problem
 from paradec_jax.cli import watch
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.problems import encode_prompts
-from paradec_jax.evaluate.compare import Prompts, _Answer, _texts
-from paradec_jax.evaluate.likelihood import continuation_row
+from paradec_jax.evaluate.likelihood import continuation_span
 from paradec_jax.infill import _with_gaps
 from paradec_jax.store import Model
 from paradec_jax.tokenizer import StreamDecoder
@@ -95,9 +94,9 @@ def test_gaps_training_rows_and_likelihoods_hold_the_whole_text(kind):
         BOS if token < 0 else token for token in _with_gaps(tokenizer, SPEC, ["a ", "b ", 2, " b. c", 1])
     ]
     assert filled[0] == BOS and tokenizer.decode(filled, skip_special=True) == "a b  b. c"
-    row = continuation_row(tokenizer, SPEC, "a", "b c", 64)
-    assert tokenizer.decode(row.ids, skip_special=True) == "ab c"
-    assert tokenizer.decode_after(row.ids[: -row.count], row.ids[-row.count :]) == "b c"
+    span = continuation_span(tokenizer, SPEC, "a", "b c", 64)
+    assert tokenizer.decode(span.ids, skip_special=True) == "ab c"
+    assert tokenizer.decode_after(span.ids[: span.start], span.ids[span.start :]) == "b c"
 
 
 @pytest.mark.parametrize("kind", ["llama", "byte fallback", "byte level"])
@@ -122,23 +121,13 @@ def test_a_text_that_brings_its_begin_of_text_gets_no_second_one(kind):
     assert tokenizer.begun([], None) == [] and tokenizer.begun([EOS], None) == [EOS]
 
 
-def test_answers_that_are_compared_are_parts_of_their_texts():
-    tokenizer = llama()
-    rows = [tokenizer.begun(tokenizer.encode(text), BOS) for text in ("a\n", "a b")]
-    lengths = np.asarray([len(row) for row in rows])
-    tokens = np.asarray([row + [0] * (8 - len(row)) for row in rows])
-    answers = [_Answer(tokenizer.encode_after("a", " b"), {}) for _ in rows]
-    model = Model(CONFIG, {}, SPEC, tokenizer)
-    assert _texts(model, Prompts(tokens, lengths, None, 8, ()), answers) == [" b", " b"]
-
-
 def test_what_moves_on_the_screen_goes_on_where_the_text_shown_ends():
     tokenizer = byte_level()
     first, second = tokenizer.encode("é")
     rows = SimpleNamespace(completions=lambda: [[*tokenizer.encode("a"), first]])
     decoder = SimpleNamespace(drafts=lambda state: np.asarray([[second, *tokenizer.encode("b"), -1]]))
-    prepared = SimpleNamespace(prompts=[[BOS]], decoder=decoder, tokenizer=tokenizer)
-    assert watch._drafts(prepared, SimpleNamespace(rows=rows), "a") == "éb"
+    task = SimpleNamespace(prompts=[[BOS]], decoder=decoder, model=Model(CONFIG, {}, SPEC, tokenizer))
+    assert watch._moving(task, SimpleNamespace(rows=rows), "a") == "éb"
 
 
 @pytest.mark.parametrize(

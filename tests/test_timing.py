@@ -13,22 +13,16 @@ def requests(count):
 
 
 def test_measure():
-    cases = [Case(pd.Static(STUB, 16, recurrence=r)) for r in (1, 2)]
+    cases = [Case(pd.Static(STUB, 16, recurrence=r), {}) for r in (1, 2)]
     done = []
-    speeds = measure(cases, {}, requests(2), passes=3, advance=done.append)
+    speeds = measure(cases, requests(2), passes=3, advance=done.append)
     assert sum(done) == 2 * (3 + 1)
     for speed, r in zip(speeds, (1, 2), strict=True):
-        assert (speed.batch, speed.tokens, speed.calls) == (1, 12, 10)
+        assert (speed.batch, speed.tokens, speed.calls, speed.generated) == (1, 12, 10, (6, 6))
         assert (speed.counts["network_calls"], speed.counts["recurrences"]) == (12, 12 * r)
-        # The prompt is one call in each of the two requests.
-        assert speed.step_counts == {"network_calls": 10, "positions": 10, "recurrences": 10 * r}
         assert len(speed.passes) == 3 and speed.seconds == sorted(speed.passes)[1]
         assert speed.passes == tuple(sum(each) for each in speed.each)
         assert sorted(sum(each) for each in speed.each_reading)[1] == speed.init_seconds
-        assert speed.generated == (6, 6)
         assert speed.tokens_per_second == pytest.approx(12 / speed.seconds)
-        assert len(speed.decoded) == 2
-    (short,) = measure(cases[:1], {}, requests(2), passes=3, enough=lambda: True)
-    assert len(short.each) == 1 and len(short.each[0]) == 2
     with pytest.raises(ValueError, match="one shape"):
-        measure(cases, {}, [*requests(1), make_request([[1, 2]], max_new_tokens=6)])
+        measure(cases, [*requests(1), make_request([[1, 2]], max_new_tokens=6)])

@@ -22,9 +22,9 @@ from experiments.common.record import write_record
 from paradec_jax import Model, ResidualSpeculative, facts, load, store, trace
 from paradec_jax.decode.block.head import ZERO
 from paradec_jax.decode.machine.rows import NETWORK_CALLS
-from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate.compare import case_of, prompts_of, with_parameters
+from paradec_jax.evaluate.cases import case_of, prompts_of
 from paradec_jax.evaluate.intervals import ends, ratio
+from paradec_jax.evaluate.setting import Setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,11 @@ class Options:
 
 def record(state: Any, info: Any) -> dict[str, Any]:
     """What is kept of a step."""
-    return {"exists": info.exists, "accepted": info.accepted, "calls": state.rows.counts[NETWORK_CALLS]}
+    return {
+        "exists": info.drafts.exists,
+        "accepted": info.accepted,
+        "calls": state.rows.counts[NETWORK_CALLS],
+    }
 
 
 def counted(steps: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -69,15 +73,14 @@ def counted(steps: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
 def measured(model: Model, problems: Problems, setting: Setting, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """What `counted` finds of every problem, both [N, K - 1]."""
     prompts = prompts_of(model, problems.prompts, seed, problems.budget)
-    params, block = model.network.prepare(model.params), model.network.block
-    case = with_parameters(case_of(setting, setting.decoder, model, prompts.size), model, params)
+    case, block = case_of(setting, model, prompts.size), model.network.block
     most = (prompts.budget // block + 2) * (block + 1)
     count, found = len(problems.prompts), []
     rows = min(problems.rows, count)
     for first in range(0, count, rows):
         some = list(range(first, min(first + rows, count)))
         request = prompts.request(some + some[-1:] * (rows - len(some)))  # of one program
-        _, steps = trace(case.decoder, case.parameters(params), request, case.knobs, n=most, record=record)
+        _, steps = trace(case.decoder, case.params, request, case.knobs, n=most, record=record)
         found.append([of[: len(some)] for of in counted(steps)])
     drafts, right = (np.concatenate(of) for of in zip(*found, strict=True))
     return drafts, right

@@ -11,10 +11,8 @@ import tyro
 from experiments.block_diffusion.lines import Line, baseline_of
 from experiments.block_diffusion.problems import Asked
 from paradec_jax import BlockDenoising, Residual, ResidualSpeculative
-from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.disk.bundled import locate
-from paradec_jax.disk.folders import StoreError
-from paradec_jax.evaluate.options import choose
+from paradec_jax.disk.folders import StoreError, locate
+from paradec_jax.evaluate.setting import Setting
 
 HEAD = "head"
 TRAINED = {
@@ -124,8 +122,8 @@ class Shop:
 
     def line(self, name: str, place: str, kind: str, decoder: Any, **knobs: Any) -> Line:
         """A line, whose decoder has no knobs that it has no use for."""
-        _, own = choose(kind, decoder, options={"temperature": self.temperature, **knobs})
-        return Line(name, place, Setting(kind, decoder, own))
+        chosen = Setting(kind, decoder).changed({"temperature": self.temperature, **knobs})
+        return Line(name, place, dataclasses.replace(chosen, decoder=decoder))
 
     def dynamic(self, name: str, place: str, kind: str, decoder: Any, **knobs: Any) -> list[Line]:
         """A line a threshold."""

@@ -33,7 +33,7 @@ from paradec_jax import BlockDenoising, Model, SoftBlock, facts, load, rollout
 from paradec_jax.decode.rules.sampling import log_probability
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.decode.rules.windows import put, window
-from paradec_jax.evaluate import paired, wilson
+from paradec_jax.evaluate.intervals import paired, wilson
 
 SDAR = 0.9  # the threshold of the released evaluation
 LEAST = 0.2  # a random threshold is at least this

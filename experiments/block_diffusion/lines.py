@@ -8,7 +8,6 @@ backbone, whatever heads they have, are decoded beside its static decoding of on
 import dataclasses
 import hashlib
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,11 @@ import numpy as np
 from experiments.block_diffusion.problems import Problems
 from experiments.common.record import rows_begun, write_record
 from paradec_jax import BlockDenoising, Model, load, store
-from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate import compare
+from paradec_jax.cli.output import progress
+from paradec_jax.evaluate.cases import Source
+from paradec_jax.evaluate.compare import compare
 from paradec_jax.evaluate.intervals import bootstrap, ends, paired, ratio
+from paradec_jax.evaluate.setting import Setting
 from paradec_jax.generate import lacks_head
 
 Row = dict[str, Any]
@@ -149,34 +150,30 @@ class Rows:
 
     def _decode(self, lines: Sequence[Line]) -> None:
         """Decodes lines of one backbone beside its baseline, and writes the file."""
-        first, base = self.loaded(lines[0]).model, baseline_of(self.problems.temperature)
-        start = dataclasses.replace(lines[0], setting=base)
+        start = dataclasses.replace(lines[0], setting=baseline_of(self.problems.temperature))
         others = [line for line in lines if self._key(line) != self._key(start)]
         every = [start, *others]
-        result = compare(
-            first,
-            self.problems.prompts,
-            [line.setting for line in every],
-            name=store.names_of([lines[0].place])[0],
-            seed=self.kept["seed"],
-            budget=self.problems.budget,
-            score=self.problems.score,
-            timed=self.kept["timed"],
-            passes=self.kept["passes"],
-            rows=self.problems.rows,
-            report=lambda stage, done, total: print(
-                f"\r{stage}: {done} of {total}  ", end="", file=sys.stderr
-            ),
-            models=[self.loaded(line).model for line in every],
-        )
-        print(file=sys.stderr)
+        sources = [
+            Source(store.names_of([line.place])[0], self.loaded(line).model, line.setting) for line in every
+        ]
+        with progress() as report:
+            result = compare(
+                sources,
+                self.problems.prompts,
+                seed=self.kept["seed"],
+                budget=self.problems.budget,
+                score=self.problems.score,
+                timed=self.kept["timed"],
+                passes=self.kept["passes"],
+                rows=self.problems.rows,
+                report=report,
+            )
         assert result.calls is not None
         blocks = (
             None if self.problems.blocks is None else [self.problems.blocks(texts) for texts in result.texts]
         )
         for i, line in enumerate(every):
             row = dict(result.rows[i]) | {
-                "model": store.names_of([line.place])[0],
                 "right": "".join("01"[int(right)] for right in result.exact[i]),
                 "calls": " ".join(map(str, result.calls[i].tolist())),
                 "texts": "".join(hashlib.sha256(t.encode()).hexdigest()[:DIGEST] for t in result.texts[i]),

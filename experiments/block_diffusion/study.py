@@ -22,9 +22,9 @@ from experiments.block_diffusion.chosen import HEAD, Options, Shop
 from experiments.block_diffusion.lines import Line, Row, Rows, baseline_of
 from experiments.common.command import run as run_command
 from experiments.common.plots import draw_panels, if_possible
+from experiments.common.ratios import times
 from experiments.common.record import write_record
 from paradec_jax import BlockDenoising, ResidualSpeculative, load, store
-from paradec_jax.evaluate.intervals import times
 
 Study = Callable[[Shop], Sequence[Line]]
 

@@ -27,7 +27,7 @@ from experiments.common import precision
 from experiments.common.cluster import Cluster
 from experiments.common.command import run
 from experiments.common.processes import by_first, claim_together, on_this
-from experiments.common.runs import in_half, optimizer_of, over
+from experiments.common.runs import hooks_of, in_half, optimizer_of, over
 from experiments.common.watch import Watch
 from experiments.tasks.batches import Mixture
 from experiments.tasks.chains import Followers
@@ -37,7 +37,7 @@ from paradec_jax.families import init_params, parameter_shapes
 from paradec_jax.losses import BlockRules, block_diffusion_loss
 from paradec_jax.models import batch_flops
 from paradec_jax.noise import BlockNoise
-from paradec_jax.train import TrainState, fit
+from paradec_jax.train import TrainState, fit, make_train_step
 
 CHECKPOINT_EVERY, EVALUATE_EVERY = 200, 500  # updates
 
@@ -213,31 +213,31 @@ def above(params: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]
 
 
 def train(
-    recipe: Recipe, model: Model, ground: Ground, folder: Path, minutes: float, **options: Any
+    recipe: Recipe,
+    model: Model,
+    ground: Ground,
+    folder: Path,
+    minutes: float,
+    mesh: jax.sharding.Mesh | None = None,
+    **options: Any,
 ) -> TrainState:
-    """The state after the training, or where its minutes were over; `options` are further ones of `fit`."""
+    """The state after the training, or where its minutes were over; `options` are further ones of `hooks_of`."""
     rules = BlockRules(BlockNoise(recipe.noise), recipe.blocks)
     judge = HeldOut(ground, recipe.blocks[0], batches=2).of(model)
 
     def evaluate(state: TrainState) -> Mapping[str, float]:
         return judge(on_this(state.ema))
 
+    loss = block_diffusion_loss(model.network, model.token_spec, rules)
+    optimizer, key = optimizer_of(recipe, model.config), jax.random.fold_in(jax.random.key(recipe.seed), 1)
+    judged = {"evaluate": evaluate, "evaluate_every": EVALUATE_EVERY}
+    flops = batch_flops(model.network)
     return fit(
-        block_diffusion_loss(model.network, model.token_spec, rules),
-        dict(model.params),
+        make_train_step(loss, optimizer, ema_decay=recipe.ema_decay),
+        TrainState.create(dict(model.params), optimizer, key, ema=True, mesh=mesh),
         batches_of(ground, recipe.seed, recipe.batch_tokens, math.lcm(*recipe.blocks)),
-        optimizer=optimizer_of(recipe, model.config),
         steps=recipe.steps,
-        key=jax.random.fold_in(jax.random.key(recipe.seed), 1),
-        folder=folder,
-        checkpoint_every=CHECKPOINT_EVERY,
-        log_every=20,
-        ema_decay=recipe.ema_decay,
-        evaluate=evaluate,
-        evaluate_every=EVALUATE_EVERY,
-        limit_s=60 * minutes,
-        flops=batch_flops(model.network),
-        **options,
+        hooks=hooks_of(folder, CHECKPOINT_EVERY, flops=flops, minutes=minutes, **judged, **options),
     )
 
 
@@ -247,7 +247,6 @@ def main(
     export: Path | None = None,
     minutes: float = 75.0,
     allow: tuple[str, ...] = (),
-    peak_flops: float | None = None,
     cluster: tyro.conf.OmitArgPrefixes[Cluster] = Cluster(),  # noqa: B008
     watch: tyro.conf.OmitArgPrefixes[Watch] = Watch(),  # noqa: B008
 ) -> None:
@@ -258,13 +257,12 @@ def main(
       folder: where checkpoints, metrics, `held_out.json` and `model` go; `runs/NAME` by default.
       export: where a copy of the model with parameters in bfloat16 goes; none by default.
       minutes: after so many this call saves and ends; the next one goes on.
-      allow: what may differ from what the run was begun with (`FOLDER/run.json`, `recipe.json`), such as "recipe".
-      peak_flops: operations a second that one device can do; the log then tells utilisation, the share of it, of all.
+      allow: what may differ from what the run was begun with (`FOLDER/run.json`, `recipe.json`), such as "loss".
       cluster: processes and devices.
       watch: what is told beside the log.
     """
     folder = Path("runs") / recipe.name if folder is None else folder
-    options = {"allow": allow, "peak_flops": peak_flops, **watch.options(folder, recipe.steps)}
+    options = {"allow": allow, "more": watch.hooks(folder, recipe.steps)}
     mesh, recipe = cluster.join(), recipe.settled()
     ground = recipe.source()
     model = untrained(recipe, ground)

@@ -31,7 +31,7 @@ from experiments.common import precision
 from experiments.common.cluster import Cluster
 from experiments.common.command import run
 from experiments.common.processes import by_first, claim_together, on_this
-from experiments.common.runs import in_half, optimizer_of, over
+from experiments.common.runs import hooks_of, in_half, optimizer_of, over
 from experiments.common.watch import Watch
 from experiments.tasks.batches import Mixture
 from experiments.tasks.chains import Followers
@@ -39,11 +39,12 @@ from paradec_jax import Model, load, store
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.io import atomic_write_text
 from paradec_jax.losses import ResidualRules, residual_loss
+from paradec_jax.losses.block_diffusion import lengths_of
 from paradec_jax.losses.residual import Unrolling
 from paradec_jax.models import ResidualHeadNetwork, head_flops
 from paradec_jax.models.residual_head import init_params
 from paradec_jax.noise import BlockNoise
-from paradec_jax.train import TrainState, fit
+from paradec_jax.train import TrainState, fit, make_train_step
 
 CHECKPOINT_EVERY, EVALUATE_EVERY = 200, 250  # updates
 JUDGED = ("kl", "uncorrected_kl", "agreement", "uncorrected_agreement")
@@ -218,7 +219,8 @@ class Judge:
     def of(self) -> Callable[[Any], dict[str, float]]:
         """Means over judged positions, of all steps and of each one, as a function of the head's parameters."""
         unrolling = Unrolling(self.model.network, self.head, self.model.token_spec, self.rules, 32)
-        made = self.ground.held_out(self.batch_tokens, math.lcm(*unrolling.lengths))
+        lengths = lengths_of(self.model.network, self.rules.blocks)
+        made = self.ground.held_out(self.batch_tokens, math.lcm(*lengths))
         kept = [made(i) for i in range(self.batches)]
         keys = jax.random.split(jax.random.key(0), self.batches)
 
@@ -254,39 +256,39 @@ def sums(unrolling: Unrolling, params: Any, frozen: Any, batch: Any, key: jax.Ar
     """What is judged, summed over the positions of each step, and how many positions these are."""
     of_texts, of_reveals = jax.random.split(key)
     texts = unrolling.texts(batch, of_texts)
-    steps = unrolling.unroll(params, frozen, texts, of_reveals)
+    steps = unrolling.unroll(params, frozen, texts, unrolling.reveals(texts, of_reveals))
     _, found = unrolling.judge(frozen, texts, steps)
     found["judged"] = jnp.ones_like(found["kl"])
     return {name: jnp.sum(jnp.where(steps.still, value, 0), axis=(1, 2)) for name, value in found.items()}
 
 
 def train(
-    recipe: Recipe, model: Model, head: ResidualHeadNetwork, folder: Path, minutes: float, **options: Any
+    recipe: Recipe,
+    model: Model,
+    head: ResidualHeadNetwork,
+    folder: Path,
+    minutes: float,
+    mesh: jax.sharding.Mesh | None = None,
+    **options: Any,
 ) -> TrainState:
-    """The state after the training, or where its minutes were over; `options` are further ones of `fit`."""
+    """The state after the training, or where its minutes were over; `options` are further ones of `hooks_of`."""
     ground, key = recipe.source(), jax.random.key(recipe.seed)
     judge = Judge(model, head, recipe.rules(), ground).of()
 
     def evaluate(state: TrainState) -> Mapping[str, float]:
         return judge(on_this(state.ema))
 
+    loss = residual_loss(model.network, head, model.token_spec, recipe.rules())
+    params = init_params(head.config, jax.random.fold_in(key, 0), recipe.init, model.params)
+    optimizer = adamw_of(recipe) if recipe.optimizer == "adamw" else optimizer_of(recipe, head.config)
+    judged = {"evaluate": evaluate, "evaluate_every": EVALUATE_EVERY}
+    flops = head_flops(model.network, head, recipe.unroll, recipe.layout)
     return fit(
-        residual_loss(model.network, head, model.token_spec, recipe.rules()),
-        init_params(head.config, jax.random.fold_in(key, 0), recipe.init, model.params),
+        make_train_step(loss, optimizer, frozen=dict(model.params), ema_decay=recipe.ema_decay),
+        TrainState.create(params, optimizer, jax.random.fold_in(key, 1), ema=True, mesh=mesh),
         batches_of(ground, recipe.seed, recipe.batch_tokens, math.lcm(*(recipe.blocks or (head.block,)))),
-        frozen=dict(model.params),
-        optimizer=adamw_of(recipe) if recipe.optimizer == "adamw" else optimizer_of(recipe, head.config),
         steps=recipe.steps,
-        key=jax.random.fold_in(key, 1),
-        folder=folder,
-        checkpoint_every=CHECKPOINT_EVERY,
-        log_every=20,
-        ema_decay=recipe.ema_decay,
-        evaluate=evaluate,
-        evaluate_every=EVALUATE_EVERY,
-        limit_s=60 * minutes,
-        flops=head_flops(model.network, head, recipe.unroll, recipe.layout),
-        **options,
+        hooks=hooks_of(folder, CHECKPOINT_EVERY, flops=flops, minutes=minutes, **judged, **options),
     )
 
 
@@ -310,7 +312,6 @@ def main(
     export: Path | None = None,
     minutes: float = 75.0,
     allow: tuple[str, ...] = (),
-    peak_flops: float | None = None,
     cluster: tyro.conf.OmitArgPrefixes[Cluster] = Cluster(),  # noqa: B008
     watch: tyro.conf.OmitArgPrefixes[Watch] = Watch(),  # noqa: B008
 ) -> None:
@@ -322,13 +323,12 @@ def main(
       folder: where checkpoints, metrics, `held_out.json` and `model` go; `runs/NAME` by default.
       export: where a copy of backbone and head with parameters in bfloat16 goes; none by default.
       minutes: after so many this call saves and ends; the next one goes on.
-      allow: what may differ from what the run was begun with (`FOLDER/run.json`, `recipe.json`), such as "recipe".
-      peak_flops: operations a second that one device can do; the log then tells utilisation, the share of it, of all.
+      allow: what may differ from what the run was begun with (`FOLDER/run.json`, `recipe.json`), such as "loss".
       cluster: processes and devices.
       watch: what is told beside the log.
     """
     folder = Path("runs") / recipe.name if folder is None else folder
-    options = {"allow": allow, "peak_flops": peak_flops, **watch.options(folder, recipe.steps)}
+    options = {"allow": allow, "more": watch.hooks(folder, recipe.steps)}
     mesh = cluster.join()
     ground = recipe.source()
     model = backbone_of(start, ground)

@@ -18,8 +18,9 @@ from experiments.common.pool import Pool, batch_of
 from experiments.tasks import word_problems
 from paradec_jax import Model, run
 from paradec_jax.data.problems import exact_answers
-from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate import compare
+from paradec_jax.evaluate.cases import Source
+from paradec_jax.evaluate.compare import compare
+from paradec_jax.evaluate.setting import Setting
 
 GRADIENT = 4  # forward passes that a gradient through a checkpointed rollout costs
 
@@ -74,7 +75,8 @@ class Contest:
             Setting(name, self.sampler, self.knobs_of(candidate), baseline=i == 0)
             for i, (name, candidate) in enumerate(named)
         ]
-        result = compare(self.model, problems, settings, seed=seed, timed=0)
+        sources = [Source("", self.model, setting) for setting in settings]
+        result = compare(sources, problems, seed=seed, timed=0)
         return result.rows, result.exact
 
     def choose(self, of: Mapping[str, Sequence[Any]], count: int, seed: int) -> dict[str, tuple[float, Any]]:

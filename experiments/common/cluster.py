@@ -5,7 +5,7 @@ import dataclasses
 import jax
 
 from paradec_jax import make_mesh
-from paradec_jax.train.launch import initialize
+from paradec_jax.train import initialize
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ import tyro
 
 from paradec_jax.io import atomic_write_text, one_sentence
 from paradec_jax.train import NoneReadable, NonFiniteLoss
-from paradec_jax.train.launch import leave
+from paradec_jax.train.processes import leave
 
 
 def run(main: Callable[..., Any]) -> None:
@@ -31,13 +31,13 @@ def run(main: Callable[..., Any]) -> None:
 def claim(folder: Path, recipe: Any, allow: Sequence[str] = ()) -> None:
     """Writes the recipe into the run's folder, or refuses a folder that another recipe has begun.
 
-    Where `allow` names "recipe" it may differ, and the file stays as it was: what the run was begun with.
+    Where `allow` names anything it may differ, and the file stays as it was: what the run was begun with.
     """
     path, mine = folder / "recipe.json", json.loads(json.dumps(dataclasses.asdict(recipe)))
     if path.exists():
         begun = json.loads(path.read_text(encoding="utf-8"))
         differs = [name for name in mine | begun if mine.get(name) != begun.get(name)]
-        if differs and "recipe" not in allow:
+        if differs and not allow:
             raise SystemExit(f"{folder} was begun with other {', '.join(differs)}: choose another folder")
         if differs:
             return

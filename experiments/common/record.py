@@ -11,6 +11,8 @@ from typing import Any
 from paradec_jax import facts
 from paradec_jax.io import atomic_write_text
 
+KEPT = ("device", "versions", "commit", "environment")  # facts that parts of one result must share
+VARYING = ("memory_bytes", "device_memory_bytes")  # but for these, which differ between runs on one device
 PROGRAMS = ("paradec_jax", "convert", "experiments/*.py")  # whose changes a commit does not tell of
 
 
@@ -89,3 +91,16 @@ def _named(word: str) -> str:
     """A word of a command line, without the folders of a path that is told from the root on."""
     option, equals, value = word.rpartition("=")
     return option + equals + (Path(value).name if Path(value).is_absolute() else value)
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """The first thing that two records do not share and should, in words; None where there is none."""
+    for name in KEPT:
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            for key in {**old, **new}:
+                if key not in VARYING and old.get(key) != new.get(key):
+                    return f"{name} ({key}) is {new.get(key)!r} and was {old.get(key)!r}"
+        elif old != new:
+            return f"{name} is {new!r} and was {old!r}"
+    return None

@@ -16,13 +16,14 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from experiments.common import plots
-from experiments.common.record import rows_begun, write_record
+from experiments.common.record import difference, rows_begun, write_record
 from experiments.common.study import Depth, Study
 from experiments.tasks import exact_lists, pointer_problems, word_problems
 from paradec_jax import facts, load, store
 from paradec_jax.data.problems import Problem, exact_answers
-from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate import compare
+from paradec_jax.evaluate.cases import Source
+from paradec_jax.evaluate.compare import compare
+from paradec_jax.evaluate.setting import Setting
 
 GROUP = 6  # settings that are timed in turns, next to the baseline
 
@@ -170,22 +171,24 @@ def _decode(
     bar: Progress,
     task: TaskID,
 ) -> dict[str, dict[str, Any]]:
+    def begin(stage: str, units: int) -> Any:
+        bar.reset(task, total=units, description=stage)
+        return lambda done: bar.advance(task, done)
+
     found = compare(
-        model,
+        [Source(options.name, model, setting) for setting in settings],
         problems.prompts,
-        settings,
-        name=options.name,
         seed=options.seed,
         budget=problems.budget,
         score=problems.score,
         timed=options.timed,
         passes=options.passes,
         rows=options.rows,
-        report=lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total),
+        report=begin,
     )
     keys = [_key(setting) for setting in settings]
     return {
-        key: {"label": key} | row | {"facts": found.facts} for key, row in zip(keys, found.rows, strict=True)
+        key: row | {"label": key, "facts": found.facts} for key, row in zip(keys, found.rows, strict=True)
     }
 
 
@@ -193,4 +196,4 @@ def _other_machine(path: Path) -> str | None:
     """What of the machine and its libraries differs from when a table was begun; each row tells its own commit."""
     made = json.loads(path.read_text())["facts"]
     before, now = ({k: v for k, v in of.items() if k != "commit"} for of in (made, facts.facts()))
-    return facts.difference(before, now)
+    return difference(before, now)

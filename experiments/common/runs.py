@@ -1,6 +1,9 @@
-"""What trainings of several papers share: their optimizer, their exports, and calls that end before their run."""
+"""What trainings of several papers share: their optimizer, hooks and exports, and calls that end before their run."""
 
 import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,7 +12,8 @@ import optax
 
 from paradec_jax import Model
 from paradec_jax.families import matrix_axes
-from paradec_jax.train import muon
+from paradec_jax.train import Checkpoint, Evaluate, Hook, Log, Preempt, TrainState, muon
+from paradec_jax.train.processes import texts_of_all
 
 
 def optimizer_of(recipe: Any, config: Any) -> optax.GradientTransformation:
@@ -23,6 +27,52 @@ def optimizer_of(recipe: Any, config: Any) -> optax.GradientTransformation:
         weight_decay=recipe.weight_decay,
         adam_learning_rate=recipe.adam_learning_rate,
     )
+
+
+class Limit(Hook):
+    """Ends the call after so many seconds, before its run is done.
+
+    Several processes look at the time together, every ten updates.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+
+    def after(self, step: int, state: TrainState, metrics: Any) -> bool:
+        over = time.monotonic() > self._until
+        return over if jax.process_count() == 1 else step % 10 == 0 and any(texts_of_all("over" * over))
+
+
+def hooks_of(
+    folder: Path,
+    checkpoint_every: int,
+    *,
+    flops: Callable[..., float] | None = None,
+    evaluate: Callable[[TrainState], Any] | None = None,
+    evaluate_every: int = 1000,
+    minutes: float | None = None,
+    allow: Sequence[str] = (),
+    more: Sequence[Hook] = (),
+) -> list[Hook]:
+    """Hooks of a recipe's run.
+
+    Args:
+      folder: folder of the run.
+      checkpoint_every: updates between checkpoints.
+      flops: operations of an update, for the log.
+      evaluate: numbers of the state, by name.
+      evaluate_every: updates between evaluations.
+      minutes: after so many the call ends; never when None.
+      allow: parts in which the call may differ from the run that it goes on with.
+      more: further hooks.
+    """
+    found: list[Hook] = [Log(folder, every=20, flops=flops), *more]
+    if evaluate is not None:
+        found.append(Evaluate(evaluate, every=evaluate_every))
+    found.append(Checkpoint(folder, every=checkpoint_every, allow=allow))
+    if minutes is not None:
+        found.append(Limit(60 * minutes))
+    return [*found, Preempt()]
 
 
 def in_half(model: Model) -> Model:

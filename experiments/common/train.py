@@ -18,7 +18,8 @@ import tyro
 
 from experiments.common.cluster import Cluster
 from experiments.common.command import run
-from experiments.common.processes import by_first
+from experiments.common.processes import by_first, claim_together
+from experiments.common.runs import hooks_of
 from experiments.common.watch import Watch
 from experiments.tasks import build_tokenizer, token_spec, word_problem_batches
 from experiments.tasks.batches import Bucket, Mixture
@@ -28,7 +29,7 @@ from paradec_jax.families import PRESETS, init_params, matrix_axes
 from paradec_jax.losses import exponential, next_token_loss, poisson_lognormal, recurrent_loss
 from paradec_jax.models import RecurrentDepthNetwork, TransformerNetwork, batch_flops
 from paradec_jax.sharding.processes import gathered
-from paradec_jax.train import fit, muon
+from paradec_jax.train import TrainState, fit, make_train_step, muon
 
 # Nine problems of ten fit; with room for the longest, a fifth to a third of a batch would be padding.
 BUCKETS = (Bucket(2, 2, 102), Bucket(3, 4, 161), Bucket(5, 6, 226), Bucket(7, 8, 286))
@@ -190,7 +191,6 @@ def main(
     folder: Path | None = None,
     export: Path | None = None,
     allow: tuple[str, ...] = (),
-    peak_flops: float | None = None,
     cluster: tyro.conf.OmitArgPrefixes[Cluster] = Cluster(),  # noqa: B008
     watch: tyro.conf.OmitArgPrefixes[Watch] = Watch(),  # noqa: B008
 ) -> None:
@@ -200,13 +200,12 @@ def main(
       recipe: the numbers of the run.
       folder: where checkpoints and metrics go; `runs/NAME` by default.
       export: where the finished model goes; `FOLDER/model` by default.
-      allow: what may differ from what the run was begun with (`FOLDER/run.json`), such as "optimizer" or "recipe".
-      peak_flops: operations a second that one device can do; the log then tells utilisation, the share of it, of all.
+      allow: what may differ from what the run was begun with (`FOLDER/run.json`, `recipe.json`), such as "loss".
       cluster: processes and devices.
       watch: what is told beside the log.
     """
     folder = Path("runs") / recipe.name if folder is None else folder
-    told = watch.options(folder, recipe.steps)
+    more = watch.hooks(folder, recipe.steps)
     mesh = cluster.join()
     jax.config.update("jax_default_matmul_precision", recipe.matmul_precision)
     config = PRESETS[recipe.preset]
@@ -244,24 +243,12 @@ def main(
         if model.config != config:
             raise SystemExit(f"{recipe.start} has not the shape {recipe.preset}: {model.config}")
         params = dict(model.params)
-    state = fit(
-        loss,
-        params,
-        data,
-        optimizer=optimizer,
-        steps=recipe.steps,
-        key=jax.random.fold_in(key, 1),
-        folder=folder,
-        checkpoint_every=200,
-        log_every=20,
-        ema_decay=recipe.ema_decay,
-        recipe=recipe,
-        allow=allow,
-        mesh=mesh,
-        flops=batch_flops(network, recipe.backprop_depth),
-        peak_flops=peak_flops,
-        **told,
-    )
+    claim_together(folder, recipe, allow)
+    state = TrainState.create(params, optimizer, jax.random.fold_in(key, 1), ema=True, mesh=mesh)
+    step = make_train_step(loss, optimizer, ema_decay=recipe.ema_decay)
+    flops = batch_flops(network, recipe.backprop_depth)
+    hooks = hooks_of(folder, 200, flops=flops, allow=allow, more=more)
+    state = fit(step, state, data, steps=recipe.steps, hooks=hooks)
     assert state.ema is not None
     params = rounded(gathered(state.ema), recipe.exported_bits)
     trained = store.Model(config=config, params=params, token_spec=token_spec(), tokenizer=tokenizer)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import math
 import re
 import secrets
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paradec_jax.io import atomic_write_text
-from paradec_jax.train import Writer, writers
+from paradec_jax.train import Hook, Profile
 
 MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 
@@ -51,42 +52,68 @@ class Watch:
             )
         return first, last
 
-    def options(self, folder: Path, steps: int) -> dict[str, Any]:
-        """Arguments of `fit`.
-
-        Args:
-          folder: of the run.
-          steps: updates of the run.
+    def hooks(self, folder: Path, steps: int) -> list[Hook]:
+        """Hooks of a run in a folder, of so many updates.
 
         Raises:
           ValueError: a trace of updates that the run does not have.
         """
-        updates = None if self.profile is None else self._updates(self.profile)
-        if updates is not None and updates[1] > steps:
+        found: list[Hook] = [Writer(BEGIN[name], folder) for name in self.writers]
+        if self.profile is None:
+            return found
+        first, last = self._updates(self.profile)
+        if last > steps:
             raise ValueError(f"profile asks for updates {self.profile} of a run of {steps}")
-        made: dict[str, Callable[[], Writer]] = {
-            "tensorboard": lambda: writers.tensorboard(folder / "events"),
-            "wandb": lambda: writers.wandb("paradec", name=folder.name, id=_number(folder), resume="allow"),
-        }
-        told = [_begun_late(made[name]) for name in self.writers]
-        return {"profile": updates, "writers": told}
+        return [*found, Profile(folder / "profile", first, last)]
 
 
-def _begun_late(make: Callable[[], Writer]) -> Writer:
-    """A writer that begins with its first line, so in one process, and not for a run that is refused."""
-    begun: list[Writer] = []
+Write = Callable[[int, Mapping[str, float]], None]
+
+
+class Writer(Hook):
+    """Hands finite numbers of the log on.
+
+    Args:
+      begin: makes the function that takes them, with the first line; so in one process, and not for a run that is
+        refused.
+      folder: folder of the run.
+    """
+
+    def __init__(self, begin: Callable[[Path], Write], folder: Path) -> None:
+        self._begin, self._folder = begin, folder
+        self._write: Write | None = None
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        if values and self._write is None:
+            self._write = self._begin(self._folder)
+        if values and self._write is not None:
+            self._write(step, {name: float(x) for name, x in values.items() if math.isfinite(x)})
+
+
+def tensorboard(folder: Path) -> Write:
+    """Scalars in FOLDER/events; updates that a resumed run applies again are written again."""
+    from tensorboardX import SummaryWriter
+
+    events = SummaryWriter(str(folder / "events"))
 
     def write(step: int, values: Mapping[str, float]) -> None:
-        if not begun:
-            begun.append(make())
-        begun[0](step, values)
+        for name, value in values.items():
+            events.add_scalar(name, value, step)
+        events.flush()
 
     return write
 
 
-def _number(folder: Path) -> str:
-    """The run's own at Weights & Biases, kept in its folder."""
+def wandb(folder: Path) -> Write:
+    """A run at Weights & Biases; its number is kept in the folder, so that a resumed run goes on in its curve."""
+    import wandb as client
+
     path = folder / "wandb-id"
     if not path.exists():
         atomic_write_text(path, secrets.token_hex(6) + "\n")
-    return path.read_text(encoding="utf-8").strip()
+    number = path.read_text(encoding="utf-8").strip()
+    run: Any = client.init(project="paradec", name=folder.name, id=number, resume="allow")
+    return lambda step, values: run.log(values, step=step)
+
+
+BEGIN = {"tensorboard": tensorboard, "wandb": wandb}

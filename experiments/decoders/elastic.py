@@ -29,27 +29,15 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import (
-    BlockCall,
-    BlockCanvas,
-    block_of,
-    fresh,
-    lengths_of,
-    of_rows,
-    read_prompt,
-)
+from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, fresh, read_prompt
 from paradec_jax.decode.block.denoising import Denoised
-from paradec_jax.decode.block.rules import RULES, DenoisingKnobs, choose
+from paradec_jax.decode.block.rules import RULES, DenoisingKnobs, RuledDecoder, block_of
 from paradec_jax.decode.machine.candidates import Shape, on_smallest
-from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import check_range, knob
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules import score
-from paradec_jax.decode.rules.alignment import aligned
-from paradec_jax.decode.rules.sampling import tempered
-from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.decode.rules.windows import pad_slots, where_rows, window
+from paradec_jax.decode.rules.windows import pad_slots, window
 
 
 @jax.tree_util.register_dataclass
@@ -91,7 +79,7 @@ class ElasticDenoised(Denoised):
 
 
 @dataclasses.dataclass(frozen=True)
-class ElasticDenoising(DecoderBase):
+class ElasticDenoising(RuledDecoder):
     """`BlockDenoising`, fused, whose blocks differ in length.
 
     With one length it is `BlockDenoising(length=..)`, token for token and call for call. So it is with several, at
@@ -110,9 +98,6 @@ class ElasticDenoising(DecoderBase):
     rule: str = "dynamic"
     top_p_rule: str = "keep-renormalised"
     Knobs: ClassVar[type] = ElasticKnobs
-    visibilities: ClassVar[tuple[str, ...]] = ("block",)
-    alignments: ClassVar[tuple[str, ...]] = ("own", "next")
-    any_order: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_words(self, rule=RULES)
@@ -123,7 +108,7 @@ class ElasticDenoising(DecoderBase):
     def choices(self) -> tuple[int, ...]:
         """The lengths, facts of the checkpoint."""
         block_of(self)
-        found = lengths_of(self.network) if self.lengths is None else self.lengths
+        found = self.lengths or getattr(self.network, "blocks", (self.network.block,))
         check_lengths(found)
         return tuple(block_of(self, length) for length in found)
 
@@ -136,21 +121,17 @@ class ElasticDenoising(DecoderBase):
         """Reads the prompts' whole blocks of the longest length, and does the first step along with them."""
         canvas = fresh(self, request)
         state = ElasticCanvas(**vars(canvas), span=jnp.full_like(canvas.cached, self.block))
-        call = read_prompt(self, params, state, request.tokens.shape[1], True)
-        return self._advance(params, state, call, state.span, knobs)[0]
+        state, call = read_prompt(self, params, state, request.tokens.shape[1], opens=True)
+        return self._advance(params, state, call, knobs)[0]
 
     def step(
         self, params: Any, state: ElasticCanvas, knobs: ElasticKnobs
     ) -> tuple[ElasticCanvas, ElasticDenoised]:
         """One call: a step in each row's open block, and the store of the one before where it is clean."""
-        clean = (state.rows.length >= state.cached + state.span) & ~state.rows.done
-        start = state.cached + jnp.where(clean, state.span, 0)
-        span = jnp.where(clean, longest_at(start, self.choices), state.span)
-        return self._advance(params, state, self._read(params, state, clean, span), span, knobs)
+        state, call = self._read(params, state)
+        return self._advance(params, state, call, knobs)
 
-    def _read(
-        self, params: Any, state: ElasticCanvas, clean: Bool[Array, "B"], span: Int[Array, "B"]
-    ) -> BlockCall:
+    def _read(self, params: Any, state: ElasticCanvas) -> tuple[ElasticCanvas, BlockRead]:
         """One call on each row's clean block and the open one after it, or on its open block.
 
         ::
@@ -159,7 +140,9 @@ class ElasticDenoising(DecoderBase):
             clean    | a b c d | _ _ _ _ _ _ _ _ |     those of the clean block, and `span`
         """
         network, at, longest = self.network, state.cached, self.block
+        clean = (state.rows.length >= at + state.span) & ~state.rows.done
         first = jnp.where(clean, state.span, 0)
+        span = jnp.where(clean, longest_at(at + first, self.choices), state.span)
         end = first + span
 
         def call(shape: Shape) -> tuple[Any, ...]:
@@ -172,55 +155,43 @@ class ElasticDenoising(DecoderBase):
             out = network.forward(params, tokens, positions, Prefix(state.cache, at), mask)
             wide = width > longest
             kv = network.pick(out.kv, jnp.zeros_like(at), longest) if wide else network.widen(out.kv, longest)
-            return pad_slots(out.hidden, 2 * longest), kv, of_rows(out.counts, at)
+            return pad_slots(out.hidden, 2 * longest), kv, out.counts
 
         widths = (*self.choices, 2 * longest)
         if self.bounded:  # reverse mode would keep something of every shape
             hidden, kv, counts = call((1, widths[-1]))
         else:
             hidden, kv, counts = on_smallest(call, (1,), widths, jnp.ones_like(at), end, ~state.rows.done)
-        previous = state.previous
-        if previous is not None:
-            previous = where_rows(clean, window(hidden, jnp.maximum(first - 1, 0), 1), previous)
         own = (jnp.arange(longest) < span[:, None]) & ~state.rows.done[:, None]
-        opened = jnp.where(
-            own[..., None], window(hidden, first, longest), 0
-        )  # whatever the others' window held
-        return BlockCall(
-            clean=clean,
-            reads=~state.rows.done,
-            start=at + first,
-            step=jnp.where(clean, 0, state.step),
-            hidden=aligned(opened, self.spec.alignment, previous),
-            own=opened,
+        opened = window(hidden, first, longest)
+        state = dataclasses.replace(state.spend(counts, end), span=span)
+        state = state.after_block(clean, first, window(hidden, jnp.maximum(first - 1, 0), 1))
+        return state, BlockRead(
+            hidden=jnp.where(own[..., None], opened, 0),  # whatever the others' window held
             window=hidden,
-            previous=previous,
-            kv=kv,
             at=at,
-            calls=jnp.ones_like(at),
-            width=end,
-            counts=counts,
+            kv=kv,
+            reads=~state.rows.done,
+            stored=clean,
         )
 
     def _advance(
-        self, params: Any, state: ElasticCanvas, call: BlockCall, span: Int[Array, "B"], knobs: ElasticKnobs
+        self, params: Any, state: ElasticCanvas, call: BlockRead, knobs: ElasticKnobs
     ) -> tuple[ElasticCanvas, ElasticDenoised]:
         """What follows a call: the block's length, the rule's choice, the store, the reveal."""
-        state = state.spend(call.counts, call.width, call.calls)
-        logits, offset = self.network.logits(params, call.hidden), jnp.arange(self.block)
-        masked = window(state.open, call.start, self.block) & call.reads[:, None]
-        masked &= offset < span[:, None]
-        entropies = score.entropy(tempered(logits, knobs.temperature))
-        chosen = choose_length(entropies, masked, call.start, span, self.choices, knobs.length_entropy)
-        span = jnp.where((call.step == 0) & call.reads, chosen, span)
-        masked &= offset < span[:, None]
-        choice = choose(
-            self, self.rule, logits, masked, call.positions, call.step, state.rows, knobs, block=span
+        logits, offset = self.network.logits(params, state.aligned(call.hidden)), jnp.arange(self.block)
+        masked = state.masked(call.reads) & (offset < state.span[:, None])
+        # The length is chosen in a block's first step.
+        entropies = score.entropy(self.shaped(logits, knobs))
+        chosen = choose_length(
+            entropies, masked, state.cached, state.span, self.choices, knobs.length_entropy
         )
-        state = dataclasses.replace(state.stored(self.network, call, choice.tokens), span=span)
-        log_probs = self.scores(without_mask(logits, self.mask), choice.tokens)
-        state = state.reveal(choice.tokens, choice.where, call.start, log_probs)
-        return state, ElasticDenoised.of(call, choice, span=span)
+        span = jnp.where((state.step == 0) & call.reads, chosen, state.span)
+        masked &= offset < span[:, None]
+        choice = self.choose(logits, masked, state.cached, state.step, state.rows, knobs, block=span)
+        info = ElasticDenoised(**vars(Denoised.of(state, call, choice)), span=span)
+        state = dataclasses.replace(state.store(self.network, call, choice.tokens), span=span)
+        return state.with_choice(choice), info
 
 
 def check_lengths(lengths: tuple[int, ...]) -> None:

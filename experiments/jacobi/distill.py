@@ -14,7 +14,7 @@ The recipes of tables 3 and 4 can share what the first round collects (options s
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from rich.progress import track
 from experiments.common.cluster import Cluster
 from experiments.common.command import run
 from experiments.common.processes import by_first, claim_together, on_this
+from experiments.common.runs import hooks_of
 from experiments.tasks import word_problems
 from experiments.tasks.batches import Bucket, word_problem_batches
 from paradec_jax import Jacobi, Model, load, make_request, store
@@ -38,8 +39,8 @@ from paradec_jax.families import matrix_axes
 from paradec_jax.losses.consistency import ConsistencyRules, consistency_loss
 from paradec_jax.losses.next_token import next_token_loss
 from paradec_jax.objective import Metrics, Objective, Sums
-from paradec_jax.train import DataIterator, fit, muon
-from paradec_jax.train.identity import check_allowed
+from paradec_jax.train import DataIterator, TrainState, fit, make_train_step, muon
+from paradec_jax.train.recipe import check_allowed
 
 ROWS = 64  # problems decoded together
 CHECKPOINT_EVERY = 200  # updates
@@ -289,12 +290,10 @@ def train(
     trajectories: Trajectories,
     fresh: DataIterator | None,
     folder: Path,
-    **options: Any,
+    allow: Sequence[str],
+    mesh: jax.sharding.Mesh | None,
 ) -> Model:
-    """The model after one round of training, on trajectories and, where there are some, fresh problems.
-
-    Further options are those of `fit`.
-    """
+    """The model after one round of training, on trajectories and, where there are some, fresh problems."""
     stage = recipe.rounds[which]
     indices = kept(trajectories, stop=model.token_spec.stop, unique=True)
     if len(indices) == 0:
@@ -308,7 +307,7 @@ def train(
         indices=indices,
     )
     network = model.network
-    loss = consistency_loss(network, model.token_spec, recipe.rules, packed=True)
+    loss = consistency_loss(network, model.token_spec, recipe.rules)
     if fresh is not None:
         loss, data = with_replay(model, recipe, loss, data, fresh)
     optimizer = muon(
@@ -320,19 +319,11 @@ def train(
         weight_decay=0.0,
         adam_learning_rate=recipe.adam_share * stage.learning_rate,
     )
-    state = fit(
-        loss,
-        dict(model.params),
-        data,
-        optimizer=optimizer,
-        steps=stage.updates,
-        key=jax.random.fold_in(jax.random.key(recipe.seed), which),
-        folder=folder,
-        checkpoint_every=CHECKPOINT_EVERY,
-        log_every=20,
-        ema_decay=recipe.ema_decay,
-        **options,
-    )
+    key = jax.random.fold_in(jax.random.key(recipe.seed), which)
+    state = TrainState.create(dict(model.params), optimizer, key, ema=True, mesh=mesh)
+    step = make_train_step(loss, optimizer, ema_decay=recipe.ema_decay)
+    hooks = hooks_of(folder, CHECKPOINT_EVERY, allow=allow)
+    state = fit(step, state, data, steps=stage.updates, hooks=hooks)
     return dataclasses.replace(model, params=on_this(state.ema))
 
 
@@ -372,8 +363,8 @@ def main(
                 by_first(
                     f"trajectories {which}", functools.partial(gather, model, place, recipe, which, where)
                 )
-                found, options = Trajectories(where), {"allow": allow, "mesh": mesh}
-                trained = train(model, recipe, which, found, fresh, here / "training", **options)
+                found = Trajectories(where)
+                trained = train(model, recipe, which, found, fresh, here / "training", allow, mesh)
             by_first(f"model {which}", functools.partial(store.save, here / "model", trained))
         place = here / "model"
         model = load(place)

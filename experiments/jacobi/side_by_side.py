@@ -13,13 +13,15 @@ from typing import Any
 
 import tyro
 
+from experiments.common.ratios import times
 from experiments.common.record import write_record
 from experiments.jacobi.study import compared
 from experiments.tasks import word_problems
 from paradec_jax import AutoRegressive, load
-from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate import compare, paired
-from paradec_jax.evaluate.intervals import times
+from paradec_jax.evaluate.cases import Source
+from paradec_jax.evaluate.compare import compare
+from paradec_jax.evaluate.intervals import paired
+from paradec_jax.evaluate.setting import Setting
 from paradec_jax.store import names_of
 
 
@@ -69,10 +71,8 @@ def evaluate(options: Options) -> tuple[list[dict[str, Any]], list[str]]:
     rows, dtypes, first = [], [], None
     for name, model in zip(names_of(options.models), loaded, strict=True):
         found = compare(
-            model,
+            [Source(name, model, setting) for setting in settings],
             problems,
-            settings,
-            name=name,
             seed=options.seed,
             budget=options.budget,
             timed=options.timed,
@@ -81,13 +81,13 @@ def evaluate(options: Options) -> tuple[list[dict[str, Any]], list[str]]:
         )
         first = found.exact if first is None else first
         dtypes += found.facts["dtypes"]
-        for row, label, exact, other in zip(found.rows, found.labels, found.exact, first, strict=True):
+        for row, exact, other in zip(found.rows, found.exact, first, strict=True):
             pair = paired(exact, other)
             kept = {key: value for key, value in row.items() if key not in RENAMED}
             rows.append(
                 {
-                    "label": f"{row['decoder']}, {label}".removesuffix(", "),
                     **kept,
+                    "label": f"{row['decoder']}, {row['label']}".removesuffix(", "),
                     "difference": pair.difference,
                     "difference_interval": list(pair.interval),
                     "only_here_exact": pair.only_first,

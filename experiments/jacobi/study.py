@@ -11,7 +11,7 @@ from pathlib import Path
 from experiments.common.runner import command
 from experiments.common.study import Study
 from paradec_jax.decode import Jacobi, Lookahead, PromptLookup
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate.setting import Setting
 
 BLOCKS = (8, 16, 32)
 SPAWNS = (0.0, 0.5, 0.85)

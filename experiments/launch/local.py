@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-# What `paradec_jax.train.launch` reads; to import it would take seconds.
+# What `paradec_jax.train.processes` reads; to import it would take seconds.
 VARIABLES = ("PARADEC_COORDINATOR", "PARADEC_PROCESSES", "PARADEC_PROCESS")
 # In jaxlib 0.10, without the second, collectives of simulated devices may wait for each other for ever; with the pass
 # on, joined all-reduces meet others of the next process, and gloo ends both ("Received data size doesn't match").

@@ -23,7 +23,7 @@ from experiments.common import precision
 from experiments.common.cluster import Cluster
 from experiments.common.command import run
 from experiments.common.processes import by_first, claim_together, on_this
-from experiments.common.runs import over
+from experiments.common.runs import hooks_of, over
 from experiments.common.watch import Watch
 from experiments.masked_diffusion.held_out import HeldOut
 from experiments.masked_diffusion.train import finish, one_text
@@ -32,8 +32,8 @@ from paradec_jax.data.endless import Endless
 from paradec_jax.data.text import Text, WindowMaker
 from paradec_jax.losses.self_distillation import DistillationRules, self_distillation_loss
 from paradec_jax.models import batch_flops
-from paradec_jax.models.update_work import BACKWARD
-from paradec_jax.train import Loss, Rounds, TrainState, adamw, fit
+from paradec_jax.models.work import BACKWARD
+from paradec_jax.train import Loss, Rounds, TrainState, adamw, fit, make_train_step
 
 CHECKPOINT_EVERY = 200  # updates
 
@@ -153,11 +153,17 @@ def flops_of(recipe: Recipe, network: Any) -> Callable[[Any, Any], float]:
 
 
 def all_rounds(
-    recipe: Recipe, model: Model, source: Text, folder: Path, minutes: float, **options: Any
+    recipe: Recipe,
+    model: Model,
+    source: Text,
+    folder: Path,
+    minutes: float,
+    mesh: jax.sharding.Mesh | None = None,
+    **options: Any,
 ) -> TrainState:
     """The state after all rounds, or where the minutes were over; each round's model lies in the folder.
 
-    Further options are those of `fit`.
+    Further options are those of `hooks_of`.
     """
     length = model.network.max_length if recipe.length is None else recipe.length
     some = HeldOut(length, 32)
@@ -170,24 +176,17 @@ def all_rounds(
         by_first(f"round {which}", lambda: store.save(where, made, overwrite=True))
         return {"round": which, **some.per_token(model, params, source.held_out[0])}
 
+    loss, optimizer = objective(recipe, model.network, model.token_spec), optimizer_of(recipe)
+    rounds = Rounds(recipe.updates, recipe.weights, recipe.reset_optimizer, recipe.reset_ema)
+    params, key = dict(model.params), jax.random.key(recipe.seed)
+    judged = {"evaluate": evaluate, "evaluate_every": recipe.updates}
+    flops = flops_of(recipe, model.network)
     return fit(
-        objective(recipe, model.network, model.token_spec),
-        dict(model.params),
+        make_train_step(loss, optimizer, rounds=rounds, ema_decay=recipe.ema_decay),
+        TrainState.create(params, optimizer, key, ema=True, teacher=params, mesh=mesh),
         Endless(WindowMaker(source.train[0], recipe.seed, recipe.rows, length), digest=source.digest),
-        teacher=dict(model.params),
-        rounds=Rounds(recipe.updates, recipe.weights, recipe.reset_optimizer, recipe.reset_ema),
-        optimizer=optimizer_of(recipe),
         steps=recipe.steps,
-        key=jax.random.key(recipe.seed),
-        folder=folder,
-        checkpoint_every=CHECKPOINT_EVERY,
-        log_every=20,
-        ema_decay=recipe.ema_decay,
-        evaluate=evaluate,
-        evaluate_every=recipe.updates,
-        limit_s=60 * minutes,
-        flops=flops_of(recipe, model.network),
-        **options,
+        hooks=hooks_of(folder, CHECKPOINT_EVERY, flops=flops, minutes=minutes, **judged, **options),
     )
 
 
@@ -199,7 +198,6 @@ def main(
     export: Path | None = None,
     minutes: float = 75.0,
     allow: tuple[str, ...] = (),
-    peak_flops: float | None = None,
     cluster: tyro.conf.OmitArgPrefixes[Cluster] = Cluster(),  # noqa: B008
     watch: tyro.conf.OmitArgPrefixes[Watch] = Watch(),  # noqa: B008
 ) -> None:
@@ -212,13 +210,12 @@ def main(
       folder: where everything goes; `runs/NAME` by default.
       export: where a copy of the last model with parameters in bfloat16 goes; none by default.
       minutes: after so many this call saves and ends; the next one goes on.
-      allow: what may differ from what the run was begun with (`FOLDER/run.json`, `recipe.json`), such as "recipe".
-      peak_flops: operations a second that one device can do; the log then tells utilisation, the share of it, of all.
+      allow: what may differ from what the run was begun with (`FOLDER/run.json`, `recipe.json`), such as "loss".
       cluster: processes and devices.
       watch: what is told beside the log.
     """
     folder = Path("runs") / recipe.name if folder is None else folder
-    options = {"allow": allow, "peak_flops": peak_flops, **watch.options(folder, recipe.steps)}
+    options = {"allow": allow, "more": watch.hooks(folder, recipe.steps)}
     mesh, recipe = cluster.join(), recipe.settled()
     model = load(start, dtype="float32")
     if model.family != "masked_diffusion" or model.tokenizer is None:
@@ -244,7 +241,7 @@ def go_on(
 ) -> bool:
     """Does all rounds from where their run stood and, when done, writes the last model; tells whether it is.
 
-    Further options are those of `fit`.
+    Further options are those of `all_rounds`.
     """
     claim_together(folder, recipe, options.get("allow", ()))
     with jax.default_matmul_precision(recipe.matmul_precision):

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,23 @@ import numpy as np
 
 from paradec_jax import Model
 from paradec_jax.data.text import windows
-from paradec_jax.evaluate.bound import Bound, Span, bounds, per_token
-from paradec_jax.evaluate.likelihood import Row, log_likelihoods
+from paradec_jax.evaluate.bound import Bound, bounds
+from paradec_jax.evaluate.likelihood import Span, log_likelihoods
 from paradec_jax.io import atomic_write_text
+
+
+def per_token(found: Sequence[Bound]) -> tuple[float, float]:
+    """Nats a scored position over all rows, and the standard error of that ratio over rows and draws.
+
+    R = sum n / sum c; its error is that of independent rows, `sqrt(N / (N - 1) sum (n_i - R c_i)^2) / sum c`,
+    infinite for a single row.
+    """
+    nats, counts = np.asarray([(bound.nats, bound.count) for bound in found]).T
+    mean = nats.sum() / counts.sum()
+    if len(found) == 1:
+        return float(mean), math.inf
+    scale = len(found) / (len(found) - 1)
+    return float(mean), float(math.sqrt(scale * np.sum((nats - mean * counts) ** 2)) / counts.sum())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +56,9 @@ class HeldOut:
             spans = [Span(tuple(row)) for row in rows]
             return bounds(model.network, params, spans, spec.mask, draws=self.draws, batch=32, seed=self.seed)
         assert spec.bos is not None
-        wanted = [Row((spec.bos, *row), len(row)) for row in rows]
+        wanted = [Span((spec.bos, *row), 1) for row in rows]
         found = log_likelihoods(model.network, params, wanted, batch=32)
-        return [Bound(-value, 0.0, len(row)) for (value, _), row in zip(found, rows, strict=True)]
+        return [Bound(-float(scores.sum(dtype=np.float64)), 0.0, len(scores)) for scores, _ in found]
 
     def per_token(self, model: Model, params: Any, ids: np.ndarray) -> dict[str, float]:
         """Nats a token, and their standard error over windows."""

@@ -122,11 +122,11 @@ def measured(config: MaskedDiffusionConfig, options: Options) -> list[Row]:
     for shape, decoders in sides:
         network, params = network_of(shape), init_params(shape, jax.random.key(options.seed))
         prepared, length = network.prepare(params), config.max_length
-        cases = [Case(decoder.bind(network, length), knobs) for _, _, decoder, knobs in decoders]
+        cases = [Case(decoder.bind(network, length), prepared, knobs) for _, _, decoder, knobs in decoders]
         for batch in options.batches:
             prompts = np.ones((batch, 1), np.int32)
             request = make_request(prompts, max_new_tokens=length - 1, seed=options.seed)
-            speeds = measure(cases, prepared, [request], passes=options.passes)
+            speeds = measure(cases, [request], passes=options.passes)
             for (name, steps, _, _), speed in zip(decoders, speeds, strict=True):
                 calls = speed.counts["network_calls"]
                 a_row = calls / batch

@@ -41,8 +41,9 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.decode import Masked
 from paradec_jax.decode.machine.request import keys_of
 from paradec_jax.decode.rules import partition
-from paradec_jax.evaluate.bound import Span, bounds
+from paradec_jax.evaluate.bound import bounds
 from paradec_jax.evaluate.intervals import Z95
+from paradec_jax.evaluate.likelihood import Span
 
 PERFECT, TEACHER = "perfect", "teacher"
 AT_A_TIME = 500  # samples that are drawn together

@@ -19,14 +19,14 @@ import tyro
 
 from experiments.common.command import run as run_command
 from experiments.common.plots import draw_panels, if_possible
+from experiments.common.ratios import times
 from experiments.common.record import write_record
 from experiments.masked_diffusion import frontier
 from experiments.masked_diffusion.texts import Drawing, Line, Row, Texts
 from experiments.replicas import ReleasedMasked
 from paradec_jax import AutoRegressive, Masked, load
-from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.decode.masked.masked import GRIDS, SCORES
-from paradec_jax.evaluate.intervals import times
+from paradec_jax.evaluate.setting import Setting
 
 PERPLEXITY = "perplexity under the judge"
 PANELS = {

@@ -19,9 +19,10 @@ from experiments.common.record import rows_begun, write_record
 from experiments.masked_diffusion.held_out import HeldOut
 from paradec_jax import Model, facts, load, store
 from paradec_jax.data.text import read_text, windows
-from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate.compare_texts import Bench, Ids, Source, draw, real_row
-from paradec_jax.evaluate.judge import Judgement, check_judge
+from paradec_jax.evaluate.cases import Source
+from paradec_jax.evaluate.compare import draw, real_row
+from paradec_jax.evaluate.judge import Judgement, TextJudge, check_judge
+from paradec_jax.evaluate.setting import Setting
 from paradec_jax.evaluate.text_measures import entropy
 from paradec_jax.generate import tokenizer_of
 
@@ -109,7 +110,7 @@ class Texts:
         judge, model = load(drawing.judge, dtype="float32"), load(drawing.model)
         check_judge(judge, drawing.definition)
         tokenizer = tokenizer_of(model)
-        held_out: Ids = []
+        held_out: list[list[int]] = []
         if drawing.text is not None:
             parts = read_text(drawing.text, tokenizer, drawing.held_out)[0].held_out
             if any((ids == model.token_spec.mask).any() for ids in parts):
@@ -117,7 +118,7 @@ class Texts:
             held_out = [ids.tolist() for ids in parts]
             self._pieces = windows(np.concatenate(parts), drawing.length)
         name, size = self.kept["judge"], tokenizer.vocab_size
-        self.bench = Bench(judge, name, drawing.definition, tokenizer, size, held_out, drawing.rows)
+        self.bench = TextJudge(judge, name, drawing.definition, tokenizer, size, held_out, drawing.rows)
         self._fingerprints: dict[str, str] = {}
         self._loaded: tuple[tuple[str, str], Model] | None = None
         self._costs: dict[tuple[str, str], dict[str, float]] = {}
@@ -139,11 +140,11 @@ class Texts:
                     self._add(key, self._drawn(line))
                     bar.advance(task)
                 label = f"{line.name}, {line.setting.name}, {line.setting.label()}".removesuffix(", ")
-                found.append({"line": line.name, "label": label} | self.rows[key])
+                found.append(self.rows[key] | {"line": line.name, "label": label})
         if self.bench.held_out:
             if REAL not in self.rows:
                 self._add(REAL, self._real())
-            found.append({"line": REAL, "label": REAL} | self.rows[REAL])
+            found.append(self.rows[REAL] | {"line": REAL, "label": REAL})
         return found
 
     def _key(self, line: Line) -> str:
@@ -194,12 +195,12 @@ class Texts:
         pieces = windows(self._pieces.reshape(-1), length, count).tolist()
         return real_row(length) | {"dtypes": []} | self._measured(pieces) | self.bench.reverse_of_real(pieces)
 
-    def _measured(self, ids: Ids) -> Row:
+    def _measured(self, ids: list[list[int]]) -> Row:
         judged = self.bench.judgement(ids)
         return self.bench.measures(ids, judged) | {"left_out": left_out(ids, judged)}
 
 
-def left_out(ids: Ids, judged: Judgement, groups: int = GROUPS) -> dict[str, list[float]]:
+def left_out(ids: list[list[int]], judged: Judgement, groups: int = GROUPS) -> dict[str, list[float]]:
     """Log-perplexity and 4-gram entropy of a row without each group of its samples; sample i is of group i mod G.
 
     They give the interval of whatever is computed from several rows, whose samples share their keys

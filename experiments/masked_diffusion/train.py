@@ -20,7 +20,7 @@ from experiments.common import precision
 from experiments.common.cluster import Cluster
 from experiments.common.command import run
 from experiments.common.processes import by_first, claim_together, on_this
-from experiments.common.runs import in_half, optimizer_of, over
+from experiments.common.runs import hooks_of, in_half, optimizer_of, over
 from experiments.common.watch import Watch
 from experiments.masked_diffusion.held_out import HeldOut
 from paradec_jax import Model, store
@@ -33,7 +33,7 @@ from paradec_jax.losses.masked_diffusion import BoundRules
 from paradec_jax.models import batch_flops
 from paradec_jax.noise import Times
 from paradec_jax.tokenizer import Tokenizer
-from paradec_jax.train import Loss, TrainState, fit
+from paradec_jax.train import Loss, TrainState, fit, make_train_step
 
 CHECKPOINT_EVERY, EVALUATE_EVERY = 200, 1000  # updates
 
@@ -161,9 +161,15 @@ def objective(recipe: Recipe, network: Any, spec: TokenSpec) -> Loss:
 
 
 def train(
-    recipe: Recipe, model: Model, source: Text, folder: Path, minutes: float, **options: Any
+    recipe: Recipe,
+    model: Model,
+    source: Text,
+    folder: Path,
+    minutes: float,
+    mesh: jax.sharding.Mesh | None = None,
+    **options: Any,
 ) -> TrainState:
-    """The state after the training, or where its minutes were over; `options` are further ones of `fit`."""
+    """The state after the training, or where its minutes were over; `options` are further ones of `hooks_of`."""
     spec = model.token_spec
     bos = None if spec.mask is not None else spec.bos
     make = WindowMaker(source.train[0], recipe.seed, recipe.rows, recipe.length, bos)
@@ -172,22 +178,15 @@ def train(
     def evaluate(state: TrainState) -> Mapping[str, float]:
         return some.per_token(model, on_this(state.ema), source.held_out[0])
 
+    optimizer, key = optimizer_of(recipe, model.config), jax.random.fold_in(jax.random.key(recipe.seed), 1)
+    judged = {"evaluate": evaluate, "evaluate_every": EVALUATE_EVERY}
+    flops = batch_flops(model.network)
     return fit(
-        objective(recipe, model.network, spec),
-        dict(model.params),
+        make_train_step(objective(recipe, model.network, spec), optimizer, ema_decay=recipe.ema_decay),
+        TrainState.create(dict(model.params), optimizer, key, ema=True, mesh=mesh),
         Endless(make, digest=source.digest),
-        optimizer=optimizer_of(recipe, model.config),
         steps=recipe.steps,
-        key=jax.random.fold_in(jax.random.key(recipe.seed), 1),
-        folder=folder,
-        checkpoint_every=CHECKPOINT_EVERY,
-        log_every=20,
-        ema_decay=recipe.ema_decay,
-        evaluate=evaluate,
-        evaluate_every=EVALUATE_EVERY,
-        limit_s=60 * minutes,
-        flops=batch_flops(model.network),
-        **options,
+        hooks=hooks_of(folder, CHECKPOINT_EVERY, flops=flops, minutes=minutes, **judged, **options),
     )
 
 
@@ -198,7 +197,6 @@ def main(
     export: Path | None = None,
     minutes: float = 75.0,
     allow: tuple[str, ...] = (),
-    peak_flops: float | None = None,
     cluster: tyro.conf.OmitArgPrefixes[Cluster] = Cluster(),  # noqa: B008
     watch: tyro.conf.OmitArgPrefixes[Watch] = Watch(),  # noqa: B008
 ) -> None:
@@ -210,13 +208,12 @@ def main(
       folder: where checkpoints, metrics, `held_out.json` and `model` go; `runs/NAME` by default.
       export: where a copy of the model with parameters in bfloat16 goes; none by default.
       minutes: after so many this call saves and ends; the next one goes on.
-      allow: what may differ from what the run was begun with (`FOLDER/run.json`, `recipe.json`), such as "recipe".
-      peak_flops: operations a second that one device can do; the log then tells utilisation, the share of it, of all.
+      allow: what may differ from what the run was begun with (`FOLDER/run.json`, `recipe.json`), such as "loss".
       cluster: processes and devices.
       watch: what is told beside the log.
     """
     folder = Path("runs") / recipe.name if folder is None else folder
-    options = {"allow": allow, "peak_flops": peak_flops, **watch.options(folder, recipe.steps)}
+    options = {"allow": allow, "more": watch.hooks(folder, recipe.steps)}
     mesh, recipe = cluster.join(), recipe.settled()
     source, tokenizer = one_text(text, None, recipe.held_out)
     model = untrained(recipe, tokenizer)
@@ -234,7 +231,7 @@ def go_on(
 ) -> bool:
     """Trains a model from where its run stood and, when done, writes it; tells whether it is done.
 
-    Further options are those of `fit`.
+    Further options are those of `train`.
     """
     claim_together(folder, recipe, options.get("allow", ()))
     with jax.default_matmul_precision(recipe.matmul_precision):

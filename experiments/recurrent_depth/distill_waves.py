@@ -19,6 +19,7 @@ import tyro
 from experiments.common.cluster import Cluster
 from experiments.common.command import run
 from experiments.common.processes import by_first, claim_together, on_this
+from experiments.common.runs import hooks_of
 from experiments.common.train import rounded
 from experiments.jacobi import distill
 from experiments.jacobi.distill import Together, buckets, fresh_problems, gather
@@ -32,9 +33,9 @@ from paradec_jax.families import matrix_axes
 from paradec_jax.losses import poisson_lognormal, recurrent_consistency_loss, recurrent_loss
 from paradec_jax.losses.consistency import ConsistencyRules
 from paradec_jax.objective import Objective, Sums
-from paradec_jax.train import fit, muon
-from paradec_jax.train.agree import all_or_none
-from paradec_jax.train.identity import check_allowed
+from paradec_jax.train import TrainState, fit, make_train_step, muon
+from paradec_jax.train.processes import all_or_none
+from paradec_jax.train.recipe import check_allowed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,27 +187,22 @@ def main(
     with jax.default_matmul_precision(collected.matmul_precision):
         by_first("trajectories", functools.partial(gather, source, collected.start, collected, 0, where))
     with jax.default_matmul_precision(recipe.matmul_precision):
+        optimizer = muon(
+            recipe.learning_rate,
+            recipe.updates,
+            axes=matrix_axes(model.config),
+            warmup=recipe.warmup,
+            cooldown=recipe.cooldown,
+            weight_decay=0.0,
+            adam_learning_rate=recipe.adam_share * recipe.learning_rate,
+        )
+        key = jax.random.key(recipe.seed)
         state = fit(
-            objective(model, recipe),
-            dict(model.params),
+            make_train_step(objective(model, recipe), optimizer, ema_decay=recipe.ema_decay),
+            TrainState.create(dict(model.params), optimizer, key, ema=True, mesh=mesh),
             data_of(model, recipe, Trajectories(where)),
-            optimizer=muon(
-                recipe.learning_rate,
-                recipe.updates,
-                axes=matrix_axes(model.config),
-                warmup=recipe.warmup,
-                cooldown=recipe.cooldown,
-                weight_decay=0.0,
-                adam_learning_rate=recipe.adam_share * recipe.learning_rate,
-            ),
             steps=recipe.updates,
-            key=jax.random.key(recipe.seed),
-            folder=folder / "training",
-            checkpoint_every=100,
-            log_every=20,
-            ema_decay=recipe.ema_decay,
-            allow=allow,
-            mesh=mesh,
+            hooks=hooks_of(folder / "training", 100, allow=allow),
         )
     assert state.ema is not None
     trained = dataclasses.replace(model, params=rounded(on_this(state.ema), recipe.exported_bits))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from paradec_jax.config import RecurrentDepthConfig
-from paradec_jax.models.recurrent_depth import init_params
+from paradec_jax.families import init_params
 
 
 def deepen_core(

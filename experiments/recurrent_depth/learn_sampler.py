@@ -34,7 +34,7 @@ from experiments.recurrent_depth.sampler_loss import (
     start,
 )
 from paradec_jax import Decoded, Model, Wavefront, facts, load
-from paradec_jax.evaluate import paired, wilson
+from paradec_jax.evaluate.intervals import paired, wilson
 
 TUNED = ({**HAND, "momentum": 0.0, "exit_threshold": 0.1}, {**HAND, "momentum": 0.0, "exit_threshold": 0.4})
 

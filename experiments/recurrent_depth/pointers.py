@@ -17,6 +17,7 @@ import tyro
 
 from experiments.common.command import run
 from experiments.common.processes import alone
+from experiments.common.runs import hooks_of
 from experiments.common.train import rounded
 from experiments.tasks import build_tokenizer, token_spec
 from experiments.tasks.pointers import Stage, pointer_batches
@@ -25,7 +26,7 @@ from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.families import init_params, matrix_axes
 from paradec_jax.losses import exponential, stepwise_loss
 from paradec_jax.models import RecurrentDepthNetwork
-from paradec_jax.train import fit, muon
+from paradec_jax.train import TrainState, fit, make_train_step, muon
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,31 +162,25 @@ def main(
     folder = Path("runs") / recipe.name if folder is None else folder
     shape, tokenizer, key = recipe.shape, build_tokenizer(), jax.random.key(recipe.seed)
     data = pointer_batches(tokenizer, seed=recipe.seed, chains=recipe.chains, curriculum=recipe.curriculum)
+    draw = exponential(recipe.prompt_mean_at)
+    loss = stepwise_loss(RecurrentDepthNetwork(shape), draw, recipe.backprop_depth, remat=True)
+    optimizer = muon(
+        recipe.learning_rate,
+        recipe.updates,
+        axes=matrix_axes(shape),
+        warmup=recipe.warmup,
+        cooldown=recipe.cooldown,
+        weight_decay=recipe.weight_decay,
+        adam_learning_rate=recipe.adam_learning_rate,
+    )
     with jax.default_matmul_precision(recipe.matmul_precision):
+        params = init_params(shape, jax.random.fold_in(key, 0))
         state = fit(
-            stepwise_loss(
-                RecurrentDepthNetwork(shape),
-                exponential(recipe.prompt_mean_at),
-                recipe.backprop_depth,
-                remat=True,
-            ),
-            init_params(shape, jax.random.fold_in(key, 0)),
+            make_train_step(loss, optimizer, ema_decay=recipe.ema_decay),
+            TrainState.create(params, optimizer, jax.random.fold_in(key, 1), ema=True),
             data,
-            optimizer=muon(
-                recipe.learning_rate,
-                recipe.updates,
-                axes=matrix_axes(shape),
-                warmup=recipe.warmup,
-                cooldown=recipe.cooldown,
-                weight_decay=recipe.weight_decay,
-                adam_learning_rate=recipe.adam_learning_rate,
-            ),
             steps=recipe.updates,
-            key=jax.random.fold_in(key, 1),
-            folder=folder / "training",
-            checkpoint_every=100,
-            log_every=20,
-            ema_decay=recipe.ema_decay,
+            hooks=hooks_of(folder / "training", 100),
         )
     assert state.ema is not None
     params = rounded(state.ema, recipe.exported_bits)

@@ -13,7 +13,7 @@ from experiments.tasks.pointers import PointerTask
 from paradec_jax import store
 from paradec_jax.data.problems import exact_answers
 from paradec_jax.decode import Adaptive, Jacobi, SelfSpeculative, Static, Wavefront
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import EVERY_STEP
 
 SEQUENTIAL = ("autoregressive", "adaptive", "self-speculative")

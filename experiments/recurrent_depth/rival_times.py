@@ -16,10 +16,9 @@ INSTANT = 1e-9  # seconds that a loop takes at least, however coarse the clock
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Group:
-    """Decoders of one model, its prepared parameters, and requests of one shape."""
+    """Decoders of one model, and requests of one shape."""
 
     cases: Sequence[Case]
-    params: Any
     requests: Sequence[Request]
 
 
@@ -90,9 +89,7 @@ def in_turns(
     found: list[list[Any]] = [[[] for _ in group.cases] for group in groups]
     for _ in range(passes):
         for of, group in zip(found, groups, strict=True):
-            for kept, speed in zip(
-                of, measure(group.cases, group.params, group.requests, passes=1), strict=True
-            ):
+            for kept, speed in zip(of, measure(group.cases, group.requests, passes=1), strict=True):
                 kept.append(speed)
             advance(1)
     return [[_times(speeds) for speeds in of] for of in found]

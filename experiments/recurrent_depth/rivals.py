@@ -26,9 +26,10 @@ from experiments.recurrent_depth.tune import keeps_answers
 from paradec_jax import facts, load
 from paradec_jax.cli.output import progress
 from paradec_jax.decode import AutoRegressive, Jacobi
-from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate import compare, paired
-from paradec_jax.evaluate.compare import case_of, prompts_of
+from paradec_jax.evaluate.cases import Source, case_of, prompts_of
+from paradec_jax.evaluate.compare import compare
+from paradec_jax.evaluate.intervals import paired
+from paradec_jax.evaluate.setting import Setting
 from paradec_jax.store import Model, names_of
 
 # Of causal models, whose tuning is that of `paradec compare causal`.
@@ -145,30 +146,25 @@ def answers(
     """A row a decoder, and which problems each got right, [rows, problems]."""
     with progress() as report:
         found = compare(
-            model,
+            [Source(name, model, setting) for _, setting in pairs],
             drawn.prompts,
-            [setting for _, setting in pairs],
-            name=name,
             seed=options.seed,
             budget=drawn.budget,
             score=drawn.score,
             timed=0,
             rows=options.rows,
-            report=lambda stage, done, total: report(f"{name}: {stage}", done, total),
+            report=lambda stage, units: report(f"{name}: {stage}", units),
         )
-    rows = [
-        {"rival": rival, "label": label} | row
-        for (rival, _), label, row in zip(pairs, found.labels, found.rows, strict=True)
-    ]
+    rows = [{"rival": rival} | row for (rival, _), row in zip(pairs, found.rows, strict=True)]
     return rows, found.exact
 
 
 def group_of(model: Model, pairs: Sequence[tuple[str, Setting]], drawn: Drawn, options: Options) -> Group:
     """A model's decoders and the problems that are timed."""
     prompts = prompts_of(model, drawn.prompts, options.seed, drawn.budget)
-    cases = [case_of(setting, setting.decoder, model, prompts.size) for _, setting in pairs]
-    requests = [prompts.request([i]) for i in range(min(options.timed, len(drawn.prompts)))]
-    return Group(cases, cases[0].decoder.prepare(model.params), requests)
+    params = model.network.prepare(model.params)
+    cases = [case_of(setting, model, prompts.size, params) for _, setting in pairs]
+    return Group(cases, [prompts.request([i]) for i in range(min(options.timed, len(drawn.prompts)))])
 
 
 def measured(options: Options) -> tuple[list[Row], list[Times], list[str]]:
@@ -196,9 +192,8 @@ def measured(options: Options) -> tuple[list[Row], list[Times], list[str]]:
         if row["model"] != names[0]:
             del row["equals_greedy"]  # that was greedy decoding of its own model
     with progress() as report:
-        done = iter(range(1, options.passes * len(groups) + 1))
-        total = options.passes * len(groups)
-        found_times = in_turns(groups, options.passes, lambda _: report("timing in turns", next(done), total))
+        advance = report("timing in turns", options.passes * len(groups))
+        found_times = in_turns(groups, options.passes, advance)
     times = [one for of in found_times for one in of]
     return rows, times, facts.dtypes(*(model.params for model in models))
 

@@ -19,7 +19,7 @@ from experiments.recurrent_depth.step_trace import schedule
 from experiments.replicas import ReleasedWavefront
 from paradec_jax import Static, make_request
 from paradec_jax.config import RECURRENT_PRESETS
-from paradec_jax.models.recurrent_depth import init_params
+from paradec_jax.families import init_params
 from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
 
 

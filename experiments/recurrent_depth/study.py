@@ -16,8 +16,8 @@ from experiments.common.runner import command
 from experiments.common.study import Depth, Study
 from experiments.replicas import ReleasedWavefront
 from paradec_jax.decode import Adaptive, SelfSpeculative, Static, Wavefront
-from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.decode.recurrent.wave import NOISE_MIXINGS, NOISE_SCHEDULES
+from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import EVERY_STEP
 
 INNER = (1, 2, 4, 8)

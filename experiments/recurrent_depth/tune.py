@@ -19,9 +19,9 @@ from experiments.recurrent_depth.rival_settings import TASKS, Drawn, place
 from experiments.recurrent_depth.rival_times import Group, in_turns, over
 from paradec_jax import facts, load
 from paradec_jax.cli.output import progress
-from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.evaluate import compare
-from paradec_jax.evaluate.compare import case_of, prompts_of
+from paradec_jax.evaluate.cases import Source, case_of, prompts_of
+from paradec_jax.evaluate.compare import compare
+from paradec_jax.evaluate.setting import Setting
 from paradec_jax.store import Model, names_of
 
 RULE = (
@@ -85,14 +85,12 @@ def keeps_answers(row: dict[str, Any]) -> bool:
 def timed(model: Model, settings: Sequence[Setting], drawn: Drawn, options: Options) -> list[dict[str, Any]]:
     """Seconds of each setting, the first of which is the baseline, as rows with the speed over it."""
     prompts = prompts_of(model, drawn.prompts, options.seed, drawn.budget)
-    cases = [case_of(setting, setting.decoder, model, prompts.size) for setting in settings]
+    params = model.network.prepare(model.params)
+    cases = [case_of(setting, model, prompts.size, params) for setting in settings]
     requests = [prompts.request([i]) for i in range(min(options.timed, len(drawn.prompts)))]
-    group = Group(cases, cases[0].decoder.prepare(model.params), requests)
     with progress() as report:
-        done = iter(range(1, options.passes + 1))
-        (times,) = in_turns(
-            [group], options.passes, lambda _: report("timing in turns", next(done), options.passes)
-        )
+        advance = report("timing in turns", options.passes)
+        (times,) = in_turns([Group(cases, requests)], options.passes, advance)
     return [one.row() | over(one, times[0], "speedup") for one in times]
 
 
@@ -103,10 +101,8 @@ def sweep(model: Model, options: Options) -> list[dict[str, Any]]:
     pairs = [(rival, one) for rival, of in task.grid(options.queries).items() for one in of]
     with progress() as report:
         found = compare(
-            model,
+            [Source(names_of([options.used])[0], model, setting) for _, setting in pairs],
             drawn.prompts,
-            [setting for _, setting in pairs],
-            name=names_of([options.used])[0],
             seed=options.seed,
             budget=drawn.budget,
             score=drawn.score,
@@ -115,11 +111,11 @@ def sweep(model: Model, options: Options) -> list[dict[str, Any]]:
             report=report,
         )
     rows = [
-        {"rival": rival, "label": label, **row, "keeps_answers": keeps_answers(row)}
-        for (rival, _), label, row in zip(pairs, found.labels, found.rows, strict=True)
+        {"rival": rival, **row, "keeps_answers": keeps_answers(row)}
+        for (rival, _), row in zip(pairs, found.rows, strict=True)
     ]
     wanted = [i for i, row in enumerate(rows) if row["keeps_answers"]]
-    wanted.sort(key=lambda i: i != found.baseline)
+    wanted.sort(key=lambda i: not rows[i]["baseline"])
     for i, speed in zip(wanted, timed(model, [pairs[i][1] for i in wanted], drawn, options), strict=True):
         rows[i] |= speed
     return rows

@@ -4,35 +4,25 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from experiments.replicas import blocks
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import AnyBlocks, BlockCanvas, block_of, fresh, read_block, read_prompt
+from paradec_jax.decode.block.canvas import AnyBlocks, BlockCanvas, fresh, read_block, read_prompt
 from paradec_jax.decode.block.denoising import Denoised
-from paradec_jax.decode.block.rules import (
-    Choice,
-    DenoisingKnobs,
-    draw,
-    quota,
-    select,
-    threshold_at,
-)
-from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, RuledDecoder, quota, threshold_at
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.rows import Rows, is_stop
-from paradec_jax.decode.rules import reveal, score
+from paradec_jax.decode.machine.rows import is_stop
+from paradec_jax.decode.rules import reveal
 from paradec_jax.decode.rules import select as selection
-from paradec_jax.decode.rules.sampling import distribution, tempered
-from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.decode.rules.windows import put, window
+from paradec_jax.decode.rules.windows import put
 
 SDAR = ("static", "dynamic", "sequential", "entropy")
 PROGRAMS = {"generate": SDAR, "evaluation": SDAR, "jetengine": (*SDAR, "random")}
 
 
 @dataclasses.dataclass(frozen=True)
-class ReleasedDenoising(DecoderBase):
+class ReleasedDenoising(RuledDecoder):
     """Denoises block after block, each read a last time by a call of its own. It keeps what the programs do:
 
     - "generate": the confidence of a token is its probability after truncation. With top-k 1 that is 1 everywhere, so
@@ -59,9 +49,6 @@ class ReleasedDenoising(DecoderBase):
     rule: str = "dynamic"
     top_p_rule: str = "keep-renormalised"
     Knobs: ClassVar[type] = DenoisingKnobs
-    visibilities: ClassVar[tuple[str, ...]] = ("block",)
-    alignments: ClassVar[tuple[str, ...]] = ("own", "next")
-    any_order: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.program not in PROGRAMS:
@@ -71,53 +58,36 @@ class ReleasedDenoising(DecoderBase):
             raise ValueError("ReleasedDenoising keeps no log-probabilities")
 
     @property
-    def block(self) -> int:
-        """B, a fact of the checkpoint."""
-        return block_of(self)
+    def confidence(self) -> str | None:
+        """Of "generate" that after truncation, but for its entropies."""
+        return "filtered" if self.program == "generate" and self.rule != "entropy" else None
 
     def init(self, params: Any, request: Request, knobs: DenoisingKnobs) -> BlockCanvas:
         """Reads the prompts' whole blocks."""
         del knobs
-        canvas = whole_blocks(fresh(self, request, overrun=self.block))
-        call = read_prompt(self, params, canvas, request.tokens.shape[1], opens=False)
-        canvas = canvas.spend(call.counts, call.width, call.calls)
-        return canvas.stored(self.network, call, canvas.rows.tokens)
+        state = whole_blocks(fresh(self, request, overrun=self.block))
+        state, call = read_prompt(self, params, state, request.tokens.shape[1], opens=False)
+        return state.store(self.network, call, state.rows.tokens)
 
     def step(self, params: Any, state: BlockCanvas, knobs: DenoisingKnobs) -> tuple[BlockCanvas, Denoised]:
         """A step in each row's block, or its store, after which the row may end."""
-        call = read_block(self, params, state, rides=False)
-        state = state.spend(call.counts, call.width, call.calls)
-        masked = window(state.open, call.start, self.block) & call.reads[:, None]
-        logits = self.network.logits(params, call.hidden)
-        choice = self._choose(logits, masked, call.positions, call.step, state.rows, knobs)
-        state = state.stored(self.network, call, choice.tokens)
-
-        state = revealed_late(state, choice.tokens, choice.where, call.start, call.clean)
-        return state, Denoised.of(call, choice)
-
-    def _choose(
-        self,
-        logits: Float[Array, "B W V"],
-        masked: Bool[Array, "B W"],
-        positions: Int[Array, "B W"],
-        step: Int[Array, "B"],
-        rows: Rows,
-        knobs: DenoisingKnobs,
-    ) -> Choice:
-        """As `block.rules.choose`, but for the confidence of "generate" and the fallback of "jetengine"."""
-        tokens = draw(self, logits, positions, step, rows, knobs)
-        if self.program == "generate":
-            probs = distribution(without_mask(logits, self.mask), knobs, top_p_rule=self.top_p_rule)
-            scores = jnp.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0]
-        else:
-            scores = score.probability(tempered(logits, knobs.temperature), tokens)
+        state, call = read_block(self, params, state, fuse=False)
+        logits, masked = self.network.logits(params, state.aligned(call.hidden)), state.masked(call.reads)
+        choice = self.choose(logits, masked, state.cached, state.step, state.rows, knobs)
         if self.program == "jetengine" and self.rule == "dynamic":
-            sure = selection.above(scores, masked, threshold_at(step, knobs))
-            leftmost = reveal.in_order(masked, quota(masked.shape[1], step, knobs))
-            enough = jnp.sum(sure, axis=1) >= jnp.sum(leftmost, axis=1)
-            return Choice(jnp.where(enough[:, None], sure, leftmost), tokens, scores)
-        where = select(self.rule, logits, scores, masked, positions, step, rows.keys, knobs)
-        return Choice(where, tokens, scores)
+            choice = self._leftmost(choice, masked, state.step, knobs)
+        info = Denoised.of(state, call, choice)
+        state = state.store(self.network, call, choice.tokens)
+        return revealed_late(state, choice.tokens, choice.where, state.cached, call.stored), info
+
+    def _leftmost(
+        self, choice: Choice, masked: Bool[Array, "B W"], step: Int[Array, "B"], knobs: DenoisingKnobs
+    ) -> Choice:
+        """The choice of JetEngine's batched path: what exceeds the threshold, or the quota from the left."""
+        sure = selection.above(choice.scores, masked, threshold_at(step, knobs))
+        leftmost = reveal.in_order(masked, quota(masked.shape[1], step, knobs))
+        enough = jnp.sum(sure, axis=1) >= jnp.sum(leftmost, axis=1)
+        return dataclasses.replace(choice, where=jnp.where(enough[:, None], sure, leftmost))
 
 
 def whole_blocks(canvas: AnyBlocks) -> AnyBlocks:

@@ -123,7 +123,7 @@ def read(
     return dataclasses.replace(rows, size=decoder.size + overrun), cache, predicted
 
 
-def predict(decoder: Any, params: Any, hidden: Float[Array, "B W D"]) -> Int[Array, "B W"]:
+def predict(decoder: Any, params: Any, hidden: Float[Array, "B *R W D"]) -> Int[Array, "B *R W"]:
     """The most probable next token at each position."""
     return jnp.argmax(decoder.network.logits(params, hidden), axis=-1).astype(jnp.int32)
 

@@ -21,11 +21,10 @@ from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.sampling import distribution
 from paradec_jax.decode.rules.subs import subs
 from paradec_jax.decode.rules.windows import put
-from paradec_jax.noise import LogLinear
+from paradec_jax.noise import LOGLINEAR
 
 AnyCanvas = TypeVar("AnyCanvas", bound=Canvas)
 
-NOISE = LogLinear()
 LAST = 1e-5  # time at which the steps end
 
 
@@ -72,7 +71,7 @@ def uniforms(
 
 def mask_probability(t: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """m_t of the ancestral steps, `1 - exp(-sigma(t))`; cached ones take t itself."""
-    return 1 - jnp.exp(-NOISE.sigma(t))
+    return 1 - jnp.exp(-LOGLINEAR.sigma(t))
 
 
 def analytic_weights(
@@ -87,8 +86,8 @@ def analytic_weights(
     The score of a masked position is `k p_y`, 1 at the mask, `k = 1 / (e^sigma - 1)`; that of another one is 1 at its
     own token and 1 / k at the mask.
     """
-    sigma = NOISE.sigma(t)[:, None, None]
-    change = sigma if s is None else sigma - NOISE.sigma(s)[:, None, None]
+    sigma = LOGLINEAR.sigma(t)[:, None, None]
+    change = sigma if s is None else sigma - LOGLINEAR.sigma(s)[:, None, None]
     masked, own = (tokens == mask)[..., None], jax.nn.one_hot(tokens, probs.shape[-1])
     at_mask = jax.nn.one_hot(mask, probs.shape[-1])
     odds = jnp.expm1(sigma)

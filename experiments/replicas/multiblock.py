@@ -22,10 +22,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from experiments.replicas import blocks
 from experiments.replicas.block_call import VARIANTS, BlockCall, BlockCallRules, Fed
-from paradec_jax.decode.machine.candidates import Shape, fold_candidates, on_smallest, place
+from paradec_jax.decode.machine.candidates import Sizes, forward_candidates
 from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs, check_range
-from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.rules.windows import where_rows, write_after_read
@@ -215,19 +214,18 @@ class ReleasedMultiBlock(DecoderBase):
           The prediction at each token, zeros where nothing was fed, keys and values of the winner's real block, and
           what the call cost.
         """
-        rules = self.rules
-
-        def call(shape: Shape) -> tuple[Array, Any, dict[str, Any]]:
-            count, width = shape
-            tokens, positions, mask = fold_candidates(fed.tokens[:, :count, :width], state.cached)
-            out = self.network.forward(params, tokens, positions, Prefix(state.cache, state.cached), mask)
-            predicted = blocks.predict(self, params, out.hidden).reshape(-1, count, width)
-            predicted = place(predicted, rules.candidates, rules.width)
-            winner = jax.vmap(rules.verify_real)(state.present, fed, predicted)[1].winner
-            return predicted, self.network.pick(out.kv, winner * width, self.block), out.counts
-
-        counts, widths = (1, rules.candidates), (self.block, rules.width)
-        return on_smallest(call, counts, widths, fed.count, fed.width, ~state.rows.done)
+        rules, running = self.rules, ~state.rows.done
+        call = forward_candidates(
+            self.network,
+            params,
+            state.cache,
+            fed.tokens,
+            state.cached,
+            Sizes(fed.count, fed.width, running, widths=(self.block,)),
+            read=lambda hidden: blocks.predict(self, params, hidden),
+        )
+        winner = jax.vmap(rules.verify_real)(state.present, fed, call.outputs)[1].winner
+        return call.outputs, call.kv_of(self.network, winner, self.block), call.counts
 
     def _ahead(
         self, present: BlockCall, fed: Any, real: Any, predicted: Int[Array, "B R W"], knobs: Any

@@ -6,24 +6,20 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from experiments.replicas.residual import drafted
-from paradec_jax.decode.block.candidates import candidates_of
-from paradec_jax.decode.block.canvas import BlockCall, block_of, of_rows, read_prompt
+from paradec_jax.decode.block.canvas import BlockRead, read_prompt
 from paradec_jax.decode.block.denoising import Denoised
-from paradec_jax.decode.block.head import check_head, first_call, fresh_with_head
+from paradec_jax.decode.block.head import ask_head, check_head, fresh_with_head
 from paradec_jax.decode.block.residual_speculative import DraftedCanvas
-from paradec_jax.decode.block.rules import DenoisingKnobs, draw
-from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.block.rules import DenoisingKnobs, RuledDecoder
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.machine.network import CachedNetwork, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules import score
-from paradec_jax.decode.rules.alignment import aligned
-from paradec_jax.decode.rules.sampling import tempered
-from paradec_jax.decode.rules.windows import where_rows
+from paradec_jax.decode.rules.subs import without_mask
 
 
 @dataclasses.dataclass(frozen=True)
-class LossyPositionWise(DecoderBase):
+class LossyPositionWise(RuledDecoder):
     """An ablation that writes other texts than one position a step: it is not lossless, though its source says so.
 
     ::
@@ -48,9 +44,6 @@ class LossyPositionWise(DecoderBase):
     candidates: int = 3
     top_p_rule: str = "keep-renormalised"
     Knobs: ClassVar[type] = SamplingKnobs
-    visibilities: ClassVar[tuple[str, ...]] = ("block",)
-    alignments: ClassVar[tuple[str, ...]] = ("own", "next")
-    any_order: ClassVar[bool] = True
     further_networks: ClassVar[tuple[str, ...]] = ("head",)
 
     def __post_init__(self) -> None:
@@ -61,64 +54,47 @@ class LossyPositionWise(DecoderBase):
             raise ValueError("LossyPositionWise keeps no log-probabilities")
 
     @property
-    def block(self) -> int:
-        """B, a fact of the checkpoint."""
-        return block_of(self)
+    def rule(self) -> str:
+        """One position a step."""
+        return "static"
 
     def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> DraftedCanvas:
         """Network and head read the prompts' whole blocks."""
         del knobs
-        state = fresh_with_head(self, request)
-        call = read_prompt(self, params["network"], state, request.tokens.shape[1], opens=False)
-        state = state.spend(call.counts, call.width, call.calls)
-        state = state.stored(self.network, call, state.rows.tokens)
-        state, _ = first_call(self, params, state, call, jnp.zeros_like(call.reads), prompt=True)
-        nothing = jnp.zeros((request.batch, self.candidates, self.block), jnp.int32)
-        return DraftedCanvas(**vars(state), where=nothing > 0, tokens=nothing)
+        state, given = fresh_with_head(self, request), request.tokens.shape[1]
+        state, call = read_prompt(self, params["network"], state, given, opens=False)
+        state = state.store(self.network, call, state.rows.tokens)
+        _, state = ask_head(self, params, state, call.hidden, jnp.zeros_like(call.reads), call=call)
+        return DraftedCanvas.of(state, self.candidates)
 
     def step(self, params: Any, state: DraftedCanvas, knobs: SamplingKnobs) -> tuple[DraftedCanvas, Denoised]:
         """A block's first call, or a round, or a store."""
         alone = DenoisingKnobs(**vars(knobs))
-        at, step, clean = state.cached, state.step, state.clean
-        fed = candidates_of(state, state.where, state.tokens, rides=False).tokens[:, -1]
+        before, clean, at = state, state.clean, state.cached
+        # One call on the block with all drafts in it.
+        fed = state.candidates(ride=False).tokens[:, -1]
         positions = at[:, None] + jnp.arange(self.block)
         out = self.network.forward(params["network"], fed, positions, Prefix(state.cache, at))
         state = state.spend(out.counts, self.block)
-        previous = state.previous
-        hidden = aligned(out.hidden, self.spec.alignment, previous)
-        if previous is not None:
-            previous = where_rows(clean, out.hidden[:, -1:], previous)
-        logits = self.network.logits(params["network"], hidden)
-        said = draw(self, logits, positions, step, state.rows, alone)
+        logits = self.network.logits(params["network"], state.aligned(out.hidden))
+        # A draft stays where it is what the network says at its position; the first one does in any case.
+        likely = without_mask(logits, self.mask)
+        said = self.sample(likely, positions, state.rows, alone, step=state.step)
         stays = jnp.any(state.where, axis=1) & (said == fed)
         stays |= state.where[:, 0] & ~jnp.any(stays, axis=1)[:, None]
         reads = ~state.rows.done & ~clean
-        call = BlockCall(
-            clean=clean,
-            reads=reads,
-            start=at + self.block * clean,
-            step=jnp.where(clean, 0, step),
-            hidden=hidden,
-            own=out.hidden,
-            window=out.hidden,
-            previous=previous,
-            kv=out.kv,
-            at=at,
-            calls=jnp.ones_like(at),
-            width=jnp.full_like(at, self.block),
-            counts=of_rows(out.counts, at),
-        )
-        state = state.stored(self.network, call, said)
-        state = state.reveal(fed, stays, at)
-        state, _ = first_call(self, params, state, call, jnp.zeros_like(reads), prompt=False)
+        call = BlockRead(hidden=out.hidden, window=out.hidden, at=at, kv=out.kv, reads=reads, stored=clean)
         info = Denoised(
             at=at,
-            step=step,
+            step=before.step,
             where=stays,
             tokens=fed,
-            scores=score.probability(tempered(logits, alone.temperature), fed),
+            scores=score.probability(self.shaped(logits, alone), fed),
             reads=reads,
             stored=clean,
-            hidden=hidden,
+            hidden=state.aligned(out.hidden),
         )
-        return drafted(self, params, state, call, alone), info
+        state = state.after_block(clean, self.block, out.hidden[:, -1:])
+        state = state.store(self.network, call, said).reveal(fed, stays, at)
+        _, state = ask_head(self, params, state, out.hidden, jnp.zeros_like(reads), call=call)
+        return drafted(self, params, state, before, call, alone), info

@@ -48,7 +48,7 @@ class ReleasedPromptLookup(DecoderBase):
     ) -> tuple[CachedState, PromptLookupInfo]:
         """Finds a draft, verifies it, commits what is right and one token more."""
         draft, drafted, found = self.draft(state.rows.tokens, state.rows.length)
-        state, accepted = verify(self, params, state, draft, drafted, knobs)
+        state, accepted = verify(self, params, state, draft, drafted, knobs, least=1)
         return state, PromptLookupInfo(draft, found, accepted)
 
     def drafts(self, state: CachedState) -> Int[Array, "B K"]:

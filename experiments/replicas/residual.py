@@ -3,57 +3,52 @@
 import dataclasses
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 
 from experiments.replicas.block_diffusion import revealed_late, whole_blocks
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.candidates import candidates_of, read_candidates
-from paradec_jax.decode.block.canvas import BlockCall, block_of, read_block, read_prompt
-from paradec_jax.decode.block.head import (
-    HeadCanvas,
-    check_head,
-    first_call,
-    fresh_with_head,
-    light,
-    next_call,
-)
-from paradec_jax.decode.block.residual_speculative import DraftedCanvas, Verified, agreement, steps_from
+from paradec_jax.decode.block.canvas import BlockRead, read_block, read_prompt
+from paradec_jax.decode.block.head import HeadCanvas, ask_head, check_head, fresh_with_head
+from paradec_jax.decode.block.residual_speculative import DraftedCanvas, Verified, verify
 from paradec_jax.decode.block.residual_veto import JUDGES, Vetoed, VetoKnobs, judged
-from paradec_jax.decode.block.rules import Choice, DenoisingKnobs, choose
-from paradec_jax.decode.machine.decoder import DecoderBase
+from paradec_jax.decode.block.rules import DenoisingKnobs, RuledDecoder
+from paradec_jax.decode.machine.candidates import of_candidate
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.rules.alignment import aligned
-from paradec_jax.decode.rules.windows import where_rows, window
+from paradec_jax.decode.rules.windows import window
 
 
 def drafted(
-    decoder: Any, params: Any, state: DraftedCanvas, call: BlockCall, knobs: DenoisingKnobs
+    decoder: RuledDecoder,
+    params: Any,
+    state: DraftedCanvas,
+    before: DraftedCanvas,
+    call: BlockRead,
+    knobs: DenoisingKnobs,
 ) -> DraftedCanvas:
-    """The canvas with K drafts of one position each, the first one from the scores that the last call left."""
-    start, hidden, count = call.at, call.own, state.where.shape[1]
-    positions = start[:, None] + jnp.arange(state.block)
-    masked = window(state.open, start, state.block) & ~call.clean[:, None]
-    tokens, now, found = window(state.rows.tokens, start, state.block), light(state), []
-    for draft in range(count):
+    """The canvas with K drafts of one position each, the first one from the scores that the last call left.
+
+    `before` is the canvas of that call: rows whose block it stored have no drafts.
+    """
+    start, hidden, drafts = before.cached, call.hidden, []
+    masked = window(state.open, start, state.block) & ~call.stored[:, None]
+    tokens = window(state.rows.tokens, start, state.block)
+    for draft in range(state.where.shape[1]):
         if draft:
-            wants = jnp.any(masked, axis=1)
-            residual, now = next_call(decoder, params, now, state, hidden, start, wants, tokens)
+            asks = jnp.any(masked, axis=1)
+            residual, state = ask_head(decoder, params, state, hidden, asks, tokens)
             hidden += residual
-        scores = aligned(hidden, decoder.spec.alignment, call.previous)
-        logits = decoder.network.logits(params["network"], scores)
-        choice = choose(decoder, "static", logits, masked, positions, state.step + draft, state.rows, knobs)
+        logits = decoder.network.logits(params["network"], state.aligned(hidden))
+        choice = decoder.choose(logits, masked, start, state.step + draft, state.rows, knobs)
         tokens = jnp.where(choice.where, choice.tokens, tokens)
         masked &= ~choice.where
-        found.append(choice)
-    together: Choice = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *found)
-    return dataclasses.replace(state, rows=now.rows, where=together.where, tokens=together.tokens)
+        drafts.append(choice)
+    return state.with_drafts(drafts)
 
 
 @dataclasses.dataclass(frozen=True)
-class ReleasedSpeculative(DecoderBase):
+class ReleasedSpeculative(RuledDecoder):
     """Drafts K states of a block and verifies them together with the state that they begin from.
 
     ::
@@ -84,9 +79,6 @@ class ReleasedSpeculative(DecoderBase):
     context: bool = False
     top_p_rule: str = "keep-renormalised"
     Knobs: ClassVar[type] = SamplingKnobs
-    visibilities: ClassVar[tuple[str, ...]] = ("block",)
-    alignments: ClassVar[tuple[str, ...]] = ("own", "next")
-    any_order: ClassVar[bool] = True
     further_networks: ClassVar[tuple[str, ...]] = ("head",)
 
     def __post_init__(self) -> None:
@@ -97,78 +89,57 @@ class ReleasedSpeculative(DecoderBase):
             raise ValueError("ReleasedSpeculative keeps no log-probabilities")
 
     @property
-    def block(self) -> int:
-        """B, a fact of the checkpoint."""
-        return block_of(self)
+    def rule(self) -> str:
+        """One position a step."""
+        return "static"
 
     def init(self, params: Any, request: Request, knobs: SamplingKnobs) -> DraftedCanvas:
         """Reads the prompts' whole blocks."""
         del knobs
-        state = whole_blocks(fresh_with_head(self, request, context=self.context, overrun=self.block))
-        call = read_prompt(self, params["network"], state, request.tokens.shape[1], opens=False)
-        state = state.spend(call.counts, call.width, call.calls)
-        state = state.stored(self.network, call, state.rows.tokens)
-        state, _ = first_call(self, params, state, call, jnp.zeros_like(call.reads), prompt=True)
-        nothing = jnp.zeros((request.batch, self.candidates, self.block), jnp.int32)
-        return DraftedCanvas(**vars(state), where=nothing > 0, tokens=nothing)
+        state = whole_blocks(fresh_with_head(self, request, overrun=self.block))
+        state = state if self.context else dataclasses.replace(state, head_cache=None)
+        state, call = read_prompt(self, params["network"], state, request.tokens.shape[1], opens=False)
+        state = state.store(self.network, call, state.rows.tokens)
+        _, state = ask_head(self, params, state, call.hidden, jnp.zeros_like(call.reads), call=call)
+        return DraftedCanvas.of(state, self.candidates)
 
     def step(self, params: Any, state: DraftedCanvas, knobs: SamplingKnobs) -> tuple[DraftedCanvas, Verified]:
         """A block's first call, or a round, or a store."""
         alone = DenoisingKnobs(**vars(knobs))
-        drafts = candidates_of(state, state.where, state.tokens, rides=False)
-        verifies = drafts.exists[:, 1] & ~state.rows.done
-        count = jnp.where(verifies, 1 + self.candidates, 1)
-        drafts = dataclasses.replace(drafts, count=count)
-        call = read_candidates(self, params["network"], state, drafts, None)
-        state = state.spend(call.counts, self.block * count)
-        never = jnp.zeros_like(verifies)
-        choices, _ = steps_from(self, params, state, drafts, call, never, "static", alone)
-        agreed = agreement(choices, state.where, state.tokens, drafts.exists)
-        accepted = jnp.where(verifies, jnp.min(jnp.where(verifies, agreed, self.candidates)), 0)
+        before, drafts = state, state.candidates(ride=False)
+        verifies, stored = drafts.exists[:, 1] & ~state.rows.done, state.clean
+        drafts = dataclasses.replace(drafts, count=jnp.where(verifies, 1 + self.candidates, 1))
+        state, choices, right, hidden, kv = verify(self, params, state, drafts, False, alone)
+        # The rows of a batch advance by the least that any of them accepts.
+        least = jnp.min(jnp.where(verifies, right, self.candidates))
+        accepted = jnp.where(verifies, least, 0)
 
-        at, step, stored = state.cached, state.step, state.clean
         reached = (jnp.arange(1 + self.candidates) <= accepted[:, None]) & verifies[:, None]
         kept = reached[..., None] & choices.where[:, :-1]
         some = jnp.argmax(kept, axis=1)[:, None]
         tokens = jnp.take_along_axis(choices.tokens[:, :-1], some, axis=1)[:, 0]
         done = jnp.sum(jnp.any(kept, axis=2), axis=1, dtype=jnp.int32)
-        first = jnp.take_along_axis(call.hidden, accepted[:, None, None, None], axis=1)[:, 0]
-        previous = state.previous
-        if previous is not None:
-            previous = where_rows(stored, first[:, -1:], previous)
-        read = BlockCall(
-            clean=stored,
+        hidden = of_candidate(hidden, accepted)
+        call = BlockRead(
+            hidden=hidden,
+            window=hidden,
+            at=before.cached,
+            kv=kv,
             reads=~state.rows.done & ~stored & (done > 0),
-            start=at + self.block * stored,
-            step=jnp.where(stored, 0, step + jnp.maximum(done, 1) - 1),
-            hidden=first,
-            own=first,
-            window=first,
-            previous=previous,
-            kv=call.kv,
-            at=at,
-            calls=jnp.ones_like(at),
-            width=self.block * count,
-            counts=call.counts,
-        )
-        state = state.stored(self.network, read, choices.tokens.reshape(len(at), -1))
-        state = revealed_late(state, tokens, jnp.any(kept, axis=1), at, stored)
-        state, _ = first_call(self, params, state, read, never, prompt=False)
-        info = Verified(
-            at=at,
-            step=step,
-            candidates=drafts.tokens,
-            exists=drafts.exists,
-            **vars(choices),
-            accepted=accepted,
             stored=stored,
-            follows=never,
         )
-        return drafted(self, params, state, read, alone), info
+        state = dataclasses.replace(state, step=state.step + jnp.maximum(done, 1) - 1)
+        state = state.after_block(stored, self.block, hidden[:, -1:])
+        state = state.store(self.network, call, choices.tokens.reshape(len(accepted), -1))
+        state = revealed_late(state, tokens, jnp.any(kept, axis=1), before.cached, stored)
+        _, state = ask_head(self, params, state, hidden, jnp.zeros_like(stored), call=call)
+        never = jnp.zeros_like(stored)
+        info = Verified(before.cached, before.step, drafts, choices, accepted, stored, follows=never)
+        return drafted(self, params, state, before, call, alone), info
 
 
 @dataclasses.dataclass(frozen=True)
-class ReleasedVeto(DecoderBase):
+class ReleasedVeto(RuledDecoder):
     """As `ResidualVeto`, but the head's cache is never filled: it sees the open block alone.
 
     A row of n new positions ends within 1 + 2 (n + B) network calls.
@@ -183,9 +154,6 @@ class ReleasedVeto(DecoderBase):
     judge: str = "change"
     top_p_rule: str = "keep-renormalised"
     Knobs: ClassVar[type] = VetoKnobs
-    visibilities: ClassVar[tuple[str, ...]] = ("block",)
-    alignments: ClassVar[tuple[str, ...]] = ("own", "next")
-    any_order: ClassVar[bool] = True
     further_networks: ClassVar[tuple[str, ...]] = ("head",)
 
     def __post_init__(self) -> None:
@@ -197,18 +165,13 @@ class ReleasedVeto(DecoderBase):
         """What proposes."""
         return "dynamic"
 
-    @property
-    def block(self) -> int:
-        """B, a fact of the checkpoint."""
-        return block_of(self)
-
     def init(self, params: Any, request: Request, knobs: VetoKnobs) -> HeadCanvas:
         """Reads the prompts' whole blocks."""
-        state = fresh_with_head(self, request, context=False)
-        call = read_prompt(self, params["network"], state, request.tokens.shape[1], opens=False)
-        return judged(self, params, state, call, knobs, prompt=True)[0]
+        state = dataclasses.replace(fresh_with_head(self, request), head_cache=None)
+        state, call = read_prompt(self, params["network"], state, request.tokens.shape[1], opens=False)
+        return judged(self, params, state, call, knobs)[0]
 
     def step(self, params: Any, state: HeadCanvas, knobs: VetoKnobs) -> tuple[HeadCanvas, Vetoed]:
         """A step in each row's open block, or its store."""
-        call = read_block(self, params["network"], state, rides=False)
-        return judged(self, params, state, call, knobs, prompt=False)
+        state, call = read_block(self, params["network"], state, fuse=False)
+        return judged(self, params, state, call, knobs)

@@ -43,6 +43,7 @@ class Options:
       pairs: turns of each checkout, for each row of the result.
       seconds: least time of a turn, made of as many calls as fit.
       rows: only these rows of each table, counted from 0; all when None.
+      dtype: type in which both checkouts load the models; that of their files when None.
       out: where the JSON goes, written anew after each row.
     """
 
@@ -52,6 +53,7 @@ class Options:
     pairs: int = 30
     seconds: float = 0.5
     rows: tuple[int, ...] | None = None
+    dtype: str | None = None
     out: Path = Path("experiments/systems/results/checkouts.json")
 
     def __post_init__(self) -> None:
@@ -68,14 +70,14 @@ class Options:
 class Subjects:
     """The decoders of one checkout; nothing of the package is imported before this is made."""
 
-    def __init__(self, name: str, texts: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, name: str, dtype: str | None, texts: Sequence[tuple[str, str]]) -> None:
         import paradec_jax
         from paradec_jax.families import FAMILIES
 
         found = Path(paradec_jax.__file__).resolve().parents[1]
         if found != Path.cwd().resolve():
             raise ImportError(f"the package of {found} was imported, not that of {Path.cwd()}")
-        self.model = paradec_jax.load(name)
+        self.model = paradec_jax.load(name, dtype=dtype)
         self.settings = FAMILIES[self.model.family].settings
         words, spec = self.model.tokenizer, self.model.token_spec
         assert words is not None
@@ -129,11 +131,11 @@ def rounded(length: int) -> int:
     return math.ceil(length / BUCKET) * BUCKET
 
 
-def serve_turns(model: str) -> None:
+def serve_turns(model: str, dtype: str) -> None:
     """The loop of a worker: texts in, rows and dtypes out, then answers to {"choose": ..} and {"turn": seconds}."""
     sys.path.insert(0, os.getcwd())
     answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no answer
-    subjects = Subjects(model, json.loads(sys.stdin.readline()))
+    subjects = Subjects(model, dtype or None, json.loads(sys.stdin.readline()))
     rows = [{"decoder": setting.name, "label": setting.label()} for setting in subjects.settings]
     print(json.dumps({"rows": rows, "dtypes": subjects.dtypes()}), file=answers, flush=True)
     for line in sys.stdin:
@@ -148,8 +150,8 @@ def serve_turns(model: str) -> None:
 class Worker:
     """A checkout's process, as the parent sees it: `rows` is its table, `dtypes` those of the parameters."""
 
-    def __init__(self, root: Path, model: str, texts: Sequence[tuple[str, str]]) -> None:
-        words = [sys.executable, str(Path(__file__).resolve()), "--worker", model]
+    def __init__(self, root: Path, model: str, dtype: str | None, texts: Sequence[tuple[str, str]]) -> None:
+        words = [sys.executable, str(Path(__file__).resolve()), "--worker", model, dtype or ""]
         self.process: Any = subprocess.Popen(words, cwd=root, stdin=PIPE, stdout=PIPE, text=True)
         print(json.dumps(texts), file=self.process.stdin, flush=True)
         first = self._answer()
@@ -198,7 +200,7 @@ def rows_of(model: str, options: Options) -> Iterator[dict[str, Any]]:
     workers: list[Worker] = []
     try:
         for root in options.roots:
-            workers.append(Worker(root, model, texts))
+            workers.append(Worker(root, model, options.dtype, texts))
         old, new = (worker.rows for worker in workers)
         if [row["decoder"] for row in old] != [row["decoder"] for row in new]:
             raise ValueError(f"the tables of {model} have other rows: {old} and {new}")
@@ -231,7 +233,7 @@ def main(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
             result = {"commits": commits, "geometric_mean": mean, "rows": rows}
             dtypes = [dtype for of in rows for each in of["dtypes"] for dtype in each]
             write_record(options.out, options, result, dtypes=dtypes)
-    print(f"geometric mean of {len(rows)} rows {mean:.4f}, {facts.told(facts.facts())}")
+    print(f"geometric mean of {len(rows)} rows {mean:.4f}, {facts.in_words(facts.facts())}")
 
 
 if __name__ == "__main__":

@@ -24,10 +24,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
+from experiments.common.ratios import quicker
 from experiments.common.record import write_record
 from experiments.systems import report
 from paradec_jax.config import RecurrentDepthConfig
-from paradec_jax.evaluate.intervals import ends, quicker
+from paradec_jax.evaluate.intervals import ends
 from paradec_jax.families import PRESETS
 
 SHAPES = ("smollm2-135m", "qwen2.5-coder-0.5b", "tiny-causal", "tiny-recurrent")

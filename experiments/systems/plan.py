@@ -7,8 +7,8 @@ With `--decode NAME` the two programs of a decoder are planned: reading prompts,
 target need not be there: "v5p:4x4x4" is planned by the compiler of TPUs, which comes with the extra `tpu` (0.7 GB, in
 an environment of its own). "cpu:8" tries the command out; the memory that the compiler of CPUs plans is no plan.
 
-The train step is that of `fit(mesh=)`: AdamW, float32 parameters and state, products in bfloat16. Memory of a chip is
-that of arguments, results outside of arguments, temporaries and the program. Operations are counted three ways: by
+The train step is that of `fit` on a mesh: AdamW, float32 parameters and state, products in bfloat16. Memory of a chip
+is that of arguments, results outside of arguments, temporaries and the program. Operations are counted three ways: by
 XLA, which takes the body of a loop once; as matrix products of the traced program (`products`); and by the network's
 own `work`, what the model asks for. Collectives are read from the compiled program (`collectives`).
 
@@ -49,9 +49,8 @@ from paradec_jax.families import PRESETS, family_of, network_of, parameter_shape
 from paradec_jax.models import update_flops
 from paradec_jax.sharding.layout import placed_shapes, row_shardings, shardings
 from paradec_jax.sharding.mesh import AXES, make_mesh, on
-from paradec_jax.train import adamw
-from paradec_jax.train.place import planned
-from paradec_jax.train.step import make_train_step
+from paradec_jax.train import TrainState, adamw, make_train_step
+from paradec_jax.train.step import state_shardings
 
 GIB = 2**30
 # What one chip's memory holds, in bytes: a GPU's by its name, the TPU's as its compiler has it.
@@ -259,12 +258,19 @@ def batch_of(config: ModelConfig, rows: int, length: int) -> dict[str, jax.Shape
 
 
 def train_program(config: ModelConfig, mesh: Any, rows: int, length: int, chunk: int | None) -> Program:
-    """The update that `fit(mesh=)` compiles: AdamW, clipped, its state donated."""
-    params, optimizer = parameter_shapes(config), adamw(1e-4, STEPS)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    state, place = planned(mesh, params, optimizer, key)
-    step = make_train_step(loss_of(config, chunk), optimizer)
-    traced = place.traced(step, state, None, batch_of(config, rows, length))
+    """The update that `fit` compiles on a mesh: AdamW, clipped, its state donated."""
+    optimizer = adamw(1e-4, STEPS)
+    state = jax.eval_shape(
+        lambda params: TrainState.create(params, optimizer, jax.random.key(0)), parameter_shapes(config)
+    )
+    batch, where = batch_of(config, rows, length), state_shardings(state, mesh)
+    update = make_train_step(loss_of(config, chunk), optimizer).update
+    whole = jax.NamedSharding(mesh, jax.P())
+    program = jax.jit(update, out_shardings=(where, whole), donate_argnums=0)
+    with on(mesh):
+        traced = program.trace(
+            placed_shapes(state, where), None, placed_shapes(batch, row_shardings(batch, mesh))
+        )
     work = int(update_flops(network_of(config), rows, length))
     return Program(traced, work, constant_steps(config))
 

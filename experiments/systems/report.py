@@ -33,16 +33,17 @@ import optax
 from jax import lax
 from jaxtyping import Array
 
+from experiments.common.ratios import quicker, times
 from experiments.common.record import write_record
 from experiments.tasks import word_problems
 from paradec_jax import facts, load, losses
 from paradec_jax.config import CAUSAL_PRESETS, ModelConfig, RecurrentDepthConfig
 from paradec_jax.decode import AutoRegressive, BlockDenoising, Jacobi, Masked, Static, make_request, run
 from paradec_jax.decode.machine.network import Prefix
-from paradec_jax.decode.machine.setting import Setting
 from paradec_jax.decode.rules.windows import write_after_read
-from paradec_jax.evaluate.compare import Prompts, case_of, prompts_of
-from paradec_jax.evaluate.intervals import ends, quicker, times
+from paradec_jax.evaluate.cases import Prompts, case_of, prompts_of
+from paradec_jax.evaluate.intervals import ends
+from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import PRESETS, network_of, parameter_shapes
 from paradec_jax.io import atomic_write_text
 from paradec_jax.models import update_flops
@@ -157,7 +158,7 @@ class Report:
         cells = [COLUMNS, ("---",) * len(COLUMNS), *map(cells_of, self.rows)]
         table = "\n".join(f"| {' | '.join(line)} |" for line in cells)
         left = "".join(f"\n- {one['part']}, {one['what']}: {one['why']}" for one in self.left_out)
-        text = f"# What this device does\n\n{facts.told(facts.facts())}. {LEGEND}\n\n{table}\n"
+        text = f"# What this device does\n\n{facts.in_words(facts.facts())}. {LEGEND}\n\n{table}\n"
         atomic_write_text(self.out / "report.md", text + (f"\nNot measured:\n{left}\n" if left else ""))
 
 
@@ -494,7 +495,7 @@ def measure_model(
     requests = [prompts.request(range(start, start + batch)) for start in range(0, count, batch)]
 
     def decode(setting: Setting) -> list[Any]:
-        case = case_of(setting, setting.decoder, model, prompts.size)
+        case = case_of(setting, model, prompts.size, params)
         return jax.block_until_ready([run(case.decoder, params, one, case.knobs) for one in requests])
 
     jobs = {setting.name: functools.partial(decode, setting) for setting in settings}
@@ -532,7 +533,7 @@ def training(report: Report, clock: Clock) -> None:
 
     def step() -> Any:
         nonlocal state
-        state, metrics = update(state, None, given)
+        state, metrics = update(state, given)
         return metrics
 
     _, left = compiled({what: lambda: jax.block_until_ready([step(), step()])}, clock)

@@ -39,12 +39,12 @@ def _arguments(argv: Sequence[str]) -> list[str]:
     """Lets --json stand without a path, which then is standard output, and `generate` without a decoder."""
     if argv[:1] == ["generate"]:
         return ["generate", *generate.with_decoder(argv[1:])]
-    found = []
+    words = []
     for word, after in itertools.zip_longest(argv, argv[1:], fillvalue=""):
-        found.append(word)
+        words.append(word)
         if word == "--json" and not (after == "-" or after.endswith(".json")):
-            found.append("-")
-    return found
+            words.append("-")
+    return words
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,7 +1,7 @@
 """`paradec compare`: every decoder on the same problems with exact answers, or on texts drawn from nothing."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,17 +11,19 @@ from paradec_jax import store
 from paradec_jax.cli.output import JsonPath, check_place, print_table, progress, write_json
 from paradec_jax.data.problems import read_problems
 from paradec_jax.data.text import read_text
-from paradec_jax.disk.bundled import is_bundled
-from paradec_jax.evaluate.compare import TIMED, Comparison, compare
-from paradec_jax.evaluate.compare_texts import SAMPLES, Source, compare_texts, write_texts
+from paradec_jax.disk.folders import bundled
+from paradec_jax.evaluate.cases import Source
+from paradec_jax.evaluate.compare import SAMPLES, TIMED, Comparison, compare, compare_texts, write_texts
 from paradec_jax.evaluate.intervals import paired
 from paradec_jax.evaluate.text_measures import NO_SACREBLEU, has_sacrebleu
 from paradec_jax.families import FAMILIES, Family
-from paradec_jax.generate import lacks_head, tokenizer_of
+from paradec_jax.generate import check_positive, lacks_head, tokenizer_of
 
 OF_ANSWERS = ("data", "problems", "timed")  # options; the others are of texts
 
-ANSWERS = {  # columns and the fields in them
+# Titles and notes are formats of the fields of the row in bold or else the first, columns those of each row.
+TITLE = "{model}: {problems} problems ({data}), seed {seed}"
+ANSWERS = {
     "decoder": "{decoder}",
     "settings": "{label}",
     "exact": "{exact}",
@@ -33,7 +35,7 @@ ANSWERS = {  # columns and the fields in them
     "tokens a call": "{tokens_per_network_call:.2f}",
     "equal to greedy": "{equals_greedy:.1%}",
 }
-MORE = {  # of a family
+MORE = {  # columns of a family
     "recurrent_depth": {"recurrences a token": "{recurrences_per_token:.2f}"},
     "block_diffusion": {
         "positions a token": "{positions_per_token:.2f}",
@@ -41,6 +43,14 @@ MORE = {  # of a family
         "FLOP a token": "{flops_per_token:.3g}",
     },
 }
+NOTES = {
+    "": "exact: right answers, and the 95% range of their share. Speed: batch {batch}, the first {timed_problems} "
+    "problems one by one, median of {timed_passes} passes, {dtype}, {device}; speed-up over the row in bold, with "
+    "and without the seconds that read the prompts, its 95% range by bootstrap over problems and passes.",
+    "block_diffusion": "Positions with those of prompts; FLOP: an estimate, the head's share included.",
+}
+
+TEXTS_TITLE = "{samples} texts of {length} tokens, judged by {judge}, seed {seed}"
 TEXTS = {
     "model": "{model}",
     "decoder": "{decoder}",
@@ -55,6 +65,11 @@ TEXTS = {
     "calls": "{network_calls:.1f}",
     "seconds a text": "{seconds_per_sample:.4f}",
 }
+TEXTS_NOTES = (
+    "judge: generative perplexity ({judge_definition}) of {judge_reads}, after begin-of-text where there is one. "
+    "Entropies in nats, of all texts of a row together. Seconds: in batches of {batch}, {dtype}, {device}.",
+    "reverse: perplexity of real text under {reverse_order}-grams of a row's texts, of real text by halves.",
+)
 
 
 def compare_command(
@@ -100,7 +115,8 @@ def compare_command(
     check_place("json", json)
     check_place("texts", texts)
     loaded = {name: store.load(name) for word in model for name in _models(word)}
-    families = list(dict.fromkeys(one.family for one in loaded.values()))
+    models = dict(zip(store.names_of(list(loaded)), loaded.values(), strict=True))
+    families = list(dict.fromkeys(one.family for one in models.values()))
     family = next((FAMILIES[name] for name in families if FAMILIES[name].texts), FAMILIES[families[0]])
     options: dict[str, Any] = {"data": data, "problems": problems, "timed": timed, "judge": judge}
     options |= {"real": real, "samples": samples, "length": length, "texts": texts}
@@ -110,8 +126,20 @@ def compare_command(
             raise ValueError(f"--{name} is no option of family {family.name}")
     if len(families) > 1 and not family.texts:
         raise ValueError(f"models of one family are compared, not of {' and '.join(families)}")
-    run: Callable[..., int] = _texts if family.texts else _answers
-    return run(family, loaded, seed, json, **given)
+    results: list[Comparison] = (_texts if family.texts else _answers)(family, models, seed, **given)
+    if json is not None:
+        write_json([row | {"facts": of.facts} for of in results for row in of.rows], json)
+    if json == "-":
+        return 0
+    if family.texts:
+        missing = () if has_sacrebleu() else (f"{NO_SACREBLEU}.",)
+        print_table(TEXTS_TITLE, TEXTS, results[0].rows, (*TEXTS_NOTES, *missing))
+        return 0
+    notes = [note for name, note in NOTES.items() if name in ("", family.name)]
+    for result in results:
+        print_table(TITLE, ANSWERS | MORE.get(family.name, {}), result.rows, notes)
+    _print_pairs(results)
+    return 0
 
 
 def _models(word: str) -> tuple[str, ...]:
@@ -119,78 +147,50 @@ def _models(word: str) -> tuple[str, ...]:
     if word not in FAMILIES:
         return (word,)
     family = FAMILIES[word]
-    if not family.bundled:
-        raise ValueError(
-            f"no model of family {word} is bundled yet: name a folder that was trained or converted"
-        )
-    return (*family.bundled, *(filter(is_bundled, family.texts.rivals) if family.texts else ()))
+    rivals = family.texts.rivals if family.texts else ()
+    return (*family.bundled, *(name for name in rivals if name in bundled()))
 
 
 def _answers(
     family: Family,
     models: Mapping[str, store.Model],
     seed: int,
-    json: str | None,
     *,
     data: str = "unseen",
     problems: int = 200,
     timed: int = TIMED,
-) -> int:
-    """A table of answers for each model."""
-    for name, value in (("problems", problems), ("timed", timed)):
-        if value < 1:
-            raise ValueError(f"--{name} must be at least 1, not {value}")
+) -> list[Comparison]:
+    """The decoders of each model on the same problems."""
+    check_positive(problems=problems, timed=timed)
     items = read_problems(data)[:problems]
-    short = dict(zip(models, store.names_of(list(models)), strict=True))
-    results: dict[str, Comparison] = {}
-    for name, loaded in models.items():
-        settings = [one for one in family.settings if not lacks_head(loaded, one.decoder)]
-        if len(settings) < len(family.settings):
-            print(f"{short[name]} has no residual head: decoders that ask one are left out", file=sys.stderr)
+    results = []
+    for name, model in models.items():
+        sources = [Source(name, model, of) for of in family.settings if not lacks_head(model, of.decoder)]
+        if len(sources) < len(family.settings):
+            print(f"{name} has no residual head: decoders that ask one are left out", file=sys.stderr)
         with progress() as report:
-            results[short[name]] = compare(
-                loaded, items, settings, name=short[name], seed=seed, timed=timed, report=report
-            )
-    if json is not None:
-        drawing = {"data": data, "seed": seed}
-        write_json([row | drawing | {"facts": of.facts} for of in results.values() for row in of.rows], json)
-    if json != "-":
-        for result in results.values():
-            _print_answers(result, data, seed)
-        _print_pairs(results)
-    return 0
+            results.append(compare(sources, items, seed=seed, timed=timed, report=report))
+        for row in results[-1].rows:
+            row |= {"data": data, "seed": seed}
+    return results
 
 
-def _print_answers(result: Comparison, data: str, seed: int) -> None:
-    """Answers, speed and work of every decoder."""
-    base = result.rows[result.baseline]
-    notes = [
-        f"exact: right answers, and the 95% range of their share. Speed: batch {base['batch']}, the first "
-        f"{base['timed_problems']} problems one by one, median of {len(base['passes'])} passes, {base['dtype']}, "
-        f"{base['device']}; speed-up over the row in bold, with and without the seconds that read the prompts, its "
-        f"95% range by bootstrap over problems and passes."
-    ]
-    if base["family"] == "block_diffusion":
-        notes.append("Positions with those of prompts; FLOP: an estimate, the head's share included.")
-    print_table(
-        f"{base['model']}: {base['problems']} problems ({data}), seed {seed}",
-        ANSWERS | MORE.get(base["family"], {}),
-        result.labelled(),
-        notes,
-        bold=result.baseline,
-    )
-
-
-def _print_pairs(results: Mapping[str, Comparison]) -> None:
+def _print_pairs(results: Sequence[Comparison]) -> None:
     """One line for each model but the first: its answers beside the first one's, problem by problem."""
-    (name, first), *others = results.items()
-    for other, result in others:
-        pair = paired(result.exact[result.baseline], first.exact[first.baseline])
+    baselines = [
+        (row["model"], exact)
+        for result in results
+        for row, exact in zip(result.rows, result.exact, strict=True)
+        if row["baseline"]
+    ]
+    first, base = baselines[0]
+    for other, exact in baselines[1:]:
+        pair = paired(exact, base)
         low, high = pair.interval
         print(
-            f"{other} against {name}, static decoding, same problems: {100 * pair.difference:+.1f} points "
+            f"{other} against {first}, static decoding, same problems: {100 * pair.difference:+.1f} points "
             f"({100 * low:+.1f} to {100 * high:+.1f}); only {other} right {pair.only_first}, "
-            f"only {name} {pair.only_second}."
+            f"only {first} {pair.only_second}."
         )
 
 
@@ -198,84 +198,42 @@ def _texts(
     family: Family,
     models: Mapping[str, store.Model],
     seed: int,
-    json: str | None,
     *,
     judge: str | None = None,
     real: str | None = None,
     samples: int = SAMPLES,
     length: int | None = None,
     texts: str | None = None,
-) -> int:
-    """One table of the texts of every model and setting."""
+) -> list[Comparison]:
+    """The texts of every model and setting, in one table."""
     assert family.texts is not None
     judge = judge or family.texts.judge
-    if judge is None:
-        raise ValueError(f"no judge of family {family.name} is bundled yet: give --judge, a folder")
     sources = _sources(family, models)
-    pieces: list[str] = []
+    held_out: list[list[int]] = []
     if real is not None:
-        tokenizer = tokenizer_of(sources[0].model)
-        pieces = [tokenizer.decode(ids) for ids in read_text(real, tokenizer)[0].held_out]
+        held_out = [ids.tolist() for ids in read_text(real, tokenizer_of(sources[0].model))[0].held_out]
     # Tokens of the longest text that every model can draw, begin-of-text left out.
     room = min(one.network.max_length - (one.network.visibility == "causal") for one in models.values())
+    length, name = room if length is None else length, store.names_of([judge])[0]
     with progress() as report:
-        compared = compare_texts(
-            sources,
-            store.load(judge),
-            pieces,
-            length=room if length is None else length,
-            samples=samples,
-            judge_name=store.names_of([judge])[0],
-            seed=seed,
-            report=report,
-        )
+        options: dict[str, Any] = {"length": length, "samples": samples, "seed": seed, "report": report}
+        result = compare_texts(sources, store.load(judge), name, held_out, **options)
     if texts is not None:
-        write_texts(Path(texts), compared)
-    if json is not None:
-        write_json([row | {"seed": seed, "facts": compared.facts} for row in compared.rows], json)
-    if json != "-":
-        _print_texts(compared, seed)
-    return 0
+        write_texts(Path(texts), result)
+    for row in result.rows:
+        row["seed"] = seed
+    return [result]
 
 
 def _sources(family: Family, models: Mapping[str, store.Model]) -> list[Source]:
     """Each model with the settings of the table, the first with the tempered ones too, and rivals with theirs."""
     table = family.texts
     assert table is not None
-    own = [name for name, model in models.items() if model.family == family.name]
-    short = dict(zip(models, store.names_of(list(models)), strict=True))
-    found = []
+    first = next(name for name, model in models.items() if model.family == family.name)
+    sources = []
     for name, model in models.items():
-        settings = (*table.settings, *(table.tempered if name == own[0] else ()))
-        if name not in own:
-            if model.network.visibility != "causal":
-                raise ValueError(
-                    f"{name} is of family {model.family}, which draws no texts beside {family.name}"
-                )
+        settings = (*table.settings, *(table.tempered if name == first else ()))
+        if model.family != family.name:
             settings = (table.rival,)
-        found += [Source(short[name], model, setting) for setting in settings]
-    return found
-
-
-def _print_texts(compared: Comparison, seed: int) -> None:
-    """What a judge says of the texts of every model and sampler, how varied they are, and what they cost."""
-    first, rows = compared.rows[0], compared.rows
-    begin = ", after begin-of-text" if first["judge_begin_of_text"] else ""
-    notes = [
-        f"judge: generative perplexity as {first['judge_definition'].upper()} defines it, of {first['judge_reads']}"
-        f"{begin}. Entropies in nats, of all texts of a row together. Seconds: in batches of {first['batch']}, "
-        f"{first['dtype']}, {first['device']}."
-    ]
-    if first["reverse_perplexity"] is not None:
-        notes.append(
-            f"reverse: perplexity of real text under {first['reverse_order']}-grams of a row's texts; the row of "
-            f"real text has {rows[-1]['samples']} of them, and half against half."
-        )
-    if not has_sacrebleu():
-        notes.append(f"{NO_SACREBLEU}.")
-    print_table(
-        f"{first['samples']} texts of {first['length']} tokens, judged by {first['judge']}, seed {seed}",
-        TEXTS,
-        compared.labelled(),
-        notes,
-    )
+        sources += [Source(name, model, setting) for setting in settings]
+    return sources

@@ -14,10 +14,10 @@ from paradec_jax import store
 from paradec_jax.cli.options import NAMES, options_of, rows_of, summary
 from paradec_jax.cli.watch import show
 from paradec_jax.data.problems import PROMPT
-from paradec_jax.evaluate.options import choose
+from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import FAMILIES, family_named
-from paradec_jax.generate import Generation, generate, prepare
-from paradec_jax.infill import infill, prepare_infill
+from paradec_jax.generate import Generation, Task, continuation_task
+from paradec_jax.infill import infill_task
 
 DEFAULT = "default"  # the decoder where none is named
 NEW_TOKENS = 200  # at most, where nobody says
@@ -89,55 +89,42 @@ def generate_text(name: str | None, text: Text, options: dict[str, Any]) -> int:
         raise ValueError(f"--stream shows one continuation, but --samples is {text.samples}")
     prompt = text.read()
     model = store.load(_model_for(name) if text.model is None else text.model)
-    decoder, knobs = _choose(model.family, name, options)
-    result = (_fill if text.gaps else _continue)(model, decoder, knobs, prompt, text)
-    if not text.stream:
-        for i, found in enumerate(result.text):
+    setting = _choose(model.family, name, options)
+    task = _task(model, setting.decoder, prompt, text)
+    if text.stream:
+        result = show(task, setting.knobs, "" if text.gaps else prompt, text.delay)
+    else:
+        result = task.run(setting.knobs)
+        for i, continuation in enumerate(result.text):
             if text.samples > 1:
                 print(f"--- sample {i}", file=sys.stderr)
-            print(found)
+            print(continuation)
     _print_counts(result)
     return 0
 
 
-def _continue(model: store.Model, decoder: Any, knobs: Any, prompt: str, text: Text) -> Generation:
-    """What follows the prompt, shown while it is written if so wished."""
-    arguments: dict[str, Any] = {
-        "max_new_tokens": NEW_TOKENS if text.max_new_tokens is None else text.max_new_tokens,
-        "seed": text.seed,
-        "samples": text.samples,
-        "stop_strings": text.stop,
-    }
-    if text.stream:
-        return show(model, prepare(model, [prompt], decoder, **arguments), knobs, prompt, text.delay)
-    return generate(model, [prompt], decoder, knobs=knobs, **arguments)
-
-
-def _fill(model: store.Model, decoder: Any, knobs: Any, prompt: str, text: Text) -> Generation:
-    """The prompt with its gaps filled, shown while they are if so wished."""
+def _task(model: store.Model, decoder: Any, prompt: str, text: Text) -> Task:
+    """The prompt to be continued, or its gaps to be filled."""
+    options: dict[str, Any] = {"seed": text.seed, "samples": text.samples}
+    if not text.gaps:
+        budget = NEW_TOKENS if text.max_new_tokens is None else text.max_new_tokens
+        return continuation_task(
+            model, [prompt], decoder, max_new_tokens=budget, stop_strings=text.stop, **options
+        )
     if text.stop or text.max_new_tokens is not None:
         raise ValueError(
             "--gaps says what is to be written, so --stop and --max-new-tokens must not be given"
         )
-    pieces = with_gaps(prompt)
-    arguments: dict[str, Any] = {"seed": text.seed, "samples": text.samples}
-    if text.stream:
-        return show(model, prepare_infill(model, pieces, decoder, **arguments), knobs, "", text.delay)
-    return infill(model, pieces, decoder, knobs=knobs, **arguments)
+    return infill_task(model, with_gaps(prompt), decoder, **options)
 
 
 def _model_for(name: str | None) -> str:
     """The last bundled model of the family whose default decoder it is, or else of the first that has it."""
     families = sorted(rows_of(name), key=lambda family: FAMILIES[family].settings[-1].name != name)
-    bundled = [model for family in families for model in FAMILIES[family].bundled[-1:]]
-    if not bundled:
-        raise ValueError(
-            f"no model that {name} suits is bundled yet: give --model, a folder that was trained or converted"
-        )
-    return bundled[0]
+    return FAMILIES[families[0]].bundled[-1]
 
 
-def _choose(family: str, name: str | None, options: dict[str, Any]) -> tuple[Any, Any]:
+def _choose(family: str, name: str | None, options: dict[str, Any]) -> Setting:
     """The decoder of that name and its knobs: its last row of the family's table, changed by options.
 
     Raises:
@@ -147,22 +134,21 @@ def _choose(family: str, name: str | None, options: dict[str, Any]) -> tuple[Any
     if family not in rows:
         known = ", ".join(dict.fromkeys(setting.name for setting in family_named(family).settings))
         raise ValueError(f"{name} does not suit a model of family {family}; it takes one of {known}")
-    row = rows[family]
-    return choose(row.name, row.decoder, row.knobs, options)
+    return rows[family].changed(options)
 
 
 def _print_counts(result: Generation) -> None:
     calls = int(result.network_calls.sum())
     tokens = int(np.round(result.tokens_per_call * result.network_calls).sum())
-    told = f"{tokens} tokens in {calls} network calls: {tokens / calls:.2f} tokens a call"
+    line = f"{tokens} tokens in {calls} network calls: {tokens / calls:.2f} tokens a call"
     for name, count in result.counts.items():
         if name not in ("network_calls", "positions"):
-            told += f", {int(count.sum()) / tokens:.2f} {name.replace('_', ' ')} a token"
-    print(told, file=sys.stderr)
+            line += f", {int(count.sum()) / tokens:.2f} {name.replace('_', ' ')} a token"
+    print(line, file=sys.stderr)
 
 
 def _command(name: str | None) -> Callable[..., int]:
-    """The function of one subcommand, whose annotations say what it can be told."""
+    """The function of one subcommand, whose annotations are its options."""
 
     def run(text: Any, decoder: Any) -> int:
         return generate_text(name, text, decoder)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import operator
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, TypedDict, Union, get_args, get_origin
 
 import docstring_parser
@@ -12,7 +12,7 @@ from jaxtyping import AbstractArray
 from tyro.conf import arg
 
 from paradec_jax.decode.machine.network import CachedNetwork
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import FAMILIES
 
 NAMES = tuple(dict.fromkeys(setting.name for family in FAMILIES.values() for setting in family.settings))
@@ -20,19 +20,18 @@ NAMES = tuple(dict.fromkeys(setting.name for family in FAMILIES.values() for set
 
 def rows_of(name: str | None) -> dict[str, Setting]:
     """By family, the last row of its table, or the last row of that name where it has one."""
-    found = {}
+    rows = {}
     for family in FAMILIES.values():
         named = [setting for setting in family.settings if name in (None, setting.name)]
         if named:
-            found[family.name] = named[-1]
-    return found
+            rows[family.name] = named[-1]
+    return rows
 
 
 def summary(name: str) -> str:
     """What the decoder of that name does, and the families of models that it suits."""
     kinds: dict[str, Any] = {family: type(row.decoder) for family, row in rows_of(name).items()}
-    told = {family: _parsed(kind).short_description for family, kind in kinds.items()}
-    return "\n\n".join(f"{text} ({family})" for family, text in told.items())
+    return "\n\n".join(f"{_parsed(kind).short_description} ({family})" for family, kind in kinds.items())
 
 
 def options_of(name: str | None) -> Any:
@@ -43,24 +42,26 @@ def options_of(name: str | None) -> Any:
     """
     kinds: dict[str, Any] = {}
     helps: dict[str, str] = {}
-    defaults: dict[str, dict[str, Any]] = {}
+    defaults: dict[str, dict[str, str]] = {}
     rows = rows_of(name)
     for family, row in rows.items():
         for choice, kind, text, value in _choices(row):
             kinds[choice], helps[choice] = kind, text
-            defaults.setdefault(choice, {})[family] = value
-    shared = [choice for choice in kinds if name is not None or len(defaults[choice]) == len(rows)]
-    fields = {
-        choice: Annotated[kinds[choice], arg(help=helps[choice], help_behavior_hint=_hint(defaults[choice]))]
-        for choice in shared
-    }
+            defaults.setdefault(choice, {})[family] = f"{value}"
+    fields = {}
+    for choice, values in defaults.items():
+        if name is None and len(values) < len(rows):
+            continue  # not shared by all families
+        different = ", ".join(f"{value} for {family}" for family, value in values.items())
+        hint = next(iter(values.values())) if len(set(values.values())) == 1 else different
+        about = arg(help=helps[choice], help_behavior_hint=f"(default: {hint})")
+        fields[choice] = Annotated[kinds[choice], about]
     return TypedDict(f"{name}_options", fields, total=False)  # type: ignore
 
 
 def _choices(row: Setting) -> Iterator[tuple[str, Any, str, Any]]:
     """Name, type, documentation and value of each choice of a row: fields of the decoder, then its knobs."""
-    decoder = row.decoder
-    for owner in (decoder, decoder.Knobs() if row.knobs is None else row.knobs):
+    for owner in (row.decoder, row.values):
         documented = _documented(type(owner))
         for field in dataclasses.fields(owner):
             if field.name in row.settings():
@@ -77,21 +78,14 @@ def _spelled(kind: Any) -> Any:
     return functools.reduce(operator.or_, plain)
 
 
-def _hint(values: Mapping[str, Any]) -> str:
-    told = {family: f"{value}" for family, value in values.items()}
-    if len(set(told.values())) == 1:
-        return f"(default: {next(iter(told.values()))})"
-    return "(default: " + ", ".join(f"{value} for {family}" for family, value in told.items()) + ")"
-
-
 def _documented(owner: type) -> dict[str, str]:
     """What a class and those before it say of their attributes."""
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for base in reversed(owner.__mro__):
-        found |= {
+        entries |= {
             entry.arg_name: " ".join((entry.description or "").split()) for entry in _parsed(base).params
         }
-    return found
+    return entries
 
 
 @functools.cache

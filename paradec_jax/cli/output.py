@@ -19,37 +19,34 @@ WIDTH = 180  # characters of a line where the output is no terminal
 
 
 def print_table(
-    title: str,
-    columns: Mapping[str, str],
-    rows: Sequence[Mapping[str, Any]],
-    notes: Sequence[str] = (),
-    bold: int | None = None,
+    title: str, columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()
 ) -> None:
-    """Prints rows of values and notes below them.
+    """Prints rows of values and notes below them; the row that is the `baseline` in bold.
 
     Args:
-      title: line above the table.
-      columns: a format of fields by the column's title; a cell stays empty where one of its values is None.
+      title: line above the table, a format of the fields of the baseline, or else of the first row.
+      columns: formats of a row's fields by the column's title; a cell with a value of None stays empty.
       rows: values by field.
-      notes: sentences, a line each.
-      bold: index of the row in bold.
+      notes: sentences, formats as the title is; one with a value of None is left out.
     """
-    table = Table(title=title)
-    cells = [[_cell(form, row) for form in columns.values()] for row in rows]
+    base = next((row for row in rows if row.get("baseline")), rows[0])
+    table = Table(title=_filled(title, base))
+    cells = [[_filled(form, row) for form in columns.values()] for row in rows]
     for i, name in enumerate(columns):
         words, side = name in WORDS, "left" if name in (*WORDS, "decoder") else "right"
         pieces = [*name.split(), *([] if words else [line[i] for line in cells])]  # which are not broken
         table.add_column(name, justify=side, min_width=max(map(len, pieces)))  # type: ignore[arg-type]
-    for i, line in enumerate(cells):
-        table.add_row(*line, style="bold" if i == bold else None)
+    for row, line in zip(rows, cells, strict=True):
+        table.add_row(*line, style="bold" if row.get("baseline") else None)
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=WIDTH)
     console.print(table)
-    for note in notes:
+    for note in filter(None, (_filled(note, base) for note in notes)):
         console.print(note)
 
 
-def _cell(form: str, row: Mapping[str, Any]) -> str:
+def _filled(form: str, row: Mapping[str, Any]) -> str:
+    """A format with its values, empty where one of them is None."""
     fields = [name for _, name, _, _ in string.Formatter().parse(form) if name]
     values = [string.Formatter().get_field(name, (), row)[0] for name in fields]
     return "" if None in values else form.format(**row)
@@ -57,15 +54,13 @@ def _cell(form: str, row: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def progress() -> Iterator[Any]:
-    """Bars on standard error, one a stage."""
+    """Bars on standard error, one a stage; what is yielded is an `evaluate.compare.Report`."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bars:
-        tasks: dict[str, Any] = {}
 
-        def report(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done, total=total)
+        def report(stage: str, units: int) -> Any:
+            task = bars.add_task(stage, total=units)
+            return lambda done: bars.advance(task, done)
 
         yield report
 

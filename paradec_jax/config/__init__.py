@@ -6,15 +6,16 @@ from paradec_jax.config.presets import (
     MASKED_DIFFUSION_PRESETS,
     RECURRENT_PRESETS,
 )
-from paradec_jax.config.residual_head import ResidualHeadConfig, check_fits
 from paradec_jax.config.shapes import (
     BlockDiffusionConfig,
     CausalConfig,
     MaskedDiffusionConfig,
     ModelConfig,
     RecurrentDepthConfig,
+    ResidualHeadConfig,
     TokenSpec,
     TransformerConfig,
+    check_fits,
 )
 
 __all__ = [

@@ -9,6 +9,29 @@ from paradec_jax.config.shapes import (
     RecurrentDepthConfig,
 )
 
+_BFLOAT16: dict[str, Any] = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
+# Sizes of the small transformers, causal and of blocks: the bundled ones, and those of tests.
+_TINY: dict[str, Any] = {
+    "vocab_size": 384,
+    "width": 128,
+    "layers": 6,
+    "heads": 4,
+    "kv_heads": 4,
+    "feed_forward": 256,
+    "max_length": 512,
+    "rope_base": 10_000.0,
+}
+_TEST: dict[str, Any] = {
+    "vocab_size": 32,
+    "width": 16,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "feed_forward": 24,
+    "max_length": 128,
+    "rope_base": 10_000.0,
+}
+
 RECURRENT_PRESETS: dict[str, RecurrentDepthConfig] = {
     "huginn-0125": RecurrentDepthConfig(
         vocab_size=65_536, width=5280, heads=55, feed_forward=17_920, dtype="bfloat16"
@@ -47,8 +70,7 @@ CAUSAL_PRESETS: dict[str, CausalConfig] = {
         heads=14,
         kv_heads=2,
         feed_forward=4864,
-        dtype="bfloat16",
-        param_dtype="bfloat16",
+        **_BFLOAT16,
     ),
     "qwen2.5-coder-1.5b": CausalConfig(
         vocab_size=151_936,
@@ -57,8 +79,7 @@ CAUSAL_PRESETS: dict[str, CausalConfig] = {
         heads=12,
         kv_heads=2,
         feed_forward=8960,
-        dtype="bfloat16",
-        param_dtype="bfloat16",
+        **_BFLOAT16,
     ),
     "qwen2.5-coder-7b": CausalConfig(
         vocab_size=152_064,
@@ -68,8 +89,7 @@ CAUSAL_PRESETS: dict[str, CausalConfig] = {
         kv_heads=4,
         feed_forward=18_944,
         tie_embeddings=False,
-        dtype="bfloat16",
-        param_dtype="bfloat16",
+        **_BFLOAT16,
     ),
     "qwen3-0.6b": CausalConfig(
         vocab_size=151_936,
@@ -82,8 +102,7 @@ CAUSAL_PRESETS: dict[str, CausalConfig] = {
         max_length=40_960,
         qkv_bias=False,
         qk_norm=True,
-        dtype="bfloat16",
-        param_dtype="bfloat16",
+        **_BFLOAT16,
     ),
     "smollm2-135m": CausalConfig(
         vocab_size=49_152,
@@ -96,41 +115,14 @@ CAUSAL_PRESETS: dict[str, CausalConfig] = {
         rope_base=100_000.0,
         norm_eps=1e-5,
         qkv_bias=False,
-        dtype="bfloat16",
-        param_dtype="bfloat16",
+        **_BFLOAT16,
     ),
-    "tiny-causal": CausalConfig(
-        vocab_size=384,
-        width=128,
-        layers=6,
-        heads=4,
-        kv_heads=4,
-        feed_forward=256,
-        max_length=512,
-        rope_base=10_000.0,
-        qkv_bias=False,
-        qk_norm=True,
-        tie_embeddings=False,
-    ),
-    "test-causal": CausalConfig(
-        vocab_size=32,
-        width=16,
-        layers=2,
-        heads=4,
-        kv_heads=2,
-        feed_forward=24,
-        max_length=128,
-        rope_base=10_000.0,
-    ),
+    "tiny-causal": CausalConfig(**_TINY, qkv_bias=False, qk_norm=True, tie_embeddings=False),
+    "test-causal": CausalConfig(**_TEST),
 }
 
 # SDAR, each size with blocks of 4; checkpoints with longer blocks have the same parameters.
-_SDAR: dict[str, Any] = {
-    "vocab_size": 151_936,
-    "kv_heads": 8,
-    "dtype": "bfloat16",
-    "param_dtype": "bfloat16",
-}
+_SDAR: dict[str, Any] = {"vocab_size": 151_936, "kv_heads": 8, **_BFLOAT16}
 
 BLOCK_DIFFUSION_PRESETS: dict[str, BlockDiffusionConfig] = {
     "sdar-1.7b": BlockDiffusionConfig(width=2048, layers=28, heads=16, feed_forward=6144, **_SDAR),
@@ -138,27 +130,8 @@ BLOCK_DIFFUSION_PRESETS: dict[str, BlockDiffusionConfig] = {
         width=2560, layers=36, heads=32, head_channels=128, feed_forward=9728, **_SDAR
     ),
     "sdar-8b": BlockDiffusionConfig(width=4096, layers=36, heads=32, feed_forward=12_288, **_SDAR),
-    "tiny-sdar": BlockDiffusionConfig(
-        vocab_size=384,
-        width=128,
-        layers=6,
-        heads=4,
-        kv_heads=4,
-        feed_forward=256,
-        max_length=512,
-        rope_base=10_000.0,
-        block=8,
-    ),
-    "test-sdar": BlockDiffusionConfig(
-        vocab_size=32,
-        width=16,
-        layers=2,
-        heads=4,
-        kv_heads=2,
-        feed_forward=24,
-        max_length=128,
-        rope_base=10_000.0,
-    ),
+    "tiny-sdar": BlockDiffusionConfig(**_TINY, block=8),
+    "test-sdar": BlockDiffusionConfig(**_TEST),
 }
 
 # Sizes of MDLM and SDTT, and those of SDTT's table of latencies (arXiv 2410.21035, table 2). GPT-2's vocabulary and

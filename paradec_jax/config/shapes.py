@@ -1,19 +1,20 @@
 """Shapes of models and facts of checkpoints, as frozen dataclasses."""
 
 import dataclasses
-from typing import ClassVar
+import math
+from typing import Any, ClassVar
 
 from paradec_jax.config.bounds import (
     ATTENTIONS,
     MOST_RECURRENCES,
     REMATS,
-    Shape,
-    check_choice,
-    check_even,
     check_heads,
     check_positive,
     check_sizes,
+    check_words,
 )
+
+MOST_HEAD_LAYERS = 8  # of a residual head
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,38 +39,84 @@ class TokenSpec:
     alignment: str = "next"
 
     def __post_init__(self) -> None:
-        if self.alignment not in ("next", "own"):
-            raise ValueError(f"alignment must be 'next' or 'own', not {self.alignment!r}")
+        check_words(self, alignment=("next", "own"))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What the shapes of all models share.
+
+    Blocks (`nn.blocks`) read a shape as it is. A subclass therefore has, as fields or as facts of its family, G
+    `kv_heads`, F `feed_forward`, `norm_eps`, `rope_base`, `biases` (which of queries, keys and values carry one: "",
+    "qk" or "qkv"), `qk_norm`, and `out_std` of random matrices that end a branch. A network's `visibility` is
+    "causal", "block" or "full".
+
+    Attributes:
+      width: D, width of the residual stream.
+      heads: H, query heads.
+      max_length: longest sequence the model was built for.
+      dtype: dtype of activations; norms, softmax and logits are float32 whatever it is.
+      param_dtype: dtype of parameters.
+      attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
+        at a time, "cudnn", on CUDA in 16 bits, or "splash", on TPUs; the last two elsewhere as "blocked".
+      remat: what backward passes compute anew of every block (`nn.remat`), "none", "layer", "dots" or "offload".
+    """
+
+    width: int
+    heads: int
+    max_length: int
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+    attention: str = "blocked"
+    remat: str = "none"
+
+    family: ClassVar[str]
+    visibility: ClassVar[str]
+    rotation = "halves"  # which channels turn together: "halves" (i, i + C/2) or "interleaved" (2i, 2i + 1)
+    uniform = False  # whether random matrices are uniform up to their `std`, or normal
+    remats: ClassVar[tuple[str, ...]] = REMATS
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "width", "heads", "kv_heads", "feed_forward", "max_length")
+        check_positive(self, "rope_base", "norm_eps")
+        check_words(self, attention=ATTENTIONS, remat=self.remats)
+        check_heads(self)
+
+    @property
+    def head_dim(self) -> int:
+        """C, channels of a head."""
+        return self.width // self.heads
+
+    @property
+    def init_std(self) -> float:
+        """Standard deviation sqrt(2 / 5D) of embeddings, input matrices and initial states."""
+        return math.sqrt(2 / (5 * self.width))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as a dictionary that JSON can hold."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RecurrentDepthConfig(Shape):
     """Shape of a recurrent-depth model (Geiping et al. 2025, Huginn-0125): prelude, core, coda.
 
+    Heads have C = D / H channels, and key-value heads are as many. Beside the words of `Shape`, `remat` may be
+    "iteration": each recurrence is computed anew, unless a loss says otherwise.
+
     Attributes:
       vocab_size: V, rows of the embedding.
-      width: D, width of the residual stream and of the latent state.
-      heads: H; key-value heads are as many, head channels are C = D / H.
       feed_forward: F, inner width of the gated MLP.
       prelude_layers, core_layers, coda_layers: sandwich blocks of each part; the core is the repeated part.
-      max_length: longest sequence the model was built for.
       rope_base: base of the rotary embedding.
       norm_eps: epsilon of RMSNorm.
       qk_bias: whether queries and keys carry a learned bias (before the rotation).
       tie_embeddings: whether the output matrix is the embedding.
       mean_recurrence: default recurrences at inference, mean of the training draw.
-      mean_backprop_depth: last recurrences of a training step that carry gradient, unless a loss is told otherwise.
-      dtype: dtype of activations; norms, softmax and logits are float32 whatever it is.
-      param_dtype: dtype of parameters.
-      attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
-        at a time, "cudnn", on CUDA in 16 bits, or "splash", on TPUs; the last two elsewhere as "blocked".
-      remat: what backward passes compute anew: "none", "iteration", each recurrence unless a loss is told otherwise,
-        or of every block, by `nn.remat`, "layer", "dots" or "offload".
+      mean_backprop_depth: last recurrences of a training step that carry gradient, unless a loss says otherwise.
     """
 
     vocab_size: int
-    width: int
-    heads: int
     feed_forward: int
     prelude_layers: int = 2
     core_layers: int = 4
@@ -81,60 +128,55 @@ class RecurrentDepthConfig(Shape):
     tie_embeddings: bool = True
     mean_recurrence: int = 32
     mean_backprop_depth: int = 8
-    dtype: str = "float32"
-    param_dtype: str = "float32"
-    attention: str = "blocked"
-    remat: str = "none"
 
     family = "recurrent_depth"
+    visibility = "causal"
+    rotation = "interleaved"
+    qk_norm = False
+    remats = ("iteration", *REMATS)
 
     def __post_init__(self) -> None:
-        sizes = "vocab_size width heads feed_forward prelude_layers core_layers coda_layers max_length"
-        check_sizes(self, *sizes.split())
+        super().__post_init__()
+        check_sizes(self, "vocab_size", "prelude_layers", "core_layers", "coda_layers")
         check_sizes(self, "mean_recurrence", "mean_backprop_depth", most=MOST_RECURRENCES)
-        check_positive(self, "rope_base", "norm_eps")
-        check_choice(self, "attention", ATTENTIONS)
-        check_even(self)
-        check_choice(self, "remat", ("iteration", *REMATS))
+
+    @property
+    def kv_heads(self) -> int:
+        """G = H."""
+        return self.heads
+
+    @property
+    def biases(self) -> str:
+        """Which projections carry a bias."""
+        return "qk" if self.qk_bias else ""
 
     @property
     def effective_depth(self) -> int:
         """Layers a token passes at the mean recurrence: prelude + coda + core * mean_recurrence."""
         return self.prelude_layers + self.coda_layers + self.core_layers * self.mean_recurrence
 
+    @property
+    def out_std(self) -> float:
+        """Standard deviation of random matrices that end a branch."""
+        return self.init_std / (2 * self.effective_depth) ** 0.5
 
-@dataclasses.dataclass(frozen=True)
-class TransformerConfig(Shape):
-    """Shape of a transformer with pre-norm blocks and a cache; each family that has one adds what is its own.
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreNormConfig(Shape):
+    """Shape of pre-norm blocks with a cache, as causal models, block diffusion and residual heads have them.
 
     Attributes:
-      vocab_size: V, rows of the embedding.
-      width: D, width of the residual stream.
-      layers: N, transformer blocks.
-      heads: H, query heads.
+      layers: N, blocks.
       kv_heads: G, key-value heads; each serves H / G consecutive query heads.
       feed_forward: F, inner width of the gated MLP.
       head_channels: C, channels of a head; D / H when None.
-      max_length: longest sequence the model was built for.
-      rope_base: base of the rotary embedding (half-split convention).
+      rope_base: base of the rotary embedding.
       norm_eps: epsilon of RMSNorm.
       qkv_bias: whether queries, keys and values carry a learned bias (Qwen2).
       qk_norm: whether queries and keys of each head pass an RMSNorm before the rotation (Qwen3).
-      tie_embeddings: whether the output matrix is the embedding.
-      dtype: dtype of activations; norms, softmax and logits are float32 whatever it is.
-      param_dtype: dtype of parameters.
-      attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
-        at a time, "cudnn", on CUDA in 16 bits, or "splash", on TPUs; the last two elsewhere as "blocked".
-      remat: what backward passes compute anew of every block (`nn.remat`), "none", "layer", "dots" or "offload".
-      scan_layers: whether a window passes the blocks by a loop over their stacked parameters (`nn.scan`), which
-        compiles one of them: for training deep models. A window that reads a cache does so with raw parameters alone;
-        a decoder with them would stack the caches of all layers in every step, so prepare its parameters.
     """
 
-    vocab_size: int
-    width: int
     layers: int
-    heads: int
     kv_heads: int
     feed_forward: int
     head_channels: int | None = None
@@ -143,31 +185,57 @@ class TransformerConfig(Shape):
     norm_eps: float = 1e-6
     qkv_bias: bool = True
     qk_norm: bool = False
-    tie_embeddings: bool = True
-    dtype: str = "float32"
-    param_dtype: str = "float32"
-    attention: str = "blocked"
-    remat: str = "none"
-    scan_layers: bool = False
-
-    family: ClassVar[str]
 
     def __post_init__(self) -> None:
-        check_sizes(self, "vocab_size", "width", "layers", "heads", "kv_heads", "feed_forward", "max_length")
-        check_positive(self, "rope_base", "norm_eps")
-        check_choice(self, "attention", ATTENTIONS)
-        check_heads(self)
-        check_choice(self, "remat", REMATS)
+        check_sizes(self, "layers")
+        super().__post_init__()
+
+    @property
+    def head_dim(self) -> int:
+        """C, channels of a head."""
+        return super().head_dim if self.head_channels is None else self.head_channels
+
+    @property
+    def biases(self) -> str:
+        """Which projections carry a bias."""
+        return "qkv" if self.qkv_bias else ""
+
+    @property
+    def out_std(self) -> float:
+        """Standard deviation of random matrices that end a branch."""
+        return self.init_std / (2 * self.layers) ** 0.5
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerConfig(PreNormConfig):
+    """Shape of a transformer; each family that has one adds what is its own.
+
+    Attributes:
+      vocab_size: V, rows of the embedding.
+      tie_embeddings: whether the output matrix is the embedding.
+      scan_layers: whether a window passes the blocks by a loop over their stacked parameters (`nn.scan`), which
+        compiles one of them: for training deep models. A window that reads a cache does so with raw parameters alone;
+        a decoder with them would stack the caches of all layers in every step, so prepare its parameters.
+    """
+
+    vocab_size: int
+    tie_embeddings: bool = True
+    scan_layers: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes(self, "vocab_size")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CausalConfig(TransformerConfig):
     """Shape of a causal transformer: Qwen2 (the defaults), Qwen3 (query and key norms) or Llama (no biases)."""
 
     family = "causal"
+    visibility = "causal"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockDiffusionConfig(TransformerConfig):
     """Shape of a transformer that fills masks block by block: SDAR, the layers of Qwen3.
 
@@ -185,6 +253,7 @@ class BlockDiffusionConfig(TransformerConfig):
     blocks: tuple[int, ...] | None = None
 
     family = "block_diffusion"
+    visibility = "block"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -200,56 +269,113 @@ class BlockDiffusionConfig(TransformerConfig):
             raise ValueError(f"blocks must be between 1 and max_length {self.max_length}, not {self.blocks}")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ResidualHeadConfig(PreNormConfig):
+    """Shape of a residual head, 1 to 8 blocks; but for their number these are the blocks of its backbone.
+
+    Attributes:
+      block: tokens of a block of the backbone's text.
+    """
+
+    layers: int = 3
+    qkv_bias: bool = False
+    qk_norm: bool = True
+    block: int = 4
+
+    family = "residual_head"
+    visibility = "block"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.layers <= MOST_HEAD_LAYERS:
+            raise ValueError(f"layers of a residual head must be 1 to {MOST_HEAD_LAYERS}, not {self.layers}")
+        super().__post_init__()
+        check_sizes(self, "block")
+
+    @classmethod
+    def of(cls, backbone: Any, layers: int = 3) -> "ResidualHeadConfig":
+        """The head of a backbone's config, with that many blocks.
+
+        Raises:
+          ValueError: a backbone that does not write blocks, or `layers` out of range.
+        """
+        if getattr(backbone, "block", None) is None:
+            raise ValueError(
+                f"a residual head needs a backbone that writes blocks, but one of family {backbone.family} does not"
+            )
+        shared = [field.name for field in dataclasses.fields(cls) if field.name != "layers"]
+        return cls(layers=layers, **{name: getattr(backbone, name) for name in shared})
+
+
+def check_fits(head: ResidualHeadConfig, backbone: Any) -> None:
+    """Refuses a head that was not shaped for a backbone.
+
+    Raises:
+      ValueError: another width or block length, or a backbone that does not write blocks.
+    """
+    wanted = ResidualHeadConfig.of(backbone)
+    for name in ("width", "block"):
+        mine, theirs = getattr(head, name), getattr(wanted, name)
+        if mine != theirs:
+            raise ValueError(
+                f"the residual head has {name} {mine}, but the backbone has {theirs}: it is another's"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedDiffusionConfig(Shape):
     """Shape of a denoiser of masked text: MDLM (Sahoo et al. 2024) and the students of SDTT, which share it.
 
+    Heads have C = D / H channels, and key-value heads are as many. The residual stream is float32 in any case.
+
     Attributes:
       vocab_size: V, rows of the embedding, the mask's among them.
-      width: D, width of the residual stream; the MLP is four times as wide.
       layers: N, transformer blocks.
-      heads: H; key-value heads are as many, head channels are C = D / H.
       conditioning: width of the vector that every block's shifts, scales and gates are made from.
-      max_length: longest canvas the model was built for.
       dropout: share of each branch's outputs that a training step drops.
-      dtype: dtype of the products; the residual stream, norms, softmax and logits are float32 whatever it is.
-      param_dtype: dtype of parameters.
-      attention: who computes it (`nn.attention`), "dense", all scores at once, "blocked", long windows some queries
-        at a time, "cudnn", on CUDA in 16 bits, or "splash", on TPUs; the last two elsewhere as "blocked".
-      remat: what backward passes compute anew of every block (`nn.remat`), "none", "layer", "dots" or "offload".
       scan_layers: whether a canvas passes the blocks by a loop over their stacked parameters (`nn.scan`), which
         compiles one of them: for training deep models.
     """
 
     vocab_size: int
-    width: int
     layers: int
-    heads: int
     conditioning: int = 128
     max_length: int = 1024
     dropout: float = 0.1
-    dtype: str = "float32"
-    param_dtype: str = "float32"
     attention: str = "cudnn"
-    remat: str = "none"
     scan_layers: bool = False
 
     family = "masked_diffusion"
+    visibility = "full"
+    uniform = True
+    biases = ""
+    qk_norm = False
+    rope_base = 10_000.0
+    norm_eps = 1e-5
 
     def __post_init__(self) -> None:
-        check_sizes(self, "vocab_size", "width", "layers", "heads", "conditioning", "max_length")
+        super().__post_init__()
+        check_sizes(self, "vocab_size", "layers", "conditioning")
         if self.vocab_size < 2:
             raise ValueError(f"vocab_size must be at least 2, the mask and a token, not {self.vocab_size}")
-        check_even(self)
-        check_choice(self, "attention", ATTENTIONS)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout}")
-        check_choice(self, "remat", REMATS)
+
+    @property
+    def kv_heads(self) -> int:
+        """G = H."""
+        return self.heads
 
     @property
     def feed_forward(self) -> int:
         """F, inner width of the MLP."""
         return 4 * self.width
+
+    @property
+    def init_std(self) -> float:
+        """Bound of random matrices that read the stream."""
+        return self.width**-0.5
+
+    out_std = init_std
 
 
 ModelConfig = RecurrentDepthConfig | CausalConfig | BlockDiffusionConfig | MaskedDiffusionConfig

@@ -1,6 +1,6 @@
 """Data: problems and prompts, texts, stored trajectories, and resumable batches."""
 
-from paradec_jax.data.noisy_iterates import Selection, corrupted, kept
+from paradec_jax.data.noisy_iterates import Selection, kept
 from paradec_jax.data.pair_batches import PairBucket, pair_batches
 from paradec_jax.data.problems import Problem, encode_prompts, exact_answers, read_problems
 from paradec_jax.data.trajectories import Generation, Trajectories, TrajectoryWriter
@@ -12,7 +12,6 @@ __all__ = [
     "Selection",
     "Trajectories",
     "TrajectoryWriter",
-    "corrupted",
     "encode_prompts",
     "exact_answers",
     "kept",

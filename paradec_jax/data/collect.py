@@ -42,7 +42,7 @@ def collect(
         last = state
     tokens, reasons = np.asarray(last.rows.tokens), np.asarray(last.rows.reason)
     starts = np.asarray(request.lengths)
-    found = []
+    generations = []
     for row, data_id in enumerate(data_ids):
         stopped = reasons[row] == Reason.STOP
         history = [(int(length[row]), draft[row]) for length, draft in zip(lengths, drafts, strict=True)]
@@ -50,8 +50,8 @@ def collect(
         if iterates:
             start, blocks = int(starts[row]), len(iterates) * decoder.block
             length = min(int(lengths[-1][row]) - start, blocks)
-            found.append(Generation(int(data_id), tokens[row, :start], iterates, length))
-    return found
+            generations.append(Generation(int(data_id), tokens[row, :start], iterates, length))
+    return generations
 
 
 def _blocks(

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     import grain
 
 Batch = dict[str, np.ndarray]
-Share = Callable[
-    [int], tuple[int, int]
-]  # from the rows of a batch to (first, one past the last) of those wanted
+Share = Callable[[int], tuple[int, int]]  # from the number of rows to (first, one past the last) of a share
 _MANY = 2**31 - 1  # batches; a grain dataset has a length
 
 
@@ -22,8 +20,8 @@ class Part:
     """Some rows of a batch.
 
     Attributes:
-      rows: the arrays of the batch, of those rows alone.
-      first: of them.
+      rows: the arrays of those rows alone.
+      first: number of the first of them.
       count: B, rows of the whole batch.
     """
 
@@ -33,27 +31,19 @@ class Part:
 
 
 def whole(count: int) -> tuple[int, int]:
-    """The share of who wants all rows."""
+    """The share that is all rows."""
     return 0, count
-
-
-@runtime_checkable
-class MakesParts(Protocol):
-    """A maker that can make some rows of a batch without the others, the same as in the whole batch."""
-
-    def part(self, index: int, share: Share) -> Part:
-        """The rows of batch `index` that `share` names."""
-        ...
 
 
 class Endless:
     """An endless iterator over make(0), make(1), ...; `get_state` and `set_state` resume it exactly.
 
     Args:
-      make: batch i, a pure function of i; `take` asks it for parts where it makes them.
+      make: batch i, a pure function of i. Where it has a method `part(i, share)`, which makes some rows of the batch
+        without the others, `take` asks it for those.
       prefetch: batches made ahead in a thread; 0 makes each one when it is asked for.
-      digest: of what the batches are made from. A state names it, so that a run does not go on with another text;
-        None where the maker's fields say all.
+      digest: digest of what the batches are made from. A state names it, so that a run does not go on with another
+        text; None where the maker's fields say all.
     """
 
     def __init__(self, make: Callable[[int], Batch], prefetch: int = 2, digest: str | None = None) -> None:
@@ -91,10 +81,10 @@ class Endless:
 
     def take(self, share: Share) -> None:
         """From now on gives the rows that `share` names as a `Part`; whole batches where the maker makes no parts."""
-        make = self.make
-        if isinstance(make, MakesParts):
+        part = getattr(self.make, "part", None)
+        if part is not None:
             place = self._iterator.get_state()
-            self._iterator = _iterate(lambda index: make.part(index, share), self._prefetch)
+            self._iterator = _iterate(lambda index: part(index, share), self._prefetch)
             self._iterator.set_state(place)
 
 

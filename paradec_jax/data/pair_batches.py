@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
+from paradec_jax.config.bounds import check_words
 from paradec_jax.data.endless import Endless, Part, Share, whole
-from paradec_jax.data.noisy_iterates import Example, Selection, pack, pack_block
+from paradec_jax.data.noisy_iterates import Example, Selection, pack
 from paradec_jax.data.trajectories import Trajectories
 
 Batch = dict[str, np.ndarray]
@@ -39,13 +40,9 @@ class PairBatchMaker:
     buckets: tuple[PairBucket, ...]
     indices: Int[np.ndarray, " M"]
     unit: str
-    longer: str
 
     def __post_init__(self) -> None:
-        if self.unit not in ("generation", "block") or self.longer not in ("drop", "truncate"):
-            raise ValueError(
-                f"unit is generation or block, longer is drop or truncate, not {self.unit!r}, {self.longer!r}"
-            )
+        check_words(self, unit=("generation", "block"))
         for bucket in self.buckets:
             if self.rows(bucket) < 1:
                 raise ValueError(f"batch_tokens {self.batch_tokens} cannot hold a row of {bucket}")
@@ -75,13 +72,9 @@ class PairBatchMaker:
             [bucket.prompt + bucket.pairs * self.trajectories.block_size for bucket in self.buckets]
         )
         prompts, pairs = np.array([(bucket.prompt, bucket.pairs) for bucket in self.buckets]).T
-        fits = self.items[:, 2:3] <= prompts
-        whole = fits & (self.items[:, 3:] <= pairs)
-        best = np.where(whole, sizes, sizes.max() + 1).argmin(axis=1)
-        if self.longer == "truncate":  # the one with room for most pairs
-            best = np.where(whole.any(axis=1), best, np.where(fits, pairs, 0).argmax(axis=1))
-        usable = (fits if self.longer == "truncate" else whole).any(axis=1)
-        return [np.flatnonzero(usable & (best == i)) for i in range(len(self.buckets))]
+        fits = (self.items[:, 2:3] <= prompts) & (self.items[:, 3:] <= pairs)
+        best = np.where(fits, sizes, sizes.max() + 1).argmin(axis=1)
+        return [np.flatnonzero(fits.any(axis=1) & (best == i)) for i in range(len(self.buckets))]
 
     @functools.cached_property
     def epoch(self) -> int:
@@ -108,17 +101,16 @@ class PairBatchMaker:
         return self.buckets[which], np.take(shuffled, range(part * rows, (part + 1) * rows), mode="wrap")
 
     def examples(self, index: int, share: Share = whole) -> list[Example]:
-        """The examples of batch `index`, cut to its bucket; of some of its rows alone."""
-        bucket, items = self.plan(index)
+        """The examples of batch `index`, or of some of its rows alone."""
+        _, items = self.plan(index)
         examples = []
         for row in range(*share(len(items))):
-            item = items[row]
-            which, block, _, _ = self.items[item]
-            generation, rng = self.trajectories[int(which)], self._rng("noise", index, row)
-            if block >= 0:
-                examples.append(pack_block(generation, int(block), self.selection, rng))
-                continue
-            examples.append(pack(generation.first(bucket.pairs), self.selection, rng))
+            which, block, _, _ = self.items[items[row]].tolist()
+            generation, rng = self.trajectories[which], self._rng("noise", index, row)
+            if self.unit == "block":
+                examples.append(pack(generation.alone(block), self.selection, rng, first=block))
+            else:
+                examples.append(pack(generation, self.selection, rng))
         return examples
 
     def __call__(self, index: int) -> Batch:
@@ -173,7 +165,6 @@ def pair_batches(
     buckets: Sequence[PairBucket] | None = None,
     indices: Sequence[int] | np.ndarray | None = None,
     unit: str = "generation",
-    longer: str = "drop",
     prefetch: int = 2,
 ) -> Endless:
     """An endless iterator over batches for `consistency_loss`; `get_state` and `set_state` resume it exactly.
@@ -186,11 +177,11 @@ def pair_batches(
       seed: non-negative seed; batch i is a pure function of (seed, i) and the other arguments.
       selection: which noisy iterate a block gets; that of the released data by default.
       batch_tokens: positions of a batch, both copies and padding included.
-      buckets: the shapes of batches; by default one that holds the longest prompt and the most blocks.
+      buckets: the shapes of batches, by default one that holds the longest prompt and the most blocks; what fits none
+        of them is left out.
       indices: generations to use, such as those of `kept`; all by default.
       unit: what a row is: a "generation" with all of its blocks, or one "block" after everything before it
         (T = 1, as `cllm_loss` wants it).
-      longer: generations with more blocks than any bucket: "drop" or "truncate" to the first ones.
       prefetch: batches made ahead in a thread; 0 makes each one when it is asked for.
 
     Raises:
@@ -208,5 +199,5 @@ def pair_batches(
     if not buckets:
         raise ValueError("buckets must hold at least one bucket")
     selection = Selection() if selection is None else selection
-    make = PairBatchMaker(trajectories, seed, selection, batch_tokens, tuple(buckets), chosen, unit, longer)
+    make = PairBatchMaker(trajectories, seed, selection, batch_tokens, tuple(buckets), chosen, unit)
     return Endless(make, prefetch)

@@ -1,8 +1,8 @@
 r"""Problems with a written solution, from files of JSON lines, their answers, and prompts padded for decoding.
 
-A line is `{"prompt": "Question: ...", "answer": "...\n#### 73", "steps": 2}`. `answer` is what a model should write:
-right is who writes the same number after the last "####", or the same text where the answer has no "####". `steps`,
-where it is given, counts the steps written in the answer.
+A line is `{"prompt": "Question: ...", "answer": "...\n#### 73", "steps": 2}`. `answer` is the text that a model
+should write. A model is right if it writes the same number after the last "####", or the same text where the answer
+has no "####". `steps`, where it is given, counts the steps written in the answer.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.io import json_lines, string_in
+from paradec_jax.io import json_lines
 from paradec_jax.tokenizer import Tokenizer
 
 PROMPT = "Question: {question}\nAnswer:\n"  # the form of text that the bundled models know
@@ -70,10 +70,9 @@ def read_problems(file: str | os.PathLike[str]) -> list[Problem]:
     """
     path = ASSETS / BUNDLED[str(file)] if str(file) in BUNDLED else Path(file)
     problems = []
-    for number, record in json_lines(path):
+    for number, record in json_lines(path, "prompt", "answer"):
         where = f"line {number} of {path}"
-        prompt, solution = (string_in(record, name, where) for name in ("prompt", "answer"))
-        item = Problem(prompt, solution, record.get("steps"))
+        item = Problem(record["prompt"], record["answer"], record.get("steps"))
         if item.answer is None:
             raise ValueError(f'{where}: "answer" has no number after its last "####"')
         if item.steps is not None and type(item.steps) is not int:

@@ -22,7 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.data.endless import Part, Share, whole
-from paradec_jax.io import json_lines, string_in
+from paradec_jax.io import json_lines
 from paradec_jax.tokenizer import Tokenizer
 
 Batch = dict[str, np.ndarray]
@@ -82,7 +82,7 @@ def documents(path: str | Path) -> list[str]:
     if not path.is_file():
         raise FileNotFoundError(f"no text at {path}")
     if path.suffix == ".jsonl":
-        found = [string_in(line, "text", f"line {number} of {path}") for number, line in json_lines(path)]
+        found = [line["text"] for _, line in json_lines(path, "text")]
     else:
         try:
             found = path.read_text(encoding="utf-8-sig").split(SEPARATOR)
@@ -126,9 +126,11 @@ def read_text(
 
 
 def pack(
-    texts: Iterable[Sequence[int] | np.ndarray], length: int, *, bos: int, eos: int, wrap: bool = True
+    texts: Iterable[Sequence[int] | np.ndarray], length: int, *, bos: int, eos: int
 ) -> Int32[np.ndarray, "N L"]:
     """Documents as rows of one length: each ends in EOS, all follow one another, and the row breaks fall anywhere.
+
+    Each row begins with BOS and ends with EOS, around L - 2 ids.
 
     As in MDLM every thousand documents are packed by themselves, and what does not fill a row there is dropped.
 
@@ -136,20 +138,19 @@ def pack(
       texts: ids of documents, without special tokens.
       length: L.
       bos, eos: begin and end of a text; one id in GPT-2's vocabulary.
-      wrap: whether each row begins with BOS and ends with EOS, around L - 2 ids.
 
     Raises:
       ValueError: a length without room, or documents too short to fill a row.
     """
-    room = length - 2 if wrap else length
+    room = length - 2
     if room < 1:
-        raise ValueError(f"length must be at least {3 if wrap else 1}, not {length}")
+        raise ValueError(f"length must be at least 3, not {length}")
     rows = []
     for group in _groups(texts, GROUP):
         flat = np.concatenate([np.append(np.asarray(ids, np.int32), np.int32(eos)) for ids in group])
         whole = flat[: len(flat) // room * room].reshape(-1, room)
         ends = np.full((len(whole), 1), bos, np.int32), np.full((len(whole), 1), eos, np.int32)
-        rows.append(np.concatenate([ends[0], whole, ends[1]], axis=1) if wrap else whole)
+        rows.append(np.concatenate([ends[0], whole, ends[1]], axis=1))
     if not sum(map(len, rows)):
         raise ValueError(f"the documents do not fill a row of {length} ids")
     return np.concatenate(rows)

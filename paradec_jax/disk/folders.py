@@ -1,30 +1,62 @@
-"""Folders that appear whole or not at all, and short names of them."""
+"""Folders that appear whole or not at all, and those of the bundled models."""
 
 import contextlib
 import os
 import shutil
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from paradec_jax.io import claimed, clear_leftovers
+from paradec_jax.io import NoLocks, lock
+
+ASSETS = Path(__file__).parents[1] / "assets"
+CHECKOUT = Path(__file__).parents[2] / "experiments"  # a folder a paper, some with `assets`
 
 
 class StoreError(ValueError):
     """A model folder that cannot be read or written."""
 
 
-def refuse_existing(folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Raises StoreError where writing `folder` would destroy something.
+@contextlib.contextmanager
+def staged(folder: str | os.PathLike[str], *, overwrite: bool = False) -> Iterator[Path]:
+    """A temporary sibling that becomes `folder` when the block ends well and vanishes when it does not.
 
-    An empty folder is free. With `overwrite`, so is one that holds a config.json.
+    An exception at any moment, a signal's too, leaves the old folder or the new one. What a killed writer left beside
+    it goes with the next write.
+
+    Raises:
+      StoreError: a folder that is not empty, unless it holds a config.json and `overwrite` is set; or another process
+        is writing the same folder.
     """
-    folder = Path(folder)
-    if not (folder.exists() or folder.is_symlink()):
-        return
-    if folder.is_symlink() or not folder.is_dir():
+    folder = Path(os.path.abspath(folder))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary, retired = (folder.with_name(f".{folder.name}.{end}") for end in ("paradec-tmp", "paradec-old"))
+    with _locked(temporary):
+        try:
+            # A writer that was killed after the first rename below has left the old folder as `retired`.
+            if retired.exists() and not folder.exists():
+                retired.rename(folder)
+            shutil.rmtree(retired, ignore_errors=True)
+            _refuse_existing(folder, overwrite)
+            for leftover in temporary.iterdir():
+                leftover.unlink()
+            yield temporary
+            if folder.exists():
+                folder.rename(retired)
+            temporary.rename(folder)
+        except BaseException:
+            if retired.exists() and not folder.exists():
+                retired.rename(folder)
+            raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if folder.exists():
+                shutil.rmtree(retired, ignore_errors=True)
+
+
+def _refuse_existing(folder: Path, overwrite: bool) -> None:
+    if folder.is_symlink() or folder.is_file():
         raise StoreError(f"{folder} exists and is not a folder")
-    if not any(folder.iterdir()):
+    if not folder.exists() or not any(folder.iterdir()):
         return
     if not overwrite:
         raise StoreError(f"{folder} exists; remove it or ask to overwrite it")
@@ -33,54 +65,40 @@ def refuse_existing(folder: str | os.PathLike[str], *, overwrite: bool = False) 
 
 
 @contextlib.contextmanager
-def staged(folder: str | os.PathLike[str], *, overwrite: bool = False) -> Iterator[Path]:
-    """A temporary sibling that becomes `folder` when the block ends well and vanishes when it does not.
+def _locked(temporary: Path) -> Iterator[None]:
+    """Makes a folder that this block alone writes; where the file system has no locks, nobody is refused."""
+    temporary.mkdir(exist_ok=True)
+    descriptor = os.open(temporary, os.O_RDONLY)
+    try:
+        try:
+            with contextlib.suppress(NoLocks):
+                lock(descriptor)
+            # A folder that its writer has renamed meanwhile is the new model, and no longer temporary.
+            if not os.path.samestat(os.stat(descriptor), os.stat(temporary)):
+                raise BlockingIOError
+        except BlockingIOError as error:
+            raise StoreError(f"another process is writing {temporary} to replace the same folder") from error
+        yield
+    finally:
+        os.close(descriptor)
 
-    What writers of the same folder left that were killed vanishes first.
+
+def locate(folder: str | os.PathLike[str]) -> Path:
+    """The folder itself, or the bundled model of that bare name where no such folder exists.
 
     Raises:
-      StoreError: as `refuse_existing`.
+      StoreError: when there is neither.
     """
-    folder = Path(os.path.abspath(folder))
-    clear_leftovers(folder, r"[0-9a-f]{8}\.(tmp|old)")
-    refuse_existing(folder, overwrite=overwrite)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-
-    def make() -> Path:
-        temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
-        temporary.mkdir()
-        return temporary
-
-    with claimed(make) as temporary:
-        try:
-            yield temporary
-            _replace(folder, temporary)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+    path, models = Path(folder), bundled()
+    if path.is_dir():
+        return path
+    if str(folder) not in models:
+        known = ", ".join(sorted(models))
+        raise StoreError(f"there is no model folder {path}; bundled are {known} (a checkout has more)")
+    return models[str(folder)]
 
 
-def _replace(folder: Path, temporary: Path) -> None:
-    """Puts `temporary` in the place of `folder`; an exception at any moment, a signal's too, leaves one of both."""
-    retired = temporary.with_suffix(".old")
-    try:
-        if folder.exists():
-            folder.rename(retired)
-        temporary.rename(folder)
-    except BaseException:
-        if retired.exists() and not folder.exists():
-            retired.rename(folder)
-        raise
-    finally:
-        if folder.exists():
-            shutil.rmtree(retired, ignore_errors=True)
-
-
-def names_of(models: Sequence[str]) -> list[str]:
-    """Short names that differ: of a folder .../RUN/round-N/model the run and the round, else the last part."""
-    found = []
-    for model in models:
-        parts = Path(model).parts
-        generic = len(parts) >= 3 and parts[-1] == "model"
-        found.append("/".join(parts[-3:-1]) if generic else parts[-1])
-    return found if len(set(found)) == len(found) else list(models)
+def bundled() -> dict[str, Path]:
+    """The folders of the bundled models by name; a wheel has fewer than a checkout."""
+    files = [*ASSETS.glob("*/config.json"), *CHECKOUT.glob("*/assets/*/config.json")]
+    return {file.parent.name: file.parent for file in files}

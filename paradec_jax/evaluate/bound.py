@@ -1,11 +1,12 @@
-"""Upper bounds on what texts cost under a masked denoiser, in nats, with their standard errors.
+"""What spans cost under a model that fills masks: an upper bound in nats, with its standard error.
 
-A row is a sequence of ids of which those from `start` to `end` are scored and all others are seen as they are::
+All ids of a row but the span's are seen as they are::
 
     -log p(scored | seen)  <=  E over t of  w(t) * sum over hidden positions of -log p(x_i | the rest of the row)
 
-where each scored position is hidden with the probability m(t) and w(t) = m'(t) / m(t) (MDLM; Sahoo et al. 2024, arXiv
-2406.07524). The expectation is the mean over K draws whose times lie evenly, `(u + k / K) mod 1` with one u a row.
+where each scored position is hidden with the probability m(t) and w(t) = m'(t) / m(t) of the log-linear schedule
+(MDLM; Sahoo et al. 2024, arXiv 2406.07524). The expectation is the mean over K draws whose times lie evenly,
+`(u + k / K) mod 1` with one u a row.
 """
 
 import dataclasses
@@ -22,44 +23,80 @@ from jaxtyping import Array, Float, Int
 
 from paradec_jax.decode.rules.sampling import log_probability
 from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.evaluate.likelihood import bucket
-from paradec_jax.noise import LogLinear, Schedule, hide
+from paradec_jax.evaluate.likelihood import Span, batches, log_likelihoods, padded
+from paradec_jax.noise import LOGLINEAR, hide
+from paradec_jax.store import Model
 
 HEADS = 1024  # positions whose logits are made at a time
-
-
-@dataclasses.dataclass(frozen=True)
-class Span:
-    """A row: `ids[start:end]` are scored, all others are seen. `end` None is the end of the row."""
-
-    ids: tuple[int, ...]
-    start: int = 0
-    end: int | None = None
-
-    @property
-    def stop(self) -> int:
-        """The position after the last scored one."""
-        return len(self.ids) if self.end is None else self.end
-
-    @property
-    def count(self) -> int:
-        """Scored positions."""
-        return self.stop - self.start
+FLOOR = 1e-5  # the smallest time
+DRAWS = 32
 
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """The bound of one row.
+    """What a span costs.
 
     Attributes:
-      nats: the mean over draws.
-      error: its standard error, as if times were drawn one by one; evenly spread ones do no worse.
+      nats: -log p, or the mean over draws of its upper bound.
+      error: standard error of the bound, as if times were drawn one by one; evenly spread ones do no worse.
       count: scored positions.
+      greedy: whether the most probable tokens are those of the span: one after the other where the model predicts the
+        next token, all at once from what is seen where it fills masks. None where that was not asked.
     """
 
     nats: float
     error: float
     count: int
+    greedy: bool | None = None
+
+
+def is_exact(model: Model) -> bool:
+    """Whether a model's likelihoods are exact: it predicts the next token from those before it."""
+    return model.network.visibility == "causal" and model.token_spec.alignment == "next"
+
+
+def mask_of(model: Model) -> int:
+    """The mask of a model that fills masks from all other positions. Raises ValueError for any other model."""
+    spec, visibility = model.token_spec, model.network.visibility
+    if spec.mask is None or spec.alignment != "own" or visibility != "full":
+        raise ValueError(
+            "a likelihood needs a model that predicts the next token from those before it, or one that fills masks "
+            f"from all others, not one of visibility {visibility!r}, alignment {spec.alignment!r} and "
+            f"{'no mask' if spec.mask is None else 'a mask'}"
+        )
+    return spec.mask
+
+
+def score_spans(
+    model: Model,
+    spans: Sequence[Span],
+    *,
+    draws: int = DRAWS,
+    streams: Sequence[int] | None = None,
+    seed: int = 0,
+    batch: int = 8,
+) -> list[Bound]:
+    """What each span costs, exactly where the model predicts the next token.
+
+    The seed is that of draws and of initial latent states; all else as in `bounds` and `log_likelihoods`.
+
+    Raises:
+      ValueError: spans that do not fit, or a model that has neither likelihoods nor bounds.
+    """
+    if is_exact(model):
+        scores = log_likelihoods(model.network, model.params, spans, batch=batch, seed=seed)
+        costs = [(-float(nats.sum(dtype=np.float64)), best) for nats, best in scores]
+        return [Bound(cost, 0.0, len(best), bool(best.all())) for cost, best in costs]
+    mask = mask_of(model)
+    scored = [i for i, span in enumerate(spans) if span.count]
+    kept, numbers = [spans[i] for i in scored], scored if streams is None else [streams[i] for i in scored]
+    options: dict[str, Any] = {"draws": draws, "batch": batch, "seed": seed, "streams": numbers}
+    each = bounds(model.network, model.params, kept, mask, **options)
+    results = [Bound(0.0, 0.0, 0, True)] * len(spans)
+    for i, of, ids in zip(scored, each, fill(model, kept, batch=batch), strict=True):
+        greedy = ids == spans[i].ids[spans[i].start : spans[i].stop]
+        results[i] = dataclasses.replace(of, greedy=greedy)
+    return results
 
 
 def bounds(
@@ -68,101 +105,61 @@ def bounds(
     spans: Sequence[Span],
     mask: int,
     *,
-    draws: int = 32,
+    draws: int = DRAWS,
     batch: int = 8,
     seed: int = 0,
     streams: Sequence[int] | None = None,
-    schedule: Schedule | None = None,
-    floor: float = 1e-5,
 ) -> list[Bound]:
     """The bound of each row's scored ids given all others.
 
     Args:
       network: a denoiser whose logits at a position predict its own token.
-      params: its parameters.
-      spans: the rows, none longer than `network.max_length`.
-      mask: the mask's id.
+      params: parameters of the network.
+      spans: rows, none longer than `network.max_length`.
+      mask: id of the mask.
       draws: K, at least 2.
       batch: rows of a call; each draw of a text is one.
-      seed: of times and masks.
+      seed: seed of times and masks.
       streams: a number for each row, its own place among the rows when None. Rows of one number share times and
         masks, position by position: what is compared, such as the choices of a question, differs then by less noise.
-      schedule: of the noise; log-linear when None.
-      floor: the smallest time.
 
     Raises:
       ValueError: a row that is too long or scores nothing, or a number out of range.
     """
-    if draws < 2 or batch < 1 or not 0 < floor < 1:
-        raise ValueError(
-            f"draws must be at least 2, batch at least 1 and floor in (0, 1), not {draws}, {batch}, {floor}"
-        )
+    if draws < 2 or batch < 1:
+        raise ValueError(f"draws must be at least 2 and batch at least 1, not {draws} and {batch}")
     numbers = list(range(len(spans))) if streams is None else list(streams)
     if len(numbers) != len(spans):
         raise ValueError(f"streams must be one number a row, not {len(numbers)} for {len(spans)} rows")
-    _check(spans, network.max_length)
-    plan = (schedule or LogLinear(), mask, draws, floor)
-    params = network.prepare(params)
-    found = np.zeros((len(spans), draws))
-    sizes = [bucket(len(span.ids), network.max_length) for span in spans]
-    scored: list[tuple[list[tuple[int, int]], Array]] = []
-    for size in sorted(set(sizes)):
-        jobs = [(i, k) for i in range(len(spans)) if sizes[i] == size for k in range(draws)]
-        whole = all(len(spans[i].ids) == size for i, _ in jobs)
-        for start in range(0, len(jobs), batch):
-            some = jobs[start : start + batch]
-            filled = [some[j % len(some)] for j in range(batch)]
-            rows = _rows([spans[i] for i, _ in filled], size)
-            which = np.asarray([(numbers[i], k) for i, k in filled], np.int32)
-            scored.append((some, _score(network, plan, whole, params, *rows, which, np.uint32(seed))))
-    for some, values in scored:  # waited for when all calls are on their way
-        rows_of, draws_of = np.asarray(some).T
-        found[rows_of, draws_of] = np.asarray(values)[: len(some)]
-    errors = found.std(axis=1, ddof=1) / math.sqrt(draws)
-    means = found.mean(axis=1)
-    return [Bound(float(m), float(e), s.count) for m, e, s in zip(means, errors, spans, strict=True)]
-
-
-def per_token(found: Sequence[Bound]) -> tuple[float, float]:
-    """Nats a scored position over all rows, and the standard error of that ratio over rows and draws.
-
-    R = sum n / sum c; its error is that of independent rows, `sqrt(N / (N - 1) sum (n_i - R c_i)^2) / sum c`,
-    infinite for a single row.
-
-    Raises:
-      ValueError: no row.
-    """
-    if not found:
-        raise ValueError("a mean over rows needs at least one")
-    nats, counts = np.asarray([(bound.nats, bound.count) for bound in found]).T
-    mean = nats.sum() / counts.sum()
-    if len(found) == 1:
-        return float(mean), math.inf
-    scale = len(found) / (len(found) - 1)
-    return float(mean), float(math.sqrt(scale * np.sum((nats - mean * counts) ** 2)) / counts.sum())
-
-
-def _check(spans: Sequence[Span], most: int) -> None:
     for span in spans:
-        if not 0 <= span.start < span.stop <= len(span.ids) <= most:
+        if not 0 <= span.start < span.stop <= len(span.ids) <= network.max_length:
             raise ValueError(
                 f"a row of {len(span.ids)} ids that scores {span.start} to {span.stop} does not fit: it must score "
-                f"at least one and have at most {most}"
+                f"at least one and have at most {network.max_length}"
             )
-
-
-def _rows(spans: Sequence[Span], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids [B, S], padded with zeros, and (length, start, stop) [B, 3]."""
-    ids = np.zeros((len(spans), size), np.int32)
-    for row, span in enumerate(spans):
-        ids[row, : len(span.ids)] = span.ids
-    return ids, np.asarray([(len(span.ids), span.start, span.stop) for span in spans], np.int32)
+    params = network.prepare(params)
+    jobs = [(i, k) for i in range(len(spans)) for k in range(draws)]
+    scored: list[tuple[list[int], Array]] = []
+    for size, some in batches([len(spans[i].ids) for i, _ in jobs], network.max_length, batch):
+        of = [jobs[job] for job in some]
+        whole = all(len(spans[i].ids) == size for i, _ in of)
+        rows = padded([spans[i] for i, _ in of], batch, size)
+        which = np.zeros((batch, 2), np.int32)
+        which[: len(of)] = [(numbers[i], k) for i, k in of]
+        scored.append((some, _score(network, (mask, draws), whole, params, *rows, which, np.uint32(seed))))
+    costs = np.zeros(len(jobs))
+    for some, values in scored:  # waited for when all calls are on their way
+        costs[some] = np.asarray(values)[: len(some)]
+    each = costs.reshape(len(spans), draws)
+    errors = each.std(axis=1, ddof=1) / math.sqrt(draws)
+    means = each.mean(axis=1)
+    return [Bound(float(m), float(e), s.count) for m, e, s in zip(means, errors, spans, strict=True)]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _score(
     network: Any,
-    plan: tuple[Schedule, int, int, float],
+    plan: tuple[int, int],
     whole: bool,
     params: Any,
     ids: Int[Array, "B S"] | Int[np.ndarray, "B S"],
@@ -170,8 +167,8 @@ def _score(
     which: Int[Array, "B 2"] | Int[np.ndarray, "B 2"],
     seed: Any,
 ) -> Float[Array, "B"]:
-    """One draw of each row's bound; `whole` says that no row is padded."""
-    schedule, mask, draws, floor = plan
+    """One draw of each row's bound; `plan` is (mask, K), and `whole` says that no row is padded."""
+    (mask, draws), schedule = plan, LOGLINEAR
     (batch, size), ids, which = ids.shape, jnp.asarray(ids), jnp.asarray(which)
     at = jnp.arange(size)
 
@@ -182,7 +179,7 @@ def _score(
         return (jax.random.uniform(jax.random.fold_in(key, 0)) + draw / draws) % 1, each
 
     tau, uniforms = jax.vmap(numbers)(which[:, 0], which[:, 1])
-    t = floor + (1 - floor) * tau
+    t = FLOOR + (1 - FLOOR) * tau
     length, start, stop = (ends[:, i, None] for i in range(3))
     noised, hidden = hide(ids, uniforms, schedule.mask_probability(t), mask, (at >= start) & (at < stop))
     view = None if whole else jnp.broadcast_to((at < length)[:, None], (batch, size, size))
@@ -195,3 +192,51 @@ def _score(
     flat = vectors.reshape(batch * size, -1), ids.reshape(-1)
     costs = lax.map(lambda xs: nll(*xs), flat, batch_size=HEADS).reshape(batch, size)
     return schedule.weight(t) * jnp.sum(jnp.where(hidden, costs, 0), axis=1)
+
+
+def fill(model: Model, spans: Sequence[Span], *, batch: int = 8) -> list[tuple[int, ...]]:
+    """The most probable token of each scored position, all of a span hidden at once, in one call of the network.
+
+    Raises:
+      ValueError: a span that does not fit, or a model that does not fill masks.
+    """
+    network, mask = model.network, mask_of(model)
+    for span in spans:
+        if len(span.ids) > network.max_length:
+            raise ValueError(
+                f"a span of {len(span.ids)} ids does not fit into {network.max_length} positions"
+            )
+    params = network.prepare(model.params)
+    filled: list[tuple[int, ...]] = [()] * len(spans)
+    for size, some in batches([len(span.ids) for span in spans], network.max_length, batch):
+        rows = padded([spans[i] for i in some], batch, size)
+        best = np.asarray(_best(network, mask, params, *rows))
+        for place, i in enumerate(some):
+            filled[i] = tuple(best[place, spans[i].start : spans[i].stop].tolist())
+    return filled
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _best(
+    network: Any,
+    mask: int,
+    params: Any,
+    ids: Int[Array, "B T"] | Int[np.ndarray, "B T"],
+    ends: Int[Array, "B 3"] | Int[np.ndarray, "B 3"],
+) -> Int[Array, "B T"]:
+    """The most probable token at each position of rows whose scored positions are hidden, and padding unseen."""
+    positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+    length, start, stop = (jnp.asarray(ends)[:, i, None] for i in range(3))
+    hidden = jnp.where((positions >= start) & (positions < stop), mask, jnp.asarray(ids))
+    view = jnp.broadcast_to((positions < length)[:, None], (*ids.shape, ids.shape[1]))
+    vectors = network.forward(params, hidden, positions, mask=view).hidden
+
+    def best(vector: Array) -> Array:
+        return best_token(network.logits(params, vector), mask)
+
+    return lax.map(best, vectors.reshape(ids.size, -1), batch_size=HEADS).reshape(ids.shape)
+
+
+def best_token(logits: Float[Array, "*shape V"], mask: int) -> Int[Array, "*shape"]:
+    """The most probable token, which the mask is not."""
+    return jnp.argmax(without_mask(logits, mask), axis=-1)

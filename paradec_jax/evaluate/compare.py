@@ -1,10 +1,16 @@
-"""The same unseen problems through every decoder: answers, speed and work side by side."""
+"""Decoders side by side: their answers to the same problems, or the texts that they draw, as rows of one table.
+
+Problem or text i draws with `fold_in(key(seed), i)` whatever row, batch or call it is in.
+"""
 
 import dataclasses
-import itertools
+import json
 import os
+import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,23 +18,28 @@ import numpy as np
 from jaxtyping import Bool
 
 from paradec_jax import facts
-from paradec_jax.data.problems import Problem, encode_prompts, exact_answers
-from paradec_jax.decode import Decoded, Request, make_request
+from paradec_jax.data.problems import Problem, exact_answers
 from paradec_jax.decode import run as run_decoder
-from paradec_jax.decode.machine.request import keys_of
 from paradec_jax.decode.machine.rows import NETWORK_CALLS, POSITIONS
-from paradec_jax.decode.machine.setting import Setting
+from paradec_jax.evaluate.cases import Prompts, Source, case_of, empty_prompts, prompts_of
 from paradec_jax.evaluate.intervals import ends, paired, ratio, speedup, wilson
-from paradec_jax.generate import equipped, parameters_for
+from paradec_jax.evaluate.judge import TextJudge
+from paradec_jax.evaluate.text_measures import Samples
+from paradec_jax.generate import tokenizer_of
+from paradec_jax.io import atomic_write_text
 from paradec_jax.store import Model
-from paradec_jax.timing import Case, Speed, measure
+from paradec_jax.timing import Advance, Case, Speed, compile_all, measure
 
-Report = Callable[[str, int, int], None]
+Row = dict[str, Any]
+# Begins a stage of so many units; what it returns counts those that are done.
+Report = Callable[[str, int], Advance]
+SILENT: Report = lambda stage, units: lambda done: None  # noqa: E731
 Score = Callable[[Sequence[Any], Sequence[str]], Bool[np.ndarray, "N"]]
 
 ROWS = 50  # problems decoded together when only their answers count
 TIMED = 5  # problems of the speed measurement, each in a call of its own
-BUCKET = 32
+SAMPLES = 64  # texts of a row: minutes on a few cores; the more, the narrower the intervals
+TEXT_ROWS = 64  # texts drawn and judged together
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,290 +47,294 @@ class Comparison:
     """What `compare` and `compare_texts` return.
 
     Attributes:
-      rows: one dictionary a setting, as `paradec compare --json` prints them.
-      labels: short descriptions of the settings.
+      rows: one dictionary a source, as `paradec compare --json` prints them, and last one of real text.
+      texts: texts of each row.
       facts: machine and program (`facts.facts`); for answers the dtypes of the parameters too.
-      texts: what each setting wrote.
-      baseline: index of the row that others are compared with.
-      exact: which problems each setting got right, bool [settings, N]; None of texts, which have no right answer.
-      calls: network calls of each, int [settings, N]; None of texts.
+      exact: which problems each source got right, bool [sources, N]; None of texts, which have no right answer.
+      calls: network calls of each problem, int [sources, N]; None of texts.
     """
 
-    rows: list[dict[str, Any]]
-    labels: list[str]
+    rows: list[Row]
+    texts: Sequence[Sequence[str]]
     facts: dict[str, Any]
-    texts: Sequence[Sequence[str]] = ()
-    baseline: int = 0
     exact: Any = None
     calls: Any = None
 
-    def labelled(self) -> list[dict[str, Any]]:
-        """The rows, each with the label of its setting."""
-        return [row | {"label": label} for row, label in zip(self.rows, self.labels, strict=True)]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Prompts:
-    """Encoded problems, all in one shape: tokens [N, P], lengths [N], one key each, budget of each."""
-
-    tokens: Any
-    lengths: Any
-    keys: Any
-    budget: int
-    stop: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Positions that a problem and its answer need."""
-        return self.tokens.shape[1] + self.budget
-
-    def request(self, rows: Sequence[int]) -> Request:
-        """Some of the problems as one request."""
-        at = np.asarray(rows)
-        return make_request(
-            self.tokens[at], self.lengths[at], max_new_tokens=self.budget, stop=self.stop, keys=self.keys[at]
-        )
-
 
 def compare(
-    model: Model,
+    sources: Sequence[Source],
     problems: Sequence[Problem | str],
-    settings: Sequence[Setting],
     *,
-    name: str = "",
     seed: int = 0,
     budget: int | None = None,
     score: Score = exact_answers,
     timed: int = TIMED,
     passes: int = 5,
     rows: int = ROWS,
-    report: Report = lambda stage, done, total: None,
-    models: Sequence[Model] | None = None,
+    report: Report = SILENT,
 ) -> Comparison:
-    """Decodes problems with every setting: all of them in batches for answers, some one by one for speed.
-
-    Problem i draws with `fold_in(key(seed), i)` whatever decoder, batch or call it is in. Token and network
-    counts come from all problems, seconds from the first `timed` ones.
+    """Decodes problems with every source: all of them in batches for answers, some one by one for speed.
 
     Args:
-      model: a model with a tokenizer.
+      sources: rows of the table, exactly one of them the baseline; their models share tokenizer and shape.
       problems: at least one; texts need a `budget` and a `score`.
-      settings: rows of the table, exactly one of them the baseline.
-      name: of the model, for the rows.
-      seed: of the initial states.
+      seed: seed of all draws.
       budget: new tokens of a problem at most; room for the longest reference solution when None.
-      score: which of the generated texts are right.
+      score: function that says which of the generated texts are right.
       timed: problems of the speed measurement; 0 leaves speed out.
-      passes: timings of each setting.
+      passes: timings of each source.
       rows: problems of a batch, at most.
-      report: told the stage, the units done and their total.
-      models: that of each setting, where they differ in their residual heads; the network is that of `model`.
+      report: function that shows how far each stage is.
 
     Raises:
       ValueError: no problem, no tokenizer, not one baseline, or problems too long for the model.
     """
-    settings = tuple(settings)
-    baselines = [i for i, setting in enumerate(settings) if setting.baseline]
+    baselines = [i for i, source in enumerate(sources) if source.setting.baseline]
     if len(baselines) != 1:
         raise ValueError(f"settings must hold exactly one baseline, not {len(baselines)}")
+    base, model = baselines[0], sources[baselines[0]].model
     prompts = prompts_of(model, problems, seed, budget)
-    params = model.network.prepare(model.params)
-    of_settings = [model] * len(settings) if models is None else models
-    cases = [
-        with_parameters(case_of(setting, setting.decoder, of, prompts.size), of, params)
-        for setting, of in zip(settings, of_settings, strict=True)
-    ]
-    decoded = _answers(params, cases, prompts, rows, report)
-    requests = [prompts.request([i]) for i in range(min(timed, len(problems)))]
-    advance = counter(report, "timing one by one", len(cases) * (passes + 1))
-    speeds = measure(cases, params, requests, passes=passes, advance=advance) if timed else []
-    found = facts.facts() | {"dtypes": facts.dtypes(params)}
-    machine = {"dtype": model.config.dtype, "device": device_name(found["device"])}
-    texts = [_texts(model, prompts, of) for of in decoded]
-    exact = np.stack([score(problems, of) for of in texts])
-    results = []
-    for i, setting in enumerate(settings):
-        row = _row(setting, decoded[i], exact[i], decoded[baselines[0]], exact[baselines[0]])
-        row |= _work(cases[i].decoder, decoded[i], prompts.lengths)
-        if speeds:
-            row |= _speed(speeds[i], speeds[baselines[0]])
-        results.append({"family": model.family, "model": name} | row | machine)
-    labels = [setting.label() for setting in settings]
-    calls = np.asarray([[row.counts[NETWORK_CALLS] for row in of] for of in decoded])
-    return Comparison(results, labels, found, texts, baselines[0], exact, calls)
+    # Sources of one network share its prepared parameters, whatever heads they have beside it.
+    prepared = {id(of.model.params): of.model for of in sources}
+    params = {key: of.network.prepare(of.params) for key, of in prepared.items()}
+    cases = [case_of(of.setting, of.model, prompts.size, params[id(of.model.params)]) for of in sources]
 
-
-def case_of(setting: Setting, decoder: Any, model: Model, size: int) -> Case:
-    """A decoder of a setting bound to a model, greedy where it does not sample."""
-    network = model.network
-    if setting.cache is not None:
-        network = dataclasses.replace(network, cache=setting.cache)
-    decoder = dataclasses.replace(equipped(model, decoder), greedy=not setting.sampled)
-    return Case(decoder.bind(network, size, model.token_spec), setting.knobs)
-
-
-def with_parameters(case: Case, model: Model, params: Any) -> Case:
-    """A case with parameters of its own where it has several networks; `params` are the prepared ones of one."""
-    if not case.decoder.further_networks:
-        return case
-    given = parameters_for(model, case.decoder) | {"network": params}
-    return dataclasses.replace(case, params=case.decoder.prepare(given))
-
-
-def counter(report: Report, stage: str, total: int) -> Callable[[int], None]:
-    """Counts the units of a stage and reports them."""
-    done = itertools.count(1)
-
-    def advance(units: int) -> None:
-        for _ in range(units):
-            report(stage, next(done), total)
-
-    report(stage, 0, total)
-    return advance
-
-
-def prompts_of(model: Model, problems: Sequence[Problem | str], seed: int, budget: int | None) -> Prompts:
-    """Prompts in one buffer; without a budget there is room for the longest reference solution and its end.
-
-    Raises:
-      ValueError: no tokenizer, no problem, texts without a budget, or more positions than the model has.
-    """
-    if model.tokenizer is None:
-        raise ValueError("the model has no tokenizer: put a tokenizer.json into its folder")
-    if not problems:
-        raise ValueError("need at least one problem")
-    tokens, lengths = encode_prompts(model.tokenizer, problems, spec=model.token_spec, bucket=BUCKET)
-    wanted = budget
-    if wanted is None:
-        told = [item.solution for item in problems if isinstance(item, Problem)]
-        if len(told) < len(problems):
-            raise ValueError("problems that are texts have no reference solution: give a budget")
-        wanted = max(len(ids) for ids in model.tokenizer.encode_batch(told)) + 1
-    room = model.network.max_length - tokens.shape[1]
-    if wanted > room:
-        raise ValueError(
-            f"problems need {tokens.shape[1]} positions for prompts and {wanted} for solutions, more than "
-            f"the {model.network.max_length} that the model was built for"
-        )
-    keys = keys_of(np.int64(seed), np.arange(len(problems), dtype=np.int32))
-    if budget is None:
-        budget = min(-(-wanted // BUCKET) * BUCKET, room)
-    return Prompts(tokens, lengths, keys, budget, model.token_spec.stop)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Answer:
-    """One problem's tokens and counts."""
-
-    ids: list[int]
-    counts: dict[str, int]
-
-
-def _answers(
-    params: Any, cases: Sequence[Case], prompts: Prompts, rows: int, report: Report
-) -> list[list[_Answer]]:
-    """Every problem through every case, in batches of equal shape whose rows are about equally long."""
-    count = len(prompts.lengths)
-    groups = -(-count // rows)
-    rows = -(-count // groups)
-    order = np.argsort(prompts.lengths, kind="stable").tolist()
-    batches = [order[start : start + rows] for start in range(0, count, rows)]
-    advance = counter(report, "decoding in batches", len(cases) * len(batches))
-
-    def decode(case: Case) -> list[_Answer]:
-        found: dict[int, _Answer] = {}
-        for batch in batches:
-            filled = batch + [batch[-1]] * (rows - len(batch))
-            given = case.parameters(params)
-            result = run_decoder(case.decoder, given, prompts.request(filled), case.knobs)
-            found |= dict(zip(batch, _split(result), strict=False))
-            advance(1)
-        return [found[i] for i in range(count)]
-
+    advance = report("decoding in batches", len(cases) * len(_batches(prompts, rows)))
     # Nothing is timed here, and a small program keeps one core busy: as many at once as there are.
     at_once = (os.cpu_count() or 1) if jax.default_backend() == "cpu" else 1
     with ThreadPoolExecutor(at_once) as pool:
-        return list(pool.map(decode, cases))
+        answers = list(pool.map(lambda case: _decode(case, prompts, rows, advance), cases))
+    requests = [prompts.request([i]) for i in range(min(timed, len(problems)))]
+    speeds: list[Speed] = []
+    if requests:
+        advance = report("timing one by one", len(cases) * (passes + 1))
+        speeds = measure(cases, requests, passes=passes, advance=advance)
+    texts = [prompts.texts(tokenizer_of(model), of.ids) for of in answers]
+    exact = np.stack([score(problems, of) for of in texts])
+    program = facts.facts() | {"dtypes": facts.dtypes(params)}
+    table = []
+    for i, source in enumerate(sources):
+        row = _source_fields(source, program["device"]) | {"baseline": i == base}
+        row |= _answer_fields(answers[i], exact[i], answers[base], exact[base])
+        row |= _work_fields(cases[i].decoder, answers[i], prompts.lengths)
+        row |= _speed_fields(speeds[i], speeds[base]) if speeds else {}
+        table.append(row | ({"equals_greedy": None} if source.setting.sampled else {}))
+    return Comparison(table, texts, program, exact, np.stack([of.counts[NETWORK_CALLS] for of in answers]))
 
 
-def _split(decoded: Decoded) -> list[_Answer]:
-    counts = {name: np.asarray(count).tolist() for name, count in decoded.counts.items()}
-    return [
-        _Answer(ids, {name: count[row] for name, count in counts.items()})
-        for row, ids in enumerate(decoded.completions())
-    ]
+def compare_texts(
+    sources: Sequence[Source],
+    judge: Model,
+    judge_name: str,
+    held_out: Samples = (),
+    *,
+    length: int,
+    samples: int = SAMPLES,
+    seed: int = 0,
+    report: Report = SILENT,
+) -> Comparison:
+    """Draws texts of every source from nothing, measures them all alike, and real texts of the same length last.
+
+    Args:
+      sources: rows of the table; their models share a tokenizer.
+      judge: model that predicts the next token; with the same tokenizer it reads ids, else the texts.
+      judge_name: name of the judge in the rows.
+      held_out: ids of real texts that neither a source nor the judge was trained on; without them there is no row of
+        real text and no reverse perplexity.
+      length: tokens of a text.
+      samples: texts of a row.
+      seed, report: see `compare`.
+
+    Raises:
+      ValueError: sources of several tokenizers, a number below its least, texts shorter than one piece or
+        with characters that the models do not know, or what decoder, model or judge refuse.
+    """
+    for name, value, least in (("length", length, 4), ("samples", samples, 1)):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, not {value}")
+    tokenizer = tokenizer_of(sources[0].model)
+    for source in sources:
+        if not tokenizer_of(source.model).same_as(tokenizer):
+            raise ValueError(
+                f"{source.name} has another tokenizer than {sources[0].name}: compare them apart"
+            )
+        prompts = empty_prompts(source.model, 1, length, seed)
+        case_of(source.setting, source.model, prompts.size).decoder.check(prompts.request([0]))
+    masks = {source.model.token_spec.mask for source in sources}
+    if not all(masks.isdisjoint(ids) for ids in held_out):
+        raise ValueError("the real texts hold characters that the models do not know")
+    # Pieces do not overlap, and what is left at the end of a text is left out; those kept are evenly spread.
+    pieces = [ids[at : at + length] for ids in held_out for at in range(0, len(ids) - length + 1, length)]
+    if held_out and not pieces:
+        raise ValueError(f"the real texts hold no piece of {length} tokens")
+    count = min(samples, len(pieces))
+    real = [pieces[i * len(pieces) // count] for i in range(count)]
+    vocab_size = max(tokenizer.vocab_size, *(source.model.network.vocab_size for source in sources))
+    measured = TextJudge(judge, judge_name, "sdtt", tokenizer, vocab_size, held_out, TEXT_ROWS)
+    measured.check(length)
+
+    rows, texts = [], []
+    advance = report("drawing texts", len(sources))
+    for source in sources:
+        ids, row = draw(source, samples, length, seed=seed)
+        rows.append(row | measured.measures(ids) | measured.reverse(ids))
+        texts.append(measured.texts(ids))
+        advance(1)
+    if real:
+        rows.append(real_row(length) | measured.measures(real) | measured.reverse_of_real(real))
+        texts.append(measured.texts(real))
+    return Comparison(rows, texts, facts.facts())
 
 
-def _texts(model: Model, prompts: Prompts, answers: Sequence[_Answer]) -> list[str]:
-    assert model.tokenizer is not None
-    read = zip(prompts.tokens.tolist(), prompts.lengths.tolist(), strict=True)
-    return [
-        model.tokenizer.decode_after(prompt[:length], answer.ids, skip_special=True)
-        for (prompt, length), answer in zip(read, answers, strict=True)
-    ]
+def draw(
+    source: Source, samples: int, length: int, *, rows: int = TEXT_ROWS, seed: int = 0
+) -> tuple[list[list[int]], Row]:
+    """Draws texts of `length` tokens from nothing, at most `rows` in a batch.
+
+    Returns:
+      The ids of each text, and a row of where they come from and what they cost: network calls of a text, and the
+      median seconds of a batch over the texts in it.
+
+    Raises:
+      ValueError: what the decoder refuses, or a model that cannot start a text.
+    """
+    prompts = empty_prompts(source.model, samples, length, seed)
+    case, batch = case_of(source.setting, source.model, prompts.size), _batches(prompts, rows)[0]
+    compile_seconds = compile_all([(case, prompts.request(batch))])[0]
+    drawn = _decode(case, prompts, rows)
+    settings = source.setting.settings()
+    return drawn.ids, _source_fields(source, facts.device()) | {
+        "length": length,
+        "steps": settings.get("steps"),
+        "temperature": settings["temperature"],
+        "network_calls": float(drawn.counts[NETWORK_CALLS].mean()),
+        "seconds_per_sample": statistics.median(drawn.seconds) / len(batch),
+        "compile_seconds": compile_seconds,
+        "batch": len(batch),
+    }
 
 
-def _row(
-    setting: Setting, answers: list[_Answer], exact: Any, greedy: list[_Answer], right: Any
-) -> dict[str, Any]:
-    """What the batched pass over all problems says of one setting."""
-    each = np.array([(len(answer.ids), answer.counts[NETWORK_CALLS]) for answer in answers])
-    tokens, calls = each.sum(axis=0).tolist()
-    difference = paired(exact, right)
-    equal = np.mean([a.ids == b.ids for a, b in zip(answers, greedy, strict=True)])
+def real_row(length: int) -> Row:
+    """A row of real text, which no decoder drew: None for what it has none of."""
+    names = ("family", "decoder", "settings", "steps", "temperature", "network_calls", "seconds_per_sample")
+    empty = dict.fromkeys((*names, "compile_seconds", "batch", "dtype", "device"))
+    return empty | {"model": "real text", "label": "", "length": length}
+
+
+def write_texts(folder: Path, compared: Comparison) -> None:
+    """Writes the texts of each row as JSON lines {"text": ...} and names the file in the row, under "texts"."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, (row, texts) in enumerate(zip(compared.rows, compared.texts, strict=True)):
+        words = [row["model"], row["decoder"], "" if row["steps"] is None else f"{row['steps']}-steps"]
+        name = "-".join([f"{i:02d}", *(word.replace("/", "_").replace(" ", "-") for word in words if word)])
+        lines = (json.dumps({"text": text}) + "\n" for text in texts)
+        atomic_write_text(folder / f"{name}.jsonl", "".join(lines))
+        row["texts"] = f"{name}.jsonl"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Decoded:
+    """Ids of N texts, what each cost [N], and the seconds of each batch."""
+
+    ids: list[list[int]]
+    counts: dict[str, np.ndarray]
+    seconds: list[float]
+
+
+def _batches(prompts: Prompts, rows: int) -> list[np.ndarray]:
+    """Numbers of the prompts of each batch: equally many, about equally long, the last batch filled up."""
+    order = np.argsort(prompts.lengths, kind="stable")
+    count = -(-len(order) // rows)
+    rows = -(-len(order) // count)
+    return list(np.pad(order, (0, count * rows - len(order)), mode="edge").reshape(count, rows))
+
+
+def _decode(case: Case, prompts: Prompts, rows: int, advance: Advance = lambda units: None) -> _Decoded:
+    """Every prompt through a case, in batches of equal shape."""
+    ids: list[list[int]] = [[]] * len(prompts.lengths)
+    counts: dict[str, np.ndarray] = {}
+    seconds = []
+    for batch in _batches(prompts, rows):
+        request, start = prompts.request(batch), time.perf_counter()
+        decoded = jax.block_until_ready(run_decoder(case.decoder, case.params, request, case.knobs))
+        seconds.append(time.perf_counter() - start)
+        for i, row in zip(batch, decoded.completions(), strict=True):
+            ids[i] = row
+        for name, values in decoded.counts.items():
+            counts.setdefault(name, np.zeros(len(ids), np.int64))[batch] = np.asarray(values)
+        advance(1)
+    return _Decoded(ids, counts, seconds)
+
+
+def _source_fields(source: Source, device: Mapping[str, Any]) -> Row:
+    """Names and choices of a row, its dtype, and the device in a few words; the facts say more."""
+    cpu = f"cpu, {device['threads']} cores"
     return {
-        "decoder": setting.name,
-        "settings": setting.settings(),
-        "baseline": setting.baseline,
-        "problems": len(answers),
-        "exact": int(exact.sum()),
-        "interval": list(wilson(int(exact.sum()), len(answers))),
+        "family": source.model.family,
+        "model": source.name,
+        "decoder": source.setting.name,
+        "label": source.setting.label(),
+        "settings": source.setting.settings(),
+        "dtype": source.model.config.dtype,
+        "device": cpu if device["platform"] == "cpu" else device["kind"],
+    }
+
+
+def _answer_fields(answers: _Decoded, exact: Any, base: _Decoded, base_exact: Any) -> Row:
+    """What the batched pass over all problems says of one setting."""
+    lengths, each = np.asarray([len(row) for row in answers.ids]), answers.counts[NETWORK_CALLS]
+    tokens, calls, right = int(lengths.sum()), int(each.sum()), int(exact.sum())
+    difference = paired(exact, base_exact)
+    return {
+        "problems": len(answers.ids),
+        "exact": right,
+        "interval": list(wilson(right, len(answers.ids))),
         "difference": difference.difference,
         "difference_interval": list(difference.interval),
         "only_here_exact": difference.only_first,
         "only_baseline_exact": difference.only_second,
         "network_calls_per_token": calls / tokens,
         "tokens_per_network_call": tokens / calls,
-        "tokens_per_network_call_interval": ends(ratio(each[:, 0], each[:, 1])),
+        "tokens_per_network_call_interval": ends(ratio(lengths, each)),
         # A network without recurrences passes its layers once a call.
-        "recurrences_per_token": sum(a.counts.get("recurrences", a.counts[NETWORK_CALLS]) for a in answers)
-        / tokens,
-        "equals_greedy": None if setting.sampled else float(equal),
+        "recurrences_per_token": int(answers.counts.get("recurrences", each).sum()) / tokens,
+        "equals_greedy": float(np.mean([a == b for a, b in zip(answers.ids, base.ids, strict=True)])),
     }
 
 
-def _work(decoder: Any, answers: list[_Answer], lengths: Any) -> dict[str, Any]:
+def _work_fields(decoder: Any, answers: _Decoded, lengths: Any) -> Row:
     """Positions, calls of a residual head and floating-point operations per token.
 
     Operations are estimated (`work` of the networks): every position sees the prompt and half of the answer. A call
     of the head reads one block and asks the output matrix for its scores; the first one reads the prompt's whole
     blocks too. None of networks with recurrences, or that do not say what a call costs.
     """
-    network, tokens = decoder.network, sum(len(answer.ids) for answer in answers)
-    positions, heads = (sum(a.counts.get(name, 0) for a in answers) for name in (POSITIONS, "head_calls"))
-    found = {"positions_per_token": positions / tokens, "head_calls_per_token": heads / tokens}
+    network, tokens = decoder.network, sum(map(len, answers.ids))
+    positions = answers.counts[POSITIONS]
+    head_calls = answers.counts.get("head_calls", np.zeros_like(positions))
+    row: Row = {"positions_per_token": int(positions.sum()) / tokens}
+    row["head_calls_per_token"] = int(head_calls.sum()) / tokens
     if "recurrences" in network.counters or not hasattr(network, "work"):
-        return found | {"flops_per_token": None}
+        return row | {"flops_per_token": None}
     flops = 0
-    for answer, length in zip(answers, lengths, strict=True):
-        context = int(length) + len(answer.ids) // 2
-        flops += answer.counts[POSITIONS] * network.work(1, 1, context).flops
-        if calls := answer.counts.get("head_calls", 0):
+    for ids, length, count, calls in zip(answers.ids, lengths, positions, head_calls, strict=True):
+        context = int(length) + len(ids) // 2
+        flops += int(count) * network.work(1, 1, context).flops
+        if calls:
             head, block = decoder.head, decoder.head.block
             scores = 2 * network.vocab_size * network.config.width * block
-            flops += calls * (head.work(1, block, context).flops + scores)
+            flops += int(calls) * (head.work(1, block, context).flops + scores)
             flops += head.work(1, int(length) // block * block, 0).flops
-    return found | {"flops_per_token": flops / tokens}
+    return row | {"flops_per_token": flops / tokens}
 
 
-def _speed(speed: Speed, baseline: Speed) -> dict[str, Any]:
+def _speed_fields(speed: Speed, baseline: Speed) -> Row:
     """What the timed calls say of one setting, and the ratios to the baseline that was timed in turns with it."""
-    ratio, interval = speedup(speed.generated, speed.each, baseline.generated, baseline.each)
-    alone, of_base = (np.subtract(of.generated, of.batch) for of in (speed, baseline))
-    reading, of_base_reading = speed.each_reading, baseline.each_reading
-    decode_ratio, decode_interval = speedup(
-        alone, speed.each, of_base, baseline.each, less=reading, base_less=of_base_reading
-    )
+    whole, interval = speedup(speed.generated, speed.each, baseline.generated, baseline.each)
+    # Without the prompts, and without the token that each of them predicts.
+    later, base_later = (np.subtract(of.generated, of.batch) for of in (speed, baseline))
+    reading = {"less": speed.each_reading, "base_less": baseline.each_reading}
+    decoding, decoding_interval = speedup(later, speed.each, base_later, baseline.each, **reading)
     return {
         "tokens": speed.tokens,
         "seconds": speed.seconds,
@@ -331,17 +346,13 @@ def _speed(speed: Speed, baseline: Speed) -> dict[str, Any]:
         "each": [list(seconds) for seconds in speed.each],
         "tokens_per_second": speed.tokens_per_second,
         "baseline_tokens_per_second": baseline.tokens_per_second,
-        "speedup": ratio,
+        "speedup": whole,
         "speedup_interval": ends(interval),
         "decode_tokens_per_second": speed.decode_tokens_per_second,
-        "decode_speedup": decode_ratio,
-        "decode_speedup_interval": ends(decode_interval),
+        "decode_speedup": decoding,
+        "decode_speedup_interval": ends(decoding_interval),
         "batch": speed.batch,
         "timed_problems": len(speed.decoded),
+        "timed_passes": len(speed.passes),
         "compile_seconds": speed.compile_seconds,
     }
-
-
-def device_name(of: Mapping[str, Any]) -> str:
-    """The device in a few words; the facts say more."""
-    return f"cpu, {of['threads']} cores" if of["platform"] == "cpu" else of["kind"]

@@ -12,8 +12,7 @@
 Likelihoods come from the network at its default recurrence and are the same for every decoder; only generated
 text depends on the decoder. They are exact where the model predicts the next token. One that fills masks has none; it
 answers with a lower bound (`evaluate.bound`) and says so: it warns, and `DecoderLM.likelihood` is "bound". Equal
-contexts share their draws, so that all choices are hidden alike. What each method does stands in `likelihood`,
-`spans` and `until`.
+contexts share their draws, so that all choices are hidden alike.
 """
 
 import hashlib
@@ -21,9 +20,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from paradec_jax.evaluate.bound import Span
-from paradec_jax.evaluate.likelihood import Row, continuation_row, rolling_rows
-from paradec_jax.evaluate.spans import DRAWS, is_exact, mask_of, room, score_spans
+from paradec_jax.evaluate.bound import DRAWS, is_exact, mask_of, score_spans
+from paradec_jax.evaluate.likelihood import Span, continuation_span, rolling_spans
+from paradec_jax.evaluate.setting import Setting
 from paradec_jax.evaluate.until import generate_until, parse
 from paradec_jax.generate import tokenizer_of
 from paradec_jax.store import Model
@@ -50,12 +49,12 @@ class DecoderLM(LM):
         """Takes a model and a decoder.
 
         Args:
-          model: with a tokenizer.
-          decoder: unbound.
-          knobs: its knobs; a request's sampling arguments take the place of theirs.
+          model: a model with a tokenizer.
+          decoder: an unbound decoder.
+          knobs: knobs of the decoder; a request's sampling arguments take the place of theirs.
           rows: requests answered together.
-          seed: of initial states and of all draws.
-          draws: of the bound on each likelihood, 32 when None; left out where likelihoods are exact.
+          seed: seed of initial states and of all draws.
+          draws: draws of the bound on each likelihood, 32 when None; left out where likelihoods are exact.
 
         Raises:
           ValueError: no tokenizer, a model that has no likelihoods and no bounds, or draws where there are none.
@@ -63,15 +62,16 @@ class DecoderLM(LM):
         super().__init__()
         tokenizer_of(model)
         self.likelihood = "exact" if is_exact(model) else "bound"
+        if self.likelihood == "exact" and draws is not None:
+            raise ValueError("this model's likelihoods are exact, so draws must be left out")
+        self.model, self.setting = model, Setting(type(decoder).__name__, decoder, knobs)
+        self.rows, self.seed, self.draws = rows, seed, DRAWS if draws is None else draws
+        # Tokens that may follow a row's first: a model that fills masks has to read the last one too.
+        self.room = model.network.max_length - (self.likelihood == "bound")
         if self.likelihood == "bound":
             mask_of(model)
-        elif draws is not None:
-            raise ValueError("this model's likelihoods are exact, so draws must be left out")
-        self.model, self.decoder, self.knobs, self.rows, self.seed = model, decoder, knobs, rows, seed
-        self.draws = DRAWS if draws is None else draws
-        if self.likelihood == "bound":
-            told = f"log-likelihoods of this model are lower bounds, each the mean of {self.draws} draws"
-            warnings.warn(told, stacklevel=2)
+            warning = f"log-likelihoods of this model are lower bounds, each the mean of {self.draws} draws"
+            warnings.warn(warning, stacklevel=2)
 
     @property
     def tokenizer_name(self) -> str:
@@ -82,28 +82,26 @@ class DecoderLM(LM):
         """(Log-likelihood in nats or a lower bound, whether the model would write it) of (context, continuation)."""
         tokenizer, spec = tokenizer_of(self.model), self.model.token_spec
         pairs = [request.args for request in requests]
-        rows = [continuation_row(tokenizer, spec, a, b, room(self.model)) for a, b in pairs]
-        return self._score(rows, [_mark(context) for context, _ in pairs])
+        spans = [continuation_span(tokenizer, spec, a, b, self.room) for a, b in pairs]
+        return self._score(spans, [_mark(context) for context, _ in pairs])
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Log-likelihood in nats of whole texts, or a lower bound, each token scored once."""
-        tokenizer, spec, length = tokenizer_of(self.model), self.model.token_spec, room(self.model)
-        texts = [rolling_rows(tokenizer, spec, request.args[0], length) for request in requests]
-        scores = iter(self._score([row for rows in texts for row in rows], None))
-        return [sum((next(scores)[0] for _ in rows), 0.0) for rows in texts]
+        tokenizer, spec = tokenizer_of(self.model), self.model.token_spec
+        texts = [rolling_spans(tokenizer, spec, request.args[0], self.room) for request in requests]
+        scores = iter(self._score([span for spans in texts for span in spans], None))
+        return [sum((next(scores)[0] for _ in spans), 0.0) for spans in texts]
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """Continuations of contexts, each with its own stop texts, budget and temperature."""
         pairs = [(request.args[0], parse(request.args[1])) for request in requests]
-        name = type(self.decoder).__name__
-        return generate_until(
-            self.model, pairs, self.decoder, self.knobs, name=name, rows=self.rows, seed=self.seed
-        )
+        return generate_until(self.model, pairs, self.setting, rows=self.rows, seed=self.seed)
 
-    def _score(self, rows: Sequence[Row], streams: Sequence[int] | None) -> list[tuple[float, bool]]:
-        spans = [Span(row.ids, len(row.ids) - row.count) for row in rows]
-        options = {"draws": self.draws, "seed": self.seed, "batch": self.rows}
-        return [(-of.nats, of.greedy) for of in score_spans(self.model, spans, streams=streams, **options)]
+    def _score(self, spans: Sequence[Span], streams: Sequence[int] | None) -> list[tuple[float, bool]]:
+        options: dict[str, Any] = {"draws": self.draws, "seed": self.seed, "batch": self.rows}
+        return [
+            (-of.nats, bool(of.greedy)) for of in score_spans(self.model, spans, streams=streams, **options)
+        ]
 
 
 def _mark(context: str) -> int:

@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool
 
 Numbers = Sequence[Any] | np.ndarray  # [N], or [passes, N]
 Z95 = 1.959963984540054  # 97.5% of a normal distribution lie below it
+RESAMPLES = 2000  # of a bootstrap, always from the same seed
 
 
 class Paired(NamedTuple):
@@ -29,15 +30,11 @@ class Paired(NamedTuple):
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """Wilson's 95% score interval of a share, `(p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)`.
-
-    Raises:
-      ValueError: no trial, or successes outside 0..trials.
-    """
+    """Wilson's 95% score interval of a share, `(p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)`."""
     if trials < 1 or not 0 <= successes <= trials:
         raise ValueError(f"need 0 <= successes <= trials and a trial, not {successes} of {trials}")
-    found = _binomial_test(successes, trials).proportion_ci(method="wilson")
-    return float(found.low), float(found.high)
+    interval = _binomial_test(successes, trials).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def paired(first: Bool[np.ndarray, "..."], second: Bool[np.ndarray, "..."]) -> Paired:
@@ -45,9 +42,6 @@ def paired(first: Bool[np.ndarray, "..."], second: Bool[np.ndarray, "..."]) -> P
 
     The interval is Wald's with half a problem added to each of the four cells (Agresti and Min, 2005), so
     that it keeps a width where the methods never differ.
-
-    Raises:
-      ValueError: vectors of different length, or empty ones.
     """
     first, second = np.asarray(first, bool), np.asarray(second, bool)
     if first.shape != second.shape or first.ndim != 1 or not first.size:
@@ -62,30 +56,20 @@ def paired(first: Bool[np.ndarray, "..."], second: Bool[np.ndarray, "..."]) -> P
     return Paired((b - c) / count, interval, b, c, p_value)
 
 
-def ratio(
-    above: Int[np.ndarray, "..."] | Float[np.ndarray, "..."],
-    below: Int[np.ndarray, "..."] | Float[np.ndarray, "..."],
-) -> tuple[float, float]:
+def ratio(above: Numbers, below: Numbers) -> tuple[float, float]:
     """Interval of `R = sum a / sum b` over N independent problems, by the delta method:
 
         R -+ z sqrt(N / (N - 1) * sum (a_i - R b_i)^2) / sum b
 
     A single problem tells nothing of the spread: its interval is the whole half line.
-
-    Raises:
-      ValueError: vectors of different length or empty ones, or a sum of b that is not positive.
     """
-    above, below = np.asarray(above, np.float64), np.asarray(below, np.float64)
-    if above.shape != below.shape or above.ndim != 1 or not above.size or below.sum() <= 0:
-        raise ValueError(
-            f"need two vectors of one length, at least 1, the second with a sum above 0, "
-            f"not {above.shape} and {below.shape}"
-        )
-    if above.size == 1:
+    a, b = _vectors(above, below)
+    if b.sum() <= 0:
+        raise ValueError(f"the sum of the second vector must be above 0, not {b.sum()}")
+    if a.size == 1:
         return 0.0, math.inf
-    centre = above.sum() / below.sum()
-    scale = above.size / (above.size - 1)
-    spread = Z95 * math.sqrt(scale * np.sum((above - centre * below) ** 2)) / below.sum()
+    centre = a.sum() / b.sum()
+    spread = Z95 * math.sqrt(a.size / (a.size - 1) * np.sum((a - centre * b) ** 2)) / b.sum()
     return float(max(centre - spread, 0.0)), float(centre + spread)
 
 
@@ -97,8 +81,6 @@ def speedup(
     *,
     less: Numbers | None = None,
     base_less: Numbers | None = None,
-    resamples: int = 2000,
-    seed: int = 0,
 ) -> tuple[float, tuple[float, float]]:
     """Speed of one decoder over another's, and its 95% range by bootstrap over calls and passes.
 
@@ -109,21 +91,17 @@ def speedup(
 
     Args:
       tokens, seconds: [N] and [passes, N] of the one decoder.
-      base_tokens, base_seconds: of the other.
+      base_tokens, base_seconds: those of the other.
       less, base_less: [passes, N], seconds whose own median is taken away from that of `seconds`; where a resample
         leaves nothing above 0, the spread has no end, and the range is (0, infinity).
-      resamples: how many.
-      seed: of the draws.
 
     Raises:
       ValueError: other shapes, nothing measured, or seconds that are not above 0.
     """
     a, b = np.asarray(tokens, np.float64), np.asarray(base_tokens, np.float64)
     s, t = np.asarray(seconds, np.float64), np.asarray(base_seconds, np.float64)
-    if (
-        not (a.shape == b.shape == s.shape[1:] and s.shape == t.shape and s.size)
-        or min(s.min(), t.min()) <= 0
-    ):
+    fits = a.shape == b.shape == s.shape[1:] and s.shape == t.shape
+    if not fits or not s.size or min(s.min(), t.min()) <= 0:
         raise ValueError(
             f"need tokens [N] and seconds [passes, N] above 0 of both, not {a.shape}, {s.shape}, {b.shape}, {t.shape}"
         )
@@ -131,36 +109,20 @@ def speedup(
     if not u.shape == v.shape == s.shape:
         raise ValueError(f"need seconds to take away of the shape {s.shape}, not {u.shape} and {v.shape}")
     passes, calls = s.shape
-    draw = np.random.default_rng(seed)
-    columns = draw.integers(0, calls, (resamples, 1, calls))
-    rows = draw.integers(0, passes, (resamples, passes, 1))
+    draw = np.random.default_rng(0)
+    columns = draw.integers(0, calls, (RESAMPLES, 1, calls))
+    rows = draw.integers(0, passes, (RESAMPLES, passes, 1))
 
     def spent(seconds: np.ndarray, less: np.ndarray) -> Any:
         return np.median(seconds.sum(-1), axis=-1) - np.median(less.sum(-1), axis=-1)
 
-    own, other = spent(s[rows, columns], u[rows, columns]), spent(t[rows, columns], v[rows, columns])
+    here, there = spent(s[rows, columns], u[rows, columns]), spent(t[rows, columns], v[rows, columns])
     value = float(a.sum() / b.sum() * spent(t, v) / spent(s, u))
     ours, theirs = (x[columns[:, 0]].sum(-1) for x in (a, b))
-    if min(own.min(), other.min(), theirs.min()) <= 0:
+    if min(here.min(), there.min(), theirs.min()) <= 0:
         return value, (0.0, math.inf)
-    found = ours / theirs * other / own
-    low, high = np.percentile(found, (2.5, 97.5))
+    low, high = np.percentile(ours / theirs * there / here, (2.5, 97.5))
     return value, (float(low), float(high))
-
-
-def quicker(
-    seconds: Numbers, base: Numbers, work: float | int = 1, base_work: float | int = 1
-) -> tuple[float, tuple[float, float]]:
-    """How many times as fast as another a thing is that is timed as a whole, and the range of `speedup` over passes.
-
-    Args:
-      seconds, base: of each pass of the one and of the other, which took turns. A single pass tells nothing of the
-        spread: its range is (0, infinity).
-      work, base_work: what each did in a pass.
-    """
-    columns = [np.reshape(np.asarray(of, np.float64), (-1, 1)) for of in (seconds, base)]
-    value, interval = speedup([work], columns[0], [base_work], columns[1])
-    return value, interval if len(seconds) > 1 else (0.0, math.inf)
 
 
 def ends(interval: Sequence[float]) -> list[float | None]:
@@ -168,39 +130,15 @@ def ends(interval: Sequence[float]) -> list[float | None]:
     return [float(end) if math.isfinite(end) else None for end in interval]
 
 
-def times(value: float, interval: Sequence[float | None] | None = None) -> str:
-    """A ratio as text with its range, or with the word that there is none; without either where None is given."""
-    if interval is None:
-        return f"{value:.2f}x"
-    finite = [end for end in interval if end is not None and math.isfinite(end)]
-    return (
-        f"{value:.2f}x [{finite[0]:.2f}, {finite[1]:.2f}]" if len(finite) == 2 else f"{value:.2f}x, no range"
-    )
-
-
-def bootstrap(
-    above: Numbers, below: Numbers | None = None, *, resamples: int = 2000, seed: int = 0
-) -> tuple[float, float]:
-    """95% range of `sum a / sum b` over N independent samples, by bootstrap over them.
+def bootstrap(above: Numbers, below: Numbers | None = None) -> tuple[float, float]:
+    """95% range of `sum a / sum b` over N independent samples, by bootstrap over them; of the mean of a without b.
 
     A resample draws N samples with replacement; the ends are percentiles of the ratio. A resample without anything
     below leaves no end: the range is then the whole line, as it is for a single sample.
-
-    Args:
-      above: a, [N].
-      below: b, [N]; all 1 when None, so that the ratio is a mean.
-      resamples: how many.
-      seed: of the draws.
-
-    Raises:
-      ValueError: vectors of different length, or empty ones.
     """
-    a = np.asarray(above, np.float64)
-    b = np.ones_like(a) if below is None else np.asarray(below, np.float64)
-    if a.shape != b.shape or a.ndim != 1 or not a.size:
-        raise ValueError(f"need two vectors of one length, at least 1, not {a.shape} and {b.shape}")
+    a, b = _vectors(above, np.ones_like(above, np.float64) if below is None else below)
     # How often each sample is drawn, instead of which ones: two products give all resamples.
-    times = np.random.default_rng(seed).multinomial(a.size, np.full(a.size, 1 / a.size), resamples)
+    times = np.random.default_rng(0).multinomial(a.size, np.full(a.size, 1 / a.size), RESAMPLES)
     drawn = times @ b
     if a.size == 1 or drawn.min() <= 0:
         return -math.inf, math.inf
@@ -222,9 +160,6 @@ def jackknife(
       measure: from which samples to take, bool [N], to a number.
       samples: N.
       groups: G, at most N.
-
-    Raises:
-      ValueError: no sample, or fewer than two groups.
     """
     if samples < 1 or groups < 2:
         raise ValueError(f"need a sample and at least 2 groups, not {samples} and {groups}")
@@ -235,6 +170,13 @@ def jackknife(
     left = np.asarray([measure(np.arange(samples) % groups != group) for group in range(groups)])
     spread = Z95 * math.sqrt((groups - 1) / groups * float(np.sum((left - left.mean()) ** 2)))
     return value - spread, value + spread
+
+
+def _vectors(above: Numbers, below: Numbers) -> tuple[np.ndarray, np.ndarray]:
+    a, b = np.asarray(above, np.float64), np.asarray(below, np.float64)
+    if a.shape != b.shape or a.ndim != 1 or not a.size:
+        raise ValueError(f"need two vectors of one length, at least 1, not {a.shape} and {b.shape}")
+    return a, b
 
 
 def _binomial_test(successes: int, trials: int) -> Any:

@@ -1,8 +1,11 @@
 """Log-likelihoods of texts under a network that predicts the next token, one forward a batch.
 
-A row is a sequence of ids of which the last `count` are scored::
+A span is a run of ids of a text that is scored::
 
-    log p(row) = sum over the last count ids of  log softmax(logits(ids before it))[id]
+    ids     b c c c | s s s | e          start = 4, end = 7
+            seen     scored   not seen
+
+    log p(span) = sum over scored ids of  log softmax(logits(ids before it))[id]
 
 with the network's default recurrence, no cache, and float32 log-probabilities. Rows are padded on the right to
 powers of two, which a causal network does not see. The initial latent state of a position is drawn from the seed
@@ -11,7 +14,7 @@ and the position alone, so that all texts are scored from the same states.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -29,11 +32,22 @@ SHORTEST = 32  # positions of the smallest batch
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """A sequence of ids of which the last `count` are scored, each from all ids before it."""
+class Span:
+    """A row of ids of which `ids[start:end]` are scored. `end` None is the end of the row."""
 
     ids: tuple[int, ...]
-    count: int
+    start: int = 0
+    end: int | None = None
+
+    @property
+    def stop(self) -> int:
+        """The position after the last scored one."""
+        return len(self.ids) if self.end is None else self.end
+
+    @property
+    def count(self) -> int:
+        """Scored positions."""
+        return self.stop - self.start
 
 
 def prefix(spec: TokenSpec) -> int:
@@ -47,114 +61,97 @@ def prefix(spec: TokenSpec) -> int:
     return spec.stop[0] if spec.bos is None else spec.bos
 
 
-def continuation_row(
+def continuation_span(
     tokenizer: Tokenizer, spec: TokenSpec, context: str, continuation: str, length: int
-) -> Row:
-    """The row that scores a continuation after a context.
+) -> Span:
+    """The span of a continuation after a context, which may be empty.
 
     As in lm-eval's own models, white space at the end of the context counts as the continuation's, and the
     continuation's ids are those of both texts together after those that the context has by itself. Where both
     together do not begin with these, lm-eval loses letters; here the continuation is then split by itself. Where a
     row is longer than the model, it loses ids on the left, begin-of-text first.
 
-    Args:
-      tokenizer, spec: the model's.
-      context: may be empty.
-      continuation: what is scored.
-      length: positions of the model.
-
     Raises:
-      ValueError: a continuation longer than the model.
+      ValueError: a continuation longer than the `length` of the model.
     """
     bare = context.rstrip()
-    continuation, context = context[len(bare) :] + continuation, bare
-    if context:
-        read = tokenizer.encode(context)
-        scored = tokenizer.encode_after(context, continuation)
-        ids = [*tokenizer.begun(read, spec.bos), *scored]
+    continuation = context[len(bare) :] + continuation
+    if bare:
+        before = tokenizer.begun(tokenizer.encode(bare), spec.bos)
+        scored = tokenizer.encode_after(bare, continuation)
     else:
-        scored = tokenizer.encode(continuation)
-        ids = [prefix(spec), *scored]
+        before, scored = [prefix(spec)], tokenizer.encode(continuation)
     if len(scored) > length:
         raise ValueError(
             f"a continuation has {len(scored)} tokens, more than the {length} positions the model was built for"
         )
-    return Row(tuple(ids[-(length + 1) :]), len(scored))
+    ids = [*before, *scored][-(length + 1) :]
+    return Span(tuple(ids), len(ids) - len(scored))
 
 
-def rolling_rows(tokenizer: Tokenizer, spec: TokenSpec, text: str, length: int) -> list[Row]:
-    """Rows that together score every token of a text once.
+def rolling_spans(tokenizer: Tokenizer, spec: TokenSpec, text: str, length: int) -> list[Span]:
+    """Spans that together score every token of a text once.
 
     The first starts from `prefix`; each other one scores up to `length` tokens after at least one, and the
     last one after as many as the model's length leaves room for.
     """
     ids = tokenizer.encode(text)
     whole = [prefix(spec), *ids]
-    rows = []
+    spans = []
     for start in range(0, len(ids), length):
         end = min(start + length, len(ids))
-        rows.append(Row(tuple(whole[max(end - length, 0) : end + 1]), end - start))
-    return rows
+        first = max(end - length, 0)
+        spans.append(Span(tuple(whole[first : end + 1]), start + 1 - first))
+    return spans
 
 
 def log_likelihoods(
-    network: Any, params: Any, rows: Sequence[Row], *, batch: int = 8, seed: int = 0
-) -> list[tuple[float, bool]]:
-    """Log-likelihood in nats of each row's scored ids, and whether each of them is the most probable one.
-
-    Arguments and errors are those of `token_log_likelihoods`.
-    """
-    found = token_log_likelihoods(network, params, rows, batch=batch, seed=seed)
-    return [(float(scores.sum(dtype=np.float64)), bool(best.all())) for scores, best in found]
-
-
-def token_log_likelihoods(
-    network: Any, params: Any, rows: Sequence[Row], *, batch: int = 8, seed: int = 0
+    network: Any, params: Any, spans: Sequence[Span], *, batch: int = 8, seed: int = 0
 ) -> list[tuple[Float[np.ndarray, "_"], Bool[np.ndarray, "_"]]]:
-    """Log-probability in nats of each scored id of each row, and whether it is the most probable one.
+    """Log-probability in nats of each scored id of each span, and whether it is the most probable one.
 
     Args:
       network: a causal network whose logits predict the next token.
-      params: its parameters.
-      rows: at most `network.max_length + 1` ids each.
+      params: parameters of the network.
+      spans: spans that end within `network.max_length + 1` ids, each after at least one id; else a ValueError.
       batch: rows of a call.
-      seed: of the initial latent states.
-
-    Raises:
-      ValueError: a row that is too long or scores an id with none before it, or a batch below 1.
+      seed: seed of the initial latent states.
     """
-    if batch < 1:
-        raise ValueError(f"batch must be at least 1, not {batch}")
-    for row in rows:
-        if len(row.ids) > network.max_length + 1 or not 0 <= row.count < len(row.ids):
+    for span in spans:
+        if not 1 <= span.start <= span.stop <= min(len(span.ids), network.max_length + 1):
             raise ValueError(
-                f"a row of {len(row.ids)} ids that scores {row.count} does not fit: need at least one id before "
-                f"those scored and at most {network.max_length + 1} in all"
+                f"a row of {len(span.ids)} ids that scores {span.start} to {span.stop} does not fit: need at least "
+                f"one id before those scored and at most {network.max_length + 1} in all"
             )
     params = network.prepare(params)
-    sizes = [bucket(len(row.ids) - 1, network.max_length) for row in rows]
-    results = [(np.zeros(0, np.float32), np.zeros(0, bool))] * len(rows)
-    for size in sorted({size for size, row in zip(sizes, rows, strict=True) if row.count}):
-        members = [i for i, row in enumerate(rows) if sizes[i] == size and row.count]
-        for start in range(0, len(members), batch):
-            some = members[start : start + batch]
-            ids = np.zeros((batch, size + 1), np.int32)
-            for place, i in enumerate(some):
-                ids[place, : len(rows[i].ids)] = rows[i].ids
-            scores, best = (np.asarray(x) for x in _score(network, params, ids, np.uint32(seed)))
-            for place, i in enumerate(some):
-                end = len(rows[i].ids) - 1
-                at = slice(end - rows[i].count, end)
-                results[i] = (scores[place, at], best[place, at])
+    results = [(np.zeros(0, np.float32), np.zeros(0, bool))] * len(spans)
+    scored = [i for i, span in enumerate(spans) if span.count]
+    for size, some in batches([spans[i].stop - 1 for i in scored], network.max_length, batch):
+        members = [scored[i] for i in some]
+        ids, _ = padded([Span(spans[i].ids[: spans[i].stop]) for i in members], batch, size + 1)
+        scores, best = (np.asarray(x) for x in _score(network, params, ids, np.uint32(seed)))
+        for place, i in enumerate(members):
+            at = slice(spans[i].start - 1, spans[i].stop - 1)
+            results[i] = scores[place, at], best[place, at]
     return results
 
 
-def bucket(count: int, most: int) -> int:
-    """Positions of the batch that a row of `count` belongs in: a power of two, or `most`."""
-    size = SHORTEST
-    while size < count:
-        size *= 2
-    return min(size, most)
+def batches(lengths: Sequence[int], most: int, batch: int) -> Iterator[tuple[int, list[int]]]:
+    """Positions and numbers of the rows of each batch: rows that fit into the same power of two, or into `most`."""
+    sizes = [min(max(SHORTEST, 1 << (length - 1).bit_length()), most) for length in lengths]
+    for size in sorted(set(sizes)):
+        members = [i for i, other in enumerate(sizes) if other == size]
+        for start in range(0, len(members), batch):
+            yield size, members[start : start + batch]
+
+
+def padded(spans: Sequence[Span], batch: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids [B, S] and (length, start, stop) [B, 3] of a batch; rows that are missing score nothing."""
+    ids, ends = np.zeros((batch, size), np.int32), np.tile(np.asarray([1, 0, 0], np.int32), (batch, 1))
+    for row, span in enumerate(spans):
+        ids[row, : len(span.ids)] = span.ids
+        ends[row] = len(span.ids), span.start, span.stop
+    return ids, ends
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -1,4 +1,4 @@
-"""How varied sampled texts are, and how alike: entropies, distinct n-grams, self-BLEU. All logarithms are natural.
+"""Measures of sampled texts: entropies, distinct n-grams, self-BLEU, reverse perplexity. Logarithms are natural.
 
 A judge's perplexity alone rewards texts that repeat themselves, so it is always read beside these. Entropies and
 distinct n-grams are those of what was drawn: they depend on how much that is, so compare equal numbers of samples of
@@ -6,68 +6,45 @@ equal length.
 """
 
 import dataclasses
+import functools
 import importlib.util
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from paradec_jax.evaluate.intervals import jackknife
+from paradec_jax.evaluate.intervals import ends, jackknife
 
 Samples = Sequence[Sequence[int]]
-ORDERS = (1, 2, 3, 4)
+SMOOTHING = "witten-bell"
+ORDER = 4  # of the n-gram model behind reverse perplexity
 NO_SACREBLEU = "self-BLEU needs sacrebleu, which is missing: install paradec-jax[eval]"
 
 
-@dataclasses.dataclass(frozen=True)
-class Variety:
-    """How varied the tokens of N samples are.
+def variety(samples: Samples) -> dict[str, Any]:
+    """How varied the tokens of samples are, as fields of a row.
 
-    Attributes:
-      unigram_entropy, fourgram_entropy: `entropy` of orders 1 and 4, in nats.
-      unigram_interval, fourgram_interval: their 95% intervals, by jackknife over samples.
-      sample_entropy: see `sample_entropy`.
-      distinct: different n-grams over n-grams of all samples together, of the orders 1 to 4 (Li et al. 2016, arXiv
-        1510.03055).
+    Returns:
+      `unigram_entropy` and `fourgram_entropy` (orders 1 and 4 of `entropy`) with their 95% intervals by jackknife
+      over samples, `sample_entropy`, and `distinct_1` to `distinct_4`: different n-grams over n-grams of all samples
+      together (Li et al. 2016, arXiv 1510.03055).
     """
-
-    unigram_entropy: float
-    unigram_interval: tuple[float, float]
-    fourgram_entropy: float
-    fourgram_interval: tuple[float, float]
-    sample_entropy: float
-    distinct: tuple[float, ...]
-
-
-def variety(samples: Samples) -> Variety:
-    """All measures of tokens at once.
-
-    Raises:
-      ValueError: no sample with 4 tokens.
-    """
-    grams = {n: _grams(samples, n) for n in ORDERS}
-
-    def of(n: int) -> tuple[float, tuple[float, float]]:
-        codes, owners = grams[n]
-
-        def measure(kept: np.ndarray) -> float:
-            return _entropy(np.bincount(codes[kept[owners]]))
-
-        return measure(np.ones(len(samples), bool)), jackknife(measure, len(samples))
-
-    unigram, fourgram = of(1), of(4)
-    kinds = tuple(int(codes.max() + 1) / len(codes) for codes, _ in grams.values())
-    return Variety(*unigram, *fourgram, sample_entropy(samples), kinds)
+    fields: dict[str, Any] = {"sample_entropy": sample_entropy(samples)}
+    for n, name in ((1, "unigram_entropy"), (2, None), (3, None), (4, "fourgram_entropy")):
+        codes, owners = _grams(samples, n)
+        fields[f"distinct_{n}"] = int(codes.max() + 1) / len(codes)
+        if name is not None:
+            measure = functools.partial(_entropy_of_kept, codes, owners)
+            fields[name] = measure(np.ones(len(samples), bool))
+            fields[f"{name}_interval"] = ends(jackknife(measure, len(samples)))
+    return fields
 
 
 def entropy(samples: Samples, n: int = 1) -> float:
-    """Entropy `-sum_g p(g) log p(g)` in nats of the n-grams of all samples together, p their shares.
-
-    Raises:
-      ValueError: no sample with n tokens.
-    """
+    """Entropy `-sum_g p(g) log p(g)` in nats of the n-grams of all samples together, p their shares."""
     return _entropy(np.bincount(_grams(samples, n)[0]))
 
 
@@ -75,41 +52,31 @@ def sample_entropy(samples: Samples) -> float:
     """Entropy in nats of the tokens within a sample, its mean over the samples that have a token.
 
     Reported beside generative perplexity by BD3-LMs (Arriola et al. 2025, arXiv 2503.09573).
-
-    Raises:
-      ValueError: no sample with a token.
     """
-    found = [_entropy(np.unique(np.asarray(row), return_counts=True)[1]) for row in samples if len(row)]
-    if not found:
+    each = [_entropy(np.unique(np.asarray(row), return_counts=True)[1]) for row in samples if len(row)]
+    if not each:
         raise ValueError("no sample has a token")
-    return float(np.mean(found))
+    return float(np.mean(each))
 
 
-def self_bleu(groups: Sequence[Sequence[str]]) -> float:
-    """BLEU of each text with the other ones of its group as references, the mean over a group, then over groups.
+def self_bleu(texts: Sequence[str]) -> float:
+    """Mean over texts of the BLEU of each with all others as references, from 0 to 100: 100 are copies.
 
-    0 to 100: 100 are copies. A group holds the continuations of one prompt (SDTT: Deschenaux and Gulcehre 2024,
-    arXiv 2410.21035, eq. 8, which counts to 1), or texts that were drawn without one (Zhu et al. 2018, arXiv
-    1802.01886). Words and punctuation are split by sacrebleu's "13a", case counts, orders above a text's length are
-    left out, and zero counts are smoothed by its "exp".
-
-    Args:
-      groups: at least two texts each.
-
-    Raises:
-      ValueError: no group, or one of fewer than two texts.
-      ImportError: sacrebleu is missing.
+    The texts are continuations of one prompt (SDTT: Deschenaux and Gulcehre 2024, arXiv 2410.21035, eq. 8, which
+    counts to 1), or were drawn without one (Zhu et al. 2018, arXiv 1802.01886). Words and punctuation are split by
+    sacrebleu's "13a", case counts, orders above a text's length are left out, and zero counts are smoothed by its
+    "exp".
     """
-    if not groups or min(map(len, groups)) < 2:
-        raise ValueError("self-BLEU needs groups of at least two texts")
-    bleu = _bleu()
-
-    def of(texts: Sequence[str]) -> float:
-        others = ([*texts[:i], *texts[i + 1 :]] for i in range(len(texts)))
-        scores = [bleu.sentence_score(text, rest).score for text, rest in zip(texts, others, strict=True)]
-        return math.fsum(scores) / len(scores)
-
-    return math.fsum(map(of, groups)) / len(groups)
+    if len(texts) < 2:
+        raise ValueError("self-BLEU needs at least two texts")
+    try:
+        from sacrebleu.metrics import BLEU
+    except ImportError as error:
+        raise ImportError(NO_SACREBLEU) from error
+    bleu = BLEU(effective_order=True)
+    others = ([*texts[:i], *texts[i + 1 :]] for i in range(len(texts)))
+    scores = [bleu.sentence_score(text, rest).score for text, rest in zip(texts, others, strict=True)]
+    return math.fsum(scores) / len(scores)
 
 
 def has_sacrebleu() -> bool:
@@ -117,12 +84,75 @@ def has_sacrebleu() -> bool:
     return importlib.util.find_spec("sacrebleu") is not None
 
 
-def _bleu() -> Any:
-    try:
-        from sacrebleu.metrics import BLEU
-    except ImportError as error:
-        raise ImportError(NO_SACREBLEU) from error
-    return BLEU(effective_order=True)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ngrams:
+    """A model of the next token, interpolated with Witten-Bell smoothing (Witten and Bell 1991)::
+
+        p(x | h) = (c(h x) + k(h) p(x | h')) / (c(h) + k(h)),     p(x |) from 1 / V for each of V tokens
+
+    c counts occurrences, k(h) the different tokens seen after the history h, h' is h without its oldest token. A
+    history that was never seen gives what its shorter one gives, so that every token has a probability above 0.
+
+    Attributes:
+      order: n; a token is predicted from the n - 1 before it.
+      vocab_size: V.
+      followers: how often each token came after each history.
+      totals: how often any token came after each history.
+    """
+
+    order: int
+    vocab_size: int
+    followers: dict[tuple[int, ...], Counter[int]]
+    totals: dict[tuple[int, ...], int]
+
+    def probability(self, token: int, history: Sequence[int]) -> float:
+        """p(token | history), of which the last `order - 1` tokens count."""
+        p = 1 / self.vocab_size
+        for length in range(min(self.order - 1, len(history)) + 1):
+            key = tuple(history[len(history) - length :])
+            seen = self.followers.get(key)
+            if seen is None:
+                break  # nor was any longer one
+            p = (seen[token] + len(seen) * p) / (self.totals[key] + len(seen))
+        return p
+
+    def perplexity(self, texts: Samples) -> float:
+        """`exp(-mean log p)` over all tokens of the texts; a text's first tokens have shorter histories."""
+        nats = [
+            -math.log(self.probability(token, text[max(i - self.order + 1, 0) : i]))
+            for text in texts
+            for i, token in enumerate(text)
+        ]
+        if not nats:
+            raise ValueError("there is no token to be surprised by")
+        return math.exp(math.fsum(nats) / len(nats))
+
+
+def ngrams(samples: Samples, vocab_size: int, order: int = ORDER) -> Ngrams:
+    """The model of the samples' n-grams. Raises ValueError for a token outside the vocabulary."""
+    followers: dict[tuple[int, ...], Counter[int]] = {}
+    for row in samples:
+        for i, token in enumerate(row):
+            if not 0 <= token < vocab_size:
+                raise ValueError(f"token {token} lies outside a vocabulary of {vocab_size}")
+            for length in range(min(order - 1, i) + 1):
+                followers.setdefault(tuple(row[i - length : i]), Counter())[token] += 1
+    totals = {history: seen.total() for history, seen in followers.items()}
+    return Ngrams(order, vocab_size, followers, totals)
+
+
+def reverse_perplexity(samples: Samples, held_out: Samples, vocab_size: int, order: int = ORDER) -> float:
+    """Perplexity of held-out texts under an n-gram model of the samples.
+
+    Samples that miss part of the language make it large, however good each of them is by itself (Zhao et al. 2018,
+    arXiv 1706.04223). It falls with the number of samples: compare equal numbers.
+
+    Args:
+      samples, held_out: token ids of one tokenizer.
+      vocab_size: V, above all ids.
+      order: n.
+    """
+    return ngrams(samples, vocab_size, order).perplexity(held_out)
 
 
 def _grams(samples: Samples, n: int) -> tuple[Int[np.ndarray, "M"], Int[np.ndarray, "M"]]:
@@ -136,6 +166,11 @@ def _grams(samples: Samples, n: int) -> tuple[Int[np.ndarray, "M"], Int[np.ndarr
     windows = [np.lib.stride_tricks.sliding_window_view(row, n) for row in rows if len(row) >= n]
     _, codes = np.unique(np.concatenate(windows), axis=0, return_inverse=True)
     return codes.reshape(-1), np.repeat(np.arange(len(rows)), counts)
+
+
+def _entropy_of_kept(codes: np.ndarray, owners: np.ndarray, kept: np.ndarray) -> float:
+    """Entropy of the n-grams in the samples that are kept, bool [N]."""
+    return _entropy(np.bincount(codes[kept[owners]]))
 
 
 def _entropy(counts: np.ndarray) -> float:

@@ -1,28 +1,20 @@
 """Requests "generate until", as lm-eval makes them, through any decoder."""
 
-import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from paradec_jax.evaluate.continuations import continuations
-from paradec_jax.evaluate.options import choose
-from paradec_jax.generate import tokenizer_of
+from paradec_jax.data.problems import encode_prompts
+from paradec_jax.evaluate.setting import Setting
+from paradec_jax.generate import generate, tokenizer_of
 from paradec_jax.store import Model
 
 MAX_GEN_TOKS = 256  # lm-eval's own default
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
-@dataclasses.dataclass(frozen=True)
-class Until:
-    """The generation arguments of a request.
-
-    Attributes:
-      stop: texts that end it.
-      max_new_tokens: tokens at most.
-      sampling: (field of the knobs, value) of those given; without a temperature the request is greedy.
-    """
+class Until(NamedTuple):
+    """Generation arguments of a request: texts that end it, tokens at most, (knob, value) of its sampling."""
 
     stop: tuple[str, ...]
     max_new_tokens: int
@@ -38,19 +30,17 @@ def parse(arguments: Mapping[str, Any]) -> Until:
     Raises:
       ValueError: an argument that is not known, or sampling without a temperature.
     """
-    known = {"until", "max_gen_toks", "do_sample", *_SAMPLING}
+    known = {"until", "max_gen_toks", "do_sample", *SAMPLING}
     if unknown := sorted(arguments.keys() - known):
         raise ValueError(f"{unknown[0]} is no generation argument here: known are {', '.join(sorted(known))}")
     until = arguments.get("until") or ()
     stop = (until,) if isinstance(until, str) else tuple(text for text in until if text)
-    values = {name: arguments[name] for name in _SAMPLING if arguments.get(name) is not None}
+    values = {name: arguments[name] for name in SAMPLING if arguments.get(name) is not None}
     values.setdefault("temperature", 0.0)
     sample = arguments.get("do_sample")
     if sample and not values["temperature"] > 0:
         raise ValueError(f"do_sample is true, so temperature must be above 0, not {values['temperature']}")
-    if sample is False:
-        values["temperature"] = 0.0
-    if not values["temperature"]:
+    if sample is False or not values["temperature"]:
         values = {"temperature": 0.0}  # the most probable token, whatever the filters
     if values.get("top_k") == 0:  # as lm-eval's models take it: no limit
         del values["top_k"]
@@ -59,14 +49,7 @@ def parse(arguments: Mapping[str, Any]) -> Until:
 
 
 def generate_until(
-    model: Model,
-    requests: Sequence[tuple[str, Until]],
-    decoder: Any,
-    knobs: Any = None,
-    *,
-    name: str = "",
-    rows: int = 8,
-    seed: int = 0,
+    model: Model, requests: Sequence[tuple[str, Until]], setting: Setting, *, rows: int = 8, seed: int = 0
 ) -> list[str]:
     """The continuation of each request, cut before its first stop text.
 
@@ -76,11 +59,9 @@ def generate_until(
     Args:
       model: a model with a tokenizer.
       requests: contexts and their arguments.
-      decoder: unbound.
-      knobs: its knobs; the request's sampling arguments take the place of theirs.
-      name: of the decoder, for errors.
+      setting: the decoder and its knobs; the request's sampling arguments take the place of theirs.
       rows: requests decoded together.
-      seed: of all draws.
+      seed: seed of all draws.
 
     Raises:
       ValueError: a budget that the model's length has no room for, or what `generate` refuses.
@@ -99,11 +80,23 @@ def generate_until(
                 f"{model.network.max_length} positions, the context's included"
             )
         contexts = [fitting(model, requests[i][0], room) for i in members]
-        chosen = choose(name, decoder, knobs, dict(until.sampling))
-        options: dict[str, Any] = {"max_new_tokens": until.max_new_tokens, "stop": until.stop}
-        found = continuations(model, contexts, *chosen, **options, rows=rows, seed=seed + again)
-        for i, one in zip(members, found, strict=True):
-            texts[i] = one.text
+        chosen = setting.changed(dict(until.sampling))
+        empty, spec = chosen.decoder.any_order, model.token_spec
+        longest, _ = encode_prompts(tokenizer_of(model), contexts, spec=spec, may_be_empty=empty)
+        for start in range(0, len(contexts), rows):
+            batch = contexts[start : start + rows]
+            out = generate(
+                model,
+                batch + batch[-1:] * (rows - len(batch)),  # all batches have one shape, and share a program
+                chosen.decoder,
+                knobs=chosen.knobs,
+                max_new_tokens=until.max_new_tokens,
+                seed=seed + again,
+                stop_strings=until.stop,
+                bucket=longest.shape[1],
+            )
+            for i, text in zip(members[start : start + rows], out.text, strict=False):
+                texts[i] = text
     return texts
 
 

@@ -1,11 +1,21 @@
-"""Objectives, one a file: `(params, frozen, batch, key) -> (loss, metrics)`."""
+"""Objectives, one a file: `(params, frozen, batch, key) -> (loss, metrics)`.
+
+All of them take the same arguments:
+
+- `network`, the network that is trained, and `spec`, its special tokens;
+- `rules`, the choices, by default those of the paper or of its released code;
+- `chunk`, the number of positions whose logits are made at a time, and again in the backward pass, so that logits
+  [B, T, V] never lie in memory whole; all at once when None.
+
+`frozen` is read and not trained. `batch` is a dictionary of arrays, which may bring recorded draws (`recorded`). An
+argument out of range, or a token that the checkpoint lacks, is a ValueError when the objective is made.
+"""
 
 from paradec_jax.losses.block_diffusion import BlockRules, block_diffusion_loss
 from paradec_jax.losses.cllm import cllm_loss
 from paradec_jax.losses.consistency import (
     CLEAN_CONTEXT,
     MULTIBLOCK,
-    PAPER,
     WINDOWED,
     ConsistencyRules,
     consistency_loss,
@@ -21,7 +31,6 @@ from paradec_jax.losses.stepwise import stepwise_loss
 __all__ = [
     "CLEAN_CONTEXT",
     "MULTIBLOCK",
-    "PAPER",
     "WINDOWED",
     "BlockRules",
     "BoundRules",

@@ -5,21 +5,47 @@
     L = (1 / n) sum over hidden i of  -log p(x_i | noisy block of i, clean blocks before it) / p_i
 
 n counts the labelled tokens of the batch, hidden or not; p_i is the probability with which token i was hidden
-(`noise.blocks`). In the mean over draws, L is a bound of what a labelled token costs, in nats.
+(`noise.blocks`). In the mean over draws, L is a bound of what a labelled token costs, in nats. Packed samples are
+read as they are, and as a noisy copy whose blocks follow clean ones::
+
+    query \\ key    noisy         clean
+    noisy          same block    blocks before it
+    clean          never         same block and blocks before it          within a sample; no sample sees another
+
+Blocks are counted within a sample. Two forwards read this: the clean copy, then the noisy one, whose cache the clean
+keys are. The released code has one forward of both copies side by side, the doubled layout, which computes the same.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
-from paradec_jax.losses.block_streams import before_each, noised, read_doubled, read_twice
-from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, token_losses
+from paradec_jax.decode.machine.network import Prefix
+from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
 from paradec_jax.losses.masked_diffusion import mask_of
-from paradec_jax.noise import BlockNoise
+from paradec_jax.losses.recorded import recorded_or
+from paradec_jax.nn import masks
+from paradec_jax.noise import BlockNoise, Hidden
 from paradec_jax.objective import Objective, Sums, weighted
+
+
+def check_numbers(**given: tuple[int, ...] | None) -> None:
+    """Refuses choices of numbers that are empty or hold one below 1. Raises ValueError."""
+    for name, numbers in given.items():
+        if numbers is not None and min(numbers, default=0) < 1:
+            raise ValueError(f"{name} must be numbers of at least 1, at least one of them, not {numbers}")
+
+
+def lengths_of(network: Any, blocks: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Lengths of blocks: those that are given, else the network's own. Raises ValueError where it has none."""
+    lengths = blocks or ((network.block,) if network.block else ())
+    if not lengths:
+        raise ValueError("a network without blocks of its own needs the lengths of blocks (rules.blocks)")
+    return lengths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,58 +55,39 @@ class BlockRules:
     Attributes:
       noise: which labelled tokens are hidden.
       blocks: lengths of blocks, one drawn for each row; the network's own when None.
-      doubled: whether both copies are read side by side in one forward, as in the released code, or in two.
     """
 
     noise: BlockNoise = BlockNoise()  # noqa: RUF009
     blocks: tuple[int, ...] | None = None
-    doubled: bool = False
 
     def __post_init__(self) -> None:
-        if self.blocks is not None and min(self.blocks, default=0) < 1:
-            raise ValueError(f"blocks must be lengths of at least 1, at least one of them, not {self.blocks}")
+        check_numbers(blocks=self.blocks)
+
+
+SDAR = BlockRules()
 
 
 def block_diffusion_loss(
-    network: Any, spec: TokenSpec, rules: BlockRules | None = None, *, chunk: int | None = None
+    network: Any, spec: TokenSpec, rules: BlockRules = SDAR, *, chunk: int | None = None
 ) -> Objective:
     """The weighted cross-entropy of hidden tokens over the number of labelled ones, as released.
 
-    Args:
-      network: its keys and values are read as a cache; visibility is given to it in every call.
-      spec: `mask` and `alignment` matter. Where a position predicts the "next" token, the first token of a sample,
-        which nothing predicts, counts as unlabelled.
-      rules: the choices; SDAR's when None.
-      chunk: positions whose logits are made at a time, and again in the backward pass; all at once when None.
+    Where a position predicts the "next" token, the first token of a sample, which nothing predicts, is unlabelled.
 
     Returns:
       A loss over batches of `tokens` int [B, T], `labelled` bool [B, T] and `positions` int [B, T], which begin with
-      0 in each sample of a row. A batch may bring its own noise, `hidden` bool [B, T] and `probability` [B, T].
-      Metrics: `accuracy` at hidden tokens, and `hidden`, their share of the labelled ones.
-
-    Raises:
-      ValueError: no mask token, no length of blocks, or a `chunk` below 1.
+      0 in each sample of a row. Metrics: `accuracy` at hidden tokens, and `hidden`, their share of the labelled ones.
     """
-    mask, chosen = mask_of(spec), BlockRules() if rules is None else rules
-    lengths = chosen.blocks or ((network.block,) if network.block else ())
-    if not lengths:
-        raise ValueError("a network without blocks of its own needs the lengths of blocks (rules.blocks)")
+    mask, lengths = mask_of(spec), lengths_of(network, rules.blocks)
     check_chunk(chunk)
-    read = read_doubled if chosen.doubled else read_twice
 
     def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
         del frozen
         tokens = batch["tokens"]
-        labelled, hidden, layout = noised(batch, key, lengths, chosen.noise, spec.alignment)
-        streams = read(network, params, tokens, jnp.where(hidden.where, mask, tokens), layout)
+        labelled, hidden, layout = noised(batch, key, lengths, rules.noise, spec.alignment)
+        streams = read_both(network, params, tokens, jnp.where(hidden.where, mask, tokens), layout)
         vectors = before_each(streams, layout) if spec.alignment == "next" else streams.noisy
-
-        logits = scorer(network, params, len(tokens))
-
-        def score(vectors: Array, targets: Array) -> tuple[Array, Array]:
-            return token_losses(logits(vectors), targets)
-
-        nll, hits = in_chunks(score, chunk, vectors, tokens)
+        nll, hits = cross_entropy(scorer(network, params, len(tokens)), vectors, tokens, chunk)
         weights = jnp.where(hidden.where, 1 / jnp.where(hidden.where, hidden.probability, 1.0), 0.0)
         return {
             "loss": weighted(weights * nll, labelled),
@@ -89,3 +96,105 @@ def block_diffusion_loss(
         }
 
     return Objective(sums)
+
+
+# Packed rows and their two copies
+
+
+class Layout(NamedTuple):
+    """Where the samples of packed rows lie.
+
+    Attributes:
+      positions: place of each token in its sample.
+      block: length of the blocks of each row; they are counted within a sample.
+      samples, blocks: number of each token's sample and of its block in the row.
+    """
+
+    positions: Int[Array, "B T"]
+    block: Int[Array, "B"]
+    samples: Int[Array, "B T"]
+    blocks: Int[Array, "B T"]
+
+
+class Masks(NamedTuple):
+    """Who sees whom: clean tokens one another, noisy tokens one another, noisy tokens the clean ones."""
+
+    clean: Bool[Array, "B T T"]
+    noisy: Bool[Array, "B T T"]
+    before: Bool[Array, "B T T"]
+
+
+class Streams(NamedTuple):
+    """Hidden states of both copies."""
+
+    clean: Float[Array, "B T D"]
+    noisy: Float[Array, "B T D"]
+
+
+def layout_of(positions: Int[Array, "B T"], block: int | Int[Array, "B"]) -> Layout:
+    """Finds samples by their positions, which begin with 0 in each; zeros at the end of a row are one more sample.
+
+    As in the released code those zeros, which are padding, get the positions 0, 1, 2, ... (SDAR's `position_ids`).
+    """
+    at = jnp.arange(positions.shape[1])
+    last = jnp.max(jnp.where(positions != 0, at, -1), axis=1, keepdims=True)
+    positions = jnp.where(at > last, at - last - 1, positions)
+    length = jnp.broadcast_to(jnp.asarray(block), positions.shape[:1])
+    samples = jnp.cumsum(positions == 0, axis=1) - 1
+    blocks = jnp.cumsum(positions % length[:, None] == 0, axis=1) - 1
+    return Layout(positions, length, samples, blocks)
+
+
+def noised(
+    batch: dict[str, Array], key: Array, lengths: tuple[int, ...], noise: BlockNoise, alignment: str
+) -> tuple[Bool[Array, "B T"], Hidden, Layout]:
+    """Which tokens of packed rows are labelled, which of these are hidden, and where samples and blocks lie.
+
+    Args:
+      batch: `labelled` and `positions` [B, T]; perhaps recorded noise.
+      key: random key; the same key gives the same draws.
+      lengths: lengths of blocks, one of them drawn for each row.
+      alignment: with "next" the first token of a sample, which nothing predicts, counts as unlabelled.
+    """
+    of_lengths, of_noise = jax.random.split(key)
+    labelled = batch["labelled"].astype(bool)
+    which = jax.random.randint(of_lengths, (len(labelled),), 0, len(lengths))
+    layout = layout_of(batch["positions"], jnp.asarray(lengths)[which])
+    if alignment == "next":
+        labelled &= layout.positions > 0
+
+    def draw() -> Hidden:
+        return noise.draw(of_noise, labelled, layout.samples, layout.blocks)
+
+    where, probability = recorded_or(batch, "hidden probability", draw)
+    return labelled, Hidden(where.astype(bool) & labelled, probability), layout
+
+
+def masks_of(layout: Layout) -> Masks:
+    """Visibility of both copies."""
+    same = layout.samples[:, :, None] == layout.samples[:, None]
+    rules = (masks.block_causal, masks.block_diagonal, masks.strictly_before)
+    return Masks(*(same & rule(layout.positions, layout.block) for rule in rules))
+
+
+def read_both(network: Any, params: Any, clean: Array, noisy: Array, layout: Layout) -> Streams:
+    """Reads the clean copy [B, T], then the noisy one, whose cache the clean keys are."""
+    visible = masks_of(layout)
+    first = network.forward(params, clean, layout.positions, mask=visible.clean)
+    prefix = Prefix(first.kv, visible.before)
+    second = network.forward(params, noisy, layout.positions, prefix, visible.noisy)
+    return Streams(first.hidden, second.hidden)
+
+
+def before_each(streams: Streams, layout: Layout) -> Float[Array, "B T D"]:
+    """Hidden states that predict each token where a position predicts the next one.
+
+    A token is predicted by the noisy copy of the token before it, but the first of a block by the clean copy: when a
+    block is begun, the blocks before it are done. So it does not see what is known of its own block. The first token
+    of a sample has none before it; what stands there means nothing.
+    """
+    begins = jnp.concatenate(
+        [jnp.ones_like(layout.blocks[:, :1], bool), layout.blocks[:, 1:] != layout.blocks[:, :-1]], axis=1
+    )
+    clean, noisy = (jnp.roll(hidden, 1, axis=1) for hidden in streams)
+    return jnp.where(begins[..., None], clean, noisy)

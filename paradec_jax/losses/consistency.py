@@ -10,21 +10,37 @@ model's distribution p is drawn to the one q that it has (without gradient) at t
 
     L_consistency = temperature^2 * mean of -sum_v q_v log p_v, divided by T
 
-and L_AR is the cross-entropy of the next token in the prompt and in the clean blocks. "The paper" below is Jacobi
-Forcing (Hu et al. 2025, arXiv 2512.14681), equations 7 to 9.
+and L_AR is the cross-entropy of the next token in the prompt and in the clean blocks.
+
+"The paper" below is Jacobi Forcing (Hu et al. 2025, arXiv 2512.14681), equations 7 to 9. Its released code, and this
+file, differ from the equations in three points::
+
+    here and released                      the paper
+    cross-entropy to the teacher           KL divergence (eq. 7): less by the teacher's entropy, the same gradient
+    mean over the counted offsets          sum within a block (eq. 8)
+    the teacher's block follows clean ones noisy ones (eq. 8)
 """
 
 import dataclasses
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from einops import rearrange
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.config.bounds import check_words
-from paradec_jax.losses import block_passes
-from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, soft_cross_entropy, token_losses
+from paradec_jax.losses.cross_entropy import (
+    Scorer,
+    check_chunk,
+    cross_entropy,
+    in_chunks,
+    scorer,
+    soft_cross_entropy,
+)
+from paradec_jax.nn import masks
 from paradec_jax.objective import Metrics, Objective, Sum, Sums, weighted
 
 
@@ -38,16 +54,11 @@ class ConsistencyRules:
         before it ("nc_ic", table 3).
       window: w, pairs of a window of "nc_ic". The released window trainer always takes 16.
       teacher: "online" (the same parameters, no gradient) or "frozen" (the loss's second argument).
-      teacher_context: what the teacher's clean block sees of earlier blocks: "clean" (released code) or "noisy"
-        (equation 8 of the paper; a pass of the teacher for each pair).
       ar_weight: weight of L_AR: 10 in the released multi-block and clean trainers, 1 in the window trainer and
         by the names of the published checkpoints.
       temperature: divides both logits; the loss is multiplied by its square.
-      divergence: "cross_entropy" to the teacher (released code) or "kl" (equation 7), which is less by the
-        teacher's entropy and has the same gradient.
-      reduction: "mean" over counted offsets (released code) or their "sum" (equation 8 sums within a block).
-      divide_by_pairs: whether L_consistency is divided by T after that. Released: yes, so that the term shrinks
-        with the length of the answer; with "sum" it makes a mean over blocks.
+      divide_by_pairs: whether L_consistency is divided by T. Released: yes, so that the term shrinks with the length
+        of the answer.
       offsets: "all" (released multi-block and window trainers) or "inner": without the last offset of a block,
         which predicts the next block's first token (clean trainer).
       prompt_weight: weight of the prompt's tokens in L_AR; released: 1, markers of the chat included.
@@ -61,11 +72,8 @@ class ConsistencyRules:
     context: str = "nc"
     window: int = 16
     teacher: str = "online"
-    teacher_context: str = "clean"
     ar_weight: float = 10.0
     temperature: float = 1.0
-    divergence: str = "cross_entropy"
-    reduction: str = "mean"
     divide_by_pairs: bool = True
     offsets: str = "all"
     prompt_weight: float = 1.0
@@ -77,9 +85,6 @@ class ConsistencyRules:
             self,
             context=("nc", "clean", "nc_ic"),
             teacher=("online", "frozen"),
-            teacher_context=("clean", "noisy"),
-            divergence=("cross_entropy", "kl"),
-            reduction=("mean", "sum"),
             offsets=("all", "inner"),
             after_eos=("pad", "keep", "drop"),
             over=("row", "batch"),
@@ -96,14 +101,27 @@ class ConsistencyRules:
         return {"nc": pairs, "clean": 1, "nc_ic": min(self.window, pairs)}[self.context]
 
 
+# The released trainers "multiblock", of clean contexts, and "multiblock_window".
 MULTIBLOCK = ConsistencyRules()
-"""The released "multiblock" trainer."""
 CLEAN_CONTEXT = ConsistencyRules(context="clean", offsets="inner")
-"""The released clean-context trainer."""
 WINDOWED = ConsistencyRules(context="nc_ic", ar_weight=1.0)
-"""The released "multiblock_window" trainer."""
-PAPER = ConsistencyRules(divergence="kl", reduction="sum", teacher_context="noisy", ar_weight=1.0)
-"""Equations 7 to 9 as they are written; their weight w is open, 1 by the published checkpoints."""
+
+
+class Real(NamedTuple):
+    """Which tokens of a batch are text, and not padding, in the prompts and in the two copies of all blocks."""
+
+    prompt: Bool[Array, "B P"]
+    noisy: Bool[Array, "B *blocks"]
+    clean: Bool[Array, "B *blocks"]
+
+
+def real_tokens(batch: dict[str, Array]) -> Real:
+    """`prompt_real`, `noisy_real` and `clean_real` of a batch; without them every token is text.
+
+    An id never marks padding, since it may be that of a stop token.
+    """
+    given = (batch.get(f"{name}_real", np.ones(batch[name].shape)) for name in Real._fields)
+    return Real(*(jnp.asarray(mask, bool) for mask in given))
 
 
 class Pairs(NamedTuple):
@@ -127,14 +145,13 @@ class Pairs(NamedTuple):
     block_weight: Float[Array, "B K"]
     keep: Bool[Array, "B K"]
     valid: Int[Array, "B"]
-    real: block_passes.Real
+    real: Real
 
 
 def counted_pairs(batch: dict[str, Array], spec: TokenSpec, rules: ConsistencyRules) -> Pairs:
     """Which tokens count, from `prompt` [B, P], `prompt_lengths` [B], `noisy`, `clean` [B, T, n], `pairs` [B]."""
     noisy, clean, (_, pairs, block) = batch["noisy"], batch["clean"], batch["noisy"].shape
-    real = block_passes.real_tokens(batch)
-    index, count = jnp.arange(pairs), batch["pairs"]
+    real, count, index = real_tokens(batch), batch["pairs"], jnp.arange(pairs)
     stops = jnp.isin(clean, jnp.asarray(spec.stop, jnp.int32))
     valid = index < count[:, None]
     if rules.after_eos == "drop":
@@ -146,50 +163,40 @@ def counted_pairs(batch: dict[str, Array], spec: TokenSpec, rules: ConsistencyRu
         last = (index == count[:, None] - 1)[..., None]
         clean = jnp.where(last & ~before, spec.pad, clean)
         real = real._replace(clean=real.clean & ~(last & ~before))
-    keep = jnp.cumsum(noisy != clean, axis=-1) > 0
+
+    keep = jnp.cumsum(noisy != clean, axis=-1) > 0  # from the first wrong token on
     keep &= valid[..., None] & real.noisy
     if rules.offsets == "inner":
         keep &= jnp.arange(block) < block - 1
     if rules.after_eos == "drop":
         keep &= before & ~stops
-    targets = batch["prompt"][:, 1:]
-    inside = jnp.arange(1, targets.shape[1] + 1) < batch["prompt_lengths"][:, None]
+
+    inside = jnp.arange(1, batch["prompt"].shape[1]) < batch["prompt_lengths"][:, None]
+    inside &= real.prompt[:, 1:] & (count > 0)[:, None]
     weight = (valid[..., None] & before & real.clean).astype(jnp.float32)
-    copies = (noisy, clean, weight, keep, real.noisy, real.clean)
-    noisy, clean, weight, keep, *text = (rearrange(x, "b t n -> b (t n)") for x in copies)
+
+    def flat(x: Array) -> Array:
+        return rearrange(x, "b t n -> b (t n)")
+
     return Pairs(
-        batch["prompt"],
-        batch["prompt_lengths"],
-        noisy,
-        clean,
-        rules.prompt_weight * (inside & real.prompt[:, 1:] & (count > 0)[:, None]),
-        weight,
-        keep,
-        count,
-        block_passes.Real(real.prompt, *text),
+        prompt=batch["prompt"],
+        lengths=batch["prompt_lengths"],
+        noisy=flat(noisy),
+        clean=flat(clean),
+        prompt_weight=rules.prompt_weight * inside,
+        block_weight=flat(weight),
+        keep=flat(keep),
+        valid=count,
+        real=Real(real.prompt, flat(real.noisy), flat(real.clean)),
     )
 
 
 def consistency_loss(
-    network: Any,
-    spec: TokenSpec,
-    rules: ConsistencyRules = MULTIBLOCK,
-    *,
-    packed: bool = False,
-    chunk: int | None = None,
+    network: Any, spec: TokenSpec, rules: ConsistencyRules = MULTIBLOCK, *, chunk: int | None = None
 ) -> Objective:
     """The progressive consistency loss with its next-token term (equations 7 to 9 of the paper).
 
-    The contexts are built from ordinary causal passes, batched as rows of one forward: one over prompt + clean
-    blocks, and for the noisy blocks one ("nc"), one a window ("nc_ic") or one a pair ("clean").
-
-    Args:
-      network: the causal network.
-      spec: its special tokens; `stop` matters, and `pad` as what fills an answer up.
-      rules: the choices, by default those of the released trainer.
-      packed: one pass over prompt and interleaved copies under a dense mask instead (`masks.noisy_window`), as
-        the released code does it: for tests, and for comparing the cost.
-      chunk: positions whose logits are made at a time, and again in the backward pass; all at once when None.
+    One pass reads the prompt and both copies of all blocks under a dense mask (`masks.noisy_window`).
 
     Returns:
       A loss over batches of `prompt` [B, P] (right-padded), `prompt_lengths` [B], `noisy` and `clean` [B, T, n] and
@@ -199,27 +206,21 @@ def consistency_loss(
       positions whose largest logit is the teacher's) and `counted`, their number a row.
 
     Raises:
-      ValueError: `packed` with a noisy teacher, a `chunk` below 1 or, while tracing, an empty prompt axis or
-        sequences beyond the network's `max_length`.
+      ValueError: while tracing, an empty prompt axis or sequences beyond the network's `max_length`.
     """
-    if packed and rules.teacher_context == "noisy":
-        raise ValueError("packed has no place for a third copy: teacher_context must be 'clean'")
     check_chunk(chunk)
-    read = block_passes.read_packed if packed else block_passes.read_passes
-
-    forward = block_passes.forward_of(network)
 
     def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
         del key
-        pairs = counted_pairs(batch, spec, rules)
-        block = batch["noisy"].shape[-1]
+        pairs, block = counted_pairs(batch, spec, rules), batch["noisy"].shape[-1]
         length = pairs.prompt.shape[1] + pairs.clean.shape[1]
         if length > network.max_length:
             raise ValueError(f"prompt and blocks take {length} positions of max_length {network.max_length}")
         teacher = frozen if rules.teacher == "frozen" else params
-        hidden = read(forward, params, teacher, pairs, block, rules)
-        said = _next_token(network, params, hidden, pairs, rules, chunk)
-        return said | _consistency(network, params, teacher, hidden, pairs, rules, chunk)
+        states = read_packed(network, params, teacher, pairs, block, rules)
+        logits, teacher_logits = scorer(network, params, len(pairs.valid)), scorer(network, teacher)
+        next_token = next_token_term(logits, states, pairs, rules, chunk)
+        return next_token | consistency_term(logits, teacher_logits, states, pairs, rules, chunk)
 
     return Objective(sums, lambda sums: combined(sums, rules))
 
@@ -227,66 +228,106 @@ def consistency_loss(
 def combined(sums: Sums, rules: ConsistencyRules) -> tuple[Array, Metrics]:
     """The loss and its metrics from the sums over a batch."""
     metrics = {name: part.mean for name, part in sums.items() if name != "pairs"}
-    if rules.over == "batch":
-        if rules.reduction == "sum":
-            metrics["consistency"] = sums["consistency"].total
-        if rules.divide_by_pairs:
-            metrics["consistency"] /= jnp.maximum(sums["pairs"].weight, 1)
+    if rules.over == "batch" and rules.divide_by_pairs:
+        metrics["consistency"] /= jnp.maximum(sums["pairs"].weight, 1)
     return rules.ar_weight * metrics["ar"] + metrics["consistency"], metrics
 
 
-def _next_token(
-    network: Any,
-    params: Any,
-    hidden: block_passes.Hidden,
-    pairs: Pairs,
-    rules: ConsistencyRules,
-    chunk: int | None,
+# One pass over the prompt and both copies
+
+
+class States(NamedTuple):
+    """Hidden states where logits are needed.
+
+    Attributes:
+      prompt: states of the prompt's tokens.
+      before: state of the position before each clean token, which predicts it.
+      student: states of the noisy tokens.
+      teacher: states of the clean tokens, which carry no gradient.
+    """
+
+    prompt: Float[Array, "B P D"]
+    before: Float[Array, "B K D"]
+    student: Float[Array, "B K D"]
+    teacher: Float[Array, "B K D"]
+
+
+def hidden_states(
+    network: Any, params: Any, tokens: Array, real: Array, positions: Array, mask: Array
+) -> Float[Array, "B S D"]:
+    """Hidden states of a pass; input vectors of padding get no gradient, as in the released trainers."""
+    vectors = network.embedding(params)[tokens]
+    inputs = jnp.where(real[..., None], vectors, lax.stop_gradient(vectors))
+    return network.forward(params, inputs, positions, mask=mask).hidden
+
+
+def packed_positions(lengths: Int[Array, "B"], prompt: int, pairs: int, block: int) -> Int[Array, "B P+2K"]:
+    """Positions of a packed sequence: both copies of a pair stand at the same ones, directly after the prompt."""
+    pair, offset = np.arange(2 * pairs * block) // (2 * block), np.arange(2 * pairs * block) % block
+    after = lengths[:, None] + (pair * block + offset)
+    return jnp.concatenate([jnp.broadcast_to(jnp.arange(prompt), (len(lengths), prompt)), after], axis=1)
+
+
+def read_packed(
+    network: Any, params: Any, teacher: Any, pairs: Pairs, block: int, rules: ConsistencyRules
+) -> States:
+    """Reads prompt and interleaved copies in one sequence of P + 2 K tokens under a dense mask."""
+    width, size = pairs.prompt.shape[1], pairs.clean.shape[1]
+    count, each = size // block, np.arange(size)
+
+    def packed(prompt: Array, noisy: Array, clean: Array) -> Array:
+        blocks = rearrange([noisy, clean], "copy b (t n) -> b (t copy n)", n=block)
+        return jnp.concatenate([prompt, blocks], axis=1)
+
+    tokens, real = packed(pairs.prompt, pairs.noisy, pairs.clean), packed(*pairs.real)
+    positions = packed_positions(pairs.lengths, width, count, block)
+    place = np.arange(width + 2 * size)
+    seen = (place >= width) | (place < pairs.lengths[:, None])  # no padding of the prompt
+    mask = masks.noisy_window(width, count, block, rules.window_of(count)) & seen[:, None]
+
+    hidden = taught = hidden_states(network, params, tokens, real, positions, mask)
+    if rules.teacher == "frozen":
+        taught = hidden_states(network, teacher, tokens, real, positions, mask)
+    noisy = width + 2 * (each - each % block) + each % block
+    clean = noisy + block
+    last = jnp.take_along_axis(hidden, pairs.lengths[:, None, None] - 1, axis=1)
+    before = jnp.concatenate([last, hidden[:, clean[:-1]]], axis=1)
+    return States(hidden[:, :width], before, hidden[:, noisy], lax.stop_gradient(taught[:, clean]))
+
+
+# The two terms
+
+
+def next_token_term(
+    logits: Scorer, states: States, pairs: Pairs, rules: ConsistencyRules, chunk: int | None
 ) -> Sums:
     """Cross-entropy of prompt and clean blocks."""
-    logits = scorer(network, params, len(pairs.valid))
-
-    def nll(hidden: Array, targets: Array) -> tuple[Array, Array]:
-        return token_losses(logits(hidden), targets)
-
-    parts = [(hidden.before, pairs.clean, pairs.block_weight)]
+    parts = [(states.before, pairs.clean, pairs.block_weight)]
     if rules.prompt_weight and pairs.prompt.shape[1] > 1:
-        parts.append((hidden.prompt[:, :-1], pairs.prompt[:, 1:], pairs.prompt_weight))
-    found = [(*in_chunks(nll, chunk, vectors, targets), weight) for vectors, targets, weight in parts]
-    value, hit, weight = (jnp.concatenate(each, axis=1) for each in zip(*found, strict=True))
+        parts.append((states.prompt[:, :-1], pairs.prompt[:, 1:], pairs.prompt_weight))
+    losses = [(*cross_entropy(logits, vectors, targets, chunk), weight) for vectors, targets, weight in parts]
+    value, hit, weight = (jnp.concatenate(each, axis=1) for each in zip(*losses, strict=True))
     return {"ar": summed(value, weight, pairs.valid, rules.over), "accuracy": weighted(hit, weight)}
 
 
-def _consistency(
-    network: Any,
-    params: Any,
-    teacher: Any,
-    hidden: block_passes.Hidden,
-    pairs: Pairs,
-    rules: ConsistencyRules,
-    chunk: int | None,
+def consistency_term(
+    student: Scorer, teacher: Scorer, states: States, pairs: Pairs, rules: ConsistencyRules, chunk: int | None
 ) -> Sums:
     """Divergence of the noisy positions from the clean ones."""
-    student, taught = scorer(network, params, len(pairs.valid)), scorer(network, teacher)
 
-    def divergence(student_hidden: Array, teacher_hidden: Array) -> tuple[Array, Array]:
-        said, wanted = student(student_hidden), taught(teacher_hidden)
-        value, entropy = soft_cross_entropy(said, wanted, rules.temperature)
-        if rules.divergence == "kl":
-            value = value - entropy
-        return value, jnp.argmax(said, axis=-1) == jnp.argmax(wanted, axis=-1)
+    def divergence(noisy: Array, clean: Array) -> tuple[Array, Array]:
+        p, q = student(noisy), teacher(clean)
+        value, _ = soft_cross_entropy(p, q, rules.temperature)
+        return value, jnp.argmax(p, axis=-1) == jnp.argmax(q, axis=-1)
 
-    value, agree = in_chunks(divergence, chunk, hidden.student, hidden.teacher)
+    value, agree = in_chunks(divergence, chunk, states.student, states.teacher)
     keep, rows = pairs.keep.astype(value.dtype), (pairs.valid > 0).astype(value.dtype)
-    scale = jnp.full(pairs.valid.shape, rules.temperature**2, value.dtype)
-    if rules.over == "row":  # of the whole batch `combined` divides
-        if rules.divide_by_pairs:
-            scale = scale / jnp.maximum(pairs.valid, 1)
-        if rules.reduction == "sum":
-            scale = scale * jnp.sum(keep, axis=1)
+    value = rules.temperature**2 * value
+    if rules.divide_by_pairs and rules.over == "row":  # of the whole batch `combined` divides
+        value = value / jnp.maximum(pairs.valid, 1)[:, None]
     count = jnp.sum(pairs.valid).astype(value.dtype)
     return {
-        "consistency": summed(value * scale[:, None], keep, pairs.valid, rules.over),
+        "consistency": summed(value, keep, pairs.valid, rules.over),
         "agreement": weighted(agree, keep),
         "counted": Sum(jnp.sum(keep), jnp.sum(rows)),
         "pairs": Sum(count, count),

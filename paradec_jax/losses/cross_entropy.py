@@ -1,4 +1,4 @@
-"""Cross-entropies: summed over a batch, token by token, and to a teacher's distribution."""
+"""Cross-entropies to tokens and to a teacher's distribution, from logits made chunk by chunk."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,24 +12,19 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.nn.copies import with_copies
 from paradec_jax.nn.precision import at_least_float32
-from paradec_jax.objective import Sum, weighted
+
+Scorer = Callable[[Array], Array]  # logits of hidden states
 
 
 def cross_entropy(
-    score: Callable[[Array], Array],
+    logits: Scorer,
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "B T"],
-    weights: Float[Array, "B T"],
     chunk: int | None = None,
-) -> tuple[Sum, Sum]:
-    """Weighted sums of the negative log-likelihood in nats, and of the tokens that have the largest logit.
-
-    Logits are `score(hidden)`, made of `chunk` positions at a time (`in_chunks`).
-    """
-    nll, hits = in_chunks(
-        lambda vectors, targets: token_losses(score(vectors), targets), chunk, hidden, targets
-    )
-    return weighted(nll, weights), weighted(hits, weights)
+    smoothing: float = 0.0,
+) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
+    """`token_losses` of the logits of hidden states, made of `chunk` positions at a time (`in_chunks`)."""
+    return in_chunks(lambda x, y: token_losses(logits(x), y, smoothing), chunk, hidden, targets)
 
 
 def token_losses(
@@ -52,23 +47,19 @@ def soft_cross_entropy(
 ) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
     """Cross-entropy `-sum_v q_v log p_v` of the student p to the teacher q, and the teacher's entropy, in nats.
 
-    Both distributions are softmaxes of logits / temperature. The Kullback-Leibler divergence is the difference
-    of the two; the teacher carries no gradient, so its gradient is the cross-entropy's.
+    Both distributions are softmaxes of logits / temperature. The Kullback-Leibler divergence is the difference of the
+    two; the teacher carries no gradient, so its gradient is the cross-entropy's.
     """
     teacher = at_least_float32(lax.stop_gradient(teacher)) / temperature
     student, q = at_least_float32(student) / temperature, jax.nn.softmax(teacher)
     return optax.softmax_cross_entropy(student, q), optax.softmax_cross_entropy(teacher, q)
 
 
-def scorer(network: Any, params: Any, rows: int | None = None) -> Callable[[Array], Array]:
+def scorer(network: Any, params: Any, rows: int | None = None) -> Scorer:
     """`network.logits` of these parameters; one with an `output` gathers its matrix once for all chunks.
 
-    On a mesh the gradient of that matrix is summed over devices once for all chunks too, see `nn.copies`.
-
-    Args:
-      network: whose logits they are.
-      params: its parameters.
-      rows: B of the vectors that the function takes, [B, ..., D]; unknown when None.
+    On a mesh the gradient of that matrix is summed over devices once for all chunks too, see `nn.copies`; `rows` is B
+    of the hidden states [B, ..., D], if it is known.
     """
     output = getattr(network, "output", None)
     return with_copies(network.logits, params if output is None else output(params), rows)

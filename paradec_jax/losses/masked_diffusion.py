@@ -18,17 +18,9 @@ from jaxtyping import Array, Float
 from paradec_jax.config import TokenSpec
 from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, token_losses
-from paradec_jax.noise import (
-    MDLM_TIMES,
-    LogLinear,
-    Schedule,
-    Times,
-    hide,
-    importance,
-    log_probability_range,
-    rounded_up,
-)
+from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
+from paradec_jax.losses.recorded import recorded_or
+from paradec_jax.noise import LOGLINEAR, MDLM_TIMES, Schedule, Times, hide, rounded_up
 from paradec_jax.objective import Objective, Sums, weighted
 
 
@@ -37,7 +29,7 @@ class BoundRules:
     """The choices of the objective; the defaults are MDLM's.
 
     Attributes:
-      schedule: of the noise.
+      schedule: schedule of the noise.
       times: how the times of a batch are drawn.
       steps: T of the discrete-time bound, whose times are multiples of 1 / T; continuous time when None. It is finite
         where the original divides zero by zero (t = 1 / T).
@@ -47,7 +39,7 @@ class BoundRules:
         in discrete time `1 / min(t, 1 - 1e-4)` for 1 / t.
     """
 
-    schedule: Schedule = LogLinear()  # noqa: RUF009
+    schedule: Schedule = LOGLINEAR
     times: Times = MDLM_TIMES
     steps: int | None = None
     measure: str = "time"
@@ -59,7 +51,7 @@ class BoundRules:
             return
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, not {self.steps}")
-        if self.measure != "time" or not isinstance(self.schedule, LogLinear):
+        if self.measure != "time" or self.schedule != LOGLINEAR:
             raise ValueError(
                 "discrete time (steps) is known for the log-linear schedule and measure 'time' alone"
             )
@@ -72,72 +64,53 @@ class BoundRules:
             return self.schedule.mask_probability(t), weight
         if self.measure == "time":
             return self.schedule.mask_probability(t), self.schedule.weight(t)
-        low, high = log_probability_range(self.schedule)
+        low, high = self.schedule.log_range
         weight = jnp.full_like(t, -low if self.released else high - low)
         if self.measure == "importance":
-            return self.schedule.mask_probability(importance(self.schedule, t)), weight
+            return self.schedule.mask_probability(self.schedule.importance(t)), weight
         return jnp.exp(low + t * (high - low)), weight
 
 
-def mask_of(spec: TokenSpec) -> int:
-    """The id of the mask.
+MDLM = BoundRules()
 
-    Raises:
-      ValueError: a checkpoint without one.
-    """
+
+def mask_of(spec: TokenSpec) -> int:
+    """The id of the mask. Raises ValueError for a checkpoint without one."""
     if spec.mask is None:
         raise ValueError("a denoiser is trained with a mask token, but the checkpoint's token spec has none")
     return spec.mask
 
 
 def read(network: Any, params: Any, tokens: Array, dropout: Array | None = None) -> Array:
-    """Head inputs [B, S, D] of whole canvases; drops activations where a key is given."""
+    """Hidden states [B, S, D] of whole canvases; with a key activations are dropped."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     options = {} if dropout is None else {"dropout": dropout}
     return network.forward(params, tokens, positions, **options).hidden
 
 
 def masked_diffusion_loss(
-    network: Any,
-    spec: TokenSpec,
-    rules: BoundRules | None = None,
-    *,
-    dropout: bool = True,
-    chunk: int | None = None,
+    network: Any, spec: TokenSpec, rules: BoundRules = MDLM, *, dropout: bool = True, chunk: int | None = None
 ) -> Objective:
     """MDLM's negative bound, `sum w(t) nll / sum weights`: over all real tokens, not over the hidden ones.
 
-    Args:
-      network: the denoiser.
-      spec: its special tokens; `mask` matters.
-      rules: the choices; MDLM's when None.
-      dropout: whether activations are dropped, at the rate of the network's config.
-      chunk: positions whose logits are made at a time, and again in the backward pass; all at once when None.
+    With `dropout` activations are dropped, at the rate of the network's config.
 
     Returns:
-      A loss over batches of `tokens` [B, S] and perhaps `weights` [B, S], 0 at padding. A batch may bring its own
-      numbers in [0, 1), `time_uniforms` [B] (or [1] for systematic times) and `mask_uniforms` [B, S], which take the
-      place of the draws. Metrics: `accuracy` at hidden positions and `hidden`, their share.
-
-    Raises:
-      ValueError: no mask token, or a `chunk` below 1.
+      A loss over batches of `tokens` [B, S] and perhaps `weights` [B, S], 0 at padding. Metrics: `accuracy` at hidden
+      positions and `hidden`, their share.
     """
-    mask, chosen = mask_of(spec), BoundRules() if rules is None else rules
+    mask = mask_of(spec)
     check_chunk(chunk)
 
     def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
         del frozen
         tokens, (of_times, of_masks, of_dropout) = batch["tokens"], jax.random.split(key, 3)
         weights = batch.get("weights", jnp.ones(tokens.shape)).astype(jnp.float32)
-        noised, hidden, weight = noise(batch, chosen, mask, of_times, of_masks)
+        noised, hidden, weight = noise(batch, rules, mask, of_times, of_masks)
 
         logits = scorer(network, params, len(tokens))
-
-        def score(vectors: Array, targets: Array) -> tuple[Array, Array]:
-            return token_losses(without_mask(logits(vectors), mask), targets)
-
         vectors = read(network, params, noised, of_dropout if dropout else None)
-        nll, hits = in_chunks(score, chunk, vectors, tokens)
+        nll, hits = cross_entropy(lambda x: without_mask(logits(x), mask), vectors, tokens, chunk)
         counted = hidden * weights
         return {
             "loss": weighted(weight[:, None] * hidden * nll, weights),
@@ -152,11 +125,9 @@ def noise(
     batch: dict[str, Array], rules: BoundRules, mask: int, of_times: Array, of_masks: Array
 ) -> tuple[Array, Array, Array]:
     """Noised tokens [B, S], which of them are hidden [B, S], and the weight of each row [B]."""
-    tokens, uniforms = batch["tokens"], batch.get("time_uniforms")
-    rows = len(tokens)
+    tokens, rows = batch["tokens"], len(batch["tokens"])
+    uniforms = recorded_or(batch, "time_uniforms", lambda: None)
     t = rules.times.draw(of_times, rows) if uniforms is None else rules.times.at(uniforms, rows)
     probability, weight = rules.at(t)
-    uniforms = batch.get("mask_uniforms")
-    if uniforms is None:
-        uniforms = jax.random.uniform(of_masks, tokens.shape)
+    uniforms = recorded_or(batch, "mask_uniforms", lambda: jax.random.uniform(of_masks, tokens.shape))
     return *hide(tokens, uniforms, probability, mask), weight

@@ -6,21 +6,17 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
-from paradec_jax.objective import Objective, Sums
+from paradec_jax.objective import Objective, Sums, weighted
 
 
 def next_token_loss(network: Any, *, chunk: int | None = None) -> Objective:
-    """Mean cross-entropy of the next token in nats, `-sum w log p(target) / sum w`.
-
-    Args:
-      network: a causal network.
-      chunk: positions whose logits are made at a time, and again in the backward pass; all at once when None.
+    """Mean cross-entropy of the next token in nats, `-sum w log p(target) / sum w`, of a causal network.
 
     Returns:
-      A loss over batches of `tokens`, `targets` [B, T] and `weights` [B, T].
+      A loss over batches of `tokens`, `targets` [B, T] and `weights` [B, T]. Metric: `accuracy`.
 
     Raises:
-      ValueError: a network that sees what it would have to predict, or a `chunk` below 1.
+      ValueError: a network that sees what it would have to predict.
     """
     if network.visibility != "causal":
         raise ValueError(
@@ -34,9 +30,7 @@ def next_token_loss(network: Any, *, chunk: int | None = None) -> Objective:
         tokens = batch["tokens"]
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         hidden = network.forward(params, tokens, positions).hidden
-        nats, hits = cross_entropy(
-            scorer(network, params, len(hidden)), hidden, batch["targets"], batch["weights"], chunk
-        )
-        return {"loss": nats, "accuracy": hits}
+        nll, hits = cross_entropy(scorer(network, params, len(hidden)), hidden, batch["targets"], chunk)
+        return {"loss": weighted(nll, batch["weights"]), "accuracy": weighted(hits, batch["weights"])}
 
     return Objective(sums)

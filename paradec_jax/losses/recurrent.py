@@ -13,7 +13,8 @@ from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
-from paradec_jax.objective import Objective, Sums, drawn
+from paradec_jax.losses.recorded import recorded_or
+from paradec_jax.objective import Objective, Sums, drawn, weighted
 
 Draw = Callable[[Array, Array], Int[Array, ""]]
 Mean = float | Callable[[Array], Array]
@@ -28,9 +29,7 @@ def poisson_lognormal(mean: Mean) -> Draw:
     """Draws the recurrence r of a training step with a heavy right tail.
 
     `lambda ~ LogNormal(ln M - sigma^2 / 2, sigma)` with sigma = 1/2, `r ~ Poisson(lambda) + 1`, so that E[r] = M + 1.
-
-    Args:
-      mean: M, or a schedule from the step number to M (a curriculum for small budgets).
+    The mean is M, or a schedule from the step number to M (a curriculum for small budgets).
     """
 
     def draw(key: Array, step: Array) -> Array:
@@ -43,10 +42,7 @@ def poisson_lognormal(mean: Mean) -> Draw:
 
 
 def exponential(mean: Mean) -> Draw:
-    """Draws `r = max(1, round(Exp(M)))`, as the paper's math finetune does (arXiv 2510.14961, C.6).
-
-    The paper gives neither rounding nor minimum; these are ours.
-    """
+    """Draws `r = max(1, round(Exp(M)))`: Exp(M) as in arXiv 2510.14961, C.6, rounding and minimum are ours."""
 
     def draw(key: Array, step: Array) -> Array:
         return jnp.maximum(1, jnp.round(_at(mean, step) * jax.random.exponential(key))).astype(jnp.int32)
@@ -55,11 +51,7 @@ def exponential(mean: Mean) -> Draw:
 
 
 def settle(config: RecurrentDepthConfig, backprop_depth: int | None, remat: bool | None) -> tuple[int, bool]:
-    """Backpropagated recurrences and rematerialisation of a loss: the config's where they are None.
-
-    Raises:
-      ValueError: `backprop_depth` below 1.
-    """
+    """Backpropagated recurrences, at least 1, and rematerialisation of a loss: the config's where they are None."""
     depth = config.mean_backprop_depth if backprop_depth is None else backprop_depth
     if depth < 1:
         raise ValueError(f"backprop_depth must be at least 1, not {depth}")
@@ -106,26 +98,18 @@ def recurrent_loss(
     draw: Draw,
     backprop_depth: int | None = None,
     *,
-    init_scale: float = 1.0,
     remat: bool | None = None,
     chunk: int | None = None,
 ) -> Objective:
     """Next-token cross-entropy at a random recurrence, one draw a step for the whole batch.
 
     Args:
-      network: the recurrent-depth network.
-      draw: `poisson_lognormal` or `exponential`.
+      draw: draw of the recurrence, `poisson_lognormal` or `exponential`.
       backprop_depth: K, the last recurrences that carry gradient; the config's mean when None.
-      init_scale: scale of the random initial states.
       remat: whether the backward pass recomputes each recurrence; as the config says when None.
-      chunk: positions whose logits are made at a time, and again in the backward pass; all at once when None.
 
     Returns:
-      A loss over batches of `tokens`, `targets` [B, T], `weights` [B, T] and the scalar `step`. A batch may
-      bring its own `state` [B, T, D] and `recurrence`, which take the place of the draws.
-
-    Raises:
-      ValueError: `backprop_depth` or `chunk` below 1.
+      A loss over batches of `tokens`, `targets` [B, T], `weights` [B, T] and the scalar `step`.
     """
     depth, remat = settle(network.config, backprop_depth, remat)
     check_chunk(chunk)
@@ -134,18 +118,18 @@ def recurrent_loss(
         del frozen
         of_recurrence, of_state = jax.random.split(key)
         tokens = batch["tokens"]
+        recurrence = recorded_or(batch, "recurrence", lambda: draw(of_recurrence, batch["step"]))
+        state = recorded_or(
+            batch, "state", lambda: network.initial_state(jax.random.split(of_state, tokens.shape))
+        )
+
         view = network.view(jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape))
-        recurrence = batch.get("recurrence")
-        if recurrence is None:
-            recurrence = draw(of_recurrence, batch["step"])
-        state = batch.get("state")
-        if state is None:
-            state = network.initial_state(jax.random.split(of_state, tokens.shape), init_scale)
         window = network.empty_window(*tokens.shape)
         e, window = network.embed(params, tokens, view, window)
         state = unroll(network, params, state, e, view, recurrence, depth, remat)
         hidden = network.readout(params, state, view, window).hidden
-        nats, hits = cross_entropy(scorer(network, params), hidden, batch["targets"], batch["weights"], chunk)
-        return {"loss": nats, "accuracy": hits, "recurrence": drawn(recurrence)}
+        nll, hits = cross_entropy(scorer(network, params), hidden, batch["targets"], chunk)
+        means = {"loss": weighted(nll, batch["weights"]), "accuracy": weighted(hits, batch["weights"])}
+        return means | {"recurrence": drawn(recurrence)}
 
     return Objective(sums)

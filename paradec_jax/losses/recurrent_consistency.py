@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine.network import Forward
@@ -23,14 +23,9 @@ from paradec_jax.objective import Metrics, Objective, Sums, drawn
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unrolled:
-    """A recurrent-depth network at one number of recurrences, read as causal networks are.
+    """A recurrent-depth network at r recurrences, a traced number, read as causal networks are.
 
-    Attributes:
-      network: the recurrent-depth network.
-      recurrence: r, a traced number.
-      key: of the random initial states; the copies of a token draw states of their own.
-      backprop_depth: K, the last recurrences that carry gradient.
-      remat: whether the backward pass recomputes each recurrence.
+    The key is that of the initial states: the copies of a token draw states of their own.
     """
 
     network: Any
@@ -44,18 +39,13 @@ class Unrolled:
         return getattr(self.network, name)
 
     def forward(
-        self,
-        params: Any,
-        tokens: Int[Array, "B S"] | Float[Array, "B S D"],
-        positions: Int[Array, "B S"],
-        *,
-        mask: Array | None = None,
+        self, params: Any, inputs: Array, positions: Int[Array, "B S"], *, mask: Array | None = None
     ) -> Forward:
         """Embeds, recurs r times from random states, and reads the states out."""
         network, shape = self.network, positions.shape
         view = network.view(positions, mask=mask)
         state = network.initial_state(jax.random.split(self.key, shape))
-        e, window = network.embed(params, tokens, view, network.empty_window(*shape))
+        e, window = network.embed(params, inputs, view, network.empty_window(*shape))
         state = unroll(network, params, state, e, view, self.recurrence, self.backprop_depth, self.remat)
         return network.readout(params, state, view, window)
 
@@ -74,21 +64,12 @@ def recurrent_consistency_loss(
     """The progressive consistency loss at a random recurrence, both copies packed under one mask.
 
     Args:
-      network: the recurrent-depth network.
-      draw: of the recurrence, one a step for the whole batch, such as `poisson_lognormal`.
-      backprop_depth: K, the last recurrences that carry gradient; the config's mean when None.
-      spec: special tokens; `stop` and `pad` matter.
-      rules: see `consistency_loss`.
+      draw, backprop_depth, remat: as in `recurrent_loss`.
       filler_share: share of the noisy blocks whose wrong tokens give way to random ones, uniform over the vocabulary:
         what a wave fills its newest positions with, which iterates of a Jacobi trajectory never show.
-      remat: whether the backward pass recomputes each recurrence; as the config says when None.
-      chunk: see `consistency_loss`.
 
     Returns:
       A loss over the batches of `consistency_loss` with the scalar `step`; `recurrence` is one metric more.
-
-    Raises:
-      ValueError: `filler_share` outside [0, 1], `backprop_depth` below 1, and as `consistency_loss` does.
     """
     if not 0 <= filler_share <= 1:
         raise ValueError(f"filler_share must be in [0, 1], not {filler_share}")
@@ -103,7 +84,7 @@ def recurrent_consistency_loss(
         filler = jax.random.randint(of_tokens, noisy.shape, 0, network.vocab_size, noisy.dtype)
         batch = batch | {"noisy": jnp.where(filled, filler, noisy)}
         unrolled = Unrolled(network, recurrence, of_state, depth, remat)
-        objective = consistency_loss(unrolled, spec, rules, packed=True, chunk=chunk)
+        objective = consistency_loss(unrolled, spec, rules, chunk=chunk)
         return objective.sums(params, frozen, batch, key) | {"recurrence": drawn(recurrence)}
 
     def value(sums: Sums) -> tuple[Array, Metrics]:

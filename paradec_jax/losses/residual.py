@@ -11,7 +11,7 @@
 U is the backbone's output matrix; the backbone is frozen. The base of a step carries no gradient, the head's input
 does, so that a later step also trains the residuals before it. The K texts y_k are taught in one call of K B rows.
 
-Noisy blocks see the clean blocks before them (`block_streams`): the backbone reads the clean copy once, the head at
+Noisy blocks see the clean blocks before them (`block_diffusion`): the backbone reads the clean copy once, the head at
 every step, with a running sum of its own. Or, with `layout` "infer_matched", noisy blocks see the noisy ones before.
 """
 
@@ -27,16 +27,20 @@ from paradec_jax.config import TokenSpec
 from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.losses.block_streams import Layout, Streams, before_each, masks_of, noised
+from paradec_jax.losses.block_diffusion import (
+    Layout,
+    Streams,
+    before_each,
+    check_numbers,
+    lengths_of,
+    masks_of,
+    noised,
+)
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer, soft_cross_entropy, token_losses
 from paradec_jax.losses.masked_diffusion import mask_of
+from paradec_jax.losses.recorded import recorded_or
 from paradec_jax.noise import BlockNoise, Hidden, choose
 from paradec_jax.objective import Metrics, Objective, Sum, Sums, weighted
-
-NORMALISERS = ("selfnorm", "official", "mean")
-OBJECTIVES = ("kl", "cross_entropy", "mse")
-LAYOUTS = ("doubled", "infer_matched")
-TOKENS = ("truth", "own")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +48,7 @@ class ResidualRules:
     """The choices of the objective; but for `unroll` and `normaliser` the defaults are those of the released heads.
 
     Attributes:
-      unroll: K, steps.
+      unroll: K, number of steps.
       normaliser: what a step's sum over the positions still masked is divided by. With weights 1 / p: "selfnorm" for
         their sum, "official" for the number of labelled tokens less 1 / p for each token revealed so far, which can
         come near zero or below; "mean" weighs all positions alike.
@@ -54,7 +58,7 @@ class ResidualRules:
       layout: "doubled" (a noisy and a clean copy) or "infer_matched" (the noisy one alone).
       reveals: how many tokens a step reveals in a block that has any: one of these numbers, drawn for each block.
       tokens: what is revealed, the "truth", or the best token of the running sum, the head's "own".
-      noise: of y_0.
+      noise: noise of y_0.
       blocks: lengths of blocks, one drawn for each row; the backbone's own when None.
     """
 
@@ -71,17 +75,24 @@ class ResidualRules:
     def __post_init__(self) -> None:
         if self.unroll < 1:
             raise ValueError(f"unroll must be at least 1, not {self.unroll}")
-        for name, numbers in (("reveals", self.reveals), ("blocks", self.blocks)):
-            if numbers is not None and min(numbers, default=0) < 1:
-                raise ValueError(f"{name} must be numbers of at least 1, at least one of them, not {numbers}")
-        check_words(self, normaliser=NORMALISERS, objective=OBJECTIVES, layout=LAYOUTS, tokens=TOKENS)
+        check_numbers(reveals=self.reveals, blocks=self.blocks)
+        check_words(
+            self,
+            normaliser=("selfnorm", "official", "mean"),
+            objective=("kl", "cross_entropy", "mse"),
+            layout=("doubled", "infer_matched"),
+            tokens=("truth", "own"),
+        )
+
+
+MRP = ResidualRules()
 
 
 class Texts(NamedTuple):
     """Packed rows, and which of their labelled tokens are hidden.
 
     Attributes:
-      tokens: the clean ones.
+      tokens: clean tokens.
       labelled: tokens that could have been hidden.
       hidden: tokens that are, and how likely each of them was to be.
       layout: where samples and blocks lie.
@@ -93,39 +104,24 @@ class Texts(NamedTuple):
     layout: Layout
 
 
-class Step(NamedTuple):
-    """One step k.
-
-    Attributes:
-      tokens: y_k.
-      still: positions still masked in it, at which the step is judged.
-      base: what the head reads of each copy, a_{k-1} (direct modelling: r_{k-1}).
-      residual: r_k of each copy.
-    """
-
-    tokens: Int[Array, "B T"]
-    still: Bool[Array, "B T"]
-    base: Streams
-    residual: Streams
-
-
 class Steps(NamedTuple):
-    """All steps.
+    """All steps, k = 1 .. K.
 
     Attributes:
-      start: what the backbone says of y_0 and of the clean copy.
-      each: one by one.
-      taught: what the backbone says of each y_k.
+      start: hidden states of the backbone for y_0 and the clean copy, a_0.
+      tokens: y_k.
+      still: positions still masked in y_k, at which the step is judged.
+      base: input of the head for each copy, a_{k-1} (direct modelling: r_{k-1}).
+      residual: r_k of each copy.
+      taught: hidden states of the backbone for y_k.
     """
 
     start: Streams
-    each: list[Step]
+    tokens: Int[Array, "K B T"]
+    still: Bool[Array, "K B T"]
+    base: Streams
+    residual: Streams
     taught: Float[Array, "K B T D"]
-
-    @property
-    def still(self) -> Bool[Array, "K B T"]:
-        """Positions at which each step is judged."""
-        return jnp.stack([step.still for step in self.each])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,13 +129,7 @@ class Unrolling:
     """Algorithm 1 for a backbone and its head.
 
     Where logits are about the "next" position, a block's first one is predicted by the last row of the block before
-    it, which no reveal in the block changes and no residual corrects.
-
-    Attributes:
-      backbone, head: the networks.
-      spec: special tokens; `mask` and `alignment` matter.
-      rules: the choices.
-      chunk: positions whose logits are made at a time.
+    it, which no reveal in the block changes and no residual corrects. The special tokens are the backbone's.
     """
 
     backbone: Any
@@ -148,54 +138,48 @@ class Unrolling:
     rules: ResidualRules
     chunk: int | None
 
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Of blocks."""
-        return self.rules.blocks or ((self.backbone.block,) if self.backbone.block else ())
-
     def texts(self, batch: dict[str, Array], key: Array) -> Texts:
-        """The rows of a batch, noised by its own noise or by a draw."""
-        return Texts(
-            batch["tokens"], *noised(batch, key, self.lengths, self.rules.noise, self.spec.alignment)
-        )
+        """The rows of a batch, noised by a draw or by recorded noise."""
+        lengths = lengths_of(self.backbone, self.rules.blocks)
+        noise = noised(batch, key, lengths, self.rules.noise, self.spec.alignment)
+        return Texts(batch["tokens"], *noise)
 
-    def unroll(
-        self, params: Any, frozen: Any, texts: Texts, key: Array, recorded: Bool[Array, "B K T"] | None = None
-    ) -> Steps:
-        """All steps.
+    def reveals(self, texts: Texts, key: Array) -> Bool[Array, "B K T"]:
+        """Positions that each step reveals: some of those still masked, by chance, in every block that has any."""
+        still, drawn = texts.hidden.where, []
+        for k in range(self.rules.unroll):
+            counts = jnp.asarray(self.rules.reveals)
+            drawn.append(choose(jax.random.fold_in(key, k), still, texts.layout.blocks, counts))
+            still = still & ~drawn[-1]
+        return jnp.stack(drawn, axis=1)
 
-        Args:
-          params, frozen: parameters of head and backbone.
-          texts: the noised rows.
-          key: of the reveals.
-          recorded: positions that each step reveals, in the place of draws.
-        """
+    def unroll(self, params: Any, frozen: Any, texts: Texts, reveals: Bool[Array, "B K T"]) -> Steps:
+        """All steps, from the parameters of the head and of the frozen backbone."""
         frozen, visible = lax.stop_gradient(frozen), masks_of(texts.layout)
         still, clean, kv = texts.hidden.where, None, None
-        tokens = jnp.where(still, mask_of(self.spec), texts.tokens)
+        tokens = jnp.where(still, mask_of(self.spec), texts.tokens)  # y_0
         if self.rules.layout == "doubled":
             out = self.backbone.forward(frozen, texts.tokens, texts.layout.positions, mask=visible.clean)
             clean, kv = out.hidden, out.kv
         noisy = self.read(frozen, texts, tokens[None], kv)[0]
-        start = base = Streams(noisy if clean is None else clean, noisy)
+        start = base = Streams(noisy if clean is None else clean, noisy)  # a_0
         each = []
-        for k in range(self.rules.unroll):
-            if recorded is None:
-                counts = jnp.asarray(self.rules.reveals)
-                reveal = choose(jax.random.fold_in(key, k), still, texts.layout.blocks, counts)
-            else:
-                reveal = recorded[:, k]
+        for reveal in jnp.moveaxis(reveals, 1, 0):
+            # y_k: y_{k-1} with the revealed positions.
             shown = texts.tokens if self.rules.tokens == "truth" else self.best(frozen, texts, base, start)
             tokens, still = jnp.where(reveal, shown, tokens), still & ~reveal
+            # r_k = head(y_k, a_{k-1})
             residual = self.residual(params, frozen, texts, tokens, base)
-            each.append(Step(tokens, still, base, residual))
+            each.append((tokens, still, base, residual))
+            # a_k = a_{k-1} + r_k
             base = residual if self.rules.direct else jax.tree.map(jnp.add, base, residual)
-        return Steps(start, each, self.read(frozen, texts, jnp.stack([step.tokens for step in each]), kv))
+        tokens, still, base, residual = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+        return Steps(start, tokens, still, base, residual, self.read(frozen, texts, tokens, kv))
 
     def read(
         self, frozen: Any, texts: Texts, states: Int[Array, "M B T"], kv: Any
     ) -> Float[Array, "M B T D"]:
-        """What the backbone says of M noisy copies, in one call; `kv` of the clean copy, None where there is none."""
+        """The backbone's hidden states of M noisy copies, in one call; `kv` of the clean copy, if there is one."""
         visible = masks_of(texts.layout)
 
         def repeated(x: Array) -> Array:
@@ -210,12 +194,9 @@ class Unrolling:
         return out.hidden.reshape(*states.shape, -1)
 
     def residual(self, params: Any, frozen: Any, texts: Texts, tokens: Array, base: Streams) -> Streams:
-        """What the head says of both copies, the clean one first."""
-        table, positions, visible = (
-            self.backbone.embedding(frozen),
-            texts.layout.positions,
-            masks_of(texts.layout),
-        )
+        """Residuals of both copies."""
+        table, positions = self.backbone.embedding(frozen), texts.layout.positions
+        visible = masks_of(texts.layout)
         if self.rules.layout == "infer_matched":
             out = self.head.forward(params, table[tokens], positions, mask=visible.clean, hidden=base.noisy)
             return Streams(out.hidden, out.hidden)
@@ -227,7 +208,7 @@ class Unrolling:
         return Streams(clean.hidden, noisy.hidden)
 
     def predicting(self, texts: Texts, noisy: Float[Array, "B T D"], start: Streams) -> Float[Array, "B T D"]:
-        """The vector that predicts each position, of those of the noisy copy's rows."""
+        """The hidden state that predicts each position, from those of the noisy copy."""
         if self.spec.alignment == "own":
             return noisy
         before = noisy if self.rules.layout == "infer_matched" else start.clean
@@ -245,45 +226,50 @@ class Unrolling:
     def judge(
         self, frozen: Any, texts: Texts, steps: Steps
     ) -> tuple[Float[Array, "K B T"], dict[str, Float[Array, "K B T"]]]:
-        """The objective at each position of each step, and how far from the teacher it is and would be uncorrected.
+        """The objective at each position of each step, and measures of the distance from the teacher.
 
         Returns:
-          The values; and "kl" from the backbone on y_k, "uncorrected_kl" of what it said of y_0, "agreement" and
-          "uncorrected_agreement", 1 where the best token is the teacher's.
+          The values; and "kl" from the backbone on y_k, "uncorrected_kl", that of a head that adds nothing,
+          "agreement" and "uncorrected_agreement", 1 where the best token is the teacher's.
         """
-        frozen, count = lax.stop_gradient(frozen), len(steps.each)
-
-        def joined(vectors: Any) -> Array:
-            return jnp.concatenate([self.predicting(texts, noisy, steps.start) for noisy in vectors])
-
-        said = [step.residual.noisy for step in steps.each]
-        if not self.rules.direct:
-            bases = (lax.stop_gradient(step.base.noisy) for step in steps.each)
-            said = list(map(jnp.add, bases, said))
-        plain, targets = joined([steps.start.noisy] * count), jnp.tile(texts.tokens, (count, 1))
+        frozen, shape = lax.stop_gradient(frozen), steps.tokens.shape
         logits_of = scorer(self.backbone, frozen)
+        # The student's scores are U (stopped a_{k-1} + r_k); direct modelling: U r_k.
+        students = steps.residual.noisy
+        if not self.rules.direct:
+            students = lax.stop_gradient(steps.base.noisy) + students
 
-        def score(said: Array, taught: Array, plain: Array, targets: Array) -> tuple[Array, dict[str, Array]]:
-            mine, teacher, before = (logits_of(v) for v in (said, taught, plain))
-            cross, entropy = soft_cross_entropy(mine, teacher)
-            found = {
+        def flat(noisy: Float[Array, "K B T D"]) -> Array:
+            vectors = jax.vmap(lambda x: self.predicting(texts, x, steps.start))(noisy)
+            return vectors.reshape(-1, *vectors.shape[2:])
+
+        def score(
+            student: Array, teacher: Array, start: Array, targets: Array
+        ) -> tuple[Array, dict[str, Array]]:
+            p, q, before = (logits_of(vectors) for vectors in (student, teacher, start))
+            cross, entropy = soft_cross_entropy(p, q)
+            best = jnp.argmax(q, axis=-1)
+            measures = {
                 "kl": cross - entropy,
-                "uncorrected_kl": soft_cross_entropy(before, teacher)[0] - entropy,
+                "uncorrected_kl": soft_cross_entropy(before, q)[0] - entropy,
+                "agreement": (jnp.argmax(p, axis=-1) == best).astype(cross.dtype),
+                "uncorrected_agreement": (jnp.argmax(before, axis=-1) == best).astype(cross.dtype),
             }
-            best = jnp.argmax(teacher, axis=-1)
-            for name, logits in (("agreement", mine), ("uncorrected_agreement", before)):
-                found[name] = (jnp.argmax(logits, axis=-1) == best).astype(cross.dtype)
+            value = measures["kl"]
             if self.rules.objective == "cross_entropy":
-                return token_losses(mine, targets)[0], lax.stop_gradient(found)
-            if self.rules.objective == "mse":
-                return jnp.mean(jnp.square(mine - teacher), axis=-1), lax.stop_gradient(found)
-            return found["kl"], lax.stop_gradient(found)
+                value = token_losses(p, targets)[0]
+            elif self.rules.objective == "mse":
+                value = jnp.mean(jnp.square(p - q), axis=-1)
+            return value, lax.stop_gradient(measures)
 
-        found = in_chunks(score, self.chunk, joined(said), joined(steps.taught), plain, targets)
-        return jax.tree.map(lambda x: x.reshape(count, len(texts.tokens), -1), found)
+        starts = jnp.broadcast_to(steps.start.noisy, students.shape)
+        targets = jnp.broadcast_to(texts.tokens, shape).reshape(-1, shape[-1])
+        vectors = (flat(each) for each in (students, steps.taught, starts))
+        scored = in_chunks(score, self.chunk, *vectors, targets)
+        return jax.tree.map(lambda x: x.reshape(shape), scored)
 
     def weigh(self, texts: Texts, still: Bool[Array, "K B T"], values: Float[Array, "K B T"]) -> Sum:
-        """Each step's sum over the positions still masked, and what it is divided by, [K]."""
+        """Sum of each step over the positions still masked, and its divisor, [K]."""
         where, probability = texts.hidden
         inverse = 1 / jnp.where(where, probability, 1)
         weights = jnp.where(still, jnp.ones_like(inverse) if self.rules.normaliser == "mean" else inverse, 0)
@@ -295,46 +281,31 @@ class Unrolling:
 
 
 def residual_loss(
-    backbone: Any,
-    head: Any,
-    spec: TokenSpec,
-    rules: ResidualRules | None = None,
-    *,
-    chunk: int | None = 32,
+    backbone: Any, head: Any, spec: TokenSpec, rules: ResidualRules = MRP, *, chunk: int | None = 32
 ) -> Objective:
     """The loss of Algorithm 1, the mean over the steps that have a masked position left.
 
-    Args:
-      backbone: the frozen network; its parameters are the loss's second argument.
-      head: the network that is trained.
-      spec: special tokens of the backbone; `mask` and `alignment` matter.
-      rules: the choices; the defaults of `ResidualRules` when None.
-      chunk: positions whose logits are made at a time, for K B rows, and again in the backward pass; all at once when
-        None.
+    The head is trained. The parameters of the frozen backbone are the loss's second argument, and `spec` is the
+    backbone's. Logits of a chunk are those of K B rows.
 
     Returns:
-      A loss over batches as those of `block_diffusion_loss`, which may bring `reveals` bool [B, K, T] too. Metrics,
-      means over the positions that steps are judged at: `kl` from the backbone on y_k, `uncorrected_kl`, that of a
-      head that adds nothing, `kl_ratio`, the first over the second, and `agreement` and `uncorrected_agreement`, the
-      shares of positions where the best token is the backbone's; and `judged`, how many positions there are for each
-      labelled token.
-
-    Raises:
-      ValueError: no mask token, no length of blocks, or a `chunk` below 1.
+      A loss over the batches of `block_diffusion_loss`. Metrics, means over the positions at which steps are judged:
+      those of `Unrolling.judge`; `kl_ratio`, `kl` over `uncorrected_kl`; and `judged`, the number of these positions
+      for each labelled token.
     """
     mask_of(spec)
-    unrolling = Unrolling(backbone, head, spec, ResidualRules() if rules is None else rules, chunk)
-    if not unrolling.lengths:
-        raise ValueError("a network without blocks of its own needs the lengths of blocks (rules.blocks)")
+    lengths_of(backbone, rules.blocks)
     check_chunk(chunk)
+    unrolling = Unrolling(backbone, head, spec, rules, chunk)
 
     def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
         of_texts, of_reveals = jax.random.split(key)
         texts = unrolling.texts(batch, of_texts)
-        steps = unrolling.unroll(params, frozen, texts, of_reveals, batch.get("reveals"))
-        values, found = unrolling.judge(frozen, texts, steps)
+        reveals = recorded_or(batch, "reveals", lambda: unrolling.reveals(texts, of_reveals))
+        steps = unrolling.unroll(params, frozen, texts, reveals)
+        values, measures = unrolling.judge(frozen, texts, steps)
         still, masked = steps.still, jnp.sum(steps.still, axis=(1, 2)).astype(values.dtype)
-        judged = {name: weighted(jnp.where(still, value, 0), still) for name, value in found.items()}
+        judged = {name: weighted(jnp.where(still, value, 0), still) for name, value in measures.items()}
         return judged | {
             "steps": unrolling.weigh(texts, still, values),
             "masked": Sum(masked, masked),

@@ -12,9 +12,9 @@ SDTT (Deschenaux and Gulcehre 2024, arXiv 2410.21035), Algorithm 1.
 The student reads the noised text alone and is drawn to the target at every hidden position. One round later it is the
 teacher, and Δ is m times as large.
 
-Where each position is revealed its head input is kept (width D, not vocabulary V); the teacher's head reads all of
-them after the last step, beside the student's, so that no array [B, S, V] ever exists where `chunk` is set, unless
-`teacher_uniforms` bring one: of recorded draws the teacher makes all logits at once.
+Where each position is revealed its hidden state is kept (width D, not vocabulary V). Logits are made of all of them
+after the last step, beside the student's, so that no array [B, S, V] exists where `chunk` is set. Recorded draws are
+the exception: they are such an array, and the teacher makes all logits at once.
 """
 
 import dataclasses
@@ -32,14 +32,11 @@ from paradec_jax.decode.rules.sampling import gumbel
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.cross_entropy import check_chunk, in_chunks, scorer
 from paradec_jax.losses.masked_diffusion import mask_of, read
-from paradec_jax.noise import SDTT_TIMES, LogLinear, Times, hide
+from paradec_jax.losses.recorded import recorded_or
+from paradec_jax.noise import LOGLINEAR, SDTT_TIMES, Times, hide
 from paradec_jax.objective import Objective, Sums, drawn, weighted
 
-SMALLEST = SDTT_TIMES.floor
-"""Where the teacher's grid of times ends, 1e-5."""
-GRIDS = ("paper", "released")
-DIVERGENCES = ("kld", "forward_kl", "tvd", "mse", "chi_square")
-_NOISE = LogLinear()
+SMALLEST = SDTT_TIMES.floor  # 1e-5, where the teacher's grid of times ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +67,10 @@ class DistillationRules:
             raise ValueError(
                 f"jump must be at least 2 and first_steps at least jump, not {self.jump} and {self.first_steps}"
             )
-        check_words(self, grid=GRIDS, divergence=DIVERGENCES)
-        if self.released and self.divergence not in ("kld", "forward_kl", "tvd", "mse"):
-            raise ValueError(f"the released code has no {self.divergence}")
+        kinds = ("kld", "forward_kl", "tvd", "mse", "chi_square")
+        check_words(self, grid=("paper", "released"), divergence=kinds)
+        if self.released and self.divergence == "chi_square":
+            raise ValueError("the released code has no chi_square")
 
     def step_size(self, which: Int[Array, ""] | int) -> Float[Array, ""]:
         """Δ of a round, counted from 0: (1 - 1e-5) / first_steps * jump^round."""
@@ -93,11 +91,11 @@ class DistillationRules:
         return jnp.maximum(t * ahead + (1 - t) * (t - self.jump * step), SMALLEST)
 
 
+SDTT = DistillationRules()
+
+
 def divergence(
-    student: Float[Array, "*shape V"],
-    teacher: Float[Array, "*shape V"],
-    mask: int,
-    rules: DistillationRules,
+    student: Float[Array, "*shape V"], teacher: Float[Array, "*shape V"], mask: int, rules: DistillationRules
 ) -> Float[Array, "*shape"]:
     """Divergence of the student from the teacher at each position, from raw logits.
 
@@ -125,52 +123,47 @@ def divergence(
 def self_distillation_loss(
     network: Any,
     spec: TokenSpec,
-    rules: DistillationRules | None = None,
+    rules: DistillationRules = SDTT,
     *,
     dropout: bool = True,
     chunk: int | None = 32,
 ) -> Objective:
     """SDTT's loss: the mean divergence over all hidden positions of the batch, without a weight by time.
 
-    Args:
-      network: the denoiser, of student and teacher.
-      spec: its special tokens; `mask` matters.
-      rules: the choices; the paper's when None.
-      dropout: whether the student's activations are dropped, at the rate of the network's config. The teacher's never
-        are.
-      chunk: positions whose logits are made at a time, and again in the backward pass; all at once when None.
+    With `dropout` the student's activations are dropped, at the rate of the network's config, the teacher's never.
 
     Returns:
       A loss whose second argument holds `teacher`, its parameters, and `round`, a traced number counted from 0.
-      Batches are those of `masked_diffusion_loss`; tokens of weight 0 are never hidden. A batch may bring its own
-      `times` [B], `mask_uniforms` [B, S] and `teacher_uniforms` [m - 1 or more, B, S, V], in place of the draws; with
-      the last the teacher's logits are made all at once, whatever `chunk` is.
-      Metrics: `agreement` (share of hidden positions where both prefer the same token), `hidden`, their share,
-      `teacher_steps`, 1 / Δ, and `round`.
-
-    Raises:
-      ValueError: no mask token, or a `chunk` below 1.
+      Batches are those of `masked_diffusion_loss`; tokens of weight 0 are never hidden. Metrics: `agreement`, the
+      share of hidden positions where both prefer the same token, `hidden`, their share, `teacher_steps`, 1 / Δ, and
+      `round`.
     """
-    mask, chosen = mask_of(spec), DistillationRules() if rules is None else rules
+    mask = mask_of(spec)
     check_chunk(chunk)
 
     def sums(params: Any, frozen: dict[str, Any], batch: dict[str, Array], key: Array) -> Sums:
         of_noise, of_teacher, of_dropout = jax.random.split(key, 3)
-        noised, hidden, t = _noise(batch, chosen, mask, of_noise)
-        teacher, step = lax.stop_gradient(frozen["teacher"]), chosen.step_size(frozen["round"])
-        wanted, _ = teach(
-            network, teacher, noised, t, step, of_teacher, chosen, mask, chunk, batch.get("teacher_uniforms")
+        of_times, of_masks = jax.random.split(of_noise)
+        tokens, weights = batch["tokens"], batch.get("weights")
+        t = recorded_or(batch, "times", lambda: rules.times.draw(of_times, len(tokens)))
+        uniforms = recorded_or(batch, "mask_uniforms", lambda: jax.random.uniform(of_masks, tokens.shape))
+        where = None if weights is None else weights > 0
+        noised, hidden = hide(tokens, uniforms, LOGLINEAR.mask_probability(t), mask, where)
+
+        teacher, step = lax.stop_gradient(frozen["teacher"]), rules.step_size(frozen["round"])
+        recorded = recorded_or(batch, "teacher_uniforms", lambda: None)
+        targets, _ = Teacher(network, teacher, rules, mask, chunk).targets(
+            noised, t, step, of_teacher, recorded
         )
-        said = read(network, params, noised, of_dropout if dropout else None)
+        vectors = read(network, params, noised, of_dropout if dropout else None)
+        student_logits, teacher_logits = scorer(network, params, len(noised)), scorer(network, teacher)
 
-        student, taught = scorer(network, params, len(noised)), scorer(network, teacher)
+        def score(vectors: Array, targets: Array) -> tuple[Array, Array]:
+            p, q = student_logits(vectors), teacher_logits(targets)
+            best = [jnp.argmax(without_mask(logits, mask), axis=-1) for logits in (p, q)]
+            return divergence(p, q, mask, rules), best[0] == best[1]
 
-        def score(said: Array, wanted: Array) -> tuple[Array, Array]:
-            mine, other = student(said), taught(wanted)
-            best = [jnp.argmax(without_mask(logits, mask), axis=-1) for logits in (mine, other)]
-            return divergence(mine, other, mask, chosen), best[0] == best[1]
-
-        value, same = in_chunks(score, chunk, said, wanted)
+        value, same = in_chunks(score, chunk, vectors, targets)
         return {
             "loss": weighted(jnp.where(hidden, value, 0), hidden),
             "agreement": weighted(same, hidden),
@@ -182,108 +175,79 @@ def self_distillation_loss(
     return Objective(sums)
 
 
-def _noise(
-    batch: dict[str, Array], rules: DistillationRules, mask: int, key: Array
-) -> tuple[Array, Array, Array]:
-    """Noised tokens [B, S], which of them are hidden [B, S], and the time of each row [B]."""
-    of_times, of_masks = jax.random.split(key)
-    tokens, t = batch["tokens"], batch.get("times")
-    if t is None:
-        t = rules.times.draw(of_times, len(tokens))
-    uniforms = batch.get("mask_uniforms")
-    if uniforms is None:
-        uniforms = jax.random.uniform(of_masks, tokens.shape)
-    weights = batch.get("weights")
-    where = None if weights is None else weights > 0
-    noised, hidden = hide(tokens, uniforms, _NOISE.mask_probability(t), mask, where)
-    return noised, hidden, t
+@dataclasses.dataclass(frozen=True, eq=False)
+class Teacher:
+    """The teacher of a round.
 
-
-def teach(
-    network: Any,
-    teacher: Any,
-    noised: Int[Array, "B S"],
-    t: Float[Array, "B"],
-    step: Float[Array, ""],
-    key: Array,
-    rules: DistillationRules,
-    mask: int,
-    chunk: int | None = None,
-    recorded: Float[Array, "m B S V"] | None = None,
-) -> tuple[Float[Array, "B S D"], Int[Array, "m B S"]]:
-    """Algorithm 1: the teacher's m steps from a noised text.
-
-    A step goes from t to s = t - Δ and reveals each hidden position with the probability (t - s) / t, all of them
-    where s is not above 0. What the last step would reveal changes no target and is not drawn.
-
-    Args:
-      network, teacher: the denoiser and the teacher's parameters.
-      noised: the text, hidden in part.
-      t: time of each row.
-      step: Δ.
-      key: random key; the same key gives the same draws.
-      rules: `jump` and `grid` matter.
+    Attributes:
+      network, params: the denoiser and the teacher's parameters.
+      rules, chunk: as in the objective; `jump` and `grid` matter.
       mask: the mask's id.
-      chunk: positions whose logits are made at a time.
-      recorded: numbers in [0, 1), of which each step draws by the race that also decides the reveal, as the released
-        program does; the logits of all positions are then made at once, whatever `chunk` is.
-
-    Returns:
-      The head input of each hidden position at its target's step, and the text before each step.
     """
 
-    def body(carry: tuple[Array, Array], xs: dict[str, Array]) -> tuple[tuple[Array, Array], Array]:
-        z, kept = carry
-        vectors = read(network, teacher, z)
-        kept = jnp.where((z == mask)[..., None], vectors, kept)
-        after = lax.cond(
-            xs["index"] < rules.jump - 1,
-            lambda: _move(network, teacher, z, vectors, xs, step, mask, chunk),
-            lambda: z,
-        )
-        return (after, kept), z
+    network: Any
+    params: Any
+    rules: DistillationRules
+    mask: int
+    chunk: int | None = None
 
-    index = jnp.arange(rules.jump)
-    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(index)
-    xs = {"index": index, "t": rules.teacher_times(t, step), "key": keys}
-    if recorded is not None:
-        xs["uniforms"] = recorded[jnp.minimum(index, len(recorded) - 1)]
-    shape = jax.eval_shape(lambda z: read(network, teacher, z), noised)
-    (_, kept), before = lax.scan(body, (noised, jnp.zeros(shape.shape, shape.dtype)), xs)
-    return lax.stop_gradient(kept), before
+    def targets(
+        self,
+        noised: Int[Array, "B S"],
+        t: Float[Array, "B"],
+        step: Float[Array, ""],
+        key: Array,
+        recorded: Float[Array, "m B S V"] | None = None,
+    ) -> tuple[Float[Array, "B S D"], Int[Array, "m B S"]]:
+        """Algorithm 1: the teacher's m steps, each of size Δ, from a noised text at the times t of its rows.
 
+        Where numbers in [0, 1) are recorded, each step draws from them by the released race.
 
-def _move(
-    network: Any,
-    teacher: Any,
-    z: Array,
-    vectors: Array,
-    xs: dict[str, Array],
-    step: Array,
-    mask: int,
-    chunk: int | None,
-) -> Int[Array, "B S"]:
-    """The text after one of the teacher's steps."""
-    if "uniforms" in xs:
-        probs = jnp.exp(jax.nn.log_softmax(without_mask(network.logits(teacher, vectors), mask)))
-        now, then = (_NOISE.mask_probability(t) for t in (xs["t"], xs["t"] - step))
-        return jnp.where(z == mask, race(reverse_weights(probs, now, then, mask), xs["uniforms"]), z)
-    of_reveal, of_tokens = jax.random.split(xs["key"])
-    share = jnp.clip(step / xs["t"], 0, 1)
-    reveal = (z == mask) & (jax.random.uniform(of_reveal, z.shape) < share[:, None])
-    return jnp.where(reveal, _draw(network, teacher, vectors, of_tokens, mask, chunk), z)
+        Returns:
+          The hidden state of each hidden position at its target's step, and the text before each step.
+        """
+        z, before = noised, []
+        kept: Array  # the hidden states of the targets
+        for i, time in enumerate(self.rules.teacher_times(t, step)):
+            # A position's target is what the teacher says when it is revealed, or at the last step if it never is:
+            # each step overwrites the targets of the positions that are still hidden.
+            vectors = read(self.network, self.params, z)
+            kept = vectors if i == 0 else jnp.where((z == self.mask)[..., None], vectors, kept)
+            before.append(z)
+            # A reverse step from t_i to t_i - Δ. What the last one would reveal changes no target and is not drawn.
+            if i == self.rules.jump - 1:
+                break
+            if recorded is None:
+                z = self.reverse_step(z, vectors, step / time, jax.random.fold_in(key, i))
+            else:
+                z = self.recorded_step(z, vectors, time, step, recorded[i])
+        return lax.stop_gradient(kept), jnp.stack(before)
 
+    def reverse_step(
+        self, z: Int[Array, "B S"], vectors: Float[Array, "B S D"], share: Float[Array, "B"], key: Array
+    ) -> Int[Array, "B S"]:
+        """The text after a step from t to s: each hidden position is revealed with the probability (t - s) / t.
 
-def _draw(
-    network: Any, teacher: Any, vectors: Array, key: Array, mask: int, chunk: int | None
-) -> Int[Array, "B S"]:
-    """A token of every position, the same whatever the chunk."""
-    index = jnp.arange(vectors.shape[0] * vectors.shape[1]).reshape(vectors.shape[:2])
-    logits_of = scorer(network, teacher)
+        All of them are where that share is 1 or more. Tokens are the same whatever the chunk.
+        """
+        of_reveal, of_tokens = jax.random.split(key)
+        uniforms = jax.random.uniform(of_reveal, z.shape)
+        reveal = (z == self.mask) & (uniforms < jnp.clip(share, 0, 1)[:, None])
+        logits_of = scorer(self.network, self.params)
 
-    def of_chunk(vectors: Array, index: Array) -> Array:
-        logits = without_mask(logits_of(vectors), mask)
-        keys = jax.vmap(jax.vmap(lambda i: jax.random.fold_in(key, i)))(index)
-        return jnp.argmax(logits + gumbel(keys, logits.shape[-1]), axis=-1).astype(jnp.int32)
+        def draw(vectors: Array, index: Array) -> Array:
+            logits = without_mask(logits_of(vectors), self.mask)
+            keys = jax.vmap(jax.vmap(lambda i: jax.random.fold_in(of_tokens, i)))(index)
+            return jnp.argmax(logits + gumbel(keys, logits.shape[-1]), axis=-1).astype(jnp.int32)
 
-    return in_chunks(of_chunk, chunk, vectors, index)
+        index = jnp.arange(z.size).reshape(z.shape)
+        return jnp.where(reveal, in_chunks(draw, self.chunk, vectors, index), z)
+
+    def recorded_step(
+        self, z: Array, vectors: Array, time: Array, step: Array, uniforms: Float[Array, "B S V"]
+    ) -> Int[Array, "B S"]:
+        """The same from recorded numbers: one race decides of each position whether it is revealed, and its token."""
+        logits = without_mask(self.network.logits(self.params, vectors), self.mask)
+        probs = jnp.exp(jax.nn.log_softmax(logits))
+        now, then = (LOGLINEAR.mask_probability(t) for t in (time, time - step))
+        return jnp.where(z == self.mask, race(reverse_weights(probs, now, then, self.mask), uniforms), z)

@@ -10,7 +10,7 @@ from jaxtyping import Array
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.losses.cross_entropy import check_chunk, cross_entropy, scorer
 from paradec_jax.losses.recurrent import Draw, settle
-from paradec_jax.objective import Metrics, Objective, Sum, Sums, drawn
+from paradec_jax.objective import Metrics, Objective, Sum, Sums, drawn, weighted
 
 
 def stepwise_loss(
@@ -18,7 +18,6 @@ def stepwise_loss(
     draw: Draw,
     backprop_depth: int | None = None,
     *,
-    init_scale: float = 1.0,
     remat: bool | None = None,
     chunk: int | None = None,
 ) -> Objective:
@@ -31,29 +30,20 @@ def stepwise_loss(
     prompt's recurrences carries gradient.
 
     Args:
-      network: the recurrent-depth network.
-      draw: of r_p, one a step for the whole batch, such as `exponential`.
+      draw: draw of r_p, one a step for the whole batch, such as `exponential`.
       backprop_depth: answers' recurrences that gradients cross; before every such number of them the state counts as
         a constant. Each has a target of its own, so few are enough, and through many they explode; the config's mean
         when None.
-      init_scale: scale of the random initial states.
       remat: whether the backward pass recomputes each of the answers' recurrences; as the config says when None.
-      chunk: positions whose logits are made at a time, and again in the backward pass; all at once when None.
 
     Returns:
       A loss over batches of `tokens` [B, T], `targets` [B, K, A] of the last A positions after each of K recurrences,
       `recurrences` r <= K, those that count, `prompt_targets` and `prompt_weights` [B, T - A], and the scalar
       `step`. Metrics: `accuracy`, over all recurrences that count, `last_accuracy`, after the last of them, and
       `prompt_recurrence`.
-
-    Raises:
-      ValueError: `backprop_depth` or `chunk` below 1.
     """
     depth, remat = settle(network.config, backprop_depth, remat)
     check_chunk(chunk)
-
-    def nats(params: Any, hidden: Array, targets: Array, weights: Array) -> tuple[Sum, Sum]:
-        return cross_entropy(scorer(network, params), hidden, targets, weights, chunk)
 
     def sums(params: Any, frozen: Any, batch: dict[str, Array], key: Array) -> Sums:
         del frozen
@@ -62,7 +52,7 @@ def stepwise_loss(
         rows, _, width = targets.shape
         prompt = tokens.shape[1] - width
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        states = network.initial_state(jax.random.split(of_state, tokens.shape), init_scale)
+        states = network.initial_state(jax.random.split(of_state, tokens.shape))
         prompt_recurrence = draw(of_recurrence, batch["step"])
 
         view = network.view(positions[:, :prompt])
@@ -76,26 +66,26 @@ def stepwise_loss(
         )
         state, window = network.iterate(params, state, e, view, window, 0)
         out = network.readout(params, state, view, window)
-        prompted, _ = nats(params, out.hidden, batch["prompt_targets"], batch["prompt_weights"])
+        nll, _ = cross_entropy(scorer(network, params), out.hidden, batch["prompt_targets"], chunk)
         start = jnp.zeros(rows, jnp.int32)
         cache = network.init_cache(jax.random.split(of_state, rows), prompt, states=states[0])
         cache = network.write(cache, out.kv, start)
 
         view = network.view(positions[:, prompt:], Prefix(cache, start + prompt))
-        e, own = network.embed(params, tokens[:, prompt:], view, network.empty_window(rows, width))
+        e, empty = network.embed(params, tokens[:, prompt:], view, network.empty_window(rows, width))
 
         def recur(params: Any, state: Array, e: Array, target: Array) -> tuple[Array, tuple[Array, Array]]:
-            state, window = network.iterate(params, state, e, view, own, 0)
+            state, window = network.iterate(params, state, e, view, empty, 0)
             hidden = network.readout(params, state, view, window).hidden
-            found = nats(params, hidden, target, jnp.ones(target.shape))
-            return state, (found[0].total, found[1].total)
+            nll, hits = cross_entropy(scorer(network, params), hidden, target, chunk)
+            return state, (jnp.sum(nll), jnp.sum(hits, dtype=nll.dtype))
 
         step = jax.checkpoint(recur) if remat else recur
 
         def body(state: Array, xs: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
             index, target = xs
             state = jnp.where(index % depth == 0, lax.stop_gradient(state), state)
-            zero = jnp.zeros(())
+            zero = jnp.zeros((), jnp.promote_types(state.dtype, jnp.float32))
             return lax.cond(
                 index < count, lambda s: step(params, s, e, target), lambda s: (s, (zero, zero)), state
             )
@@ -105,7 +95,7 @@ def stepwise_loss(
         each = jnp.asarray(rows * width, jnp.float32)
         return {
             "answers": Sum(jnp.sum(nlls), count * each),
-            "prompt": prompted,
+            "prompt": weighted(nll, batch["prompt_weights"]),
             "accuracy": Sum(jnp.sum(hits), count * each),
             "last_accuracy": Sum(hits[count - 1], each),
             "prompt_recurrence": drawn(prompt_recurrence),

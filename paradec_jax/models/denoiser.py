@@ -7,11 +7,13 @@
     logits = (norm(x) w (1 + scale) + shift) head + head_bias
 
 Shifts, scales and gates are made from a noise level (adaLN-zero). It is always zero, since the canvas itself tells
-how much is masked: the layers are trained, and to a sampler they are constants of the weights (`models.prepare`).
+how much is masked: the layers are trained, and to a sampler they are constants of the weights.
 """
 
+import dataclasses
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -19,21 +21,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import MaskedDiffusionConfig
-from paradec_jax.models.base import shapes_of
-from paradec_jax.nn.blocks import BlockConfig, parameter, uniform
-from paradec_jax.nn.modulated import ModulatedBlock, ModulatedConfig, modulation
+from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
+from paradec_jax.models.network import Inputs, ModelNetwork
+from paradec_jax.nn.blocks import parameter, uniform
+from paradec_jax.nn.modulated import ModulatedBlock, modulation
 from paradec_jax.nn.norms import layer_norm
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import rematerialised
 from paradec_jax.nn.rope import rotation
-from paradec_jax.nn.scan import scanned
-from paradec_jax.nn.visibility import Seen
+from paradec_jax.nn.scan import in_turn, scanned
+from paradec_jax.nn.visibility import Seen, View
+from paradec_jax.sharding import axes
 
-Inputs = Int[Array, "B W"] | Float[Array, "B W D"]  # tokens, or a vector in the place of each
 FREQUENCIES = 128  # of the noise level's cosines and sines
-LONGEST = 10_000.0  # ratio of the first frequency to the last, and base of the rotary embedding
-NORM_EPS = 1e-5
+LONGEST = 10_000.0  # ratio of the first of these frequencies to the last
 
 
 def noise_map(
@@ -61,8 +63,8 @@ class Denoiser(nn.Module):
 
     Attributes:
       config: the shape.
-      prepared: whether parameters come from `models.prepare`: constants stand in the place of noise map, norms and
-        modulations (`final_constants` [2, D] in that of the final ones).
+      prepared: whether parameters come from `DenoiserNetwork.prepare`: constants stand in the place of noise map,
+        norms and modulations (`final_constants` [2, D] in that of the final ones).
     """
 
     config: MaskedDiffusionConfig
@@ -71,28 +73,23 @@ class Denoiser(nn.Module):
     def setup(self) -> None:
         c, kind, zeros = self.config, self.config.param_dtype, nn.initializers.zeros
         self.block = rematerialised(ModulatedBlock, c.remat)
-        self.embedding = parameter(self, "embedding", uniform(c.width**-0.5), (c.vocab_size, c.width), kind)
-        self.layer = [self.block(block_config(c), self.prepared) for _ in range(c.layers)]
+        self.embedding = parameter(self, "embedding", uniform(c.init_std), (c.vocab_size, c.width), kind)
+        self.layer = [self.block(c, self.prepared) for _ in range(c.layers)]
         if self.prepared:
             self.final_constants = parameter(self, "final_constants", zeros, (2, c.width), "float32")
         else:
-            self.noise = self._noise_parameters()
+            noise, k = [], c.conditioning  # as `noise_map` takes them
+            for name, rows in (("in", 2 * FREQUENCIES), ("out", k)):
+                init = uniform(rows**-0.5)
+                noise.append(parameter(self, f"noise_{name}", init, (rows, k), kind))
+                noise.append(parameter(self, f"noise_{name}_bias", init, (k,), kind))
+            self.noise = noise
             self.final_norm = parameter(self, "final_norm", nn.initializers.ones, (c.width,), kind)
             shape = (c.conditioning, 2, c.width)
             self.final_modulation = parameter(self, "final_modulation", zeros, shape, kind)
             self.final_modulation_bias = parameter(self, "final_modulation_bias", zeros, shape[1:], kind)
         self.head = parameter(self, "head", zeros, (c.width, c.vocab_size), kind)
         self.head_bias = parameter(self, "head_bias", zeros, (c.vocab_size,), kind)
-
-    def _noise_parameters(self) -> tuple[Any, ...]:
-        """Weights and biases as `noise_map` takes them."""
-        k, kind = self.config.conditioning, self.config.param_dtype
-        bounds = {"in": (2 * FREQUENCIES) ** -0.5, "out": k**-0.5}
-        found = []
-        for name, rows in (("in", 2 * FREQUENCIES), ("out", k)):
-            found.append(parameter(self, f"noise_{name}", uniform(bounds[name]), (rows, k), kind))
-            found.append(parameter(self, f"noise_{name}_bias", uniform(bounds[name]), (k,), kind))
-        return tuple(found)
 
     def __call__(self, tokens: Int[Array, "B W"]) -> Float[Array, "B W V"]:
         """One pass; touches every parameter, for `init`."""
@@ -116,7 +113,7 @@ class Denoiser(nn.Module):
         Args:
           tokens, positions: the canvas and its absolute positions.
           mask: which positions each of them sees; all by default.
-          dropout: key of a training step's dropped outputs; None drops nothing.
+          dropout: random key of a training step's dropped outputs; None drops nothing.
           level: noise level of all rows or of each; zero by default, which no model of this family was trained or is
             run without.
         """
@@ -124,30 +121,24 @@ class Denoiser(nn.Module):
         if not self.prepared:
             vector = jax.nn.silu(self.noise_map(jnp.zeros(1) if level is None else level))
         x = at_least_float32(self.embedding[tokens] if tokens.ndim == 2 else tokens)
-        angles = rotation(positions, c.head_dim, LONGEST)
-        key = None if c.dropout == 0 else dropout
+        view = View(rotation(positions, c.head_dim, c.rope_base), mask)
+        dropped = dropout is not None and c.dropout > 0
+        keys = [jax.random.fold_in(dropout, i) for i in range(c.layers)] if dropped else None
 
-        def of_layer(i: int | Array) -> Array | None:
-            return None if key is None else jax.random.fold_in(key, i)
+        def read(block: Any, x: Array, key: Array | None) -> tuple[Array, None]:
+            return block(x, view, vector, key), None
 
         if c.scan_layers and not self.is_initializing():
-            block = self.block(block_config(c), self.prepared, parent=None)
-
-            def body(x: Array, params: Any, i: Array) -> tuple[Array, None]:
-                return block.apply({"params": params}, x, angles, mask, vector, of_layer(i)), None
-
-            params = self.variables["params"]
-            layers = [params[f"layer_{i}"] for i in range(c.layers)]
-            x, _ = scanned(body, x, layers, c.dtype, jnp.arange(c.layers))
+            layers = [self.variables["params"][f"layer_{i}"] for i in range(c.layers)]
+            x, _ = scanned(read, x, self.block(c, self.prepared, parent=None), layers, c.dtype, keys)
         else:
-            for i, layer in enumerate(self.layer):
-                x = layer(x, angles, mask, vector, of_layer(i))
+            x, _ = in_turn(read, x, self.layer, keys)
         if vector is None:
             shift, scale = self.final_constants
         else:
             gains = (self.final_norm,)
             shift, scale = modulation(vector, self.final_modulation, self.final_modulation_bias, gains)
-        return (layer_norm(x, scale, NORM_EPS) + shift).astype(c.dtype)
+        return (layer_norm(x, scale, c.norm_eps) + shift).astype(c.dtype)
 
     def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Scores of all V columns, the mask's among them, in at least float32."""
@@ -155,31 +146,75 @@ class Denoiser(nn.Module):
         return scores + self.head_bias.astype(scores.dtype)
 
 
-def block_config(config: MaskedDiffusionConfig) -> ModulatedConfig:
-    """The shape of every block."""
-    c = config
-    block = BlockConfig(
-        width=c.width,
-        heads=c.heads,
-        kv_heads=c.heads,
-        head_dim=c.head_dim,
-        feed_forward=c.feed_forward,
-        norm_eps=NORM_EPS,
-        rotation="halves",
-        std=c.width**-0.5,
-        std_out=c.width**-0.5,
-        uniform=True,
-        attention=c.attention,
-        param_dtype=c.param_dtype,
-    )
-    return ModulatedConfig(block, c.conditioning, c.dropout, c.dtype)
+@dataclasses.dataclass(frozen=True)
+class DenoiserNetwork(ModelNetwork):
+    """The denoiser as samplers and losses drive it.
+
+    It keeps no cache, and each call reads the whole canvas, since all positions' keys depend on all.
+
+    Attributes:
+      config: the model's shape.
+    """
+
+    config: MaskedDiffusionConfig
+    linen: ClassVar[Any] = Denoiser
+    table: ClassVar[Any] = axes.MASKED_DIFFUSION
+
+    def prepare(self, params: Any) -> Prepared:
+        """As of other networks; and modulations at noise level zero are constants of the weights.
+
+        Float32 `layer_i/constants` [6, D] and `final_constants` [2, D] take the place of noise map, norms and
+        modulations.
+        """
+        if isinstance(params, Prepared):
+            return params
+        kept = {name: params[name] for name in ("embedding", "head", "head_bias")}
+        for name, constants in _constants(params).items():
+            if name == "final":
+                kept["final_constants"] = constants
+            else:
+                parts = {part: params[name][part] for part in ("attention", "mlp")}
+                kept[name] = {"constants": constants, **parts}
+        return super().prepare(kept)
+
+    def forward(
+        self,
+        params: Any,
+        inputs: Inputs,
+        positions: Int[Array, "B W"],
+        prefix: Prefix | None = None,
+        mask: Seen | None = None,
+        *,
+        dropout: Array | None = None,
+    ) -> Forward:
+        """Reads a canvas; there are no keys and values to store.
+
+        Args:
+          params: the parameters, raw or prepared.
+          inputs, positions: the canvas's tokens, or a vector in the place of each, and absolute positions.
+          prefix: None.
+          mask: which positions each of them sees; all by default.
+          dropout: random key of a training step's dropped outputs; None drops nothing.
+
+        Raises:
+          ValueError: a prefix.
+        """
+        if prefix is not None:
+            raise ValueError("a denoiser keeps no cache: prefix must be None")
+        hidden = self.apply(params, Denoiser.hidden, inputs, positions, mask, dropout)
+        return Forward(hidden, None, {})
 
 
-def parameter_shapes(config: MaskedDiffusionConfig) -> dict[str, Any]:
-    """Shapes and dtypes of the parameters, without allocating any."""
-    return shapes_of(Denoiser, config, {"layer": "layers"})
+@jax.jit
+def _constants(params: Mapping[str, Any]) -> dict[str, Array]:
+    """The constants of each layer and of the end, in one program."""
+    noise = (params[f"noise_{name}"] for name in ("in", "in_bias", "out", "out_bias"))
+    vector = jax.nn.silu(noise_map(jnp.zeros(1), *noise))
 
+    def constants(tree: Mapping[str, Any], prefix: str, *gains: str) -> Array:
+        weight, bias = tree[f"{prefix}modulation"], tree[f"{prefix}modulation_bias"]
+        return jnp.concatenate(modulation(vector, weight, bias, [tree[name] for name in gains]))[:, 0]
 
-def init_params(config: MaskedDiffusionConfig, key: Array) -> dict[str, Any]:
-    """Random parameters: uniform up to 1 / sqrt(inputs), modulations and head zero, so that all logits are."""
-    return jax.jit(Denoiser(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]
+    layers = {name: tree for name, tree in params.items() if isinstance(tree, Mapping)}
+    made = {name: constants(tree, "", "attention_norm", "mlp_norm") for name, tree in layers.items()}
+    return made | {"final": constants(params, "final_", "final_norm")}

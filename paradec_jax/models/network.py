@@ -1,28 +1,28 @@
-"""What networks share as decoders and losses drive them: parameters raw or prepared, and caches of layers."""
+"""What networks share as decoders and losses drive them: parameters raw or prepared, views, caches of layers."""
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.decode.machine.network import Prefix, Prepared
-from paradec_jax.models.prepare import prepare_params
+from paradec_jax.models.work import Work, call_work
 from paradec_jax.nn import cache as kv_cache
 from paradec_jax.nn import masks
-from paradec_jax.nn.cache import Layers
-from paradec_jax.sharding import axes
+from paradec_jax.nn.attention import once
+from paradec_jax.nn.backend import cpu_layouts
+from paradec_jax.nn.rope import rotation
+from paradec_jax.nn.visibility import RULES, Seen, View, by_block
 from paradec_jax.sharding.rules import gathered
 
-
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """Bytes that a network call must read and floating-point operations it must do."""
-
-    bytes: int
-    flops: int
+Inputs = Int[Array, "B W"] | Float[Array, "B W D"]  # tokens, or a vector in the place of each
+PRODUCTS = re.compile("(^|/)(attention|mlp)/|^(adapter|fusion|head)$")  # paths of matrices that meet rows
 
 
 def raw(params: Any) -> Any:
@@ -30,29 +30,42 @@ def raw(params: Any) -> Any:
     return params.params if isinstance(params, Prepared) else params
 
 
-@functools.lru_cache
-def part_sizes(kind: Any, config: Any) -> dict[str, int]:
-    """Numbers of each part of a class of networks; found by tracing one, which takes seconds for a deep one."""
-    return axes.sizes(kind.table, kind.shapes(config))
-
-
 @dataclasses.dataclass(frozen=True)
 class ModelNetwork:
     """A model of a config: equal by it, parameters always an argument.
 
-    A subclass names its Linen module, `linen`, with the `shapes` of its parameters by config and the `table` of their
-    axes; what a call costs beside itself and its positions, `counters`; and what a position sees, `visibility` and
-    `block`.
+    A subclass names its Linen module, `linen`, the config's fields that count the blocks of each part, `parts`, the
+    `table` of its parameters' axes, and what a call costs beside itself and its positions, `counters`.
 
     Attributes:
       config: the model's shape.
     """
 
     config: Any
+
     linen: ClassVar[Any]
-    shapes: ClassVar[Callable[[Any], Any]]
     table: ClassVar[Mapping[str, Any]]
+    parts: ClassVar[Mapping[str, str]] = {"layer": "layers"}
     counters: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def shapes(cls, config: Any) -> dict[str, Any]:
+        """Shapes and dtypes of the parameters, without allocating any.
+
+        Blocks of one part have equal shapes, so one of each is traced, and once for a config: whoever loads a model
+        waits for it.
+        """
+        single = dataclasses.replace(config, **dict.fromkeys(cls.parts.values(), 1))
+        traced = _traced(cls.linen, single, bool(jax.config.read("jax_enable_x64")))
+        shapes = {name: shape for name, shape in traced.items() if name.removesuffix("_0") not in cls.parts}
+        for part, field in cls.parts.items():
+            shapes |= {f"{part}_{i}": traced[f"{part}_0"] for i in range(getattr(config, field))}
+        return jax.tree.map(lambda shape: shape, shapes)  # dictionaries of the caller's own
+
+    @classmethod
+    def init_params(cls, config: Any, key: Array) -> dict[str, Any]:
+        """Random parameters: biases 0 and gains 1, matrices as the blocks of `config` are drawn (`nn.blocks`)."""
+        return jax.jit(cls.linen(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]
 
     @property
     def module(self) -> Any:
@@ -69,9 +82,29 @@ class ModelNetwork:
         """Longest sequence the model was built for."""
         return self.config.max_length
 
+    @property
+    def visibility(self) -> str:
+        """What a position sees: "causal" no later one, "block" its block and the ones before it, "full" all."""
+        return self.config.visibility
+
+    @property
+    def block(self) -> int | None:
+        """Tokens of a block, counted from position 0; None where the visibility is another."""
+        return getattr(self.config, "block", None)
+
     def prepare(self, params: Any) -> Prepared:
-        """Parameters as a decoding loop wants them (`models.prepare`); prepared ones as they are."""
-        return params if isinstance(params, Prepared) else Prepared(prepare_params(self.config, params))
+        """Parameters as a decoding loop wants them, never for training; prepared ones as they are.
+
+        Matrices are cast to the dtype of their products. A tied output matrix is laid out as `head` [D, V] where it
+        must be cast, and with layouts for the CPU (`nn.backend`).
+        """
+        if isinstance(params, Prepared):
+            return params
+        dtype, kept = jnp.dtype(self.config.dtype), _cast(params, self.config.dtype)
+        tied = getattr(self.config, "tie_embeddings", False)
+        if tied and (cpu_layouts() or params["embedding"].dtype != dtype):
+            kept["head"] = _laid_out(params["embedding"], dtype)
+        return Prepared(kept)
 
     def apply(self, params: Any, method: Callable, *args: Any) -> Any:
         """A method of the Linen module on raw or prepared parameters."""
@@ -93,44 +126,103 @@ class ModelNetwork:
         """Scores of all V columns in at least float32, a mask's among them."""
         return self.apply(params, self.linen.logits, hidden)
 
-
-@dataclasses.dataclass(frozen=True)
-class LayeredNetwork(ModelNetwork):
-    """A network whose cache holds the keys and values of each layer once."""
-
-    def work(self, batch: int, positions: int, context: int) -> Work:
+    def work(self, batch: int, positions: int, context: int, logits: float | None = None) -> Work:
         """The least that one call on `positions` positions of each row after `context` cached ones can cost.
 
-        Weights are read once, keys and values of the context once a layer. A multiplication and an addition are
-        two operations. An embedding is not counted, an output matrix is where the network has one.
+        Output scores are computed at `logits` positions of each row, at all when None.
         """
-        c, rows = self.config, batch * positions
-        kind: Any = type(self)
-        weights = sum(part_sizes(kind, c).values()) + self.vocab_size * c.width
-        cached = 2 * c.layers * c.kv_heads * c.head_dim * batch * context
-        attention = 4 * c.layers * c.heads * c.head_dim * rows * (context + positions)
-        moved = weights * jnp.dtype(c.param_dtype).itemsize + cached * jnp.dtype(c.dtype).itemsize
-        return Work(moved, 2 * weights * rows + attention)
+        return call_work(self, batch, positions, context, logits)
 
-    def init_cache(self, keys: Array, size: int) -> Layers:
+
+@dataclasses.dataclass(frozen=True)
+class KVNetwork(ModelNetwork):
+    """A network with a cache; unless a subclass says otherwise, of the keys and values of each layer once."""
+
+    def at(self, recurrence: int | None) -> "KVNetwork":
+        """The same network at another depth; itself when None.
+
+        Raises:
+          ValueError: a number of recurrences, where a network has none.
+        """
+        if recurrence is not None:
+            raise ValueError(
+                f"a network of family {self.config.family} has no recurrences, so not {recurrence}"
+            )
+        return self
+
+    def init_cache(self, keys: Array, size: int) -> Any:
         """An empty cache for `size` positions of each row; `keys` [B] count the rows, nothing is drawn."""
         c, dtype = self.config, kv_cache.stored(self.config.dtype)
         return tuple(kv_cache.empty(len(keys), c.kv_heads, size, c.head_dim, dtype) for _ in range(c.layers))
 
-    def write(self, cache: Layers, window: Layers, at: Int[Array, "B"]) -> Layers:
+    def write(self, cache: Any, window: Any, at: Int[Array, "B"]) -> Any:
         """The cache with a window stored at positions `at .. at + W - 1` of each row."""
-        return tuple(kv_cache.write(old, new, at) for old, new in zip(cache, window, strict=True))
+        return kv_cache.each_kv(lambda old, new: kv_cache.write(old, new, at), cache, window)
 
-    def pick(self, window: Layers, start: Int[Array, "B"], width: int) -> Layers:
+    def pick(self, window: Any, start: Int[Array, "B"], width: int) -> Any:
         """Positions `start .. start + width - 1` of each row's window."""
-        return tuple(kv_cache.pick(kv, start, width) for kv in window)
+        return kv_cache.each_kv(lambda kv: kv_cache.pick(kv, start, width), window)
 
-    def widen(self, window: Layers, width: int) -> Layers:
+    def widen(self, window: Any, width: int) -> Any:
         """The window with room for `width` positions, the new ones zero."""
-        return tuple(kv_cache.widen(kv, width) for kv in window)
+        return kv_cache.each_kv(lambda kv: kv_cache.widen(kv, width), window)
 
-    def seen(self, prefix: Prefix | None) -> tuple[Layers | None, Any]:
-        """The cache that a window looks at and its mask there; None twice where nothing is visible."""
+    def view(
+        self, positions: Int[Array, "B W"], prefix: Prefix | None = None, mask: Seen | None = None
+    ) -> View:
+        """What a window at `positions` sees: of the cache what the prefix says, of itself what the network does.
+
+        Args:
+          positions: absolute positions.
+          prefix: the cache and what the window sees of it; None for no cache.
+          mask: which window keys a query sees; by default what the network's `visibility` says.
+        """
+        if mask is None:
+            rule = by_block(positions, self.block) if self.visibility == "block" else RULES[self.visibility]
+            mask = once(rule, positions.shape[1], self.config.attention)
+        angles = rotation(positions, self.config.head_dim, self.config.rope_base)
         if prefix is None or prefix.visible is None:
-            return None, None
-        return prefix.kv, masks.visible(prefix.visible, prefix.kv[0].v.shape[-2])
+            return View(angles, mask)
+        return View(angles, mask, prefix.kv, masks.visible(prefix.visible, kv_cache.size(prefix.kv)))
+
+
+@functools.lru_cache
+def _traced(module: Any, config: Any, x64: bool) -> dict[str, Any]:
+    del x64  # on which float64 depends, so that shapes of one mode are not those of the other
+    init = module(config).init
+    return jax.eval_shape(lambda: init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))["params"]
+
+
+def _cast(params: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
+    """The tree with its matrices in the dtype of their products; every other leaf as it is.
+
+    For the CPU an embedding is at least float32: its backend casts a whole table in bfloat16 to read a row of it.
+    """
+
+    def wanted(path: tuple[Any, ...], leaf: Any) -> Any:
+        part = jax.tree_util.keystr(path, simple=True, separator="/")
+        if leaf.ndim > 1 and PRODUCTS.search(part):
+            return jnp.dtype(dtype)
+        table = part == "embedding" and cpu_layouts()
+        return jnp.promote_types(leaf.dtype, jnp.float32) if table else leaf.dtype
+
+    flat, tree = jax.tree_util.tree_flatten_with_path(dict(params))
+    dtypes = [wanted(*each) for each in flat]
+    others = {i: to for i, (to, (_, leaf)) in enumerate(zip(dtypes, flat, strict=True)) if to != leaf.dtype}
+    if not others:
+        return dict(params)
+    made = dict(zip(others, _astype([flat[i][1] for i in others], tuple(others.values())), strict=True))
+    return jax.tree.unflatten(tree, [made.get(i, leaf) for i, (_, leaf) in enumerate(flat)])
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _astype(leaves: list[Array], dtypes: tuple[Any, ...]) -> list[Array]:
+    """All of them in one program."""
+    return [leaf.astype(dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _laid_out(embedding: Array, dtype: Any) -> Array:
+    # The CPU backend multiplies by a transposed matrix 20 times slower than by a plain one; the barrier keeps it
+    # from folding the transposition into the product.
+    return lax.optimization_barrier(embedding.T.astype(dtype))

@@ -8,8 +8,6 @@ Prelude and coda run once a position and have one slot in any mode.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.nn import cache as kv_cache
-from paradec_jax.nn.cache import KV, Layers
+from paradec_jax.nn.cache import Layers
 
 CACHE_MODES = ("shared", "full", "latest")
 
@@ -104,18 +102,9 @@ def write(mode: str, cache: RecurrentKV, window: RecurrentKV, at: Int[Array, "B"
         index = last[:, :, None, None, None]
         filled = jax.tree.map(lambda x: jnp.take_along_axis(x, index, axis=1), window.core)
         window = dataclasses.replace(window, core=filled)
-    written = mapped(lambda old, new: kv_cache.write(old, new, at), cache, window)
+    written = kv_cache.each_kv(lambda old, new: kv_cache.write(old, new, at), cache, window)
     if mode != "full":
         return written
     done = jnp.broadcast_to(window.depth[:, None], (at.shape[0], window.prelude[0].v.shape[-2]))
     depth = jax.vmap(lambda row, new, p: lax.dynamic_update_slice(row, new, (p,)))(cache.depth, done, at)
     return dataclasses.replace(written, depth=depth)
-
-
-def mapped(change: Callable[..., KV], first: RecurrentKV, *others: RecurrentKV) -> RecurrentKV:
-    """The first of some keys and values, changed layer by layer; its depth stays."""
-    parts: dict[str, Any] = {
-        part: tuple(change(*kvs) for kvs in zip(*(getattr(kv, part) for kv in (first, *others)), strict=True))
-        for part in ("prelude", "core", "coda")
-    }
-    return dataclasses.replace(first, **parts)

@@ -7,37 +7,19 @@ A prelude embeds tokens, a core refines a latent state as often as one likes, a 
     logits = norm(coda(norm(s))) embedding^T
 """
 
-import dataclasses
-from collections.abc import Sequence
-from typing import Any
-
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import RecurrentDepthConfig
-from paradec_jax.models.base import shapes_of
-from paradec_jax.models.recurrent_cache import Layers, RecurrentKV
-from paradec_jax.nn.blocks import BlockConfig, PrefixMask, SandwichBlock, parameter, truncated_normal
+from paradec_jax.models.network import Inputs
+from paradec_jax.nn.blocks import SandwichBlock, parameter, truncated_normal
+from paradec_jax.nn.cache import Layers
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import rematerialised
-from paradec_jax.nn.rope import Rotation, rotation
-from paradec_jax.nn.visibility import CAUSAL, Seen
-
-Inputs = Int[Array, "B W"] | Float[Array, "B W D"]  # tokens, or a vector in the place of each
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class View:
-    """All that a window of positions sees besides its own states: angles, masks and the cached prefix."""
-
-    angles: Rotation
-    seen: Seen
-    cache: RecurrentKV | None = None
-    prefix_mask: PrefixMask | None = None
+from paradec_jax.nn.scan import in_turn, reading
+from paradec_jax.nn.visibility import View, whole_text
 
 
 class RecurrentDepth(nn.Module):
@@ -48,8 +30,7 @@ class RecurrentDepth(nn.Module):
 
     Attributes:
       config: the shape.
-      prepared: whether parameters come from `models.prepare`: a laid-out head is used where it is there, and no
-        loop over layers stacks their caches.
+      prepared: whether parameters come from `KVNetwork.prepare`: a laid-out head is used where it is there.
     """
 
     config: RecurrentDepthConfig
@@ -57,18 +38,12 @@ class RecurrentDepth(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        init, shape = truncated_normal(c.init_std), block_config(c)
-
-        block = rematerialised(SandwichBlock, c.remat)
-
-        def blocks(number: int) -> list[SandwichBlock]:
-            return [block(shape) for _ in range(number)]
-
+        init, block = truncated_normal(c.init_std), rematerialised(SandwichBlock, c.remat)
         self.embedding = parameter(self, "embedding", init, (c.vocab_size, c.width), c.param_dtype)
-        self.prelude = blocks(c.prelude_layers)
+        self.prelude = [block(c) for _ in range(c.prelude_layers)]
         self.adapter = parameter(self, "adapter", init, (2 * c.width, c.width), c.param_dtype)
-        self.core = blocks(c.core_layers)
-        self.coda = blocks(c.coda_layers)
+        self.core = [block(c) for _ in range(c.core_layers)]
+        self.coda = [block(c) for _ in range(c.coda_layers)]
         self.final_norm = parameter(self, "final_norm", nn.initializers.ones, (c.width,), c.param_dtype)
         self.has_head = not c.tie_embeddings or (self.prepared and self.has_variable("params", "head"))
         if self.has_head:
@@ -76,9 +51,7 @@ class RecurrentDepth(nn.Module):
 
     def __call__(self, tokens: Int[Array, "B W"]) -> Float[Array, "B W V"]:
         """One pass with a zero state and one recurrence; touches every parameter, for `init`."""
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        c = self.config
-        view = View(rotation(positions, c.head_dim, c.rope_base), CAUSAL)
+        view = whole_text(self.config, tokens.shape)
         e, _ = self.embed(tokens, view)
         state, _ = self.iterate(jnp.zeros_like(e), e, view)
         hidden, _ = self.readout(state, view)
@@ -89,9 +62,7 @@ class RecurrentDepth(nn.Module):
         dtype = jnp.dtype(self.config.dtype)
         vectors = self.embedding[tokens] if tokens.ndim == 2 else tokens
         x = vectors.astype(dtype) * jnp.asarray(self.config.width**0.5, dtype)
-        return self._blocks(
-            self.prelude, x, view, view.cache.prelude if view.cache else None, view.prefix_mask
-        )
+        return in_turn(reading(view), x, self.prelude, view.cache.prelude if view.cache else None)
 
     def iterate(
         self,
@@ -99,17 +70,16 @@ class RecurrentDepth(nn.Module):
         e: Float[Array, "B W D"],
         view: View,
         prefix: Layers | None = None,
-        prefix_mask: PrefixMask | None = None,
     ) -> tuple[Float[Array, "B W D"], Layers]:
         """One recurrence, `core(adapter [s ; e])`, over the cached keys of this recurrence."""
         x = dense(jnp.concatenate([state, e], axis=-1), self.adapter)
-        return self._blocks(self.core, x, view, prefix, prefix_mask)
+        return in_turn(reading(view), x, self.core, prefix)
 
     def readout(self, state: Float[Array, "B W D"], view: View) -> tuple[Float[Array, "B W D"], Layers]:
         """Input of the output matrix, `norm(coda(norm(s)))`, both norms with the same gain."""
         x = self.normalise(state)
-        x, own = self._blocks(self.coda, x, view, view.cache.coda if view.cache else None, view.prefix_mask)
-        return self.normalise(x), own
+        x, kv = in_turn(reading(view), x, self.coda, view.cache.coda if view.cache else None)
+        return self.normalise(x), kv
 
     def normalise(self, state: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]:
         """The final norm, which reads a state out and ends the coda."""
@@ -118,48 +88,3 @@ class RecurrentDepth(nn.Module):
     def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Output scores, factors in the model's dtype, sums and scores in at least float32."""
         return dense(hidden, self.head if self.has_head else self.embedding.T, wide=True)
-
-    def _blocks(
-        self,
-        blocks: Sequence[SandwichBlock],
-        x: Float[Array, "B W D"],
-        view: View,
-        prefix: Layers | None,
-        prefix_mask: PrefixMask | None,
-    ) -> tuple[Float[Array, "B W D"], Layers]:
-        own = []
-        for i, block in enumerate(blocks):
-            x, kv = block(x, view.angles, view.seen, prefix[i] if prefix else None, prefix_mask)
-            own.append(kv)
-        return x, tuple(own)
-
-
-def block_config(config: RecurrentDepthConfig) -> BlockConfig:
-    """The shape of every block."""
-    c = config
-    return BlockConfig(
-        width=c.width,
-        heads=c.heads,
-        kv_heads=c.heads,
-        head_dim=c.head_dim,
-        feed_forward=c.feed_forward,
-        norm_eps=c.norm_eps,
-        rotation="interleaved",
-        std=c.init_std,
-        std_out=c.init_std / (2 * c.effective_depth) ** 0.5,
-        biases="qk" if c.qk_bias else "",
-        attention=c.attention,
-        param_dtype=c.param_dtype,
-    )
-
-
-def parameter_shapes(config: RecurrentDepthConfig) -> dict[str, Any]:
-    """Shapes and dtypes of the parameters, without allocating any."""
-    parts = ("prelude", "core", "coda")
-    return shapes_of(RecurrentDepth, config, {part: f"{part}_layers" for part in parts})
-
-
-def init_params(config: RecurrentDepthConfig, key: Array) -> dict[str, Any]:
-    """Random parameters: std sqrt(2 / 5D), output matrices divided by sqrt(2 * effective depth)."""
-    module = RecurrentDepth(config)
-    return jax.jit(module.init)(key, jnp.zeros((1, 2), jnp.int32))["params"]

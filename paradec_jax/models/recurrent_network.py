@@ -13,14 +13,11 @@ from paradec_jax.config import RecurrentDepthConfig
 from paradec_jax.config.bounds import check_words
 from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.models import recurrent_cache
-from paradec_jax.models.network import ModelNetwork, Work, part_sizes
+from paradec_jax.models.network import Inputs, KVNetwork
 from paradec_jax.models.recurrent_cache import CACHE_MODES, RecurrentCache, RecurrentKV
-from paradec_jax.models.recurrent_depth import Inputs, RecurrentDepth, View, parameter_shapes
-from paradec_jax.nn import cache as kv_cache
-from paradec_jax.nn import masks
-from paradec_jax.nn.attention import once
-from paradec_jax.nn.rope import rotation
-from paradec_jax.nn.visibility import CAUSAL, Seen
+from paradec_jax.models.recurrent_depth import RecurrentDepth
+from paradec_jax.nn.cache import stored
+from paradec_jax.nn.visibility import Seen, View
 from paradec_jax.sharding import axes
 
 # Recurrences of a decoding step are unrolled up to this many layers.
@@ -29,7 +26,7 @@ STEP_WIDTH = 32  # windows up to this width are steps of a decoder, wider ones a
 
 
 @dataclasses.dataclass(frozen=True)
-class RecurrentDepthNetwork(ModelNetwork):
+class RecurrentDepthNetwork(KVNetwork):
     """A recurrent-depth transformer with a cache of a kind and a number of recurrences.
 
     Attributes:
@@ -44,11 +41,9 @@ class RecurrentDepthNetwork(ModelNetwork):
     recurrence: Any = None
     slots: Any = None
     linen: ClassVar[Any] = RecurrentDepth
-    shapes: ClassVar[Any] = staticmethod(parameter_shapes)
     table: ClassVar[Any] = axes.RECURRENT
+    parts: ClassVar[Any] = {part: f"{part}_layers" for part in ("prelude", "core", "coda")}
     counters: ClassVar[tuple[str, ...]] = ("recurrences",)  # passes of the core, one after the other
-    visibility: ClassVar[str] = "causal"
-    block: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         check_words(self, cache=CACHE_MODES)
@@ -66,24 +61,6 @@ class RecurrentDepthNetwork(ModelNetwork):
     def at(self, recurrence: int | None) -> "RecurrentDepthNetwork":
         """The same network and cache at another depth; itself when None."""
         return self if recurrence is None else dataclasses.replace(self, recurrence=recurrence)
-
-    def work(self, batch: int, positions: int, context: int) -> Work:
-        """The least that one call on `positions` positions of each row after `context` cached ones can cost.
-
-        Weights are read once for prelude, coda and output matrix and once a recurrence for core and adapter;
-        keys and values of the context once a layer. A multiplication and an addition are two operations.
-        """
-        c, recurrence = self.config, self.recurrence
-        kind: Any = type(self)
-        of = part_sizes(kind, c)
-        once = of["prelude"] + of["coda"] + of["final"] + c.vocab_size * c.width
-        weights = once + recurrence * (of["core"] + of["adapter"])
-        layers = c.prelude_layers + c.coda_layers + c.core_layers * recurrence
-        cached = 2 * layers * c.width * batch * context
-        rows = batch * positions
-        attention = 4 * layers * c.width * rows * (context + positions)
-        moved = weights * jnp.dtype(c.param_dtype).itemsize + cached * jnp.dtype(c.dtype).itemsize
-        return Work(moved, 2 * weights * rows + attention)
 
     def init_cache(
         self, keys: Array, size: int, *, scale: Any = 1.0, states: Float[Array, "P D"] | None = None
@@ -104,8 +81,7 @@ class RecurrentDepthNetwork(ModelNetwork):
             initial = self.initial_state(folded, scale)
         else:
             initial = states[jnp.minimum(positions, len(states) - 1)] * scale
-        dtype = kv_cache.stored(self.config.dtype)
-        empty = recurrent_cache.empty(self.config, self._room, len(keys), size, dtype)
+        empty = recurrent_cache.empty(self.config, self._room, len(keys), size, stored(self.config.dtype))
         depth = jnp.zeros((len(keys), size), jnp.int32)
         return RecurrentCache(dataclasses.replace(empty, depth=depth), initial)
 
@@ -133,24 +109,13 @@ class RecurrentDepthNetwork(ModelNetwork):
         """The cache with a window stored at positions `at .. at + W - 1` of each row."""
         return dataclasses.replace(cache, kv=recurrent_cache.write(self.cache, cache.kv, window, at))
 
-    def pick(self, window: RecurrentKV, start: Int[Array, "B"], width: int) -> RecurrentKV:
-        """Positions `start .. start + width - 1` of each row's window."""
-        return recurrent_cache.mapped(lambda kv: kv_cache.pick(kv, start, width), window)
-
     def view(
-        self,
-        positions: Int[Array, "B W"],
-        prefix: Prefix | None = None,
-        mask: Seen | None = None,
+        self, positions: Int[Array, "B W"], prefix: Prefix | None = None, mask: Seen | None = None
     ) -> View:
-        """What a window at `positions` sees: of the cache what the prefix says, and itself, causally by default."""
-        if mask is None:
-            mask = once(CAUSAL, positions.shape[1], self.config.attention)
-        angles = rotation(positions, self.config.head_dim, self.config.rope_base)
-        if prefix is None or prefix.visible is None:
-            return View(angles, mask)
-        kv = prefix.kv.kv
-        return View(angles, mask, kv, masks.visible(prefix.visible, kv.depth.shape[1]))
+        """As of other networks; of the cache a window sees the keys and values, not the initial latents."""
+        if prefix is not None:
+            prefix = Prefix(prefix.kv.kv, prefix.visible)
+        return super().view(positions, prefix, mask)
 
     def initial_state(self, keys: Array, scale: Float[Array, ""] | float = 1.0) -> Float[Array, "B W D"]:
         """Random states `sqrt(D) * TruncNormal(0, std, +-3 std)`, `std = scale * sqrt(2 / 5D)`, one key each."""
@@ -164,8 +129,8 @@ class RecurrentDepthNetwork(ModelNetwork):
         self, params: Any, inputs: Inputs, view: View, window: RecurrentKV
     ) -> tuple[Float[Array, "B W D"], RecurrentKV]:
         """Prelude output e of a window of tokens or vectors, and the window with the prelude's keys and values."""
-        e, own = self.apply(params, RecurrentDepth.embed, inputs, view)
-        return e, dataclasses.replace(window, prelude=own)
+        e, kv = self.apply(params, RecurrentDepth.embed, inputs, view)
+        return e, dataclasses.replace(window, prelude=kv)
 
     def iterate(
         self,
@@ -178,13 +143,14 @@ class RecurrentDepthNetwork(ModelNetwork):
         rows: Bool[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B W D"], RecurrentKV]:
         """One recurrence of the window; `index` counts recurrences, `rows` (default all) are those that move."""
-        prefix, prefix_mask = None, view.prefix_mask
+        prefix = None
         if view.cache is not None and view.prefix_mask is not None:
-            prefix, prefix_mask = recurrent_cache.seen(self.cache, view.cache, view.prefix_mask, index)
-        new, own = self.apply(params, RecurrentDepth.iterate, state, e, view, prefix, prefix_mask)
+            prefix, mask = recurrent_cache.seen(self.cache, view.cache, view.prefix_mask, index)
+            view = dataclasses.replace(view, prefix_mask=mask)
+        new, kv = self.apply(params, RecurrentDepth.iterate, state, e, view, prefix)
         if rows is not None:
             new = jnp.where(rows[:, None, None], new, state)
-        return new, recurrent_cache.store(self.cache, window, own, index, rows)
+        return new, recurrent_cache.store(self.cache, window, kv, index, rows)
 
     def recur(
         self,
@@ -206,13 +172,9 @@ class RecurrentDepthNetwork(ModelNetwork):
         return lax.scan(body, (state, window), jnp.arange(recurrences), unroll=unroll)[0]
 
     def readout(self, params: Any, state: Float[Array, "B W D"], view: View, window: RecurrentKV) -> Forward:
-        """Ends a call: head input of each state, the window with the coda's keys and values, its recurrences."""
-        hidden, own = self.apply(params, RecurrentDepth.readout, state, view)
-        return Forward(hidden, dataclasses.replace(window, coda=own), {"recurrences": window.depth})
-
-    def widen(self, window: RecurrentKV, width: int) -> RecurrentKV:
-        """The window with room for `width` positions, the new ones zero."""
-        return recurrent_cache.mapped(lambda kv: kv_cache.widen(kv, width), window)
+        """Ends a call: hidden states, the window with the coda's keys and values, and its recurrences."""
+        hidden, kv = self.apply(params, RecurrentDepth.readout, state, view)
+        return Forward(hidden, dataclasses.replace(window, coda=kv), {"recurrences": window.depth})
 
     def normalise(self, params: Any, state: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]:
         """A raw state after the final norm."""
@@ -232,7 +194,7 @@ class RecurrentDepthNetwork(ModelNetwork):
           params: the parameters, raw or prepared.
           inputs, positions: the window's tokens, or a vector in the place of each, and absolute positions.
           prefix: the cache, whose initial latents are read at `positions`, and what the window sees of it.
-          mask: which window keys a query sees; the earlier ones and itself by default.
+          mask: which window keys a query sees, as of `view`.
 
         Raises:
           ValueError: no prefix, so no latents to start from.
@@ -241,9 +203,8 @@ class RecurrentDepthNetwork(ModelNetwork):
             raise ValueError(
                 "a recurrent network starts from the latents in its cache: give Prefix(cache, visible=None)"
             )
-        return self.forward_from(params, inputs, positions, self.latents(prefix.kv, positions), prefix, mask)[
-            0
-        ]
+        states = self.latents(prefix.kv, positions)
+        return self.forward_from(params, inputs, positions, states, prefix, mask)[0]
 
     def forward_from(
         self,

@@ -3,7 +3,7 @@
 ::
 
     e = norm(E[y])                         y: the block after some of its tokens were revealed
-    u = norm(a)                            a: the backbone's head inputs of the block before that
+    u = norm(a)                            a: the backbone's hidden states of the block before that
     x = [e ; u] fusion                     [B, W, 2D] -> [B, W, D]
     x <- x + Attention(norm(x))            N blocks like the backbone's, of their own weights and cache
     x <- x + MLP(norm(x))
@@ -12,7 +12,8 @@
 Embedding E and output matrix U are the backbone's. U is linear, so U(a + r) adds the residual to the logits.
 """
 
-from typing import Any
+import dataclasses
+from typing import Any, ClassVar
 
 import chex
 import flax.linen as nn
@@ -21,14 +22,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import ResidualHeadConfig
-from paradec_jax.models.base import shapes_of
-from paradec_jax.nn.blocks import BlockConfig, PrefixMask, PreNormBlock, parameter, truncated_normal
+from paradec_jax.decode.machine.network import Forward, Prefix
+from paradec_jax.models.network import KVNetwork, raw
+from paradec_jax.nn.blocks import PreNormBlock, parameter, truncated_normal
 from paradec_jax.nn.cache import Layers
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import rematerialised
-from paradec_jax.nn.rope import rotation
-from paradec_jax.nn.visibility import FULL, Seen
+from paradec_jax.nn.scan import in_turn, reading
+from paradec_jax.nn.visibility import Seen, View, whole_text
+from paradec_jax.sharding import axes
 
 INITS = ("normal_0.2", "ordinary", "zero_gain", "inherited")
 
@@ -52,58 +55,89 @@ class ResidualHead(nn.Module):
         self.hidden_norm = parameter(self, "hidden_norm", ones, (c.width,), c.param_dtype)
         of_fusion = truncated_normal(c.init_std)
         self.fusion = parameter(self, "fusion", of_fusion, (2 * c.width, c.width), c.param_dtype)
-        self.layer = [block(block_config(c)) for _ in range(c.layers)]
+        self.layer = [block(c) for _ in range(c.layers)]
         self.final_norm = parameter(self, "final_norm", ones, (c.width,), c.param_dtype)
 
-    def __call__(self, positions: Int[Array, "B W"]) -> Float[Array, "B W D"]:
+    def __call__(self, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"]:
         """One pass over zeros; touches every parameter, for `init`."""
-        zeros = jnp.zeros((*positions.shape, self.config.width))
-        return self.residual(zeros, zeros, positions, FULL, None, None)[0]
+        zeros = jnp.zeros((*tokens.shape, self.config.width))
+        return self.residual(zeros, zeros, whole_text(self.config, tokens.shape))[0]
 
     def residual(
-        self,
-        vectors: Float[Array, "B W D"],
-        hidden: Float[Array, "B W D"],
-        positions: Int[Array, "B W"],
-        seen: Seen,
-        cache: Layers | None,
-        prefix_mask: PrefixMask | None,
+        self, vectors: Float[Array, "B W D"], hidden: Float[Array, "B W D"], view: View
     ) -> tuple[Float[Array, "B W D"], Layers]:
         """The residual r of each position of a window, and the window's keys and values."""
-        c, dtype, own = self.config, jnp.dtype(self.config.dtype), []
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
         e = rms_norm(vectors.astype(dtype), self.embedding_norm, c.norm_eps)
         u = rms_norm(hidden.astype(dtype), self.hidden_norm, c.norm_eps)
         x = dense(jnp.concatenate([e, u], axis=-1), self.fusion)
-        angles = rotation(positions, c.head_dim, c.rope_base)
-        for i, layer in enumerate(self.layer):
-            x, kv = layer(x, angles, seen, cache[i] if cache else None, prefix_mask)
-            own.append(kv)
-        return rms_norm(x, self.final_norm, c.norm_eps), tuple(own)
+        x, kv = in_turn(reading(view), x, self.layer, view.cache)
+        return rms_norm(x, self.final_norm, c.norm_eps), kv
 
 
-def block_config(config: ResidualHeadConfig) -> BlockConfig:
-    """The shape of every block."""
-    c = config
-    return BlockConfig(
-        width=c.width,
-        heads=c.heads,
-        kv_heads=c.kv_heads,
-        head_dim=c.head_dim,
-        feed_forward=c.feed_forward,
-        norm_eps=c.norm_eps,
-        rotation="halves",
-        std=c.init_std,
-        std_out=c.init_std / (2 * c.layers) ** 0.5,
-        biases="qkv" if c.qkv_bias else "",
-        qk_norm=c.qk_norm,
-        attention=c.attention,
-        param_dtype=c.param_dtype,
-    )
+@dataclasses.dataclass(frozen=True)
+class ResidualHeadNetwork(KVNetwork):
+    """The head as decoders and losses drive it: it corrects what a backbone says of a block.
 
+    It reads vectors, `backbone.embedding(params)[tokens]` or mixtures of them, and what it returns is added to the
+    backbone's hidden states: corrected scores are `backbone.logits(params, a + r)`.
 
-def parameter_shapes(config: ResidualHeadConfig) -> dict[str, Any]:
-    """Shapes and dtypes of the parameters, without allocating any."""
-    return shapes_of(ResidualHead, config, {"layer": "layers"})
+    Attributes:
+      config: the head's shape.
+    """
+
+    config: ResidualHeadConfig
+    linen: ClassVar[Any] = ResidualHead
+    table: ClassVar[Any] = axes.RESIDUAL_HEAD
+    counters: ClassVar[tuple[str, ...]] = ("head_calls",)  # which no other counter holds
+
+    @classmethod
+    def init_params(cls, config: ResidualHeadConfig, key: Array) -> dict[str, Any]:
+        """Random parameters whose residual is zero; `init_params` of this module knows other ways to begin."""
+        return init_params(config, key)
+
+    @property
+    def vocab_size(self) -> int:
+        """None of its own: embedding and output matrix are the backbone's."""
+        return 0
+
+    def logits(self, params: Any, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
+        """Refuses: the head has no output matrix.
+
+        Raises:
+          TypeError: always.
+        """
+        raise TypeError("a residual head has no output matrix: ask its backbone for logits(params, a + r)")
+
+    def forward(
+        self,
+        params: Any,
+        vectors: Float[Array, "B W D"],
+        positions: Int[Array, "B W"],
+        prefix: Prefix | None = None,
+        mask: Seen | None = None,
+        *,
+        hidden: Float[Array, "B W D"],
+    ) -> Forward:
+        """The residual of a window, as `Forward.hidden`. The caller stores the keys and values.
+
+        Args:
+          params: the parameters, raw or prepared.
+          vectors, positions: the embedding of each token after the reveals, and absolute positions.
+          prefix, mask: what the window sees of the head's own cache and of itself, as of `view`.
+          hidden: the backbone's hidden states before the reveals, or their sum with earlier residuals.
+
+        Raises:
+          ValueError: vectors of another width than the head's, which are another backbone's.
+        """
+        width = self.config.width
+        if {vectors.shape[-1], hidden.shape[-1]} != {width}:
+            raise ValueError(
+                f"the head corrects vectors of width {width}, not of {hidden.shape[-1]}: it is another network's"
+            )
+        inputs, module = (vectors, hidden, self.view(positions, prefix, mask)), self.module
+        residual, kv = module.apply({"params": raw(params)}, *inputs, method=ResidualHead.residual)
+        return Forward(residual, kv, {"head_calls": 1})
 
 
 def init_params(
@@ -115,7 +149,7 @@ def init_params(
       config: the shape.
       key: random key; the same key gives the same draws.
       init: "ordinary" draws matrices with std sqrt(2 / 5D) (branch outputs over sqrt(2 N)) and sets gains to 1, so
-        that the residual is as large as the backbone's head inputs; "zero_gain" differs in `final_norm`, which is
+        that the residual is as large as the backbone's hidden states; "zero_gain" differs in `final_norm`, which is
         zero, so that the residual begins at zero; "normal_0.2" draws every parameter, gains of norms and biases
         included, from N(0, 0.2^2), as the released heads began; "inherited" differs from "zero_gain" in its blocks,
         copies of the backbone's first ones, which read the embeddings that they know (`fusion` begins as [1 ; draw],
@@ -128,7 +162,7 @@ def init_params(
     if init not in INITS:
         raise ValueError(f"init must be one of {', '.join(INITS)}, not {init!r}")
     if init == "normal_0.2":
-        leaves, tree = jax.tree.flatten(parameter_shapes(config))
+        leaves, tree = jax.tree.flatten(ResidualHeadNetwork.shapes(config))
         keys = jax.random.split(key, len(leaves))
         drawn = [0.2 * jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
         return jax.tree.unflatten(tree, drawn)
@@ -144,9 +178,9 @@ def _inherited(config: ResidualHeadConfig, params: dict[str, Any], backbone: Any
         raise ValueError(
             f"init inherited needs a backbone with {', '.join(missing)} for {config.layers} layers"
         )
-    own, theirs = ([tree[name] for name in names] for tree in (params, backbone))
+    mine, theirs = ([tree[name] for name in names] for tree in (params, backbone))
     why = "init inherited needs a backbone whose layers have the shapes of the head's"
-    chex.assert_trees_all_equal_shapes(own, theirs, custom_message=why, exception_type=ValueError)
+    chex.assert_trees_all_equal_shapes(mine, theirs, custom_message=why, exception_type=ValueError)
     chex.assert_axis_dimension(
         backbone["embedding"], 1, config.width, custom_message=why, exception_type=ValueError
     )

@@ -7,28 +7,28 @@
     x <- x + MLP(norm(x))
     logits = norm(x) head
 
-What a position sees is the caller's affair: a mask of the window or a rule, and a mask of what is cached before it.
+What a position sees is the network's affair, by its config: the positions before it, or its block as well.
 """
 
-from typing import Any
+import dataclasses
+import math
+from typing import Any, ClassVar
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.config import TransformerConfig
-from paradec_jax.models.base import shapes_of
-from paradec_jax.nn.blocks import BlockConfig, PrefixMask, PreNormBlock, parameter, truncated_normal
-from paradec_jax.nn.cache import KV, Layers
+from paradec_jax.decode.machine.network import Forward, Prefix
+from paradec_jax.models.network import Inputs, KVNetwork
+from paradec_jax.nn.blocks import PreNormBlock, parameter, truncated_normal
+from paradec_jax.nn.cache import Layers
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import rematerialised
-from paradec_jax.nn.rope import Rotation, rotation
-from paradec_jax.nn.scan import of_layers, scanned, stacked_cache
-from paradec_jax.nn.visibility import CAUSAL, Seen
-
-Inputs = Int[Array, "B W"] | Float[Array, "B W D"]  # tokens, or a vector in the place of each
+from paradec_jax.nn.scan import in_turn, reading, scanned
+from paradec_jax.nn.visibility import Seen, View, whole_text
+from paradec_jax.sharding import axes
 
 
 class Transformer(nn.Module):
@@ -39,7 +39,7 @@ class Transformer(nn.Module):
 
     Attributes:
       config: the shape.
-      prepared: whether parameters come from `models.prepare`: a laid-out head is used where it is there, and no
+      prepared: whether parameters come from `KVNetwork.prepare`: a laid-out head is used where it is there, and no
         loop over layers stacks their caches.
     """
 
@@ -49,11 +49,11 @@ class Transformer(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.block = rematerialised(PreNormBlock, c.remat)
-        # A tied embedding must be small, or the first logits are large; one of its own starts at the scale of a
+        # A tied embedding must be small, or the first logits are large; one of its kv starts at the scale of a
         # normalised stream, so that what the blocks add does not drown it.
         of_embedding = truncated_normal(c.init_std if c.tie_embeddings else 1.0)
         self.embedding = parameter(self, "embedding", of_embedding, (c.vocab_size, c.width), c.param_dtype)
-        self.layer = [self.block(block_config(c)) for _ in range(c.layers)]
+        self.layer = [self.block(c) for _ in range(c.layers)]
         self.final_norm = parameter(self, "final_norm", nn.initializers.ones, (c.width,), c.param_dtype)
         self.has_head = not c.tie_embeddings or (self.prepared and self.has_variable("params", "head"))
         if self.has_head:
@@ -62,82 +62,63 @@ class Transformer(nn.Module):
 
     def __call__(self, tokens: Int[Array, "B W"]) -> Float[Array, "B W V"]:
         """One causal pass without a cache; touches every parameter, for `init` alone."""
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        hidden, _ = self.hidden(tokens, positions, CAUSAL, None, None)
-        return self.logits(hidden)
+        return self.logits(self.hidden(tokens, whole_text(self.config, tokens.shape))[0])
 
-    def hidden(
-        self,
-        tokens: Inputs,
-        positions: Int[Array, "B W"],
-        seen: Seen,
-        cache: Layers | None,
-        prefix_mask: PrefixMask | None,
-    ) -> tuple[Float[Array, "B W D"], Layers]:
-        """Head input of each position of a window, and the window's keys and values."""
-        c = self.config
+    def hidden(self, tokens: Inputs, view: View) -> tuple[Float[Array, "B W D"], Layers]:
+        """Hidden states of a window, normalised for the output matrix, and the window's keys and values."""
+        c, cache = self.config, view.cache
         vectors = self.embedding[tokens] if tokens.ndim == 2 else tokens
         x = vectors.astype(jnp.dtype(c.dtype))
-        angles = rotation(positions, c.head_dim, c.rope_base)
         # A decoding loop would copy its caches to stack them in every step; whoever has one prepares parameters.
         if c.scan_layers and not self.is_initializing() and (cache is None or not self.prepared):
-            x, kept = self._scanned(x, angles, seen, cache, prefix_mask)
-            return rms_norm(x, self.final_norm, c.norm_eps), kept
-        own = []
-        for i, layer in enumerate(self.layer):
-            x, kv = layer(x, angles, seen, cache[i] if cache else None, prefix_mask)
-            own.append(kv)
-        return rms_norm(x, self.final_norm, c.norm_eps), tuple(own)
-
-    def _scanned(
-        self,
-        x: Float[Array, "B W D"],
-        angles: Rotation,
-        seen: Seen,
-        cache: Layers | None,
-        prefix_mask: PrefixMask | None,
-    ) -> tuple[Float[Array, "B W D"], Layers]:
-        """The stream after all blocks, and the window's keys and values, by a loop."""
-        c, params = self.config, self.variables["params"]
-        block = self.block(block_config(c), parent=None)
-
-        def body(x: Array, params: Any, prefix: KV | None) -> Any:
-            return block.apply({"params": params}, x, angles, seen, prefix, prefix_mask)
-
-        layers = [params[f"layer_{i}"] for i in range(c.layers)]
-        x, kept = scanned(body, x, layers, c.dtype, stacked_cache(cache))
-        return x, of_layers(kept, c.layers)
+            layers = [self.variables["params"][f"layer_{i}"] for i in range(c.layers)]
+            x, kv = scanned(reading(view), x, self.block(c, parent=None), layers, c.dtype, cache)
+        else:
+            x, kv = in_turn(reading(view), x, self.layer, cache)
+        return rms_norm(x, self.final_norm, c.norm_eps), kv
 
     def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Output scores, factors in the model's dtype, sums and scores in at least float32."""
         return dense(hidden, self.head if self.has_head else self.embedding.T, wide=True)
 
 
-def block_config(config: TransformerConfig) -> BlockConfig:
-    """The shape of every block."""
-    c = config
-    return BlockConfig(
-        width=c.width,
-        heads=c.heads,
-        kv_heads=c.kv_heads,
-        head_dim=c.head_dim,
-        feed_forward=c.feed_forward,
-        norm_eps=c.norm_eps,
-        rotation="halves",
-        std=c.init_std,
-        std_out=c.init_std / (2 * c.layers) ** 0.5,
-        biases="qkv" if c.qkv_bias else "",
-        qk_norm=c.qk_norm,
-        attention=c.attention,
-        param_dtype=c.param_dtype,
-    )
+@dataclasses.dataclass(frozen=True)
+class TransformerNetwork(KVNetwork):
+    """The transformer as decoders and losses drive it, causal or block by block as its config says.
 
+    Attributes:
+      config: the model's shape.
+    """
 
-def parameter_shapes(config: TransformerConfig) -> dict[str, Any]:
-    """Shapes and dtypes of the parameters, without allocating any."""
-    return shapes_of(Transformer, config, {"layer": "layers"})
+    config: TransformerConfig
+    linen: ClassVar[Any] = Transformer
+    table: ClassVar[Any] = axes.TRANSFORMER
 
+    @property
+    def max_length(self) -> int:
+        """Longest sequence the model was built for, in whole blocks of every length that it serves."""
+        whole = math.lcm(*self.blocks)  # 1 of a causal model
+        return self.config.max_length // whole * whole
 
-def init_params(config: TransformerConfig, key: Array) -> dict[str, Any]:
-    """Random parameters: std sqrt(2 / 5D) (an untied embedding 1), branch outputs over sqrt(2 N), biases zero."""
-    return jax.jit(Transformer(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Lengths of blocks that the checkpoint serves; none of a causal model."""
+        return () if self.block is None else getattr(self.config, "blocks", None) or (self.block,)
+
+    def forward(
+        self,
+        params: Any,
+        inputs: Inputs,
+        positions: Int[Array, "B W"],
+        prefix: Prefix | None = None,
+        mask: Seen | None = None,
+    ) -> Forward:
+        """Reads a window. The caller stores the keys and values.
+
+        Args:
+          params: the parameters, raw or prepared.
+          inputs, positions: the window's tokens, or a vector in the place of each, and absolute positions.
+          prefix, mask: what the window sees of a cache and of itself, as of `view`.
+        """
+        hidden, kv = self.apply(params, Transformer.hidden, inputs, self.view(positions, prefix, mask))
+        return Forward(hidden, kv, {})

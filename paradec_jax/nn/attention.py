@@ -5,29 +5,32 @@ dense      all scores at once, [B, H, W, S + W]
 blocked    `QUERIES` queries at a time, or fewer (`SCORES`), their scores anew going backward; short windows as dense
 cudnn      cuDNN's program, which keeps no scores: where it is there (`nn.backend`), in 16 bits, for an even number of
            positions without a cache and at most 128 channels a head, a multiple of 8; elsewhere as blocked
-splash     a Pallas kernel for TPUs (`nn.splash`), which keeps none either: in long windows without a cache, causal or
-           full by a rule, positions and channels multiples of 128; elsewhere, and on other devices, as blocked
+splash     JAX's Pallas kernel for TPUs, which keeps none either and skips what nobody sees: in long windows without a
+           cache, causal or full by a rule, positions and channels multiples of 128; elsewhere as blocked
 =========  ==================================================================================================
 """
 
+import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from einops import rearrange
 from jax import lax
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float
 
 from paradec_jax.nn.backend import cudnn_attention
 from paradec_jax.nn.cache import KV
-from paradec_jax.nn.splash import serves, splash
-from paradec_jax.nn.visibility import FULL, Rule, Seen, mask_of
+from paradec_jax.nn.visibility import FULL, PrefixMask, Rule, Seen, mask_of
 from paradec_jax.sharding.rules import row_axes, sizes_in_force
 
 MASKED = float(jnp.finfo(jnp.float32).min)
 QUERIES = 256  # of a long window whose scores are in memory at once
 SCORES = 2**27  # that a device may hold at once, 512 MiB; many rows and heads take fewer queries at a time
-PrefixMask = Bool[Array, "B S"] | Bool[Array, "B W S"]
+LANES = 128  # of a TPU: channels and positions of its kernel come in multiples of it
 
 
 def attention(
@@ -78,19 +81,12 @@ def attend(
     window: KV,
     window_mask: Bool[Array, "*B W K"],
     prefix: KV | None = None,
-    prefix_mask: Bool[Array, "B S"] | Bool[Array, "B W S"] | None = None,
+    prefix_mask: PrefixMask | None = None,
 ) -> Float[Array, "B H W C"]:
-    """Softmax attention `softmax(q k^T / sqrt(C)) v` over prefix and window keys together.
+    """As `attention` under a mask of the window, all scores at once; q may be some of the window's queries.
 
     The prefix is read in place: neither its keys nor its values are joined with the window's, only the scores
     are. Scores, mask and softmax are at least float32. G key-value heads serve H = G * R query heads.
-
-    Args:
-      q: queries after bias and rotation.
-      window: keys [B, G, C, K] and values [B, G, K, C] of the window itself; K = W unless q are some of its queries.
-      window_mask: which window keys a query sees.
-      prefix: cached keys [B, G, C, S] and values [B, G, S, C], or None.
-      prefix_mask: which cached positions a row sees, or each of its queries.
     """
     grouped = rearrange(q, "b (g r) w c -> b g r w c", g=window.k.shape[1])
     scale, wide = q.shape[-1] ** -0.5, jnp.promote_types(q.dtype, jnp.float32)
@@ -173,3 +169,53 @@ def _cudnn(q: Float[Array, "B H W C"], window: KV, seen: Seen) -> Float[Array, "
         queries, keys, values, mask=mask, is_causal=rule == "causal", implementation="cudnn"
     )
     return rearrange(out, "b w h c -> b h w c")
+
+
+def serves(q: Float[Array, "B H W C"], seen: Rule) -> bool:
+    """Whether the kernel computes this window: causal or full, positions and channels multiples of 128."""
+    return seen.name in ("causal", "full") and not any(size % LANES for size in q.shape[2:])
+
+
+def splash(
+    q: Float[Array, "B H W C"], window: KV, seen: Rule, *, interpret: bool = False
+) -> Float[Array, "B H W C"]:
+    """As `attend` of a window over itself; on a mesh each device computes its rows and heads.
+
+    Args:
+      q: queries after bias and rotation.
+      window: keys and values.
+      seen: a rule that `serves` accepts.
+      interpret: whether the kernel runs as plain JAX, on any device: for tests.
+    """
+
+    def of_rows(q: Array, k: Array, v: Array) -> Array:
+        return jax.vmap(_kernel(q.shape[1], q.shape[2], seen.name, interpret))(q * q.shape[-1] ** -0.5, k, v)
+
+    sizes = sizes_in_force()
+    if sizes:
+        heads, tensor = (q.shape[1], window.v.shape[1]), sizes.get("tensor", 1)
+        split = "tensor" if tensor > 1 and not any(n % tensor for n in heads) else None
+        spec = P(row_axes(q.shape[0], sizes), split)
+        of_rows = jax.shard_map(of_rows, in_specs=(spec, spec, spec), out_specs=spec, check_vma=False)
+    return of_rows(q, rearrange(window.k, "b g c w -> b g w c"), window.v)
+
+
+@functools.lru_cache
+def _kernel(heads: int, width: int, rule: str, interpret: bool) -> Any:
+    """The kernel of so many heads; making it goes through the mask once, outside of any trace."""
+    # Imported late, which takes seconds and is seldom needed.
+    from jax.experimental.pallas.ops.tpu import splash_attention
+
+    one = (splash_attention.CausalMask if rule == "causal" else splash_attention.FullMask)((width, width))
+    size = next(size for size in (512, 256, LANES) if width % size == 0)
+    names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
+    blocks: dict[str, Any] = {f"block_{name}": size for name in names}
+    with jax.ensure_compile_time_eval():
+        kernel = splash_attention.make_splash_mha(
+            splash_attention.MultiHeadMask([one] * heads),
+            block_sizes=splash_attention.BlockSizes(**blocks),
+            head_shards=1,
+            q_seq_shards=1,
+            interpret=interpret,
+        )
+        return jax.tree.map(np.asarray, kernel)

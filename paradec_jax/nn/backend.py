@@ -1,4 +1,7 @@
-"""The switches for what suits a backend and is nobody's definition: layouts, and who computes attention."""
+"""The switches for what suits a backend and is nobody's definition: layouts, and who computes attention.
+
+Environment variables decide for a whole process, since compiled programs do not know how they were traced.
+"""
 
 import os
 
@@ -9,50 +12,34 @@ ATTENTION = "PARADEC_ATTENTION"
 
 
 def cpu_layouts() -> bool:
-    """Whether products are laid out for XLA's CPU backend: where that is the default one, unless told otherwise.
+    """Whether products are laid out for XLA's CPU backend: where that is the default one.
 
-    The environment variable `PARADEC_LAYOUTS` ("cpu" or "plain") decides for a whole process, since compiled programs
-    do not know by which layout they were traced.
+    The environment variable `PARADEC_LAYOUTS` ("cpu" or "plain") overrules that.
 
     Raises:
       ValueError: another value of the variable.
     """
-    told = os.environ.get(SWITCH)
-    if told not in (None, "cpu", "plain"):
-        raise ValueError(f"{SWITCH} must be 'cpu' or 'plain', not {told!r}")
-    return jax.default_backend() == "cpu" if told is None else told == "cpu"
+    chosen = _chosen(SWITCH, "cpu")
+    return jax.default_backend() == "cpu" if chosen is None else chosen
 
 
 def cudnn_attention() -> bool:
-    """Whether cuDNN computes attention that is not causal: where the default backend is CUDA, unless told otherwise.
+    """Whether cuDNN computes attention where a config asks for it: where the default backend is CUDA.
 
-    The environment variable `PARADEC_ATTENTION` ("cudnn" or "plain") decides for a whole process, as above.
+    The environment variable `PARADEC_ATTENTION` ("cudnn" or "plain") overrules that.
 
     Raises:
       ValueError: another value of the variable.
     """
-    told = os.environ.get(ATTENTION)
-    if told not in (None, "cudnn", "plain"):
-        raise ValueError(f"{ATTENTION} must be 'cudnn' or 'plain', not {told!r}")
-    if told is None:
+    chosen = _chosen(ATTENTION, "cudnn")
+    if chosen is None:
         return jax.default_backend() == "gpu" and "cuda" in jax.devices()[0].client.platform_version
-    return told == "cudnn"
+    return chosen
 
 
-def check_host_memory() -> None:
-    """Refuses to keep arrays of a program in the host's memory where devices cannot.
-
-    The devices are those of the mesh in force, which a plan may only know by name, else the default backend's.
-
-    Raises:
-      ValueError: devices without "pinned_host" memory.
-    """
-    planned = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
-    device = jax.devices()[0]
-    if planned is not None and planned.device_kind != device.device_kind:
-        return  # compiled for devices that are not here
-    if "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
-        raise ValueError(
-            "remat 'offload' keeps arrays in the host's memory, which devices of kind "
-            f"{device.device_kind!r} cannot: use 'layer'"
-        )
+def _chosen(variable: str, word: str) -> bool | None:
+    """Whether a variable is `word` and not "plain"; None where it is not set."""
+    value = os.environ.get(variable)
+    if value not in (None, word, "plain"):
+        raise ValueError(f"{variable} must be {word!r} or 'plain', not {value!r}")
+    return None if value is None else value == word

@@ -1,6 +1,5 @@
-"""Transformer blocks. Linen names the parameters and does nothing else."""
+"""Transformer blocks. Linen names the parameters and does nothing else; blocks read a shape of `config.shapes`."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,56 +8,16 @@ import jax
 from einops import rearrange
 from jaxtyping import Array, Float
 
-from paradec_jax.nn.attention import PrefixMask, attention
+from paradec_jax.nn.attention import attention
 from paradec_jax.nn.cache import KV
 from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import block_input
-from paradec_jax.nn.rope import Rotation, rotate, rotate_halves
-from paradec_jax.nn.visibility import Seen
+from paradec_jax.nn.rope import rotate, rotate_halves
+from paradec_jax.nn.visibility import View
 from paradec_jax.sharding.rules import by_rows
 
 ROTATIONS = {"interleaved": rotate, "halves": rotate_halves}
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockConfig:
-    """Shape of a transformer block.
-
-    Attributes:
-      width: D.
-      heads: H, query heads.
-      kv_heads: G, key-value heads; each serves H / G consecutive query heads.
-      head_dim: C.
-      feed_forward: F.
-      norm_eps: epsilon of every RMSNorm.
-      rotation: which channels of a head turn together, "interleaved" (2i, 2i+1) or "halves" (i, i + C/2).
-      std, std_out: spread of random input and output matrices: standard deviation, or bound where `uniform`.
-      biases: which of queries, keys and values carry a bias: "", "qk" or "qkv".
-      qk_norm: whether queries and keys of each head pass an RMSNorm.
-      uniform: whether random matrices are drawn uniformly between their bounds.
-      attention: who computes it, a backend of `nn.attention`.
-      param_dtype: dtype of parameters.
-    """
-
-    width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    feed_forward: int
-    norm_eps: float
-    rotation: str
-    std: float
-    std_out: float
-    biases: str = ""
-    qk_norm: bool = False
-    uniform: bool = False
-    attention: str = "dense"
-    param_dtype: str = "float32"
-
-    def random(self, spread: float) -> Callable[..., Array]:
-        """Draws a matrix."""
-        return uniform(spread) if self.uniform else truncated_normal(spread)
 
 
 def truncated_normal(std: float) -> Callable[..., Array]:
@@ -79,6 +38,11 @@ def uniform(bound: float) -> Callable[..., Array]:
     return init
 
 
+def drawn(config: Any, std: float) -> Callable[..., Array]:
+    """How a shape's random matrices are drawn: normal, or uniform, of that spread."""
+    return uniform(std) if config.uniform else truncated_normal(std)
+
+
 def parameter(
     module: nn.Module, name: str, init: Callable[..., Array], shape: tuple[int, ...], dtype: str
 ) -> Any:
@@ -87,8 +51,8 @@ def parameter(
     Raises:
       flax.errors.ScopeParamShapeError: a parameter of another shape.
     """
-    found: Any = module.get_variable("params", name)
-    return found if getattr(found, "shape", None) == shape else module.param(name, init, shape, dtype)
+    known: Any = module.get_variable("params", name)
+    return known if getattr(known, "shape", None) == shape else module.param(name, init, shape, dtype)
 
 
 class Attention(nn.Module):
@@ -99,12 +63,12 @@ class Attention(nn.Module):
     have passed all three.
     """
 
-    config: BlockConfig
+    config: Any
 
     def setup(self) -> None:
         c = self.config
         self.rows = {"q": c.heads, "k": c.kv_heads, "v": c.kv_heads}
-        into, ones = c.random(c.std), nn.initializers.ones
+        into, ones = drawn(c, c.init_std), nn.initializers.ones
         self.matrices = {
             name: parameter(self, name, into, (c.width, rows, c.head_dim), c.param_dtype)
             for name, rows in self.rows.items()
@@ -120,38 +84,26 @@ class Attention(nn.Module):
             for name in "qk" * c.qk_norm
         }
         out_shape = (c.heads, c.head_dim, c.width)
-        self.out = parameter(self, "out", c.random(c.std_out), out_shape, c.param_dtype)
+        self.out = parameter(self, "out", drawn(c, c.out_std), out_shape, c.param_dtype)
 
     def __call__(
-        self,
-        x: Float[Array, "B W D"],
-        angles: Rotation,
-        seen: Seen | None,
-        prefix: KV | None = None,
-        prefix_mask: PrefixMask | None = None,
+        self, x: Float[Array, "B W D"], view: View, prefix: KV | None = None
     ) -> tuple[Float[Array, "B W D"], KV]:
-        """The attended window and its own keys and values."""
+        """The attended window and its own keys and values; `prefix` is what this layer has cached."""
         turn = ROTATIONS[self.config.rotation]
-        heads = self.project(x)
+        heads = {}  # queries [B, H, W, C], keys and values [B, G, W, C]
+        for name, weight in self.matrices.items():
+            rows = dense(x, rearrange(weight, "d h c -> d (h c)"))
+            heads[name] = rearrange(rows, "b w (h c) -> b h w c", c=self.config.head_dim)
         for name, bias in self.bias.items():
             heads[name] = heads[name] + bias.astype(x.dtype)[:, None]
         for name, gain in self.gains.items():
             heads[name] = rms_norm(heads[name], gain, self.config.norm_eps)
-        own = KV(rearrange(turn(heads["k"], angles), "b g w c -> b g c w"), heads["v"])
-        queries = turn(heads["q"], angles)
-        mixed = attention(queries, own, seen, prefix, prefix_mask, backend=self.config.attention)
+        kv = KV(rearrange(turn(heads["k"], view.angles), "b g w c -> b g c w"), heads["v"])
+        queries = turn(heads["q"], view.angles)
+        mixed = attention(queries, kv, view.seen, prefix, view.prefix_mask, backend=self.config.attention)
         mixed = rearrange(mixed, "b h w c -> b w (h c)")
-        return dense(mixed, rearrange(self.out, "h c d -> (h c) d")), own
-
-    def project(self, x: Float[Array, "B W D"]) -> dict[str, Float[Array, "B _ W C"]]:
-        """Queries [B, H, W, C], keys and values [B, G, W, C] by their letters."""
-        c = self.config
-        return {
-            name: rearrange(
-                dense(x, rearrange(weight, "d h c -> d (h c)")), "b w (h c) -> b h w c", c=c.head_dim
-            )
-            for name, weight in self.matrices.items()
-        }
+        return dense(mixed, rearrange(self.out, "h c d -> (h c) d")), kv
 
 
 class GatedMLP(nn.Module):
@@ -160,14 +112,14 @@ class GatedMLP(nn.Module):
     Parameters: `gate` and `up` [D, F], `down` [F, D].
     """
 
-    config: BlockConfig
+    config: Any
 
     def setup(self) -> None:
         c = self.config
-        into, shape = c.random(c.std), (c.width, c.feed_forward)
+        into, shape = drawn(c, c.init_std), (c.width, c.feed_forward)
         self.gate = parameter(self, "gate", into, shape, c.param_dtype)
         self.up = parameter(self, "up", into, shape, c.param_dtype)
-        self.down = parameter(self, "down", c.random(c.std_out), shape[::-1], c.param_dtype)
+        self.down = parameter(self, "down", drawn(c, c.out_std), shape[::-1], c.param_dtype)
 
     def __call__(self, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
         """The branch's output, without the residual sum."""
@@ -183,7 +135,7 @@ class SandwichBlock(nn.Module):
         x <- norm_4( x + MLP(norm_3(x)) )
     """
 
-    config: BlockConfig
+    config: Any
 
     def setup(self) -> None:
         c, ones = self.config, nn.initializers.ones
@@ -192,18 +144,13 @@ class SandwichBlock(nn.Module):
         self.mlp = GatedMLP(c)
 
     def __call__(
-        self,
-        x: Float[Array, "B W D"],
-        angles: Rotation,
-        seen: Seen,
-        prefix: KV | None = None,
-        prefix_mask: PrefixMask | None = None,
+        self, x: Float[Array, "B W D"], view: View, prefix: KV | None = None
     ) -> tuple[Float[Array, "B W D"], KV]:
         """The block's output and the window's keys and values."""
         x = block_input(by_rows(x))
-        mixed, own = self.attention(self.norm(1, x), angles, seen, prefix, prefix_mask)
+        mixed, kv = self.attention(self.norm(1, x), view, prefix)
         x = self.norm(2, x + mixed)
-        return by_rows(self.norm(4, x + self.mlp(self.norm(3, x)))), own
+        return by_rows(self.norm(4, x + self.mlp(self.norm(3, x)))), kv
 
     def norm(self, which: int, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
         """The `which`-th of the four norms."""
@@ -219,7 +166,7 @@ class PreNormBlock(nn.Module):
         x <- x + MLP(norm(x))
     """
 
-    config: BlockConfig
+    config: Any
 
     def setup(self) -> None:
         c, ones = self.config, nn.initializers.ones
@@ -229,15 +176,10 @@ class PreNormBlock(nn.Module):
         self.mlp = GatedMLP(c)
 
     def __call__(
-        self,
-        x: Float[Array, "B W D"],
-        angles: Rotation,
-        seen: Seen,
-        prefix: KV | None = None,
-        prefix_mask: PrefixMask | None = None,
+        self, x: Float[Array, "B W D"], view: View, prefix: KV | None = None
     ) -> tuple[Float[Array, "B W D"], KV]:
         """The block's output and the window's keys and values."""
         x, eps = block_input(by_rows(x)), self.config.norm_eps
-        mixed, own = self.attention(rms_norm(x, self.attention_norm, eps), angles, seen, prefix, prefix_mask)
+        mixed, kv = self.attention(rms_norm(x, self.attention_norm, eps), view, prefix)
         x = x + mixed
-        return by_rows(x + self.mlp(rms_norm(x, self.mlp_norm, eps))), own
+        return by_rows(x + self.mlp(rms_norm(x, self.mlp_norm, eps))), kv

@@ -7,7 +7,8 @@ Rows lead, before any other axis. XLA writes a window into each row at its own p
 along the leading axis: with other axes before the rows it would transpose the whole buffer, there and back.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -94,3 +95,18 @@ def pick(window: KV, start: Int[Array, "B"], width: int) -> KV:
         )
 
     return KV(*jax.vmap(of_row)(*window, start))
+
+
+def each_kv(change: Callable[..., KV], tree: Any, *others: Any) -> Any:
+    """A tree with each of its KVs changed, those of trees like it given beside them; its other leaves stay."""
+
+    def changed(x: Any, *rest: Any) -> Any:
+        return change(x, *rest) if isinstance(x, KV) else x
+
+    return jax.tree.map(changed, tree, *others, is_leaf=lambda x: isinstance(x, KV))
+
+
+def size(tree: Any) -> int:
+    """S, positions that the KVs of a tree have room for."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, KV))
+    return next(leaf.v.shape[-2] for leaf in leaves if isinstance(leaf, KV))

@@ -23,19 +23,6 @@ def causal(width: int) -> Bool[Array, "W W"]:
     return jnp.tril(jnp.ones((width, width), dtype=bool))
 
 
-def full(width: int) -> Bool[Array, "W W"]:
-    """A position of the window sees all of them.
-
-    ::
-
-        x x x x
-        x x x x
-        x x x x
-        x x x x
-    """
-    return jnp.ones((width, width), dtype=bool)
-
-
 def side_by_side(rows: int, width: int) -> Bool[Array, "W W"]:
     """Rows of equal width in one window: causal within a row, and no row sees another (2 rows of 2 drawn).
 
@@ -214,13 +201,7 @@ def noisy_window(prompt: int, pairs: int, block: int, window: int) -> Bool[Array
       pairs: number of pairs.
       block: n, tokens of a block.
       window: pairs of a window.
-
-    Raises:
-      ValueError: a size below 1.
     """
-    for name, value in (("prompt", prompt), ("pairs", pairs), ("block", block), ("window", window)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
     copy = (jnp.arange(prompt + 2 * pairs * block) - prompt) // block  # negative in the prompt
     pair, clean = jnp.divmod(copy, 2)
     before_window = pair < (pair // window * window)[:, None]  # which keys a noisy query wants clean

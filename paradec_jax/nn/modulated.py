@@ -1,38 +1,20 @@
 """The transformer block of diffusion models: shifts, scales and gates of its branches are made from a vector."""
 
-import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from paradec_jax.nn.blocks import Attention, BlockConfig, parameter, uniform
+from paradec_jax.nn.blocks import Attention, parameter, uniform
 from paradec_jax.nn.norms import layer_norm
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import block_input
-from paradec_jax.nn.rope import Rotation
-from paradec_jax.nn.visibility import Seen
+from paradec_jax.nn.visibility import View
 from paradec_jax.sharding.rules import by_rows
-
-
-@dataclasses.dataclass(frozen=True)
-class ModulatedConfig:
-    """Shape of a modulated block.
-
-    Attributes:
-      block: the shape of its attention and its MLP.
-      conditioning: width K of the vector.
-      dropout: share of each branch's outputs that is dropped in training.
-      dtype: dtype of the products.
-    """
-
-    block: BlockConfig
-    conditioning: int
-    dropout: float
-    dtype: str
 
 
 def modulation(
@@ -52,11 +34,11 @@ def modulation(
     """
     conditioning, weight = at_least_float32(conditioning), at_least_float32(weight)
     vectors = jnp.einsum("rk,kmd->mrd", conditioning, weight) + at_least_float32(bias)[:, None]
-    found = [vector[:, None] for vector in vectors]
+    parts = [vector[:, None] for vector in vectors]
     for i, gain in enumerate(gains):
-        scale = i * (len(found) // len(gains)) + 1
-        found[scale] = (1 + found[scale]) * gain
-    return tuple(found)
+        scale = i * (len(parts) // len(gains)) + 1
+        parts[scale] = (1 + parts[scale]) * gain
+    return tuple(parts)
 
 
 def dropout(x: Float[Array, "*shape"], key: Array, rate: float) -> Float[Array, "*shape"]:
@@ -70,14 +52,14 @@ class PlainMLP(nn.Module):
     Parameters: `up` [D, F], `up_bias` [F], `down` [F, D], `down_bias` [D].
     """
 
-    config: BlockConfig
+    config: Any
 
     def setup(self) -> None:
         c, shape = self.config, (self.config.width, self.config.feed_forward)
-        self.up = parameter(self, "up", c.random(c.std), shape, c.param_dtype)
+        self.up = parameter(self, "up", uniform(c.init_std), shape, c.param_dtype)
         self.up_bias = parameter(self, "up_bias", uniform(shape[0] ** -0.5), shape[1:], c.param_dtype)
         bound = shape[1] ** -0.5
-        self.down = parameter(self, "down", c.random(bound), shape[::-1], c.param_dtype)
+        self.down = parameter(self, "down", uniform(bound), shape[::-1], c.param_dtype)
         self.down_bias = parameter(self, "down_bias", uniform(bound), shape[:1], c.param_dtype)
 
     def __call__(self, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
@@ -100,17 +82,17 @@ class ModulatedBlock(nn.Module):
     first four: `constants` [6, D], the scales as `w (1 + scale)`.
     """
 
-    config: ModulatedConfig
+    config: Any
     prepared: bool = False
 
     def setup(self) -> None:
-        c, zeros, ones = self.config.block, nn.initializers.zeros, nn.initializers.ones
+        c, zeros, ones = self.config, nn.initializers.zeros, nn.initializers.ones
         if self.prepared:
             self.constants = parameter(self, "constants", zeros, (6, c.width), "float32")
         else:
             self.attention_norm = parameter(self, "attention_norm", ones, (c.width,), c.param_dtype)
             self.mlp_norm = parameter(self, "mlp_norm", ones, (c.width,), c.param_dtype)
-            shape = (self.config.conditioning, 6, c.width)
+            shape = (c.conditioning, 6, c.width)
             self.modulation = parameter(self, "modulation", zeros, shape, c.param_dtype)
             self.modulation_bias = parameter(self, "modulation_bias", zeros, shape[1:], c.param_dtype)
         self.attention = Attention(c)
@@ -119,8 +101,7 @@ class ModulatedBlock(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B W D"],
-        angles: Rotation,
-        mask: Seen | None,
+        view: View,
         conditioning: Float[Array, "_ K"] | None = None,
         key: Array | None = None,
     ) -> Float[Array, "B W D"]:
@@ -128,15 +109,14 @@ class ModulatedBlock(nn.Module):
 
         Args:
           x: the stream.
-          angles: of the rotation.
-          mask: which positions each of them sees; all by default.
+          view: what each position sees.
           conditioning: the vector, one for all rows or one a row; None for prepared parameters alone.
-          key: of the dropped outputs; None drops nothing.
+          key: random key of the dropped outputs; None drops nothing.
         """
         x = block_input(by_rows(x))
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.vectors(conditioning)
         keys = (None, None) if key is None else jax.random.split(key)
-        mixed, _ = self.attention(self.normed(x, scale_1, shift_1), angles, mask)
+        mixed, _ = self.attention(self.normed(x, scale_1, shift_1), view)
         x = x + gate_1 * self.kept(mixed, keys[0])
         return by_rows(x + gate_2 * self.kept(self.mlp(self.normed(x, scale_2, shift_2)), keys[1]))
 
@@ -149,7 +129,7 @@ class ModulatedBlock(nn.Module):
 
     def normed(self, x: Array, scale: Array, shift: Array) -> Array:
         """A branch's input."""
-        return (layer_norm(x, scale, self.config.block.norm_eps) + shift).astype(self.config.dtype)
+        return (layer_norm(x, scale, self.config.norm_eps) + shift).astype(self.config.dtype)
 
     def kept(self, branch: Array, key: Array | None) -> Array:
         """A branch's output after dropout, in the dtype of the stream."""

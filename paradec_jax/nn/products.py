@@ -7,7 +7,7 @@ float32, float64   in that type
 bfloat16           sums in float32, rounded once to bfloat16, or not at all (`wide`: logits)
 =================  ===================================================================================================
 
-A matrix meets rows in their dtype: `models.prepare` casts it before a decoding loop, and a training step casts it in
+A matrix meets rows in their dtype: `Network.prepare` casts it before a decoding loop, and a training step casts it in
 place. The product of few rows that XLA's CPU backend wants is in no program that is lowered for another one.
 """
 

@@ -15,8 +15,6 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from paradec_jax.nn.backend import check_host_memory
-
 INPUT = "block input"
 
 
@@ -46,3 +44,22 @@ def rematerialised(block: type[nn.Module], name: str) -> Any:
 def block_input(x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
     """Names the stream where it enters a block, for "offload"."""
     return checkpoint_name(x, INPUT)
+
+
+def check_host_memory() -> None:
+    """Refuses to keep arrays of a program in the host's memory where devices cannot.
+
+    The devices are those of the mesh in force, which a plan may only know by name, else the default backend's.
+
+    Raises:
+      ValueError: devices without "pinned_host" memory.
+    """
+    planned = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
+    device = jax.devices()[0]
+    if planned is not None and planned.device_kind != device.device_kind:
+        return  # compiled for devices that are not here
+    if "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
+        raise ValueError(
+            "remat 'offload' keeps arrays in the host's memory, which devices of kind "
+            f"{device.device_kind!r} cannot: use 'layer'"
+        )

@@ -1,5 +1,7 @@
-"""Blocks of one shape as a loop over their stacked parameters, so that one of them is compiled and not each."""
+"""How a stream passes the blocks of a network: one by one, or by a loop that compiles one block and not each."""
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,25 +10,42 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from paradec_jax.nn.cache import KV
+from paradec_jax.nn.visibility import View
 
-Body = Callable[[Float[Array, "B W D"], Any, Any], tuple[Float[Array, "B W D"], Any]]
+Stream = Float[Array, "B W D"]
+# (block, stream, what is the block's own) -> the stream after it, and what it leaves
+Call = Callable[[Any, Stream, Any], tuple[Stream, Any]]
+
+
+def in_turn(call: Call, x: Stream, blocks: Sequence[Any], own: Sequence[Any] | None) -> tuple[Stream, Any]:
+    """`x` after all blocks, and what each of them leaves.
+
+    Args:
+      call: how a block is called.
+      x: the stream.
+      blocks: the blocks.
+      own: what each block has of its own, such as what it has cached; None for nothing.
+    """
+    left = []
+    for block, one in zip(blocks, [None] * len(blocks) if own is None else own, strict=True):
+        x, kept = call(block, x, one)
+        left.append(kept)
+    return x, tuple(left)
 
 
 def scanned(
-    body: Body, x: Float[Array, "B W D"], layers: Sequence[Any], dtype: str, each: Any = None
-) -> tuple[Float[Array, "B W D"], Any]:
-    """`x` after `x, kept = body(x, params, own)` of every layer, and what they kept, stacked [N, ...].
+    call: Call, x: Stream, block: Any, layers: Sequence[Any], dtype: str, own: Sequence[Any] | None
+) -> tuple[Stream, Any]:
+    """As `in_turn`, by a loop over the stacked parameters of blocks of one shape.
 
     Matrices of attention and MLPs are cast to the dtype of their products before they are stacked: on a mesh those of
     a layer are then gathered in that dtype, in its turn of the loop.
 
     Args:
-      body: calls a block on its parameters.
-      x: the stream.
-      layers: parameters of each block, of equal shapes.
-      dtype: of the products.
-      each: what else a layer has of its own, stacked [N, ...].
+      call, x, own: as of `in_turn`.
+      block: a block without a parent.
+      layers: parameters of each block.
+      dtype: dtype of the products.
     """
 
     def stack(path: tuple[Any, ...], *leaves: Array) -> Array:
@@ -35,18 +54,17 @@ def scanned(
         return jnp.stack([leaf.astype(dtype) if product else leaf for leaf in leaves])
 
     stacked = jax.tree_util.tree_map_with_path(stack, *layers)
+    each = None if own is None else jax.tree.map(lambda *leaves: jnp.stack(leaves), *own)
 
-    def turn(x: Array, layer: tuple[Any, Array]) -> tuple[Array, Any]:
-        return body(x, *layer)
+    def turn(x: Stream, layer: tuple[Any, Any]) -> tuple[Stream, Any]:
+        params, one = layer
+        return call(functools.partial(block.apply, {"params": params}), x, one)
 
-    return lax.scan(turn, x, (stacked, each))
-
-
-def stacked_cache(cache: Sequence[KV] | None) -> KV | None:
-    """Keys and values of all layers, stacked [N, ...]."""
-    return None if cache is None else jax.tree.map(lambda *leaves: jnp.stack(leaves), *cache)
+    x, left = lax.scan(turn, x, (stacked, each))
+    return x, tuple(jax.tree.map(lambda leaf, i=i: leaf[i], left) for i in range(len(layers)))
 
 
-def of_layers(kept: KV, count: int) -> tuple[KV, ...]:
-    """Stacked keys and values of all layers as those of each."""
-    return tuple(KV(kept.k[i], kept.v[i]) for i in range(count))
+def reading(view: View) -> Call:
+    """How a block with a cache reads a window: what is its own are its cached keys and values, it leaves new ones."""
+    seen = dataclasses.replace(view, cache=None)  # each block is handed its part
+    return lambda block, x, prefix: block(x, seen, prefix)

@@ -1,14 +1,16 @@
-"""Visibility of a window over itself as a rule, so that no mask [W, W] need lie in memory."""
+"""What a window sees: of itself by a rule, so that no mask [W, W] need lie in memory, and of a cache by a mask."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from paradec_jax.nn import masks
+from paradec_jax.nn.rope import Rotation, rotation
 
-RULES = ("causal", "full", "block")
+PrefixMask = Bool[Array, "B S"] | Bool[Array, "B W S"]
 
 
 @jax.tree_util.register_dataclass
@@ -26,11 +28,7 @@ class Rule:
 
     def mask(self, width: int) -> Bool[Array, "*B W W"]:
         """The whole mask of a window of `width` positions."""
-        if self.name == "causal":
-            return masks.causal(width)
-        if self.name == "full":
-            return masks.full(width)
-        return self.rows(jnp.arange(width), width)
+        return masks.causal(width) if self.name == "causal" else self.rows(jnp.arange(width), width)
 
     def rows(self, queries: Int[Array, "Q"], width: int) -> Bool[Array, "*B Q W"]:
         """Which positions of the window these queries see; queries beyond the window may see anything."""
@@ -38,13 +36,39 @@ class Rule:
             return jnp.arange(width) <= queries[:, None]
         if self.blocks is None:
             return jnp.ones((len(queries), width), bool)
-        own = jnp.take(self.blocks, queries, axis=1, mode="clip")
-        return own[:, :, None] >= self.blocks[:, None]
+        block = jnp.take(self.blocks, queries, axis=1, mode="clip")
+        return block[:, :, None] >= self.blocks[:, None]
 
 
 Seen = Bool[Array, "*B W W"] | Rule
 CAUSAL = Rule("causal")
 FULL = Rule("full")
+RULES = {"causal": CAUSAL, "full": FULL}  # that need no positions
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class View:
+    """All that a window of positions sees besides its own states.
+
+    Attributes:
+      angles: rotation of its positions.
+      seen: which of its own positions each sees; all of them for None.
+      cache: keys and values of earlier positions.
+      prefix_mask: which of those a row sees, or each of its queries.
+    """
+
+    angles: Rotation
+    seen: Seen | None
+    cache: Any = None
+    prefix_mask: PrefixMask | None = None
+
+
+def whole_text(config: Any, shape: tuple[int, int]) -> View:
+    """The view of a window that begins a text and sees itself causally: what a module reads to make parameters."""
+    return View(
+        rotation(jnp.broadcast_to(jnp.arange(shape[1]), shape), config.head_dim, config.rope_base), CAUSAL
+    )
 
 
 def by_block(positions: Int[Array, "B W"], block: masks.BlockLength) -> Rule:

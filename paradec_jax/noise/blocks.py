@@ -18,8 +18,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.config.bounds import check_words
+
 KINDS = ("sample", "block", "count")
 REDRAWS = 10
+EPSILON = 1e-3  # e, the smallest probability; counts have none
 
 
 class Hidden(NamedTuple):
@@ -35,17 +38,12 @@ class BlockNoise:
 
     Attributes:
       kind: "sample", "block" or "count".
-      epsilon: e, the smallest probability; counts have none.
     """
 
     kind: str = "sample"
-    epsilon: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind of noise must be one of {', '.join(KINDS)}, not {self.kind!r}")
-        if not 0 < self.epsilon < 1:
-            raise ValueError(f"epsilon must be in (0, 1), not {self.epsilon}")
+        check_words(self, kind=KINDS)
 
     def draw(
         self,
@@ -95,7 +93,7 @@ class BlockNoise:
         if self.kind == "count":
             return exact_counts(levels, uniforms, labelled, blocks)
         t = jnp.take_along_axis(levels, samples if self.kind == "sample" else blocks, axis=1)
-        probability = (1 - self.epsilon) * t + self.epsilon
+        probability = (1 - EPSILON) * t + EPSILON
         return Hidden(labelled & (uniforms < probability), probability)
 
 
@@ -106,7 +104,8 @@ def exact_counts(
     blocks: Int[Array, "B T"],
 ) -> Hidden:
     """Of the n labelled tokens of block b those with the smallest numbers, `1 + floor(levels[b] n)` of them."""
-    n = jnp.take_along_axis(_sums(labelled, blocks), blocks, axis=1)
+    count = jax.vmap(lambda mine, block: jax.ops.segment_sum(mine, block, labelled.shape[1]))
+    n = jnp.take_along_axis(count(labelled.astype(jnp.int32), blocks), blocks, axis=1)
     k = jnp.minimum(1 + (jnp.take_along_axis(levels, blocks, axis=1) * n).astype(jnp.int32), n)
     return Hidden(labelled & (_ranks(uniforms, labelled, blocks) < k), k / jnp.maximum(n, 1))
 
@@ -137,10 +136,3 @@ def _ranks(
     begins = jnp.concatenate([jnp.ones_like(blocks[:, :1], bool), blocks[:, 1:] != blocks[:, :-1]], axis=1)
     first = lax.cummax(jnp.where(begins, jnp.arange(blocks.shape[1]), 0), axis=1)
     return jnp.argsort(order, axis=1) - first
-
-
-def _sums(values: Bool[Array, "B T"], groups: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """How many there are in each group, by the group's number."""
-    width = values.shape[1]
-    count = jax.vmap(lambda v, g: jax.ops.segment_sum(v, g, width))
-    return count(values.astype(jnp.int32), groups)

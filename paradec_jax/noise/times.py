@@ -1,4 +1,4 @@
-"""Which times of the noise a batch is trained or judged at.
+"""Which times of the noise a batch is trained or judged at, and which tokens are hidden then.
 
 ::
 
@@ -13,10 +13,9 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.noise.schedules import Schedule, log_probability_range
 
 RULES = ("plain", "stratified", "systematic")
 
@@ -61,21 +60,35 @@ class Times:
         return (1 - self.floor) * uniforms + self.floor
 
 
-MDLM_TIMES = Times("stratified", 1e-3)
-"""MDLM's training."""
-SDTT_TIMES = Times("systematic", 1e-5)
-"""SDTT's training."""
-
-
-def importance(schedule: Schedule, t: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """The time whose log mask probability is linear in `t`, from f_0 to f_T: MDLM's importance sampling.
-
-    There the weight of the bound is constant, `f_T - f_0`.
-    """
-    low, high = log_probability_range(schedule)
-    return schedule.time(jnp.exp(t * high + (1 - t) * low))
+MDLM_TIMES = Times("stratified", 1e-3)  # of MDLM's training
+SDTT_TIMES = Times("systematic", 1e-5)  # of SDTT's
 
 
 def rounded_up(t: Float[Array, "*shape"], steps: int) -> Float[Array, "*shape"]:
     """The next multiple of 1 / steps above t, at most 1: the times of the discrete bound."""
     return jnp.minimum(jnp.floor(t * steps) / steps + 1 / steps, 1)
+
+
+def hide(
+    tokens: Int[Array, "B S"],
+    uniforms: Float[Array, "B S"],
+    probability: Float[Array, "B"],
+    mask: int,
+    where: Bool[Array, "B S"] | None = None,
+) -> tuple[Int[Array, "B S"], Bool[Array, "B S"]]:
+    """Puts the mask over each token with the probability of its row: where `uniform < probability`.
+
+    Args:
+      tokens: the text.
+      uniforms: a number in [0, 1) for each token.
+      probability: of each row.
+      mask: the mask's id.
+      where: tokens that may be hidden; all when None.
+
+    Returns:
+      The noised text, and which of its tokens are hidden.
+    """
+    hidden = uniforms < probability[:, None]
+    if where is not None:
+        hidden &= where
+    return jnp.where(hidden, mask, tokens), hidden

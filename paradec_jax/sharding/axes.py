@@ -89,7 +89,7 @@ MASKED_DIFFUSION: dict[str, Axes] = (
     }
 )
 
-# What `models.prepare` puts in the place of other parameters, and the names of all parameters of all families.
+# What `DenoiserNetwork.prepare` puts in the place of other parameters, and all parameters of all families.
 PREPARED: dict[str, Axes] = {
     r"/constants$": Axes(("six_vectors", "embed")),
     r"^final_constants$": Axes(("two_vectors", "embed")),
@@ -101,12 +101,12 @@ def axes_of(rules: Mapping[str, Axes], path: str) -> Axes:
     """The axes of the parameter at `path`.
 
     Raises:
-      ValueError: when not exactly one regex is found in it.
+      ValueError: not exactly one regex of the table matches it.
     """
-    found = [axes for pattern, axes in rules.items() if re.search(pattern, path)]
-    if len(found) != 1:
-        raise ValueError(f"parameter {path} has {len(found)} entries in the table of axes, not one")
-    return found[0]
+    entries = [axes for pattern, axes in rules.items() if re.search(pattern, path)]
+    if len(entries) != 1:
+        raise ValueError(f"parameter {path} has {len(entries)} entries in the table of axes, not one")
+    return entries[0]
 
 
 def logical_axes(rules: Mapping[str, Axes], params: Any) -> Any:
@@ -118,22 +118,21 @@ def logical_axes(rules: Mapping[str, Axes], params: Any) -> Any:
 
     def names(path: tuple[Any, ...], leaf: Any) -> Names:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        found = axes_of(rules, name).names
-        if len(found) != len(leaf.shape):
-            raise ValueError(f"parameter {name} has shape {leaf.shape}, but axes {', '.join(found)}")
-        return found
+        axes = axes_of(rules, name).names
+        if len(axes) != len(leaf.shape):
+            raise ValueError(f"parameter {name} has shape {leaf.shape}, but axes {', '.join(axes)}")
+        return axes
 
     return jax.tree_util.tree_map_with_path(names, params)
 
 
 def matrix_axes(rules: Mapping[str, Axes]) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
     """Places of the input and output axes of the matrices, by regex, as `train.muon` takes them."""
-
-    def places(axes: Axes) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        inputs, outputs = (tuple(axes.names.index(n) for n in part) for part in (axes.inputs, axes.outputs))
-        return inputs, outputs
-
-    return {pattern: places(axes) for pattern, axes in rules.items() if axes.inputs}
+    matrices = {pattern: axes for pattern, axes in rules.items() if axes.inputs}
+    return {
+        pattern: (tuple(map(axes.names.index, axes.inputs)), tuple(map(axes.names.index, axes.outputs)))
+        for pattern, axes in matrices.items()
+    }
 
 
 def sizes(rules: Mapping[str, Axes], params: Any) -> dict[str, int]:

@@ -107,37 +107,28 @@ def layout(params: PyTree, mesh: AnyMesh) -> str:
       ValueError: what `shardings` refuses.
     """
     lines: dict[tuple[str, tuple[int, ...]], tuple[str, str]] = {}
-    total = own = 0
+    total = mine = 0
     placed = jax.tree.leaves(shardings(params, mesh))
     for (path, leaf), where in zip(jax.tree_util.tree_leaves_with_path(params), placed, strict=True):
         parts, shape = _parts(path), tuple(leaf.shape)
         size = leaf.dtype.itemsize
         total += math.prod(shape) * size
-        own += math.prod(where.shard_shape(shape)) * size
+        mine += math.prod(where.shard_shape(shape)) * size
         names = _find(parts, shape) or tuple(map(str, range(len(shape))))
-        spec, missed = assign(names, shape, mesh.shape)
+        missed = assign(names, shape, mesh.shape)[1]
         over = ", ".join(
             f"{name}: {axis if isinstance(axis, str) else ' x '.join(axis)}"
             for name, axis in zip(names, where.spec, strict=False)
             if axis
         )
         matrix = len(shape) > 1 and not parts[-1].endswith("_bias")
-        why = "; ".join(missed) if matrix and _trimmed(spec) == _trimmed(where.spec) else ""
-        lines[_SAME.sub("_*", "/".join(parts)), shape] = (over, why)
+        lines[_SAME.sub("_*", "/".join(parts)), shape] = (over, "; ".join(missed) if matrix else "")
     rows = [(name, str(list(shape)), over or "whole", why) for (name, shape), (over, why) in lines.items()]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     table = ["  ".join([*(row[i].ljust(widths[i]) for i in range(3)), row[3]]).rstrip() for row in rows]
     sizes = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
-    head = f"mesh {sizes}: {own / 2**20:.1f} of {total / 2**20:.1f} MiB of parameters a device"
+    head = f"mesh {sizes}: {mine / 2**20:.1f} of {total / 2**20:.1f} MiB of parameters a device"
     return "\n".join([head, *table])
-
-
-def _trimmed(spec: P) -> tuple[Any, ...]:
-    """A spec without the axes at its end that lie whole, which programs leave out."""
-    axes_of_mesh = list(spec)
-    while axes_of_mesh and axes_of_mesh[-1] is None:
-        axes_of_mesh.pop()
-    return tuple(axes_of_mesh)
 
 
 def _parts(path: tuple[Any, ...]) -> tuple[str, ...]:
@@ -148,7 +139,7 @@ def _find(parts: tuple[str, ...], shape: tuple[int, ...]) -> tuple[str, ...] | N
     """Logical axes of the parameter whose path, or the longest end of it, is in the table."""
     for start in range(len(parts)):
         end = "/".join(parts[start:])
-        found = [entry.names for pattern, entry in axes.EVERY.items() if re.search(pattern, end)]
-        if len(found) == 1 and len(found[0]) == len(shape):
-            return found[0]
+        names = [entry.names for pattern, entry in axes.EVERY.items() if re.search(pattern, end)]
+        if len(names) == 1 and len(names[0]) == len(shape):
+            return names[0]
     return None

@@ -80,10 +80,10 @@ def mesh_of(*trees: Any) -> Mesh | None:
     leaves = jax.tree.leaves(trees)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         return None
-    found = {mesh for mesh in map(placed_on, leaves) if mesh is not None}
-    for mesh in found:
+    meshes = {mesh for mesh in map(placed_on, leaves) if mesh is not None}
+    for mesh in meshes:
         check_mesh(mesh)
-    return next((mesh for mesh in found if mesh.size > 1), None)
+    return next((mesh for mesh in meshes if mesh.size > 1), None)
 
 
 def on(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:

@@ -1,33 +1,29 @@
-"""Training: state, step, optimizers, checkpoints, loop. Knows only the signature of a loss."""
+"""Training: a state, a step, a loop with hooks. Knows only the signature of a loss."""
 
-from paradec_jax.train.agree import PeerLost
-from paradec_jax.train.checkpoint import Checkpoints, NoneReadable, SaveFailed
-from paradec_jax.train.holder import FolderHeld
-from paradec_jax.train.iterator import DataIterator
-from paradec_jax.train.launch import initialize
-from paradec_jax.train.loop import fit
+from paradec_jax.train.checkpoint import Checkpoint, NoneReadable, SaveFailed
+from paradec_jax.train.hooks import Evaluate, Log, Preempt, Preempted, Profile
+from paradec_jax.train.loop import DataIterator, Hook, NonFiniteLoss, fit
 from paradec_jax.train.optimizers import adamw, decay_mask, muon, warmup_stable_decay
-from paradec_jax.train.preempt import Preempted
-from paradec_jax.train.rounds import Rounds
-from paradec_jax.train.state import TrainState, update_ema
-from paradec_jax.train.step import Loss, Metrics, make_train_step
-from paradec_jax.train.window import NonFiniteLoss
-from paradec_jax.train.writers import Writer
+from paradec_jax.train.processes import PeerLost, initialize
+from paradec_jax.train.step import Loss, Rounds, TrainState, TrainStep, make_train_step, update_ema
 
 __all__ = [
-    "Checkpoints",
+    "Checkpoint",
     "DataIterator",
-    "FolderHeld",
+    "Evaluate",
+    "Hook",
+    "Log",
     "Loss",
-    "Metrics",
     "NonFiniteLoss",
     "NoneReadable",
     "PeerLost",
+    "Preempt",
     "Preempted",
+    "Profile",
     "Rounds",
     "SaveFailed",
     "TrainState",
-    "Writer",
+    "TrainStep",
     "adamw",
     "decay_mask",
     "fit",

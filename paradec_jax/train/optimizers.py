@@ -21,13 +21,9 @@ def warmup_stable_decay(peak: float, steps: int, *, warmup: int = 0, cooldown: i
 
     No update has rate zero: the first has peak / warmup, the last peak / cooldown.
 
-    Raises:
-      ValueError: if a length is negative or the two ramps are longer than `steps`.
     """
     if warmup < 0 or cooldown < 0 or warmup + cooldown > steps:
-        raise ValueError(
-            f"warmup {warmup} and cooldown {cooldown} must not be negative and must fit into steps {steps}"
-        )
+        raise ValueError(f"warmup {warmup} and cooldown {cooldown} must fit into steps {steps}")
 
     def schedule(count: jax.Array | int) -> jax.Array:
         up = (count + 1) / max(warmup, 1)
@@ -52,36 +48,24 @@ def adamw(
     *,
     warmup: int = 0,
     cooldown: int = 0,
-    b1: float = 0.9,
     b2: float = 0.95,
     eps: float = 1e-8,
     weight_decay: float = 0.1,
-    clip: float | None = 1.0,
 ) -> optax.GradientTransformation:
     """AdamW (Loshchilov & Hutter 2019) on a `warmup_stable_decay` schedule, after clipping by the global norm.
 
-        g <- g * min(1, clip / |g|),    p <- p - lr(t) * (m / (sqrt(v) + eps) + weight_decay * decays(p) * p)
+        g <- g / max(1, |g|),    p <- p - lr(t) * (m / (sqrt(v) + eps) + weight_decay * decays(p) * p)
 
     Args:
       learning_rate: peak of the schedule.
       steps: length of the run in updates.
       warmup, cooldown: updates of the two ramps.
-      b1, b2, eps: Adam's; m and v are the bias-corrected moments.
+      b2, eps: constants of Adam, with b1 = 0.9; m and v are the bias-corrected moments.
       weight_decay: factor of the decay, itself scaled by the learning rate; norms and biases do not decay.
-      clip: largest global norm of the gradient, or None.
-
-    Raises:
-      ValueError: from `warmup_stable_decay`.
     """
-    optimizer = optax.adamw(
-        warmup_stable_decay(learning_rate, steps, warmup=warmup, cooldown=cooldown),
-        b1=b1,
-        b2=b2,
-        eps=eps,
-        weight_decay=weight_decay,
-        mask=decay_mask,
-    )
-    return optimizer if clip is None else optax.chain(optax.clip_by_global_norm(clip), optimizer)
+    rate = warmup_stable_decay(learning_rate, steps, warmup=warmup, cooldown=cooldown)
+    optimizer = optax.adamw(rate, b2=b2, eps=eps, weight_decay=weight_decay, mask=decay_mask)
+    return optax.chain(optax.clip_by_global_norm(1.0), optimizer)
 
 
 def muon(
@@ -91,32 +75,24 @@ def muon(
     axes: Mapping[str, Axes],
     warmup: int = 0,
     cooldown: int = 0,
-    beta: float = 0.95,
     weight_decay: float = 0.1,
     adam_learning_rate: float = 2e-3,
-    clip: float | None = 1.0,
 ) -> optax.GradientTransformation:
     """Muon (Jordan 2024) for the matrices named by `axes`, NAdam for all other parameters.
 
-        m <- beta m + g,    p <- p - lr(t) * (0.2 sqrt(max(n_in, n_out)) U V^T + weight_decay * p)
+        m <- 0.95 m + g,    p <- p - lr(t) * (0.2 sqrt(max(n_in, n_out)) U V^T + weight_decay * p)
 
     where `U S V^T` is the decomposition of the Nesterov momentum, found by five Newton-Schulz iterations, and the
     factor makes an update's size that of AdamW's (Liu et al. 2025, arXiv 2502.16982, eq. 4). Both optimizers
-    follow the same `warmup_stable_decay`, each with its own peak.
+    follow the same `warmup_stable_decay`, each with its own peak, and see gradients clipped to a global norm of 1.
 
     Args:
       learning_rate: peak of Muon's schedule.
       steps: length of the run in updates.
       axes: for regexes on paths ("a/norm/scale"), (input axes, output axes) of the matrices in that parameter;
         axes in neither count matrices. The first regex found in a path decides.
-      warmup, cooldown: updates of the two ramps.
-      beta: momentum.
-      weight_decay: factor of the matrices' decay, itself scaled by the learning rate.
+      warmup, cooldown, weight_decay: those of `adamw`; matrices alone decay.
       adam_learning_rate: peak of NAdam's schedule.
-      clip: largest global norm of the gradient, or None.
-
-    Raises:
-      ValueError: from `warmup_stable_decay`.
     """
 
     def dimensions(path: tuple[Any, ...], _: jax.Array) -> MuonDimensionNumbers | None:
@@ -126,11 +102,10 @@ def muon(
 
     optimizer = optax.contrib.muon(
         warmup_stable_decay(learning_rate, steps, warmup=warmup, cooldown=cooldown),
-        beta=beta,
         weight_decay=weight_decay,
         adam_b2=0.95,
         adam_learning_rate=warmup_stable_decay(adam_learning_rate, steps, warmup=warmup, cooldown=cooldown),
         muon_weight_dimension_numbers=lambda params: jax.tree_util.tree_map_with_path(dimensions, params),
         consistent_rms=0.2,
     )
-    return optimizer if clip is None else optax.chain(optax.clip_by_global_norm(clip), optimizer)
+    return optax.chain(optax.clip_by_global_norm(1.0), optimizer)

@@ -5,8 +5,7 @@ from stub_table import STUB, put_settings, saved, small_settings
 
 import paradec_jax as pd
 from paradec_jax import cli
-from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.generate import generate
+from paradec_jax.evaluate.setting import Setting
 from paradec_jax.store import Model
 
 
@@ -32,8 +31,9 @@ def generate_arguments(folder, *more, decoder=None):
 def test_generate_prints_text_on_stdout_and_counts_on_stderr(folder, capsys):
     assert cli.main(generate_arguments(folder)) == 0
     out, err = capsys.readouterr()
-    decoder, knobs = cli.generate._choose("recurrent_depth", "wavefront", {})
-    expected = generate(pd.load(folder), ["Ana has 3 apples."], decoder, knobs=knobs, max_new_tokens=6)
+    wave = cli.generate._choose("recurrent_depth", "wavefront", {})
+    options = {"knobs": wave.knobs, "max_new_tokens": 6}
+    expected = pd.generate(pd.load(folder), ["Ana has 3 apples."], wave.decoder, **options)
     assert out == expected.text[0] + "\n"
     assert "6 tokens in" in err and "recurrences a token" in err
 
@@ -74,34 +74,31 @@ def test_samples_and_stop_strings(folder, capsys):
 def test_question_and_standard_input(folder, capsys, monkeypatch):
     seen = []
 
-    def watch(model, prompts, decoder, **options):
+    def keep(model, prompts, decoder, **options):
         seen.extend(prompts)
-        return generate(model, prompts, decoder, **options)
+        raise ValueError("enough")
 
-    monkeypatch.setattr(cli.generate, "generate", watch)
+    monkeypatch.setattr(cli.generate, "continuation_task", keep)
     monkeypatch.setattr("sys.stdin", type("In", (), {"read": lambda self: "Who? "})())
-    tail = ["--model", str(folder), "--max-new-tokens", "6"]
-    assert cli.main(["generate", "-", "--question", *tail]) == 0
-    assert cli.main(["generate", "Who?", *tail]) == 0
+    for words in (["-", "--question"], ["Who?"]):
+        assert cli.main(["generate", *words, "--model", str(folder)]) == 1
     assert seen == ["Question: Who?\nAnswer:\n", "Who?"]
 
 
 def test_options_of_a_decoder_appear_with_it_alone(folder, capsys, monkeypatch):
     chosen = []
 
-    def keep(model, prompts, decoder, *, knobs, **options):
-        chosen.append((decoder, knobs))
+    def keep(model, decoder, prompt, text):
+        chosen.append(decoder)
         raise ValueError("enough")
 
-    monkeypatch.setattr(cli.generate, "generate", keep)
-    more = ["--window", "2", "--no-warm-start", "--exit-threshold", "0.5", "--max-recurrence", "None"]
-    for decoder, options in (("wavefront", more), (None, ["--top-p", "0.5"])):
+    monkeypatch.setattr(cli.generate, "_task", keep)
+    for decoder, options in (("wavefront", ["--window", "2", "--no-warm-start"]), (None, ["--top-p", "0.5"])):
         assert cli.main(generate_arguments(folder, *options, decoder=decoder)) == 1
         assert "enough" in capsys.readouterr().err
-    (wave, knobs), (usual, sampling) = chosen
+    wave, usual = chosen
     assert (wave.window, wave.warm_start, wave.inner_recurrence) == (2, False, 2)
-    assert (knobs.exit_threshold, knobs.max_recurrence) == (0.5, None)
-    assert (usual.window, usual.warm_start, sampling.top_p) == (3, True, 0.5)
+    assert (usual.window, usual.warm_start) == (3, True)
     for decoder, option in (("adaptive", "--window"), ("lookahead", "--recurrence"), (None, "--window")):
         with pytest.raises(SystemExit) as exit_info:
             cli.main(generate_arguments(folder, option, "3", decoder=decoder))
@@ -136,8 +133,8 @@ def test_user_errors_are_one_sentence_and_exit_code_1(folder, capsys, tmp_path):
         (["compare", str(foreign)], "python -m convert import"),
         (["generate", "hi", "--model", str(foreign)], "python -m convert import"),
         (["generate", "hi", "--model", str(tmp_path / "nowhere")], "there is no model folder"),
-        (["compare", str(folder), "--problems", "0"], "--problems must be at least 1"),
-        (["compare", str(folder), "--timed", "0"], "--timed must be at least 1"),
+        (["compare", str(folder), "--problems", "0"], "problems must be at least 1, not 0"),
+        (["compare", str(folder), "--timed", "0"], "timed must be at least 1, not 0"),
         (["compare", str(folder), "--data", "nowhere.jsonl"], "nowhere.jsonl"),
         (["compare", str(folder), "--judge", "x"], "--judge is no option of family recurrent_depth"),
         (

@@ -12,16 +12,16 @@ from stubs import StubCausal, StubDenoiser, StubHead, StubNetwork
 
 import paradec_jax as pd
 from experiments.tasks import token_spec, word_problems
-from paradec_jax import cli, facts
+from paradec_jax import cli
 from paradec_jax.cli import demo
-from paradec_jax.cli.compare import ANSWERS, MORE, _models
+from paradec_jax.cli.compare import ANSWERS, MORE, NOTES, TITLE, _models
 from paradec_jax.cli.output import print_table
 from paradec_jax.config import ResidualHeadConfig, TokenSpec
 from paradec_jax.data.problems import read_problems, write_problems
 from paradec_jax.data.text import character_tokenizer
 from paradec_jax.decode import Residual
-from paradec_jax.decode.machine.setting import Setting
-from paradec_jax.disk import bundled
+from paradec_jax.disk import folders
+from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model, ResidualHead
 
@@ -64,8 +64,7 @@ class TestAnswers:
         for row in rows:
             assert (row["model"], row["problems"], row["seed"]) == ("tiny", 3, 1)
             assert row["data"] == easy(tmp_path)
-            same = facts.difference(row["facts"], facts.facts())
-            assert same is None and row["facts"]["dtypes"] == ["float32"]
+            assert row["facts"]["device"]["threads"] >= 1 and row["facts"]["dtypes"] == ["float32"]
             low, high = row["speedup_interval"]
             assert 0 < low <= row["speedup"] <= high or len(row["passes"]) == 1
         assert "decoding in batches" in err
@@ -86,7 +85,7 @@ class TestAnswers:
         drawn, own = [], word_problems(3, seed=5)
         write_problems(tmp_path / "own.jsonl", own)
 
-        def keep(model, problems, settings, **options):
+        def keep(sources, problems, **options):
             drawn.append(problems)
             raise ValueError("enough")
 
@@ -95,13 +94,6 @@ class TestAnswers:
             assert cli.main(["compare", folder, *more]) == 1
         assert drawn == [read_problems("unseen")[:200], read_problems("tuning"), own]
         capsys.readouterr()
-
-
-def infinite(setting):
-    """Names of the knobs that are infinite."""
-    knobs = setting.decoder.Knobs() if setting.knobs is None else setting.knobs
-    values = {field.name: getattr(knobs, field.name) for field in dataclasses.fields(knobs)}
-    return {name for name, value in values.items() if isinstance(value, float) and math.isinf(value)}
 
 
 @pytest.mark.slow
@@ -122,7 +114,9 @@ def test_every_bundled_setting_is_strict_json(family, tmp_path, capsys, monkeypa
     assert [row["decoder"] for row in rows] == [setting.name for setting in settings]
     assert all(set(KEYS) <= row.keys() and row["family"] == family for row in rows)
     for row, setting in zip(rows, settings, strict=True):
-        assert all(row["settings"][name] is None for name in infinite(setting))
+        values = vars(setting.values).items()
+        infinite = {name for name, value in values if isinstance(value, float) and math.isinf(value)}
+        assert all(row["settings"][name] is None for name in infinite)
         if family != "recurrent_depth":  # drafts change no token, and the stub fills masks in any order alike
             assert row["equals_greedy"] == 1.0
 
@@ -146,35 +140,33 @@ def test_without_a_head_its_rivals_remain(tmp_path, capsys, monkeypatch):
 
 def test_columns_of_a_family(capsys):
     fields = dict.fromkeys(("tokens_per_second", "speedup", "decode_speedup", "network_calls_per_token"), 1.0)
+    fields |= {"model": "tiny", "problems": 9, "data": "unseen", "seed": 1, "baseline": True, "batch": 1}
+    fields |= {"timed_problems": 5, "timed_passes": 3, "dtype": "float32", "device": None}
     fields |= {"decoder": "block", "label": "rule static", "exact": 7, "interval": [0.1, 0.9]}
     fields |= {"tokens_per_network_call": 2.0, "positions_per_token": 4.25, "head_calls_per_token": 0.75}
     fields |= {"recurrences_per_token": 0.5, "equals_greedy": None, "flops_per_token": 3.5e6}
 
     def shown(family, interval=(0.5, None), **changes):
         row = fields | changes | {"speedup_interval": interval}
-        print_table("title", ANSWERS | MORE.get(family, {}), [row], ["a note"], bold=0)
+        print_table(TITLE, ANSWERS | MORE.get(family, {}), [row], list(NOTES.values()))
         return capsys.readouterr().out
 
     out = shown("block_diffusion")
-    assert all(piece in out for piece in ("title", "rule static", "10.0%-90.0%", "a note"))
+    assert all(piece in out for piece in ("tiny: 9 problems (unseen), seed 1", "rule static", "10.0%-90.0%"))
     assert "4.25" in out and "0.75" in out and "3.5e+06" in out
-    out = shown("block_diffusion", flops_per_token=None)
-    assert "3.5e+06" not in out and "0.75" in out
+    assert "FLOP: an estimate" in out and "median" not in out, "a note with a value of None is left out"
+    assert "median of 3 passes, float32, cpu" in shown("causal", device="cpu")
+    assert "3.5e+06" not in shown("block_diffusion", flops_per_token=None)
     assert "4.25" not in shown("causal") and "0.50" in shown("recurrent_depth")
     assert "0.50-1.50" in shown("causal", (0.5, 1.5)) and "0.50-" not in shown("causal")
 
 
-def test_a_family_stands_for_its_bundled_models(monkeypatch, capsys):
+def test_a_family_stands_for_its_bundled_models(monkeypatch):
     own = FAMILIES["masked_diffusion"]
     assert _models("causal") == FAMILIES["causal"].bundled and _models("a/folder") == ("a/folder",)
     assert _models("masked_diffusion") == (*own.bundled, *own.texts.rivals) and own.texts.rivals
-    monkeypatch.setattr(bundled, "CHECKOUT", Path("nowhere"))
+    monkeypatch.setattr(folders, "CHECKOUT", Path("nowhere"))
     assert _models("masked_diffusion") == own.bundled
-    monkeypatch.setitem(FAMILIES, own.name, dataclasses.replace(own, bundled=()))
-    for words in (["generate", "masked", "--max-new-tokens", "3"], ["compare", "masked_diffusion"]):
-        assert cli.main(words) == 1
-        out, err = capsys.readouterr()
-        assert out == "" and err.count("\n") == 1 and "is bundled yet: " in err
 
 
 def lettered(folder, family, spec):
@@ -226,23 +218,13 @@ class TestTexts:
         ("more", "sentence"),
         [
             (["--problems", "3"], "--problems is no option of family masked_diffusion"),
-            (["--data", "tuning"], "--data is no option of family masked_diffusion"),
             (["--texts", "/nowhere/at/all"], "--texts cannot write /nowhere/at/all"),
             (["--length", "16"], "more than the 16 positions"),
-            (["--samples", "0"], "samples must be at least 1"),
         ],
     )
     def test_refusals(self, words, capsys, more, sentence):
         assert cli.main([*words, *more]) == 1
         assert sentence in capsys.readouterr().err
-
-    def test_bundled_settings_are_distinct_and_have_names_of_the_family(self):
-        own = FAMILIES["masked_diffusion"]
-        settings = (*own.texts.settings, *own.texts.tempered)
-        assert {setting.name for setting in settings} <= own.decoders.keys()
-        assert all(setting.sampled for setting in settings) and own.texts.rival.sampled
-        labels = [setting.label() for setting in settings]
-        assert len(set(labels)) == len(labels) and labels[0] == "steps 4"
 
 
 class TestDemo:

@@ -11,7 +11,7 @@ from paradec_jax import cli
 from paradec_jax.cli import generate
 from paradec_jax.cli.options import NAMES, options_of, rows_of
 from paradec_jax.config import CAUSAL_PRESETS
-from paradec_jax.disk.bundled import ASSETS
+from paradec_jax.disk.folders import ASSETS
 from paradec_jax.families import FAMILIES, family_named, family_of, init_params
 from paradec_jax.store import Model, save
 
@@ -50,9 +50,7 @@ def test_every_choice_of_a_decoder_is_an_option():
 
 
 def test_models_that_commands_take_by_default_are_installed_with_the_package():
-    names = [name for name in (None, *NAMES) if any(FAMILIES[family].bundled for family in rows_of(name))]
-    assert {None, "wavefront", "jacobi"} <= set(names)
-    usual = [generate._model_for(name) for name in names]
+    usual = [generate._model_for(name) for name in (None, *NAMES)]
     assert generate._model_for("jacobi") in FAMILIES["causal"].bundled  # recurrent networks take it as well
     for name in (*usual, *(name for family in FAMILIES.values() for name in family.bundled)):
         assert (ASSETS / name / "config.json").is_file()

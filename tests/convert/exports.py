@@ -16,7 +16,7 @@ from convert import weights
 from convert.cli import main
 from paradec_jax import store
 from paradec_jax.config import ResidualHeadConfig, TokenSpec
-from paradec_jax.families import PRESETS
+from paradec_jax.families import PRESETS, parameter_shapes
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -75,7 +75,7 @@ def make_model(name: str = "huginn", **changes: Any) -> store.Model:
 def drawn(config: Any) -> dict[str, Any]:
     """Random parameters."""
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda s: rng.normal(size=s.shape).astype(s.dtype), store.expected_shapes(config))
+    return jax.tree.map(lambda s: rng.normal(size=s.shape).astype(s.dtype), parameter_shapes(config))
 
 
 def exported(model: store.Model, root: Path, *options: str) -> Path:
@@ -89,7 +89,7 @@ def imported(folder: Path, *options: str) -> store.Model:
     """The model that the command makes of a folder, or a file."""
     target = folder.parent / "imported"
     assert main(["import", str(folder), str(target), "--overwrite", *options]) == 0
-    return store.load(target, host=True)
+    return store.load(target)
 
 
 def recorded(name: str, root: Path) -> Path:

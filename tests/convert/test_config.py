@@ -77,11 +77,8 @@ class TestTypes:
         ("fields", "want"),
         [
             ({"torch_dtype": "torch.bfloat16"}, "bfloat16"),
-            ({"torch_dtype": "float"}, "float32"),
             ({"torch_dtype": None, "dtype": "torch.bfloat16"}, "bfloat16"),
             ({"torch_dtype": "float32", "dtype": "bfloat16"}, "bfloat16"),  # the newer field counts
-            ({"torch_dtype": None}, "float32"),
-            ({"torch_dtype": "torch.half"}, "float32"),
         ],
     )
     def test_names(self, fields, want, copy, capsys):
@@ -110,8 +107,6 @@ class TestFields:
         "fields",
         [
             {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
-            {"use_sliding_window": True, "layer_types": ["full_attention"] * 2},
-            {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 0},
             {"rope_scaling": {"rope_type": "default", "original_max_position_embeddings": 64}},
             {
                 "rope_theta": None,
@@ -169,10 +164,8 @@ class TestTokens:
         ("vocab_size", "fields", "want"),
         [
             (128, {}, TokenSpec()),
-            (128, {"eos_token_id": 5, "bos_token_id": 6, "pad_token_id": 7}, TokenSpec(6, (5,), 7)),
             (128, {"eos_token_id": [5, 65505], "bos_token_id": 65504}, TokenSpec(None, (5,), 0)),
             (65536, {}, TokenSpec(65504, (65504, 65505, 65508), 65509)),
-            (65536, {"eos_token_id": 65505}, TokenSpec(65504, (65504, 65505, 65508), 65509)),
             (65536, {"eos_token_id": 9, "pad_token_id": 0}, TokenSpec(65504, (65504, 65505, 65508, 9), 0)),
         ],
     )
@@ -219,25 +212,17 @@ class TestTokens:
 WRONG = [
     ("huginn", {"model_type": "mamba"}, "model_type must be one of huginn_raven, qwen2, .*, not 'mamba'"),
     ("huginn", {"n_embd": None}, "field n_embd is missing"),
-    ("huginn", {"n_embd": "16"}, "field n_embd .* type int, not '16'"),
     ("huginn", {"n_embd": 0}, "no valid model: width must be at least 1"),
-    ("huginn", {"n_heads": 4}, "n_heads = 4, num_key_value_heads = 2"),
-    ("huginn", {"head_dim": 4}, "field head_dim .* must be 8, not 4"),
-    ("huginn", {"n_layers": 7}, "field n_layers .* must be 4, not 7"),
     ("huginn", {"injection_type": "add"}, "field injection_type .* must be 'linear', not 'add'"),
     ("huginn", {"torch_dtype": "int8"}, "torch_dtype .*float32, bfloat16, float16, float64, not 'int8'"),
     ("huginn", {"eos_token_id": ["a"]}, "field eos_token_id of config.json must hold token ids"),
     ("huginn", {"rope_base": 10000}, "freqs_cis contradicts rope_base 10000"),
     ("huginn", {"block_size": 32}, r"freqs_cis has shape \(1, 64, 1, 4, 2\).*\(1, 32, 1, 4, 2\)"),
-    ("huginn", {"n_layers_in_coda": 2, "n_layers": 5}, r"tensor transformer\.coda\.1\.\S+ is missing"),
     ("huginn", {"n_layers_in_coda": 10**9, "n_layers": None}, "asks for 1000000000 layers, but .* only"),
     ("huginn", {"qk_bias": False}, r"tensor \S+qk_bias .*unknown"),
     ("huginn", {"tie_embeddings": False}, r"tensor lm_head\.weight is missing"),
     ("qwen2", {"use_sliding_window": True}, "use_sliding_window .* must be False, not True"),
-    ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types .* each of 2 layers"),
     ("qwen2", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling .* scales .*yarn"),
-    ("qwen2", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling .* scales .*linear"),
-    ("qwen2", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_parameters .* scales"),
     (
         "qwen2",
         {"rope_parameters": {**ROPE, "rope_theta": 5.0}},
@@ -245,15 +230,9 @@ WRONG = [
     ),
     ("qwen2", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ("qwen2", {"hidden_act": "gelu"}, "hidden_act .* must be 'silu', not 'gelu'"),
-    ("qwen2", {"num_key_value_heads": 3}, "no valid model: heads 4 must be a multiple of kv_heads 3"),
-    ("qwen2", {"head_dim": 8}, r"k_proj\.bias has shape \(8,\), but .* \(16,\)"),
     ("qwen2", {"vocab_size": 64}, r"embed_tokens\.weight has shape \(32, 16\).*\(64, 16\)"),
-    ("qwen2", {"num_hidden_layers": 1}, r"tensor model\.layers\.1\.\S+ .*is unknown"),
     ("qwen2", {"tie_word_embeddings": False}, r"lm_head\.weight is missing"),
-    ("qwen2", {"model_type": "llama"}, r"self_attn\.k_proj\.bias .*is unknown"),
-    ("qwen2", {"model_type": "qwen3"}, r"self_attn\.k_norm\.weight is missing"),
     ("qwen2", {"model_type": "qwen2_moe"}, "mixture of experts .model_type = 'qwen2_moe'., which is not"),
-    ("qwen2", {"num_experts": 8}, "mixture of experts .num_experts = 8., which is not supported"),
     ("qwen2", {"quantization_config": {"quant_method": "gptq"}}, "quantised weights .*gptq"),
     (
         "qwen2",
@@ -261,14 +240,9 @@ WRONG = [
         "field eos_token_id of config.json holds 32, but the vocabulary ends at 31",
     ),
     ("sdar", {"block_size": 0}, "no valid model: block must be between 1 and max_length 128, not 0"),
-    ("sdar", {"block_size": "4"}, "field block_size of config.json must be of type int, not '4'"),
-    ("sdar", {"block_sizes": "4"}, "field block_sizes of config.json must hold whole numbers, not '4'"),
     ("sdar", {"block_sizes": [2, 4]}, "no valid model: .* with block 8 among them"),
     ("sdar", {"alignment": "previous"}, "field alignment .* must be 'own' or 'next', not 'previous'"),
-    ("sdar", {"tie_word_embeddings": True}, r"lm_head\.weight differs from .*tie_word_embeddings"),
     ("mdlm", {"cond_dim": None}, "field cond_dim is missing"),
-    ("mdlm", {"n_heads": 5}, r"describes no valid model: width \d+ must split into 5 heads"),
-    ("mdlm", {"vocab_size": 30}, r"linear.bias has shape \(32,\), but config.json asks for \(30,\)"),
     ("mdlm", {"time_conditioning": True}, "field time_conditioning of config.json must be False"),
     ("mdlm", {"mask_token_id": 32}, "mask_token_id of config.json holds 32, but the vocabulary ends at 31"),
 ]
@@ -286,8 +260,6 @@ def test_config_that_is_wrong(capsys, copy, name, fields, message):
     [
         ({"num_nextn_predict_layers": None}, "field num_nextn_predict_layers is missing"),
         ({"num_nextn_predict_layers": 9}, "no valid residual head: layers of a residual head must be 1 to 8"),
-        ({"num_nextn_predict_layers": 3}, r"tensor layers\.2\.\S+ is missing"),
-        ({"num_nextn_predict_layers": 1}, r"tensor layers\.1\.\S+ in .* is unknown"),
         ({"num_mrp_heads": 2}, "field num_mrp_heads of config.json must be 1, not 2"),
     ],
 )
@@ -313,7 +285,6 @@ def test_options_that_are_wrong(capsys, copy, tmp_path):
             want = f"{option} is for models of block diffusion, but {place} holds another"
             assert want in capsys.readouterr().err
     assert "--weights chooses those of a .ckpt file" in fails(capsys, "import", source, "--weights", "ema")
-    assert "positive" in fails(capsys, "export", source, "--max-shard-gigabytes", "0")
 
 
 def test_export_of_what_the_layout_cannot_hold(tmp_path):
@@ -327,7 +298,7 @@ def test_export_of_what_the_layout_cannot_hold(tmp_path):
         (mdlm, dataclasses.replace(make_model("mdlm"), token_spec=NEXT), "a mask and of alignment 'own'"),
     ):
         with pytest.raises(ConvertError, match=message):
-            module.write(tmp_path, model, 1000)
+            module.write(tmp_path, model)
     assert not list(tmp_path.iterdir())
 
 

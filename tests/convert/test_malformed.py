@@ -18,11 +18,9 @@ import pytest
 import tokenizers
 from exports import (
     CONFIG,
-    FAMILIES,
     GOLDEN,
     WEIGHTS,
     assert_same,
-    edit,
     fails,
     imported,
     make_model,
@@ -32,11 +30,10 @@ from exports import (
 )
 from safetensors.numpy import load_file, save_file
 
-from convert import huginn, torch_check
+from convert import huginn, torch_check, weights
 from convert.cli import main
 from convert.weights import INDEX
 from paradec_jax import cli, store
-from paradec_jax.disk import writing
 from paradec_jax.store import StoreError
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +43,6 @@ QUERY, EMBEDDING, HEAD = (
     "model.embed_tokens.weight",
     "lm_head.weight",
 )
-DEEP = "[" * 100_000
 
 
 def put(file: str, content: str | bytes):
@@ -124,26 +120,18 @@ DAMAGE = {
         f"{QKV} occurs twice",
     ),
     "a prefix too much": ("sdar", renamed("", "module."), r"is missing from .* it holds module\."),
-    "a prefix twice": (
-        "llama",
-        renamed("model.", "model.model."),
-        r"is missing from .* it holds model\.model\.",
-    ),
     "a prefix too few": (
         "qwen2",
         renamed("model.", ""),
         r"tensor model\.(\S+) is missing from .* it holds \1$",
     ),
-    "a prefix of a denoiser": ("mdlm", renamed("", "module."), r"is missing from .* it holds module\."),
     "cut": (
         "huginn",
         lambda f: put(WEIGHTS, (f / WEIGHTS).read_bytes()[:-100])(f),
         f"{WEIGHTS} is truncated",
     ),
-    "empty": ("qwen2", put(WEIGHTS, ""), f"{WEIGHTS} is truncated"),
     "no JSON": ("qwen2", put(CONFIG, "{"), "config.json is not valid JSON"),
     "a list": ("mdlm", put(CONFIG, "[]"), "config.json"),
-    "deep": ("qwen2", put(CONFIG, DEEP), "config.json"),
     "no UTF-8": ("qwen2", put("generation_config.json", b"\xff\xfe"), "generation_config.json"),
     "no config": ("sdar", lambda f: (f / CONFIG).unlink(), "config.json is missing"),
     "no weights": (
@@ -156,7 +144,11 @@ DAMAGE = {
         lambda f: (f / WEIGHTS).rename(f / "model.pt"),
         "model.pt is a pickle, which is never",
     ),
-    "a pickle inside": ("qwen2", put(WEIGHTS, b"\x80\x04\x95" + bytes(range(100, 200))), "is a pickle"),
+    "a pickle inside": (
+        "qwen2",
+        put(WEIGHTS, b"\x80\x04\x95" + bytes(range(100, 200))),
+        "not a safetensors file",
+    ),
     "no folder": ("qwen2", shutil.rmtree, "there is no folder"),
     "index: a tensor": ("qwen2", index(extra="b.safetensors"), "tensor extra is listed in an index, but"),
     "index: a path": ("qwen2", index(**{EMBEDDING: "../b.safetensors"}), "which is no file name"),
@@ -174,11 +166,6 @@ DAMAGE = {
         "the token id 32, but .* vocabulary ends at 31",
     ),
     "a template": ("qwen2", put("chat_template.jinja", "{% for"), "chat_template.jinja: .*"),
-    "a template in JSON": (
-        "qwen2",
-        lambda f: edit(f / "tokenizer_config.json", chat_template="{{ 1 +"),
-        "tokenizer_config.json: .*",
-    ),
 }
 
 
@@ -208,7 +195,7 @@ def test_a_flag_takes_weights_that_are_no_numbers(copy, tmp_path, capsys):
     assert sentence in fails(capsys, "export", target)
     with pytest.raises(StoreError, match=sentence):
         store.load(target)
-    assert np.isnan(store.load(target, host=True, allow_nonfinite=True).params["embedding"]).sum() == 1
+    assert np.isnan(store.load(target, allow_nonfinite=True).params["embedding"]).sum() == 1
 
 
 def test_what_was_saved_twice_counts_once(copy):
@@ -232,17 +219,13 @@ class _Runs:
 # Changes to recorded arrays, and a part of the sentence.
 RECORDINGS = {
     "no ids": ({"input_ids": None}, "array input_ids must hold integers"),
-    "floats as ids": ({"input_ids": np.ones((1, 2))}, "array input_ids must hold integers"),
     "ids beyond": ({"input_ids": np.array([[1, 128]])}, "beyond the vocabulary of 128"),
-    "a long row": ({"input_ids": np.ones((1, 129), int)}, "rows beyond the 128 positions"),
     "no logits": ({"logits_r1": None}, "no array logits, nor logits_r<n>"),
-    "no steps": ({"logits_r1": None, "logits": np.zeros((1, 2, 128))}, "num_steps"),
     "no recurrence": ({"logits_r0": np.zeros((1, 2, 128))}, "of 0 recurrences, but must be of 1 to"),
     "a shape": (
         {"logits_r1": np.zeros((1, 2, 99))},
         r"floats of shape \(1, 2, 128\), not float64 \(1, 2, 99\)",
     ),
-    "complex": ({"logits_r1": np.zeros((1, 2, 128), complex)}, "must hold floats"),
     "objects": ({"input_ids": np.array([_Runs()], object)}, "not an .npz file of plain arrays"),
 }
 
@@ -304,13 +287,18 @@ def test_prompts_that_are_wrong(prompt, options, capsys):
 # Writers that fail
 
 
-def test_existing_target_is_kept(copy, capsys):
+def test_existing_target_is_kept(copy, folders, capsys):
     source = copy("qwen2")
+    model = Path(shutil.copytree(folders / "qwen2" / "model", source.parent / "model"))
     target = source.parent / "target"
     target.mkdir()
     (target / "note").write_text("mine")
-    for command, *options in (["import"], ["import", "--overwrite"], ["export"]):
-        assert "exists" in fails(capsys, command, source, *options)
+    for command, folder, *options in (
+        ("import", source),
+        ("import", source, "--overwrite"),
+        ("export", model),
+    ):
+        assert "exists" in fails(capsys, command, folder, *options)
     assert (target / "note").read_text() == "mine"
 
 
@@ -323,31 +311,8 @@ def test_failure_while_writing_leaves_nothing(copy, folders, capsys, monkeypatch
         patch.setattr(store, "write_tensors", full)
         assert "No space left" in fails(capsys, "import", source)
     model = Path(shutil.copytree(folders / "qwen2" / "model", source.parent / "model"))
-    monkeypatch.setattr(writing, "_header", full)
+    monkeypatch.setattr(weights, "write_tensors", full)
     assert "No space left" in fails(capsys, "export", model)
-
-
-def test_leftovers_of_killed_writers_go_with_the_next(copy, tmp_path):
-    words = ["import", str(copy("qwen2")), str(tmp_path / "model")]
-    assert main(words) == 0
-    for name in (".model.0123abcd.tmp", ".model.0123abcd.old", ".model.4567cdef.tmp"):
-        shutil.copytree(tmp_path / "model", tmp_path / name)
-    for name in (".model.mine", ".models.0123abcd.tmp"):
-        (tmp_path / name).mkdir()
-    with store.staged(tmp_path / "model", overwrite=True) as living:
-        shutil.copytree(tmp_path / "model", living, dirs_exist_ok=True)
-        assert main([*words, "--overwrite"]) == 0
-        assert living.is_dir()
-    assert sorted(os.listdir(tmp_path)) == [".model.mine", ".models.0123abcd.tmp", "model", "source"]
-    store.load(tmp_path / "model")
-
-
-def test_a_model_that_a_killed_writer_put_aside_comes_back(folders, tmp_path):
-    shutil.copytree(folders / "qwen2" / "model", tmp_path / ".model.0123abcd.old")
-    (tmp_path / ".model.0123abcd.tmp").mkdir()
-    with pytest.raises(StoreError, match="exists"), store.staged(tmp_path / "model"):
-        pass
-    assert os.listdir(tmp_path) == ["model"]
 
 
 def listed(folder: Path) -> list[str]:
@@ -376,7 +341,7 @@ def test_killed_converters(kind, folders, tmp_path, record_property):
         if kind == signal.SIGTERM:
             assert code in (0, -kind, 128 + kind) and listed(work) in ([], whole)
         if (work / "model").exists():
-            store.load(work / "model", host=True)
+            store.load(work / "model")
         assert main([*words, "--overwrite"]) == 0 and listed(work) == whole
     record_property("cluster", {"part": "killed converters", "what": kind.name, "cases": 10, "held": 10})
 
@@ -420,7 +385,7 @@ def test_files_damaged_at_random(layout, folders, tmp_path, capfd):
             assert os.listdir(target.parent) == ["source"]
             sentences += 1
         else:
-            store.load(target, host=True)
+            store.load(target)
     assert sentences >= 30
 
 
@@ -431,5 +396,7 @@ def test_code_in_place_of_weights(copy, capsys, monkeypatch):
     for name in ("pytorch_model.bin", WEIGHTS):
         (source / WEIGHTS).unlink(missing_ok=True)
         (source / name).write_bytes(pickle.dumps(_Runs()))
-        assert re.search("is a pickle|not in PyTorch's zip format", fails(capsys, "import", source))
+        assert re.search(
+            "not a safetensors file|not in PyTorch's zip format", fails(capsys, "import", source)
+        )
     assert not ran

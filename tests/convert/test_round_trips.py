@@ -1,5 +1,6 @@
 """Import, export, import is the identity for every family; recorded weights and logits; transformers."""
 
+import dataclasses
 import importlib.util
 import json
 import re
@@ -20,22 +21,23 @@ from exports import (
 )
 from safetensors.numpy import load_file
 
-from convert import engine, huginn, mdlm, qwen2, sdar
+from convert import engine, huginn, mdlm, qwen2, sdar, weights
 from convert.cli import main
 from convert.weights import INDEX, opened
 from paradec_jax import store
 from paradec_jax.config import BlockDiffusionConfig, CausalConfig, TokenSpec
-from paradec_jax.disk.tensors import TensorFiles
+from paradec_jax.disk import tensors
 from paradec_jax.families import PRESETS
 
 
-@pytest.mark.parametrize("shard", ["5", "0.000002"], ids=["one file", "shards"])
+@pytest.mark.parametrize("shard", [tensors.MAX_SHARD_BYTES, 2000], ids=["one file", "shards"])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_comes_back_from_an_export(name, shard, tmp_path):
+def test_a_model_comes_back_from_an_export(name, shard, tmp_path, monkeypatch):
     model = make_model(name)
-    folder = exported(model, tmp_path, "--max-shard-gigabytes", shard)
+    monkeypatch.setattr(tensors, "MAX_SHARD_BYTES", shard)
+    folder = exported(model, tmp_path)
     assert_same(imported(folder), model)
-    assert (folder / INDEX).is_file() == (not (folder / WEIGHTS).is_file()) == (shard != "5")
+    assert (folder / INDEX).is_file() == (not (folder / WEIGHTS).is_file()) == (shard == 2000)
     kind = json.loads((folder / CONFIG).read_text())["model_type"]
     assert kind == {"huginn": "huginn_raven"}.get(name.split()[0], name.split()[0])
     assert store.fingerprint(tmp_path / "imported") == store.fingerprint(tmp_path / "model")
@@ -109,42 +111,6 @@ def test_recorded_logits(name, tmp_path, capsys):
     assert main([*command, "--tolerance", "1e-9"]) == 1
 
 
-class TestLayout:
-    """Entries of tensors, picked by hand from the specifications: PyTorch keeps matrices as (out, in)."""
-
-    def test_of_the_recurrent_release(self, folders):
-        tensors, params = load_file(folders / "huginn" / "exported" / WEIGHTS), make_model().params
-        core, c, row = params["core_1"], make_model().config, 3
-        name, d, channels = "transformer.core_block.1.", c.width, c.head_dim
-        for i, which in enumerate("qkv"):
-            stored = tensors[name + "attn.Wqkv.weight"][i * d + channels + row, 5]
-            assert stored == core["attention"][which][5, 1, row]
-        assert tensors[name + "attn.proj.weight"][7, channels + row] == core["attention"]["out"][1, row, 7]
-        for i, which in enumerate("qk"):
-            assert tensors[name + "attn.qk_bias"][i, 0, 1, row] == core["attention"][f"{which}_bias"][1, row]
-        fc = tensors[name + "mlp.fc.weight"]
-        assert fc[row, 7] == core["mlp"]["gate"][7, row]
-        assert fc[c.feed_forward + row, 7] == core["mlp"]["up"][7, row]
-        assert tensors["transformer.adapter.weight"][2, d + 1] == params["adapter"][d + 1, 2]
-
-    def test_of_qwen2(self, folders):
-        tensors, model = load_file(folders / "qwen2" / "exported" / WEIGHTS), make_model("qwen2")
-        layer, channels, name = model.params["layer_1"], model.config.head_dim, "model.layers.1."
-        head, row, channel = 1, 7, 3
-        for which in "qkv":
-            place, attention = head * channels + channel, layer["attention"]
-            matrix = tensors[f"{name}self_attn.{which}_proj.weight"]
-            assert matrix[place, row] == attention[which][row, head, channel]
-            vector = tensors[f"{name}self_attn.{which}_proj.bias"]
-            assert vector[place] == attention[f"{which}_bias"][head, channel]
-        out = tensors[f"{name}self_attn.o_proj.weight"]
-        assert out[row, 2 * channels + channel] == layer["attention"]["out"][2, channel, row]
-        for which in ("gate", "up"):
-            assert tensors[f"{name}mlp.{which}_proj.weight"][5, row] == layer["mlp"][which][row, 5]
-        assert tensors[f"{name}mlp.down_proj.weight"][row, 5] == layer["mlp"]["down"][5, row]
-        assert qwen2.HEAD not in tensors
-
-
 class TestReleases:
     """Presets give the numbers of the released config.json, and the other way round."""
 
@@ -185,20 +151,25 @@ class TestReleases:
 def test_tensors_are_moved_one_at_a_time(tmp_path, monkeypatch):
     """Import and export know the size of each tensor before they read any, and read one to make one."""
     seen = []
-    read = TensorFiles.read
-    monkeypatch.setattr(TensorFiles, "read", lambda self, n, *rows: seen.append(n) or read(self, n, *rows))
+
+    def noted(path):
+        def noted(name, tensor):
+            return dataclasses.replace(tensor, read=lambda index: seen.append(name) or tensor.read(index))
+
+        return {name: noted(name, tensor) for name, tensor in tensors.open_tensors(path).items()}
+
     folder = exported(make_model("qwen3 biases"), tmp_path)
-    tensors = load_file(folder / WEIGHTS)
-    seen.clear()
+    arrays = load_file(folder / WEIGHTS)
+    monkeypatch.setattr(weights, "open_tensors", noted)
     with qwen2.read(folder, engine.read_json(folder / CONFIG)) as model:
         axes, rows = qwen2.table(model.config)
         lazies = engine.export_tree(model.params, rows, axes)
-        zeros = [name for name in tensors if name.endswith("o_proj.bias")]
-        assert sorted(seen) == sorted(zeros) and sorted([*lazies, *zeros]) == sorted(tensors)
+        zeros = [name for name in arrays if name.endswith("o_proj.bias")]
+        assert sorted(seen) == sorted(zeros) and sorted([*lazies, *zeros]) == sorted(arrays)
         for name, lazy in lazies.items():
-            assert lazy.nbytes == tensors[name].nbytes
+            assert (lazy.shape, lazy.dtype) == (arrays[name].shape, arrays[name].dtype.name)
             seen.clear()
-            np.testing.assert_array_equal(lazy[...], tensors[name])
+            np.testing.assert_array_equal(np.asarray(lazy), arrays[name])
             assert seen == [name]
 
 
@@ -207,9 +178,9 @@ def test_a_residual_head_is_told_apart_from_its_backbone(tmp_path):
     with opened(source) as checkpoint:
         backbone, head = engine.parted(checkpoint, "mrp_modules.0.model.")
         assert backbone.tensors.keys() == load_file(GOLDEN / "block_diffusion" / WEIGHTS).keys()
-        shape, dtype, read = head.tensors["enorm.weight"]
-        assert (head.folder, shape, dtype) == (source, (64,), "float32")
-        np.testing.assert_array_equal(read(slice(3, 5)), head.read("enorm.weight")[3:5])
+        norm = head.tensors["enorm.weight"]
+        assert (head.folder, norm.shape, norm.dtype) == (source, (64,), "float32")
+        np.testing.assert_array_equal(norm.read(slice(3, 5)), head.read("enorm.weight")[3:5])
 
 
 TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))

@@ -56,10 +56,10 @@ def test_points_are_the_iterates_of_each_block():
         assert generation.text_length == (10, 8, 12)[i]
         end = len(PROMPTS[i]) + (len(answer) if i < 2 else 30)
         for place in range(len(generation.iterates)):
-            block = generation.block(place)
-            context = [*block.prompt.tolist(), *block.generated.tolist()]
-            assert block.iterates.tolist() == plain_iterates(block.iterates[0].tolist(), context, end)
-            longest = max(longest, len(block.iterates))
+            alone = generation.alone(place)
+            iterates = alone.iterates[0].tolist()
+            assert iterates == plain_iterates(iterates[0], alone.prompt.tolist(), end)
+            longest = max(longest, len(iterates))
     assert longest > 2
 
 
@@ -69,9 +69,9 @@ def test_a_block_starts_from_tokens_of_its_row():
     for generation, prompt in zip(found, PROMPTS, strict=True):
         assert generation.iterates[0][0, 0] == STUB.expected(prompt, 1)[0]
         for place in range(1, len(generation.iterates)):
-            block = generation.block(place)
-            text = {*prompt, *block.generated.tolist(), int(block.fixed[0])}
-            assert block.iterates[0, 0] == block.fixed[0] and {*block.iterates[0].tolist()} <= text
+            alone = generation.alone(place)
+            first, fixed = alone.iterates[0][0].tolist(), int(alone.fixed[0, 0])
+            assert first[0] == fixed and {*first} <= {*alone.prompt.tolist(), fixed}
 
 
 def test_points_of_winning_candidates():

@@ -10,7 +10,7 @@ from experiments.tasks import Followers, build_tokenizer, chain_batches, denoisi
 from experiments.tasks.batches import BatchMaker, Bucket
 from experiments.tasks.block_batches import block_batches
 from experiments.tasks.pointers import pointer_batches
-from paradec_jax.data.endless import Endless, MakesParts, Part
+from paradec_jax.data.endless import Endless, Part
 from paradec_jax.data.pair_batches import pair_batches
 from paradec_jax.data.text import WindowMaker
 from paradec_jax.data.trajectories import Generation, Trajectories, TrajectoryWriter
@@ -63,7 +63,6 @@ def assert_same(one, other):
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_part_is_cut_from_the_whole(name, tmp_path):
     make = MAKERS[name](tmp_path / "run")
-    assert isinstance(make, MakesParts)
     for index in range(5):
         batch = make(index)
         rows = len(next(iter(batch.values())))

@@ -7,20 +7,12 @@ import numpy as np
 import pytest
 
 from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
-from paradec_jax.data.noisy_iterates import (
-    Selection,
-    corrupted,
-    kept,
-    longest_run,
-    noise_ratio,
-    pack,
-    pack_block,
-)
+from paradec_jax.data.noisy_iterates import MAX_TOKENS, Selection, kept, longest_run, noise_ratio, pack
 from paradec_jax.data.pair_batches import PairBucket, collate, pair_batches
 from paradec_jax.data.trajectories import Generation, Trajectories, TrajectoryError, TrajectoryWriter
+from paradec_jax.families import init_params
 from paradec_jax.losses import cllm_loss, consistency_loss
 from paradec_jax.models import TransformerNetwork
-from paradec_jax.models.transformer import init_params
 
 N = 4
 
@@ -61,9 +53,8 @@ def assert_equal(one: Generation, other: Generation) -> None:
 def test_round_trip(folder, tmp_path):
     stored = Trajectories(folder)
     assert len(stored) == 10 and stored.block_size == N
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "manifest.json", "shard-00000", "shard-00001", "shard-00002",
-    ]  # fmt: skip
+    shards = [f"shard-0000{i}.npz" for i in range(3)]
+    assert sorted(path.name for path in folder.iterdir()) == ["index.json", *shards]
     for index, item in enumerate(stored):
         assert_equal(item, generation(index))
     assert_equal(stored[-1], generation(9))
@@ -81,15 +72,14 @@ def test_round_trip(folder, tmp_path):
 
 def test_a_block_knows_what_comes_before_it():
     item = next(g for g in map(generation, range(20)) if len(g.iterates) > 2)
-    block = item.block(2)
-    assert block.generated.tolist() == [*item.iterates[0][-1], *item.iterates[1][-1]]
-    assert block.fixed.tolist() == item.iterates[2][-1].tolist()
-    assert (block.data_id, block.place) == (item.data_id, 2)
+    alone = item.alone(2)
+    assert alone.prompt.tolist() == [*item.prompt, *item.iterates[0][-1], *item.iterates[1][-1]]
+    assert alone.fixed.tolist() == [item.iterates[2][-1].tolist()] and alone.data_id == item.data_id
 
 
-@pytest.mark.parametrize("moment", ["numpy.save", "pathlib.Path.rename", "os.replace"])
+@pytest.mark.parametrize("moment", ["numpy.savez", "pathlib.Path.rename"])
 def test_a_stopped_writer_goes_on_after_its_last_whole_shard(folder, monkeypatch, moment):
-    """Stopped while a shard is written, before it gets its name, or before the manifest names it."""
+    """Stopped while a shard is written, or before it gets its name."""
 
     def killed(*_, **__):
         raise KeyboardInterrupt
@@ -99,9 +89,8 @@ def test_a_stopped_writer_goes_on_after_its_last_whole_shard(folder, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             write(folder, range(10, 17), settings={"seed": 3})
     assert len(Trajectories(folder)) == 10
-    writer = TrajectoryWriter(folder, block_size=N, settings={"seed": 3})
-    assert writer.count == 10
-    write(folder, range(writer.count, 17), settings={"seed": 3})
+    assert TrajectoryWriter(folder, block_size=N, settings={"seed": 3}).shards == 3
+    write(folder, range(10, 17), settings={"seed": 3})
     for index, item in enumerate(Trajectories(folder)):
         assert_equal(item, generation(index))
     assert len(Trajectories(folder)) == 17
@@ -122,29 +111,30 @@ def test_refusals_of_the_writer(folder):
 
 
 def damage(folder, how: str) -> None:
-    manifest = json.loads((folder / "manifest.json").read_text())
-    shard = folder / "shard-00001"
+    index, shard = json.loads((folder / "index.json").read_text()), folder / "shard-00001.npz"
+    data = bytearray(shard.read_bytes())
     if how == "cut":
-        data = (shard / "points.npy").read_bytes()
-        (shard / "points.npy").write_bytes(data[:-8])
-    elif how == "offsets":
-        ends = np.load(shard / "point_ends.npy", allow_pickle=False)
-        np.save(shard / "point_ends.npy", ends + 1)
-    elif how == "count":
-        manifest["shards"][1]["generations"] = 3
+        shard.write_bytes(data[:-8])
+    elif how == "flipped":
+        data[data.index(generation(4).iterates[0].tobytes())] ^= 1
+        shard.write_bytes(data)
+    elif how == "counts":
+        with np.load(shard, allow_pickle=False) as file:
+            columns = dict(file)
+        np.savez(shard, **columns | {"iterate_counts": columns["iterate_counts"] + 1})
     elif how == "version":
-        manifest["format_version"] = 9
-    (folder / "manifest.json").write_text("{" if how == "json" else json.dumps(manifest))
+        index["format_version"] = 9
+    (folder / "index.json").write_text("{" if how == "json" else json.dumps(index))
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("cut", "points.npy cannot be read"),
-        ("offsets", "point_ends must grow to the"),
-        ("count", "shard-00001 contradicts its manifest"),
-        ("version", "format version 9; this program reads 2"),
-        ("json", "manifest.json is not JSON"),
+        ("cut", "shard-00001.npz cannot be read"),
+        ("flipped", "shard-00001.npz cannot be read"),
+        ("counts", "shard-00001.npz is damaged"),
+        ("version", "format version 9; this program reads 3"),
+        ("json", "index.json is not JSON"),
     ],
 )
 def test_damaged_folders(folder, how, message):
@@ -155,7 +145,7 @@ def test_damaged_folders(folder, how, message):
 
 
 def test_no_folder(tmp_path):
-    with pytest.raises(TrajectoryError, match=r"holds no trajectories: it has no manifest\.json"):
+    with pytest.raises(TrajectoryError, match=r"holds no trajectories: it has no index\.json"):
         Trajectories(tmp_path)
 
 
@@ -167,7 +157,6 @@ POINTS = np.array([[1, 9, 9, 9], [1, 2, 9, 9], [9, 2, 3, 9], [1, 2, 3, 9], [1, 2
 def test_ratio_and_schedules():
     assert noise_ratio(POINTS).tolist() == [0.75, 0.5, 1.0, 0.25, 0.0]
     assert Selection(window=5).schedule.tolist() == [0, 0.25, 0.5, 0.75, 1]
-    assert Selection(window=4, grid="exclusive").schedule.tolist() == [0, 0.25, 0.5, 0.75]
     assert Selection(window=3, order="reverse").schedule.tolist() == [1, 0.5, 0]
     rng = np.random.default_rng(0)
     assert Selection(window=3).targets(5, rng).tolist() == [0, 0.5, 1, 0, 0.5]
@@ -177,15 +166,11 @@ def test_ratio_and_schedules():
     assert uniform == {0, 1, 2, 3}  # never the fixed point
 
 
-def test_the_first_iterate():
-    rng = np.random.default_rng(0)
+def test_packing():
     item = Generation(0, np.ones(1, np.int32), [POINTS] * 2)
-    truth = pack(item, Selection(window=2, low=0.75), rng)
-    assert truth.chosen.tolist() == [0, 2]
-    assert truth.packed().tolist() == [1, 1, 9, 9, 9, 1, 2, 3, 4, 9, 2, 3, 9, 1, 2, 3, 4]
-    released = pack(item, Selection(window=2, low=0.75, first_iterate="fixed"), rng)
-    assert released.chosen.tolist() == [1, 2]  # the draft's ratio counts as zero; 0.5 and 1 are equally near
-    assert pack(item, Selection(window=1, first_iterate="fixed"), rng).noisy[0].tolist() == [1, 2, 3, 4]
+    found = pack(item, Selection(window=2), np.random.default_rng(0))
+    assert found.chosen.tolist() == [4, 2]
+    assert found.packed().tolist() == [1, 1, 2, 3, 4, 1, 2, 3, 4, 9, 2, 3, 9, 1, 2, 3, 4]
 
 
 def test_filters():
@@ -195,27 +180,12 @@ def test_filters():
         Generation(0, prompt, [other]),
         Generation(1, prompt, [same, same, same]),
         Generation(2, prompt, [other]),
-        Generation(0, prompt, [other, other]),
+        Generation(0, np.ones(MAX_TOKENS - 2 * N + 1, np.int32), [other]),
     ]
     assert longest_run(np.array([3, 3, 1, 1, 1, 2])) == 3
-    assert kept(items).tolist() == [0, 2, 3]  # twelve equal tokens
-    assert kept(items, max_run=12).tolist() == [0, 1, 2, 3]
-    assert kept(items, stop=(5,)).tolist() == [0, 1, 2, 3]  # what follows the stop token is not said
-    assert kept(items, max_tokens=3 + 2 * N).tolist() == [0, 2]
+    assert kept(items).tolist() == [0, 2]  # twelve equal tokens, and a prompt that is too long
+    assert kept(items, stop=(5,)).tolist() == [0, 1, 2]  # what follows the stop token is not said
     assert kept(items, unique=True).tolist() == [0]
-
-
-def test_corrupted_answers():
-    prompt, answer = np.arange(2, 8), np.arange(20, 26)
-    item = corrupted(5, prompt, answer, block_size=N, pad=1, rng=np.random.default_rng(0), context=3)
-    assert item.fixed.tolist() == [[20, 21, 22, 23], [24, 25, 1, 1]]
-    for block, before in zip(item.iterates, ([5, 6, 7], [21, 22, 23]), strict=True):
-        assert len(block) == N + 1
-        for clean, iterate in enumerate(block):
-            assert iterate[:clean].tolist() == block[-1][:clean].tolist()
-            assert set(iterate[clean:]) <= set(before)
-    with pytest.raises(ValueError, match="corrupted needs a prompt"):
-        corrupted(5, prompt, answer[:0], block_size=N, pad=1, rng=np.random.default_rng(0))
 
 
 # Batches
@@ -253,9 +223,8 @@ def test_batches_say_where_their_padding_is():
     rng = np.random.default_rng(0)
     for example, pairs, ends in (
         (pack(item, Selection(), rng), 4, [4, 4, 1, 0]),
-        (pack(item.first(2), Selection(), rng), 2, [4, 4]),
-        (pack_block(item, 1, Selection(), rng), 1, [4]),
-        (pack_block(item, 2, Selection(), rng), 1, [1]),
+        (pack(item.alone(1), Selection(), rng), 1, [4]),
+        (pack(item.alone(2), Selection(), rng), 1, [1]),
     ):
         batch = collate([example], PairBucket(9, pairs))
         wanted = (np.arange(N) < np.asarray(ends)[:, None])[None]
@@ -264,17 +233,12 @@ def test_batches_say_where_their_padding_is():
         Generation(3, np.ones(1, np.int32), blocks, 13)
 
 
-def test_long_generations_are_dropped_or_cut(folder):
+def test_long_generations_are_left_out(folder):
     stored = Trajectories(folder)
     options = {"seed": 0, "batch_tokens": 256, "buckets": [PairBucket(6, 1), PairBucket(6, 2)]}
     dropping = pair_batches(stored, **options).make
     shown = {e.data_id for i in range(dropping.epoch) for e in dropping.examples(i)}
     assert shown == set(stored.ids[stored.block_counts <= 2].tolist()) < set(stored.ids.tolist())
-    cutting = pair_batches(stored, longer="truncate", **options).make
-    assert {e.data_id for i in range(cutting.epoch) for e in cutting.examples(i)} == set(stored.ids.tolist())
-    for index in range(cutting.epoch):
-        for example in cutting.examples(index):
-            np.testing.assert_array_equal(example.clean, generation(example.data_id - 100).fixed[:2])
     chosen = pair_batches(stored, seed=0, batch_tokens=256, indices=[2, 5]).make
     assert {e.data_id for i in range(chosen.epoch) for e in chosen.examples(i)} == {102, 105}
 
@@ -285,10 +249,7 @@ def test_single_blocks(folder):
     assert len(make.items) == stored.block_counts.sum()
     data = make(0)
     assert data["noisy"].shape[1:] == (1, N) and (data["pairs"] == 1).all()
-    item = generation(3)
-    alone = pack_block(item, len(item.iterates) - 1, Selection(), np.random.default_rng(0))
     assert Selection(window=3).targets(2, np.random.default_rng(0), first=4).tolist() == [0.5, 1]
-    assert alone.prompt.tolist() == [*item.prompt, *item.fixed[:-1].ravel()]
 
 
 def pairs(folder, **changes):
@@ -299,7 +260,7 @@ def pairs(folder, **changes):
     ("make", "message"),
     [
         (lambda folder: pairs(folder, batch_tokens=4), "batch_tokens 4 cannot hold a row"),
-        (lambda folder: pairs(folder, unit="word"), "unit is generation or block"),
+        (lambda folder: pairs(folder, unit="word"), "unit must be one of generation, block"),
         (lambda folder: pairs(folder, buckets=[]), "at least one bucket"),
         (lambda folder: pairs(folder, buckets=[PairBucket(1, 1)], indices=[3]), "no trajectory fits"),
         (lambda folder: pairs(folder, indices=[10]), "indices must name generations from 0 to 9"),
@@ -307,7 +268,6 @@ def pairs(folder, **changes):
         (lambda _: collate([], PairBucket(1, 1)), "collate needs at least one example"),
         (lambda _: Selection(order="up"), "order must be one of linear"),
         (lambda _: Selection(window=0), "window must be at least 1"),
-        (lambda _: Selection(low=0.6, high=0.5), "low and high must satisfy"),
     ],
 )
 def test_refusals(folder, make, message):

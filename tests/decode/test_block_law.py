@@ -5,7 +5,6 @@ Laws are counted by enumeration, with the exact posterior of a joint law in the 
 
 import dataclasses
 import functools
-import types
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chi_square import excess
-from stubs import JointBlocks
+from stubs import JointBlocks, StubDenoiser
 
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
@@ -23,45 +22,93 @@ from paradec_jax.decode.machine.rows import begin
 # The choice is one pure function
 
 
-DECODER = types.SimpleNamespace(mask=10, greedy=False, top_p_rule="keep-renormalised")
+def deciding(rule: str, vocab: int = 11, **options: Any) -> Any:
+    """A decoder whose last token is the mask."""
+    spec = TokenSpec(mask=vocab - 1, alignment="own")
+    return decode.BlockDenoising(StubDenoiser(vocab_size=vocab, block=4), 8, spec, rule=rule, **options)
 
 
-def chosen(decoder, rule, logits, masked, positions, step, keys, knobs):
+def chosen(decoder, logits, masked, at, step, keys, knobs):
     """What rows with these keys choose."""
     request = decode.make_request(np.zeros((len(step), 1)), max_new_tokens=1, keys=keys)
-    return rules.choose(decoder, rule, logits, masked, positions, step, begin(request, 2, 0), knobs)
+    return decoder.choose(logits, masked, at, step, begin(request, 2, 0), knobs)
 
 
 def test_a_choice_depends_on_state_step_and_keys_alone():
     """Folded candidates choose what each chooses alone; another step draws with other noise."""
     logits = jax.random.normal(jax.random.key(0), (3, 4, 11))
     masked = jnp.asarray([[True, False, True, True], [True] * 4, [False, True, True, False]])
-    positions = jnp.asarray([8, 4, 8])[:, None] + jnp.arange(4)
+    at = jnp.asarray([8, 4, 8])
     step, keys = jnp.asarray([1, 0, 2]), jax.random.split(jax.random.key(1), 3)
     for rule in rules.RULES:
         knobs = rules.DenoisingKnobs(temperature=0.8, top_k=7, top_p=0.9)
-        choose = jax.jit(functools.partial(chosen, DECODER, rule))
-        whole = choose(logits, masked, positions, step, keys, knobs)
+        choose = jax.jit(functools.partial(chosen, deciding(rule)))
+        whole = choose(logits, masked, at, step, keys, knobs)
         assert (np.asarray(whole.where) <= np.asarray(masked)).all() and whole.where.any(axis=1).all()
         assert (whole.tokens != 10).all() and ((whole.scores > 0) & (whole.scores < 1)).all()
         for i in range(3):
-            alone = choose(*(x[i : i + 1] for x in (logits, masked, positions, step, keys)), knobs)
+            alone = choose(*(x[i : i + 1] for x in (logits, masked, at, step, keys)), knobs)
             assert (alone.where[0] == whole.where[i]).all() and (alone.tokens[0] == whole.tokens[i]).all()
             np.testing.assert_allclose(alone.scores[0], whole.scores[i], rtol=1e-6)
-    later = choose(logits, masked, positions, step + 1, keys, knobs)
+    later = choose(logits, masked, at, step + 1, keys, knobs)
     assert (later.tokens != whole.tokens).any()
 
 
-def test_confidence_is_that_before_truncation():
-    logits = jnp.asarray([[[2.0, 1.0, 0.0, 3.0]]])
-    where = jnp.ones((1, 1), bool), jnp.zeros((1, 1), jnp.int32)
-    decoder = types.SimpleNamespace(**{**vars(DECODER), "mask": 3})
-    keys, step = jax.random.split(jax.random.key(0), 1), jnp.zeros(1, jnp.int32)
+# p = .5, .3, .15, .05, the same at temperature 0.7, and that after a top-p of 0.9.
+SHARES = {
+    "raw": [0.5, 0.3, 0.15, 0.05],
+    "tempered": [0.588797, 0.283817, 0.105438, 0.021948],
+    "filtered": [0.602010, 0.290186, 0.107804, 0.0],
+}
+PAPERS = {rule: "raw" if rule in ("threshold", "factor") else "tempered" for rule in rules.RULES}
+
+
+def shares(decoder, knobs, count=64):
+    """The confidence of each token that some of many rows draw."""
+    logits = jnp.append(jnp.log(jnp.asarray(SHARES["raw"])), -30.0)
+    keys, zeros = jax.random.split(jax.random.key(0), count), jnp.zeros(count, jnp.int32)
+    where = jnp.ones((count, 1), bool)
+    choice = chosen(decoder, jnp.tile(logits, (count, 1, 1)), where, zeros, zeros, keys, knobs)
+    return dict(zip(choice.tokens[:, 0].tolist(), choice.scores[:, 0].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("rule", rules.RULES)
+def test_a_confidence_is_that_of_the_paper_or_the_one_asked_for(rule):
+    """Fast-dLLM scores the raw softmax, SDAR and JetEngine the tempered one, before truncation."""
+    knobs = rules.DenoisingKnobs(temperature=0.7, top_p=0.9)
+    for confidence in (None, *SHARES):
+        found = shares(deciding(rule, vocab=5, confidence=confidence), knobs)
+        assert found.keys() == {0, 1, 2}, "the fourth is drawn only without top-p"
+        for token, share in found.items():
+            assert share == pytest.approx(SHARES[confidence or PAPERS[rule]][token], abs=2e-6)
+        for plain in (
+            rules.DenoisingKnobs(temperature=0.0, top_p=0.9),
+            rules.DenoisingKnobs(temperature=1.0),
+        ):
+            for token, share in shares(deciding(rule, vocab=5, confidence=confidence), plain).items():
+                assert share == pytest.approx(SHARES["raw"][token], abs=2e-6)
+
+
+def test_what_passes_a_bound_depends_on_the_confidence():
+    """A threshold of 0.55, between .5 and .589; 2 nats for two positions, of .990 each tempered, of 1.142 raw."""
+    logits = jnp.tile(jnp.append(jnp.log(jnp.asarray(SHARES["raw"])), -30.0), (1, 2, 1))
+    zero = jnp.zeros(1, jnp.int32)
+    asked = (jnp.ones((1, 2), bool), zero, zero, jax.random.split(jax.random.key(0), 1))
+    for rule, knob, bound in (("threshold", "threshold", 0.55), ("entropy", "entropy", 2.0)):
+        knobs = rules.DenoisingKnobs(temperature=0.7, top_k=1, **{knob: bound})
+        for confidence, count in (("raw", 1), ("tempered", 2), ("filtered", 2)):
+            decoder = deciding(rule, vocab=5, confidence=confidence)
+            assert chosen(decoder, logits, *asked, knobs).where.sum() == count
+
+
+def test_the_mask_has_its_share_and_is_never_drawn():
+    logits, zero = jnp.asarray([[[2.0, 1.0, 0.0, 3.0]]]), jnp.zeros(1, jnp.int32)
+    keys = jax.random.split(jax.random.key(0), 1)
     for temperature in (0.0, 0.5, 2.0):
         knobs = rules.DenoisingKnobs(temperature=temperature, top_k=1)
-        choice = chosen(decoder, "static", logits, *where, step, keys, knobs)
+        choice = chosen(deciding("static", 4), logits, jnp.ones((1, 1), bool), zero, zero, keys, knobs)
         want = jax.nn.softmax(logits / (temperature or 1.0))[0, 0, 0]
-        assert choice.tokens.tolist() == [[0]], "the mask is the most probable one and never drawn"
+        assert choice.tokens.tolist() == [[0]], "the mask is the most probable one"
         assert choice.scores[0, 0] == pytest.approx(float(want), rel=1e-6)
 
 

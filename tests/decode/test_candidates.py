@@ -2,28 +2,113 @@
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from plain_baselines import draft_of
 from results import listed
 from stubs import PROMPTS, StubCausal, StubNetwork, tiny_network, tiny_params, tiny_request
+from stubs.base import TokenKV
 
-from experiments.replicas import ReleasedMultiBlock, multiblock
-from paradec_jax.decode import Jacobi, Static, run
-from paradec_jax.decode.causal import jacobi
-from paradec_jax.decode.machine.candidates import fold_candidates, on_smallest, pick
+from experiments.replicas import ReleasedMultiBlock
+from paradec_jax.decode import Forward, Jacobi, PromptLookup, Static, run
+from paradec_jax.decode.machine import candidates
+from paradec_jax.decode.machine.candidates import (
+    Following,
+    Sizes,
+    distinct,
+    forward_candidates,
+    of_candidate,
+    on_smallest,
+)
+
+
+class Recorder(StubCausal):
+    """Keeps what its calls are given; a hidden state is the token that was fed."""
+
+    calls: ClassVar[list] = []
+
+    def forward(self, params, inputs, positions, prefix=None, mask=None):
+        self.calls.append((inputs, positions, mask))
+        return Forward(inputs[..., None].astype(jnp.float32), TokenKV(inputs, positions), {})
+
+
+@dataclasses.dataclass(frozen=True)
+class InBlocks(Recorder):
+    """As `Recorder`, of a network that sees in blocks of 3."""
+
+    visibility: ClassVar[str] = "block"
+    block: ClassVar[int] = 3
+
+
+def called(network, count, width, *, bounded=False, **options):
+    """A call of 2 candidates of 3 tokens for two rows, with the arguments that the network was given."""
+    Recorder.calls.clear()
+    fed, at = jnp.arange(12).reshape(2, 2, 3), jnp.array([4, 7])
+    cache = network.init_cache(at, 16)
+    sizes = Sizes(jnp.array(count), jnp.array(width), jnp.array([True, True]), (2,), bounded)
+    return forward_candidates(network, None, cache, fed, at, sizes, **options), list(Recorder.calls)
 
 
 def test_candidates_share_positions_and_do_not_see_each_other():
-    tokens = jnp.arange(12).reshape(2, 2, 3)
-    folded, positions, mask = fold_candidates(tokens, jnp.array([4, 7]))
-    assert folded.tolist() == tokens.reshape(2, 6).tolist()
+    call, [(inputs, positions, mask)] = called(Recorder(), [1, 1], [1, 1], bounded=True)
+    assert inputs.tolist() == np.arange(12).reshape(2, 6).tolist()
     assert positions.tolist() == [[4, 5, 6] * 2, [7, 8, 9] * 2]
     assert mask.tolist() == np.kron(np.eye(2), np.tri(3)).astype(bool).tolist()
-    assert pick(folded, jnp.array([1, 0]), 3).tolist() == [[3, 4, 5], [6, 7, 8]]
-    assert fold_candidates(tokens[:, :1], jnp.array([4, 7]))[2] is None
+    assert call.outputs[..., 0].tolist() == np.arange(12).reshape(2, 2, 3).tolist()
+    assert call.kv_of(Recorder(), jnp.array([1, 0])).tokens.tolist() == [[3, 4, 5], [6, 7, 8]]
+    assert of_candidate(call.outputs[..., 0], jnp.array([1, 0])).tolist() == [[3, 4, 5], [6, 7, 8]]
+
+
+@pytest.mark.parametrize(
+    ("count", "width", "fed", "positions"),
+    [
+        ([1, 1], [2, 1], [[0, 1], [6, 7]], [2, 2]),
+        ([1, 1], [3, 1], [[0, 1, 2], [6, 7, 8]], [3, 2]),
+        ([1, 2], [2, 2], [[0, 1, 3, 4], [6, 7, 9, 10]], [2, 4]),
+    ],
+)
+def test_a_smaller_call_gives_the_same_where_it_computes(count, width, fed, positions):
+    call, calls = called(Recorder(), count, width)
+    ran, each = np.zeros((2, 2, 3)), max(width)
+    ran[:, : max(count), :each] = np.array(fed).reshape(2, -1, each)
+    assert len(calls) == 4 and call.positions.tolist() == positions
+    assert call.outputs[..., 0].tolist() == ran.tolist()
+    last = jnp.array(count) - 1
+    want = [row[i][:each].tolist() for row, i in zip(ran, last, strict=True)]
+    assert call.kv_of(Recorder(), last, each).tokens.tolist() == want
+
+
+def test_a_block_follows_the_candidate_that_carries_it():
+    following = Following(
+        jnp.array([[20, 21, 22], [23, 24, 25]]), jnp.array([1, 0]), jnp.array([True, False])
+    )
+    call, [(inputs, positions, mask)] = called(InBlocks(), [2, 1], [3, 3], bounded=True, following=following)
+    assert inputs[:, 6:].tolist() == following.tokens.tolist()
+    assert positions.tolist() == [[4, 5, 6] * 2 + [7, 8, 9], [7, 8, 9] * 2 + [10, 11, 12]]
+    assert mask[0, ::3, ::3].tolist() == [[True, False, False], [False, True, False], [False, True, True]]
+    assert mask[1, ::3, ::3].tolist() == [[True, False, False], [False, True, False], [True, False, True]]
+    assert call.following[..., 0].tolist() == [[20, 21, 22], [0, 0, 0]]
+    assert call.positions.tolist() == [9, 3]
+    assert call.kv_of(InBlocks(), jnp.array([1, 0])).tokens.tolist() == [[3, 4, 5], [6, 7, 8]]
+
+
+def test_only_new_candidates_are_verified():
+    draft = jnp.array([[1, 2]])
+    candidates = jnp.array([[[1, 2], [3, 4], [5, 6], [3, 4], [7, 8], [9, 9]]])
+    valid = jnp.array([[True, True, False, True, True, True]])
+
+    def chosen(count: int, valid=valid):
+        return distinct(draft, candidates, valid, count)[0].tolist()
+
+    assert chosen(3) == [[1, 2], [3, 4], [7, 8]]
+    assert chosen(6) == [[1, 2], [3, 4], [7, 8], [9, 9], [1, 2], [1, 2]]
+    # One that does not count hides no equal one after it.
+    assert chosen(3, valid.at[0, 1].set(False)) == [[1, 2], [3, 4], [7, 8]]
+    assert chosen(7, jnp.zeros_like(valid)) == [[1, 2]] * 7
 
 
 @pytest.mark.slow
@@ -114,9 +199,20 @@ def test_a_call_computes_what_is_there(name, monkeypatch):
     else:  # its window shrinks with the block, the compiled ones do not
         assert sum(sizes) > result["positions"][0]
     spared, small = computed(name)
-    for module in (jacobi, multiblock):
-        monkeypatch.setattr(
-            module, "on_smallest", lambda call, counts, widths, *_: call((counts[-1], widths[-1]))
-        )
+    monkeypatch.setattr(
+        candidates, "on_smallest", lambda call, counts, widths, *_: call((counts[-1], widths[-1]))
+    )
     whole, large = computed(name)
     assert whole == spared and sum(small) < sum(large)
+
+
+def test_prompt_lookup_without_a_match_computes_one_position():
+    ran: list = []
+    prompt, drafts = [3, 1, 4], 3
+    decoder = PromptLookup(Measured(probe=ran.append), 48, max_ngram=2, num_pred=drafts)
+    result = run(decoder, None, tiny_request(30, prompts=[prompt]))
+    jax.effects_barrier()
+    sizes = sorted(size for size in ran if isinstance(size, int))
+    assert not draft_of(prompt, 2, drafts)  # the prompt's call computes drafts that do not count
+    assert set(sizes) == {1, 1 + drafts, len(prompt) + drafts}
+    assert sum(sizes) == int(result.positions[0]) + drafts

@@ -8,10 +8,11 @@ from plain_baselines import keep, lookahead_count
 from stubs import PROMPTS, StubCausal, tiny_request
 
 from paradec_jax import decode
-from paradec_jax.decode.causal import ngrams
-from paradec_jax.decode.causal.lookahead_call import RecordedLookahead
+from paradec_jax.decode.causal import lookahead
+from paradec_jax.decode.causal.lookahead import RecordedLookahead
 
 VOCAB, PLACES, N = 4, 3, 3
+EMPTY = jnp.full((2, VOCAB, PLACES, N - 1), -1, jnp.int32)
 
 
 def listed(pool) -> list[dict]:
@@ -24,28 +25,26 @@ def listed(pool) -> list[dict]:
 @pytest.mark.parametrize("seed", range(3))
 def test_insertions_are_those_of_lists(seed):
     rng = np.random.default_rng(seed)
-    pool, plain = ngrams.empty(2, VOCAB, PLACES, N - 1), [{}, {}]
+    pool, plain = EMPTY, [{}, {}]
     for _ in range(6):
         new, valid = rng.integers(0, VOCAB, (2, 9, N)), rng.random((2, 9)) < 0.8
         new[..., 1:] %= 2  # so that many are the same
-        pool = jax.jit(ngrams.insert)(pool, jnp.asarray(new), jnp.asarray(valid))
+        pool = jax.jit(lookahead.insert)(pool, jnp.asarray(new), jnp.asarray(valid))
         for row, some, count in zip(plain, new.tolist(), valid, strict=True):
             for ngram, counts in zip(some, count, strict=True):
                 if counts:
                     keep(row, ngram, PLACES)
         assert listed(pool) == plain
     for key in range(VOCAB):
-        found = np.asarray(ngrams.look_up(pool, jnp.array([key, key])))
+        found = np.asarray(lookahead.look_up(pool, jnp.array([key, key])))
         np.testing.assert_array_equal(found, np.asarray(pool)[:, key])
 
 
-@pytest.mark.parametrize("width", [2, ngrams.CHUNK, 2 * ngrams.CHUNK + 5])
+@pytest.mark.parametrize("width", [2, lookahead.CHUNK, 2 * lookahead.CHUNK + 5])
 def test_a_text_is_read_from_its_start(width):
     tokens = np.random.default_rng(width).integers(0, VOCAB, (2, width))
     lengths = np.array([width, max(width - 7, 1)])
-    pool = jax.jit(ngrams.insert_text)(
-        ngrams.empty(2, VOCAB, PLACES, N - 1), jnp.asarray(tokens), jnp.asarray(lengths)
-    )
+    pool = jax.jit(lookahead.insert_text)(EMPTY, jnp.asarray(tokens), jnp.asarray(lengths))
     plain = [{}, {}]
     for row, text, length in zip(plain, tokens.tolist(), lengths, strict=True):
         for start in range(length - N + 1):

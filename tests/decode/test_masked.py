@@ -274,6 +274,38 @@ def canvas_of(state, info):
     return state.rows.tokens
 
 
+# Orders by score
+
+
+@pytest.mark.parametrize(
+    ("order", "options", "score"),
+    [
+        ("margin", {}, 0.349501),  # Dream's: after temperature and top-p
+        ("margin", {"top_p_rule": "keep"}, 0.311824),
+        ("margin", {"confidence": "tempered"}, 0.304980),
+        ("margin", {"confidence": "raw"}, 0.2),
+        ("entropy", {}, -0.630763),
+        ("entropy", {"confidence": "raw"}, -1.142120),
+        ("confidence", {}, {0: 0.5, 1: 0.3}),  # LLaDA's: of the raw softmax
+        ("confidence", {"confidence": "filtered"}, {0: 0.674751, 1: 0.325249}),
+    ],
+)
+def test_scores_are_taken_from_the_distribution_of_the_paper(order, options, score):
+    """One position of law .5, .3, .15, .05 at temperature 0.7 and top-p 0.9; see `test_rules.py`."""
+    network = JointDenoiser(4, 1, (0.5, 0.3, 0.15, 0.05))
+    decoder = decode.Masked(network, 1, spec(network), order=order, **options)
+    request = decode.make_request(np.zeros((8, 0)), max_new_tokens=1, keys=KEYS[:8])
+    knobs = decoder.Knobs(steps=1, temperature=0.7, top_p=0.9)
+    result, info = decode.trace(decoder, None, request, knobs, n=1)
+    tokens = result.tokens[:, 0].tolist()
+    want = [score[token] if isinstance(score, dict) else score for token in tokens]
+    np.testing.assert_allclose(info.scores[0, :, 0], want, atol=2e-6)
+    with pytest.raises(
+        ValueError, match="confidence needs order confidence or margin or entropy, not random"
+    ):
+        decode.Masked(confidence="raw")
+
+
 # What the samplers share
 
 

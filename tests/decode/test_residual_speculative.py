@@ -104,6 +104,20 @@ def test_it_writes_what_its_base_writes(head, rule, temperature):
         assert ("head_calls" in result.counts) == (head != "zero")
 
 
+@pytest.mark.parametrize("confidence", ["tempered", slow("raw"), slow("filtered")])
+def test_it_repeats_its_base_with_any_confidence(confidence):
+    """Rule "threshold", whose own confidence is the raw one, at temperature 0.7 and top-p 0.9."""
+    stub, spec = on("own", 3.0)
+    request, knobs = tiny_request(BUDGETS, seed=4), {"temperature": 0.7, "top_p": 0.9, "threshold": 0.3}
+    plain = decode.BlockDenoising(stub, SIZE, spec, rule="threshold", confidence=confidence)
+    wanted = decode.run(plain, None, request, plain.Knobs(**knobs))
+    by = dataclasses.replace(HEADS["right"], of=stub)
+    decoder = decode.ResidualSpeculative(stub, SIZE, spec, head=by, rule="threshold", confidence=confidence)
+    result = decode.run(decoder, PARAMS, request, decoder.Knobs(**knobs))
+    assert result.completions() == wanted.completions()
+    assert result.network_calls.sum() < wanted.network_calls.sum()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["random", slow("right"), slow("liar"), slow("zero")])
 def test_logits_about_the_next_position(head):
@@ -242,7 +256,7 @@ def test_infos_and_drafts():
     )
     shown, lengths, info = jax.tree.map(np.asarray, (shown[:, 0], lengths[:, 0], info))
     assert info.at[:, 0].tolist() == [8, 8, 8, 16, 16] and info.step[:3, 0].tolist() == [1, 4, 7]
-    assert info.accepted[:, 0].tolist() == [2, 2, 1, 2, 2] and info.exists.all(axis=-1).tolist() == [
+    assert info.accepted[:, 0].tolist() == [2, 2, 1, 2, 2] and info.drafts.exists.all(axis=-1).tolist() == [
         [True],
         [True],
         [False],
@@ -253,7 +267,7 @@ def test_infos_and_drafts():
     for before in (0, 3):
         drafted_tokens = shown[before][:2]
         start = lengths[before] - info.at[before + 1, 0]
-        assert info.candidates[before + 1, 0, -1, start : start + 2].tolist() == drafted_tokens.tolist()
+        assert info.drafts.tokens[before + 1, 0, -1, start : start + 2].tolist() == drafted_tokens.tolist()
 
 
 @functools.cache

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from experiments.replicas import masked_rules
+from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.rules import reveal, score, select
-from paradec_jax.decode.rules.alignment import aligned
 from paradec_jax.decode.rules.race import race
 from paradec_jax.decode.rules.randomness import Purpose, fold
 from paradec_jax.decode.rules.subs import without_mask
@@ -139,11 +139,27 @@ def test_random_scores_belong_to_rows_and_positions():
     np.testing.assert_array_equal(later[:, :4], scores[:1, 2:])
 
 
-def test_scores_of_positions_are_aligned():
-    scores, before = jnp.arange(6.0).reshape(1, 3, 2), jnp.full((1, 1, 2), -1.0)
-    assert aligned(scores, "own") is scores
-    assert aligned(scores, "next", before)[0, :, 0].tolist() == [-1, 0, 2]
-    with pytest.raises(ValueError, match="'next' needs the scores of the position before the window"):
-        aligned(scores, "next")
-    with pytest.raises(ValueError, match="alignment must be 'own' or 'next', not 'last'"):
-        aligned(scores, "last")
+def test_the_best_come_first_and_the_lower_index_wins_a_tie():
+    scores = jnp.array([[0.1, 3.0, 2.0, -1.0, 2.5], [9.0, 1.0, 1.0, 2.0, 0.0]])
+    assert select.best(scores, 4).tolist() == [[1, 4, 2, 0], [0, 3, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("confidence", "top_p_rule", "first", "margin", "entropy"),
+    [
+        ("raw", "keep", 0.5, 0.2, 1.142120),
+        ("tempered", "keep", 0.588797, 0.304980, 0.990334),
+        ("filtered", "keep", 0.602010, 0.311824, 0.904663),  # the third token crosses 0.9 and stays
+        ("filtered", "drop", 0.674751, 0.349501, 0.630763),
+    ],
+)
+def test_what_a_confidence_is_taken_from(confidence, top_p_rule, first, margin, entropy):
+    """p = .5, .3, .15, .05; p^(1 / 0.7) normalised; the same in the top 0.9 alone, normalised again."""
+    logits = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]])) + 3.0
+    warm = SamplingKnobs(temperature=0.7, top_p=0.9)
+    shaped = score.shaped(logits, confidence, warm, top_p_rule=top_p_rule)
+    found = score.probability(shaped, jnp.array([0])), score.margin(shaped), score.entropy(shaped)
+    np.testing.assert_allclose(np.ravel(found), [first, margin, entropy], atol=2e-6)
+    for knobs in (SamplingKnobs(temperature=0.0, top_p=0.9, top_k=1), SamplingKnobs(temperature=1.0)):
+        same = score.probability(score.shaped(logits, confidence, knobs, top_p_rule=top_p_rule))
+        np.testing.assert_array_equal(same, score.probability(logits))

@@ -148,7 +148,7 @@ def test_straight_through_gradients_are_those_of_the_surrogate():
         for step in range(STEPS):  # what a step leaves depends on the constants before it
             at["params"] = at["params"] | {"constants": constants}
             left = plain(at)[1][2][step]
-            constants = constants.at[step].add(-left)
+            constants = constants.at[step + 1].add(-left)
         assert float(jnp.max(jnp.abs(constants))) > 0.1, "mixtures are as good as tokens"
         at["params"] = at["params"] | {"constants": constants}
         gradient["params"]["constants"] = np.zeros(constants.shape)

@@ -1,15 +1,22 @@
-"""Answers, statistics and the rows of the table."""
+"""Answers, statistics and the rows of the table; settings, and what changes them."""
 
 import dataclasses
 import json
 
+import numpy as np
 import pytest
+from small_tokenizers import BOS, llama
 from stub_table import CONFIG, KEYS, STUB, small_settings, strict
 
+import paradec_jax as pd
 from experiments.tasks import build_tokenizer, token_spec, word_problems
-from paradec_jax.evaluate import compare
+from paradec_jax.evaluate.cases import Prompts, Source
+from paradec_jax.evaluate.compare import compare
+from paradec_jax.evaluate.setting import Setting
 from paradec_jax.families import FAMILIES
 from paradec_jax.store import Model
+
+PROBLEMS = word_problems(5, seed=0, steps=(2, 2))
 
 
 @pytest.fixture(scope="module")
@@ -19,49 +26,44 @@ def model():
         yield Model(CONFIG, {}, token_spec(), build_tokenizer())
 
 
+def sources_of(model, settings):
+    return [Source("tiny", model, setting) for setting in settings]
+
+
 @pytest.fixture(scope="module")
 def result(model):
-    problems = word_problems(5, seed=0, steps=(2, 2))
     stages = {}
-    found = compare(
-        model,
-        problems,
-        small_settings(),
-        name="tiny",
-        timed=2,
-        passes=1,
-        rows=3,
-        report=lambda stage, done, total: stages.__setitem__(stage, (done, total)),
-    )
-    assert stages and all(done == total for done, total in stages.values())
+
+    def report(stage, units):
+        stages[stage] = units
+        return lambda done: stages.__setitem__(stage, stages[stage] - done)
+
+    sources = sources_of(model, small_settings())
+    found = compare(sources, PROBLEMS, timed=2, passes=1, rows=3, report=report)
+    assert len(stages) == 2 and not any(stages.values())
     return found
 
 
 def test_compare_rows(result):
     assert [row["decoder"] for row in result.rows] == ["autoregressive"] * 2 + ["wavefront"]
-    assert result.labels[:2] == ["r 2", "r 4"] and result.baseline == 1
-    assert result.exact.shape == (3, 5)
+    assert [row["label"] for row in result.rows[:2]] == ["r 2", "r 4"]
+    assert result.exact.shape == result.calls.shape == (3, 5)
+    few, base, wave = result.rows
     for row in result.rows:
         assert set(KEYS) <= row.keys()
-        assert (row["family"], row["model"], row["batch"], row["problems"]) == (
-            "recurrent_depth",
-            "tiny",
-            1,
-            5,
-        )
+        told = [row[name] for name in ("family", "model", "batch", "problems")]
+        assert told == ["recurrent_depth", "tiny", 1, 5]
         assert isinstance(row["exact"], int) and len(row["interval"]) == 2
         assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
-        assert row["baseline_tokens_per_second"] == result.rows[1]["tokens_per_second"]
+        assert row["baseline_tokens_per_second"] == base["tokens_per_second"]
         assert row["speedup"] == pytest.approx(row["tokens_per_second"] / row["baseline_tokens_per_second"])
         assert row["quickest_seconds"] == row["seconds"] == row["slowest_seconds"]  # of a single pass
-        assert [sum(seconds) for seconds in row["each"]] == row["passes"] and sum(row["generated"]) == row[
-            "tokens"
-        ]
+        assert [sum(seconds) for seconds in row["each"]] == row["passes"]
+        assert sum(row["generated"]) == row["tokens"]
         low, high = row["speedup_interval"]
         assert 0 < low <= high and len(row["decode_speedup_interval"]) == 2
     strict(json.dumps(result.rows, allow_nan=False))
-    assert result.rows[2]["settings"]["exit_threshold"] is None  # infinite
-    few, base, wave = result.rows
+    assert wave["settings"]["exit_threshold"] is None  # infinite
     assert base["speedup"] == 1.0 and base["equals_greedy"] == 1.0 and base["speedup_interval"] == [1.0, 1.0]
     assert result.facts["dtypes"] == [] and result.facts["device"]["threads"] >= 1  # a stub has no parameters
     assert few["equals_greedy"] < 1.0
@@ -72,33 +74,56 @@ def test_compare_rows(result):
     assert wave["settings"]["window"] == 1 and base["settings"]["recurrence"] == 4
 
 
-def test_compare_answers_do_not_depend_on_the_batch(model, result):
-    alone = compare(
-        model, word_problems(5, seed=0, steps=(2, 2)), small_settings()[1:2], timed=1, passes=1, rows=5
-    )
+def test_answers_do_not_depend_on_the_batch(model, result):
+    alone = compare(sources_of(model, small_settings()[1:2]), PROBLEMS, timed=0, rows=5)
     for key in ("exact", "tokens_per_network_call", "recurrences_per_token"):
         assert alone.rows[0][key] == result.rows[1][key]
+    assert alone.texts[0] == result.texts[1] and "seconds" not in alone.rows[0]
 
 
-def test_compare_refuses(model, monkeypatch):
-    problems = word_problems(1)
+def test_refusals(model, monkeypatch):
+    sources = sources_of(model, small_settings())
     with pytest.raises(ValueError, match="exactly one baseline"):
-        compare(model, problems, small_settings()[:1])
+        compare(sources[:1], PROBLEMS)
     with pytest.raises(ValueError, match="at least one problem"):
-        compare(model, [], small_settings())
+        compare(sources, [])
+    with pytest.raises(ValueError, match="give a budget"):
+        compare(sources, ["Ana"])
     with pytest.raises(ValueError, match="no tokenizer"):
-        compare(dataclasses.replace(model, tokenizer=None), problems, small_settings())
-    short = dataclasses.replace(STUB, max_length=64)
-    monkeypatch.setattr(Model, "network", short)
+        compare(sources_of(dataclasses.replace(model, tokenizer=None), small_settings()), PROBLEMS)
+    monkeypatch.setattr(Model, "network", dataclasses.replace(STUB, max_length=64))
     with pytest.raises(ValueError, match="more than the 64"):
-        compare(model, problems, small_settings())
+        compare(sources, PROBLEMS)
+
+
+def test_answers_are_parts_of_their_texts():
+    tokenizer = llama()
+    rows = [tokenizer.begun(tokenizer.encode(text), BOS) for text in ("a\n", "a b")]
+    tokens = np.asarray([row + [0] * (8 - len(row)) for row in rows])
+    prompts = Prompts(tokens, np.asarray([len(row) for row in rows]), None, 8)
+    assert prompts.texts(tokenizer, [tokenizer.encode_after("a", " b")] * 2) == [" b", " b"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_settings_of_the_table(family):
-    settings = FAMILIES[family].settings
+    settings, texts = FAMILIES[family].settings, FAMILIES[family].texts
     assert sum(setting.baseline for setting in settings) == 1
+    settings = settings if texts is None else (*texts.settings, *texts.tempered)
+    assert {setting.name for setting in settings} <= FAMILIES[family].decoders.keys()
+    assert texts is None or all(setting.sampled for setting in (*settings, texts.rival))
     rows = [json.dumps([setting.name, setting.settings()], allow_nan=False) for setting in settings]
     assert len(set(rows)) == len(rows)
     labels = [(setting.name, setting.label()) for setting in settings]
     assert len(set(labels)) == len(labels)
+
+
+def test_each_decoder_takes_its_own_options():
+    named = {name: Setting(name, decoder) for name, decoder in FAMILIES["recurrent_depth"].decoders.items()}
+    adaptive = named["adaptive"].changed({"recurrence": 3, "top_p": 0.5})
+    assert (adaptive.decoder.max_recurrence, adaptive.knobs.top_p, adaptive.decoder.greedy) == (3, 0.5, True)
+    wave = named["wavefront"].changed({"window": 9, "temperature": 0.2})
+    assert (wave.decoder.window, wave.knobs.temperature, wave.decoder.greedy) == (9, 0.2, False)
+    sampled = Setting("autoregressive", pd.Static(), pd.Static.Knobs(temperature=1.0))
+    assert sampled.sampled and not sampled.changed({}).decoder.greedy
+    with pytest.raises(ValueError, match="--inner-recurrence is no option of autoregressive"):
+        sampled.changed({"inner_recurrence": 2})

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from paradec_jax.evaluate.intervals import Z95, ends, paired, quicker, ratio, speedup, times, wilson
+from experiments.common.ratios import quicker, times
+from paradec_jax.evaluate.intervals import Z95, ends, paired, ratio, speedup, wilson
 
 
 @pytest.mark.parametrize("successes", [0, 1, 7, 19, 20])
@@ -69,17 +70,9 @@ def test_problems_are_drawn_alike_for_both_decoders():
     assert low < 0.5 and high > 8
 
 
-@pytest.mark.parametrize(
-    ("interval", "text"),
-    [
-        (None, "7.65x"),
-        ((7.4, 7.9), "7.65x [7.40, 7.90]"),
-        ((0.0, math.inf), "7.65x, no range"),
-        ([0.0, None], "7.65x, no range"),
-    ],
-)
-def test_a_ratio_as_text(interval, text):
-    assert times(7.654, interval) == text
+def test_a_ratio_as_text():
+    assert times(7.654) == "7.65x" and times(7.654, (7.4, 7.9)) == "7.65x [7.40, 7.90]"
+    assert times(7.654, (0.0, math.inf)) == times(7.654, [0.0, None]) == "7.65x, no range"
 
 
 def test_a_speedup_refuses_shapes_that_do_not_fit():
@@ -125,7 +118,7 @@ def test_interval_of_a_ratio():
     assert ratio(np.array([4, 8]), np.array([1, 2])) == (4.0, 4.0)
     assert ratio(np.array([4]), np.array([1])) == (0.0, np.inf)
     for wrong in (([], []), ([1, 2], [1]), ([1], [0])):
-        with pytest.raises(ValueError, match="need two vectors"):
+        with pytest.raises(ValueError, match=r"two vectors of one length|sum of the second vector"):
             ratio(*map(np.asarray, wrong))
     rng, covered = np.random.default_rng(0), 0
     for _ in range(400):

@@ -19,7 +19,6 @@ from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.masked.canvas import Canvas
 from paradec_jax.decode.rules import reveal, score, select
-from paradec_jax.decode.rules.alignment import aligned
 from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
 from paradec_jax.decode.rules.windows import window, write_after_read
 
@@ -70,7 +69,10 @@ class AnyOrder(DecoderBase):
         tokens, positions, open_, mask = state.window(start, self.size)
         out = self.network.forward(params, tokens, positions, None, mask)
         state = state.spend(out.counts, state.rows.limit)
-        logits = self.network.logits(params, aligned(out.hidden, self.spec.alignment, out.hidden[:, :1]))
+        hidden = out.hidden
+        if self.spec.alignment == "next":  # each position predicts the one after it; the first one is given
+            hidden = jnp.concatenate([hidden[:, :1], hidden[:, :-1]], axis=1)
+        logits = self.network.logits(params, hidden)
         tokens, scores = self.sample(logits, positions, state.rows, knobs), score.probability(logits)
         where = reveal.threshold(scores, open_, knobs.threshold)
         state = state.reveal(tokens, where, start, self.scores(logits, tokens))

@@ -88,7 +88,8 @@ def decoders() -> set[str]:
         node.name
         for path in DECODERS
         for node in dataclasses_in(ast.parse(path.read_text(encoding="utf-8")))
-        if "DecoderBase" in map(ast.unparse, node.bases) or node.name == "DecoderBase"
+        if node.name == "DecoderBase"
+        or any(ast.unparse(base).endswith(("DecoderBase", "Decoder")) for base in node.bases)
     }
 
 

@@ -24,7 +24,7 @@ from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine.rows import Reason
 from paradec_jax.decode.masked.canvas import Canvas
-from paradec_jax.generate import StopStrings
+from paradec_jax.stop_strings import StopStrings
 from paradec_jax.tokenizer import Tokenizer
 
 STUB = StubDenoiser(sharpness=12.0)
@@ -155,7 +155,7 @@ def test_stop_strings_end_rows(name):
     row, request, tokenizer = ROWS[name], tiny_request(BUDGET), letters()
     decoder = row.decoder()
     free = [tokenizer.decode(row.expected(prompt, BUDGET)) for prompt in PROMPTS]
-    watch = StopStrings(tokenizer, decoder.spec, (free[0][3:5],), len(PROMPTS))
+    watch = StopStrings(tokenizer, decoder.spec, (free[0][3:5],), [()] * len(PROMPTS))
     *_, (last, _) = decode.stream(decoder, row.params, request, row.values(), interrupt=watch)
     result = decoder.finish(last)
     found = watch.finish(result.completions())

@@ -31,7 +31,7 @@ ALLOWED = {
     "objective": set(),
     "stop_strings": {"config", "tokenizer"},
     "tokenizer": {"io"},
-    "disk": {"chat", "config", "io", "tokenizer"},
+    "disk": {"io"},
     "sharding": set(),
     "nn": {"config", "sharding.rules"},
     "noise": {"config"},

@@ -226,7 +226,7 @@ def test_train_step(accumulate):
     state = TrainState.create(params, optimizer, jax.random.key(0), ema=True)
     tokens = jnp.zeros((2, 6), jnp.int32)
     batch = {"tokens": tokens, "targets": tokens, "weights": jnp.ones(tokens.shape)}
-    lowers(step, state, None, batch)
+    lowers(step.jitted, state, None, batch)
 
 
 @pytest.mark.parametrize("objective", [masked_diffusion_loss, self_distillation_loss])
@@ -236,7 +236,7 @@ def test_train_step_of_a_denoiser(objective):
     params = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), parameter_shapes(network.config))
     teacher = params if objective is self_distillation_loss else None
     state = TrainState.create(params, optimizer, jax.random.key(0), ema=True, teacher=teacher)
-    lowers(step, state, None, {"tokens": jnp.zeros((2, 6), jnp.int32)})
+    lowers(step.jitted, state, None, {"tokens": jnp.zeros((2, 6), jnp.int32)})
 
 
 @pytest.mark.parametrize("alignment", ["own", "next"])
@@ -249,4 +249,4 @@ def test_train_step_of_block_diffusion(alignment):
     state = TrainState.create(params, adamw(1e-3, 10), jax.random.key(0), ema=True)
     numbers = jnp.zeros((2, 8), jnp.int32)
     batch = {"tokens": numbers, "labelled": numbers == 0, "positions": numbers + jnp.arange(8)}
-    lowers(step, state, None, batch)
+    lowers(step.jitted, state, None, batch)

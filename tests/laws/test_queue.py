@@ -43,15 +43,12 @@ QUICK = (
 def test_every_prompt_gets_what_it_gets_in_one_batch(name):
     row = ROWS[name]
     decoder, knobs, request = row.decoder(), row.values(temperature=3.0), prompts()
-    params, told = decoder.prepare(row.params), []
-    served = decode.serve(
-        decoder, params, request, knobs, rows=2, every=2, report=lambda *done: told.append(done)
-    )
+    params = decoder.prepare(row.params)
+    served = decode.serve(decoder, params, request, knobs, rows=2, every=2)
     for i in range(0, COUNT, 3):
         together = decode.run(decoder, row.params, take(request, i, i + 1, i + 2), knobs)
         assert row.own(rows_of(served.decoded, i, i + 1, i + 2)) == row.own(listed(together))
-    assert told == [(i + 1, COUNT) for i in range(COUNT)]
-    assert 0 < served.occupancy <= 1 and served.admissions > COUNT / 2
+    assert 0 < served.occupancy <= 1
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from tracing import nothing_is_traced
 from experiments import replicas
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
-from paradec_jax.decode.causal.lookahead_call import RecordedLookahead
+from paradec_jax.decode.causal.lookahead import RecordedLookahead
 
 
 @EACH_CLASS
@@ -66,11 +66,10 @@ def test_what_cannot_work_is_refused_at_once(name):
             r"has shape \(3,\) but expected \(4\)\. \[recorded.window\]",
         ),
         (lambda: decode.Jacobi(block=1), "block must be at least 2, not 1"),
-        (lambda: decode.Jacobi(pool=-1), "pool must not be negative, not -1"),
-        (lambda: decode.Jacobi(candidates=0), "candidates must be at least 1, the draft, or None .*, not 0"),
-        (lambda: decode.Jacobi(pool=2, candidates=1), "so candidates must be at least 2 .*, not 1"),
-        (lambda: unusual(decode.Jacobi, recurrence=2), "are for networks of recurrent depth alone"),
-        (lambda: unusual(decode.Jacobi, prefill_recurrence=1), "are for networks of recurrent depth alone"),
+        (lambda: decode.Jacobi(pool=-1), "candidates .* must be at least 1, 2 with a pool, not 0"),
+        (lambda: decode.Jacobi(pool=2, candidates=1), "2 with a pool, not 1"),
+        (lambda: unusual(decode.Jacobi, recurrence=2), "are for networks of recurrent depth"),
+        (lambda: unusual(decode.Jacobi, prefill_recurrence=1), "are for networks of recurrent depth"),
         (lambda: decode.Jacobi(blocks=0), "blocks must be at least 1, not 0"),
         (lambda: decode.Jacobi(running=True, blocks=2), "a running window has no blocks"),
         (lambda: unusual(decode.Jacobi, {"spawn": 1.5}, blocks=2), "spawn must be between 0 and 1, not 1.5"),
@@ -79,11 +78,16 @@ def test_what_cannot_work_is_refused_at_once(name):
             "spawn must be between 0 and 1, not -0.1",
         ),
         (lambda: unusual(decode.Jacobi, {"spawn": 0.5}), "spawn"),
-        (lambda: unusual(decode.Jacobi, candidates=12), "must not exceed the 11 tokens of the vocabulary"),
         (lambda: decode.Wavefront(inner_recurrence=0), "inner_recurrence"),
         (lambda: decode.Wavefront(window=0), "window"),
         (lambda: decode.Wavefront(headway=0), "headway"),
         (lambda: decode.Wavefront(noise_mixing="shaken"), "noise_mixing"),
+        (lambda: replicas.ReleasedJacobi(block=0), "block must be at least 1, not 0"),
+        (lambda: replicas.ReleasedJacobi(greedy=False), "ReleasedJacobi is greedy"),
+        (lambda: replicas.ReleasedJacobi(log_probs=True), "keeps no log-probabilities"),
+        (lambda: replicas.ReleasedRunningWindow(block=1), "block must be at least 2"),
+        (lambda: replicas.ReleasedMultiBlock(variant="dev"), "variant must be one of main, tail, plain, not"),
+        (lambda: replicas.ReleasedMultiBlock(pool=-1), "pool must be at least 0, not -1"),
         (lambda: replicas.ReleasedWavefront(rule="mood"), "rule must be one of latent-diff"),
         (lambda: replicas.ReleasedWavefront(window=2, headway=3), "headway 3 must not exceed the window 2"),
         (lambda: replicas.ReleasedWavefront(noise_schedule="shaken"), "noise_schedule"),

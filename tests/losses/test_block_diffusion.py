@@ -1,22 +1,19 @@
-"""The loss of block diffusion: against blocks read one by one, both forms, both alignments, what counts."""
+"""The loss of block diffusion: packed samples, what they see, lengths of blocks, what carries gradient."""
 
-import dataclasses
 import functools
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from stubs import tiny_blocks, tiny_blocks_params
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.losses import BlockRules, block_diffusion_loss
-from paradec_jax.losses.block_streams import doubled_mask, layout_of, masks_of
-from paradec_jax.noise import BlockNoise
+from paradec_jax.losses.block_diffusion import layout_of
 
 MASK, BLOCK = 31, 4
-SPECS = {name: TokenSpec(mask=MASK, alignment=name) for name in ("own", "next")}
+SPEC = TokenSpec(mask=MASK, alignment="own")
 CHOICES = {"layers": 2, "block": BLOCK}
 NETWORK = tiny_blocks(**CHOICES)
 # Two samples and padding; a sample that ends inside a block.
@@ -39,14 +36,14 @@ def params_of():
 
 
 @functools.cache
-def step_of(alignment, rules):
-    objective = block_diffusion_loss(NETWORK, SPECS[alignment], rules)
+def step_of(rules):
+    objective = block_diffusion_loss(NETWORK, SPEC, rules)
     return jax.jit(jax.value_and_grad(objective, has_aux=True))
 
 
-def graded(batch, alignment="own", rules=BlockRules()):  # noqa: B008
+def graded(batch, rules=BlockRules()):  # noqa: B008
     """Loss, metrics and gradients."""
-    (loss, metrics), grads = step_of(alignment, rules)(params_of(), None, batch, jax.random.key(0))
+    (loss, metrics), grads = step_of(rules)(params_of(), None, batch, jax.random.key(0))
     return loss, metrics, grads
 
 
@@ -67,34 +64,7 @@ def test_samples_and_blocks_of_packed_rows():
     assert empty.samples.tolist() == [[0, 0, 0]] and empty.positions.tolist() == [[0, 1, 2]]
 
 
-def test_the_masks_are_as_drawn():
-    """Two samples of one row, the first with two blocks of two."""
-    layout = layout_of(jnp.asarray([[0, 1, 2, 3, 0, 1]]), 2)
-    clean, noisy, before = (np.asarray(mask[0]).astype(int).tolist() for mask in masks_of(layout))
-    pair, none = [[1, 1, 0, 0, 0, 0]] * 2, [[0] * 6] * 2
-    last = [[0, 0, 0, 0, 1, 1]] * 2
-    assert clean == [*pair, *[[1, 1, 1, 1, 0, 0]] * 2, *last]
-    assert noisy == [*pair, *[[0, 0, 1, 1, 0, 0]] * 2, *last]
-    assert before == [*none, *[[1, 1, 0, 0, 0, 0]] * 2, *none]
-    whole = np.asarray(doubled_mask(layout)[0]).astype(int)
-    np.testing.assert_array_equal(
-        whole, np.block([[np.array(noisy), np.array(before)], [np.zeros((6, 6)), np.array(clean)]])
-    )
-
-
 # The loss
-
-
-@pytest.mark.parametrize(
-    ("alignment", "kind", "blocks"), [("own", "sample", None), ("next", "count", (2, 4, 8))]
-)
-def test_two_forwards_are_the_doubled_layout(alignment, kind, blocks):
-    """In loss and gradients, with blocks of one length and of several."""
-    rules = BlockRules(BlockNoise(kind), blocks)
-    two = graded(BATCH, alignment, rules)
-    one = graded(BATCH, alignment, dataclasses.replace(rules, doubled=True))
-    assert float(two[0]) > 0 and float(two[1]["hidden"]) > 0
-    chex.assert_trees_all_close(two, one, rtol=2e-5, atol=1e-5)
 
 
 def test_rows_of_one_batch_have_blocks_of_several_lengths():
@@ -144,7 +114,7 @@ def test_the_clean_copy_learns_through_what_it_shows():
 def test_a_loop_over_the_layers_of_both_forwards_changes_nothing():
     """The noisy forward too, whose cache is what the clean one kept."""
     network = tiny_blocks(**CHOICES, scan_layers=True, remat="layer")
-    objective = block_diffusion_loss(network, SPECS["own"])
+    objective = block_diffusion_loss(network, SPEC)
     step = jax.jit(jax.value_and_grad(objective, has_aux=True))
     (loss, metrics), grads = step(params_of(), None, RECORDED, jax.random.key(0))
     chex.assert_trees_all_close((loss, metrics, grads), graded(RECORDED), rtol=2e-5, atol=1e-5)

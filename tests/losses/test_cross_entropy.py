@@ -9,6 +9,7 @@ from scipy.special import log_softmax
 
 from paradec_jax.losses import ResidualRules, cllm_loss, residual_loss, self_distillation_loss
 from paradec_jax.losses.cross_entropy import cross_entropy, soft_cross_entropy, token_losses
+from paradec_jax.objective import weighted
 
 RNG = np.random.default_rng(0)
 LOGITS, TEACHER = RNG.normal(scale=4, size=(2, 3, 5, 11)).astype(np.float32)
@@ -23,9 +24,8 @@ def nll_of(logits):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_cross_entropy(dtype):
     logits = jnp.asarray(LOGITS, dtype)
-    value, accuracy = (
-        x.mean for x in cross_entropy(lambda x: x, logits, jnp.asarray(TARGETS), jnp.asarray(WEIGHTS))
-    )
+    found = cross_entropy(lambda x: x, logits, jnp.asarray(TARGETS))
+    value, accuracy = (weighted(x, jnp.asarray(WEIGHTS)).mean for x in found)
     nll = nll_of(np.asarray(logits, np.float32))
     assert value.dtype == jnp.float32
     np.testing.assert_allclose(value, (WEIGHTS * nll).sum() / WEIGHTS.sum(), rtol=1e-6)

@@ -1,7 +1,8 @@
 """Laws of every objective, the rows of `objectives.OBJECTIVES`.
 
-Chunks change nothing, draws follow the key, what counts nothing may hold anything, gradients are finite differences,
-logits never lie in memory whole, micro-batches add up to the batch, and padding is told by lengths, not by a token.
+Chunks change nothing, draws follow the key, what counts nothing may hold anything, padding changes nothing, gradients
+are finite differences, logits never lie in memory whole, micro-batches add up to the batch, and padding is told by
+lengths, not by a token. `tests/mesh` trains every row on meshes, `tests/processes` in two processes.
 """
 
 import dataclasses
@@ -12,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from objectives import MASKED, OBJECTIVES, ROWS, RULES, SPEC, difference, three, unequal
+from objectives import MASKED, OBJECTIVES, PADDED, ROWS, RULES, SPEC, difference, one, padded, three, unequal
 from stubs import tiny_blocks, tiny_causal, tiny_denoiser, tiny_head, tiny_network
 
 from paradec_jax import losses
 from paradec_jax.config import TokenSpec
 from paradec_jax.families import parameter_shapes
-from paradec_jax.noise import Cosine, Times
+from paradec_jax.noise import Schedule, Times
 from paradec_jax.train import TrainState, make_train_step
 
 EVERY = pytest.mark.parametrize("name", OBJECTIVES)
@@ -63,6 +64,11 @@ def assert_same(name: str, found, wanted) -> None:
     assert difference(found[1], wanted[1])[0] < 2e-4
 
 
+def test_every_objective_is_a_row():
+    named = {name.removesuffix("_loss").replace("_", " ") for name in losses.__all__ if "_loss" in name}
+    assert named == {name.replace("-", " ") for name in OBJECTIVES}
+
+
 @QUICK
 def test_chunks_change_nothing(name):
     whole = graded(name)
@@ -97,6 +103,13 @@ def test_what_counts_nothing_may_hold_anything(name):
     assert_same(name, graded(name, batch | changed), graded(name, batch))
 
 
+@pytest.mark.parametrize("name", PADDED)
+def test_padding_changes_nothing(name):
+    """Longer rows, prompts and answers, that hold anything where nothing counts."""
+    batch = unequal(name)
+    assert_same(name, graded(name, padded(name, batch)), graded(name, batch))
+
+
 @EVERY
 def test_a_batch_that_counts_nothing_costs_nothing(name):
     batch = unequal(name, drawn=True)
@@ -123,7 +136,7 @@ REFUSED = {
     "residual_loss(causal(), head(), MASKED)": "needs the lengths of blocks",
     "BoundRules(measure='noise')": "measure must be one of time, importance, change_of_variables",
     "BoundRules(steps=0)": "steps must be at least 1, not 0",
-    "BoundRules(steps=4, schedule=Cosine())": "log-linear schedule and measure 'time' alone",
+    "BoundRules(steps=4, schedule=Schedule('cosine'))": "log-linear schedule and measure 'time' alone",
     "BoundRules(steps=4, measure='importance')": "log-linear schedule and measure 'time' alone",
     "DistillationRules(jump=1)": "jump must be at least 2",
     "DistillationRules(first_steps=2, jump=4)": "first_steps at least jump, not 4 and 2",
@@ -131,12 +144,11 @@ REFUSED = {
     "DistillationRules(divergence='kl')": "divergence must be one of kld, forward_kl, tvd, mse",
     "DistillationRules(divergence='chi_square', released=True)": "released code has no chi_square",
     "BlockRules(blocks=())": "at least one of them",
-    "BlockRules(blocks=(4, 0))": "lengths of at least 1",
+    "BlockRules(blocks=(4, 0))": "blocks must be numbers of at least 1",
     "ConsistencyRules(context='dirty')": "context must be one of nc, clean, nc_ic, not 'dirty'",
     "ConsistencyRules(window=0)": "window must be at least 1, not 0",
     "ConsistencyRules(temperature=0.0)": "temperature must be above 0",
     "ConsistencyRules(ar_weight=-1.0)": "must not be negative",
-    "consistency_loss(causal(), SPEC, PAPER, packed=True)": "teacher_context must be 'clean'",
     "consistency_loss(causal(max_length=9), SPEC)(None, None, PAIRS_OF_TWO, None)": "positions of max_length 9",
     "cllm_loss(causal(), SPEC)(None, None, PAIRS_OF_TWO, None)": "cllm_loss wants one pair a row",
     "recurrent_consistency_loss(recurrent(), three, 1, SPEC, RULES, filler_share=1.5)": "filler_share must be in",
@@ -151,7 +163,7 @@ REFUSED = {
 }
 NAMES = {name: getattr(losses, name) for name in losses.__all__} | {
     **dict(zip(("denoiser", "blocks", "head"), (tiny_denoiser, tiny_blocks, tiny_head), strict=True)),
-    **{"causal": tiny_causal, "recurrent": tiny_network, "TokenSpec": TokenSpec, "Cosine": Cosine},
+    **{"causal": tiny_causal, "recurrent": tiny_network, "TokenSpec": TokenSpec, "Schedule": Schedule},
     **{"SPEC": SPEC, "MASKED": MASKED, "RULES": RULES, "three": three},
     "PAIRS_OF_TWO": OBJECTIVES["consistency"].batch(1),
 }
@@ -166,15 +178,27 @@ def test_what_is_refused(call):
 # Gradients
 
 
+FROZEN = losses.ConsistencyRules(teacher="frozen")
+
+
 def exact(name: str):
-    """A loss in float64 without a part that gradients do not cross, its batch, and what it does not train."""
+    """A loss in float64 without a part that gradients do not cross, its batch, and what it does not train.
+
+    A frozen teacher is not what is trained, gradients cross all recurrences, and a prompt has one.
+    """
     row, wide = OBJECTIVES[name], {"dtype": "float64", "param_dtype": "float64"}
-    loss, batch, frozen = row.loss(**wide), unequal(name, drawn=True), frozen_of(name)
-    if name == "consistency":  # the teacher is not what is trained
-        rules = losses.ConsistencyRules(teacher="frozen")
-        loss, frozen = losses.consistency_loss(row.network(**wide), SPEC, rules), row.params()
+    network, batch, frozen = row.network(**wide), unequal(name, drawn=True), frozen_of(name)
     if name == "cllm":  # at equal copies the teacher's part is a constant of the first order
         batch |= {"noisy": batch["clean"]}
+    if "consistency" in name:
+        frozen = row.params()
+    others = {
+        "consistency": lambda: losses.consistency_loss(network, SPEC, FROZEN),
+        "recurrent": lambda: losses.recurrent_loss(network, three, 3),
+        "stepwise": lambda: losses.stepwise_loss(network, one, 3),
+        "recurrent consistency": lambda: losses.recurrent_consistency_loss(network, three, 3, SPEC, FROZEN),
+    }
+    loss = others[name]() if name in others else row.loss(**wide)
     return loss, batch | {"step": jnp.int32(0)}, jax.tree.map(widened, frozen)
 
 
@@ -184,7 +208,10 @@ def widened(leaf):
 
 @pytest.mark.parametrize(
     "name",
-    ["next token", "consistency", "cllm", "masked diffusion", "self-distillation", "block diffusion"],
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("stepwise", "recurrent consistency") else name
+        for name in OBJECTIVES
+    ],
 )
 def test_gradients_are_finite_differences(name):
     """Along a random direction."""
@@ -265,9 +292,8 @@ def update(name: str, accumulate: int):
     row, batch = OBJECTIVES[name], unequal(name)
     optimizer = optax.sgd(1.0)
     state = TrainState.create(row.params(), optimizer, jax.random.key(0), teacher=row.teacher())
-    state, metrics = make_train_step(loss_of(name), optimizer, accumulate=accumulate)(
-        state, row.frozen(), batch
-    )
+    step = make_train_step(loss_of(name), optimizer, frozen=row.frozen(), accumulate=accumulate)
+    state, metrics = step(state, batch)
     return jax.tree.map(np.asarray, (state.params, metrics))
 
 
@@ -309,7 +335,7 @@ def test_the_first_pass_over_micro_batches_runs_no_network(name):
     def products(accumulate: int) -> int:
         state = TrainState.create(row.params(), optimizer, jax.random.key(0))
         step = make_train_step(loss_of(name), optimizer, accumulate=accumulate)
-        text = step.lower(state, row.frozen(), unequal(name)).compile().as_text()
+        text = step.jitted.lower(state, row.frozen(), unequal(name)).compile().as_text()
         return (
             text.count(" dot(") + text.count("__onednn$matmul") + text.count('custom_call_target="__cublas')
         )

@@ -12,7 +12,6 @@ from paradec_jax.config import RECURRENT_PRESETS, TokenSpec
 from paradec_jax.families import init_params
 from paradec_jax.losses import recurrent_consistency_loss
 from paradec_jax.losses.consistency import ConsistencyRules
-from paradec_jax.losses.recurrent_consistency import Unrolled
 from paradec_jax.models import RecurrentDepthNetwork
 
 NETWORK = RecurrentDepthNetwork(RECURRENT_PRESETS["test-recurrent"])
@@ -93,18 +92,3 @@ def test_the_recurrence_is_drawn_at_the_step_of_the_batch(params, batch):
     loss = jax.jit(recurrent_consistency_loss(NETWORK, lambda key, step: step + 2, 2, SPEC, RULES))
     drawn = [loss(params, params, batch | {"step": jnp.int32(s)}, jax.random.key(0))[1] for s in (0, 3)]
     assert [float(terms["recurrence"]) for terms in drawn] == [2.0, 5.0]
-
-
-def test_the_state_is_that_of_each_position(params):
-    """Both copies of a token start from states of their own, and all of them depend on the key."""
-    tokens, positions = jnp.array([[5, 6, 6]]), jnp.array([[0, 1, 1]])
-    mask = jnp.array([[True, False, False], [True, True, False], [True, False, True]])
-
-    @jax.jit
-    def read(seed):
-        unrolled = Unrolled(NETWORK, jnp.int32(1), jax.random.key(seed), 1)
-        return unrolled.forward(params, tokens, positions, mask=mask).hidden
-
-    hidden = [read(seed) for seed in (0, 1)]
-    assert not np.allclose(hidden[0][0, 1], hidden[0][0, 2])
-    assert not np.allclose(hidden[0], hidden[1])

@@ -72,7 +72,7 @@ def unrolled(alignment="own", rules=ResidualRules(K)):  # noqa: B008
     @jax.jit
     def run(params, frozen, batch, key):
         texts = unrolling.texts(batch, key)
-        steps = unrolling.unroll(params, frozen, texts, key)
+        steps = unrolling.unroll(params, frozen, texts, unrolling.reveals(texts, key))
         return steps, unrolling.judge(frozen, texts, steps)
 
     return run(params_of(HEAD), backbone_params(), RECORDED, jax.random.key(3))
@@ -113,11 +113,11 @@ def test_steps_are_those_of_blocks_read_alone():
             nothing = (jnp.zeros((size, CONFIG.width)), jnp.zeros((BLOCK, CONFIG.width)))
             a_clean, a, *_ = run(clean, noisy, start, nothing)
             chex.assert_trees_all_close(steps.start.noisy[row, place], a, atol=1e-4)
-            for k, step in enumerate(steps.each):
-                tokens = step.tokens[row, place]
+            for k in range(K):
+                tokens = steps.tokens[k, row, place]
                 _, taught, r_clean, r = run(clean, tokens, start, (a_clean, a))
                 chex.assert_trees_all_close(steps.taught[k, row, place], taught, atol=1e-4)
-                chex.assert_trees_all_close(step.residual.noisy[row, place], r, atol=1e-4)
+                chex.assert_trees_all_close(steps.residual.noisy[k, row, place], r, atol=1e-4)
                 a_clean, a = a_clean + r_clean, a + r
 
 
@@ -141,10 +141,10 @@ def test_divergences_and_normalisers(alignment):
         before = np.where((POSITIONS % BLOCK == 0)[..., None], np.roll(clean, 1, 1), np.roll(noisy, 1, 1))
         return np.where((POSITIONS == 0)[..., None], 0, before)
 
-    for k, step in enumerate(steps.each):
-        still = np.asarray(step.still)
+    for k in range(K):
+        still = np.asarray(steps.still[k])
         teacher = logits(predicting(steps.taught[k]))
-        mine = logits(predicting(step.base.noisy + step.residual.noisy))
+        mine = logits(predicting(steps.base.noisy[k] + steps.residual.noisy[k]))
         plain = logits(predicting(steps.start.noisy))
         np.testing.assert_allclose(values[k][still], kl(teacher, mine)[still], atol=1e-4)
         np.testing.assert_allclose(found["kl"][k][still], kl(teacher, mine)[still], atol=1e-4)
@@ -156,30 +156,6 @@ def test_divergences_and_normalisers(alignment):
         if alignment == "next":  # the head says nothing of a block's first position
             np.testing.assert_allclose(values[k][first], 0, atol=1e-5)
         assert (values[k][still & ~first] > 1e-3).mean() > 0.9
-
-
-@pytest.mark.parametrize("normaliser", ["selfnorm", "official", "mean"])
-def test_losses_of_steps(normaliser):
-    rules = ResidualRules(K, normaliser=normaliser)
-    reveals = np.zeros((2, K, 16), bool)
-    reveals[0, 0, [2, 6]] = reveals[0, 1, 3] = reveals[1, 0, 8] = True
-    batch = GIVEN | {"reveals": jnp.asarray(reveals)}
-    loss, metrics, _ = graded(batch, rules=rules)
-    unrolling = Unrolling(BACKBONE, HEAD, SPECS["own"], rules, None)
-    texts = unrolling.texts(batch, jax.random.key(0))
-    steps = unrolling.unroll(params_of(HEAD), backbone_params(), texts, jax.random.key(0), batch["reveals"])
-    values = np.asarray(unrolling.judge(backbone_params(), texts, steps)[0], np.float64)
-    inverse, want, still = 1 / RECORDED["probability"], [], RECORDED["hidden"]
-    for k in range(K):
-        still = still & ~reveals[:, k]
-        weights = np.where(still, 1.0 if normaliser == "mean" else inverse, 0)
-        total = weights.sum()
-        if normaliser == "official":
-            total = BATCH["labelled"].sum() - inverse[RECORDED["hidden"] & ~still].sum()
-        want.append((weights * values[k]).sum() / total)
-    np.testing.assert_allclose(loss, np.mean(want), rtol=1e-4)
-    judged = sum((RECORDED["hidden"] & ~reveals[:, : k + 1].any(1)).sum() for k in range(K))
-    np.testing.assert_allclose(metrics["judged"], judged / BATCH["labelled"].sum(), rtol=1e-6)
 
 
 # What the head begins with, what is trained
@@ -201,14 +177,14 @@ def test_a_step_carries_no_gradient_to_its_base_but_to_its_input():
 
     def second(params, stopped):
         texts = unrolling.texts(GIVEN, jax.random.key(3))
-        steps = unrolling.unroll(params, backbone_params(), texts, jax.random.key(3))
-        last = steps.each[-1]
+        reveals = unrolling.reveals(texts, jax.random.key(3))
+        steps = unrolling.unroll(params, backbone_params(), texts, reveals)
+        last = jax.tree.map(lambda x: x[-1:], steps)._replace(start=steps.start)
         if stopped:
-            base = jax.lax.stop_gradient(last.base)
-            residual = unrolling.residual(params, backbone_params(), texts, last.tokens, base)
-            last = last._replace(residual=residual)
-        only = steps._replace(each=[last], taught=steps.taught[-1:])
-        return jnp.sum(unrolling.judge(backbone_params(), texts, only)[0])
+            base = jax.tree.map(lambda x: jax.lax.stop_gradient(x[0]), last.base)
+            residual = unrolling.residual(params, backbone_params(), texts, last.tokens[0], base)
+            last = last._replace(residual=jax.tree.map(lambda x: x[None], residual))
+        return jnp.sum(unrolling.judge(backbone_params(), texts, last)[0])
 
     gradient = jax.jit(jax.grad(second), static_argnums=1)
     whole, cut = (gradient(params_of(HEAD), stopped) for stopped in (False, True))
@@ -217,16 +193,12 @@ def test_a_step_carries_no_gradient_to_its_base_but_to_its_input():
 
     def of_base(base):
         texts = unrolling.texts(GIVEN, jax.random.key(3))
-        steps = unrolling.unroll(params_of(HEAD), backbone_params(), texts, jax.random.key(3))
-        step = steps.each[0]._replace(base=step_base(steps.each[0].base, base))
-        only = steps._replace(each=[step], taught=steps.taught[:1])
-        return jnp.sum(unrolling.judge(backbone_params(), texts, only)[0])
+        reveals = unrolling.reveals(texts, jax.random.key(3))
+        steps = unrolling.unroll(params_of(HEAD), backbone_params(), texts, reveals)
+        shifted = steps._replace(base=steps.base._replace(noisy=steps.base.noisy + base))
+        return jnp.sum(unrolling.judge(backbone_params(), texts, shifted)[0])
 
     assert not jnp.any(jax.jit(jax.grad(of_base))(jnp.zeros(())))
-
-
-def step_base(streams, shift):
-    return streams._replace(noisy=streams.noisy + shift)
 
 
 def test_nothing_flows_into_the_backbone():
@@ -244,16 +216,15 @@ def test_reveals_of_rows_and_steps_differ():
     steps, _ = unrolled()
     hidden = RECORDED["hidden"]
     before = hidden
-    for step in steps.each:
-        revealed = before & ~np.asarray(step.still)
+    for k in range(K):
+        still = np.asarray(steps.still[k])
+        revealed = before & ~still
         for row, first, size in samples():
             for start in range(first, first + size, BLOCK):
                 place = slice(start, start + BLOCK)
                 assert revealed[row, place].sum() == min(1, before[row, place].sum())
-        np.testing.assert_array_equal(
-            step.tokens, np.where(hidden & np.asarray(step.still), MASK, BATCH["tokens"])
-        )
-        before = np.asarray(step.still)
+        np.testing.assert_array_equal(steps.tokens[k], np.where(hidden & still, MASK, BATCH["tokens"]))
+        before = still
 
 
 @pytest.mark.parametrize("alignment", SPECS)
@@ -262,20 +233,20 @@ def test_tokens_of_its_own(alignment):
     steps, _ = unrolled(alignment, ResidualRules(K, tokens="own"))
     truth, _ = unrolled(alignment)
     base = steps.start.noisy
-    for k, step in enumerate(steps.each):
-        np.testing.assert_array_equal(step.still, truth.each[k].still)
+    np.testing.assert_array_equal(steps.still, truth.still)
+    for k in range(K):
         before = np.roll(np.asarray(base), 1, axis=1)
         if alignment == "next":
             clean = np.roll(np.asarray(steps.start.clean), 1, axis=1)
             base = np.where((POSITIONS % BLOCK == 0)[..., None], clean, before)
         logits = np.array(BACKBONE.logits(backbone_params(), jnp.asarray(base)))
         logits[..., MASK] = -np.inf
-        known = steps.each[k - 1].still if k else RECORDED["hidden"]
-        shown = np.asarray(known) & ~np.asarray(step.still)
+        known = steps.still[k - 1] if k else RECORDED["hidden"]
+        shown = np.asarray(known) & ~np.asarray(steps.still[k])
         assert shown.any()
-        np.testing.assert_array_equal(np.asarray(step.tokens)[shown], logits.argmax(-1)[shown])
-        base = step.base.noisy + step.residual.noisy
-    assert any(np.any(a.tokens != b.tokens) for a, b in zip(steps.each, truth.each, strict=True))
+        np.testing.assert_array_equal(np.asarray(steps.tokens[k])[shown], logits.argmax(-1)[shown])
+        base = steps.base.noisy[k] + steps.residual.noisy[k]
+    assert np.any(steps.tokens != truth.tokens)
 
 
 def test_a_step_without_masked_positions_is_none():
@@ -297,8 +268,8 @@ def test_objectives(objective, direct):
     rules = ResidualRules(K, objective=objective, direct=direct)
     steps, (values, found) = unrolled("own", rules)
     logits = functools.partial(BACKBONE.logits, backbone_params())
-    for k, step in enumerate(steps.each):
-        said = step.residual.noisy + (0 if direct else step.base.noisy)
+    for k in range(K):
+        said = steps.residual.noisy[k] + (0 if direct else steps.base.noisy[k])
         teacher, mine = logits(steps.taught[k]), logits(said)
         want = np.mean(np.square(np.asarray(mine - teacher)), axis=-1)
         if objective == "cross_entropy":
@@ -306,7 +277,8 @@ def test_objectives(objective, direct):
         np.testing.assert_allclose(values[k], want, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(found["kl"][k], kl(teacher, mine), atol=1e-4)
     if direct:
-        chex.assert_trees_all_equal(steps.each[1].base, steps.each[0].residual)
+        np.testing.assert_array_equal(steps.base.noisy[1], steps.residual.noisy[0])
+        np.testing.assert_array_equal(steps.base.clean[1], steps.residual.clean[0])
 
 
 def test_lengths_of_blocks():
@@ -316,18 +288,3 @@ def test_lengths_of_blocks():
     )
     same = graded(BATCH, rules=ResidualRules(blocks=(BLOCK,)))[0]
     assert own == same and own != wide and np.isfinite(mixed)
-
-
-def test_the_noisy_stream_alone():
-    """Noisy blocks see the noisy ones before them: what is clean in a later block changes nothing before it."""
-    rules = ResidualRules(1, layout="infer_matched")
-    steps, _ = unrolled("own", rules)
-    positions = jnp.arange(12)[None]
-    tokens = jnp.where(jnp.asarray(RECORDED["hidden"][1, :12]), MASK, jnp.asarray(BATCH["tokens"][1, :12]))[
-        None
-    ]
-    want = BACKBONE.forward(backbone_params(), tokens, positions).hidden
-    chex.assert_trees_all_close(steps.start.noisy[1, :12], want[0], atol=1e-4)
-    table, step = BACKBONE.embedding(backbone_params()), steps.each[0]
-    want = HEAD.forward(params_of(HEAD), table[step.tokens[1:, :12]], positions, hidden=want).hidden
-    chex.assert_trees_all_close(step.residual.noisy[1, :12], want[0], atol=1e-4)

@@ -12,7 +12,7 @@ from stubs import JointDenoiser, tiny_denoiser, tiny_denoiser_params
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.losses import DistillationRules, self_distillation_loss
-from paradec_jax.losses.self_distillation import divergence, teach
+from paradec_jax.losses.self_distillation import Teacher, divergence
 
 EXACT = JointDenoiser(3, 5, tuple(np.exp(np.random.default_rng(0).normal(scale=1.5, size=243)).tolist()))
 SPEC = TokenSpec(mask=31, alignment="own")
@@ -28,7 +28,7 @@ BATCH = {
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def taught(rules, chunk, noised, t, step, key):
-    return teach(EXACT, None, noised, t, step, key, rules, EXACT.mask, chunk)
+    return Teacher(EXACT, None, rules, EXACT.mask, chunk).targets(noised, t, step, key)
 
 
 def hidden_of(tokens):
@@ -83,20 +83,6 @@ def test_what_is_revealed_has_the_teachers_law():
         assert np.abs(found - want[place]).max() < 0.02
 
 
-def test_grids():
-    t, step = jnp.array([0.9, 0.1]), jnp.float32(0.06)
-    paper = DistillationRules(jump=4).teacher_times(t, step)
-    np.testing.assert_allclose(paper, [[0.9, 0.1], [0.84, 0.04], [0.78, 1e-5], [0.72, 1e-5]], atol=1e-6)
-    released = DistillationRules(jump=2, grid="released").teacher_times(t, step)
-    np.testing.assert_allclose(released, [[0.9 + 0.1 * 0.78, 0.1 - 0.9 * 0.02], [0.078, 1e-5]], atol=1e-6)
-
-
-@pytest.mark.parametrize(("jump", "which"), [(2, 0), (2, 6), (4, 3), (8, 2)])
-def test_step_size(jump, which):
-    want = (1 - 1e-5) / 1024 * jump**which
-    np.testing.assert_allclose(DistillationRules(jump=jump).step_size(jnp.int32(which)), want, rtol=1e-6)
-
-
 # Divergences
 
 RNG = np.random.default_rng(0)
@@ -104,13 +90,11 @@ STUDENT, TEACHER = RNG.normal(scale=2, size=(2, 4, 3, 9)).astype(np.float32)
 MASK = 5
 
 
-def defined(kind, released=False):
-    """Each divergence in float64 NumPy, over the tokens alone; the released ones over all columns."""
+def defined(kind):
+    """Each divergence in float64 NumPy, over the tokens alone."""
     low = np.zeros(9)
     low[MASK] = -1e6
     p, q = (log_softmax(x.astype(np.float64) + low, -1) for x in (STUDENT, TEACHER))
-    if released:
-        return np.abs(p - q).sum(-1) if kind == "tvd" else ((p - q) ** 2).mean(-1)
     p, q = (np.delete(x, MASK, axis=-1) for x in (p, q))
     return {
         "kld": (np.exp(p) * (p - q)).sum(-1),
@@ -146,15 +130,6 @@ def test_a_token_that_the_teacher_rules_out_costs_much_and_not_infinitely_much()
     value, slope = jax.value_and_grad(divergence)(*apart, MASK, DistillationRules(divergence="chi_square"))
     np.testing.assert_allclose(value, np.exp(60), rtol=1e-3)
     assert np.isfinite(slope).all()
-
-
-@pytest.mark.parametrize("kind", ["tvd", "mse"])
-def test_released_divergences_read_the_masks_column(kind):
-    rules = DistillationRules(divergence=kind, released=True)
-    got = divergence(jnp.asarray(STUDENT), jnp.asarray(TEACHER), MASK, rules)
-    np.testing.assert_allclose(got, defined(kind, released=True), rtol=0.1)  # the column is known to 1/16
-    slope = jax.grad(lambda x: divergence(x, jnp.asarray(TEACHER), MASK, rules).sum())(jnp.asarray(STUDENT))
-    assert np.abs(slope[..., MASK]).max() > 1e-3
 
 
 # The loss

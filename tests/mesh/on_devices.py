@@ -31,11 +31,10 @@ from stubs import (
 import paradec_jax as pd
 from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
 from paradec_jax.losses import next_token_loss
-from paradec_jax.nn.attention import attend
+from paradec_jax.nn.attention import attend, splash
 from paradec_jax.nn.cache import KV
-from paradec_jax.nn.splash import splash
 from paradec_jax.nn.visibility import CAUSAL
-from paradec_jax.train import fit
+from paradec_jax.train import Checkpoint, Evaluate, Log, TrainState, fit, make_train_step
 
 TESTS = Path(__file__).parents[1]
 sys.path += [str(TESTS), str(TESTS / "laws")]
@@ -57,32 +56,26 @@ def place_of(tree: Any) -> list[str]:
 
 
 def trained(
-    name: str, mesh: Any, *, steps: int, optimizer: str = "adamw", folder: Path, **options: Any
+    name: str, mesh: Any, *, steps: int, optimizer: str = "adamw", folder: Path, save: int = 1000
 ) -> Any:
     """A run's last state, its losses, and what compiled and moved after the first update."""
     one, seen = OBJECTIVES[name], []
+    rule = one.optimizer(optimizer, steps)
 
     def look(state: Any) -> dict[str, float]:
         seen.append((place_of(state), sum(COMPILED.values())))
         return {}
 
     state = fit(
-        one.loss(),
-        one.params(),
+        make_train_step(one.loss(), rule, frozen=one.frozen(), ema_decay=0.9),
+        TrainState.create(one.params(), rule, jax.random.key(3), ema=True, teacher=one.teacher(), mesh=mesh),
         Batches(one.batch),
-        frozen=one.frozen(),
-        teacher=one.teacher(),
-        optimizer=one.optimizer(optimizer, steps),
         steps=steps,
-        key=jax.random.key(3),
-        folder=folder,
-        log_every=1,
-        ema_decay=0.9,
-        evaluate=look,
-        evaluate_every=1,
-        progress=False,
-        mesh=mesh,
-        **options,
+        hooks=[
+            Log(folder, every=1, show=False),
+            Evaluate(look, every=1),
+            Checkpoint(folder, every=save, allow=("steps", "optimizer")),
+        ],
     )
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     found = {"losses": [line["loss"] for line in lines if "loss" in line]}
@@ -226,8 +219,8 @@ def resume(meshes: list[str], steps: int) -> float:
         last = steps * len(meshes)
         _, one = trained("next token", None, steps=last, folder=Path(folder) / "one")
         for i, mesh in enumerate(meshes):
-            options = {"steps": steps * (i + 1), "checkpoint_every": steps, "allow": ("steps", "optimizer")}
-            _, other = trained("next token", mesh_named(mesh), folder=Path(folder) / "other", **options)
+            options = {"steps": steps * (i + 1), "save": steps, "folder": Path(folder) / "other"}
+            _, other = trained("next token", mesh_named(mesh), **options)
             assert not other["moved"] and not other["compiled"], other
             computed = json.loads((Path(folder) / "other" / "run.json").read_text())["computed"]
             assert computed[-1]["mesh"] == sizes_of(mesh), computed

@@ -1,4 +1,4 @@
-"""The denoiser: initial values, the formula in NumPy, prepared parameters, masks, dropout."""
+"""The denoiser: initial values, prepared parameters, masks, dropout; recorded arrays have its formula."""
 
 import dataclasses
 import functools
@@ -9,12 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from stubs import tiny_denoiser, tiny_denoiser_params
-from test_transformer import rotated
 
 from paradec_jax.config import MASKED_DIFFUSION_PRESETS
 from paradec_jax.decode import Prefix
+from paradec_jax.families import init_params
 from paradec_jax.models import DenoiserNetwork
-from paradec_jax.models.denoiser import Denoiser, init_params
 from paradec_jax.nn.modulated import dropout
 
 BASE = MASKED_DIFFUSION_PRESETS["test-mdlm"]
@@ -39,7 +38,7 @@ def plain():
     return call(NETWORK, PARAMS, TOKENS)[0]
 
 
-# Initial values, and what a call costs
+# What it reads, raw and prepared
 
 
 def test_an_untrained_denoiser_knows_nothing():
@@ -61,60 +60,6 @@ def test_an_untrained_denoiser_knows_nothing():
     rows = params["embedding"][TOKENS]
     want = (rows - rows.mean(-1, keepdims=True)) / jnp.sqrt(rows.var(-1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(hidden, want, atol=ATOL)
-
-
-def test_work_of_a_call():
-    """Weights read and multiplied by one call, by hand."""
-    c = BASE
-    weights = c.layers * 12 * c.width**2 + c.vocab_size * c.width
-    work = NETWORK.work(3, 8, 0)
-    assert work.bytes == 4 * weights
-    assert work.flops == 24 * (2 * weights + 4 * c.layers * c.width * 8)
-    with pytest.raises(ValueError, match="no context of 5 positions"):
-        NETWORK.work(1, 1, 5)
-
-
-# The formula
-
-
-def silu(x):
-    return x / (1 + np.exp(-x))
-
-
-def norm_of(x):
-    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
-
-
-def reference(params, tokens) -> np.ndarray:
-    """Logits [T, V] of one sequence in float64, position by position and head by head, at noise level zero."""
-    c, p = BASE, jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    features = np.concatenate([np.ones(128), np.zeros(128)])
-    vector = silu(features @ p["noise_in"] + p["noise_in_bias"]) @ p["noise_out"] + p["noise_out_bias"]
-    vector = silu(vector)
-    x = p["embedding"][tokens]
-    for i in range(c.layers):
-        layer, a, m = p[f"layer_{i}"], p[f"layer_{i}"]["attention"], p[f"layer_{i}"]["mlp"]
-        six = np.einsum("k,kmd->md", vector, layer["modulation"]) + layer["modulation_bias"]
-        h = norm_of(x) * layer["attention_norm"] * (1 + six[1]) + six[0]
-        q, k, v = (np.einsum("td,dhc->thc", h, a[n]) for n in "qkv")
-        mixed = np.zeros_like(q)
-        for t in range(len(tokens)):
-            for head in range(c.heads):
-                keys = np.stack([rotated(k[s, head], s, 1e4) for s in range(len(tokens))])
-                weights = np.exp(keys @ rotated(q[t, head], t, 1e4) / math.sqrt(c.head_dim))
-                mixed[t, head] = weights / weights.sum() @ v[:, head]
-        x = x + six[2] * np.einsum("thc,hcd->td", mixed, a["out"])
-        h = norm_of(x) * layer["mlp_norm"] * (1 + six[4]) + six[3]
-        u = h @ m["up"] + m["up_bias"]
-        u = u / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3)))
-        x = x + six[5] * (u @ m["down"] + m["down_bias"])
-    two = np.einsum("k,kmd->md", vector, p["final_modulation"]) + p["final_modulation_bias"]
-    return (norm_of(x) * p["final_norm"] * (1 + two[1]) + two[0]) @ p["head"] + p["head_bias"]
-
-
-def test_forward_is_the_formula():
-    for row, tokens in zip(plain(), TOKENS, strict=True):
-        np.testing.assert_allclose(row, reference(PARAMS, tokens), atol=2e-4)
 
 
 def test_prepared_parameters_give_the_same_logits_and_the_same_head_input():
@@ -155,17 +100,6 @@ def test_a_denoiser_keeps_no_cache():
     assert jax.eval_shape(NETWORK.forward, PARAMS, TOKENS, positions_of(TOKENS)).kv is None
 
 
-def test_bfloat16():
-    low = tiny_denoiser(dtype="bfloat16", param_dtype="bfloat16")
-    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), PARAMS)
-    logits, hidden = call(low, params, TOKENS)
-    assert logits.dtype == jnp.float32 and hidden.dtype == jnp.bfloat16
-    assert (logits != logits.astype(jnp.bfloat16)).any(), "logits are summed and kept in float32"
-    assert float(jnp.max(jnp.abs(logits - plain()))) < 0.1 * float(jnp.max(jnp.abs(plain())))
-    prepared, _ = call(low, low.prepare(params), TOKENS)
-    assert float(jnp.max(jnp.abs(prepared - logits))) < 0.1 * float(jnp.max(jnp.abs(plain())))
-
-
 # Training
 
 
@@ -184,8 +118,3 @@ def test_dropout_has_a_key_of_its_own():
     assert (dropped != call(NETWORK, PARAMS, TOKENS, None, other)[0]).any()
     none = tiny_denoiser(dropout=0.0)
     np.testing.assert_allclose(call(none, PARAMS, TOKENS, None, key)[0], plain(), atol=1e-6)
-
-
-def test_the_module_runs_alone():
-    logits = Denoiser(BASE).apply({"params": PARAMS}, TOKENS)
-    np.testing.assert_allclose(logits, plain(), atol=1e-5)

@@ -1,4 +1,4 @@
-"""Prepared parameters change no output; the layout switch; masks of each query."""
+"""Prepared parameters change no output; the layout switch."""
 
 import dataclasses
 import functools
@@ -11,15 +11,13 @@ import pytest
 
 from paradec_jax.decode import Prefix, Prepared
 from paradec_jax.families import PRESETS, init_params, network_of
-from paradec_jax.models import prepare_params
-from paradec_jax.nn import backend, masks
-from paradec_jax.nn.attention import attend
-from paradec_jax.nn.cache import KV
+from paradec_jax.nn import backend
 from paradec_jax.nn.products import dense
 
 CONFIGS = {
     "causal": dataclasses.replace(PRESETS["test-causal"], qk_norm=True),
     "recurrent": PRESETS["test-recurrent"],
+    "sdar": PRESETS["test-sdar"],
     "untied": dataclasses.replace(PRESETS["test-recurrent"], tie_embeddings=False, qk_bias=False),
 }
 SOME = [pytest.param(name, marks=pytest.mark.slow if name != "causal" else ()) for name in CONFIGS]
@@ -47,7 +45,7 @@ def logits(name: str, params):
 @pytest.mark.parametrize("name", SOME)
 def test_a_tied_head_is_laid_out_and_nothing_else_changes(name):
     config, params = CONFIGS[name], params_of(name)
-    prepared = prepare_params(config, params)
+    prepared = network_of(config).prepare(params).params
     head = prepared.pop("head") if config.tie_embeddings else params["embedding"].T
     np.testing.assert_array_equal(head, params["embedding"].T)
     assert prepared.keys() == params.keys()
@@ -92,7 +90,7 @@ def test_raw_parameters_are_never_taken_for_prepared_ones():
 def test_plain_layouts_change_no_number(name, monkeypatch):
     want = logits(name, params_of(name))
     monkeypatch.setenv(backend.SWITCH, "plain")
-    prepared = prepare_params(CONFIGS[name], params_of(name))
+    prepared = network_of(CONFIGS[name]).prepare(params_of(name)).params
     assert ("head" in prepared) == (not CONFIGS[name].tie_embeddings)
     np.testing.assert_allclose(logits(name, Prepared(prepared)), want, atol=1e-5)
     x, weight = jnp.ones((2, 3, 4)), jnp.ones((4, 5))
@@ -102,21 +100,3 @@ def test_plain_layouts_change_no_number(name, monkeypatch):
     monkeypatch.setenv(backend.SWITCH, "gpu")
     with pytest.raises(ValueError, match="PARADEC_LAYOUTS must be 'cpu' or 'plain', not 'gpu'"):
         backend.cpu_layouts()
-
-
-def test_prefix_mask_of_each_query():
-    """A mask [B, W, S] is that of a row where its queries agree, and hides a key from one query alone."""
-    rng = np.random.default_rng(0)
-    q, k, v = (jnp.asarray(rng.normal(size=(2, heads, 3, 6)), jnp.float32) for heads in (4, 2, 2))
-    pk, pv = (jnp.asarray(rng.normal(size=(2, 2, 5, 6)), jnp.float32) for _ in range(2))
-    window, prefix = KV(k.swapaxes(-1, -2), v), KV(pk.swapaxes(-1, -2), pv)
-    row = masks.visible(jnp.array([2, 5]), 5)
-    want = attend(q, window, masks.causal(3), prefix, row)
-    each = jnp.broadcast_to(row[:, None], (2, 3, 5))
-    np.testing.assert_array_equal(attend(q, window, masks.causal(3), prefix, each), want)
-    got = attend(q, window, masks.causal(3), prefix, each.at[1, 2, 4].set(False))
-    shorter = attend(q, window, masks.causal(3), prefix, masks.visible(jnp.array([2, 4]), 5))
-    np.testing.assert_array_equal(got[:, :, :2], want[:, :, :2])
-    np.testing.assert_allclose(got[1, :, 2], shorter[1, :, 2], atol=1e-6)
-    np.testing.assert_array_equal(got[0], want[0])
-    assert np.abs(got[1, :, 2] - want[1, :, 2]).max() > 1e-3

@@ -1,4 +1,4 @@
-"""The residual head: its definition in NumPy, what it sees, with a cache, prepared, its ways to begin, its axes."""
+"""The residual head: its definition in NumPy, with a cache, prepared, its ways to begin."""
 
 import dataclasses
 
@@ -12,10 +12,9 @@ from test_transformer import norm_of, through_layers
 
 from paradec_jax.config import ResidualHeadConfig, check_fits
 from paradec_jax.decode.machine.network import CachedNetwork, Prefix
-from paradec_jax.families import PRESETS, init_params, logical_axes, matrix_axes, network_of, parameter_shapes
+from paradec_jax.families import PRESETS, init_params, network_of, parameter_shapes
 from paradec_jax.models.residual_head import INITS
 from paradec_jax.models.residual_head import init_params as begin
-from paradec_jax.sharding import axes
 
 BACKBONE = PRESETS["test-sdar"]
 CONFIG = ResidualHeadConfig.of(BACKBONE, layers=2)
@@ -84,17 +83,6 @@ def test_a_block_after_a_cache_is_the_block_in_the_whole(prepared):
         assert NETWORK.prepare(params) is params
 
 
-def test_both_inputs_and_only_visible_ones_matter():
-    length = 2 * BLOCK
-    vectors, hidden = inputs(length)
-    base = call(PARAMS, vectors, hidden, positions_of(length)).hidden
-    for which in range(2):
-        changed = [vectors, hidden]
-        changed[which] = changed[which].at[:, BLOCK].add(1.0)
-        apart = np.abs(call(PARAMS, *changed, positions_of(length)).hidden - base).max(axis=(0, 2))
-        assert (apart[:BLOCK] == 0).all() and (apart[BLOCK:] > 1e-3).all()
-
-
 def test_a_head_may_begin_as_the_first_layers_of_its_backbone():
     backbone = init_params(BACKBONE, jax.random.key(1))
     params = begin(CONFIG, jax.random.key(0), "inherited", backbone)
@@ -140,47 +128,6 @@ def test_the_default_begins_at_zero():
         ValueError, match=r"init must be one of normal_0\.2, ordinary, zero_gain, inherited, not 'zeros'"
     ):
         begin(CONFIG, jax.random.key(0), "zeros")
-
-
-LENGTHS = {
-    "embed": WIDTH,
-    "embed_pair": 2 * WIDTH,
-    "heads": CONFIG.heads,
-    "kv_heads": CONFIG.kv_heads,
-    "head_dim": CONFIG.head_dim,
-    "mlp": CONFIG.feed_forward,
-}
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_every_parameter_has_its_axes(bias):
-    config = dataclasses.replace(CONFIG, qkv_bias=bias)
-    shapes = parameter_shapes(config)
-    found = flatten_dict(logical_axes(config, shapes), sep="/")
-    for path, leaf in flatten_dict(shapes, sep="/").items():
-        assert leaf.shape == tuple(LENGTHS[name] for name in found[path]), path
-    used = {id(axes.axes_of(axes.RESIDUAL_HEAD, path)) for path in found}
-    idle = {pattern for pattern, row in axes.RESIDUAL_HEAD.items() if id(row) not in used}
-    assert idle == (set() if bias else set(axes.BIASES))
-    assert matrix_axes(config)["^fusion$"] == ((0,), (1,))
-
-
-def test_work_of_a_call():
-    """By hand, without an output matrix."""
-    c = CONFIG
-    layer = (
-        2 * WIDTH * c.head_dim * (c.heads + c.kv_heads)
-        + 2 * c.head_dim
-        + 3 * WIDTH * c.feed_forward
-        + 2 * WIDTH
-    )
-    weights = c.layers * layer + 2 * WIDTH**2 + 3 * WIDTH
-    work = NETWORK.work(3, BLOCK, 10)
-    cached = 2 * c.layers * c.kv_heads * c.head_dim * 30
-    assert work.bytes == 4 * (weights + cached)
-    attention = 4 * c.layers * c.heads * c.head_dim * 3 * BLOCK * (10 + BLOCK)
-    assert work.flops == 2 * weights * 3 * BLOCK + attention
-    assert weights == sum(leaf.size for leaf in jax.tree.leaves(parameter_shapes(c)))
 
 
 def test_it_is_a_network_without_a_vocabulary():

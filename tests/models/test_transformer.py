@@ -1,4 +1,4 @@
-"""The transformer: the formula in NumPy, cache, masks, candidates."""
+"""The transformer: the formula in NumPy, cache, candidates, and what a network of blocks is."""
 
 import dataclasses
 import functools
@@ -9,18 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paradec_jax.config import BLOCK_DIFFUSION_PRESETS, CAUSAL_PRESETS, TransformerConfig
-from paradec_jax.decode import Prefix
+from paradec_jax import decode
+from paradec_jax.config import BLOCK_DIFFUSION_PRESETS, CAUSAL_PRESETS, TokenSpec, TransformerConfig
+from paradec_jax.decode import CachedNetwork, Prefix
+from paradec_jax.families import network_of, parameter_shapes
+from paradec_jax.losses import next_token_loss
 from paradec_jax.models import TransformerNetwork
-from paradec_jax.models.transformer import parameter_shapes
-from paradec_jax.nn import backend, masks
+from paradec_jax.nn import masks
 
 BASE = CAUSAL_PRESETS["test-causal"]
+BLOCKS = BLOCK_DIFFUSION_PRESETS["test-sdar"]
 KINDS = {
     "qwen2": BASE,
     "qwen3": dataclasses.replace(BASE, qkv_bias=False, qk_norm=True, head_channels=6),
     "llama": dataclasses.replace(BASE, qkv_bias=False, kv_heads=4, tie_embeddings=False),
-    "sdar": dataclasses.replace(BLOCK_DIFFUSION_PRESETS["test-sdar"], block=3, head_channels=6),
+    "sdar": dataclasses.replace(BLOCKS, block=3, head_channels=6),
 }
 CAUSAL = [kind for kind, config in KINDS.items() if config.family == "causal"]
 TOKENS = jnp.array([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
@@ -114,15 +117,6 @@ def test_forward_is_the_formula(kind):
         np.testing.assert_allclose(row, reference(KINDS[kind], params_of(KINDS[kind]), tokens), atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_prepared_parameters_give_the_same_logits(kind):
-    network = TransformerNetwork(KINDS[kind])
-    prepared = network.prepare(params_of(KINDS[kind]))
-    assert network.prepare(prepared) is prepared
-    logits, _ = call(network, prepared, TOKENS, positions_of(TOKENS))
-    np.testing.assert_allclose(logits, uncached(kind)[0], atol=ATOL)
-
-
 def test_vectors_may_take_the_place_of_tokens():
     network, params = TransformerNetwork(BASE), params_of(BASE)
     vectors = network.embedding(params)[TOKENS]
@@ -130,53 +124,26 @@ def test_vectors_may_take_the_place_of_tokens():
     np.testing.assert_allclose(logits, uncached("qwen2")[0], atol=ATOL)
 
 
-def test_positions_matter_only_relatively():
-    moved, _ = call(TransformerNetwork(BASE), params_of(BASE), TOKENS, positions_of(TOKENS, 17))
-    np.testing.assert_allclose(moved, uncached("qwen2")[0], atol=1e-4)
-
-
-def test_bfloat16(monkeypatch):
-    low = TransformerNetwork(dataclasses.replace(BASE, dtype="bfloat16", param_dtype="bfloat16"))
-    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params_of(BASE))
-    logits, kv = call(low, params, TOKENS, positions_of(TOKENS))
-    want = uncached("qwen2")[0]
-    assert logits.dtype == jnp.float32 and kv[0].k.dtype == jnp.bfloat16
-    assert (logits != logits.astype(jnp.bfloat16)).any(), "logits are summed and kept in float32"
-    assert float(jnp.max(jnp.abs(logits - want))) < 0.1 * float(jnp.max(jnp.abs(want)))
-    assert empty_cache(low, 1, 4)[0].v.dtype == jnp.float32, "a CPU reads parts of nothing else well"
-    monkeypatch.setenv(backend.SWITCH, "plain")
-    assert empty_cache(low, 1, 4)[0].v.dtype == jnp.bfloat16
-
-
 # Cache
 
 
-@pytest.mark.parametrize("kind", CAUSAL)
-def test_cached_equals_uncached(kind):
-    """Rows stand at different lengths; what lies beyond a row's own is scratch and changes nothing."""
+@pytest.mark.parametrize(
+    ("kind", "start", "width"),
+    [*((kind, (2, 4), 4) for kind in CAUSAL), ("sdar", (0, 3), 3), ("sdar", (2, 5), 1)],
+)
+def test_cached_equals_uncached(kind, start, width):
+    """Rows stand at different lengths, windows of blocks end where a block does; what lies beyond is scratch."""
     network, params = TransformerNetwork(KINDS[kind]), params_of(KINDS[kind])
     want, kv = uncached(kind)
     cache = network.write(empty_cache(network, 2, 12), kv, jnp.zeros(2, jnp.int32))
-    visible, width = jnp.array([2, 4]), 4
-    window = jnp.stack([row[at : at + width] for row, at in zip(TOKENS, visible, strict=True)])
+    visible = jnp.array(start)
+    window = jnp.stack([row[at : at + width] for row, at in zip(TOKENS, start, strict=True)])
     logits, own = call(network, params, window, positions_of(window, visible), Prefix(cache, visible))
-    for row, at in enumerate(visible.tolist()):
+    for row, at in enumerate(start):
         np.testing.assert_allclose(logits[row], want[row, at : at + width], atol=ATOL)
-    written = network.write(cache, own, visible)
-    for new, old in zip(written, cache, strict=True):
+    for new, old in zip(network.write(cache, own, visible), cache, strict=True):
         np.testing.assert_allclose(new.k, old.k, atol=ATOL)
         np.testing.assert_allclose(new.v, old.v, atol=ATOL)
-
-
-def test_pick_takes_positions_of_each_rows_window():
-    network = TransformerNetwork(BASE)
-    _, kv = uncached("qwen2")
-    picked = network.pick(kv, jnp.array([1, 5]), 3)
-    assert len(picked) == BASE.layers
-    for new, old in zip(picked, kv, strict=True):
-        for row, start in enumerate((1, 5)):
-            np.testing.assert_array_equal(new.k[row], old.k[row, :, :, start : start + 3])
-            np.testing.assert_array_equal(new.v[row], old.v[row, :, start : start + 3])
 
 
 def test_candidates_side_by_side_in_one_window():
@@ -201,13 +168,51 @@ def test_candidates_side_by_side_in_one_window():
                 np.testing.assert_allclose(new.v, old.v, atol=ATOL)
 
 
-def test_window_mask_of_each_row():
-    """A row's mask hides a key from that row alone."""
-    network, params = TransformerNetwork(BASE), params_of(BASE)
-    causal = masks.causal(TOKENS.shape[1])
-    mask = jnp.stack([causal, causal.at[4:, 2].set(False)])
-    logits, _ = call(network, params, TOKENS, positions_of(TOKENS), None, mask)
-    want = uncached("qwen2")[0]
-    np.testing.assert_allclose(logits[0], want[0], atol=ATOL)
-    np.testing.assert_allclose(logits[1, :4], want[1, :4], atol=ATOL)
-    assert (jnp.abs(logits[1, 4:] - want[1, 4:]).max(-1) > 1e-3).all()
+# Blocks
+
+
+def test_facts_of_the_network():
+    network = network_of(BLOCKS)
+    assert isinstance(network, CachedNetwork)
+    assert (network.visibility, network.block, network.counters) == ("block", 4, ())
+    assert network != network_of(dataclasses.replace(BLOCKS, block=8))
+    fields = {name: value for name, value in BLOCKS.to_dict().items() if name not in ("block", "blocks")}
+    causal = network_of(dataclasses.replace(BASE, **fields))
+    assert (causal.visibility, causal.block) == ("causal", None) and network != causal
+    assert network.work(2, 4, 16) == causal.work(2, 4, 16)
+    assert (network.max_length, causal.max_length) == (128, 128)
+
+
+def test_only_whole_blocks_count_as_room():
+    """A text's last block is read whole, so a prompt and its new tokens must leave room for it."""
+    odd = dataclasses.replace(BLOCKS, max_length=30)
+    assert network_of(odd).max_length == 28 and network_of(dataclasses.replace(odd, block=8)).max_length == 24
+    assert network_of(dataclasses.replace(odd, blocks=(4, 6))).max_length == 24
+    decoder = decode.BlockDenoising(network_of(odd), 30, TokenSpec(mask=31, alignment="own"))
+    with pytest.raises(ValueError, match="size 30 is more than the 28 positions the model was built for"):
+        decode.run(decoder, None, decode.make_request([[1, 2]], max_new_tokens=27))
+
+
+def test_the_next_token_is_no_objective_where_it_is_seen():
+    with pytest.raises(ValueError, match="trains networks of visibility 'causal', but this one's is 'block'"):
+        next_token_loss(network_of(BLOCKS))
+
+
+def test_a_block_of_one_is_causal():
+    single = dataclasses.replace(BLOCKS, block=1)
+    fields = {name: value for name, value in BLOCKS.to_dict().items() if name not in ("block", "blocks")}
+    causal = dataclasses.replace(BASE, **fields)
+    logits, _ = call(TransformerNetwork(single), params_of(BLOCKS), TOKENS, positions_of(TOKENS))
+    want, _ = call(TransformerNetwork(causal), params_of(BLOCKS), TOKENS, positions_of(TOKENS))
+    np.testing.assert_allclose(logits, want, atol=ATOL)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "served"),
+    [(decode.AutoRegressive(), "causal"), (decode.Jacobi(block=4), "causal"), (decode.Masked(), "full")],
+)
+def test_decoders_of_another_visibility_refuse_it(decoder, served):
+    name = type(decoder).__name__
+    message = f"{name} decodes networks of visibility '{served}', but this one's is 'block'"
+    with pytest.raises(ValueError, match=message):
+        decoder.bind(network_of(BLOCKS), 16, TokenSpec(mask=31, alignment="own"))

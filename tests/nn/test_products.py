@@ -53,6 +53,26 @@ def test_gradients_are_those_of_rounded_products(wide, layouts, monkeypatch):
     close(np.asarray(of_weight, np.float64), want)
 
 
+def test_operands_are_rounded_where_the_precision_says_so():
+    """Forward and backward; sums stay float32, and without the setting nothing is rounded."""
+    x, weight, gradient = (
+        jnp.asarray(RNG.normal(size=shape), jnp.float32) for shape in ((6, 8), (8, 5), (6, 5))
+    )
+
+    def rounded(array):
+        return np.asarray(jnp.asarray(array, jnp.bfloat16), np.float64)
+
+    with jax.default_matmul_precision("BF16_BF16_F32"):
+        value, pull = jax.vjp(dense, x, weight)
+        of_x, of_weight = pull(gradient)
+    assert value.dtype == of_x.dtype == of_weight.dtype == jnp.float32
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    close(value, rounded(x) @ rounded(weight))
+    close(of_x, rounded(gradient) @ rounded(weight).T)
+    close(of_weight, rounded(x).T @ rounded(gradient))
+    assert np.abs(dense(x, weight) - value).max() > 1e-4
+
+
 def test_a_float32_product_is_one_product():
     """Nothing of the narrow path, whose sums may be in another order, is in a float32 program."""
     x, weight = jnp.ones((1, 1, 8)), jnp.ones((8, 4))

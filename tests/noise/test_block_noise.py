@@ -102,16 +102,9 @@ def test_a_row_without_labels_stays_as_it_is(kind):
     assert np.asarray(where).any(axis=1).tolist() == [True, False, True, True]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"kind": "row"}, "kind of noise must be one of sample, block, count, not 'row'"),
-        ({"epsilon": 0.0}, r"epsilon must be in \(0, 1\), not 0.0"),
-    ],
-)
-def test_what_is_no_noise_is_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        BlockNoise(**wrong)
+def test_what_is_no_noise_is_refused():
+    with pytest.raises(ValueError, match="kind must be one of sample, block, count, not 'row'"):
+        BlockNoise("row")
 
 
 @pytest.mark.parametrize("counts", [(1,), (2,), (1, 3)])

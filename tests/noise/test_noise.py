@@ -5,45 +5,34 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paradec_jax.noise import (
-    SCHEDULES,
-    Cosine,
-    Geometric,
-    Linear,
-    LogLinear,
-    Times,
-    hide,
-    importance,
-    log_probability_range,
-    rounded_up,
-)
+from paradec_jax.noise import LOGLINEAR, Schedule, Times, hide, rounded_up
+from paradec_jax.noise.schedules import FORMULAS
 
 T = jnp.linspace(0.02, 0.98, 25)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", FORMULAS)
 def test_schedules_agree_with_their_noise(name):
-    schedule = SCHEDULES[name]
-    np.testing.assert_allclose(schedule.mask_probability(T), -np.expm1(-schedule.sigma(T)), rtol=2e-4)
-    rate = jax.vmap(jax.grad(lambda t: schedule.sigma(t)))(T)
-    np.testing.assert_allclose(schedule.rate(T), rate, rtol=1e-3)
-    slope = jax.vmap(jax.grad(lambda t: schedule.mask_probability(t)))(T)
-    np.testing.assert_allclose(schedule.weight(T), slope / schedule.mask_probability(T), rtol=1e-3)
-    np.testing.assert_allclose(schedule.weight(T), rate / np.expm1(schedule.sigma(T)), rtol=1e-3)
-    np.testing.assert_allclose(schedule.time(schedule.mask_probability(T)), T, rtol=1e-3)
+    """The weight is m' / m and sigma' / (exp(sigma) - 1), and times are those of their probabilities."""
+    schedule = Schedule(name)
+    m, sigma = schedule.mask_probability(T), schedule.sigma(T)
+    slope, rate = (jax.vmap(jax.grad(f))(T) for f in (schedule.mask_probability, schedule.sigma))
+    np.testing.assert_allclose(schedule.weight(T), slope / m, rtol=1e-3)
+    np.testing.assert_allclose(schedule.weight(T), rate / np.expm1(sigma), rtol=1e-3)
+    np.testing.assert_allclose(schedule.time(m), T, rtol=1e-3)
 
 
 @pytest.mark.parametrize("t", [1e-5, 3e-4, 0.1, 1.0])
 def test_the_weight_of_the_log_linear_schedule_loses_no_digit(t):
-    assert LogLinear().weight(jnp.float32(t)) == jnp.float32(1) / jnp.float32(t)
+    assert LOGLINEAR.weight(jnp.float32(t)) == jnp.float32(1) / jnp.float32(t)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", FORMULAS)
 def test_importance_spreads_the_log_mask_probability_evenly(name):
-    schedule = SCHEDULES[name]
-    low, high = log_probability_range(schedule)
-    found = jnp.log(schedule.mask_probability(importance(schedule, T)))
-    np.testing.assert_allclose(found, low + T * (high - low), atol=2e-3)
+    schedule = Schedule(name)
+    low, high = schedule.log_range
+    spread = jnp.log(schedule.mask_probability(schedule.importance(T)))
+    np.testing.assert_allclose(spread, low + T * (high - low), atol=2e-3)
 
 
 def test_each_rule_of_times():
@@ -61,12 +50,7 @@ def test_each_rule_of_times():
     assert len(np.unique(plain)) == plain.size
 
 
-def test_times_are_rounded_up():
-    got = rounded_up(jnp.array([1e-3, 0.25, 0.26, 0.999, 1.0]), 4)
-    np.testing.assert_allclose(got, [0.25, 0.5, 0.5, 1.0, 1.0])
-
-
-def test_what_is_hidden():
+def test_what_is_hidden_and_times_of_the_discrete_bound():
     tokens = jnp.arange(8).reshape(2, 4)
     uniforms = jnp.array([[0.0, 0.5, 0.4, 0.9], [0.1, 0.2, 0.3, 0.4]])
     where = jnp.array([[True, True, True, True], [False, True, True, True]])
@@ -75,6 +59,8 @@ def test_what_is_hidden():
     assert np.array_equal(hidden, got == 99)
     assert not hide(tokens, uniforms, jnp.zeros(2), 99)[1].any()
     assert hide(tokens, uniforms, jnp.ones(2), 99)[1].all()
+    times = rounded_up(jnp.array([1e-3, 0.25, 0.26, 0.999, 1.0]), 4)
+    np.testing.assert_allclose(times, [0.25, 0.5, 0.5, 1.0, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -82,14 +68,8 @@ def test_what_is_hidden():
     [
         (lambda: Times("antithetic"), "rule must be one of plain, stratified, systematic, not 'antithetic'"),
         (lambda: Times(floor=0.0), r"floor must be in \(0, 1\), not 0.0"),
-        (lambda: LogLinear(1.0), r"epsilon must be in \(0, 1\), not 1.0"),
-        (lambda: Cosine(0.0), "epsilon"),
-        (lambda: Linear(2.0, 1.0), "above 0 and ascend, not 2.0 and 1.0"),
-        (lambda: Geometric(0.0, 1.0), "above 0 and ascend"),
-        (
-            lambda: Times("systematic").at(jnp.zeros(3), 3),
-            "systematic times of 3 rows come from 1 numbers, not 3",
-        ),
+        (lambda: Schedule("sine"), "name must be one of loglinear, cosine, .* not 'sine'"),
+        (lambda: Times("systematic").at(jnp.zeros(3), 3), "systematic times of 3 rows come from 1 numbers"),
         (lambda: Times().at(jnp.zeros(2), 3), "stratified times of 3 rows come from 3 numbers, not 2"),
     ],
 )

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paradec_jax.train.launch import initialize, leave
+from paradec_jax.train.processes import initialize, leave
 
 if __name__ == "__main__":  # before anything asks for a device
     initialize(heartbeat_s=int(sys.argv[2]))
@@ -27,7 +27,7 @@ import paradec_jax as pd
 from paradec_jax.data.endless import Endless
 from paradec_jax.data.text import WindowMaker
 from paradec_jax.sharding.processes import gathered, put
-from paradec_jax.train import Rounds, fit
+from paradec_jax.train import Checkpoint, Hook, Log, Preempt, Rounds, TrainState, fit, make_train_step
 
 HALF = (1, 2, 2)
 
@@ -49,22 +49,36 @@ class Broken(Batches):
         return super().__next__()
 
 
-def options_of(name: str, steps: int, mesh: Any, **changes: Any) -> dict[str, Any]:
+def call(
+    name: str,
+    steps: int,
+    mesh: Any,
+    *,
+    params: Any = None,
+    data: Any = None,
+    optimizer: str = "adamw",
+    ema_decay: float | None = None,
+    rounds: Rounds | None = None,
+    hooks: Any = (),
+) -> TrainState:
+    """A call of `fit` with an objective of the table."""
     one = OBJECTIVES[name]
-    options = {
-        "loss": one.loss(),
-        "params": one.params(),
-        "data": Batches(one.batch),
-        "frozen": one.frozen(),
-        "teacher": one.teacher(),
-        "optimizer": one.optimizer("adamw", steps),
-        "steps": steps,
-        "key": jax.random.key(3),
-        "log_every": 1,
-        "progress": False,
-        "mesh": None if mesh is None else pd.make_mesh(*mesh),
-    }
-    return options | changes
+    rule = one.optimizer(optimizer, steps)
+    step = make_train_step(one.loss(), rule, frozen=one.frozen(), rounds=rounds, ema_decay=ema_decay)
+    given = {"ema": ema_decay is not None, "teacher": one.teacher(), "mesh": mesh}
+    params = one.params() if params is None else params
+    state = TrainState.create(params, rule, jax.random.key(3), **given)
+    return fit(step, state, Batches(one.batch) if data is None else data, steps=steps, hooks=hooks)
+
+
+class Seen(Hook):
+    """Keeps every line, on process 0."""
+
+    def __init__(self) -> None:
+        self.lines: list[Any] = []
+
+    def write(self, step: int, values: Any) -> None:
+        self.lines.append(values)
 
 
 class Windows:
@@ -89,20 +103,28 @@ def train(
     text: bool = False,
     optimizer: str = "adamw",
     rounds: int | None = None,
-    **changes: Any,
+    data: Any = None,
+    folder: str | None = None,
+    ema_decay: float | None = None,
 ) -> dict[str, Any]:
     """Losses of a run, its last parameters, and the rows that this process made."""
-    seen: list[Any] = []
-    windows = Windows()
-    changes["rounds"] = None if rounds is None else Rounds(rounds, reset_optimizer=True)
-    changes["optimizer"] = OBJECTIVES[name].optimizer(optimizer, steps)
-    if text:
-        changes["data"] = Endless(windows, 0, "digest")
-    options = options_of(name, steps, mesh, writers=[lambda step, line: seen.append(line)], **changes)
-    state = fit(**options)
+    seen, windows = Seen(), Windows()
+    hooks = [Log(folder, every=1, show=False), seen]
+    if folder is not None:
+        hooks += [Checkpoint(folder, every=1), Preempt()]
+    state = call(
+        name,
+        steps,
+        None if mesh is None else pd.make_mesh(*mesh),
+        data=Endless(windows, 0, "digest") if text else data,
+        optimizer=optimizer,
+        ema_decay=ema_decay,
+        rounds=None if rounds is None else Rounds(rounds, reset_optimizer=True),
+        hooks=hooks,
+    )
     params = [np.asarray(x).tolist() for x in jax.tree.leaves(gathered(state.params))]
-    losses = [line["loss"] for line in seen if "loss" in line]
-    rates = [line["tokens_per_s"] * line["step_s"] for line in seen if "tokens_per_s" in line]
+    losses = [line["loss"] for line in seen.lines if "loss" in line]
+    rates = [line["tokens_per_s"] * line["step_s"] for line in seen.lines if "tokens_per_s" in line]
     return {"losses": losses, "params": params, "made": windows.made, "tokens": rates}
 
 
@@ -125,7 +147,7 @@ def command(folder: str, steps: int, delay: float = 0.0, end_at: int | None = No
     """A training as a command, whose user reads one sentence of what goes wrong."""
     data = Watched(OBJECTIVES["next token"].batch, delay, end_at)
     try:
-        return train("next token", steps, HALF, data=data, folder=folder, checkpoint_every=1, ema_decay=0.9)
+        return train("next token", steps, HALF, data=data, folder=folder, ema_decay=0.9)
     except (ValueError, OSError) as error:
         leave(error)
 
@@ -133,19 +155,19 @@ def command(folder: str, steps: int, delay: float = 0.0, end_at: int | None = No
 def refused(name: str) -> dict[str, str]:
     """What `fit` says to processes that differ, by what differs."""
     one, mine = OBJECTIVES[name], jax.process_index()
-    shifted = jax.tree.map(lambda x: x + mine, one.params())
-    cases: dict[str, dict[str, Any]] = {
-        "no mesh": {"mesh": None},
-        "mesh of its own": {"mesh": pd.make_mesh(1, 2, 1, devices=jax.local_devices())},
-        "steps": {"steps": 2 + mine},
-        "batches": {"data": Own(one.batch)},
-        "parameters": {"params": shifted},
-        "broken": {"data": Broken(one.batch)},
+    mesh = pd.make_mesh(*HALF)
+    calls = {
+        "no mesh": lambda: call(name, 2, None),
+        "mesh of its own": lambda: call(name, 2, pd.make_mesh(1, 2, 1, devices=jax.local_devices())),
+        "steps": lambda: call(name, 2 + mine, mesh),
+        "batches": lambda: call(name, 2, mesh, data=Own(one.batch)),
+        "parameters": lambda: call(name, 2, mesh, params=jax.tree.map(lambda x: x + mine, one.params())),
+        "broken": lambda: call(name, 2, mesh, data=Broken(one.batch)),
     }
     found = {}
-    for case, changes in cases.items():
+    for case, function in calls.items():
         try:
-            fit(**options_of(name, 2, HALF) | changes)
+            function()
             found[case] = ""
         except (ValueError, OSError, KeyError) as error:
             found[case] = str(error)

@@ -10,7 +10,7 @@ CLOSE = 1e-5
 DIFFERENCES = {
     "no mesh": "there are 2 processes and the parameters lie on devices of one: give mesh=make_mesh(...)",
     "mesh of its own": "the mesh has devices of 1 of 2 processes",
-    "steps": "process 1 differs from process 0 in steps [2 on process 0, 3 on process 1]: start all with the same",
+    "steps": "process 1 differs from process 0 in steps [2 on process 0, 3 on process 1]",
     "batches": "process 1 differs from process 0 in data:",
     "parameters": "process 1 differs from process 0 in parameters:",
     "broken": "'rows'",

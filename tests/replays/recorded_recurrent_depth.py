@@ -2,21 +2,21 @@
 
 import functools
 import json
-import os
 import re
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recorded import GOLDEN, arrays_in
+from recorded import assert_close as close
 
 from convert import huginn
 from convert.engine import in_memory, read_json
 from paradec_jax import decode
 from paradec_jax.models import RecurrentDepthNetwork
 
-FOLDER = Path(os.environ.get("PARADEC_GOLDEN") or Path(__file__).parents[1] / "golden") / "recurrent_depth"
+FOLDER = GOLDEN / "recurrent_depth"
 KINDS = ("forward", "cache", "static_ar", "adaptive", "speculative", "sampling", "training")
 ARRAYS = 5e-5
 
@@ -30,11 +30,9 @@ def recorded_runs() -> list[dict]:
 RUNS = {run["kind"]: run for run in recorded_runs() if run["kind"] in KINDS}
 
 
-@functools.cache
 def arrays(kind: str) -> dict[str, np.ndarray]:
     """The arrays of one kind of run."""
-    with np.load(FOLDER / RUNS[kind]["file"], allow_pickle=False) as file:
-        return dict(file)
+    return arrays_in(FOLDER / RUNS[kind]["file"])
 
 
 def names(kind: str, pattern: str) -> list[str]:
@@ -48,10 +46,8 @@ def cases(kind: str) -> list:
     return [pytest.param(case, id=str(case.get("name", case.get("case")))) for case in listed]
 
 
-@functools.cache
 def pools() -> dict[str, np.ndarray]:
-    with np.load(FOLDER / "pools.npz", allow_pickle=False) as file:
-        return dict(file)
+    return arrays_in(FOLDER / "pools.npz")
 
 
 @functools.cache
@@ -81,9 +77,7 @@ def network(strategy: str = "full", recurrence: int = 1) -> RecurrentDepthNetwor
 
 
 def assert_close(got, want, tolerance: float = ARRAYS) -> None:
-    assert got.shape == want.shape
-    error = np.max(np.abs(np.asarray(got, np.float64) - want))
-    assert error <= tolerance, f"largest absolute difference {error:.2e}"
+    close(got, want, tolerance)
 
 
 @functools.partial(jax.jit, static_argnums=0)

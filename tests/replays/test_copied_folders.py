@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from recorded import GOLDEN
 
 pytestmark = [pytest.mark.golden, pytest.mark.slow]
 
-GOLDEN = Path(os.environ.get("PARADEC_GOLDEN") or Path(__file__).parents[1] / "golden")
 FAMILIES = ("recurrent_depth", "jacobi", "masked_diffusion", "block_diffusion", "baselines")
 
 

@@ -6,24 +6,23 @@ part's traces.json and arrays.
 
 import functools
 import json
-import os
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recorded import GOLDEN, arrays_in, imported
 
 from convert import qwen2
-from convert.engine import in_memory, read_json
+from convert.engine import read_json
 from experiments import replicas
 from paradec_jax import decode
-from paradec_jax.decode.causal.lookahead_call import RecordedLookahead
+from paradec_jax.decode.causal.lookahead import RecordedLookahead
 from paradec_jax.decode.causal.prompt_lookup import find_draft
 
 pytestmark = pytest.mark.golden
 
-FOLDER = Path(os.environ.get("PARADEC_GOLDEN") or Path(__file__).parents[1] / "golden") / "baselines"
+FOLDER = GOLDEN / "baselines"
 DUMMY = 100  # what the original notebook of prompt lookup drafts where it finds nothing
 
 
@@ -33,8 +32,7 @@ def traces(part: str) -> dict[str, dict]:
 
 
 def arrays(part: str, name: str) -> dict[str, np.ndarray]:
-    with np.load(FOLDER / part / f"{name}.npz", allow_pickle=False) as file:
-        return dict(file)
+    return arrays_in(FOLDER / part / f"{name}.npz")
 
 
 @functools.cache
@@ -42,8 +40,8 @@ def model(part: str):
     """Network, parameters and end-of-text tokens of a folder of the `llama` layout, as the converter imports them."""
     fields = read_json(FOLDER / part / "config.json")
     assert fields["model_type"] == "llama", f"{part} holds a model of type {fields['model_type']}"
-    read = in_memory(qwen2.read(FOLDER / part, fields, "float32"))
-    return read.network, jax.tree.map(jnp.asarray, read.params), read.token_spec.stop
+    network, params, spec = imported(qwen2, FOLDER / part)
+    return network, params, spec.stop
 
 
 def request_of(part: str, trace: dict, prompt: np.ndarray, **recorded) -> decode.Request:

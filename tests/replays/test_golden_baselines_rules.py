@@ -5,14 +5,13 @@ the settings that its traces.json names. A setting that no replay reads is an er
 """
 
 import json
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recorded import GOLDEN, arrays_in
 
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.rules import reveal, score
@@ -20,7 +19,7 @@ from paradec_jax.decode.rules.sampling import filtered_probabilities
 
 pytestmark = pytest.mark.golden
 
-FOLDER = Path(os.environ.get("PARADEC_GOLDEN") or Path(__file__).parents[1] / "golden") / "baselines"
+FOLDER = GOLDEN / "baselines"
 MASKS = {
     "llada": 99,
     "fast_dllm/llada": 99,
@@ -64,8 +63,7 @@ def read(part: str, name: str) -> tuple[Settings, dict, int]:
     settings = Settings(json.loads((FOLDER / part / "traces.json").read_text())[name])
     config = FOLDER / part / "config.json"
     mask = json.loads(config.read_text())["mask_token_id"] if config.is_file() else MASKS[part]
-    with np.load(FOLDER / part / f"trace_{name}.npz", allow_pickle=False) as file:
-        return settings, dict(file), mask
+    return settings, arrays_in(FOLDER / part / f"trace_{name}.npz"), mask
 
 
 def check(arrays: dict, mask: int, rule) -> None:
@@ -180,8 +178,7 @@ def test_calls_reveal_what_dream_reveals(part, name):
 
 @pytest.mark.skipif(not (FOLDER / "dream" / "sampler_units.npz").is_file(), reason="no sampler units there")
 def test_scores_are_those_of_dreams_sampler():
-    with np.load(FOLDER / "dream" / "sampler_units.npz", allow_pickle=False) as file:
-        units = dict(file)
+    units = arrays_in(FOLDER / "dream" / "sampler_units.npz")
     logits = jnp.asarray(units["logits"])
 
     def filtered(temperature=0.0, **knobs):

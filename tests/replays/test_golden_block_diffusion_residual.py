@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recorded import assert_gradients, exported, part_of
 from recorded_block_diffusion import arrays, assert_close, head, model
 
 from convert import mrp
-from convert.engine import export_tree
 from experiments.block_diffusion.magnitudes import magnitudes, read_states
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.losses import ResidualRules, residual_loss
-from paradec_jax.losses.residual import NORMALISERS, Unrolling
+from paradec_jax.losses.residual import Unrolling
 from paradec_jax.models.residual_head import init_params
 
 pytestmark = pytest.mark.golden
@@ -117,11 +117,7 @@ def test_the_released_initialisation():
 @functools.cache
 def case_of(name: str) -> dict[str, np.ndarray]:
     """The arrays of a case, by their names in it."""
-    return {
-        key.removeprefix(f"{name}."): value
-        for key, value in arrays("mrp_loss").items()
-        if key.startswith(f"{name}.")
-    }
+    return part_of(arrays("mrp_loss"), f"{name}.")
 
 
 def rules_of(name: str) -> ResidualRules:
@@ -171,25 +167,16 @@ def unrolled_by(rules: ResidualRules):
     def run(params, frozen, batch):
         key = jax.random.key(0)
         texts = unrolling.texts(batch, key)
-        steps = unrolling.unroll(params, frozen, texts, key, batch["reveals"])
+        steps = unrolling.unroll(params, frozen, texts, batch["reveals"])
         values, found = unrolling.judge(frozen, texts, steps)
         losses = {
             name: dataclasses.replace(unrolling, rules=dataclasses.replace(rules, normaliser=name))
             .weigh(texts, steps.still, values)
             .mean
-            for name in NORMALISERS
+            for name in ("selfnorm", "official", "mean")
         }
-        bases = jnp.stack([step.base.noisy for step in steps.each])
-        before = dataclasses.replace(unrolling, rules=dataclasses.replace(rules, direct=True)).judge(
-            frozen,
-            texts,
-            steps._replace(
-                each=[
-                    step._replace(residual=step.base._replace(noisy=base))
-                    for step, base in zip(steps.each, bases, strict=True)
-                ]
-            ),
-        )[1]["kl"]
+        direct = dataclasses.replace(unrolling, rules=dataclasses.replace(rules, direct=True))
+        before = direct.judge(frozen, texts, steps._replace(residual=steps.base))[1]["kl"]
         return steps, values, found, before, losses
 
     return run
@@ -212,11 +199,12 @@ def test_steps(name):
     case, (steps, *_) = case_of(name), unrolled(name)
     if "hidden_A" in case:
         assert_close(both(name, steps.start), case["hidden_A"], LOGITS)
-    for k, step in enumerate(steps.each, start=1):
-        np.testing.assert_array_equal(step.tokens, noisy_of(name, case[f"s{k}.ids"]))
-        np.testing.assert_array_equal(step.still, noisy_of(name, case[f"s{k}.still_masked"]))
+    for k in range(1, rules_of(name).unroll + 1):
+        np.testing.assert_array_equal(steps.tokens[k - 1], noisy_of(name, case[f"s{k}.ids"]))
+        np.testing.assert_array_equal(steps.still[k - 1], noisy_of(name, case[f"s{k}.still_masked"]))
+        base, residual = (jax.tree.map(lambda x: x[k - 1], t) for t in (steps.base, steps.residual))  # noqa: B023
         taught = steps.start._replace(noisy=steps.taught[k - 1])
-        for key, streams in (("in", step.base), ("residual", step.residual), ("teacher", taught)):
+        for key, streams in (("in", base), ("residual", residual), ("teacher", taught)):
             if f"s{k}.hidden_{key}" in case:
                 assert_close(both(name, streams), case[f"s{k}.hidden_{key}"], LOGITS)
 
@@ -258,16 +246,7 @@ def test_gradients(name):
     (loss, metrics), grads = run(params, model()[1], batch_of(name), jax.random.key(0))
     np.testing.assert_allclose(loss, case["loss_official"], rtol=LOSS)
     assert metrics["kl_ratio"] == pytest.approx(float(metrics["kl"] / metrics["uncorrected_kl"]))
-    axes, rows = mrp.table(network.config)
-    tensors = export_tree(jax.tree.map(np.asarray, grads), rows, axes)
-    norms = {key.removeprefix("gradnorm.") for key in case if key.startswith("gradnorm.")}
-    assert norms == tensors.keys()
-    for parameter in norms:
-        found, want = np.linalg.norm(tensors[parameter][...]), case[f"gradnorm.{parameter}"]
-        assert abs(found - want) <= GRADIENT * want, parameter
-    for key in (key for key in case if key.startswith("grad.")):
-        largest = float(np.abs(case[key]).max())
-        assert_close(tensors[key.removeprefix("grad.")][...], case[key], GRADIENT * largest)
+    assert_gradients(exported(mrp, network.config, grads), case, GRADIENT)
 
 
 # How large residuals are

@@ -197,12 +197,12 @@ def rounds_of(records: Any, block: int) -> list[dict[str, np.ndarray]]:
             continue
         last = info.accepted[i]
         if rounds and "accepted" not in rounds[-1]:
-            rounds[-1] |= {"accepted": last + 1, "end": info.candidates[i][last]}
-        start, reveal = info.candidates[i][last], info.where[i][last]
+            rounds[-1] |= {"accepted": last + 1, "end": info.drafts.tokens[i][last]}
+        start, reveal = info.drafts.tokens[i][last], info.choices.where[i][last]
         if (start != model()[2].mask).all():  # the last draft was right
             continue
         reveals = np.concatenate([reveal[None], where[i]])
-        tokens = np.concatenate([info.tokens[i][last][None], drafted[i]])
+        tokens = np.concatenate([info.choices.tokens[i][last][None], drafted[i]])
         states = [start]
         for shown, said in zip(reveals, tokens, strict=True):
             states.append(np.where(shown, said, states[-1]))
@@ -274,11 +274,11 @@ def test_the_released_loop(name):
     tokens, _, _, _, info = records
     whole, block = len(found(name, "tokens")), model()[0].block
     np.testing.assert_array_equal(result.tokens[0, :whole], found(name, "tokens"))
-    verifying = np.flatnonzero(info.exists[:, 1:].any(axis=-1))
+    verifying = np.flatnonzero(info.drafts.exists[:, 1:].any(axis=-1))
     rounds = []
     for i in verifying:
         at = info.at[i]
-        states, drafted = info.candidates[i], records[2][i - 1]
+        states, drafted = info.drafts.tokens[i], records[2][i - 1]
         rounds.append(
             {
                 "block": at // block,

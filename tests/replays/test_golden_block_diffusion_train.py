@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recorded import assert_gradients, exported, part_of
 from recorded_block_diffusion import arrays, assert_close, model
 
 from convert import qwen2
-from convert.engine import export_tree
-from paradec_jax.losses import BlockRules, block_diffusion_loss
-from paradec_jax.losses.block_streams import doubled_mask, layout_of, read_doubled, read_twice
+from paradec_jax.losses import block_diffusion_loss
+from paradec_jax.losses.block_diffusion import layout_of, masks_of, read_both
 from paradec_jax.losses.cross_entropy import token_losses
 
 pytestmark = pytest.mark.golden
@@ -23,17 +23,12 @@ LOGITS = 2e-4
 LOSS = 1e-4  # relative
 GRADIENT = 5e-4  # of an array's largest entry
 CASES = sorted({key.partition(".")[0] for key in arrays("train")})
-FORMS = {"two forwards": (False, read_twice), "doubled": (True, read_doubled)}
 
 
 @functools.cache
 def case_of(name: str) -> dict[str, np.ndarray]:
     """The arrays of a case, by their names in it."""
-    return {
-        key.removeprefix(f"{name}."): value
-        for key, value in arrays("train").items()
-        if key.startswith(f"{name}.")
-    }
+    return part_of(arrays("train"), f"{name}.")
 
 
 def batch_of(case: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -77,7 +72,8 @@ def test_the_doubled_layout(name):
     case, layout, (_, _, spec) = case_of(name), found_in(name), model()
     noisy = np.where(case["masked"], spec.mask, case["input_ids"])
     np.testing.assert_array_equal(noisy, case["noisy_ids"])
-    mask = np.asarray(doubled_mask(jax.tree.map(jnp.asarray, layout)))
+    seen = jax.tree.map(np.asarray, masks_of(jax.tree.map(jnp.asarray, layout)))
+    mask = np.block([[seen.noisy, seen.before], [np.zeros_like(seen.clean), seen.clean]])
     for i, samples in enumerate(layout.samples):
         order = interleaved(samples)
         rows = {
@@ -91,20 +87,19 @@ def test_the_doubled_layout(name):
 
 
 @functools.cache
-def step_of(doubled: bool):
+def step_of():
     network, _, spec = model()
-    objective = block_diffusion_loss(network, spec, BlockRules(doubled=doubled))
+    objective = block_diffusion_loss(network, spec)
     return jax.jit(jax.value_and_grad(objective, has_aux=True))
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", CASES)
-def test_logits_of_hidden_tokens(name, form):
-    case, (network, params, _), read = case_of(name), model(), FORMS[form][1]
+def test_logits_of_hidden_tokens(name):
+    case, (network, params, _) = case_of(name), model()
 
     @jax.jit
     def said(params, clean, noisy, layout):
-        return network.logits(params, read(network, params, clean, noisy, layout).noisy)
+        return network.logits(params, read_both(network, params, clean, noisy, layout).noisy)
 
     layout = jax.tree.map(jnp.asarray, found_in(name))
     logits = said(params, jnp.asarray(case["input_ids"]), jnp.asarray(case["noisy_ids"]), layout)
@@ -114,21 +109,10 @@ def test_logits_of_hidden_tokens(name, form):
     assert_close(token_losses(jnp.asarray(chosen), jnp.asarray(targets))[0], case["ce"], LOGITS)
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", CASES)
-def test_loss_and_gradients(name, form):
+def test_loss_and_gradients(name):
     case, (network, params, _) = case_of(name), model()
-    (loss, metrics), grads = step_of(FORMS[form][0])(params, None, batch_of(case), jax.random.key(0))
+    (loss, metrics), grads = step_of()(params, None, batch_of(case), jax.random.key(0))
     assert abs(loss - case["loss"]) <= LOSS * abs(case["loss"])
     np.testing.assert_allclose(metrics["hidden"], case["masked"].sum() / case["answer_len"], rtol=1e-6)
-    axes, rows = qwen2.table(network.config)
-    tensors = export_tree(jax.tree.map(np.asarray, grads), rows, axes)
-    norms = {key.removeprefix("gradnorm.") for key in case if key.startswith("gradnorm.")}
-    assert norms == tensors.keys()
-    for parameter in norms:
-        found, want = np.linalg.norm(tensors[parameter][...]), case[f"gradnorm.{parameter}"]
-        assert abs(found - want) <= GRADIENT * want, parameter
-    for key in (key for key in case if key.startswith("grad.")):
-        assert_close(
-            tensors[key.removeprefix("grad.")][...], case[key], GRADIENT * float(np.abs(case[key]).max())
-        )
+    assert_gradients(exported(qwen2, network.config, grads), case, GRADIENT)

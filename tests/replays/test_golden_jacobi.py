@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recorded import assert_close
 from recorded_jacobi import FOLDER, arrays, model, models, recorded_rows
 
 from paradec_jax import decode
@@ -29,12 +30,6 @@ TOLERANCE = 1e-4
 ANGLES = 1e-6
 FED = (10, 6)  # tokens of the first calls that fill the cache; then one at a time
 DROPPED = 3  # cache entries that are dropped before `retrim_ids` are fed
-
-
-def assert_close(got, want, tolerance: float) -> None:
-    assert got.shape == want.shape
-    error = np.max(np.abs(np.asarray(got, np.float64) - want))
-    assert error <= tolerance, f"largest absolute difference {error:.2e}"
 
 
 def positions_of(tokens, start: int = 0):
@@ -56,10 +51,10 @@ def forward(network: TransformerNetwork, params, tokens, positions, window_mask)
     def blocks(module, method):
         return isinstance(module, PreNormBlock) and method == "__call__"
 
-    arguments = (tokens, positions, window_mask, None, None)
     (hidden, kv), captured = network.module.apply(
         {"params": params},
-        *arguments,
+        tokens,
+        network.view(positions, mask=window_mask),
         method=Transformer.hidden,
         capture_intermediates=blocks,
         mutable=["intermediates"],

@@ -23,7 +23,7 @@ from experiments import replicas
 from experiments.replicas.trajectories import trajectories
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
-from paradec_jax.models.transformer_network import TransformerNetwork
+from paradec_jax.models import TransformerNetwork
 
 pytestmark = pytest.mark.golden
 

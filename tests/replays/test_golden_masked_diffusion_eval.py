@@ -13,10 +13,10 @@ import pytest
 from recorded_masked_diffusion import arrays, assert_close, model
 
 from paradec_jax.decode.rules.subs import subs
-from paradec_jax.evaluate.bound import Span, bounds
+from paradec_jax.evaluate.bound import best_token, bounds, fill
 from paradec_jax.evaluate.judge import summed
-from paradec_jax.evaluate.spans import best_token, fill
-from paradec_jax.noise import SDTT_TIMES, LogLinear, hide
+from paradec_jax.evaluate.likelihood import Span
+from paradec_jax.noise import LOGLINEAR, SDTT_TIMES, hide
 from paradec_jax.store import Model
 
 pytestmark = pytest.mark.golden
@@ -97,11 +97,11 @@ def test_the_last_words_bound():
     """The recorded draws through the parts that `bounds` is made of, which draws its own."""
     network, params, spec = model()
     uniforms = jnp.asarray(recorded()["lambada_u_mask"]).reshape(-1, len(span().ids))
-    t, schedule = SDTT_TIMES.at(jnp.asarray(recorded()["lambada_u_t"]), len(uniforms)), LogLinear()
+    t = SDTT_TIMES.at(jnp.asarray(recorded()["lambada_u_t"]), len(uniforms))
     ids = jnp.broadcast_to(jnp.asarray(span().ids), uniforms.shape)
     at = jnp.arange(ids.shape[1])
     where = jnp.broadcast_to((at >= span().start) & (at < span().stop), ids.shape)
-    noised, hidden = hide(ids, uniforms, schedule.mask_probability(t), spec.mask, where)
+    noised, hidden = hide(ids, uniforms, LOGLINEAR.mask_probability(t), spec.mask, where)
     found = log_probs(network, params, noised, spec.mask)
     nats = -jnp.take_along_axis(found, ids[..., None], axis=-1)[..., 0]
     each = schedule.weight(t) * jnp.sum(jnp.where(hidden, nats, 0), axis=1)

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recorded import exported
 from recorded_recurrent_depth import arrays, assert_close, model, names, network, params
 
 from convert import huginn
-from convert.engine import export_tree
 from paradec_jax.losses import poisson_lognormal, recurrent_loss
 
 pytestmark = pytest.mark.golden
@@ -34,9 +34,7 @@ def gradients_of(tag: str):
     }
     graded = jax.jit(jax.value_and_grad(objective, has_aux=True))
     (loss, _), grads = graded(params(), None, batch, jax.random.key(0))
-    axes, rows = huginn.table(model().config)
-    tensors = export_tree(jax.tree.map(np.asarray, grads), rows, axes)
-    return float(loss), {name: tensor[...] for name, tensor in tensors.items()}
+    return float(loss), exported(huginn, model().config, grads)
 
 
 @pytest.mark.parametrize("name", names("training", r"loss_\w+"))

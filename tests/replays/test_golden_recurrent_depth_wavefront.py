@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recorded import arrays_in
 from recorded_recurrent_depth import (
     ARRAYS,
     FOLDER,
@@ -119,8 +120,7 @@ class Recording:
     """Compares what a step did with the recorded rows, which are padded with -1 or NaN."""
 
     def __init__(self, run: dict) -> None:
-        with np.load(FOLDER / run["file"], allow_pickle=False) as file:
-            self.arrays = dict(file)
+        self.arrays = arrays_in(FOLDER / run["file"])
         self.steps = len(self.arrays["cache_index"])
 
     def exactly(self, t: int, **values) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.common import curves, plots, runner
-from experiments.common.record import command, write_record
+from experiments.common.record import command, difference, write_record
 from experiments.common.study import Depth, Study
 from experiments.jacobi import study as jacobi
 from experiments.recurrent_depth import study as recurrent_depth
@@ -52,16 +52,16 @@ def test_a_table_goes_on_where_it_stood(model, toys, monkeypatch, tmp_path):
     small = {"problems": 2, "timed": 0, "rows": 2, "budget": 4, "folder": tmp_path / "results"}
     options, decoded, honest = runner.Options(("all",), model=str(toys / model), **small), [], runner.compare
 
-    def counting(model, problems, settings, **options):
-        decoded.append(len(settings))
-        return honest(model, problems, settings, **options)
+    def counting(sources, problems, **options):
+        decoded.append(len(sources))
+        return honest(sources, problems, **options)
 
     monkeypatch.setattr(runner, "compare", counting)
     runner.main(toy, options)
     path = tmp_path / "results" / f"toy-{model}.json"
     table = json.loads(path.read_text())
     assert len(table["rows"]) == 1 + len(others) and table["options"] == options.kept() and table["command"]
-    assert facts.difference(table["facts"], facts.facts()) is None and table["facts"]["dtypes"] == ["float32"]
+    assert difference(table["facts"], facts.facts()) is None and table["facts"]["dtypes"] == ["float32"]
     assert (tmp_path / "figures" / f"toy-{model}.png").stat().st_size > 1000
     table["rows"].popitem()
     path.write_text(json.dumps(table))
@@ -124,7 +124,7 @@ def test_a_record_tells_of_its_machine_and_its_making(tmp_path, monkeypatch):
     assert table["rows"] == rows and table["command"].startswith("python ")
     assert table["options"] == {"seed": 3, "model": "tiny-causal", "out": "rows.json"}
     assert table["facts"].pop("dtypes") == ["bfloat16", "float32"]
-    assert facts.difference(table["facts"] | {"commit": None}, facts.facts() | {"commit": None}) is None
+    assert difference(table["facts"] | {"commit": None}, facts.facts() | {"commit": None}) is None
     main = types.SimpleNamespace(__spec__=types.SimpleNamespace(name="experiments.a.b"))
     monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setattr(sys, "argv", ["/a/script.py", "two words", "--out=/b/c.json", "/d/e", "x/y"])

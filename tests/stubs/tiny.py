@@ -21,11 +21,14 @@ from paradec_jax.config import (
     ResidualHeadConfig,
 )
 from paradec_jax.decode.machine.request import Request, make_request
-from paradec_jax.models import denoiser, recurrent_depth, residual_head, transformer
-from paradec_jax.models.denoiser_network import DenoiserNetwork
-from paradec_jax.models.recurrent_network import RecurrentDepthNetwork
-from paradec_jax.models.residual_head_network import ResidualHeadNetwork
-from paradec_jax.models.transformer_network import TransformerNetwork
+from paradec_jax.families import init_params, parameter_shapes
+from paradec_jax.models import (
+    DenoiserNetwork,
+    RecurrentDepthNetwork,
+    ResidualHeadNetwork,
+    TransformerNetwork,
+    residual_head,
+)
 
 PROMPTS = ((3, 1, 4), (1, 5, 2, 6, 5), (2, 7))
 NEVER = -1  # a stop token that no text holds, so that requests with and without one share a program
@@ -56,7 +59,7 @@ def tiny_network(
 @functools.cache
 def tiny_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
     """Parameters of `tiny_network`."""
-    return drawn(recurrent_depth.init_params, tiny_network(**changes).config, seed, gain)
+    return drawn(init_params, tiny_network(**changes).config, seed, gain)
 
 
 def tiny_causal(**changes: Any) -> TransformerNetwork:
@@ -67,7 +70,7 @@ def tiny_causal(**changes: Any) -> TransformerNetwork:
 @functools.cache
 def tiny_causal_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
     """Parameters of `tiny_causal`."""
-    return drawn(transformer.init_params, tiny_causal(**changes).config, seed, gain)
+    return drawn(init_params, tiny_causal(**changes).config, seed, gain)
 
 
 def tiny_blocks(**changes: Any) -> TransformerNetwork:
@@ -78,7 +81,7 @@ def tiny_blocks(**changes: Any) -> TransformerNetwork:
 @functools.cache
 def tiny_blocks_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
     """Parameters of `tiny_blocks`."""
-    return drawn(transformer.init_params, tiny_blocks(**changes).config, seed, gain)
+    return drawn(init_params, tiny_blocks(**changes).config, seed, gain)
 
 
 def tiny_head(**changes: Any) -> ResidualHeadNetwork:
@@ -105,5 +108,5 @@ def tiny_denoiser_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> di
     with jax.ensure_compile_time_eval():
         return jax.tree.map(
             lambda leaf: jnp.asarray(gain * (0.2 * rng.normal(size=leaf.shape) + 0.05), leaf.dtype),
-            denoiser.parameter_shapes(config),
+            parameter_shapes(config),
         )

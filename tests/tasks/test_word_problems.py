@@ -101,15 +101,6 @@ def test_story_alone_gives_the_answer(sample):
         assert solve(question(item), items) == item.answer, item
 
 
-def test_lines_follow_the_story(sample):
-    for item in sample:
-        place = 0
-        for line in item.solution.split("\n")[:-1]:
-            if "the total is" not in line and "the difference is" not in line:
-                sentence = line.split(", so ")[0] + "."
-                place = question(item).index(sentence, place) + len(sentence)
-
-
 def test_every_wording_and_distractor_appears(sample):
     text = "\n".join(question(item) for item in sample)
     templates = [relation.sentence for relation in wp.RELATIONS]
@@ -118,14 +109,6 @@ def test_every_wording_and_distractor_appears(sample):
         assert re.search(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(template)), text), template
     prices = sum("costs" in question(item) or "years old" in question(item) for item in sample)
     assert 0.2 < prices / len(sample) < 0.8
-
-
-def test_draws_are_deterministic_and_differ():
-    first = wp.problem(0, 7, "train", (2, 4))
-    assert first == wp.problem(0, 7, "train", (2, 4))
-    assert wp.problem(0, 7, "train", 3) == wp.problem(0, 7, "train", (3, 3))
-    others = [wp.problem(1, 7, "train", (2, 4)), wp.problem(0, 8, "train", (2, 4))]
-    assert first not in [*others, wp.problem(0, 7, "tune", (2, 4)), wp.problem(0, 7, "train", (2, 5))]
 
 
 @pytest.mark.slow
@@ -137,12 +120,6 @@ def test_splits_are_disjoint_across_seeds():
         assert not questions[one] & questions[other]
     assert all(wp.split_of(text) == split for split, texts in questions.items() for text in texts)
     assert min(len(texts) for texts in questions.values()) > 1990
-
-
-def test_answers_spread(sample):
-    counts = np.bincount([item.answer for item in sample], minlength=100)
-    assert counts.max() < 0.05 * len(sample)
-    assert (counts > 0).sum() > 90
 
 
 @pytest.mark.parametrize(("name", "count", "split"), [("unseen", 1000, "test"), ("tuning", 200, "tune")])
@@ -200,12 +177,6 @@ def test_mixture_sets_the_buckets(tokenizer):
     assert set(drawn[:50]) == {0}
     assert 0.65 < np.mean(np.asarray(drawn[50:]) == 2) < 0.85
     assert 0 not in drawn[50:]
-
-
-def test_batches_do_not_share_problems(tokenizer):
-    maker = make_maker(tokenizer)
-    questions = [question(item) for i in range(20) for item in maker.problems(i)]
-    assert len(set(questions)) == len(questions)
 
 
 @pytest.mark.parametrize(

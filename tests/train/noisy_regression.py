@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paradec_jax.objective import Objective, drawn, weighted
-from paradec_jax.train import TrainState, adamw, fit
+from paradec_jax.train import Checkpoint, Log, Preempt, TrainState, adamw, fit, make_train_step
 
 STEPS = 12
 
@@ -58,19 +58,54 @@ def sums(params, frozen, batch, key):
 loss = Objective(sums)
 
 
-def train(folder: Path | None, data: Batches | None = None, params: Any = None, **changes) -> TrainState:
-    """Twelve updates, a checkpoint every four, unless told otherwise."""
-    options = {
-        "optimizer": adamw(1e-2, STEPS, warmup=3, cooldown=4),
-        "steps": STEPS,
-        "key": jax.random.key(1),
-        "checkpoint_every": 4,
-        "log_every": 3,
-        "ema_decay": 0.9,
-        "progress": False,
-    }
+def hooks(folder: Path | None, *, log: int = 3, save: int = 4, **of_checkpoint: Any) -> list[Any]:
+    """A line every three updates and a checkpoint every four, unless told otherwise; none without a folder."""
+    if folder is None:
+        return []
+    return [Log(folder, every=log, show=False), Checkpoint(folder, every=save, **of_checkpoint), Preempt()]
+
+
+def train(
+    folder: Path | None,
+    data: Any = None,
+    params: Any = None,
+    *,
+    objective: Any = loss,
+    optimizer: Any = None,
+    steps: int = STEPS,
+    key: int = 1,
+    ema_decay: float | None = 0.9,
+    teacher: Any = None,
+    use: Any = None,
+    of_hooks: Any = None,
+    **of_step: Any,
+) -> TrainState:
+    """Twelve updates, by the hooks of `hooks(folder)` unless others are to be used."""
+    optimizer = adamw(1e-2, STEPS, warmup=3, cooldown=4) if optimizer is None else optimizer
     params = initial_params() if params is None else params
-    return fit(loss, params, data or Batches(), folder=folder, **options | changes)
+    ema = ema_decay is not None
+    state = TrainState.create(params, optimizer, jax.random.key(key), ema=ema, teacher=teacher)
+    step = make_train_step(objective, optimizer, ema_decay=ema_decay, **of_step)
+    use = hooks(folder, **of_hooks or {}) if use is None else use
+    return fit(step, state, data or Batches(), steps=steps, hooks=use)
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    """Whole lines of the log."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def losses_of(folder: Path) -> list[tuple[int, float]]:
+    """Update and loss of every line."""
+    return [(line["step"], line["loss"]) for line in lines_of(folder) if "loss" in line]
+
+
+def assert_same(a: TrainState, b: TrainState) -> None:
+    jax.tree.map(
+        np.testing.assert_array_equal, *(vars(s) | {"key": jax.random.key_data(s.key)} for s in (a, b))
+    )
 
 
 def python(module: str, code: str, **environment: str) -> subprocess.Popen:

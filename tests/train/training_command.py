@@ -1,7 +1,6 @@
 """A training as a command, which faults befall: on one device, or on several that hold parts of its parameters."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -16,7 +15,8 @@ import numpy as np
 from noisy_regression import STEPS, Batches, initial_params, train
 
 import paradec_jax as pd
-from paradec_jax.train import Checkpoints, NoneReadable, NonFiniteLoss, TrainState, adamw
+from paradec_jax.train import NoneReadable, NonFiniteLoss, TrainState, adamw
+from paradec_jax.train.checkpoint import restore
 
 LONG = 60  # seconds for a process to begin
 FULL = "ballast"
@@ -79,8 +79,8 @@ def command(
         else:
             data = Ending(delay=delay, width=WIDTH if devices else 3)
             data.end_at = end_at
-        every = {"checkpoint_every": 1 if delay else 4, "log_every": 1}
-        train(Path(folder), data, placed(devices) if devices else None, steps=steps, **every)
+        every = {"save": 1 if delay else 4, "log": 1}
+        train(Path(folder), data, placed(devices) if devices else None, steps=steps, of_hooks=every)
     except (ValueError, OSError, NonFiniteLoss, NoneReadable) as error:
         raise SystemExit(str(error)) from None
 
@@ -131,14 +131,6 @@ def told(folder: Path) -> list[str]:
     return [line for line in lines if line and not line.startswith(("WARNING", "I0", "W0", "E0"))]
 
 
-def updates(folder: Path) -> list[tuple[int, float]]:
-    """Update and loss of every line."""
-    path = folder / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    found = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [(line["step"], line["loss"]) for line in found if "loss" in line]
-
-
 def wait_for(process: subprocess.Popen, ready: Callable[[], bool]) -> bool:
     """Waits until `ready()`; False where the process ended before."""
     begun = time.monotonic()
@@ -150,12 +142,6 @@ def wait_for(process: subprocess.Popen, ready: Callable[[], bool]) -> bool:
     return True
 
 
-def assert_same(a: Any, b: Any) -> None:
-    jax.tree.map(
-        np.testing.assert_array_equal, (a.params, a.ema, a.opt_state), (b.params, b.ema, b.opt_state)
-    )
-
-
 def count(record_property, what: str, cases: int, held: int, **more: Any) -> None:
     record_property("cluster", {"part": "loop", "what": what, "cases": cases, "held": held, **more})
     assert cases == held > 0
@@ -164,6 +150,5 @@ def count(record_property, what: str, cases: int, held: int, **more: Any) -> Non
 def end_of(folder: Path) -> TrainState:
     """The state of the newest checkpoint of a run on several devices, on one."""
     optimizer = adamw(1e-2, STEPS, warmup=3, cooldown=4)
-    shape = TrainState.shape(initial_params(WIDTH, HIDDEN), optimizer, jax.random.key(1), ema=True)
-    with Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
-        return checkpoints.restore(shape)[0]
+    state = TrainState.create(initial_params(WIDTH, HIDDEN), optimizer, jax.random.key(1), ema=True)
+    return restore(folder / "checkpoints", state)[0]

@@ -1,26 +1,14 @@
 """Block diffusion (SDAR, arXiv 2510.06303): block after block, the positions of a block revealed over a few calls."""
 
 import dataclasses
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import jax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import (
-    BlockCall,
-    BlockCanvas,
-    BlockDecoder,
-    fresh,
-    read_block,
-    read_prompt,
-)
-from paradec_jax.decode.block.rules import RULES, Choice, DenoisingKnobs, choose
+from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, fresh, read_block, read_prompt
+from paradec_jax.decode.block.rules import BlockDecoder, Choice, DenoisingKnobs
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.decode.rules.windows import window
-
-AnyDenoised = TypeVar("AnyDenoised", bound="Denoised")
 
 
 @jax.tree_util.register_dataclass
@@ -29,36 +17,37 @@ class Denoised:
     """What a call did to a block of each row.
 
     Attributes:
-      at: the block's first position, [B].
+      at: first position of the block, [B].
       step: steps done in it before, [B].
-      where: positions that the call revealed, [B, W].
-      tokens: what stands at every position, [B, W].
-      scores: their confidences, [B, W].
-      reads: whether it read a block with masks at all, [B].
-      stored: whether it stored the block before, [B].
-      hidden: head inputs about the block's positions, [B, W, D].
+      where: positions that the call revealed, [B, W]; with a head, in each of R rounds, [B, R, W].
+      tokens: tokens chosen for every position, of the same shape.
+      scores: their confidences.
+      reads: rows of which a block with masks was read, [B].
+      stored: rows whose block before was stored, [B].
+      hidden: hidden states about the block's positions, [B, W, D].
     """
 
     at: Int[Array, "B"]
     step: Int[Array, "B"]
-    where: Bool[Array, "B W"]
-    tokens: Int[Array, "B W"]
-    scores: Float[Array, "B W"]
+    where: Bool[Array, "B *R W"]
+    tokens: Int[Array, "B *R W"]
+    scores: Float[Array, "B *R W"]
     reads: Bool[Array, "B"]
     stored: Bool[Array, "B"]
     hidden: Float[Array, "B W D"]
 
-    @classmethod
-    def of(cls: type[AnyDenoised], call: BlockCall, choice: Choice, **more: Any) -> AnyDenoised:
-        """What a call and the rule's choice say of themselves; `more` are the fields of a subclass."""
-        return cls(
-            at=call.start,
-            step=call.step,
-            **vars(choice),
+    @staticmethod
+    def of(state: BlockCanvas, call: BlockRead, choice: Choice) -> "Denoised":
+        """The info of a choice, given the canvas as the call left it."""
+        return Denoised(
+            at=state.cached,
+            step=state.step,
+            where=choice.where,
+            tokens=choice.tokens,
+            scores=choice.scores,
             reads=call.reads,
-            stored=call.clean,
-            hidden=call.hidden,
-            **more,
+            stored=call.stored,
+            hidden=state.aligned(call.hidden),
         )
 
 
@@ -90,8 +79,10 @@ class BlockDenoising(BlockDecoder):
     Attributes:
       length: B where the checkpoint serves several lengths; its own when None.
       rule: "static", "dynamic", "sequential", "random", "entropy", "threshold" or "factor".
-      fuse_store: a block's store rides with the first step of the next one, in a window of 2B.
-      fuse_prompt: the first step of the first block rides with the prompt.
+      confidence: distribution that confidences and entropies are taken from, "raw", "tempered" or "filtered"; None is
+        that of the rule's paper (see `block.rules`).
+      fuse_store: store a block in the call that does the first step of the next one, in a window of 2B.
+      fuse_prompt: do the first step of the first block in the prompt's call.
       top_p_rule: SDAR's, unless told otherwise.
     """
 
@@ -99,31 +90,25 @@ class BlockDenoising(BlockDecoder):
     rule: str = "dynamic"
     Knobs: ClassVar[type] = DenoisingKnobs
 
-    def __post_init__(self) -> None:
-        check_words(self, rule=RULES)
-
     def init(self, params: Any, request: Request, knobs: DenoisingKnobs) -> BlockCanvas:
         """Reads the prompts' whole blocks, and does the first step along with them."""
-        canvas = fresh(self, request)
-        call = read_prompt(self, params, canvas, request.tokens.shape[1], self.fuse_prompt)
-        if self.fuse_prompt:
-            return self._advance(params, canvas, call, knobs)[0]
-        canvas = canvas.spend(call.counts, call.width, call.calls)
-        return canvas.stored(self.network, call, canvas.rows.tokens)
+        state = fresh(self, request)
+        state, call = read_prompt(self, params, state, request.tokens.shape[1], self.fuse_prompt)
+        return self._denoise(params, state, call, knobs)[0]
 
     def step(self, params: Any, state: BlockCanvas, knobs: DenoisingKnobs) -> tuple[BlockCanvas, Denoised]:
         """One call: a step in each row's open block, or a store, or both."""
-        return self._advance(params, state, read_block(self, params, state, self.fuse_store), knobs)
+        # The network sees the trusted cache and the whole open block, masks included.
+        state, call = read_block(self, params, state, self.fuse_store)
+        return self._denoise(params, state, call, knobs)
 
-    def _advance(
-        self, params: Any, state: BlockCanvas, call: BlockCall, knobs: DenoisingKnobs
+    def _denoise(
+        self, params: Any, state: BlockCanvas, call: BlockRead, knobs: DenoisingKnobs
     ) -> tuple[BlockCanvas, Denoised]:
-        """What follows a call: the rule's choice, the store, the reveal."""
-        state = state.spend(call.counts, call.width, call.calls)
-        logits = self.network.logits(params, call.hidden)
-        masked = window(state.open, call.start, self.block) & call.reads[:, None]
-        choice = choose(self, self.rule, logits, masked, call.positions, call.step, state.rows, knobs)
-        state = state.stored(self.network, call, choice.tokens)
-        log_probs = self.scores(without_mask(logits, self.mask), choice.tokens)
-        state = state.reveal(choice.tokens, choice.where, call.start, log_probs)
-        return state, Denoised.of(call, choice)
+        # Each masked position draws a token, and the rule reveals some of them (SDAR's remasking).
+        logits = self.network.logits(params, state.aligned(call.hidden))
+        choice = self.choose(logits, state.masked(call.reads), state.cached, state.step, state.rows, knobs)
+        info = Denoised.of(state, call, choice)
+        # A block that was read without masks is final in the cache from now on.
+        state = state.store(self.network, call, choice.tokens)
+        return state.with_choice(choice), info

@@ -5,30 +5,21 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import BlockCall, BlockDecoder, read_block, read_prompt
+from paradec_jax.decode.block.canvas import BlockRead, read_block, read_prompt
+from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.head import (
     ZERO,
     HeadCanvas,
+    HeadDecoder,
     HeadKnobs,
-    check_head,
-    few,
-    first_call,
+    ask_head,
     fresh_with_head,
-    light,
-    next_call,
-    sure,
 )
-from paradec_jax.decode.block.rules import RULES, Choice, choose
 from paradec_jax.decode.machine.knobs import check_range, knob
-from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.rules.alignment import aligned
-from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.decode.rules.windows import window
 
 HEAD_RULES = ("static", "dynamic")
 MIXES = ("sum", "none")
@@ -47,38 +38,12 @@ class ResidualKnobs(HeadKnobs):
 
     def check(self) -> None:
         """Raises ValueError for values outside their range, unless they are traced."""
-        HeadKnobs.check(self)
+        super().check()
         check_range(self.scale, "scale", lambda x: x >= 0, "at least 0")
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Corrected:
-    """What a call and the head's steps after it did to a block of each row, R = 1 + K rounds.
-
-    Attributes:
-      at: the block's first position, [B].
-      step: calls done in it before, [B].
-      where: positions that each round revealed, [B, R, W].
-      tokens: what stands at every position, [B, R, W].
-      scores: their confidences, [B, R, W].
-      reads: whether the call read a block with masks at all, [B].
-      stored: whether it stored the block before, [B].
-      hidden: head inputs about the block's positions before corrections, [B, W, D].
-    """
-
-    at: Int[Array, "B"]
-    step: Int[Array, "B"]
-    where: Bool[Array, "B R W"]
-    tokens: Int[Array, "B R W"]
-    scores: Float[Array, "B R W"]
-    reads: Bool[Array, "B"]
-    stored: Bool[Array, "B"]
-    hidden: Float[Array, "B W D"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Residual(BlockDecoder):
+class Residual(HeadDecoder):
     """Denoises block after block; after each call a head corrects its scores K times, and more is revealed each time.
 
     ::
@@ -95,31 +60,28 @@ class Residual(BlockDecoder):
     A row of n new positions ends within 1 + 2 (n + B) network calls.
 
     Attributes:
-      head: the head's network, that of the model's folder where it is not given; "zero" runs none, so that the
-        network's own scores are taken K times more.
+      head: network of the head; "zero" runs none, so that the network's own scores are taken K times more.
       head_steps: K, steps of the head after a call.
-      length, rule, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`; a head that runs has one length.
+      length, rule, confidence, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`; the head's steps have
+        the same confidence.
       head_rule: "static", one position a step, as the released programs; or "dynamic", all above the threshold of
-        `rule`, at least one.
+        `rule`, at least one, as the paper.
       mix: "sum" adds residuals up; "none" takes the head's answer for the scores, as heads without a base were
         trained (direct modelling).
     """
 
     _: dataclasses.KW_ONLY
-    head: CachedNetwork | str | None = None
     head_steps: int = 1
     rule: str = "dynamic"
     head_rule: str = "static"
     mix: str = "sum"
     Knobs: ClassVar[type] = ResidualKnobs
-    further_networks: ClassVar[tuple[str, ...]] = ("head",)
 
     def __post_init__(self) -> None:
-        check_words(self, rule=RULES)
-        check_head(self.head)
+        super().__post_init__()
+        check_words(self, head_rule=HEAD_RULES, mix=MIXES)
         if self.head_steps < 1:
             raise ValueError(f"head_steps must be at least 1, not {self.head_steps}: BlockDenoising has none")
-        check_words(self, head_rule=HEAD_RULES, mix=MIXES)
         if self.head_rule == "dynamic" and self.rule not in ("dynamic", "threshold"):
             raise ValueError(
                 "head_rule 'dynamic' has the threshold of rule, which must be dynamic or threshold, "
@@ -135,98 +97,46 @@ class Residual(BlockDecoder):
 
     def init(self, params: Any, request: Request, knobs: ResidualKnobs) -> HeadCanvas:
         """Network and head read the prompts' whole blocks, and the first step is done along with them."""
-        state = fresh_with_head(self, request)
-        call = read_prompt(self, params["network"], state, request.tokens.shape[1], self.fuse_prompt)
-        return self._advance(params, state, call, knobs, prompt=True)[0]
+        state, given = fresh_with_head(self, request), request.tokens.shape[1]
+        state, call = read_prompt(self, params["network"], state, given, self.fuse_prompt)
+        return self._denoise(params, state, call, knobs)[0]
 
-    def step(self, params: Any, state: HeadCanvas, knobs: ResidualKnobs) -> tuple[HeadCanvas, Corrected]:
-        """One call of the network and K of the head: steps in each row's open block, or a store, or both."""
-        call = read_block(self, params["network"], state, self.fuse_store)
-        return self._advance(params, state, call, knobs, prompt=False)
+    def step(self, params: Any, state: HeadCanvas, knobs: ResidualKnobs) -> tuple[HeadCanvas, Denoised]:
+        """One call of the network and K of the head: steps in each row's open block, or a store, or both.
 
-    def _advance(
-        self, params: Any, state: HeadCanvas, call: BlockCall, knobs: ResidualKnobs, prompt: bool
-    ) -> tuple[HeadCanvas, Corrected]:
-        """What follows a call of the network: its reveals, the store, the head's steps."""
-        state = state.spend(call.counts, call.width, call.calls)
-        masked = window(state.open, call.start, self.block) & call.reads[:, None]
-        state, choice = self._reveal(params, state, call, call.hidden, masked, self.rule, call.step, knobs)
-        state = state.stored(self.network, call, choice.tokens)
-        going = call.reads & few(choice.where, knobs)
+        In the info `where`, `tokens` and `scores` are those of 1 + K rounds, [B, 1 + K, W].
+        """
+        state, call = read_block(self, params["network"], state, self.fuse_store)
+        return self._denoise(params, state, call, knobs)
 
-        masked = self._masked(state, call, going)
-        state, residual = first_call(self, params, state, call, jnp.any(masked, axis=1), prompt)
-        mixed = self._mixed(call.own, residual, knobs)
-        now, going, corrected = self._correct(params, light(state), call, mixed, masked, jnp.int32(1), knobs)
-        rounds = jax.tree.map(lambda *x: jnp.stack(x), choice, corrected)
-        if self.head_steps > 1:
-
-            def again(carry: tuple[Any, ...], index: Array) -> tuple[tuple[Any, ...], Choice]:
-                now, going, mixed = carry
-                masked = self._masked(now, call, going)
-                wants = jnp.any(masked, axis=1)
-                residual, now = next_call(self, params, now, state, mixed, call.start, wants)
-                mixed = self._mixed(mixed, residual, knobs)
-                now, going, choice = self._correct(params, now, call, mixed, masked, index, knobs)
-                return (now, going, mixed), choice
-
-            indices = jnp.arange(2, 1 + self.head_steps)
-            (now, _, _), more = lax.scan(again, (now, going, mixed), indices)
-            rounds = jax.tree.map(lambda *x: jnp.concatenate(x), rounds, more)
-        info = Corrected(
-            at=call.start,
-            step=call.step,
-            **{name: jnp.swapaxes(x, 0, 1) for name, x in vars(rounds).items()},
-            reads=call.reads,
-            stored=call.clean,
-            hidden=call.hidden,
-        )
-        return dataclasses.replace(now, cache=state.cache, head_cache=state.head_cache), info
-
-    def _masked(self, state: HeadCanvas, call: BlockCall, going: Bool[Array, "B"]) -> Bool[Array, "B W"]:
-        """What a step of the head may reveal."""
-        return window(state.open, call.start, self.block) & going[:, None]
-
-    def _mixed(
-        self, hidden: Float[Array, "B W D"], residual: Float[Array, "B W D"], knobs: ResidualKnobs
-    ) -> Float[Array, "B W D"]:
-        scaled = residual if knobs.scale is None else (knobs.scale * residual).astype(residual.dtype)
-        return hidden + scaled if self.mix == "sum" else scaled
-
-    def _correct(
-        self,
-        params: Any,
-        state: HeadCanvas,
-        call: BlockCall,
-        mixed: Float[Array, "B W D"],
-        masked: Bool[Array, "B W"],
-        index: Int[Array, ""],
-        knobs: ResidualKnobs,
-    ) -> tuple[HeadCanvas, Bool[Array, "B"], Choice]:
-        """The canvas after a step of the head, the rows that may have another one, and what it revealed."""
-        hidden = aligned(mixed, self.spec.alignment, call.previous)
-        alone = dataclasses.replace(knobs, steps=None)  # the head's quota is 1, whatever the network's
-        noise = call.step + index * self.block  # as if of later steps, which no call has
-        state, choice = self._reveal(params, state, call, hidden, masked, self.head_rule, noise, alone, True)
-        return state, jnp.any(choice.where, axis=1), choice
-
-    def _reveal(
-        self,
-        params: Any,
-        state: HeadCanvas,
-        call: BlockCall,
-        hidden: Float[Array, "B W D"],
-        masked: Bool[Array, "B W"],
-        rule: str,
-        step: Int[Array, "B"],
-        knobs: ResidualKnobs,
-        must_be_sure: bool = False,
-    ) -> tuple[HeadCanvas, Choice]:
-        """The canvas after a reveal, and what was revealed."""
-        logits = self.network.logits(params["network"], hidden)
-        choice = choose(self, rule, logits, masked, call.positions, step, state.rows, knobs)
-        if must_be_sure:
-            where = choice.where & sure(choice, knobs)[:, None]
-            choice = dataclasses.replace(choice, where=where)
-        log_probs = self.scores(without_mask(logits, self.mask), choice.tokens)
-        return state.reveal(choice.tokens, choice.where, call.start, log_probs), choice
+    def _denoise(
+        self, params: Any, state: HeadCanvas, call: BlockRead, knobs: ResidualKnobs
+    ) -> tuple[HeadCanvas, Denoised]:
+        """Algorithm 2: K + 1 rounds of reveals from one call of the network."""
+        network, before, hidden, going = self.network, state, call.hidden, call.reads
+        rule, step, rule_knobs, rounds = self.rule, state.step, knobs, []
+        for k in range(self.head_steps + 1):
+            masked = state.masked(going)
+            if k > 0:
+                # a <- a + d: the head reads what was just revealed, and corrects the hidden states for it.
+                asks, first = jnp.any(masked, axis=1), call if k == 1 else None
+                residual, state = ask_head(self, params, state, hidden, asks, call=first)
+                if knobs.scale is not None:
+                    residual = (knobs.scale * residual).astype(residual.dtype)
+                hidden = hidden + residual if self.mix == "sum" else residual
+                # Its quota is one position, whatever the network's. Its noise is that of steps that no call has.
+                rule, rule_knobs = self.head_rule, dataclasses.replace(knobs, steps=None)
+                step = before.step + k * self.block
+            # g = U a: logits of the corrected states, of which the rule reveals some.
+            logits = network.logits(params["network"], state.aligned(hidden))
+            choice = self.choose(logits, masked, state.cached, step, state.rows, rule_knobs, rule=rule)
+            if k == 0:
+                state = state.store(network, call, choice.tokens)
+                going &= knobs.asks(choice.where)
+            else:
+                choice = knobs.sure(choice)
+                going = jnp.any(choice.where, axis=1)
+            state = state.with_choice(choice)
+            rounds.append(choice)
+        info = Denoised.of(before, call, jax.tree.map(lambda *x: jnp.stack(x, axis=1), *rounds))
+        return state, info

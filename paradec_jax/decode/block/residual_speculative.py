@@ -1,58 +1,108 @@
-"""Multi-token residual prediction (MRP), speculative: a head drafts states of a block, a call verifies them."""
+"""Multi-token residual prediction (MRP), speculative: a head drafts states of a block, a call verifies them.
+
+::
+
+    tokens      _ b _ _ | _ b c _ | a b c d | _ _ _ _        K = 3 candidates of B = 4, and the block after the last
+    positions   4 . . . | 4 . . . | 4 . . . | 8 . . .
+    sees        itself    itself    itself    itself, and the candidate that carries it
+
+Each candidate sees the prefix too. A complete one has nothing to be verified. It is read where it *carries* the next
+block: if it turns out right, its keys and values are those to be stored, and the next block's first step is done.
+"""
 
 import dataclasses
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.candidates import CandidateCall, Candidates, candidates_of, read_candidates
-from paradec_jax.decode.block.canvas import BlockCall, BlockCanvas, BlockDecoder, read_prompt
-from paradec_jax.decode.block.head import (
-    HeadCanvas,
-    HeadKnobs,
-    check_head,
-    few,
-    first_call,
-    fresh_with_head,
-    light,
-    next_call,
-    sure,
-)
-from paradec_jax.decode.block.rules import RULES, Choice, DenoisingKnobs, choose
-from paradec_jax.decode.machine.network import CachedNetwork
+from paradec_jax.decode.block.canvas import BlockRead, read_prompt
+from paradec_jax.decode.block.head import HeadCanvas, HeadDecoder, HeadKnobs, ask_head, fresh_with_head
+from paradec_jax.decode.block.rules import Choice
+from paradec_jax.decode.machine.candidates import Following, Sizes, forward_candidates, of_candidate
 from paradec_jax.decode.machine.request import Request
-from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.rules import select
-from paradec_jax.decode.rules.alignment import aligned
-from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.decode.rules.windows import put, shift, where_rows, window
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Candidates:
+    """Drafted states of each row's open block, and which of them a call reads.
+
+    Attributes:
+      tokens: C_1 .. C_K, [B, K, W]; the first one is the canvas.
+      masked: positions that each has still to reveal, [B, K, W].
+      exists: candidates that are there, [B, K].
+      count: number of candidates that the call reads of each row, [B].
+      carrier: index of the complete one that is read, 0 where none is, [B].
+      carries: rows of which a complete one is read, [B].
+    """
+
+    tokens: Int[Array, "B K W"]
+    masked: Bool[Array, "B K W"]
+    exists: Bool[Array, "B K"]
+    count: Int[Array, "B"]
+    carrier: Int[Array, "B"]
+    carries: Bool[Array, "B"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class DraftedCanvas(HeadCanvas):
-    """A canvas of blocks, and what is guessed of the next steps of the open one.
+    """A canvas of blocks, and guesses of the next steps in the open one.
 
     Attributes:
       where: positions that each draft reveals, none where there is no draft, [B, K - 1, W].
-      tokens: what it reveals there, [B, K - 1, W].
+      tokens: tokens that it reveals there, [B, K - 1, W].
     """
 
     where: Bool[Array, "B drafts W"]
     tokens: Int[Array, "B drafts W"]
 
+    @classmethod
+    def of(cls, canvas: HeadCanvas, count: int) -> "DraftedCanvas":
+        """A canvas with room for so many drafts, and none in it."""
+        nothing = jnp.zeros((len(canvas.cached), count, canvas.block), jnp.int32)
+        return cls(**vars(canvas), where=nothing > 0, tokens=nothing)
+
     @property
     def drafts(self) -> Int[Array, "B S"]:
-        """What is revealed after a gap, and what is drafted for the next call, from `length` on; -1 elsewhere."""
+        """Tokens revealed after a gap, and those drafted for the next call, from `length` on; -1 elsewhere."""
         within = jnp.arange(self.final.shape[1]) < self.rows.limit[:, None]
         known = jnp.where(self.final, self.rows.tokens, -1)
         for draft in range(self.where.shape[1]):
             known = put(known, self.tokens[:, draft], self.cached, self.where[:, draft])
         return shift(jnp.where(within, known, -1) + 1, self.rows.length) - 1
+
+    def candidates(self, ride: bool) -> Candidates:
+        """The states that drafts make of the open block; with `ride` a complete draft may carry the next one."""
+        at, block = self.cached, self.block
+        states, masked = [window(self.rows.tokens, at, block)], [window(self.open, at, block)]
+        for draft in range(self.where.shape[1]):
+            states.append(jnp.where(self.where[:, draft], self.tokens[:, draft], states[-1]))
+            masked.append(masked[-1] & ~self.where[:, draft])
+        drafted = jnp.any(self.where, axis=2)
+        exists = jnp.concatenate([jnp.ones((len(at), 1), bool), drafted], axis=1)
+        left = jnp.stack(masked, axis=1) & exists[:, :, None]
+        complete = exists & ~jnp.any(left, axis=2)
+        # A complete canvas is read in any case, to be stored.
+        goes_on = window(self.inside, at + block, block)[:, :1] & ride
+        carries = complete & jnp.concatenate([exists[:, :1], drafted & goes_on], axis=1)
+        return Candidates(
+            tokens=jnp.stack(states, axis=1),
+            masked=left,
+            exists=exists,
+            count=jnp.sum((exists & ~complete) | carries, axis=1, dtype=jnp.int32),
+            carrier=jnp.argmax(carries, axis=1).astype(jnp.int32),
+            carries=jnp.any(carries, axis=1),
+        )
+
+    def with_drafts(self, drafts: list[Choice]) -> "DraftedCanvas":
+        """The canvas with new drafts."""
+        where, tokens = (jnp.stack([getattr(x, name) for x in drafts], 1) for name in ("where", "tokens"))
+        return dataclasses.replace(self, where=where, tokens=tokens)
 
 
 @jax.tree_util.register_dataclass
@@ -61,32 +111,26 @@ class Verified:
     """What a call found of a block's candidates and of the block after it.
 
     Attributes:
-      at: the first block's first position, [B].
+      at: first position of the block, [B].
       step: steps done in it before, [B].
-      candidates: C_1 .. C_K, [B, K, W].
-      exists: which were there, [B, K].
-      where: positions that the network reveals in each, and in the next block, [B, K + 1, W].
-      tokens: what stands at every position then, [B, K + 1, W].
-      scores: their confidences, [B, K + 1, W].
-      accepted: number of the last candidate that is a state of the base decoder, from 0, [B].
-      stored: whether it was stored, [B].
-      follows: whether the next block's first step was done as well, [B].
+      drafts: the candidates C_1 .. C_K.
+      choices: the network's own step from each of them, and in the next block, [B, K + 1, W].
+      accepted: index of the last candidate that is a state of the base decoder, [B].
+      stored: rows in which that candidate was stored, [B].
+      follows: rows in which the next block's first step was done as well, [B].
     """
 
     at: Int[Array, "B"]
     step: Int[Array, "B"]
-    candidates: Int[Array, "B K W"]
-    exists: Bool[Array, "B K"]
-    where: Bool[Array, "B reads W"]
-    tokens: Int[Array, "B reads W"]
-    scores: Float[Array, "B reads W"]
+    drafts: Candidates
+    choices: Choice
     accepted: Int[Array, "B"]
     stored: Bool[Array, "B"]
     follows: Bool[Array, "B"]
 
 
 @dataclasses.dataclass(frozen=True)
-class ResidualSpeculative(BlockDecoder):
+class ResidualSpeculative(HeadDecoder):
     """Writes what `BlockDenoising` of the same rule writes, token for token, in fewer calls where the head is right.
 
     ::
@@ -97,32 +141,28 @@ class ResidualSpeculative(BlockDecoder):
         call         all three    C_2 is what the network makes of C_1, C_3 is not what it makes of C_2:
         canvas       _ b c d      so that goes on from C_2, whose scores are fresh
 
-    A step is a function of scores, state, step and keys (`block.rules.choose`), its noise that of a base decoder's
+    A step is a function of scores, state, step and keys (`RuledDecoder.choose`), its noise that of a base decoder's
     step, so a draft that equals it in positions and tokens is a state of the base decoder, whoever drafted it:
     greedy, with any number of steps, and sampled. In floating point as far as a state's scores are the same alone
-    and among candidates. A draft may be complete; such a candidate carries the next block (see `block.candidates`).
+    and among candidates.
 
     A row of n new positions ends within 1 + 2 (n + B) network calls.
 
     Attributes:
-      head: the head's network, that of the model's folder where it is not given; "zero" runs none and drafts from
-        scores as they are.
+      head: network of the head; "zero" runs none and drafts from scores as they are.
       candidates: K, states that a call verifies at most: the canvas and K - 1 drafts.
-      length, rule, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`; a head that runs has one length.
-      ride: a complete draft carries the next block's first step, which saves that call where it is accepted.
+      length, rule, confidence, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`, which it repeats.
+      ride: let a complete draft carry the next block's first step, which saves that call where it is accepted.
     """
 
     _: dataclasses.KW_ONLY
-    head: CachedNetwork | str | None = None
     candidates: int = 3
     rule: str = "dynamic"
     ride: bool = True
     Knobs: ClassVar[type] = HeadKnobs
-    further_networks: ClassVar[tuple[str, ...]] = ("head",)
 
     def __post_init__(self) -> None:
-        check_words(self, rule=RULES)
-        check_head(self.head)
+        super().__post_init__()
         if self.candidates < 2:
             raise ValueError(
                 f"candidates must be at least 2, the canvas and a draft, not {self.candidates}: "
@@ -133,195 +173,115 @@ class ResidualSpeculative(BlockDecoder):
 
     def init(self, params: Any, request: Request, knobs: HeadKnobs) -> DraftedCanvas:
         """Network and head read the prompts' whole blocks; the first step is done and the next ones are drafted."""
-        state = fresh_with_head(self, request)
-        nothing = jnp.zeros((request.batch, self.candidates - 1, self.block), jnp.int32)
-        state = DraftedCanvas(**vars(state), where=nothing > 0, tokens=nothing)
-        call = read_prompt(self, params["network"], state, request.tokens.shape[1], self.fuse_prompt)
-        state = state.spend(call.counts, call.width, call.calls)
-        logits = self.network.logits(params["network"], call.hidden)
-        masked = window(state.open, call.start, self.block) & call.reads[:, None]
-        choice = choose(self, self.rule, logits, masked, call.positions, call.step, state.rows, knobs)
-        state = state.stored(self.network, call, choice.tokens)
-        log_probs = self.scores(without_mask(logits, self.mask), choice.tokens)
-        state = state.reveal(choice.tokens, choice.where, call.start, log_probs)
-        return self._draft(params, state, call, few(choice.where, knobs), knobs, prompt=True)
+        state = DraftedCanvas.of(fresh_with_head(self, request), self.candidates - 1)
+        given = request.tokens.shape[1]
+        state, call = read_prompt(self, params["network"], state, given, self.fuse_prompt)
+        logits = self.network.logits(params["network"], state.aligned(call.hidden))
+        choice = self.choose(logits, state.masked(call.reads), state.cached, state.step, state.rows, knobs)
+        state = state.store(self.network, call, choice.tokens).with_choice(choice)
+        return self._draft(params, state, call, call.reads & knobs.asks(choice.where), knobs)
 
     def step(self, params: Any, state: DraftedCanvas, knobs: HeadKnobs) -> tuple[DraftedCanvas, Verified]:
         """Verifies the drafts in one call, commits what is right and the step after it, and drafts anew."""
-        drafts = candidates_of(state, state.where, state.tokens, self.ride)
-        follows = drafts.carries & ~state.rows.done if self.fuse_store else None
-        call = read_candidates(self, params["network"], state, drafts, follows)
-        follows = jnp.zeros_like(drafts.carries) if follows is None else follows
-        state = state.spend(call.counts, self.block * (drafts.count + follows))
-        choices, log_probs = steps_from(self, params, state, drafts, call, follows, self.rule, knobs)
-        accepted = agreement(choices, state.where, state.tokens, drafts.exists)
+        # One call reads the candidates C_1 .. C_K, and the next block where a complete one carries it.
+        drafts, at, step = state.candidates(self.ride), state.cached, state.step
+        state, choices, right, hidden, kv = verify(self, params, state, drafts, self.fuse_store, knobs)
 
-        at, step = state.cached, state.step
-        kept = (jnp.arange(self.candidates) <= accepted[:, None])[..., None] & choices.where[:, :-1]
-        where, some = jnp.any(kept, axis=1), jnp.argmax(kept, axis=1)[:, None]
-        tokens, scores = jnp.take_along_axis(choices.tokens[:, :-1], some, axis=1)[:, 0], None
-        if log_probs is not None:
-            scores = jnp.take_along_axis(log_probs[:, :-1], some, axis=1)[:, 0]
-        state = state.reveal(tokens, where, at, scores)
-        stored = drafts.carries & (drafts.carrier == accepted) & ~state.rows.done
-        follows &= stored
-        where = choices.where[:, -1] & follows[:, None]
-        state = state.reveal(
-            choices.tokens[:, -1], where, at + self.block, None if log_probs is None else log_probs[:, -1]
-        )
+        # C_1 .. C_{right + 1} are states of the base decoder: its steps from them are kept. No two reveal the same.
+        reached = jnp.arange(self.candidates) <= right[:, None]
+        kept = reached[..., None] & choices.where[:, :-1]
+        steps = of_position(choices, jnp.argmax(kept, axis=1), jnp.any(kept, axis=1))
+        state = state.with_choice(steps)
         done = jnp.sum(jnp.any(kept, axis=2), axis=1, dtype=jnp.int32)
-        as_block = self._as_block(state, call, drafts, accepted, stored, follows, done)
-        newest = where_rows(follows, where, jnp.take_along_axis(kept, accepted[:, None, None], axis=1)[:, 0])
-        state = state.stored(self.network, as_block, choices.tokens.reshape(len(at), -1))
-        state = self._draft(params, state, as_block, few(newest, knobs), knobs, prompt=False)
-        info = Verified(
-            at=at,
-            step=step,
-            candidates=drafts.tokens,
-            exists=drafts.exists,
-            **vars(choices),
-            accepted=accepted,
-            stored=stored,
-            follows=follows,
-        )
-        return state, info
+        state = dataclasses.replace(state, step=state.step + jnp.maximum(done, 1) - 1)
 
-    def _as_block(
-        self,
-        state: DraftedCanvas,
-        call: CandidateCall,
-        drafts: Candidates,
-        accepted: Int[Array, "B"],
-        stored: Bool[Array, "B"],
-        follows: Bool[Array, "B"],
-        done: Int[Array, "B"],
-    ) -> BlockCall:
-        """The call as if it had read the accepted candidate and what followed it alone; `done` steps came of it."""
-        at, block = state.cached, self.block
-        first = jnp.take_along_axis(call.hidden, accepted[:, None, None, None], axis=1)[:, 0]
-        own = where_rows(follows, call.following, first)
-        previous = state.previous
-        if previous is not None:
-            previous = where_rows(stored, first[:, -1:], previous)
-        return BlockCall(
-            clean=stored,
-            reads=~state.rows.done & (follows | (~stored & (done > 0))),
-            start=at + block * stored,
-            step=jnp.where(stored, 0, state.step + jnp.maximum(done, 1) - 1),
-            hidden=own,
-            own=own,
-            window=jnp.concatenate([first, own], axis=1) if self.fuse_store else first,
-            previous=previous,
-            kv=call.kv,
+        # The last of them is stored where it is complete: its keys are final. The next block has its first step.
+        stored = drafts.carries & (drafts.carrier == right) & ~state.rows.done
+        follows = stored & self.fuse_store
+        last, next_step = of_candidate(hidden, right), jax.tree.map(lambda x: x[:, -1], choices).only(follows)
+        state = state.after_block(stored, self.block, last[:, -1:]).with_choice(next_step)
+
+        # What was read of the state that is reached, from which the head drafts.
+        newest = where_rows(follows, hidden[:, -1], last)
+        call = BlockRead(
+            hidden=newest,
+            window=jnp.concatenate([last, newest], axis=1) if self.fuse_store else last,
             at=at,
-            calls=jnp.ones_like(at),
-            width=block * drafts.count,
-            counts=call.counts,
+            kv=kv,
+            reads=~state.rows.done & (follows | (~stored & (done > 0))),
+            stored=stored,
         )
+        state = state.store(self.network, call, choices.tokens.reshape(len(right), -1))
+        revealed = where_rows(follows, next_step.where, of_candidate(kept, right))
+        state = self._draft(params, state, call, call.reads & knobs.asks(revealed), knobs)
+        return state, Verified(at, step, drafts, choices, right, stored, follows)
 
     def _draft(
-        self,
-        params: Any,
-        state: DraftedCanvas,
-        call: BlockCall,
-        wanted: Bool[Array, "B"],
-        knobs: HeadKnobs,
-        prompt: bool,
+        self, params: Any, state: DraftedCanvas, call: BlockRead, going: Bool[Array, "B"], knobs: HeadKnobs
     ) -> DraftedCanvas:
-        """The canvas with drafts of the K - 1 steps after it; `wanted` where any are."""
-        start = call.start
-        masked = window(state.open, start, self.block) & (call.reads & wanted)[:, None]
-        state, residual = first_call(self, params, state, call, jnp.any(masked, axis=1), prompt)
-        tokens, hidden = window(state.rows.tokens, start, self.block), call.own + residual
-        rows, now = state.rows, light(state)
-        tokens, masked, choice = self._guess(params, rows, call, tokens, hidden, masked, state.step, knobs)
-        found = jax.tree.map(lambda x: x[None], choice)
-        if self.candidates > 2:
-
-            def again(carry: tuple[Any, ...], index: Array) -> tuple[tuple[Any, ...], Choice]:
-                now, tokens, hidden, masked = carry
-                wants = jnp.any(masked, axis=1)
-                residual, now = next_call(self, params, now, state, hidden, start, wants, tokens)
-                hidden += residual
-                tokens, masked, choice = self._guess(
-                    params, rows, call, tokens, hidden, masked, state.step + index, knobs
-                )
-                return (now, tokens, hidden, masked), choice
-
-            carry: tuple[Any, ...] = (now, tokens, hidden, masked)
-            carry, more = lax.scan(again, carry, jnp.arange(1, self.candidates - 1))
-            now = carry[0]
-            found = jax.tree.map(lambda *x: jnp.concatenate(x), found, more)
-        return dataclasses.replace(
-            state,
-            rows=now.rows,
-            where=jnp.swapaxes(found.where, 0, 1),
-            tokens=jnp.swapaxes(found.tokens, 0, 1),
-        )
-
-    def _guess(
-        self,
-        params: Any,
-        rows: Rows,
-        call: BlockCall,
-        tokens: Int[Array, "B W"],
-        hidden: Float[Array, "B W D"],
-        masked: Bool[Array, "B W"],
-        step: Int[Array, "B"],
-        knobs: HeadKnobs,
-    ) -> tuple[Int[Array, "B W"], Bool[Array, "B W"], Choice]:
-        """A draft from corrected head inputs: the block after it, what is masked then, and the draft."""
-        logits = self.network.logits(params["network"], aligned(hidden, self.spec.alignment, call.previous))
-        positions = call.start[:, None] + jnp.arange(self.block)
-        choice = choose(self, self.rule, logits, masked, positions, step, rows, knobs)
-        where = choice.where & sure(choice, knobs)[:, None]
-        choice = dataclasses.replace(choice, where=where)
-        going = jnp.any(where, axis=1)[:, None]
-        return jnp.where(where, choice.tokens, tokens), masked & ~where & going, choice
+        """The canvas with drafts of the K - 1 steps after it, in rows that go on."""
+        at, hidden, masked, drafts = state.cached, call.hidden, state.masked(going), []
+        tokens = window(state.rows.tokens, at, self.block)
+        for k in range(self.candidates - 1):
+            # The head corrects the newest scores for what was just revealed or drafted.
+            first = call if k == 0 else None
+            residual, state = ask_head(self, params, state, hidden, jnp.any(masked, axis=1), tokens, first)
+            hidden = hidden + residual
+            # The base decoder's step with these scores: same rule, same number of the step, same noise.
+            logits = self.network.logits(params["network"], state.aligned(hidden))
+            draft = knobs.sure(self.choose(logits, masked, at, state.step + k, state.rows, knobs))
+            tokens = jnp.where(draft.where, draft.tokens, tokens)
+            masked = masked & ~draft.where & jnp.any(draft.where, axis=1, keepdims=True)
+            drafts.append(draft)
+        return state.with_drafts(drafts)
 
 
-def steps_from(
-    decoder: Any,
-    params: Any,
-    canvas: BlockCanvas,
-    drafts: Candidates,
-    call: CandidateCall,
-    follows: Bool[Array, "B"],
-    rule: str,
-    knobs: DenoisingKnobs,
-) -> tuple[Choice, Float[Array, "B reads W"] | None]:
-    """What the base decoder does in each candidate, and in the next block of rows that `follows` marks.
+def verify(
+    decoder: Any, params: Any, state: DraftedCanvas, drafts: Candidates, fuse: bool, knobs: Any
+) -> tuple[DraftedCanvas, Choice, Int[Array, "B"], Float[Array, "B reads W D"], Any]:
+    """One call of the network on each row's candidates, and with `fuse` on the block after the carrier.
 
     Returns:
-      Its choices, [B, K + 1, W], and log-probabilities of their tokens where they are kept.
+      The canvas with counts; the base decoder's step from each candidate and in the next block, [B, K + 1, W]; the
+      number of leading drafts that are such steps; hidden states, zeros where nothing was read; the carrier's keys
+      and values.
     """
-    at, block, count = canvas.cached, canvas.block, drafts.tokens.shape[1]
-    hidden = jnp.concatenate([call.hidden, call.following[:, None]], axis=1)
-    if canvas.previous is not None:
-        carrier = jnp.take_along_axis(call.hidden, drafts.carrier[:, None, None, None], axis=1)
-        before = jnp.repeat(canvas.previous[:, None], count, axis=1)
-        before = jnp.concatenate([before, carrier[:, :, -1:]], axis=1)
-        hidden = jax.vmap(lambda x, previous: aligned(x, "next", previous), 1, 1)(hidden, before)
-    logits = decoder.network.logits(params["network"], hidden)
-    next_open = window(canvas.open, at + block, block) & follows[:, None]
+    network, at, block, most = decoder.network, state.cached, state.block, drafts.tokens.shape[1]
+    follows = drafts.carries & ~state.rows.done & fuse
+    after = Following(window(state.rows.tokens, at + block, block), drafts.carrier, follows) if fuse else None
+    sizes = Sizes(drafts.count, jnp.full_like(at, block), ~state.rows.done, bounded=decoder.bounded)
+    call = forward_candidates(
+        network, params["network"], state.cache, drafts.tokens, at, sizes, following=after
+    )
+    state = state.spend(call.counts, block * (drafts.count + follows))
+    read = jnp.arange(most) < drafts.count[:, None]
+    hidden = jnp.where(read[..., None, None], call.outputs, 0)
+    last = call.following if fuse else jnp.zeros_like(hidden[:, 0])
+    hidden = jnp.concatenate([hidden, last[:, None]], axis=1)
+
+    # What the base decoder knows in each state: masked positions, steps done, the hidden state before the block.
+    next_open = window(state.open, at + block, block) & follows[:, None]
     masked = jnp.concatenate([drafts.masked, next_open[:, None]], axis=1)
-    steps = jnp.concatenate([canvas.step[:, None] + jnp.arange(count), 0 * at[:, None]], axis=1)
-    starts = at[:, None] + block * (jnp.arange(count + 1) == count)
+    is_next = jnp.arange(most + 1) == most
+    starts = at[:, None] + block * is_next
+    steps = jnp.where(is_next, 0, state.step[:, None] + jnp.arange(most + 1))
+    aligned = hidden
+    if state.previous is not None:
+        end_of_carrier = of_candidate(hidden, drafts.carrier)[:, None, -1:]
+        before = jnp.where(is_next[:, None, None], end_of_carrier, state.previous[:, None])
+        aligned = jnp.concatenate([before, hidden[:, :, :-1]], axis=2)
+    logits = network.logits(params["network"], aligned)
+    choose = jax.vmap(lambda *of_state: decoder.choose(*of_state, state.rows, knobs), 1, 1)
+    choices = choose(logits, masked, starts, steps)
 
-    def of_state(
-        logits: Float[Array, "B W V"], masked: Bool[Array, "B W"], start: Array, step: Array
-    ) -> tuple[Choice, Any]:
-        positions = start[:, None] + jnp.arange(block)
-        choice = choose(decoder, rule, logits, masked, positions, step, canvas.rows, knobs)
-        return choice, decoder.scores(without_mask(logits, decoder.mask), choice.tokens)
-
-    return jax.vmap(of_state, 1, 1)(logits, masked, starts, steps)
+    # A draft is right if it is what the base decoder makes of the state before it, and all drafts before it are.
+    made, tokens = choices.where[:, : most - 1], choices.tokens[:, : most - 1]
+    same = (made == state.where) & (~made | (tokens == state.tokens))
+    right = select.leading_run(jnp.all(same, axis=2) & drafts.exists[:, 1:])
+    return state, choices, right, hidden, call.kv_of(network, drafts.carrier)
 
 
-def agreement(
-    choices: Choice, where: Bool[Array, "B drafts W"], tokens: Int[Array, "B drafts W"], exists: Any
-) -> Int[Array, "B"]:
-    """How many drafts in a row are the base decoder's steps, positions and tokens; `exists` says which are there."""
-    made, said = choices.where[:, :-2], choices.tokens[:, :-2]
-    same = (made == where) & (~made | (said == tokens))
-    return select.leading_run(jnp.all(same, axis=2) & exists[:, 1:])
+def of_position(choices: Choice, source: Int[Array, "B W"], where: Bool[Array, "B W"]) -> Choice:
+    """One choice for several, [B, K, W]: at each position that of its source."""
+    found = jax.tree.map(lambda x: jnp.take_along_axis(x, source[:, None], axis=1)[:, 0], choices)
+    return dataclasses.replace(found, where=where)

@@ -8,17 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import BlockCall, BlockDecoder, read_block, read_prompt
-from paradec_jax.decode.block.head import HeadCanvas, check_head, first_call, fresh_with_head
-from paradec_jax.decode.block.rules import DenoisingKnobs, choose, threshold_at
+from paradec_jax.decode.block.canvas import BlockRead, read_block, read_prompt
+from paradec_jax.decode.block.head import HeadCanvas, HeadDecoder, ask_head, fresh_with_head
+from paradec_jax.decode.block.rules import DenoisingKnobs, threshold_at
 from paradec_jax.decode.machine.knobs import check_range, knob
-from paradec_jax.decode.machine.network import CachedNetwork
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.rules import score, select
-from paradec_jax.decode.rules.alignment import aligned
-from paradec_jax.decode.rules.sampling import tempered
-from paradec_jax.decode.rules.subs import without_mask
-from paradec_jax.decode.rules.windows import window
 
 JUDGES = ("change", "confidence")
 DELTA = 1.0  # where the knob is not set
@@ -37,7 +32,7 @@ class VetoKnobs(DenoisingKnobs):
 
     def check(self) -> None:
         """Raises ValueError for values outside their range, unless they are traced."""
-        DenoisingKnobs.check(self)
+        super().check()
         check_range(self.delta, "delta", lambda x: x >= 0, "at least 0")
 
 
@@ -72,7 +67,7 @@ class Vetoed:
 
 
 @dataclasses.dataclass(frozen=True)
-class ResidualVeto(BlockDecoder):
+class ResidualVeto(HeadDecoder):
     """Denoises by the dynamic rule and leaves masked what the head doubts; the head itself reveals nothing.
 
     With z the network's logits of a block, r the head's residual, x the proposed token of a position and tau the
@@ -88,19 +83,17 @@ class ResidualVeto(BlockDecoder):
     A row of n new positions ends within 1 + 2 (n + B) network calls.
 
     Attributes:
-      head: the head's network, that of the model's folder where it is not given; "zero" runs none, and nothing falls.
+      head: network of the head; "zero" runs none, and nothing falls.
       judge: "change" or "confidence".
-      length, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`; a head that runs has one length.
+      length, confidence, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`.
     """
 
     _: dataclasses.KW_ONLY
-    head: CachedNetwork | str | None = None
     judge: str = "change"
     Knobs: ClassVar[type] = VetoKnobs
-    further_networks: ClassVar[tuple[str, ...]] = ("head",)
 
     def __post_init__(self) -> None:
-        check_head(self.head)
+        super().__post_init__()
         check_words(self, judge=JUDGES)
 
     @property
@@ -110,39 +103,36 @@ class ResidualVeto(BlockDecoder):
 
     def init(self, params: Any, request: Request, knobs: VetoKnobs) -> HeadCanvas:
         """Network and head read the prompts' whole blocks, and the first step is done along with them."""
-        state = fresh_with_head(self, request)
-        call = read_prompt(self, params["network"], state, request.tokens.shape[1], self.fuse_prompt)
-        return judged(self, params, state, call, knobs, prompt=True)[0]
+        state, given = fresh_with_head(self, request), request.tokens.shape[1]
+        state, call = read_prompt(self, params["network"], state, given, self.fuse_prompt)
+        return judged(self, params, state, call, knobs)[0]
 
     def step(self, params: Any, state: HeadCanvas, knobs: VetoKnobs) -> tuple[HeadCanvas, Vetoed]:
         """One call of the network and one of the head: a step in each row's open block, or a store, or both."""
-        call = read_block(self, params["network"], state, self.fuse_store)
-        return judged(self, params, state, call, knobs, prompt=False)
+        state, call = read_block(self, params["network"], state, self.fuse_store)
+        return judged(self, params, state, call, knobs)
 
 
 def judged(
-    decoder: Any, params: Any, state: HeadCanvas, call: BlockCall, knobs: VetoKnobs, prompt: bool
+    decoder: Any, params: Any, state: HeadCanvas, call: BlockRead, knobs: VetoKnobs
 ) -> tuple[HeadCanvas, Vetoed]:
-    """What follows a call of the network: its proposals, the store, the head's judgement, the reveals."""
-    state = state.spend(call.counts, call.width, call.calls)
-    network, start = decoder.network, call.start
-    logits = network.logits(params["network"], call.hidden)
-    masked = window(state.open, start, state.block) & call.reads[:, None]
-    choice = choose(decoder, "dynamic", logits, masked, call.positions, call.step, state.rows, knobs)
-    state = state.stored(network, call, choice.tokens)
+    """The rule's proposals after a call of the network, the store, the head's judgement, the reveals."""
+    network, start, step, judge = decoder.network, state.cached, state.step, decoder.judge
+    logits = network.logits(params["network"], state.aligned(call.hidden))
+    choice = decoder.choose(logits, state.masked(call.reads), start, step, state.rows, knobs)
+    state = state.store(network, call, choice.tokens)
 
     asked, rows = jnp.sum(choice.where, axis=1) > 1, state.rows
-    sure = select.above(choice.scores, choice.where, threshold_at(call.step, knobs))
-    if decoder.judge == "confidence":  # of those that were not above tau before, none falls
+    sure = select.above(choice.scores, choice.where, threshold_at(step, knobs))
+    if judge == "confidence":  # of those that were not above tau before, none falls
         asked &= jnp.any(sure, axis=1)
         state = dataclasses.replace(state, rows=rows.write(choice.tokens, choice.where, start))
-    state, residual = first_call(decoder, params, state, call, asked, prompt)
+    residual, state = ask_head(decoder, params, state, call.hidden, asked, call=call)
     state = dataclasses.replace(state, rows=dataclasses.replace(rows, counts=state.rows.counts))
-    hidden = aligned(call.own + residual, decoder.spec.alignment, call.previous)
-    corrected = network.logits(params["network"], hidden)
-    if decoder.judge == "confidence":
-        gate = score.probability(tempered(corrected, knobs.temperature), choice.tokens)
-        kept = select.above(gate, sure, threshold_at(call.step, knobs))
+    corrected = network.logits(params["network"], state.aligned(call.hidden + residual))
+    if judge == "confidence":
+        gate = score.probability(decoder.shaped(corrected, knobs), choice.tokens)
+        kept = select.above(gate, sure, threshold_at(step, knobs))
         stays, best = kept | (choice.where & ~sure), gate
     else:
         moved = jnp.take_along_axis(corrected - logits, choice.tokens[..., None], axis=-1)[..., 0]
@@ -151,10 +141,9 @@ def judged(
     one = select.top(best, choice.where, 1) & ~jnp.any(stays, axis=1, keepdims=True)
     where = jnp.where(asked[:, None], stays | one, choice.where)
 
-    log_probs = decoder.scores(without_mask(logits, decoder.mask), choice.tokens)
     info = Vetoed(
         at=start,
-        step=call.step,
+        step=step,
         proposed=choice.where,
         where=where,
         tokens=choice.tokens,
@@ -162,6 +151,6 @@ def judged(
         gate=gate,
         asked=asked,
         reads=call.reads,
-        stored=call.clean,
+        stored=call.stored,
     )
-    return state.reveal(choice.tokens, where, start, log_probs), info
+    return state.with_choice(dataclasses.replace(choice, where=where)), info

@@ -1,37 +1,39 @@
-"""Who is revealed in a block, and as what: the remasking rules of SDAR and Fast-dLLM.
+"""Which positions of a block are revealed, and as what: the remasking rules of SDAR, JetEngine and Fast-dLLM.
 
-For each masked position a token x is drawn, after temperature, top-k and top-p. Its confidence c is its probability
-after the temperature alone, H the entropy of that distribution. With q the quota of the step::
+For each masked position a token x is drawn, after temperature, top-k and top-p. Its confidence c is its probability,
+H the entropy, in the distribution that `confidence` names (see `rules.score.shaped`). With q the quota of the step::
 
-    static       the q surest, by c                                            (SDAR)
-    dynamic      all with c > tau, or the q surest where those are fewer        (SDAR)
-    sequential   the q leftmost                                                (SDAR)
-    random       q at random                                                   (JetEngine)
-    entropy      the lowest H as long as their sum is below gamma, at least one (JetEngine)
-    threshold    all with c >= tau, and the surest                             (Fast-dLLM, arXiv 2505.22618)
-    factor       the r surest as long as c_r >= 1 - f / (r + 1), at least one   (Fast-dLLM)
+    static       the q surest, by c                                             tempered   SDAR
+    dynamic      all with c > tau, or the q surest where those are fewer         tempered   SDAR
+    sequential   the q leftmost                                                 tempered   SDAR
+    random       q at random                                                    tempered   JetEngine
+    entropy      the lowest H as long as their sum is below gamma, at least one  tempered   JetEngine
+    threshold    all with c >= tau, and the surest                              raw        Fast-dLLM (2505.22618)
+    factor       the r surest as long as c_r >= 1 - f / (r + 1), at least one    raw        Fast-dLLM
 
-Ties go to the lower position. `choose` is the law of a decoder's step, a pure function: the same logits, state, step
-and keys give the same answer, whoever asks.
+Ties go to the lower position.
 """
 
+import abc
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from paradec_jax.config.bounds import check_words
+from paradec_jax.decode.machine.decoder import DecoderBase
 from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs, check_range, knob
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.rules import reveal, score
 from paradec_jax.decode.rules.by_age import Scheduled, at_age
 from paradec_jax.decode.rules.randomness import Purpose, fold
-from paradec_jax.decode.rules.sampling import sample, tempered
 from paradec_jax.decode.rules.subs import without_mask
 
 QUOTAS = ("static", "dynamic", "sequential", "random")
-RULES = (*QUOTAS, "entropy", "threshold", "factor")
+TAKEN_FROM = {**dict.fromkeys((*QUOTAS, "entropy"), "tempered"), "threshold": "raw", "factor": "raw"}
+RULES = tuple(TAKEN_FROM)
 THRESHOLD, GAMMA, FACTOR = 0.9, 0.35, 1.0  # where the knob is not set
 
 
@@ -69,29 +71,19 @@ class Choice:
 
     Attributes:
       where: positions that it reveals, [B, W].
-      tokens: what stands at every position, [B, W]; only that of revealed ones counts.
-      scores: their confidences c, [B, W].
+      tokens: token drawn for every position, [B, W]; only those of revealed positions count.
+      scores: confidence c of each token, [B, W].
+      log_probs: log-probability of each token, [B, W], where the decoder keeps them.
     """
 
     where: Bool[Array, "B W"]
     tokens: Int[Array, "B W"]
     scores: Float[Array, "B W"]
+    log_probs: Float[Array, "B W"] | None
 
-
-def draw(
-    decoder: Any,
-    logits: Float[Array, "B W V"],
-    positions: Int[Array, "B W"],
-    step: Int[Array, "B"],
-    rows: Rows,
-    knobs: DenoisingKnobs,
-) -> Int[Array, "B W"]:
-    """A token for each position, never the mask; arguments are those of `choose`."""
-    logits = without_mask(logits, decoder.mask)
-    if decoder.greedy:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    uniforms = None if rows.recorded is None else rows.recorded.uniforms
-    return sample(logits, positions, rows.keys, knobs, uniforms, top_p_rule=decoder.top_p_rule, step=step)
+    def only(self, rows: Bool[Array, "B"]) -> "Choice":
+        """The same choice, which reveals nothing in the other rows."""
+        return dataclasses.replace(self, where=self.where & rows[:, None])
 
 
 def quota(block: int | Int[Array, "B"], step: Int[Array, "B"], knobs: DenoisingKnobs) -> Int[Array, "B"]:
@@ -106,64 +98,134 @@ def threshold_at(step: Int[Array, "B"], knobs: DenoisingKnobs) -> Array:
     return bound if bound.ndim == 0 else bound[:, None]
 
 
-def select(
-    rule: str,
-    logits: Float[Array, "B W V"],
-    scores: Float[Array, "B W"],
-    masked: Bool[Array, "B W"],
-    positions: Int[Array, "B W"],
-    step: Int[Array, "B"],
-    keys: Array,
-    knobs: DenoisingKnobs,
-    block: Int[Array, "B"] | None = None,
-) -> Bool[Array, "B W"]:
-    """The positions that a rule reveals, given the confidence of each position's token; see `choose`."""
-    if rule == "entropy":
-        entropies = score.entropy(tempered(logits, knobs.temperature))
-        return reveal.entropy_budget(entropies, masked, GAMMA if knobs.entropy is None else knobs.entropy)
-    if rule == "factor":
-        return reveal.factor(scores, masked, FACTOR if knobs.factor is None else knobs.factor)
-    bound = threshold_at(step, knobs)
-    if rule == "threshold":
-        return reveal.threshold(scores, masked, bound)
-    count = quota(masked.shape[1] if block is None else block, step, knobs)
-    if rule == "sequential":
-        return reveal.in_order(masked, count)
-    if rule == "random":
-        return reveal.quota(score.random(fold(keys, Purpose.REVEAL, positions, step)), masked, count)
-    surest = reveal.quota(scores, masked, count)
-    if rule == "static":
-        return surest
-    return surest | reveal.threshold(scores, masked, bound, strict=True, best=False)
+@dataclasses.dataclass(frozen=True)
+class RuledDecoder(DecoderBase):
+    """A decoder that reveals positions of blocks by a rule; an abstract base without fields."""
+
+    visibilities: ClassVar[tuple[str, ...]] = ("block",)
+    alignments: ClassVar[tuple[str, ...]] = ("own", "next")
+    any_order: ClassVar[bool] = True
+
+    @property
+    @abc.abstractmethod
+    def rule(self) -> str:
+        """One of `RULES`."""
+
+    @property
+    def confidence(self) -> str | None:
+        """Distribution that confidences are taken from; None is that of the rule's paper."""
+        return None
+
+    @property
+    def block(self) -> int:
+        """B, a fact of the checkpoint or chosen among those that it serves."""
+        return block_of(self)
+
+    def shaped(self, logits: Float[Array, "B W V"], knobs: DenoisingKnobs) -> Float[Array, "B W V"]:
+        """Logits of the distribution that confidences and entropies are taken from, the mask's share included."""
+        confidence = self.confidence or TAKEN_FROM[self.rule]
+        return score.shaped(logits, confidence, knobs, top_p_rule=self.top_p_rule)
+
+    def choose(
+        self,
+        logits: Float[Array, "B W V"],
+        masked: Bool[Array, "B W"],
+        at: Int[Array, "B"],
+        step: Int[Array, "B"],
+        rows: Rows,
+        knobs: DenoisingKnobs,
+        *,
+        rule: str | None = None,
+        block: Int[Array, "B"] | None = None,
+    ) -> Choice:
+        """The positions that a step reveals and their tokens: pi of the decoder, given a block's state.
+
+        A pure function: equal logits, state, step and keys give an equal choice, in a draft as in the base decoder.
+
+        Args:
+          logits: scores of the token *at* each position, W = B positions unless `block` says less.
+          masked: positions that may be revealed.
+          at: first position of the block.
+          step: index of the step in its block, counted along the states of the base decoder.
+          rows: keys of the draws, or recorded numbers in their place.
+          knobs: knobs of the decoder.
+          rule: another rule than the decoder's.
+          block: positions of each row's block, where they are not all W.
+        """
+        rule = self.rule if rule is None else rule
+        # A token for each position, never the mask. Its noise belongs to step and position, which names the block.
+        positions = at[:, None] + jnp.arange(masked.shape[1])
+        likely = without_mask(logits, self.mask)
+        tokens = self.sample(likely, positions, rows, knobs, step=step)
+        shaped = self.shaped(logits, knobs)
+        scores = score.probability(shaped, tokens)
+
+        if rule == "entropy":
+            gamma = GAMMA if knobs.entropy is None else knobs.entropy
+            where = reveal.entropy_budget(score.entropy(shaped), masked, gamma)
+        elif rule == "factor":
+            where = reveal.factor(scores, masked, FACTOR if knobs.factor is None else knobs.factor)
+        elif rule == "threshold":
+            where = reveal.threshold(scores, masked, threshold_at(step, knobs))
+        else:
+            count = quota(masked.shape[1] if block is None else block, step, knobs)
+            if rule == "sequential":
+                where = reveal.in_order(masked, count)
+            elif rule == "random":
+                order = score.random(fold(rows.keys, Purpose.REVEAL, positions, step))
+                where = reveal.quota(order, masked, count)
+            else:
+                where = reveal.quota(scores, masked, count)
+            if rule == "dynamic":
+                where |= reveal.threshold(scores, masked, threshold_at(step, knobs), strict=True, best=False)
+        return Choice(where, tokens, scores, self.scores(likely, tokens))
 
 
-def choose(
-    decoder: Any,
-    rule: str,
-    logits: Float[Array, "B W V"],
-    masked: Bool[Array, "B W"],
-    positions: Int[Array, "B W"],
-    step: Int[Array, "B"],
-    rows: Rows,
-    knobs: DenoisingKnobs,
-    block: Int[Array, "B"] | None = None,
-) -> Choice:
-    """The positions that a step reveals and their tokens: pi of a decoder, given a block's state.
+@dataclasses.dataclass(frozen=True)
+class BlockDecoder(RuledDecoder):
+    """What decoders of blocks share; `BlockDenoising` says what the fields mean."""
 
-    Noise is folded by step and position, and the position says which block it is.
+    _: dataclasses.KW_ONLY
+    length: int | None = None
+    confidence: str | None = None
+    fuse_store: bool = True
+    fuse_prompt: bool = True
+    top_p_rule: str = "keep-renormalised"
+    rules: ClassVar[tuple[str, ...]] = RULES
 
-    Args:
-      decoder: whose mask, which no position becomes, filters and greed count.
-      rule: one of `RULES`.
-      logits: of the token *at* each position of a block, W = B positions unless `block` says less.
-      masked: positions that may be revealed.
-      positions: absolute ones.
-      step: index of the step in its block, counted along the states of the base decoder.
-      rows: their keys draw, or their recorded numbers in place of the tokens' noise.
-      knobs: the decoder's.
-      block: positions of each row's block, where they are not all W.
+    def __post_init__(self) -> None:
+        check_words(self, rule=self.rules)
+        score.check_confidence(self)
+
+    @property
+    def block(self) -> int:
+        """B, a fact of the checkpoint or chosen among those that it serves."""
+        return block_of(self, self.length)
+
+    def knobs(self, knobs: Any) -> Any:
+        """As of every decoder; more steps than a block has positions are refused, too."""
+        knobs, most = super().knobs(knobs), self.block
+        check_range(
+            knobs.steps, "steps", lambda n: (n <= most) | (n == UNLIMITED), f"at most the block's {most}"
+        )
+        return knobs
+
+
+def block_of(decoder: Any, length: int | None = None) -> int:
+    """B of a decoder's network, or another length that its checkpoint serves.
+
+    Raises:
+      ValueError: a network that does not see in blocks, or a length that it does not serve.
     """
-    tokens = draw(decoder, logits, positions, step, rows, knobs)
-    scores = score.probability(tempered(logits, knobs.temperature), tokens)
-    where = select(rule, logits, scores, masked, positions, step, rows.keys, knobs, block)
-    return Choice(where, tokens, scores)
+    network = decoder.network
+    if network.block is None:
+        raise ValueError(
+            f"{type(decoder).__name__} decodes networks of visibility 'block', but this one's is "
+            f"{network.visibility!r}"
+        )
+    served = getattr(network, "blocks", (network.block,))
+    if length is not None and length not in served:
+        raise ValueError(
+            f"the checkpoint serves blocks of {', '.join(map(str, served))}, as it was trained, not of {length}"
+        )
+    return network.block if length is None else length

@@ -31,19 +31,12 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config.bounds import check_words
-from paradec_jax.decode.block.canvas import (
-    BlockCall,
-    BlockCanvas,
-    BlockDecoder,
-    fresh,
-    read_block,
-    read_prompt,
-)
+from paradec_jax.decode.block.canvas import BlockCanvas, BlockRead, fresh, read_block, read_prompt
 from paradec_jax.decode.block.denoising import Denoised
 from paradec_jax.decode.block.rules import (
+    BlockDecoder,
     Choice,
     DenoisingKnobs,
-    choose,
     quota,
     threshold_at,
 )
@@ -55,7 +48,6 @@ from paradec_jax.decode.rules.relaxation import RELAXATIONS, noisy, relaxed
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.decode.rules.windows import put, window, write_after_read
 
-RULES = ("dynamic", "threshold")
 LEAST = 1e-6  # doubt below this is as good as none
 
 
@@ -100,7 +92,7 @@ class SoftDenoised(Denoised):
 
     Attributes:
       staying: share of each position that had not been revealed before, [B, W].
-      leaving: share that left with the head input of this call, [B, W].
+      leaving: share that left with the hidden state of this call, [B, W].
     """
 
     staying: Float[Array, "B W"]
@@ -118,7 +110,7 @@ class SoftBlock(BlockDecoder):
 
     Attributes:
       rule: "dynamic" or "threshold".
-      length, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`.
+      length, confidence, fuse_store, fuse_prompt, top_p_rule: as in `BlockDenoising`.
       relaxation: "straight_through" (what is read is a token, its gradient a mixture's) or "soft" (a mixture).
     """
 
@@ -126,9 +118,11 @@ class SoftBlock(BlockDecoder):
     rule: str = "dynamic"
     relaxation: str = "straight_through"
     Knobs: ClassVar[type] = SoftBlockKnobs
+    rules: ClassVar[tuple[str, ...]] = ("dynamic", "threshold")
 
     def __post_init__(self) -> None:
-        check_words(self, rule=RULES, relaxation=RELAXATIONS)
+        super().__post_init__()
+        check_words(self, relaxation=RELAXATIONS)
 
     def init(self, params: Any, request: Request, knobs: SoftBlockKnobs) -> SoftBlockCanvas:
         """As `BlockDenoising`; the vectors of given positions are those of `SoftGiven`, or their tokens'."""
@@ -136,62 +130,57 @@ class SoftBlock(BlockDecoder):
         offsets = given_offsets(type(self).__name__, request, table, hard.final)
         survival = jnp.ones(hard.final.shape, jnp.promote_types(table.dtype, jnp.float32))
         state = SoftBlockCanvas(**vars(hard), offsets=offsets, survival=survival)
-        given = request.tokens.shape[1]
-        call = read_prompt(
-            self, params, state, given, self.fuse_prompt, table[state.rows.tokens] + state.offsets
-        )
-        if self.fuse_prompt:
-            return self._advance(params, table, state, call, knobs)[0]
-        state = state.spend(call.counts, call.width, call.calls)
-        return state.stored(self.network, call, state.rows.tokens)
+        vectors, given = table[state.rows.tokens] + state.offsets, request.tokens.shape[1]
+        state, call = read_prompt(self, params, state, given, self.fuse_prompt, vectors)
+        return self._advance(params, table, state, call, knobs)[0]
 
     def step(
         self, params: Any, state: SoftBlockCanvas, knobs: SoftBlockKnobs
     ) -> tuple[SoftBlockCanvas, SoftDenoised]:
         """One call on the relaxed vectors of each row's open block, or a store, or both."""
         table = self.network.embedding(params)
-        call = read_block(self, params, state, self.fuse_store, table[state.rows.tokens] + state.offsets)
+        vectors = table[state.rows.tokens] + state.offsets
+        state, call = read_block(self, params, state, self.fuse_store, vectors)
         return self._advance(params, table, state, call, knobs)
 
     def _advance(
-        self, params: Any, table: Array, state: SoftBlockCanvas, call: BlockCall, knobs: SoftBlockKnobs
+        self, params: Any, table: Array, state: SoftBlockCanvas, call: BlockRead, knobs: SoftBlockKnobs
     ) -> tuple[SoftBlockCanvas, SoftDenoised]:
-        """What follows a call: the rule's choice, the store, the reveal, and the relaxed vectors after it."""
-        state = state.spend(call.counts, call.width, call.calls)
-        logits = self.network.logits(params, call.hidden)
-        masked = window(state.open, call.start, self.block) & call.reads[:, None]
-        choice = choose(self, self.rule, logits, masked, call.positions, call.step, state.rows, knobs)
-        state = state.stored(self.network, call, choice.tokens)
-        likely = without_mask(logits, self.mask)
-        log_probs = self.scores(likely, choice.tokens)
-        new = state.reveal(choice.tokens, choice.where, call.start, log_probs)
+        """The rule's choice, the store, the reveal, and the relaxed vectors after them."""
+        at, step, block = state.cached, state.step, self.block
+        logits = self.network.logits(params, state.aligned(call.hidden))
+        masked = state.masked(call.reads)
+        choice = self.choose(logits, masked, at, step, state.rows, knobs)
+        info = Denoised.of(state, call, choice)
+        state = state.store(self.network, call, choice.tokens)
+        new = state.with_choice(choice)
 
-        gate = jnp.where(masked, self._gate(choice, masked, call.step, knobs), 0.0)
-        before = window(state.survival, call.start, self.block)
+        gate = jnp.where(masked, self._gate(choice, masked, step, knobs), 0.0)
+        before = window(state.survival, at, block)
         staying = jnp.where(masked, before, 0.0)
         after = before * (1 - gate)
         scores = noisy(
-            likely,
-            call.positions,
+            without_mask(logits, self.mask),
+            at[:, None] + jnp.arange(block),
             state.rows.keys,
             knobs,
             top_p_rule=self.top_p_rule,
             greedy=self.greedy,
-            step=call.step,
+            step=step,
         )
         mixed = table[choice.tokens] + relaxed(table, scores, choice.tokens, knobs.token_temperature, "soft")
         vectors = mixed + (after[..., None] * (table[self.mask] - mixed)).astype(table.dtype)
-        offsets = vectors - table[window(new.rows.tokens, call.start, self.block)]
+        offsets = vectors - table[window(new.rows.tokens, at, block)]
         if self.relaxation == "straight_through":
             offsets = offsets - lax.stop_gradient(offsets)
         leaving = staying * jnp.where(choice.where, 1.0, gate)
-        at = write_after_read(call.start, choice.tokens)
+        place = write_after_read(at, choice.tokens)
         new = dataclasses.replace(
             new,
-            offsets=put(new.offsets, offsets, at, masked),
-            survival=put(new.survival, after, at, masked),
+            offsets=put(new.offsets, offsets, place, masked),
+            survival=put(new.survival, after, place, masked),
         )
-        return new, SoftDenoised.of(call, choice, staying=staying, leaving=leaving)
+        return new, SoftDenoised(**vars(info), staying=staying, leaving=leaving)
 
     def _gate(
         self, choice: Choice, masked: Bool[Array, "B W"], step: Int[Array, "B"], knobs: SoftBlockKnobs

@@ -5,12 +5,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from paradec_jax.config.bounds import check_sizes
+from paradec_jax.decode.machine.candidates import Sizes, forward_candidates
 from paradec_jax.decode.machine.decoder import CachedState, DecoderBase
 from paradec_jax.decode.machine.knobs import SamplingKnobs
-from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Rows
 from paradec_jax.decode.rules import select
@@ -24,8 +24,8 @@ class PromptLookupInfo:
 
     Attributes:
       draft: tokens that the call verified, [B, K].
-      found: whether they were copied from the row, [B].
-      accepted: tokens of them that were right, [B].
+      found: rows in which the newest tokens occur earlier, so that the draft is a copy, [B].
+      accepted: tokens of the draft that were right, [B].
     """
 
     draft: Int[Array, "B K"]
@@ -38,8 +38,8 @@ class PromptLookup(DecoderBase):
     """Looks the newest tokens up in the row itself and verifies, in one call, what followed them there.
 
     Each call, that of the prompt included, feeds the newest token and K drafted ones and commits the drafts that
-    equal the network's own choices, and one choice more. Where the row holds no earlier occurrence the call is a
-    step of autoregressive decoding; the compiled window keeps its 1 + K positions, of which one counts.
+    equal the network's own choices, and one choice more. Where no running row holds an earlier occurrence the call
+    is a step of autoregressive decoding, of one position.
 
     The network's choice at a position is drawn with that position's noise, so a draft x is right with probability
     p(x), and the token in its place is else drawn from p without x: speculative sampling with a draft that has
@@ -66,14 +66,15 @@ class PromptLookup(DecoderBase):
     def step(
         self, params: Any, state: CachedState, knobs: SamplingKnobs
     ) -> tuple[CachedState, PromptLookupInfo]:
-        """Finds a draft, verifies it, commits what is right and one token more."""
+        """One call: verifies what followed the newest tokens where they stood before."""
+        # Look up: the longest n-gram at the row's end that occurs earlier, and the K tokens after it there.
         draft, found = find_draft(state.rows.tokens, state.rows.length, self.max_ngram, self.num_pred)
-        drafted = jnp.where(found, self.num_pred, 0)
-        state, accepted = verify(self, params, state, draft, drafted, knobs)
+        # Verify and commit: the drafted tokens that the network chooses itself, and its choice after them.
+        state, accepted = verify(self, params, state, draft, jnp.where(found, self.num_pred, 0), knobs)
         return state, PromptLookupInfo(draft, found, accepted)
 
     def drafts(self, state: CachedState) -> Int[Array, "B K"]:
-        """The draft that the next call verifies, where one is found."""
+        """The draft that the next call verifies, where there is one."""
         draft, found = find_draft(state.rows.tokens, state.rows.length, self.max_ngram, self.num_pred)
         return jnp.where(found[:, None], draft, -1)
 
@@ -95,7 +96,7 @@ def find_draft(
       K tokens a row, and whether there are any.
     """
     slot = jnp.arange(tokens.shape[1])
-    start = slot + 1  # of the continuation of an n-gram that ends at a slot
+    start = slot + 1  # first position after an n-gram that ends at a slot
     fits = start + num_pred <= lengths[:, None]
     same, first = jnp.ones_like(fits), jnp.zeros_like(lengths)
     found = jnp.zeros_like(lengths, dtype=bool)
@@ -119,8 +120,9 @@ def read_prompt(
 ) -> CachedState:
     """The state after the prompt's call, which verifies the first `drafted` tokens of a draft after it."""
     rows, cache, out = decoder.prefill_ahead(params, request, draft, draft.shape[1] + 1)
+    predicted = decoder.predictor(params, rows, knobs)(out.hidden[:, None])
     rows = rows.spend(out.counts, request.lengths + drafted)
-    rows, _, _ = commit_right(decoder, params, rows, out.hidden, draft, drafted, knobs)
+    rows, _, _ = commit_right(rows, predicted, draft, drafted)
     return CachedState(rows, cache)
 
 
@@ -131,35 +133,44 @@ def verify(
     draft: Int[Array, "B K"],
     drafted: Int[Array, "B"],
     knobs: Any,
+    least: int = 0,
 ) -> tuple[CachedState, Int[Array, "B"]]:
-    """One call on the newest token and a draft whose first `drafted` tokens count; returns how many were right."""
-    network, at = decoder.network, state.cached
-    fed = jnp.concatenate([state.rows.newest[0], draft], axis=1)
-    positions = at[:, None] + jnp.arange(fed.shape[1])
-    out = network.forward(params, fed, positions, Prefix(state.cache, at))
-    rows = state.rows.spend(out.counts, 1 + drafted)
-    rows, chosen, accepted = commit_right(decoder, params, rows, out.hidden, draft, drafted, knobs)
-    cache = network.write(state.cache, out.kv, write_after_read(at, chosen))
+    """One call on the newest token and a draft.
+
+    Args:
+      decoder, params, state, knobs: as for `step`.
+      draft: K tokens.
+      drafted: how many of them count: K, or `least`.
+      least: tokens that a draft has at least.
+
+    Returns:
+      The state after the call, and how many drafted tokens were right.
+    """
+    network, at, running = decoder.network, state.cached, ~state.rows.done
+    fed = jnp.concatenate([state.rows.newest[0], draft], axis=1)[:, None]
+    sizes = Sizes(jnp.ones_like(at), 1 + drafted, running, (1 + least,), decoder.bounded)
+    read = decoder.predictor(params, state.rows, knobs)
+    call = forward_candidates(network, params, state.cache, fed, at, sizes, read)
+    rows = state.rows.spend(call.counts, call.positions)
+    rows, tokens, accepted = commit_right(rows, call.outputs, draft, drafted)
+    cache = network.write(state.cache, call.kv, write_after_read(at, tokens))
     return CachedState(rows, cache), accepted
 
 
 def commit_right(
-    decoder: DecoderBase,
-    params: Any,
-    rows: Rows,
-    hidden: Float[Array, "B W D"],
-    draft: Int[Array, "B K"],
-    drafted: Int[Array, "B"],
-    knobs: Any,
+    rows: Rows, predicted: Any, draft: Int[Array, "B K"], drafted: Int[Array, "B"]
 ) -> tuple[Rows, Int[Array, "B W"], Int[Array, "B"]]:
     """Commits the network's choices up to the first that differs from the draft, that one included.
 
+    Args:
+      rows: rows before the commit.
+      predicted: what `DecoderBase.predictor` reads for one candidate.
+      draft, drafted: tokens after the newest one, and how many of them count.
+
     Returns:
-      Rows, the choices at all W = K + 1 positions, and how many drafts were right.
+      Rows, the choices at all W = K + 1 positions, and how many drafted tokens were right.
     """
-    logits = decoder.network.logits(params, hidden)
-    positions = rows.length[:, None] + jnp.arange(hidden.shape[1])
-    chosen = decoder.sample(logits, positions, rows, knobs)
+    tokens, log_probs, _ = jax.tree.map(lambda x: x[:, 0], predicted)
     counts = jnp.arange(draft.shape[1]) < drafted[:, None]
-    accepted = select.leading_run((draft == chosen[:, :-1]) & counts)
-    return rows.commit(chosen, accepted + 1, decoder.scores(logits, chosen)), chosen, accepted
+    accepted = select.leading_run((draft == tokens[:, :-1]) & counts)
+    return rows.commit(tokens, accepted + 1, log_probs), tokens, accepted

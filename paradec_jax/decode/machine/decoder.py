@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 import jax
@@ -12,19 +13,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from paradec_jax.config import TokenSpec
 from paradec_jax.decode.machine import rows as row_state
-from paradec_jax.decode.machine.knobs import (
-    UNLIMITED,
-    SamplingKnobs,
-    as_arrays,
-    check_types,
-    unneeded,
-)
+from paradec_jax.decode.machine.knobs import UNLIMITED, SamplingKnobs, as_arrays, unneeded
 from paradec_jax.decode.machine.network import CachedNetwork, Forward, Prefix
 from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.machine.rows import Decoded, Rows
 from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
 from paradec_jax.decode.rules.sampling import log_probability, sample
-from paradec_jax.decode.rules.windows import last_of, window
+from paradec_jax.decode.rules.windows import window
 
 AnyDecoder = TypeVar("AnyDecoder", bound="DecoderBase")  # not Self, which the type checks of tests refuse
 
@@ -121,8 +116,8 @@ class DecoderBase(abc.ABC):
     @property
     def networks(self) -> dict[str, Any]:
         """Every network by its field; a word in the place of a further one says that none runs."""
-        found = {name: getattr(self, name) for name in ("network", *self.further_networks)}
-        return {name: network for name, network in found.items() if not isinstance(network, str)}
+        networks = {name: getattr(self, name) for name in ("network", *self.further_networks)}
+        return {name: network for name, network in networks.items() if not isinstance(network, str)}
 
     @property
     def mask(self) -> int:
@@ -160,8 +155,7 @@ class DecoderBase(abc.ABC):
         if isinstance(request.lengths, jax.core.Tracer):
             return
         if self.any_order:
-            check_unmasked(request, self.mask)
-            check_first(request, self.spec.alignment)
+            check_canvas(request, self.mask, self.spec.alignment)
         lengths, budgets = np.asarray(request.lengths), np.asarray(request.budgets)
         if request.tokens.shape[1] > size or np.any(lengths + np.minimum(budgets, 1) > size):
             raise ValueError(
@@ -183,16 +177,14 @@ class DecoderBase(abc.ABC):
         if not isinstance(knobs, self.Knobs):
             wanted = f"{name}.Knobs ({self.Knobs.__name__})"
             raise ValueError(f"{name} takes knobs of type {wanted}, not {type(knobs).__name__}")
-        check_types(knobs)
-        knobs.check()
-        hot = knobs.temperature
+        arrays, hot = as_arrays(knobs, self), knobs.temperature
         if self.greedy and not isinstance(hot, jax.core.Tracer) and np.any(np.asarray(hot) > 0):
             raise ValueError(f"{name} is greedy, so temperature must be 0, not {hot}")
         without = unneeded(knobs, self)
         for field, need in without.items():
             if getattr(knobs, field) is not None:
                 raise ValueError(f"{field} needs {need}")
-        return dataclasses.replace(as_arrays(knobs, self), **dict.fromkeys(without))
+        return dataclasses.replace(arrays, **dict.fromkeys(without))
 
     def prepare(self, params: Any) -> Any:
         """Parameters laid out for decoding; of several networks, one dictionary by field name."""
@@ -237,23 +229,11 @@ class DecoderBase(abc.ABC):
     def prefill(
         self, params: Any, request: Request, knobs: Any, scratch: int, network: Any = None, **latents: Any
     ) -> tuple[Rows, Any, Forward]:
-        """Reads the prompts in one call and commits the token each predicts.
-
-        Args:
-          params, request, knobs: as for `init`.
-          scratch: positions that buffers hold after `size`.
-          network: what reads the prompt, where it is not the decoder's own (another depth).
-          latents: see `empty_cache`.
-
-        Returns:
-          Rows, a cache that holds the prompts, and what the call returned.
-        """
-        network = self.network if network is None else network
-        rows, cache = self.begin(request, scratch), self.empty_cache(request, self.size + scratch, **latents)
-        out = network.forward(params, request.tokens, request.positions, Prefix(cache, None))
-        cache = network.write(cache, out.kv, jnp.zeros_like(request.lengths))
+        """Reads the prompts in one call and commits the token that each predicts; otherwise as `prefill_ahead`."""
+        nothing = request.tokens[:, :0]
+        rows, cache, out = self.prefill_ahead(params, request, nothing, scratch, network, **latents)
         rows = rows.spend(out.counts, request.lengths)
-        rows, _ = self.commit_next(params, rows, last_of(out.hidden, request.lengths), knobs)
+        rows, _ = self.commit_next(params, rows, out.hidden, knobs)
         return rows, cache, out
 
     def prefill_ahead(
@@ -269,22 +249,22 @@ class DecoderBase(abc.ABC):
 
         Args:
           params, request: as for `init`.
-          ahead: the tokens that follow each row's prompt.
+          ahead: tokens that follow each row's prompt.
           scratch: positions that buffers hold after `size`, at least K.
-          network: what reads the prompt, where it is not the decoder's own (another depth).
+          network: network that reads the prompt, where it is not the decoder's own (another depth).
           latents: see `empty_cache`.
 
         Returns:
-          Rows, a cache that holds the prompts, and the call's result, its head inputs those of each last prompt
-          position and of the K after it, W = 1 + K.
+          Rows, a cache that holds the prompts, and the call's result, with the hidden states of each last prompt
+          position and of the K after it alone, W = 1 + K.
         """
         network = self.network if network is None else network
         rows, cache = self.begin(request, scratch), self.empty_cache(request, self.size + scratch, **latents)
-        count = ahead.shape[1]
-        fed = jnp.pad(request.tokens, ((0, 0), (0, count)))
-        fed = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))(
-            fed, ahead, request.lengths
+        count, insert = (
+            ahead.shape[1],
+            jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,))),
         )
+        fed = insert(jnp.pad(request.tokens, ((0, 0), (0, count))), ahead, request.lengths)
         positions = jnp.broadcast_to(jnp.arange(fed.shape[1]), fed.shape)
         out = network.forward(params, fed, positions, Prefix(cache, None))
         cache = network.write(cache, out.kv, jnp.zeros_like(request.lengths))
@@ -292,15 +272,39 @@ class DecoderBase(abc.ABC):
         return rows, cache, dataclasses.replace(out, hidden=hidden)
 
     def sample(
-        self, logits: Float[Array, "B W V"], positions: Int[Array, "B W"], rows: Rows, knobs: Any
+        self,
+        logits: Float[Array, "B W V"],
+        positions: Int[Array, "B W"],
+        rows: Rows,
+        knobs: Any,
+        step: Int[Array, "B"] | None = None,
     ) -> Int[Array, "B W"]:
-        """The token at each of `positions`."""
+        """The token at each of `positions`; `step` as for `rules.sampling.sample`."""
         if self.greedy:
             return jnp.argmax(logits, axis=-1).astype(jnp.int32)
         uniforms = None if rows.recorded is None else rows.recorded.uniforms
-        return sample(logits, positions, rows.keys, knobs, uniforms, top_p_rule=self.top_p_rule)
+        return sample(logits, positions, rows.keys, knobs, uniforms, top_p_rule=self.top_p_rule, step=step)
 
-    def scores(self, logits: Float[Array, "B W V"], tokens: Int[Array, "B W"]) -> Float[Array, "B W"] | None:
+    def predictor(
+        self, params: Any, rows: Rows, knobs: Any, *, keep_logits: bool = False
+    ) -> Callable[[Float[Array, "B R W D"]], tuple[Any, Any, Any]]:
+        """What `forward_candidates` reads from hidden states of each row's newest token and guesses after it.
+
+        It gives the token that belongs after each, [B, R, W], its log-probability where they are kept, and the logits
+        where asked for. Candidates draw with the same noise, which belongs to positions.
+        """
+
+        def read(hidden: Float[Array, "B R W D"]) -> tuple[Any, Any, Any]:
+            logits = self.network.logits(params, hidden)
+            positions = rows.length[:, None] + jnp.arange(hidden.shape[2])
+            tokens = jax.vmap(lambda logits: self.sample(logits, positions, rows, knobs), 1, 1)(logits)
+            return tokens, self.scores(logits, tokens), logits if keep_logits else None
+
+        return read
+
+    def scores(
+        self, logits: Float[Array, "B *R W V"], tokens: Int[Array, "B *R W"]
+    ) -> Float[Array, "B *R W"] | None:
         """Log-probability of each token where it is kept."""
         return log_probability(logits, tokens) if self.log_probs else None
 
@@ -322,8 +326,12 @@ def check_mask(mask: int | None, vocab_size: int) -> int:
     return mask
 
 
-def check_unmasked(request: Request, mask: int) -> None:
-    """Refuses a mask among the given tokens, which would never be revealed. Raises ValueError."""
+def check_canvas(request: Request, mask: int, alignment: str) -> None:
+    """Refuses a mask among the given tokens, which would never be revealed, and a first token that nothing predicts.
+
+    Raises:
+      ValueError: either, with the row.
+    """
     given = np.arange(request.tokens.shape[1]) < np.asarray(request.lengths)[:, None]
     if request.given is not None:
         given &= np.asarray(request.given)
@@ -332,17 +340,9 @@ def check_unmasked(request: Request, mask: int) -> None:
         raise ValueError(
             f"row {rows[0]} gives the mask token {mask} at position {places[0]}: leave a hole there instead"
         )
-
-
-def check_first(request: Request, alignment: str) -> None:
-    """Refuses a row that begins with a hole where each position predicts the next one. Raises ValueError."""
-    if alignment != "next":
-        return
-    known = np.asarray(request.lengths) > 0
-    if request.given is not None:
-        known &= np.asarray(request.given)[:, 0]
-    if not known.all():
+    begun = given[:, :1].any(axis=1)
+    if alignment == "next" and not begun.all():
         raise ValueError(
-            f"row {int(np.argmin(known))} does not begin with a given token, and logits of alignment 'next' say "
+            f"row {int(np.argmin(begun))} does not begin with a given token, and logits of alignment 'next' say "
             f"nothing of the first one"
         )

@@ -7,7 +7,7 @@
 | `rollout` | nested `lax.scan` with checkpoint | as `trace`, and reverse mode in bounded memory         |
 | `stream`  | a Python loop over jitted steps   | states as they come                                    |
 
-Parameters are raw or prepared (`decoder.prepare`, once, by whoever owns them); no driver prepares them. Where they
+Parameters are raw or prepared (`decoder.prepare`, once, by the owner of the parameters); no driver does. Where they
 or the request lie on a mesh, the state lies on it by rows (`placing`). On a mesh of several processes every one of
 them calls the driver with the same request, its own copy or one by rows; results come whole to each, states by rows.
 """
@@ -66,9 +66,8 @@ def checked(
 @functools.partial(jax.jit, static_argnums=0)
 def compiled_run(decoder: Any, params: Any, request: Request, knobs: Any, max_steps: Any) -> Decoded:
     """The program behind `run`, without its checks."""
-    return decoder.finish(
-        _silent(decoder, params, _begin(decoder, params, request, knobs), knobs, max_steps)[0]
-    )
+    state = _begin(decoder, params, request, knobs)
+    return decoder.finish(_while_running(decoder, params, state, knobs, max_steps)[0])
 
 
 def _begin(decoder: Any, params: Any, request: Request, knobs: Any) -> Any:
@@ -77,24 +76,21 @@ def _begin(decoder: Any, params: Any, request: Request, knobs: Any) -> Any:
     return placed(decoder.init(params, placed(request, batch), knobs), batch)
 
 
-def _silent(decoder: Any, params: Any, state: Any, knobs: Any, steps: Any) -> tuple[Any, Any]:
-    """The state after at most `steps` steps whose info nobody reads, and how many there were."""
+def _while_running(
+    decoder: Any, params: Any, state: Any, knobs: Any, most: Any, info: Any = None
+) -> tuple[Any, Any, Any]:
+    """The state after at most `most` steps, how many there were, and the newest info where one is given to begin."""
 
-    def step(carry: tuple[Any, Any]) -> tuple[Any, Any]:
-        return decoder.step(params, carry[0], knobs)[0], None
+    def going(carry: tuple[Any, Any, Any]) -> Any:
+        state, count, _ = carry
+        return (count < most) & ~jnp.all(decoder.done(state))
 
-    (state, _), count = _while_running(step, decoder.done, (state, None), steps)
-    return state, count
+    def step(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        state, count, info = carry
+        state, new = decoder.step(params, state, knobs)
+        return state, count + 1, None if info is None else new
 
-
-def _while_running(step: Any, done: Any, carry: tuple[Any, Any], steps: Any) -> tuple[Any, Any]:
-    """(state, info) after at most `steps` steps, and how many there were."""
-
-    def going(carry: tuple[Any, Any]) -> Any:
-        (state, _), count = carry
-        return (count < steps) & ~jnp.all(done(state))
-
-    return lax.while_loop(going, lambda carry: (step(carry[0]), carry[1] + 1), (carry, jnp.int32(0)))
+    return lax.while_loop(going, step, (state, jnp.int32(0), info))
 
 
 def trace(
@@ -123,11 +119,11 @@ def compiled_trace(
 ) -> tuple[Decoded, Any]:
     """The program behind `trace`, without its checks."""
 
-    def body(state: Any, _: None) -> tuple[Any, Any]:
+    def step(state: Any, _: None) -> tuple[Any, Any]:
         state, info = decoder.step(params, state, knobs)
         return state, record(state, info)
 
-    state, records = lax.scan(body, _begin(decoder, params, request, knobs), length=n)
+    state, records = lax.scan(step, _begin(decoder, params, request, knobs), length=n)
     return decoder.finish(state), records
 
 
@@ -164,13 +160,13 @@ def rollout(
     decoder = decoder.differentiable()
     knobs = decoder.knobs(knobs)
 
-    def body(state: Any, _: None) -> tuple[Any, Any]:
+    def step(state: Any, _: None) -> tuple[Any, Any]:
         state, info = decoder.step(params, state, knobs)
         return state, record(state, info)
 
     @jax.checkpoint
     def of_segment(state: Any, _: None) -> tuple[Any, Any]:
-        return lax.scan(body, state, length=segment)
+        return lax.scan(step, state, length=segment)
 
     with on(mesh_of(params, request)):
         state = _begin(decoder, params, request, knobs)
@@ -244,18 +240,14 @@ def finish(decoder: Any, state: Any) -> Decoded:
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def advance(decoder: Any, params: Any, state: Any, knobs: Any, count: Any) -> tuple[Any, Any]:
     """The state after at most `count` steps, and how many there were."""
-    state, did = _silent(decoder, params, state, knobs, count)
+    state, did, _ = _while_running(decoder, params, state, knobs, count)
     return placed(state), did
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def advance_with_info(decoder: Any, params: Any, state: Any, knobs: Any, count: Any) -> tuple[Any, Any]:
     """As `advance`, with the newest step's info in place of the number; zeros where no step was done."""
-
-    def step(carry: tuple[Any, Any]) -> tuple[Any, Any]:
-        return decoder.step(params, carry[0], knobs)
-
-    shapes = jax.eval_shape(step, (state, None))[1]
+    shapes = jax.eval_shape(lambda state: decoder.step(params, state, knobs)[1], state)
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    state, info = _while_running(step, decoder.done, (state, empty), count)[0]
+    state, _, info = _while_running(decoder, params, state, knobs, count, empty)
     return placed(state), info

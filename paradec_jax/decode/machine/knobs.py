@@ -76,104 +76,80 @@ def alternatives(kind: type) -> dict[str, tuple[Any, ...]]:
 
 def words_of(kind: type, name: str) -> tuple[str, ...]:
     """Words that may stand for the numbers 0, 1, .. of a knob."""
-    literals = (
-        typing.get_args(x) for x in alternatives(kind)[name] if typing.get_origin(x) is typing.Literal
-    )
-    return next(literals, ())
-
-
-def check_types(knobs: Any) -> None:
-    """Refuses what is no number of its field's kind, what 32 bits cannot hold, and NaN. Raises ValueError."""
-    for field in dataclasses.fields(knobs):
-        value, optional = getattr(knobs, field.name), "unset" in field.metadata
-        words = words_of(type(knobs), field.name)
-        if (value is None and optional) or (isinstance(value, str) and words):
-            continue
-        dtype = _dtype(type(knobs), field.name, value)
-        if not _holds(dtype, value):
-            kind = "a whole number of 32 bits" if dtype == np.int32 else "a number of float32"
-            allowed = " or ".join([*words, kind, *["None"] * optional])
-            raise ValueError(f"{field.name} must be {allowed}, not {value!r}")
-
-
-def _dtype(kind: type, name: str, value: Any) -> Any:
-    """What a knob is in a program, by its field: int32, or float32, or float64 where it is given so and allowed."""
-    whole = int in alternatives(kind)[name] or words_of(kind, name)
-    if whole and _given(value).ndim == 0:
-        return np.dtype(np.int32)
-    wide = type(value) is not float and jax.dtypes.canonicalize_dtype(np.float64) == np.float64
-    return np.dtype(np.float64 if wide and _given(value).dtype == np.float64 else np.float32)
-
-
-def _given(value: Any) -> Any:
-    """The value as an array; lists of unequal lengths, which are none, as an object."""
-    try:
-        return value if isinstance(value, jax.Array) else np.asarray(value)
-    except ValueError:
-        return np.asarray(None)
-
-
-def _holds(dtype: Any, value: Any) -> bool:
-    """Whether a number, or each of an array, is one of this type but for rounding."""
-    given = _given(value)
-    if dtype == np.int32:
-        number, whole = jnp.issubdtype(given.dtype, jnp.integer), np.iinfo(dtype)
-        return number and (isinstance(value, jax.core.Tracer) or whole.min <= int(given) <= whole.max)
-    if not any(jnp.issubdtype(given.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
-        return False
-    if isinstance(value, jax.core.Tracer):
-        return True
-    given = np.asarray(given)
-    with np.errstate(over="ignore"):
-        return bool(np.all(np.isinf(given) | np.isfinite(given.astype(dtype))))
+    options = alternatives(kind)[name]
+    return next((typing.get_args(x) for x in options if typing.get_origin(x) is typing.Literal), ())
 
 
 def unneeded(knobs: Any, decoder: Any) -> dict[str, str]:
     """Knobs that mean nothing to a decoder, each with what they need instead, in words."""
-    found = {}
+    missing = {}
     for field in dataclasses.fields(knobs):
         name, wanted = field.metadata.get("needs") or ("", ())
-        if hasattr(decoder, name):
-            value, words = getattr(decoder, name), isinstance(wanted, tuple)
-            if value not in wanted if words else value < wanted:
-                told = " or ".join(wanted) if words else f"of at least {wanted}"
-                found[field.name] = f"{name} {told}, not {value}"
-    return found
+        if not hasattr(decoder, name):
+            continue
+        value, words = getattr(decoder, name), isinstance(wanted, tuple)
+        if value not in wanted if words else value < wanted:
+            need = " or ".join(wanted) if words else f"of at least {wanted}"
+            missing[field.name] = f"{name} {need}, not {value}"
+    return missing
 
 
 def as_arrays(knobs: Any, decoder: Any = None) -> Any:
-    """The knobs as float32 and int32 scalars, so that all numbers, None and arrays trace one program.
+    """The knobs as float32 and int32 arrays, so that all numbers, None and arrays trace one program.
 
     Args:
       knobs: as the caller gave them.
       decoder: what a knob's `unset` may depend on.
 
     Raises:
-      ValueError: an array where one number for all rows is wanted.
+      ValueError: what is no number of its field's kind, what 32 bits cannot hold, NaN, and an array where one number
+        for all rows is wanted; values out of their range, by `check`.
     """
-    kind: Any = type(knobs)
-    arrays: dict[str, Array] = {}
-    for field in dataclasses.fields(knobs):
-        name, value = field.name, getattr(knobs, field.name)
-        shape = np.shape(value)
-        schedule = any(getattr(one, "dim_str", "") for one in alternatives(kind)[name])
-        if schedule:
-            if len(shape) > 1 or 0 in shape:
-                raise ValueError(
-                    f"{name} must be a number or a schedule [K] of one value an age, not of shape {shape}"
-                )
-        elif shape:
-            raise ValueError(
-                f"{name} must be one number for all rows, not of shape {shape}: use vmap to try several"
-            )
+    fields = dataclasses.fields(knobs)
+    arrays = {field.name: _array(type(knobs), field, getattr(knobs, field.name)) for field in fields}
+    knobs.check()
+    for field in fields:
         unset = field.metadata.get("unset")
-        if value is None:
-            value = unset(decoder) if callable(unset) else unset
-        if isinstance(value, str):
-            value = words_of(kind, name).index(value)
-        if isinstance(value, jax.Array):
-            arrays[name] = lax.convert_element_type(value, _dtype(kind, name, value))
-        elif value is not None:
-            # Placed on the device as it is: `jnp.asarray` compiles a program for each type.
-            arrays[name] = jax.device_put(np.asarray(value).astype(_dtype(kind, name, value)))
+        if arrays[field.name] is None and unset is not None:
+            arrays[field.name] = _array(type(knobs), field, unset(decoder) if callable(unset) else unset)
     return dataclasses.replace(knobs, **arrays)
+
+
+def _array(kind: type, field: dataclasses.Field, value: Any) -> Any:
+    """A field's value as an array of the dtype that it has in a program; None as it is."""
+    name, optional = field.name, "unset" in field.metadata
+    options, words = alternatives(kind)[name], words_of(kind, name)
+    if value is None and optional:
+        return None
+    if isinstance(value, str) and words:
+        return np.asarray(
+            words.index(value) if value in words else 0, np.int32
+        )  # the class refuses other words
+    try:
+        given = value if isinstance(value, jax.Array) else np.asarray(value)
+    except ValueError:  # a list of lists of unequal lengths
+        given = np.asarray(None)
+
+    whole = given.ndim == 0 and (int in options or bool(words))
+    wide = type(value) is not float and jax.dtypes.canonicalize_dtype(np.float64) == np.float64
+    dtype = np.dtype(np.int32 if whole else np.float64 if wide and given.dtype == np.float64 else np.float32)
+    kinds = (jnp.integer,) if whole else (jnp.floating, jnp.integer, jnp.bool_)
+    right, traced = (
+        any(jnp.issubdtype(given.dtype, kind) for kind in kinds),
+        isinstance(value, jax.core.Tracer),
+    )
+    if right and not traced:
+        exact = np.asarray(given)
+        with np.errstate(over="ignore"):
+            cast = exact.astype(dtype)
+        right = bool(np.all(cast == exact if whole else np.isinf(exact) | np.isfinite(cast)))
+    if not right:
+        number = "a whole number of 32 bits" if whole else "a number of float32"
+        allowed = " or ".join([*words, number, *["None"] * optional])
+        raise ValueError(f"{name} must be {allowed}, not {value!r}")
+    schedule = any(getattr(option, "dim_str", "") for option in options)
+    if given.ndim > int(schedule) or 0 in given.shape:
+        shape = "a number or a schedule [K] of one value an age" if schedule else "one number for all rows"
+        raise ValueError(f"{name} must be {shape}, not of shape {given.shape} (vmap tries several numbers)")
+    # An array of the host is placed as it is: `jnp.asarray` compiles a program for each type.
+    return lax.convert_element_type(value, dtype) if isinstance(value, jax.Array) else jax.device_put(cast)

@@ -14,7 +14,11 @@ from jaxtyping import Array, Bool, Float, Int
 Params = Any
 Cache = Any
 Window = Any
+View = Any  # what a window sees: positions, prefix and mask as the layers want them
 Counts = dict[str, Int[Array, "*B"] | int]
+Inputs = Int[Array, "B W"] | Float[Array, "B W D"]  # tokens, or vectors in their place
+States = Float[Array, "B W D"]  # latents
+Mask = Bool[Array, "*B W W"] | None
 
 
 @jax.tree_util.register_dataclass
@@ -78,10 +82,10 @@ class Network(Protocol):
     def forward(
         self,
         params: Params,
-        inputs: Int[Array, "B W"] | Float[Array, "B W D"],
+        inputs: Inputs,
         positions: Int[Array, "B W"],
         prefix: Prefix | None = None,
-        mask: Bool[Array, "*B W W"] | None = None,
+        mask: Mask = None,
     ) -> Forward: ...
     def logits(self, params: Params, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]: ...
 
@@ -101,73 +105,49 @@ class RecurrentNetwork(CachedNetwork, Protocol):
     """A network whose forward can be taken apart: prelude, one recurrence at a time, coda.
 
     The initial latent of each position lies in the cache: `init_cache` draws it, once, `forward` reads it.
+
+    - `at`: the same network whose `forward` does that many recurrences; itself when None.
+    - `latents`: initial latents of some positions. `start_from`: the cache in which positions `at .. at + W - 1`
+      start from other ones. `initial_state`: random ones, one a key.
+    - `view`, `empty_window`, `embed`, then `iterate` or `recur`, then `readout`: the parts of a call. `readout` gives
+      final hidden states, the window with all its keys and values, and the recurrences it took.
+    - `forward_from`: as `forward` from given latents; returns the latents after the last recurrence as well.
     """
 
     @property
     def recurrence(self) -> int: ...
-    def at(self, recurrence: int | None) -> "RecurrentNetwork":
-        """The same network whose `forward` does `recurrence` recurrences; itself when None."""
-        ...
-
+    def at(self, recurrence: int | None) -> "RecurrentNetwork": ...
     def init_cache(
         self, keys: Array, size: int, *, scale: Any = 1.0, states: Float[Array, "P D"] | None = None
     ) -> Cache: ...
-    def latents(self, cache: Cache, positions: Int[Array, "B W"]) -> Float[Array, "B W D"]:
-        """The initial latents of these positions."""
-        ...
-
-    def start_from(self, cache: Cache, states: Float[Array, "B W D"], at: Int[Array, "B"]) -> Cache:
-        """The cache in which positions `at .. at + W - 1` start from these latents."""
-        ...
-
-    def initial_state(self, keys: Array, scale: Any) -> Float[Array, "*B D"]:
-        """Random latents, one a key."""
-        ...
-
-    def view(
-        self,
-        positions: Int[Array, "B W"],
-        prefix: Prefix | None = None,
-        mask: Bool[Array, "*B W W"] | None = None,
-    ) -> Any: ...
+    def latents(self, cache: Cache, positions: Int[Array, "B W"]) -> States: ...
+    def start_from(self, cache: Cache, states: States, at: Int[Array, "B"]) -> Cache: ...
+    def initial_state(self, keys: Array, scale: Any) -> Float[Array, "*B D"]: ...
+    def view(self, positions: Int[Array, "B W"], prefix: Prefix | None = None, mask: Mask = None) -> View: ...
     def empty_window(self, batch: int, width: int) -> Window: ...
     def embedding(self, params: Params) -> Float[Array, "V D"]: ...
-    def embed(
-        self, params: Params, inputs: Int[Array, "B W"] | Float[Array, "B W D"], view: Any, window: Window
-    ) -> tuple[Float[Array, "B W D"], Window]: ...
+    def embed(self, params: Params, inputs: Inputs, view: View, window: Window) -> tuple[States, Window]: ...
     def iterate(
         self,
         params: Params,
-        state: Float[Array, "B W D"],
-        e: Float[Array, "B W D"],
-        view: Any,
+        state: States,
+        e: States,
+        view: View,
         window: Window,
         index: Any,
         rows: Bool[Array, "B"] | None = None,
-    ) -> tuple[Float[Array, "B W D"], Window]: ...
+    ) -> tuple[States, Window]: ...
     def recur(
-        self,
-        params: Params,
-        state: Float[Array, "B W D"],
-        e: Float[Array, "B W D"],
-        view: Any,
-        window: Window,
-        recurrences: int,
-    ) -> tuple[Float[Array, "B W D"], Window]: ...
-    def readout(self, params: Params, state: Float[Array, "B W D"], view: Any, window: Window) -> Forward:
-        """Ends a call: head inputs, the window with all its keys and values, and the recurrences it took."""
-        ...
-
+        self, params: Params, state: States, e: States, view: View, window: Window, recurrences: int
+    ) -> tuple[States, Window]: ...
+    def readout(self, params: Params, state: States, view: View, window: Window) -> Forward: ...
     def forward_from(
         self,
         params: Params,
-        inputs: Int[Array, "B W"] | Float[Array, "B W D"],
+        inputs: Inputs,
         positions: Int[Array, "B W"],
-        states: Float[Array, "B W D"],
+        states: States,
         prefix: Prefix | None = None,
-        mask: Bool[Array, "*B W W"] | None = None,
-    ) -> tuple[Forward, Float[Array, "B W D"]]:
-        """As `forward` from given latents; returns the latents after the last recurrence as well."""
-        ...
-
+        mask: Mask = None,
+    ) -> tuple[Forward, States]: ...
     def normalise(self, params: Params, state: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]: ...

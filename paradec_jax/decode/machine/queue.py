@@ -30,13 +30,11 @@ class QueueResult:
       decoded: one row a prompt, in the order of the request.
       steps: steps of the decoder, over all rows at once.
       occupancy: share of rows that were running, over all steps.
-      admissions: calls that read prompts, the first one included.
     """
 
     decoded: Decoded
     steps: int
     occupancy: float
-    admissions: int
 
 
 def serve(
@@ -47,7 +45,6 @@ def serve(
     *,
     rows: int = 8,
     every: int = 16,
-    report: Callable[[int, int], None] = lambda done, total: None,
 ) -> QueueResult:
     """Decodes all prompts of a request, `rows` at a time, and refills rows that have stopped.
 
@@ -61,7 +58,6 @@ def serve(
       knobs: a `decoder.Knobs` of scalars; the defaults when None.
       rows: rows of the running batch.
       every: steps between two looks.
-      report: told how many prompts are finished, and N.
 
     Raises:
       ValueError: a number below 1, or what `run` refuses.
@@ -76,7 +72,7 @@ def serve(
         return drive.start(decoder, params, some, knobs)
 
     with on(mesh):
-        return _serve(decoder, params, request, knobs, rows, every, report, start)
+        return _serve(decoder, params, request, knobs, min(rows, request.batch), every, start)
 
 
 def _serve(
@@ -86,20 +82,14 @@ def _serve(
     knobs: Any,
     rows: int,
     every: int,
-    report: Callable[[int, int], None],
     start: Callable[[Any], Any],
 ) -> QueueResult:
     """As `serve`, after its checks; `start` gives the state after some rows' prompts, by their numbers."""
-    total = request.batch
-    rows = min(rows, total)
-    first = np.arange(rows)
-    owners = first.copy()  # the prompt in each row, -1 where none is left
-    state = start(first)
-    waiting, admissions = rows, 1
-    axes = _batch_axes(decoder, params, request, knobs)
+    axes, owners = _batch_axes(decoder, params, request, knobs), np.arange(rows)  # the prompt in each row
+    waiting = list(range(rows, request.batch))
     results: dict[int, Decoded] = {}
-    steps = busy = 0
-    while (owners >= 0).any():
+    state, steps, busy = start(np.arange(rows)), 0, 0
+    while len(results) < request.batch:
         before = np.asarray(gathered(state.rows.counts[NETWORK_CALLS]))
         state, did = drive.advance(decoder, params, state, knobs, np.int32(every))
         steps += int(did)
@@ -111,18 +101,15 @@ def _serve(
         finished = jax.tree.map(np.asarray, gathered(drive.finish(decoder, state)))
         for row in ended:
             results[int(owners[row])] = jax.tree.map(lambda x, row=row: x[row], finished)
-            report(len(results), total)
-        fresh = np.arange(waiting, min(waiting + len(ended), total))
+        # The next prompts take the rows that have ended; a row for which none is left stays as it is.
+        fresh, waiting = waiting[: len(ended)], waiting[len(ended) :]
         owners[ended] = -1
-        if len(fresh):
-            places = ended[: len(fresh)]
-            owners[places] = fresh
-            waiting += len(fresh)
-            admissions += 1
-            state = _admit(axes, state, fresh, places, start)
-    ordered = [results[i] for i in range(total)]
+        owners[ended[: len(fresh)]] = fresh
+        if fresh:
+            state = _admit(axes, state, np.asarray(fresh), ended[: len(fresh)], start)
+    ordered = [results[i] for i in range(request.batch)]
     decoded = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *ordered)
-    return QueueResult(decoded, steps, busy / max(steps * rows, 1), admissions)
+    return QueueResult(decoded, steps, busy / max(steps * rows, 1))
 
 
 def _row_steps(state: Any, before: Any, did: int, done: Any, owned: Any) -> int:
@@ -133,22 +120,14 @@ def _row_steps(state: Any, before: Any, did: int, done: Any, owned: Any) -> int:
     return round(float((share * owned).sum()) * did)
 
 
-def _admit(
-    axes: tuple[int, ...],
-    state: Any,
-    fresh: Any,
-    places: Any,
-    start: Callable[[Any], Any],
-) -> Any:
+def _admit(axes: tuple[int, ...], state: Any, fresh: Any, places: Any, start: Callable[[Any], Any]) -> Any:
     """The state with prompts `fresh` in rows `places`, read in one call of a power-of-two batch."""
-    size = 1
-    while size < len(fresh):
-        size *= 2
-    padding = size - len(fresh)  # the last prompt again, written to the same row
+    padding = 2 ** (len(fresh) - 1).bit_length() - len(
+        fresh
+    )  # the last prompt again, written to the same row
     fresh = np.concatenate([fresh, np.repeat(fresh[-1:], padding)])
     places = np.concatenate([places, np.repeat(places[-1:], padding)])
-    new = start(fresh)
-    return _place(axes, state, new, np.asarray(places, np.int32))
+    return _place(axes, state, start(fresh), np.asarray(places, np.int32))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
@@ -162,7 +141,7 @@ def _place(axes: tuple[int, ...], state: Any, new: Any, places: Int[Array, " K"]
 
 
 def _batch_axes(decoder: Any, params: Any, request: Request, knobs: Any) -> tuple[int, ...]:
-    """For each leaf of a decoder's state, the axis that counts rows, found by making one row more; -1 for none."""
+    """For each leaf of a decoder's state, the axis of rows, which grows where there is one row more; -1 for none."""
 
     def shapes(batch: int) -> list[tuple[int, ...]]:
         some = request.take(np.zeros(batch, np.int32))

@@ -24,8 +24,8 @@ class RecordedDraws:
 
     def take(self, rows: Array) -> "RecordedDraws":
         """The record of some rows of a request: that of all rows, but for the fields that `per_row` names."""
-        own = {name: getattr(self, name) for name in self.per_row}
-        return dataclasses.replace(self, **{name: x[rows] for name, x in own.items() if x is not None})
+        fields = {name: getattr(self, name) for name in self.per_row}
+        return dataclasses.replace(self, **{name: x[rows] for name, x in fields.items() if x is not None})
 
 
 @jax.tree_util.register_dataclass
@@ -152,15 +152,15 @@ def whole_numbers(name: str, values: Any, bits: int = 32) -> np.ndarray:
       ValueError: floats, bools, texts, lists of unequal lengths, or numbers beyond these bits.
     """
     try:
-        found = np.asarray(values)
+        array = np.asarray(values)
     except ValueError:
-        found = np.asarray(None)
+        array = np.asarray(None)
     dtype = np.dtype(f"int{bits}")
     limits = np.iinfo(dtype)
-    whole = found.size == 0 or np.issubdtype(found.dtype, np.integer)
-    if not whole or np.any((found < limits.min) | (found > limits.max)):
+    whole = array.size == 0 or np.issubdtype(array.dtype, np.integer)
+    if not whole or np.any((array < limits.min) | (array > limits.max)):
         raise ValueError(f"{name} must be whole numbers of {bits} bits, not {reprlib.repr(values)}")
-    return np.array(found, dtype)
+    return np.array(array, dtype)
 
 
 @jax.jit

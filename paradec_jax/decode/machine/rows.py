@@ -42,7 +42,7 @@ class Rows:
       length: committed tokens, the prompt included, [B].
       limit: length at which the budget is used, [B].
       reason: a `Reason`, [B].
-      keys, stop: of the request.
+      keys, stop: keys and stop tokens of the request.
       counts: what the row has cost while it was running, [B] each: "network_calls" (prompt included), "positions"
         that those calls computed for it, and what the decoder's networks declare.
       fixed: positions whose token was given, which are never generated and never a stop, [B, S]; None where that is
@@ -144,8 +144,9 @@ class Rows:
 
     def completions(self) -> list[list[int]]:
         """The tokens generated so far, as lists, on the host."""
-        kept = own_positions(self.length, self.prompt_lengths, self.fixed, self.tokens.shape[1])
-        return [row[own].tolist() for row, own in zip(np.asarray(self.tokens), kept, strict=True)]
+        return [
+            row.tolist() for row in own_entries(self.tokens, self.length, self.prompt_lengths, self.fixed)
+        ]
 
     def finish(self, pad: int) -> "Decoded":
         """The rows as a result: `pad` after each row's length, scratch cut off."""
@@ -236,11 +237,12 @@ def generated(length: Array, prompt_lengths: Array, fixed: Array | None) -> Int[
     return jnp.sum(~fixed & (position < length[:, None]), axis=1, dtype=jnp.int32)
 
 
-def own_positions(length: Array, prompt_lengths: Array, fixed: Array | None, size: int) -> np.ndarray:
-    """Which of `size` positions hold a generated token, bool [B, size], on the host."""
-    position = np.arange(size)
+def own_entries(x: Array, length: Array, prompt_lengths: Array, fixed: Array | None) -> list[np.ndarray]:
+    """What of x [B, S] belongs to generated tokens, row by row, on the host."""
+    position = np.arange(x.shape[1])
     given = position < np.asarray(prompt_lengths)[:, None] if fixed is None else np.asarray(fixed)
-    return ~given & (position < np.asarray(length)[:, None])
+    kept = ~given & (position < np.asarray(length)[:, None])
+    return [row[own] for row, own in zip(np.asarray(x), kept, strict=True)]
 
 
 @jax.tree_util.register_dataclass
@@ -283,8 +285,9 @@ class Decoded:
 
     def completions(self) -> list[list[int]]:
         """The generated tokens of each row, as lists; given ones are left out."""
-        kept = own_positions(self.lengths, self.prompt_lengths, self.fixed, self.tokens.shape[1])
-        return [row[own].tolist() for row, own in zip(np.asarray(self.tokens), kept, strict=True)]
+        return [
+            row.tolist() for row in own_entries(self.tokens, self.lengths, self.prompt_lengths, self.fixed)
+        ]
 
     def generated_log_probs(self) -> list[np.ndarray]:
         """Log-probability of each generated token, in nats.
@@ -294,5 +297,4 @@ class Decoded:
         """
         if self.log_probs is None:
             raise ValueError("no log-probabilities were kept: decode with log_probs=True")
-        kept = own_positions(self.lengths, self.prompt_lengths, self.fixed, self.tokens.shape[1])
-        return [row[own] for row, own in zip(np.asarray(self.log_probs), kept, strict=True)]
+        return own_entries(self.log_probs, self.lengths, self.prompt_lengths, self.fixed)

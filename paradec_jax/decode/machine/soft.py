@@ -16,8 +16,8 @@ class SoftGiven(RecordedDraws):
     """Vectors that the network reads in place of the embeddings of given tokens.
 
     Attributes:
-      vectors: of the positions of `Request.tokens`; what stands at a hole or after a row's length is not read,
-        [B, P, D].
+      vectors: one vector for each position of `Request.tokens`, [B, P, D]; those at holes and after a row's length
+        are not read.
     """
 
     vectors: Float[Array, "B P D"] | None = None
@@ -30,7 +30,7 @@ def given_offsets(
     """What is added to the vector of each token of a fresh canvas, so that `SoftGiven` is read where it is given.
 
     Args:
-      name: of the decoder.
+      name: name of the decoder, for the error.
       request: as for `init`.
       table: the vector of each token.
       final: positions whose tokens are given.

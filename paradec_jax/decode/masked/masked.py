@@ -30,6 +30,8 @@ SCORES: dict[str, Callable[[Array, Array], Array]] = {
     "entropy": lambda logits, tokens: score.negative_entropy(logits),
 }
 GROUPED = ("random", *SCORES)
+# What a score is taken from: LLaDA's confidence from the raw softmax, Dream's two from the filtered one.
+TAKEN_FROM = {"confidence": "raw", "margin": "filtered", "entropy": "filtered"}
 ORDERS = ("random", "single", *SCORES)
 GRIDS = ("linear", "cosine")
 STEPS = 128  # where the knob is not set
@@ -108,6 +110,7 @@ class MaskedDecoder(DecoderBase):
 
     _: dataclasses.KW_ONLY
     order: str = "random"
+    confidence: str | None = None
     chunk: int = 64
     Knobs: ClassVar[type] = MaskedKnobs
     visibilities: ClassVar[tuple[str, ...]] = ("full",)
@@ -118,6 +121,9 @@ class MaskedDecoder(DecoderBase):
     def __post_init__(self) -> None:
         check_words(self, order=ORDERS)
         check_sizes(self, "chunk")
+        score.check_confidence(self)
+        if self.confidence is not None and self.order not in SCORES:
+            raise ValueError(f"confidence needs order {' or '.join(SCORES)}, not {self.order}")
 
     def fill(self, request: Request, scratch: int, knobs: Any) -> MaskedState:
         """Masks everywhere but at given tokens, and their partition, drawn with each row's key."""
@@ -145,10 +151,16 @@ class MaskedDecoder(DecoderBase):
             return needed
         return reveal.quota(scores, needed, partition.next_count(groups, groups != partition.NEVER, needed))
 
-    def judge(self, logits: Float[Array, "B C V"], tokens: Int[Array, "B C"]) -> tuple[Array, Any, Any]:
+    def judge(
+        self, logits: Float[Array, "B C V"], tokens: Int[Array, "B C"], knobs: MaskedKnobs
+    ) -> tuple[Array, Any, Any]:
         """The tokens with their log-probabilities and scores, each None where nobody needs it."""
-        score_of = SCORES.get(self.order)
-        return tokens, self.scores(logits, tokens), None if score_of is None else score_of(logits, tokens)
+        log_probs, score_of = self.scores(logits, tokens), SCORES.get(self.order)
+        if score_of is None:
+            return tokens, log_probs, None
+        confidence = self.confidence or TAKEN_FROM[self.order]
+        likely = score.shaped(logits, confidence, knobs, top_p_rule=self.top_p_rule)
+        return tokens, log_probs, score_of(likely, tokens)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +184,8 @@ class Masked(MaskedDecoder):
 
     Attributes:
       order: "random", "single", "confidence", "margin" or "entropy".
+      confidence: distribution that a score is taken from, "raw", "tempered" or "filtered" (see `rules.score.shaped`);
+        None is the paper's: raw for "confidence" (LLaDA), filtered for "margin" and "entropy" (Dream).
       chunk: C, positions of a row whose logits exist at once.
     """
 
@@ -194,7 +208,7 @@ class Masked(MaskedDecoder):
         # A token that is revealed has the law x_theta, which SUBS keeps from being the mask.
         def read(hidden: Array, slots: Array) -> Any:
             logits = without_mask(self.network.logits(params, hidden), self.spec.mask)
-            return self.judge(logits, self.sample(logits, slots, state.rows, knobs))
+            return self.judge(logits, self.sample(logits, slots, state.rows, knobs), knobs)
 
         tokens, log_probs, scores = by_chunks(read, out.hidden, needed, self.chunk, self.bounded)
 

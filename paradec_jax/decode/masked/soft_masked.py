@@ -70,7 +70,7 @@ class SoftMasked(MaskedDecoder):
     """`Masked` whose tokens carry gradients through `rollout`.
 
     Attributes:
-      order, chunk: as those of `Masked`.
+      order, confidence, chunk: as those of `Masked`.
       relaxation: "straight_through" (what is read is a token, its gradient a mixture's) or "soft" (a mixture).
     """
 
@@ -106,7 +106,7 @@ class SoftMasked(MaskedDecoder):
             noised = noisy(logits, slots, keys, knobs, top_p_rule=self.top_p_rule, greedy=self.greedy)
             tokens = jnp.argmax(noised, axis=-1).astype(jnp.int32)
             offsets = relaxed(table, noised, tokens, knobs.token_temperature, self.relaxation)
-            return *self.judge(logits, tokens), offsets
+            return *self.judge(logits, tokens, knobs), offsets
 
         tokens, log_probs, scores, offsets = by_chunks(read, out.hidden, needed, self.chunk, self.bounded)
         where = self.revealed(scores, needed, state.groups)

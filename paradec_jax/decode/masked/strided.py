@@ -28,7 +28,7 @@ class Strided(MaskedDecoder):
     window opens once every position of this one is revealed; each window has N steps.
 
     Attributes:
-      order: as of `Masked`.
+      order, confidence: as of `Masked`.
       chunk: C, positions of a row whose logits exist at once.
       width: W, positions of a window; the network's longest sequence when None.
       stride: positions by which it moves; half of it when None.
@@ -81,7 +81,7 @@ class Strided(MaskedDecoder):
 
         def read(hidden: Array, slots: Array) -> Any:
             logits = without_mask(self.network.logits(params, hidden), self.spec.mask)
-            return self.judge(logits, self.sample(logits, at[:, None] + slots, state.rows, knobs))
+            return self.judge(logits, self.sample(logits, at[:, None] + slots, state.rows, knobs), knobs)
 
         tokens, log_probs, scores = by_chunks(read, out.hidden, needed, self.chunk, self.bounded)
         where = self.revealed(scores, needed, groups)

@@ -7,7 +7,7 @@ import enum
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 
 class Purpose(enum.IntEnum):
@@ -22,7 +22,7 @@ class Purpose(enum.IntEnum):
 
 
 def purpose_keys(keys: Array, purpose: int, step: Int[Array, "B"] | None = None) -> Array:
-    """One key a row for a purpose in a step of the row, [B]; whoever draws folds in the position."""
+    """One key a row for a purpose in a step of the row, [B]; a draw folds in its position."""
     if step is None:
         step = jnp.zeros(keys.shape[:1], jnp.int32)
 
@@ -41,3 +41,9 @@ def fold(
         return jax.vmap(lambda position: jax.random.fold_in(key, position))(positions)
 
     return jax.vmap(of_row)(purpose_keys(keys, purpose, step), positions)
+
+
+def uniform(keys: Array, purpose: int, count: int) -> Float[Array, "B S"]:
+    """A number in [0, 1) for each of the first `count` positions of each row."""
+    positions = jnp.broadcast_to(jnp.arange(count), (*keys.shape, count))
+    return jax.vmap(jax.vmap(jax.random.uniform))(fold(keys, purpose, positions))

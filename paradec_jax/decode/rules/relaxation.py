@@ -8,11 +8,10 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from paradec_jax.decode.rules.randomness import Purpose, fold
-from paradec_jax.decode.rules.sampling import divided, filtered_probabilities, gumbel, is_hot
+from paradec_jax.decode.rules.sampling import divided, filtered_logits, gumbel, is_hot
 from paradec_jax.nn.precision import at_least_float32
 
 RELAXATIONS = ("straight_through", "soft")
-LOWEST = -1e6  # the logarithm of no probability, finite so that its gradient is 0 and not NaN
 
 
 def relaxed(
@@ -55,9 +54,6 @@ def noisy(
     plain = at_least_float32(logits)
     if greedy:
         return plain
-    probs = filtered_probabilities(logits, knobs, top_p_rule=top_p_rule)
-    # A token that the filters took away gets a number so low that it has no share and no gradient.
-    some = probs > 0
-    logs = jnp.where(some, jnp.log(jnp.where(some, probs, 1.0)), LOWEST)
+    logs = filtered_logits(logits, knobs, top_p_rule=top_p_rule)
     drawn = logs + gumbel(fold(keys, Purpose.TOKEN, positions, step), logits.shape[-1])
     return jnp.where(is_hot(knobs.temperature), drawn, plain)

@@ -13,6 +13,7 @@ from paradec_jax.nn.precision import at_least_float32
 TOP_P_RULES = ("drop", "keep", "drop-renormalised", "keep-renormalised")
 COLDEST = 1e-6  # temperatures below it are 0: float32 does not resolve what they would tell apart
 TINY = float(jnp.finfo(jnp.float32).tiny)  # programs may take smaller numbers for 0
+LOWEST = -1e6  # the logarithm of no probability, finite so that its gradient is 0 and not NaN
 
 
 def is_hot(temperature: Any) -> Bool[Array, ""]:
@@ -80,6 +81,21 @@ def filtered_probabilities(
     )
     probs = jnp.where(probs < knobs.min_p * jnp.max(probs, axis=-1, keepdims=True), 0.0, probs)
     return probs / jnp.maximum(jnp.sum(probs, axis=-1, keepdims=True), 1e-10)
+
+
+def filtered_logits(
+    logits: Float[Array, "*shape V"], knobs: Any, *, top_p_rule: str
+) -> Float[Array, "*shape V"]:
+    """The logarithm of `filtered_probabilities`; a token that the filters took away has no share and no gradient."""
+    probs = filtered_probabilities(logits, knobs, top_p_rule=top_p_rule)
+    some = probs > 0
+    return jnp.where(some, jnp.log(jnp.where(some, probs, 1.0)), LOWEST)
+
+
+def filters(knobs: Any, vocab: int) -> Bool[Array, ""]:
+    """Whether top-k, top-p or min-p is set."""
+    some = (jnp.asarray(knobs.top_p) < 1) | (jnp.asarray(knobs.min_p) > 0)
+    return some if knobs.top_k is None else some | (jnp.asarray(knobs.top_k) < vocab)
 
 
 def distribution(

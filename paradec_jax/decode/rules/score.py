@@ -1,27 +1,68 @@
 """How sure a position is: pure functions from logits or latents to one number a position.
 
 `score` and `select` together say which positions are finished; every decoder shares them. All numbers are
-at least float32. Scores after tempering and filtering are those of the logarithm of
-`sampling.filtered_probabilities`.
+at least float32. `shaped` gives the logits of the distribution that a paper's confidence is taken from.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
+from paradec_jax.config.bounds import check_words
+from paradec_jax.decode.rules.sampling import filtered_logits, filters, is_hot, tempered
 from paradec_jax.nn.precision import at_least_float32
 
+CONFIDENCES = ("raw", "tempered", "filtered")
 EPSILON = 1e-10
+
+
+def shaped(
+    logits: Float[Array, "*shape V"], confidence: str, knobs: Any, *, top_p_rule: str
+) -> Float[Array, "*shape V"]:
+    """Logits z of the distribution that a confidence is taken from.
+
+    ::
+
+        raw        softmax(z)                                   LLaDA, Fast-dLLM, Prophet, WINO
+        tempered   softmax(z / T)                               SDAR, JetEngine
+        filtered   softmax(z / T) after top-k, top-p, min-p     Dream
+
+    All three are the same at temperature 0, and at temperature 1 without filters.
+
+    Args:
+      logits: of each position.
+      confidence: one of `CONFIDENCES`.
+      knobs: temperature and filters.
+      top_p_rule: the rule of top-p, see `sampling.filtered_probabilities`.
+    """
+    if confidence == "raw":
+        return at_least_float32(logits)
+    if confidence == "tempered":
+        return tempered(logits, knobs.temperature)
+
+    def without_filters(logits: Array) -> Array:
+        return tempered(logits, knobs.temperature)
+
+    def with_filters(logits: Array) -> Array:
+        return filtered_logits(logits, knobs, top_p_rule=top_p_rule)
+
+    some = is_hot(knobs.temperature) & filters(knobs, logits.shape[-1])
+    return lax.cond(some, with_filters, without_filters, logits)
+
+
+def check_confidence(decoder: Any) -> None:
+    """Refuses a field `confidence` that is neither None nor one of `CONFIDENCES`. Raises ValueError."""
+    if decoder.confidence is not None:
+        check_words(decoder, confidence=CONFIDENCES)
 
 
 def probability(
     logits: Float[Array, "*shape V"], tokens: Int[Array, "*shape"] | None = None
 ) -> Float[Array, "*shape"]:
-    """Probability of the most probable token, or of `tokens`.
-
-    Of tempered logits (`sampling.tempered`) it is that of a chosen token before truncation: top-k and top-p decide
-    which token is drawn, not how sure it is.
-    """
+    """Probability of the most probable token, or of `tokens`."""
     probs = jax.nn.softmax(at_least_float32(logits), axis=-1)
     if tokens is None:
         return jnp.max(probs, axis=-1)

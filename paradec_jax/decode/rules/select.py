@@ -52,6 +52,18 @@ def top(
     return open_ & (rank < _column(count, open_))
 
 
+def best(scores: Float[Array, "B V"], count: int) -> Int[Array, "B count"]:
+    """The indices of the `count` highest scores, the highest first.
+
+    By maxima, which sharded rows have by themselves: XLA gathers the scores of all rows for `top_k`.
+    """
+    index, chosen = jnp.arange(scores.shape[-1]), []
+    for _ in range(count):
+        chosen.append(jnp.argmax(scores, axis=-1).astype(jnp.int32))
+        scores = jnp.where(index == chosen[-1][:, None], -jnp.inf, scores)
+    return jnp.stack(chosen, axis=1)
+
+
 Bound = Float[Array, ""] | Float[Array, "B 1"] | float  # one for all rows, or for each
 
 

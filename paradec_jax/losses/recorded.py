@@ -1,0 +1,21 @@
+"""The one place where objectives take recorded draws, which a batch may bring in place of new ones.
+
+::
+
+    masked diffusion    time_uniforms [B], or [1] for systematic times; mask_uniforms [B, S]
+    self-distillation   times [B]; mask_uniforms [B, S]; teacher_uniforms [m - 1 or more, B, S, V]
+    block diffusion     hidden and probability [B, T]: which tokens are hidden, how likely each was to be
+    residual            the same, and reveals [B, K, T]
+    recurrent           recurrence []; state [B, T, D]
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+
+def recorded_or(batch: dict[str, Any], names: str, draw: Callable[[], Any]) -> Any:
+    """What a batch brings under one name, a list where there are several, or else what `draw` makes."""
+    first, *others = names.split()
+    if first not in batch:
+        return draw()
+    return [batch[name] for name in (first, *others)] if others else batch[first]

@@ -1,0 +1,136 @@
+"""What calls and training updates cost at least: bytes that are read and floating-point operations.
+
+A multiplication and an addition are two operations. Weights are read once a call, by a core once a recurrence, and
+meet every position; an embedding is not counted, an output matrix is where the network has one.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from paradec_jax.sharding import axes
+
+BACKWARD = 2  # times the operations of the forward pass
+Flops = Callable[[Mapping[str, Any], Mapping[str, float]], int | float]  # of a batch and the loss's metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Bytes that a network call must read and floating-point operations it must do."""
+
+    bytes: int
+    flops: int
+
+
+def call_work(network: Any, batch: int, positions: int, context: int, logits: float | None = None) -> Work:
+    """The least that one call of a network can cost; keys and values of the context are read once a layer.
+
+    Args:
+      network: the network.
+      batch, positions, context: rows, positions of each in this call, and cached positions before them.
+      logits: positions of each row that output scores are computed at; all when None.
+
+    Raises:
+      ValueError: a context of a network that keeps no cache.
+    """
+    c, rows = network.config, batch * positions
+    weights, layers = _passed(network)
+    if context and network.visibility == "full":
+        raise ValueError(f"a denoiser keeps no cache, so there is no context of {context} positions")
+    head = network.vocab_size * c.width
+    cached = 2 * layers * c.kv_heads * c.head_dim * batch * context
+    moved = (weights + head) * jnp.dtype(c.param_dtype).itemsize + cached * jnp.dtype(c.dtype).itemsize
+    attention = 4 * layers * c.heads * c.head_dim * rows * (context + positions)
+    scored = rows if logits is None else round(batch * logits)
+    return Work(moved, 2 * weights * rows + 2 * head * scored + attention)
+
+
+def _passed(network: Any) -> tuple[int, int]:
+    """Weights that each position meets, the output matrix left out, and layers of attention."""
+    c = network.config
+    if network.visibility == "full":  # shifts, scales and gates are constants of the weights
+        return c.layers * (4 * c.width**2 + 2 * c.width * c.feed_forward), c.layers
+    of = _sizes(type(network), c)
+    if "recurrences" not in network.counters:
+        return sum(of.values()), c.layers
+    r, once = network.recurrence, of["prelude"] + of["coda"] + of["final"]
+    weights = once + r * (of["core"] + of["adapter"])
+    return weights, c.prelude_layers + c.coda_layers + r * c.core_layers
+
+
+@functools.lru_cache
+def _sizes(kind: Any, config: Any) -> dict[str, int]:
+    """Numbers of each part of a class of networks, which are known by tracing one."""
+    return axes.sizes(kind.table, kind.shapes(config))
+
+
+def update_flops(
+    network: Any,
+    rows: int,
+    length: int,
+    recurrence: int | float | None = None,
+    backprop_depth: int | None = None,
+) -> int | float:
+    """Operations of an update by the family's objective: a forward and twice as many backward, nothing anew.
+
+    Of a recurrent model r recurrences go forward, and the last min(r, K) backward. Block diffusion reads a row twice:
+    the clean copy, and the noisy one beside it. Optimizer, teachers and remat are not counted.
+
+    Args:
+      network: the trained network.
+      rows, length: B and T of the batch, padding included.
+      recurrence: r of a recurrent network, which may be a mean; the config's mean draw, M + 1, when None.
+      backprop_depth: K of a recurrent network; the config's when None.
+    """
+    forward = network.work(rows, length, 0).flops
+    if "recurrences" in network.counters:
+        r = network.config.mean_recurrence + 1 if recurrence is None else recurrence
+        k = network.config.mean_backprop_depth if backprop_depth is None else backprop_depth
+        once, twice = (network.at(n).work(rows, length, 0).flops for n in (1, 2))
+        ahead, back = (once + (n - 1) * (twice - once) for n in (r, min(r, k)))
+        return ahead + BACKWARD * back
+    if network.visibility == "block":
+        forward += network.work(rows, length, length).flops
+    return (1 + BACKWARD) * forward
+
+
+def batch_flops(network: Any, backprop_depth: int | None = None) -> Flops:
+    """As `update_flops`, for `Log(flops=)`: of batches with `tokens` [B, T], at the recurrence that the loss logs."""
+
+    def flops(batch: Mapping[str, Any], metrics: Mapping[str, float]) -> int | float:
+        rows, length = batch["tokens"].shape
+        return update_flops(network, rows, length, metrics.get("recurrence"), backprop_depth)
+
+    return flops
+
+
+def head_flops(backbone: Any, head: Any, steps: int, layout: str = "doubled") -> Flops:
+    """Operations of an update of a residual head, for `Log(flops=)`, of batches with `tokens` [B, T].
+
+    With `layout` "doubled" backbone and head read the clean copy beside the noisy ones. The frozen backbone reads
+    K + 1 noisy texts forward, the head K of them forward and back; scores are the teacher's and the student's, whose
+    gradient goes to vectors alone. What is only logged is not counted.
+
+    Args:
+      backbone, head: the networks.
+      steps: K.
+      layout: layout of the objective, see `losses.ResidualRules`.
+    """
+
+    def flops(batch: Mapping[str, Any], metrics: Mapping[str, float]) -> int | float:
+        del metrics
+        rows, length = batch["tokens"].shape
+        scores = 2 * rows * length * backbone.vocab_size * backbone.config.width
+        doubled = layout == "doubled"
+        context = length if doubled else 0
+        read = (steps + 1) * backbone.work(rows, length, context, 0).flops
+        taught = head.work(rows, length, context).flops
+        if doubled:
+            read += backbone.work(rows, length, 0, 0).flops
+            taught += head.work(rows, length, 0).flops
+        return read + steps * ((1 + BACKWARD) * taught + 3 * scores)
+
+    return flops

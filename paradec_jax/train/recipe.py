@@ -1,0 +1,129 @@
+"""What makes a run what it is, as values of JSON that are compared when it is resumed.
+
+A loss and an optimizer are functions, and what makes one differ from another are the numbers that it closes over:
+`adamw(1e-3, steps=10)` closes over 0.001 and 10, `next_token_loss(network)` over the network's config. `plain`
+collects them. It does not see a number that stands in the code of a function.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import math
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paradec_jax.train.processes import all_or_none
+
+PyTree = Any
+# Parts of a recipe in which a resumed run may differ if its caller says so. `arrays` of the state are none of them.
+NAMES = ("steps", "data", "key", "loss", "optimizer", "frozen", "rounds", "ema_decay")
+NAMES += ("accumulate", "step")
+
+
+def recipe_of(step: Any, state: Any, data: Any, steps: int) -> dict[str, Any]:
+    """The recipe of a run, before its first update."""
+    with all_or_none():
+        place = data.get_state()
+        batch = next(data, None)
+        data.set_state(place)
+    batch = plain(getattr(batch, "rows", batch))
+    found = {
+        "steps": steps,
+        "data": {"digest": str(getattr(data, "digest", None)), "first batch": batch},
+        "arrays": shapes(state),
+        "key": [str(jax.random.key_impl(state.key)), np.asarray(jax.random.key_data(state.key)).tolist()],
+    }
+    if not dataclasses.is_dataclass(step):
+        return found | {"step": plain(step)}
+    return found | {field.name: plain(getattr(step, field.name)) for field in dataclasses.fields(step)}
+
+
+def plain(value: Any, outer: tuple[int, ...] = ()) -> Any:
+    """A value as JSON holds it.
+
+    A function is its name, its defaults and what it closes over; an array its shape, dtype and checksum; any other
+    object the name of its class.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if id(value) in outer:
+        return "itself"
+    inner = functools.partial(plain, outer=(*outer, id(value)))
+    if isinstance(value, jax.Array | np.ndarray | np.generic):
+        return [shapes(value)[""], int(checksum(value))]
+    if isinstance(value, Mapping):
+        return {str(key): inner(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):  # named tuples too
+        return [inner(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: inner(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"type": type(value).__qualname__, **fields}
+    if isinstance(value, functools.partial):
+        return {"function": inner(value.func), "given": [inner(value.args), inner(value.keywords)]}
+    if isinstance(value, types.MethodType):
+        return {"function": inner(value.__func__), "self": inner(value.__self__)}
+    if isinstance(value, types.FunctionType):
+        return {"function": value.__qualname__, **{name: inner(item) for name, item in _held(value).items()}}
+    if hasattr(value, "__wrapped__"):  # a jitted function
+        return inner(value.__wrapped__)
+    return (value if isinstance(value, type) else type(value)).__qualname__
+
+
+def _held(function: types.FunctionType) -> dict[str, Any]:
+    """Defaults of a function, and what it closes over, by name."""
+    found = {f"default {i}": item for i, item in enumerate(function.__defaults__ or ())}
+    found |= function.__kwdefaults__ or {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not yet bound
+            found[name] = cell.cell_contents
+    return found
+
+
+def difference(name: str, before: Any, now: Any, last: str = "") -> str:
+    """The first place where a part of two recipes differs, with both values where they are short."""
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        before, now = dict(enumerate(before)), dict(enumerate(now))
+    if isinstance(before, dict) and isinstance(now, dict):
+        key = next(key for key in {**before, **now} if before.get(key) != now.get(key))
+        return difference(name, before.get(key), now.get(key), key if isinstance(key, str) else last)
+    where = f"{name} ({last})" if last else name
+    return f"{where} [{before} there, {now} here]" if max(len(str(before)), len(str(now))) <= 40 else where
+
+
+def check_allowed(allow: Iterable[str]) -> None:
+    """Refuses names of which no recipe has a part. Raises ValueError."""
+    if isinstance(allow, str) or set(allow) - set(NAMES):
+        raise ValueError(f"allow must be a tuple of names among {', '.join(NAMES)}, not {allow!r}")
+
+
+def shapes(tree: PyTree) -> dict[str, str]:
+    """Dtype and shape of every array by its path."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    names = (jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves)
+    return {name: f"{x.dtype}{list(x.shape)}" for name, (_, x) in zip(names, leaves, strict=True)}
+
+
+def checksums(tree: PyTree) -> list[int]:
+    """Checksums of all arrays."""
+    return [int(x) for x in jax.device_get([checksum(x) for x in jax.tree.leaves(tree)])]
+
+
+@jax.jit
+def checksum(x: jax.Array) -> jax.Array:
+    """sum_i (2 i + 1) bits_i mod 2^32 of an array, on its devices: no change of one word goes unseen."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    if x.dtype == jnp.bool_:
+        x = x.astype(jnp.uint8)
+    word = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
+    bits = jax.lax.bitcast_convert_type(x, word).astype(jnp.uint32)
+    index = jnp.zeros(bits.shape, jnp.uint32)
+    for axis in range(bits.ndim):  # not a ravelled iota, which would gather a sharded array
+        stride = math.prod(bits.shape[axis + 1 :]) % 2**32
+        index += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(stride)
+    return jnp.sum((2 * index + 1) * bits, dtype=jnp.uint32)

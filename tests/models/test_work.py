@@ -1,0 +1,90 @@
+"""What a call costs, by hand, and an update: three forwards, recurrences without gradient one way, blocks twice."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from experiments.systems.products import products
+from paradec_jax.config import ResidualHeadConfig, TokenSpec
+from paradec_jax.families import PRESETS, network_of, parameter_shapes
+from paradec_jax.losses import ResidualRules, residual_loss
+from paradec_jax.models import ResidualHeadNetwork, batch_flops, head_flops, update_flops
+
+ROWS, LENGTH = 3, 40
+SHAPES = {"tokens": jax.ShapeDtypeStruct((ROWS, LENGTH), jnp.int32)}
+
+
+def weights_of(config) -> int:
+    """Weights that a position meets at 3 recurrences, if any, and an output matrix."""
+    d = config.width
+    if config.family == "masked_diffusion":  # modulations are constants of the weights
+        return config.layers * 12 * d**2 + config.vocab_size * d
+    block = 2 * d * config.head_dim * (config.heads + config.kv_heads) + 3 * d * config.feed_forward
+    if config.family == "recurrent_depth":
+        sandwich = block + 2 * d + 4 * d  # biases of queries and keys, norms
+        layers = config.prelude_layers + config.coda_layers + 3 * config.core_layers
+        return layers * sandwich + 3 * 2 * d**2 + d + config.vocab_size * d
+    layers = config.layers * (block + 2 * config.head_dim * config.qk_norm + 2 * d)
+    return layers + (2 * d**2 + 3 * d if config.family == "residual_head" else d + config.vocab_size * d)
+
+
+@pytest.mark.parametrize("name", ["tiny-recurrent", "tiny-causal", "tiny-mdlm", "head"])
+def test_work_of_a_call(name):
+    config = ResidualHeadConfig.of(PRESETS["tiny-sdar"], 2) if name == "head" else PRESETS[name]
+    network, weights = network_of(config), weights_of(config)
+    network = network.at(3) if name == "tiny-recurrent" else network
+    layers = getattr(config, "layers", 1 + 3 * 2 + 1)  # prelude, core three times, coda
+    context = 0 if name == "tiny-mdlm" else 10
+    work = network.work(3, 8, context)
+    cached = 2 * layers * config.kv_heads * config.head_dim * 3 * context
+    assert work.bytes == 4 * (weights + cached)
+    assert work.flops == 24 * (2 * weights + 4 * layers * config.heads * config.head_dim * (context + 8))
+    assert network.work(3, 8, context, 0).flops == work.flops - 48 * network.vocab_size * config.width
+
+
+def test_a_denoiser_has_no_context():
+    with pytest.raises(ValueError, match="no context of 5 positions"):
+        network_of(PRESETS["test-mdlm"]).work(1, 1, 5)
+
+
+@pytest.mark.parametrize("name", ["test-causal", "test-mdlm"])
+def test_a_pass_goes_forward_and_twice_back(name):
+    network = network_of(PRESETS[name])
+    forward = network.work(ROWS, LENGTH, 0).flops
+    assert update_flops(network, ROWS, LENGTH) == 3 * forward
+    assert batch_flops(network)(SHAPES, {"loss": 1.0}) == 3 * forward
+
+
+def test_blocks_are_read_clean_and_noisy():
+    network = network_of(PRESETS["test-sdar"])
+    clean, noisy = (network.work(ROWS, LENGTH, context).flops for context in (0, LENGTH))
+    assert update_flops(network, ROWS, LENGTH) == 3 * (clean + noisy) > 6 * clean
+
+
+def test_only_the_last_recurrences_go_back():
+    network = network_of(PRESETS["test-recurrent"])
+    of = {n: network.at(n).work(ROWS, LENGTH, 0).flops for n in (1, 2, 3, 7)}
+    assert update_flops(network, ROWS, LENGTH, 7, 3) == of[7] + 2 * of[3]
+    assert update_flops(network, ROWS, LENGTH, 2, 3) == 3 * of[2]
+    mean = sum(update_flops(network, ROWS, LENGTH, r, 1) for r in (1, 2, 7)) / 3
+    assert update_flops(network, ROWS, LENGTH, 10 / 3, 1) == pytest.approx(mean)
+    c = network.config
+    drawn = update_flops(network, ROWS, LENGTH, c.mean_recurrence + 1, c.mean_backprop_depth)
+    assert update_flops(network, ROWS, LENGTH) == drawn
+    assert batch_flops(network, 3)(SHAPES, {"recurrence": 7.0}) == of[7] + 2 * of[3]
+
+
+@pytest.mark.parametrize(("steps", "layout"), [(1, "doubled"), (3, "doubled"), (2, "infer_matched")])
+def test_a_head_costs_what_its_traced_update_does(steps, layout):
+    """Beside the scores of no head, which are logged alone; gradients that nothing asks for are counted as well."""
+    backbone = network_of(PRESETS["test-sdar"])
+    head = ResidualHeadNetwork(ResidualHeadConfig.of(backbone.config, 2))
+    spec = TokenSpec(mask=backbone.vocab_size - 1, alignment="own")
+    loss = residual_loss(backbone, head, spec, ResidualRules(steps, layout=layout), chunk=None)
+    kinds = {"tokens": jnp.int32, "labelled": jnp.bool_, "positions": jnp.int32}
+    batch = {name: jax.ShapeDtypeStruct((ROWS, LENGTH), kind) for name, kind in kinds.items()}
+    step = jax.value_and_grad(lambda *given: loss(*given, jax.random.key(0))[0])
+    traced = jax.make_jaxpr(step)(parameter_shapes(head.config), parameter_shapes(backbone.config), batch)
+    logged = 2 * steps * ROWS * LENGTH * backbone.vocab_size * backbone.config.width
+    done = products(traced) - logged
+    assert head_flops(backbone, head, steps, layout)(SHAPES, {}) == pytest.approx(done, rel=0.12)

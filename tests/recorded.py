@@ -1,0 +1,56 @@
+"""Folders of recorded arrays: `PARADEC_GOLDEN/FAMILY`, or `tests/golden/FAMILY`; what the replays of all share."""
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from convert.engine import export_tree, in_memory, read_json
+
+GOLDEN = Path(os.environ.get("PARADEC_GOLDEN") or Path(__file__).parent / "golden")
+
+
+@functools.cache
+def arrays_in(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file."""
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
+@functools.cache
+def imported(table: Any, folder: Path):
+    """Network, parameters and special tokens of a folder, as a converter imports them."""
+    read = in_memory(table.read(folder, read_json(folder / "config.json"), "float32"))
+    return read.network, jax.tree.map(jnp.asarray, read.params), read.token_spec
+
+
+def part_of(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """The arrays whose names begin so, by the rest of their names."""
+    return {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
+
+
+def exported(table: Any, config: Any, tree: Any) -> dict[str, np.ndarray]:
+    """Parameters, or their gradients, by the names and in the layout of the original program."""
+    axes, rows = table.table(config)
+    tensors = export_tree(jax.tree.map(np.asarray, tree), rows, axes)
+    return {name: tensor[...] for name, tensor in tensors.items()}
+
+
+def assert_gradients(tensors: dict[str, np.ndarray], case: dict[str, np.ndarray], tolerance: float) -> None:
+    """The norm of each parameter's gradient, `gradnorm.NAME`, and some gradients, `grad.NAME`."""
+    norms = part_of(case, "gradnorm.")
+    assert norms.keys() == tensors.keys()
+    for parameter, want in norms.items():
+        assert abs(np.linalg.norm(tensors[parameter]) - want) <= tolerance * want, parameter
+    for parameter, want in part_of(case, "grad.").items():
+        assert_close(tensors[parameter], want, tolerance * float(np.abs(want).max()))
+
+
+def assert_close(got, want, tolerance: float) -> None:
+    assert got.shape == want.shape
+    error = np.max(np.abs(np.asarray(got, np.float64) - want))
+    assert error <= tolerance, f"largest absolute difference {error:.2e}"
