@@ -148,7 +148,11 @@ def test_schedule_and_mixing_of_noise_are_independent(schedule, mixing):
 
 def test_below_infinity_every_state_stands_still():
     distance = jnp.array([[0.1, 0.5, jnp.inf, jnp.nan]])
-    still = lambda threshold: waves.is_still(distance, jnp.asarray(threshold)).tolist()  # noqa: E731
-    assert still(0.2) == [[True, False, False, False]]
-    assert still(jnp.inf) == [[True] * 4]
-    assert still([[0.2, jnp.inf, 9.0, jnp.inf]]) == [[True, True, False, True]]
+
+    def still(*schedule):
+        knobs = waves.WavefrontKnobs(exit_threshold=jnp.array(schedule))
+        return knobs.still(distance, jnp.arange(4)[None])
+
+    assert still(0.2).tolist() == [[True, False, False, False]]
+    assert still(jnp.inf).tolist() == [[True] * 4]
+    assert still(0.2, jnp.inf, 9.0, jnp.inf).tolist() == [[True, True, False, True]]

@@ -147,15 +147,15 @@ class SoftWavefront(DecoderBase):
         cache = self.network.write(state.cache, out.kv, write_after_read(state.cached, tokens))
 
         # Eq. 3, as it is.
-        threshold = at_age(knobs.exit_threshold, wave.recurrences // inner)
-        distance = score.latent_change(z, wave.states)
+        age, distance = wave.recurrences // inner, score.latent_change(z, wave.states)
         overdue = knobs.overdue(wave.recurrences + inner)
         agrees = wave.agrees(tokens) & wave.in_use
-        final = select.leading_run((waves.is_still(distance, threshold) | overdue) & agrees)
+        final = select.leading_run((knobs.still(distance, age) | overdue) & agrees)
         rows = state.rows.spend(out.counts, wave.active).commit(tokens, final, log_probs)
         committed = rows.length - state.rows.length
 
         # Eq. 3, softly: g, m, and the shares that stayed and left.
+        threshold = at_age(knobs.exit_threshold, age)
         gate = _gate(jnp.where(wave.in_use, distance, 1.0), threshold, knobs.gate_temperature)
         finished = jnp.cumprod(jnp.where(agrees, jnp.where(overdue, 1.0, gate), 0.0), axis=1)
         running = (~rows.done | (committed > 0))[:, None]

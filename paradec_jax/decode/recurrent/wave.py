@@ -62,6 +62,11 @@ class WavefrontKnobs(LatentKnobs):
         check_range(self.max_recurrence, "max_recurrence", lambda x: x >= 1, "at least 1 (None: no bound)")
         super().check()
 
+    def still(self, distance: Float[Array, "B W"], age: Int[Array, "B W"]) -> Bool[Array, "B W"]:
+        """Whether each slot's relative change is below its threshold; below infinity all are, NaN too."""
+        threshold = at_age(self.exit_threshold, age)
+        return (distance < threshold) | jnp.isposinf(threshold)
+
     def overdue(self, recurrences: Int[Array, "B W"]) -> Bool[Array, "B W"]:
         """Whether a slot counts as converged after so many recurrences, whatever its state does."""
         most: Any = self.max_recurrence
@@ -248,11 +253,6 @@ def move(
         active=jnp.minimum(opened, jnp.minimum(knobs.max_wavefront, decoder.window)),
     )
     return dataclasses.replace(state, wave=wave, steps=state.steps + ~rows.done)
-
-
-def is_still(distance: Float[Array, "B W"], threshold: Array) -> Bool[Array, "B W"]:
-    """Whether each slot's relative change is below its threshold; below infinity all are, NaN too."""
-    return (distance < threshold) | jnp.isposinf(threshold)
 
 
 def check_wave(decoder: Any) -> None:

@@ -18,7 +18,6 @@ from paradec_jax.decode.machine.request import Request
 from paradec_jax.decode.recurrent import wave as waves
 from paradec_jax.decode.recurrent.wave import WavefrontKnobs, WavefrontState
 from paradec_jax.decode.rules import score, select
-from paradec_jax.decode.rules.by_age import at_age
 from paradec_jax.decode.rules.windows import write_after_read
 
 
@@ -94,9 +93,8 @@ class Wavefront(DecoderBase):
         # k* by Eq. 3: a position is final when its state and those of all before it have stopped moving, and when
         # the token it was computed from is still the one its predecessor predicts.
         distance = score.latent_change(z, wave.states)
-        still = waves.is_still(distance, at_age(knobs.exit_threshold, wave.recurrences // inner))
-        overdue = knobs.overdue(wave.recurrences + inner)
-        final = select.leading_run((still | overdue) & wave.agrees(tokens) & wave.in_use)
+        converged = knobs.still(distance, wave.recurrences // inner) | knobs.overdue(wave.recurrences + inner)
+        final = select.leading_run(converged & wave.agrees(tokens) & wave.in_use)
 
         # y_frozen <- y[1 : k*]: the tokens that final positions predict are committed.
         rows = state.rows.spend(counts, wave.active).commit(tokens, final, log_probs)
