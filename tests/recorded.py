@@ -37,7 +37,7 @@ def exported(table: Any, config: Any, tree: Any) -> dict[str, np.ndarray]:
     """Parameters, or their gradients, by the names and in the layout of the original program."""
     axes, rows = table.table(config)
     tensors = export_tree(jax.tree.map(np.asarray, tree), rows, axes)
-    return {name: tensor[...] for name, tensor in tensors.items()}
+    return {name: np.asarray(tensor) for name, tensor in tensors.items()}
 
 
 def assert_gradients(tensors: dict[str, np.ndarray], case: dict[str, np.ndarray], tolerance: float) -> None:

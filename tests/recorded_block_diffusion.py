@@ -10,8 +10,8 @@ import numpy as np
 from recorded import GOLDEN, arrays_in, assert_close, imported
 
 from convert import mrp, sdar
-from convert.engine import parted, read_json
-from convert.weights import of_safetensors
+from convert.engine import Source, parted, read_json
+from paradec_jax.disk.tensors import open_tensors
 
 __all__ = ["FOLDER", "arrays", "assert_close", "cases", "head", "model", "positions_of"]
 FOLDER = GOLDEN / "block_diffusion"
@@ -36,11 +36,10 @@ def model():
 @functools.cache
 def head():
     """The head's network and parameters, as the converter imports them."""
-    with of_safetensors(FOLDER, {FOLDER / "mrp.safetensors": []}) as file:
-        _, tensors = parted(file, mrp.PREFIX)
-        fields = read_json(FOLDER / "config.json") | read_json(FOLDER / "mrp_config.json")
-        read = mrp.read(tensors, fields, model()[0].config)
-        return read.network, jax.tree.map(lambda leaf: jnp.asarray(leaf[...]), read.params)
+    _, tensors = parted(Source(FOLDER, open_tensors(FOLDER / "mrp.safetensors")), mrp.PREFIX)
+    fields = read_json(FOLDER / "config.json") | read_json(FOLDER / "mrp_config.json")
+    read = mrp.read(tensors, fields, model()[0].config)
+    return read.network, jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), read.params)
 
 
 def positions_of(tokens, start=0):

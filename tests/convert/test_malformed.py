@@ -18,6 +18,7 @@ import pytest
 import tokenizers
 from exports import (
     CONFIG,
+    FAMILIES,
     GOLDEN,
     WEIGHTS,
     assert_same,
