@@ -23,9 +23,8 @@ from jaxtyping import Array, Float, Int
 from paradec_jax.config import MaskedDiffusionConfig
 from paradec_jax.decode.machine.network import Forward, Prefix, Prepared
 from paradec_jax.models.network import Inputs, ModelNetwork
-from paradec_jax.nn.blocks import parameter, uniform
+from paradec_jax.nn.blocks import layer_norm, parameter, uniform
 from paradec_jax.nn.modulated import ModulatedBlock, modulation
-from paradec_jax.nn.norms import layer_norm
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import rematerialised
@@ -96,10 +95,6 @@ class Denoiser(nn.Module):
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         return self.logits(self.hidden(tokens, positions, None))
 
-    def noise_map(self, level: Float[Array, "R"]) -> Float[Array, "R K"]:
-        """What the blocks' vector is made from by a silu."""
-        return noise_map(level, *self.noise)
-
     def hidden(
         self,
         tokens: Inputs,
@@ -119,7 +114,7 @@ class Denoiser(nn.Module):
         """
         c, vector = self.config, None
         if not self.prepared:
-            vector = jax.nn.silu(self.noise_map(jnp.zeros(1) if level is None else level))
+            vector = jax.nn.silu(noise_map(jnp.zeros(1) if level is None else level, *self.noise))
         x = at_least_float32(self.embedding[tokens] if tokens.ndim == 2 else tokens)
         view = View(rotation(positions, c.head_dim, c.rope_base), mask)
         dropped = dropout is not None and c.dropout > 0
@@ -163,8 +158,7 @@ class DenoiserNetwork(ModelNetwork):
     def prepare(self, params: Any) -> Prepared:
         """As of other networks; and modulations at noise level zero are constants of the weights.
 
-        Float32 `layer_i/constants` [6, D] and `final_constants` [2, D] take the place of noise map, norms and
-        modulations.
+        Float32 `layer_i/constants` [6, D] and `final_constants` [2, D] replace noise map, norms and modulations.
         """
         if isinstance(params, Prepared):
             return params

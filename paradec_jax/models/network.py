@@ -138,18 +138,6 @@ class ModelNetwork:
 class KVNetwork(ModelNetwork):
     """A network with a cache; unless a subclass says otherwise, of the keys and values of each layer once."""
 
-    def at(self, recurrence: int | None) -> "KVNetwork":
-        """The same network at another depth; itself when None.
-
-        Raises:
-          ValueError: a number of recurrences, where a network has none.
-        """
-        if recurrence is not None:
-            raise ValueError(
-                f"a network of family {self.config.family} has no recurrences, so not {recurrence}"
-            )
-        return self
-
     def init_cache(self, keys: Array, size: int) -> Any:
         """An empty cache for `size` positions of each row; `keys` [B] count the rows, nothing is drawn."""
         c, dtype = self.config, kv_cache.stored(self.config.dtype)

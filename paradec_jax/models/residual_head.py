@@ -24,9 +24,8 @@ from jaxtyping import Array, Float, Int
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.decode.machine.network import Forward, Prefix
 from paradec_jax.models.network import KVNetwork, raw
-from paradec_jax.nn.blocks import PreNormBlock, parameter, truncated_normal
+from paradec_jax.nn.blocks import PreNormBlock, parameter, rms_norm, truncated_normal
 from paradec_jax.nn.cache import Layers
-from paradec_jax.nn.norms import rms_norm
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import rematerialised
 from paradec_jax.nn.scan import in_turn, reading

@@ -63,15 +63,10 @@ def attention(
             return _cudnn(q, window, seen)
     if backend == "dense" or width <= QUERIES:
         return attend(q, window, mask_of(seen, width), prefix, prefix_mask)
-    if backend == "splash" and alone and isinstance(seen, Rule) and serves(q, seen):
-        rule = seen
-
-        def kernel(q: Array, window: KV) -> Array:
-            return splash(q, window, rule)
-
-        def elsewhere(q: Array, window: KV) -> Array:
-            return _blocked(q, window, rule, None, None)
-
+    lanes = not (width % LANES or channels % LANES)
+    if backend == "splash" and alone and lanes and isinstance(seen, Rule) and seen.name != "block":
+        kernel = functools.partial(splash, seen=seen)
+        elsewhere = functools.partial(_blocked, seen=seen, prefix=None, prefix_mask=None)
         return lax.platform_dependent(q, window, tpu=kernel, default=elsewhere)
     return _blocked(q, window, seen, *((None, None) if alone else (prefix, prefix_mask)))
 
@@ -171,11 +166,6 @@ def _cudnn(q: Float[Array, "B H W C"], window: KV, seen: Seen) -> Float[Array, "
     return rearrange(out, "b w h c -> b h w c")
 
 
-def serves(q: Float[Array, "B H W C"], seen: Rule) -> bool:
-    """Whether the kernel computes this window: causal or full, positions and channels multiples of 128."""
-    return seen.name in ("causal", "full") and not any(size % LANES for size in q.shape[2:])
-
-
 def splash(
     q: Float[Array, "B H W C"], window: KV, seen: Rule, *, interpret: bool = False
 ) -> Float[Array, "B H W C"]:
@@ -184,7 +174,7 @@ def splash(
     Args:
       q: queries after bias and rotation.
       window: keys and values.
-      seen: a rule that `serves` accepts.
+      seen: the rule "causal" or "full"; positions and channels are multiples of 128.
       interpret: whether the kernel runs as plain JAX, on any device: for tests.
     """
 

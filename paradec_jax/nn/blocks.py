@@ -5,12 +5,14 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from einops import rearrange
+from jax import lax
 from jaxtyping import Array, Float
 
 from paradec_jax.nn.attention import attention
 from paradec_jax.nn.cache import KV
-from paradec_jax.nn.norms import rms_norm
+from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import block_input
 from paradec_jax.nn.rope import rotate, rotate_halves
@@ -18,6 +20,25 @@ from paradec_jax.nn.visibility import View
 from paradec_jax.sharding.rules import by_rows
 
 ROTATIONS = {"interleaved": rotate, "halves": rotate_halves}
+
+
+def rms_norm(x: Float[Array, "*shape D"], gain: Float[Array, "D"], eps: float) -> Float[Array, "*shape D"]:
+    """Root-mean-square norm, `x / sqrt(mean(x^2) + eps) * gain`.
+
+    The statistics are at least float32 and the quotient returns to the dtype of `x` before the gain multiplies it.
+    """
+    wide = at_least_float32(x)
+    scale = lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    return (wide * scale).astype(x.dtype) * gain.astype(x.dtype)
+
+
+def layer_norm(
+    x: Float[Array, "*shape D"], gain: Float[Array, "... D"], eps: float
+) -> Float[Array, "*shape D"]:
+    """Layer norm without a bias, `(x - mean(x)) / sqrt(var(x) + eps) * gain`, in at least float32."""
+    wide = at_least_float32(x)
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    return centred * lax.rsqrt(jnp.mean(jnp.square(centred), axis=-1, keepdims=True) + eps) * gain
 
 
 def truncated_normal(std: float) -> Callable[..., Array]:

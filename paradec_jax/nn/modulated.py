@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from paradec_jax.nn.blocks import Attention, parameter, uniform
-from paradec_jax.nn.norms import layer_norm
+from paradec_jax.nn.blocks import Attention, layer_norm, parameter, uniform
 from paradec_jax.nn.precision import at_least_float32
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import block_input

@@ -138,9 +138,8 @@ def matrix_axes(rules: Mapping[str, Axes]) -> dict[str, tuple[tuple[int, ...], t
 def sizes(rules: Mapping[str, Axes], params: Any) -> dict[str, int]:
     """Numbers of each part ("prelude", "core", "layer", ...), embedding and output matrix left out."""
     total: dict[str, int] = {}
-    names = jax.tree.leaves(logical_axes(rules, params), is_leaf=lambda x: isinstance(x, tuple))
-    for (path, leaf), axes in zip(jax.tree_util.tree_leaves_with_path(params), names, strict=True):
-        if "vocab" not in axes:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if "vocab" not in axes_of(rules, jax.tree_util.keystr(path, simple=True, separator="/")).names:
             part = path[0].key.split("_")[0]
             total[part] = total.get(part, 0) + math.prod(leaf.shape)
     return total

@@ -15,7 +15,7 @@ from recorded_masked_diffusion import FOLDER, arrays, assert_close, model
 from convert import mdlm
 from convert.engine import in_memory, read_json, table_shapes
 from paradec_jax.decode.rules.subs import subs, without_mask
-from paradec_jax.models.denoiser import Denoiser
+from paradec_jax.models.denoiser import Denoiser, noise_map
 from paradec_jax.nn import blocks
 
 pytestmark = pytest.mark.golden
@@ -133,9 +133,8 @@ def test_log_probabilities():
 
 
 def test_noise_map():
-    network, params, _ = model()
-    level = jnp.zeros(len(arrays("forward")["sigma_passed"]))
-    got = network.module.apply({"params": params}, level, method=Denoiser.noise_map)
+    params, level = model()[1], jnp.zeros(len(arrays("forward")["sigma_passed"]))
+    got = noise_map(level, *(params[f"noise_{name}"] for name in ("in", "in_bias", "out", "out_bias")))
     assert_close(got, arrays("forward")["sigma_map_out"], TOLERANCE)
 
 
