@@ -108,7 +108,7 @@ class ElasticDenoising(RuledDecoder):
     def choices(self) -> tuple[int, ...]:
         """The lengths, facts of the checkpoint."""
         block_of(self)
-        found = self.lengths or getattr(self.network, "blocks", (self.network.block,))
+        found: Any = self.lengths or getattr(self.network, "blocks", (self.network.block,))
         check_lengths(found)
         return tuple(block_of(self, length) for length in found)
 

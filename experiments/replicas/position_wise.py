@@ -65,7 +65,7 @@ class LossyPositionWise(RuledDecoder):
         state, call = read_prompt(self, params["network"], state, given, opens=False)
         state = state.store(self.network, call, state.rows.tokens)
         _, state = ask_head(self, params, state, call.hidden, jnp.zeros_like(call.reads), call=call)
-        return DraftedCanvas.of(state, self.candidates)
+        return DraftedCanvas.empty(state, self.candidates)
 
     def step(self, params: Any, state: DraftedCanvas, knobs: SamplingKnobs) -> tuple[DraftedCanvas, Denoised]:
         """A block's first call, or a round, or a store."""

@@ -101,7 +101,7 @@ class ReleasedSpeculative(RuledDecoder):
         state, call = read_prompt(self, params["network"], state, request.tokens.shape[1], opens=False)
         state = state.store(self.network, call, state.rows.tokens)
         _, state = ask_head(self, params, state, call.hidden, jnp.zeros_like(call.reads), call=call)
-        return DraftedCanvas.of(state, self.candidates)
+        return DraftedCanvas.empty(state, self.candidates)
 
     def step(self, params: Any, state: DraftedCanvas, knobs: SamplingKnobs) -> tuple[DraftedCanvas, Verified]:
         """A block's first call, or a round, or a store."""

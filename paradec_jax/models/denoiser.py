@@ -117,8 +117,9 @@ class Denoiser(nn.Module):
             vector = jax.nn.silu(noise_map(jnp.zeros(1) if level is None else level, *self.noise))
         x = at_least_float32(self.embedding[tokens] if tokens.ndim == 2 else tokens)
         view = View(rotation(positions, c.head_dim, c.rope_base), mask)
-        dropped = dropout is not None and c.dropout > 0
-        keys = [jax.random.fold_in(dropout, i) for i in range(c.layers)] if dropped else None
+        keys = None
+        if dropout is not None and c.dropout > 0:
+            keys = [jax.random.fold_in(dropout, i) for i in range(c.layers)]
 
         def read(block: Any, x: Array, key: Array | None) -> tuple[Array, None]:
             return block(x, view, vector, key), None

@@ -166,7 +166,7 @@ class KVNetwork(ModelNetwork):
           mask: which window keys a query sees; by default what the network's `visibility` says.
         """
         if mask is None:
-            rule = by_block(positions, self.block) if self.visibility == "block" else RULES[self.visibility]
+            rule = RULES[self.visibility] if self.block is None else by_block(positions, self.block)
             mask = once(rule, positions.shape[1], self.config.attention)
         angles = rotation(positions, self.config.head_dim, self.config.rope_base)
         if prefix is None or prefix.visible is None:

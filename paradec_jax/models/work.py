@@ -53,7 +53,8 @@ def _passed(network: Any) -> tuple[int, int]:
     c = network.config
     if network.visibility == "full":  # shifts, scales and gates are constants of the weights
         return c.layers * (4 * c.width**2 + 2 * c.width * c.feed_forward), c.layers
-    of = _sizes(type(network), c)
+    kind: Any = type(network)
+    of = _sizes(kind, c)
     if "recurrences" not in network.counters:
         return sum(of.values()), c.layers
     r, once = network.recurrence, of["prelude"] + of["coda"] + of["final"]

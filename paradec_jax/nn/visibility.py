@@ -64,7 +64,7 @@ class View:
     prefix_mask: PrefixMask | None = None
 
 
-def whole_text(config: Any, shape: tuple[int, int]) -> View:
+def whole_text(config: Any, shape: tuple[int, ...]) -> View:
     """The view of a window that begins a text and sees itself causally: what a module reads to make parameters."""
     return View(
         rotation(jnp.broadcast_to(jnp.arange(shape[1]), shape), config.head_dim, config.rope_base), CAUSAL

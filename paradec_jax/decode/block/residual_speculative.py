@@ -62,7 +62,7 @@ class DraftedCanvas(HeadCanvas):
     tokens: Int[Array, "B drafts W"]
 
     @classmethod
-    def of(cls, canvas: HeadCanvas, count: int) -> "DraftedCanvas":
+    def empty(cls, canvas: HeadCanvas, count: int) -> "DraftedCanvas":
         """A canvas with room for so many drafts, and none in it."""
         nothing = jnp.zeros((len(canvas.cached), count, canvas.block), jnp.int32)
         return cls(**vars(canvas), where=nothing > 0, tokens=nothing)
@@ -173,7 +173,7 @@ class ResidualSpeculative(HeadDecoder):
 
     def init(self, params: Any, request: Request, knobs: HeadKnobs) -> DraftedCanvas:
         """Network and head read the prompts' whole blocks; the first step is done and the next ones are drafted."""
-        state = DraftedCanvas.of(fresh_with_head(self, request), self.candidates - 1)
+        state = DraftedCanvas.empty(fresh_with_head(self, request), self.candidates - 1)
         given = request.tokens.shape[1]
         state, call = read_prompt(self, params["network"], state, given, self.fuse_prompt)
         logits = self.network.logits(params["network"], state.aligned(call.hidden))
