@@ -1,6 +1,6 @@
 """What a checkout can do, as one JSON, so that two checkouts can be compared: nothing may get lost when code moves.
 
-    python tests/ledger.py write [--root CHECKOUT] [--parts names stubs ...] [--junit FILE ...] OUT.json
+    python tests/ledger.py write [--root CHECKOUT] [--parts names stubs ...] OUT.json
     python tests/ledger.py compare OLD.json NEW.json
 
 The script reads any checkout: the tables of laws from its tests, everything else from its package. On stubs the two
@@ -16,7 +16,6 @@ such differences are listed.
 | commands | each command with its options |
 | stubs | digest of tokens, lengths, reasons and counts of each row of the table, at temperatures 0 and 1 |
 | models | 64 tokens of each decoder on a bundled model, with the smallest gap between the two best scores |
-| seconds | seconds of the tests, by folder, from files of `pytest --junitxml` |
 """
 
 import argparse
@@ -28,7 +27,6 @@ import os
 import re
 import subprocess
 import sys
-import xml.etree.ElementTree
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -347,20 +345,10 @@ class watched:
         jax.clear_caches()
 
 
-def of_seconds(files: list[Path]) -> dict[str, float]:
-    """Seconds of tests by folder; files at the top of `tests` by themselves."""
-    found: collections.Counter[str] = collections.Counter()
-    for file in files:
-        for case in xml.etree.ElementTree.parse(file).iter("testcase"):
-            parts = case.get("classname", "").split(".")
-            found[parts[1] if len(parts) > 2 else "tests"] += float(case.get("time", 0))
-    return {name: round(seconds, 1) for name, seconds in sorted(found.items())}
-
-
 # The two commands
 
 
-def write(root: Path, parts: list[str], junit: list[Path], out: Path) -> None:
+def write(root: Path, parts: list[str], out: Path) -> None:
     """Writes the parts; those of an earlier call in the same file stay."""
     ledger = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
     os.chdir(root)
@@ -369,9 +357,6 @@ def write(root: Path, parts: list[str], junit: list[Path], out: Path) -> None:
         print(part, flush=True)
         ledger[part] = globals()[f"of_{part}"](root)
         out.write_text(json.dumps(ledger, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    if junit:
-        ledger["seconds"] = of_seconds(junit)
-    out.write_text(json.dumps(ledger, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def compare(old: dict[str, Any], new: dict[str, Any]) -> int:
@@ -388,7 +373,7 @@ def compare(old: dict[str, Any], new: dict[str, Any]) -> int:
             gap = None if now is None else min(was["gap"], now["gap"])
             print(f"models: {name}: {'missing' if now is None else f'other tokens or calls, gap {gap:.1e}'}")
             wrong += gap is not None and gap >= NEAR
-    for part in ("names", "laws", "golden", "converters", "commands", "seconds"):
+    for part in ("names", "laws", "golden", "converters", "commands"):
         for line in differences(old.get(part, {}), new.get(part, {})):
             print(f"{part}: {line}")
     return int(wrong > 0)
@@ -423,13 +408,12 @@ def main() -> int:
     writing.add_argument("out", type=Path)
     writing.add_argument("--root", type=Path, default=Path(__file__).parents[1])
     writing.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
-    writing.add_argument("--junit", nargs="*", type=Path, default=[])
     comparing = commands.add_parser("compare")
     comparing.add_argument("old", type=Path)
     comparing.add_argument("new", type=Path)
     given = parser.parse_args()
     if given.command == "write":
-        write(given.root.resolve(), given.parts, [f.resolve() for f in given.junit], given.out.resolve())
+        write(given.root.resolve(), given.parts, given.out.resolve())
         return 0
     return compare(*(json.loads(path.read_text(encoding="utf-8")) for path in (given.old, given.new)))
 

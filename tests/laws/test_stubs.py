@@ -1,54 +1,11 @@
-"""The stub networks are networks, equal by their fields, and notice what a position sees."""
-
-import dataclasses
+"""The stub networks notice what a position sees."""
 
 import jax
 import jax.numpy as jnp
 import pytest
-from stubs import (
-    JointBlocks,
-    JointDenoiser,
-    StubCausal,
-    StubDenoiser,
-    StubNetwork,
-    SumDenoiser,
-    tiny_blocks,
-    tiny_causal,
-    tiny_denoiser,
-    tiny_network,
-)
+from stubs import StubCausal, StubDenoiser
 
 from paradec_jax.decode.machine import network
-
-
-@pytest.mark.parametrize(
-    ("stub", "kinds"),
-    [
-        (StubNetwork(), (network.Network, network.RecurrentNetwork)),
-        (StubCausal(), (network.CachedNetwork,)),
-        (StubDenoiser(), (network.CachedNetwork,)),
-        (StubDenoiser(block=4), (network.CachedNetwork,)),
-        (JointDenoiser(2, 2, (1.0,) * 4), (network.Network,)),
-        (JointBlocks(2, 2, (1.0,) * 4, 2), (network.CachedNetwork,)),
-        (SumDenoiser(), (network.Network,)),
-        (tiny_denoiser(), (network.Network,)),
-        (tiny_causal(), (network.CachedNetwork,)),
-        (tiny_blocks(), (network.CachedNetwork,)),
-        (tiny_network(), (network.Network, network.RecurrentNetwork)),
-    ],
-)
-def test_stubs_and_models_are_networks(stub, kinds):
-    for kind in kinds:
-        assert isinstance(stub, kind)
-    assert stub == dataclasses.replace(stub) and hash(stub) == hash(dataclasses.replace(stub))
-    assert stub.visibility in ("causal", "full", "block") and (stub.block is None) == (
-        stub.visibility != "block"
-    )
-    prepared = stub.prepare({"embedding": jnp.zeros((4, 4))}) if isinstance(stub, STUBS) else None
-    assert prepared is None or stub.prepare(prepared) is prepared
-
-
-STUBS = (StubNetwork, StubCausal, StubDenoiser)
 
 
 def test_the_causal_stub_notices_what_a_position_sees():
