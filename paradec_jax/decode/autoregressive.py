@@ -1,4 +1,4 @@
-"""Autoregressive decoding: one token a network call, the baseline of every family."""
+"""Autoregressive decoding: one token a network call, the baseline of causal decoders."""
 
 import dataclasses
 from typing import Any

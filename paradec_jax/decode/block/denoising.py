@@ -91,7 +91,7 @@ class BlockDenoising(BlockDecoder):
     Knobs: ClassVar[type] = DenoisingKnobs
 
     def init(self, params: Any, request: Request, knobs: DenoisingKnobs) -> BlockCanvas:
-        """Reads the prompts' whole blocks, and does the first step along with them."""
+        """Reads the prompts' whole blocks; with `fuse_prompt` the same call does the first step."""
         state = fresh(self, request)
         state, call = read_prompt(self, params, state, request.tokens.shape[1], self.fuse_prompt)
         return self._denoise(params, state, call, knobs)[0]
@@ -109,6 +109,6 @@ class BlockDenoising(BlockDecoder):
         logits = self.network.logits(params, state.aligned(call.hidden))
         choice = self.choose(logits, state.masked(call.reads), state.cached, state.step, state.rows, knobs)
         info = Denoised.of(state, call, choice)
-        # A block that was read without masks is final in the cache from now on.
+        # Its keys are written in any case. They are trusted of a clean block alone, past which `cached` has moved.
         state = state.store(self.network, call, choice.tokens)
         return state.with_choice(choice), info

@@ -1,4 +1,4 @@
-"""Multi-token residual prediction (MRP), direct: a small head corrects a call's scores, so that more is revealed."""
+"""Multi-token residual prediction (MRP), direct: its head corrects a call's scores, so that more is revealed."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -49,13 +49,14 @@ class Residual(HeadDecoder):
     ::
 
         call      z of   _ _ _ _        reveal b        the network's scores, by `rule`
-        head      z + r1 _ b _ _        reveal c        corrected for b, by `head_rule`
-        head      z + r2 _ b c _        reveal a        corrected for b and c
+        head      z + r1        _ b _ _    reveal c     corrected for b, by `head_rule`
+        head      z + r1 + r2   _ b c _    reveal a     corrected for b and c
         call      z of   a b c _        ..
 
-    A call reveals up to K positions more than that of `BlockDenoising`, whose fusions it shares; but what the head
-    reveals no call has seen (Algorithm 2). The steps of `rule` are those of calls: S quotas that the head's reveals
-    do not count for. Draws of the head's steps have noise of their own.
+    With the head rule "static" a call reveals up to K positions more than that of `BlockDenoising`, whose fusions it
+    shares; but what the head reveals no call has seen (Algorithm 2). Knobs `head_threshold` and `enough` are not in the
+    paper. The steps of `rule` are those of calls: S quotas that the head's reveals do not count for. Draws of the
+    head's steps have noise of their own.
 
     A row of n new positions ends within 1 + 2 (n + B) network calls.
 
@@ -96,7 +97,7 @@ class Residual(HeadDecoder):
         return int(self.head != ZERO)
 
     def init(self, params: Any, request: Request, knobs: ResidualKnobs) -> HeadCanvas:
-        """Network and head read the prompts' whole blocks, and the first step is done along with them."""
+        """Network and head read the prompts' whole blocks; with `fuse_prompt` the same call does the first step."""
         state, given = fresh_with_head(self, request), request.tokens.shape[1]
         state, call = read_prompt(self, params["network"], state, given, self.fuse_prompt)
         return self._denoise(params, state, call, knobs)[0]

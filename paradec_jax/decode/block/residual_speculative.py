@@ -6,8 +6,13 @@
     positions   4 . . . | 4 . . . | 4 . . . | 8 . . .
     sees        itself    itself    itself    itself, and the candidate that carries it
 
-Each candidate sees the prefix too. A complete one has nothing to be verified. It is read where it *carries* the next
-block: if it turns out right, its keys and values are those to be stored, and the next block's first step is done.
+Each candidate sees the prefix too. A complete one has nothing to be verified. A complete canvas is read to be stored,
+a complete draft where it *carries* the next block: if it turns out right, its keys and values are those to be stored,
+and the next block's first step is done.
+
+This is the packed verification of the released program, which is lossless. The paper's text judges one call on the
+final draft position by position, which is not. K counts the states that are verified, the canvas among them, so the
+head runs K - 1 times.
 """
 
 import dataclasses
@@ -192,6 +197,7 @@ class ResidualSpeculative(HeadDecoder):
         kept = reached[..., None] & choices.where[:, :-1]
         steps = of_position(choices, jnp.argmax(kept, axis=1), jnp.any(kept, axis=1))
         state = state.with_choice(steps)
+        # Steps of this call; `store` counts the last of them.
         done = jnp.sum(jnp.any(kept, axis=2), axis=1, dtype=jnp.int32)
         state = dataclasses.replace(state, step=state.step + jnp.maximum(done, 1) - 1)
 

@@ -45,7 +45,7 @@ class JacobiKnobs(SamplingKnobs):
 
     Attributes:
       spawn: r, share of the newest block that must agree with its prediction before the next block is spawned; at 0
-        all blocks are in flight from the start. None is 0.5, and the only choice with one block.
+        all blocks are in flight from the start. None is 0.5 (the paper: 0.85), and the only choice with one block.
     """
 
     spawn: Float[Array, ""] | float | None = knob(None, unset=0.5, needs=("blocks", 2))
@@ -87,6 +87,10 @@ class JacobiInfo:
 @dataclasses.dataclass(frozen=True)
 class Jacobi(DecoderBase):
     """Verifies a window of W = `blocks * block` tokens a call; commits the accepted drafts and the token after them.
+
+    Unlike Algorithm 1: pseudo blocks are refreshed whole in every call and keep no prefix that was accepted there; a
+    block is promoted where the window reaches it; only the newest one spawns, with random tokens; the pool holds
+    whole iterates; alternatives of the draft's first guess are tried too. With a pool a call computes all W tokens.
 
     When sampling, each position keeps its Gumbel noise from step to step, so a prediction is a function of the tokens
     before it and the output is, token for token, that of `AutoRegressive` with the same keys.
@@ -156,7 +160,7 @@ class Jacobi(DecoderBase):
         return JacobiState(rows, cache, candidates, end, pool, uniforms)
 
     def step(self, params: Any, state: JacobiState, knobs: JacobiKnobs) -> tuple[JacobiState, JacobiInfo]:
-        """One iteration of Algorithm 1, in one network call for all candidates of all rows."""
+        """One iteration in the manner of Algorithm 1, in one network call for all candidates of all rows."""
         before, at, end, drafts = state.rows, state.cached, state.window_end, state.candidates
 
         # Assemble the window: the newest token, then each candidate's guesses of the tokens after it.
@@ -169,7 +173,7 @@ class Jacobi(DecoderBase):
         read = self.predictor(params, before, knobs, keep_logits=self.num_candidates > 1)
         call = forward_candidates(self.network, params, state.cache, fed, at, sizes, read)
 
-        # Verify: a guess agrees that is what the token before it predicts, as far as the window goes.
+        # Verify: a guess agrees if it is what the token before it predicts, as far as the window goes.
         inside = before.length[:, None] + jnp.arange(self.width - 1) < end[:, None]
         computed = jnp.arange(self.num_candidates) < count[:, None]
         agrees = (drafts == call.outputs[0][:, :, :-1]) & inside[:, None] & computed[:, :, None]

@@ -1,8 +1,8 @@
-"""Masked diffusion: a denoiser reveals a canvas of masks, many positions a call, in an order drawn beforehand.
+"""Masked diffusion: a denoiser reveals a canvas of masks, many positions a call, in a drawn order or by score.
 
-Which positions a call reveals is settled before the network is asked about them, and only then is a token drawn for
-each. A draw that decides both at once, over the vocabulary and the mask together, compares small probabilities with
-noise of few digits, and loses the rare tokens.
+In a drawn order, which positions a call reveals is settled before the network is asked about them, and only then is a
+token drawn for each. A draw that decides both at once, over the vocabulary and the mask together, compares small
+probabilities with noise of few digits, and loses the rare tokens (arXiv 2409.02908).
 """
 
 import dataclasses
@@ -175,9 +175,10 @@ class Masked(MaskedDecoder):
         call 3   a e b c _ f h g      {2, 6}, and so on
 
     With order "random" the law of the text is that of ancestral sampling over N steps (MDLM, arXiv 2406.07524; with
-    or without its cache, and of the analytic sampler, which is the same for this network), without the steps in which
-    nothing happens; "single" is its limit for N to infinity, a position a call. The network does not know the time,
-    so each row keeps its own: a batch takes as many calls as its longest row has groups.
+    or without its cache, and of the analytic sampler, whose law is the same under SUBS and a log-linear schedule),
+    without the steps in which nothing happens; "single" is its limit for N to infinity, a position a call. The
+    network does not know the time, so each row keeps its own: a batch takes as many calls as its longest row has
+    groups.
 
     The orders "confidence" (of the drawn token), "margin" and "entropy" reveal as many positions as the next group
     holds, but the surest. They change the law: what is written depends on where the network is sure.
@@ -194,7 +195,7 @@ class Masked(MaskedDecoder):
         return self.fill(request, 0, knobs)
 
     def step(self, params: Any, state: MaskedState, knobs: MaskedKnobs) -> tuple[MaskedState, UnmaskedInfo]:
-        """One step of MDLM's reverse process from t to s, for each row's next group (arXiv 2406.07524, Eq. 8)."""
+        """One step of MDLM's reverse process from t to s, for each row's next group (arXiv 2406.07524, Eq. 7)."""
         at = jnp.zeros_like(state.rows.length)
         tokens, positions, open_, mask = state.window(at, self.size)
 
@@ -202,7 +203,8 @@ class Masked(MaskedDecoder):
         out = self.network.forward(params, tokens, positions, None, mask)
         state = state.spend(out.counts, state.rows.limit)
 
-        # A mask stays with probability s / t, whatever the network says: who leaves was drawn in `init`.
+        # A mask stays with probability s / t, whatever the network says: who leaves was drawn in `init`. By score all
+        # open positions compete.
         needed = self.needed(state.groups, open_)
 
         # A token that is revealed has the law x_theta, which SUBS keeps from being the mask.

@@ -4,7 +4,10 @@ Slot i of a row is position `length - 1 + i`; slot 0 is the newest committed tok
 
     slot          0            1 .. c-1          c .. w-1            w .. W-1
              [ newest     ][ converged     ][ still moving    ][ not in use   ]
-    tokens   committed      drafts that stay  drafts             unused
+    tokens   committed      to be committed   drafts             unused
+
+This is the wave within a step; slots whose tokens are committed leave at its end. Unlike Algorithm 2 the prompt is
+read beforehand, and fresh slots get no momentum from an older embedding.
 """
 
 import dataclasses
@@ -36,7 +39,7 @@ NOISE_MIXINGS = ("linear", "sqrt")
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WavefrontKnobs(LatentKnobs):
-    """Sampling, and how the wave moves. Defaults are the paper's.
+    """Sampling, and how the wave moves. Defaults of epsilon, eta and beta are the paper's.
 
     The first three may be schedules: an array [K] holds one value for each age of a slot, the steps that it has done
     before the one at hand, K - 1 at most. A number holds at every age.

@@ -2,7 +2,7 @@
 
 Over a grid of times `1 = t_0 > t_1 > .. > t_N = 0` a position that is masked at t_k is revealed by t_{k+1} with
 probability `(t_k - t_{k+1}) / t_k`, whatever the network says and whatever becomes of the others (MDLM, arXiv
-2406.07524, Eq. 8). So the call that reveals it is a draw of its own, k with probability `t_k - t_{k+1}`, which can be
+2406.07524, Eq. 7). So the call that reveals it is a draw of its own, k with probability `t_k - t_{k+1}`, which can be
 made before the network is called at all::
 
     position   0 1 2 3 4 5 6 7
