@@ -54,9 +54,9 @@ class Residual(HeadDecoder):
         call      z of   a b c _        ..
 
     With the head rule "static" a call reveals up to K positions more than that of `BlockDenoising`, whose fusions it
-    shares; but what the head reveals no call has seen (Algorithm 2). Knobs `head_threshold` and `enough` are not in the
-    paper. The steps of `rule` are those of calls: S quotas that the head's reveals do not count for. Draws of the
-    head's steps have noise of their own.
+    shares; but what the head reveals no call has seen (Algorithm 2). The knobs `head_threshold` and `enough` are not
+    in the paper. The steps of `rule` are those of calls: S quotas that the head's reveals do not count for. Draws of
+    the head's steps have noise of their own.
 
     A row of n new positions ends within 1 + 2 (n + B) network calls.
 
