@@ -239,7 +239,7 @@ def _naming(folder: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except KeyError as error:
         raise StoreError(f"{folder}: {CONFIG} lacks {error}") from error
-    except (TypeError, ValueError, OSError) as error:
+    except (AttributeError, TypeError, ValueError, OSError) as error:
         raise StoreError(f"{folder}: {error}") from error
 
 
@@ -260,7 +260,8 @@ def _read_description(folder: Path) -> tuple[dict[str, Any], Parts]:
             raise StoreError(f"{CONFIG} has a part {name!r}, unknown to this version ({NETWORK}, {HEAD})")
         family, weights = section["family"], section["weights"]
         if not isinstance(weights, dict) or any(Path(file).name != file for file in weights):
-            raise StoreError(f"weights of {name} must be files with their SHA-256, not {weights!r:.99}")
+            then = "export a folder of an earlier commit there, and import it here (python -m convert)"
+            raise StoreError(f"weights of {name} must be files with SHA-256, not {weights!r:.50}: {then}")
         kind = RESIDUAL_HEAD.config if family == name == HEAD else family_named(family).config
         parts[name] = _built(kind, section["config"]), weights
     return description, parts

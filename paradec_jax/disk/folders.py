@@ -46,9 +46,11 @@ def staged(folder: str | os.PathLike[str], *, overwrite: bool = False) -> Iterat
         except BaseException:
             if retired.exists() and not folder.exists():
                 retired.rename(folder)
+            shutil.rmtree(
+                temporary, ignore_errors=True
+            )  # not after the rename: it may be the next writer's by now
             raise
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
             if folder.exists():
                 shutil.rmtree(retired, ignore_errors=True)
 

@@ -33,7 +33,7 @@ def cllm_loss(
     pass of its own, since the two passes of consistency hide padding inside a row. Consistency counts at each
     position p whose next noisy token is not padding, from the one that predicts the first wrong token on (there both
     read the same context, so that position adds to the loss and not to the gradient). As released, everything after a
-    stop token of the prompt becomes padding.
+    stop token of the prompt becomes padding: chat prompts, whose turns end in one, want a spec without stop tokens.
 
     Returns:
       A loss over the batches of `consistency_loss` with one pair a row, [B, 1, n]; rows with `pairs` 0 count

@@ -55,12 +55,12 @@ class Checkpoint(Hook):
         self._lock: int | None = None
 
     def begin(self, run: Run, state: TrainState) -> TrainState:
-        primary, steps = jax.process_index() == 0, steps_in(self._places)
-        computed: list[Any] = []
+        primary, computed = jax.process_index() == 0, []
         with all_or_none():
             if primary:
-                self._lock = hold(self.folder)
-                computed = compare(self.folder, run.recipe, self.allow) if steps else []
+                self._lock = hold(self.folder)  # whose former holder may have saved until now
+                computed = compare(self.folder, run.recipe, self.allow) if steps_in(self._places) else []
+        steps = steps_in(self._places)
         check_same({"the folder": [holder_of(self.folder), steps[-1:]]}, "all must share it")
         if steps:
             state, data_state = restore(self._places, state)
@@ -100,6 +100,7 @@ class Checkpoint(Hook):
         finally:
             if self._lock is not None:
                 os.close(self._lock)
+            self._manager = self._lock = None
 
     def _save(self, step: int, state: TrainState) -> None:
         self.run.check()
@@ -219,6 +220,8 @@ def holder_of(folder: Path) -> str:
 def compare(folder: Path, recipe: dict[str, Any], allow: Sequence[str]) -> list[dict[str, Any]]:
     """Where the run of a folder was computed so far; raises ValueError where it is another run."""
     found = read_object(folder / "run.json")
+    if not {"recipe", "computed"} <= found.keys():
+        raise ValueError(f"{folder}/run.json is broken or of an earlier version: choose another folder")
     before = found["recipe"]
     names = [name for name in recipe if before.get(name) != recipe[name] and name not in allow]
     if names:

@@ -88,6 +88,7 @@ class Log(Hook):
         if self._file is not None:
             with contextlib.suppress(OSError):  # of a line that was refused before
                 self._file.close()
+        self._file, self._updates = None, []
 
     def _means(self, step: int) -> None:
         """Writes the means since the last line, if there were updates."""
@@ -123,10 +124,8 @@ def tokens(shapes: Mapping[str, Any]) -> int:
 def truncate(path: Path, step: int) -> None:
     """Rewrites a log without lines beyond `step` or cut short; makes its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+    kept, before = [], path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    for line in before.split("\n"):
         with contextlib.suppress(ValueError, TypeError, KeyError):
             if json.loads(line)["step"] <= step:
                 kept.append(line + "\n")
@@ -144,6 +143,7 @@ class Evaluate(Hook):
 
     def after(self, step: int, state: TrainState, metrics: Metrics) -> bool:
         if step % self.every == 0 or step == self.run.steps:
+            self.run.check()  # of all processes, before they wait for one another below
             self.run.write(step, {})  # the log's rates end here
             with all_or_none():
                 values = {f"eval/{name}": float(value) for name, value in self.function(state).items()}
@@ -164,7 +164,7 @@ class Preempt(Hook):
         self._former: dict[int, Any] = {}
 
     def begin(self, run: Run, state: TrainState) -> TrainState:
-        self._together = jax.distributed.is_initialized()
+        self._together, self._noticed = jax.distributed.is_initialized(), False
         for number in (signal.SIGINT,) if self._together else SIGNALS:
             # None is a handler that Python does not know; a background job of a shell is to ignore SIGINT.
             ours = signal.getsignal(number) not in (None, signal.SIG_IGN)
@@ -179,11 +179,9 @@ class Preempt(Hook):
 
     def end(self, step: int, state: TrainState) -> None:
         if self._noticed:
-            saved = (
-                f"asked to end, saved update {step} as {self.run.saved}: the same command goes on from there"
-            )
-            if jax.process_index() == 0:
-                print(saved, file=sys.stderr, flush=True)
+            if self.run.saved is not None and jax.process_index() == 0:
+                saved = f"asked to end, saved update {step} as {self.run.saved}"
+                print(f"{saved}: the same command goes on from there", file=sys.stderr, flush=True)
             raise Preempted(0)
 
     def close(self) -> None:

@@ -20,7 +20,6 @@ def warmup_stable_decay(peak: float, steps: int, *, warmup: int = 0, cooldown: i
         lr(t) = peak * min(1, (t + 1) / warmup, (steps - t) / cooldown),    t = 0 .. steps - 1
 
     No update has rate zero: the first has peak / warmup, the last peak / cooldown.
-
     """
     if warmup < 0 or cooldown < 0 or warmup + cooldown > steps:
         raise ValueError(f"warmup {warmup} and cooldown {cooldown} must fit into steps {steps}")

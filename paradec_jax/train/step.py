@@ -147,8 +147,10 @@ class Rounds:
     reset_ema: bool = False
 
     def __post_init__(self) -> None:
-        if self.updates < 1:
-            raise ValueError(f"updates of a round must be at least 1, not {self.updates}")
+        if self.updates < 1 or self.weights not in ("raw", "ema"):
+            raise ValueError(
+                f"a round needs updates above 0, weights raw or ema, not {self.updates}, {self.weights}"
+            )
 
     def begin(self, state: TrainState, optimizer: optax.GradientTransformation) -> TrainState:
         """The state before the first update of the next round."""
@@ -242,8 +244,7 @@ class TrainStep:
             graded = jax.value_and_grad(self.loss, has_aux=True)
             (value, metrics), grads = graded(state.params, frozen, batch, jax.random.fold_in(key, 0))
         else:
-            inputs = state.params, frozen, batch, key
-            (value, metrics), grads = in_parts(self.loss, *inputs, n=self.accumulate)
+            (value, metrics), grads = in_parts(self.loss, state.params, frozen, batch, key, self.accumulate)
         metrics = metrics | {"loss": value}
         for name, metric in metrics.items():
             if jnp.ndim(metric):
@@ -264,9 +265,8 @@ class TrainStep:
 
     def _check(self, state: TrainState) -> None:
         if (self.ema_decay is None) != (state.ema is None):
-            raise ValueError(
-                f"ema_decay is {self.ema_decay} but the state has {'no' if state.ema is None else 'an'} ema"
-            )
+            has = "no" if state.ema is None else "an"
+            raise ValueError(f"ema_decay is {self.ema_decay} but the state has {has} ema")
         if self.rounds is not None and state.teacher is None:
             raise ValueError("rounds need a teacher to begin with, and the state has none")
         if self.frozen is not None and state.teacher is not None:
@@ -322,9 +322,8 @@ def _split(batch: PyTree, n: int) -> PyTree:
             return jnp.broadcast_to(x, (n,))
         if x.shape[0] % n:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
-            raise ValueError(
-                f"batch[{name!r}] has shape {x.shape}; its first axis must be a multiple of accumulate={n}"
-            )
+            rows = f"batch[{name!r}] has shape {x.shape}"
+            raise ValueError(f"{rows}; its first axis must be a multiple of accumulate={n}")
         return by_rows(x.reshape(n, x.shape[0] // n, *x.shape[1:]), axis=1)
 
     return jax.tree_util.tree_map_with_path(split, batch)
