@@ -185,7 +185,7 @@ class TestLoad:
             (lambda d, p: p["weights"].update({WEIGHTS: "0" * 64}), f"{WEIGHTS} differs from its digest"),
             (lambda d, p: d.pop("parts"), r"config\.json lacks 'parts'"),
             (lambda d, p: d["parts"].update(teacher=p), "part 'teacher', unknown to this version"),
-            (lambda d, p: p.update(weights=WEIGHTS), "weights of network must be files with their SHA-256"),
+            (lambda d, p: p.update(weights=WEIGHTS), "weights of network must be files with SHA-256"),
             (lambda d, p: p.update(weights={"../x.safetensors": "0"}), "must be files .* not {'../x"),
         ],
     )

@@ -46,9 +46,7 @@ def staged(folder: str | os.PathLike[str], *, overwrite: bool = False) -> Iterat
         except BaseException:
             if retired.exists() and not folder.exists():
                 retired.rename(folder)
-            shutil.rmtree(
-                temporary, ignore_errors=True
-            )  # not after the rename: it may be the next writer's by now
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
         finally:
             if folder.exists():

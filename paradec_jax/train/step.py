@@ -149,7 +149,7 @@ class Rounds:
     def __post_init__(self) -> None:
         if self.updates < 1 or self.weights not in ("raw", "ema"):
             raise ValueError(
-                f"a round needs updates above 0, weights raw or ema, not {self.updates}, {self.weights}"
+                f"updates must be above 0, weights raw or ema, not {self.updates}, {self.weights}"
             )
 
     def begin(self, state: TrainState, optimizer: optax.GradientTransformation) -> TrainState:
