@@ -148,9 +148,7 @@ class Rounds:
 
     def __post_init__(self) -> None:
         if self.updates < 1 or self.weights not in ("raw", "ema"):
-            raise ValueError(
-                f"updates must be above 0, weights raw or ema, not {self.updates}, {self.weights}"
-            )
+            raise ValueError(f"updates must be above 0 and weights raw or ema, not {self}")
 
     def begin(self, state: TrainState, optimizer: optax.GradientTransformation) -> TrainState:
         """The state before the first update of the next round."""
