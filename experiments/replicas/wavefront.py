@@ -76,7 +76,7 @@ class ReleasedWavefront(DecoderBase):
     prefill_prompt: bool = True
     noise_schedule: str = "dampened"
     noise_mixing: str = "linear"
-    buckets: tuple[int, ...] = (2, 8, 32)
+    buckets: tuple[int, ...] | None = None
     Knobs: ClassVar[type] = ReleasedWavefrontKnobs
 
     def __post_init__(self) -> None:

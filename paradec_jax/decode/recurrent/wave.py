@@ -34,6 +34,7 @@ from paradec_jax.nn.precision import at_least_float32
 
 NOISE_SCHEDULES = ("dampened", "constant")
 NOISE_MIXINGS = ("linear", "sqrt")
+BUCKETS = (2, 8, 32)
 
 
 @jax.tree_util.register_dataclass
@@ -173,7 +174,10 @@ def on_narrowest(
         slots = jax.tree.map(lambda x: pad_slots(x, decoder.window), slots)
         return slots, decoder.network.widen(kv, decoder.window), counts
 
-    narrower = [b for b in decoder.buckets if decoder.headway < b < decoder.window and not decoder.bounded]
+    buckets = decoder.buckets
+    if buckets is None:  # a width that is less than three times narrower than the window saves too little
+        buckets = tuple(b for b in BUCKETS if 3 * b <= decoder.window)
+    narrower = [b for b in buckets if decoder.headway < b < decoder.window and not decoder.bounded]
     active, done = state.wave.active, state.rows.done
     return on_smallest(on, (1,), [*narrower, decoder.window], jnp.ones_like(active), active, ~done)
 

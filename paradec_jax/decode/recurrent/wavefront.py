@@ -53,7 +53,8 @@ class Wavefront(DecoderBase):
       noise_schedule: share of noise: "dampened" (`beta / (1 + n)` after n recurrences of a slot, as the release has
         it; the paper's falls linearly) or "constant" (beta).
       noise_mixing: "linear", or "sqrt" (mixed as variances).
-      buckets: narrower widths that are compiled too; the narrowest that holds every row's wave runs.
+      buckets: narrower widths that are compiled too; the narrowest that holds every row's wave runs. None is 2, 8 and
+        32, as far as they are at most a third of the window.
     """
 
     _: dataclasses.KW_ONLY
@@ -64,7 +65,7 @@ class Wavefront(DecoderBase):
     prefill_recurrence: int | None = None
     noise_schedule: str = "dampened"
     noise_mixing: str = "linear"
-    buckets: tuple[int, ...] = (2, 8, 32)
+    buckets: tuple[int, ...] | None = None
     Knobs: ClassVar[type] = WavefrontKnobs
 
     def __post_init__(self) -> None:
