@@ -180,7 +180,7 @@ class Jacobi(DecoderBase):
         # The candidate of the longest leading agreement wins, the first among equals: m guesses are accepted.
         matches = jax.vmap(select.leading_run)(agrees)
         winner, m = jnp.argmax(matches, axis=1), jnp.max(matches, axis=1)
-        (tokens, log_probs, logits), agrees = of_candidate((call.outputs, agrees), winner)
+        (tokens, log_probs), agrees = of_candidate((call.outputs[:2], agrees), winner)
 
         # Commit them and the token after them, which follows from them.
         rows = before.spend(call.counts, call.positions).commit(tokens, m + 1, log_probs)
@@ -194,7 +194,7 @@ class Jacobi(DecoderBase):
         fill = self._fill(state.uniforms, rows.tokens, rows.length)
         draft = jnp.where(jnp.arange(self.width - 1) < known, shift(tokens, m + 1)[:, :-1], fill)
         # Recycle: a rejected iterate may hold the right tokens at the wrong place (section 4).
-        drafts = self._with_others(draft, state.pool, rows, logits, m, known)
+        drafts = self._with_others(draft, state.pool, rows, call.outputs[2], (winner, m), known)
         iterate = jnp.concatenate([before.newest[0], tokens], axis=1)
         pool = jnp.concatenate([iterate[:, None], state.pool], axis=1)[:, : self.pool]
         info = JacobiInfo(winner, m, rows.length - before.length)
@@ -238,14 +238,19 @@ class Jacobi(DecoderBase):
         return jnp.take_along_axis(tokens, drawn.astype(jnp.int32), axis=1)
 
     def _with_others(
-        self, draft: Array, pool: Array, rows: Rows, logits: Array | None, m: Array, known: Array
+        self, draft: Array, pool: Array, rows: Rows, logits: Array | None, won: Any, known: Array
     ) -> Int[Array, "B R drafts"]:
-        """The draft, what followed the newest token in earlier iterates, and repairs of the draft's first guess."""
+        """The draft, what followed the newest token in earlier iterates, and repairs of the draft's first guess.
+
+        `won` is the winner and its m; of the logits [B, R, W, V] those of the next draft's first guess are read.
+        """
         if logits is None:
             return draft[:, None]
         others = self.num_candidates - 1
         recycled, there = jax.vmap(jax.vmap(after_token, (0, None, None)))(pool, rows.newest[0][:, 0], draft)
-        logits = window(logits, jnp.minimum(m + 1, self.width - 1), 1)[:, 0]
+        # One position's logits, by one slice: those of a whole candidate are large.
+        at = won[0] * self.width + jnp.minimum(won[1] + 1, self.width - 1)
+        logits = window(logits.reshape(len(at), -1, logits.shape[-1]), at, 1)[:, 0]
         best = select.best(logits, others + 1)[:, 1:]
         repairs = jnp.repeat(draft[:, None], others, axis=1).at[:, :, 0].set(best)
         valid = jnp.concatenate([there, jnp.broadcast_to(known > 0, repairs.shape[:2])], axis=1)
