@@ -106,12 +106,17 @@ class Subjects:
         if setting.cache is not None:
             network = dataclasses.replace(network, cache=setting.cache)
         decoder = dataclasses.replace(setting.decoder, greedy=not setting.sampled)
+        params, head = self.model.params, self.model.head
+        if decoder.further_networks:  # a residual head beside the network
+            params = {"network": params} | ({} if head is None else {"head": head.params})
+            if head is not None and decoder.head is None:
+                decoder = dataclasses.replace(decoder, head=head.network)
         decoder = decoder.bind(network, self.tokens.shape[1] + self.budget, spec)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(SEED), np.arange(batch))
         request = make_request(
             self.tokens[:batch], self.lengths[:batch], max_new_tokens=self.budget, stop=spec.stop, keys=keys
         )
-        params = jax.block_until_ready(decoder.prepare(self.model.params))
+        params = jax.block_until_ready(decoder.prepare(params))
         jax.clear_caches()  # programs of earlier rows
         self.call = lambda: jax.block_until_ready(run(decoder, params, request, setting.knobs))
         self.generated = int(np.asarray(self.call().generated).sum())
