@@ -91,7 +91,7 @@ def speedup(
 
     Args:
       tokens, seconds: [N] and [passes, N] of the one decoder.
-      base_tokens, base_seconds: those of the other.
+      base_tokens, base_seconds: [N] and [passes, N] of the other decoder.
       less, base_less: [passes, N], seconds whose own median is taken away from that of `seconds`; where a resample
         leaves nothing above 0, the spread has no end, and the range is (0, infinity).
 

@@ -37,7 +37,7 @@ class BlockRead:
 
     Attributes:
       hidden: final hidden states of the open block's positions, [B, W, D].
-      window: those of all positions from `at` on, [B, _, D].
+      window: hidden states of all positions from `at` on, [B, _, D].
       at: first position that the call read, [B].
       kv: keys and values of the positions from `at` on, for the cache.
       reads: running rows whose open block was read, [B].
