@@ -184,3 +184,30 @@ def tokens_before(tokens: np.ndarray, eos: int) -> np.ndarray:
 def whole_steps(steps: int) -> int:
     """`int(1 / dt)` for `dt = 1 / steps`, which float arithmetic makes one less for some numbers, 49 for one."""
     return math.floor(1 / (1 / steps))
+
+
+def time_grid(
+    masked: Int[Array, "B"],
+    call: Int[Array, "B"] | int,
+    calls: Int[Array, ""] | int,
+    epsilon: Float[Array, ""] | float = 1e-3,
+) -> Int[Array, "B"]:
+    """How many of the positions that are still masked call `call` (from 0) of `calls` reveals (Dream).
+
+    ::
+
+        floor(masked (1 - t_{i+1} / t_i)),   t_i = 1 - (1 - epsilon) i / calls;   the last call reveals all
+
+        6 positions in 6 calls   0 1 1 1 1 2
+
+    In float32, where a product close to an integer may fall to either side; times count from the nearer end, as the
+    released program's do.
+    """
+
+    def time(index: Array) -> Array:
+        step = jnp.float32(1 - epsilon) / calls
+        return jnp.where(2 * index < calls + 1, 1 - step * index, epsilon + step * (calls - index))
+
+    call = jnp.asarray(call)
+    count = (masked * (1 - time(call + 1) / time(call))).astype(jnp.int32)
+    return jnp.where(call >= calls - 1, masked, count)

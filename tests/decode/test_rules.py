@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.replicas import masked_rules
+from experiments.replicas.masked_rules import time_grid
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.rules import reveal, score, select
 from paradec_jax.decode.rules.race import race
@@ -123,7 +124,7 @@ def test_shares_of_calls(total, calls):
 def test_a_time_grid_truncates_and_its_last_call_reveals_the_rest():
     left, counts = 6, []
     for call in range(6):
-        counts.append(int(reveal.time_grid(jnp.array([left]), call, 6)[0]))
+        counts.append(int(time_grid(jnp.array([left]), call, 6)[0]))
         left -= counts[-1]
     assert counts == [0, 1, 1, 1, 1, 2]
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from recorded import GOLDEN, arrays_in
 
+from experiments.replicas.masked_rules import time_grid
 from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.rules import reveal, score
 from paradec_jax.decode.rules.sampling import filtered_probabilities
@@ -169,7 +170,7 @@ def test_calls_reveal_what_dream_reveals(part, name):
 
     def rule(call, scores, masked, tokens):
         count = jnp.full(len(masked), masked.sum() // len(masked))  # one number for all rows of a batch
-        return reveal.quota(scores, jnp.asarray(masked), reveal.time_grid(count, call, calls, eps))
+        return reveal.quota(scores, jnp.asarray(masked), time_grid(count, call, calls, eps))
 
     if settings["alg_temp"] is None and settings["alg"] != "origin":
         check(arrays, mask, rule)
