@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from convert.cli import main
+from .cli import main
 
 # A command that SIGTERM ends clears away what it has half written.
 signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -12,7 +12,6 @@ A tensor is named by its parameter's path ("layer_0/attention/q"). Nothing in a 
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import os
@@ -24,73 +23,21 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from paradec_jax.chat import CHAT_TEMPLATE
 from paradec_jax.config import ModelConfig, ResidualHeadConfig, TokenSpec
 from paradec_jax.disk.folders import StoreError, locate, staged
 from paradec_jax.disk.tensors import Lazy, finite, open_tensors, write_tensors
-from paradec_jax.families import RESIDUAL_HEAD, family_named, network_of, parameter_shapes
+from paradec_jax.families import RESIDUAL_HEAD, family_named, parameter_shapes
 from paradec_jax.io import read_object
+from paradec_jax.model import PARAM_DTYPES, Model, ResidualHead
 from paradec_jax.sharding.layout import shardings
 from paradec_jax.tokenizer import Tokenizer
 
 FORMAT_VERSION = 2
 NETWORK, HEAD = "network", RESIDUAL_HEAD.name
-CONFIG, TOKENIZER, CHAT_TEMPLATE = "config.json", "tokenizer.json", "chat_template.jinja"
-DTYPES = ("float32", "bfloat16")
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 IDLE_FIELDS = ("attention", "remat", "scan_layers", "mean_backprop_depth", "dropout")  # they change no output
 Parts = dict[str, tuple[Any, dict[str, str]]]  # by name: config, and digests of files by their names
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ResidualHead:
-    """A residual head and the network that it belongs to.
-
-    Attributes:
-      config: the head's shape.
-      params: nested dict of arrays.
-      backbone: fingerprint of the network that it was trained on; None for the one that it lies beside.
-    """
-
-    config: ResidualHeadConfig
-    params: Mapping[str, Any]
-    backbone: str | None = None
-
-    @functools.cached_property
-    def network(self) -> Any:
-        """The head as decoders see it."""
-        return network_of(self.config)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Model:
-    """A network's shape, its parameters and the facts of its checkpoint.
-
-    Attributes:
-      config: the model's shape.
-      params: nested dict of arrays.
-      token_spec: special tokens of the checkpoint.
-      tokenizer: text to ids and back, or None.
-      chat_template: what makes a text of messages (`paradec_jax.chat.conversation`), or None.
-      special_tokens: texts that the template knows by name, such as "bos_token", besides those of the ids.
-      head: what corrects the network's scores between its calls, or None.
-    """
-
-    config: ModelConfig
-    params: Mapping[str, Any]
-    token_spec: TokenSpec
-    tokenizer: Tokenizer | None = None
-    chat_template: str | None = None
-    head: ResidualHead | None = None
-    special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    @property
-    def family(self) -> str:
-        """Name of the model family."""
-        return self.config.family
-
-    @functools.cached_property
-    def network(self) -> Any:
-        """The network as decoders see it."""
-        return network_of(self.config)
 
 
 def save(folder: str | os.PathLike[str], model: Model, *, overwrite: bool = False) -> None:
@@ -154,8 +101,8 @@ def load(
       StoreError: when the folder is missing, of another format, damaged or contradicts itself.
       ValueError: a mesh with Explicit axes.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise StoreError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if dtype is not None and dtype not in PARAM_DTYPES:
+        raise StoreError(f"dtype must be one of {', '.join(PARAM_DTYPES)}, not {dtype!r}")
 
     def place(leaf: Lazy, sharding: jax.sharding.Sharding | None = None) -> jax.Array:
         def read(index: Any) -> np.ndarray:
@@ -287,8 +234,10 @@ def _check_ids(config: ModelConfig, token_spec: TokenSpec, tokenizer: Tokenizer 
 def _check_leaves(config: Any, leaves: Mapping[str, Any]) -> None:
     """Refuses parameters of other paths, shapes or types than a config asks for, and unknown types."""
     for name in ("dtype", "param_dtype"):
-        if getattr(config, name) not in DTYPES:
-            raise StoreError(f"{name} must be one of {', '.join(DTYPES)}, not {getattr(config, name)!r}")
+        if getattr(config, name) not in PARAM_DTYPES:
+            raise StoreError(
+                f"{name} must be one of {', '.join(PARAM_DTYPES)}, not {getattr(config, name)!r}"
+            )
     expected = flatten_dict(parameter_shapes(config), sep="/")
     for path in sorted(expected.keys() | leaves.keys()):
         if path not in leaves:

@@ -204,7 +204,7 @@ def of_converters(root: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for module in ("huginn", "qwen2", "mdlm", "mrp", "sdar"):
         try:
-            table = importlib.import_module(f"convert.{module}").table
+            table = importlib.import_module(f"paradec_jax.convert.{module}").table
         except (ImportError, AttributeError):
             continue
         for name, config in PRESETS.items():

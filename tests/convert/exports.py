@@ -12,10 +12,10 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
-from convert import weights
-from convert.cli import main
 from paradec_jax import store
 from paradec_jax.config import ResidualHeadConfig, TokenSpec
+from paradec_jax.convert import weights
+from paradec_jax.convert.cli import main
 from paradec_jax.families import PRESETS, parameter_shapes
 
 GOLDEN = Path(__file__).parents[1] / "golden"

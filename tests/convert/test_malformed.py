@@ -30,10 +30,10 @@ from exports import (
 )
 from safetensors.numpy import load_file, save_file
 
-from convert import huginn, torch_check, weights
-from convert.cli import main
-from convert.weights import INDEX
 from paradec_jax import cli, store
+from paradec_jax.convert import huginn, torch_check, weights
+from paradec_jax.convert.cli import main
+from paradec_jax.convert.weights import INDEX
 from paradec_jax.store import StoreError
 
 ROOT = Path(__file__).parents[2]
