@@ -86,7 +86,7 @@ def _read(
             yield model
         return
     if not path.is_dir():
-        raise ConvertError(f"there is no folder {path}; give the one that holds config.json and weights")
+        raise ConvertError(f"{path} is neither a folder nor a file that ends in {GGUF} or {LIGHTNING}")
     fields = mdlm.flat(read_json(path / "config.json"))
     check_plain(fields)
     module = architecture("model_type", fields.get("model_type"), "MODEL_TYPES")

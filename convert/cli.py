@@ -1,21 +1,16 @@
-"""Command line of the converters."""
+"""The commands of the converters: `paradec import`, `export` and `check`."""
 
 import math
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 from flax.traverse_util import flatten_dict
 from tyro.conf import Positional, arg
-from tyro.extras import SubcommandApp
 
 from paradec_jax import store
 from paradec_jax.chat import CHAT_TEMPLATE
-from paradec_jax.disk.folders import staged
-from paradec_jax.disk.tensors import TAKEN_BY
-from paradec_jax.io import WRONG_INPUT, one_sentence
+from paradec_jax.disk.folders import locate, staged
 from paradec_jax.model import Model
 
 from . import check as checking
@@ -26,10 +21,8 @@ from .words import write_words
 
 Source = Positional[Annotated[Path, arg(metavar="SRC")]]
 Target = Positional[Annotated[Path, arg(metavar="DST")]]
-app = SubcommandApp()
 
 
-@app.command(name="import")
 def import_model(
     src: Source,
     dst: Target,
@@ -42,10 +35,11 @@ def import_model(
     allow_nonfinite: bool = False,
     overwrite: bool = False,
 ) -> int:
-    """Converts a Hugging Face folder, or a denoiser's Lightning checkpoint, to a model folder, whole or not at all.
+    """Converts a released checkpoint to a model folder, whole or not at all.
 
     Args:
-      src: folder with config.json and safetensors, or else pytorch_model.bin; or a .ckpt. No pickle is run.
+      src: Hugging Face folder with safetensors, or else pytorch_model.bin; its name on the Hub, org/name[@revision];
+        a .gguf file; or a denoiser's .ckpt of Lightning. No pickle is run.
       dst: model folder to write.
       tokenizer: a tokenizer.json; the one in SRC by default, where there is one.
       dtype: type of the stored parameters; by default as in the file, and float32, which loses nothing, where that
@@ -61,7 +55,7 @@ def import_model(
     given = {"block": block, "mask": mask, "alignment": alignment}
     of_blocks = {name: value for name, value in given.items() if value is not None}
     reading = opened(
-        src,
+        locate(src),
         dtype,
         tokenizer=tokenizer,
         weights=weights,
@@ -73,7 +67,6 @@ def import_model(
         return _report("imported", model, dst)
 
 
-@app.command(name="export")
 def export_model(
     src: Source,
     dst: Target,
@@ -98,7 +91,6 @@ def export_model(
     return _report("exported", model, dst)
 
 
-@app.command(name="check")
 def check_model(
     src: Source,
     logits: Path | None = None,
@@ -109,7 +101,7 @@ def check_model(
     """Compares a model's logits, computed in float32, with recorded ones.
 
     Args:
-      src: model folder, or the name of a bundled model.
+      src: model folder, the name of a bundled model, or what `import` takes.
       logits: an .npz with input_ids and logits (of a denoiser those of all columns, before any is ruled out; of block
         diffusion those of one call on the whole text); of a recurrent model perhaps init_state, and logits_r<n> or
         logits and num_steps.
@@ -133,14 +125,7 @@ def check_model(
     return 0 if passed else 1
 
 
-def main(args: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code: 1, with one sentence on stderr, for input that is wrong."""
-    try:
-        return app.cli(args=args, prog="python -m convert", description="Weight converters.")
-    except WRONG_INPUT as error:
-        told = str(error).replace(TAKEN_BY, "; --allow-nonfinite takes them")  # as each command calls it
-        print(f"error: {one_sentence(told or error)}", file=sys.stderr)
-        return 1
+COMMANDS = {"import": import_model, "export": export_model, "check": check_model}
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:

@@ -15,6 +15,7 @@ import numpy as np
 from einops import rearrange
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from paradec_jax.disk.folders import StoreError
 from paradec_jax.disk.tensors import DTYPES, Lazy
 from paradec_jax.io import read_object
 from paradec_jax.model import PARAM_DTYPES, Model
@@ -29,7 +30,7 @@ CAUSAL_MASK = re.compile(rf"(.*\.)?{ATTENTION}\.bias")
 ROWS_AT_ONCE = 4096  # of two matrices that are compared
 
 
-class ConvertError(ValueError):
+class ConvertError(StoreError):
     """A checkpoint that cannot be converted."""
 
 

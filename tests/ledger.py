@@ -228,7 +228,7 @@ def of_commands(root: Path) -> dict[str, Any]:
         ).stdout
 
     found: dict[str, Any] = {}
-    for program in ("paradec_jax.cli", "convert"):
+    for program in ("paradec_jax.cli",):
         first = re.search(r"\{([\w,-]+)\}", helped(program))
         for command in first[1].split(",") if first else []:
             text = helped(program, command)

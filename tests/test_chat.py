@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from paradec_jax import chat, store
+from paradec_jax.cli import main
 from paradec_jax.config import CAUSAL_PRESETS, TokenSpec
-from paradec_jax.convert.cli import main
 from paradec_jax.families import parameter_shapes
 
 # Of the form that Qwen2.5 has: a system message of its own, tools as JSON, results of tools in the user's turn.

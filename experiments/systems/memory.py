@@ -187,7 +187,7 @@ def do(kind: str, config: CausalConfig, folder: Path) -> Any:
     if kind == "check":
         return pd.store.fingerprint(folder / OWN) == pd.store.fingerprint(folder / AGAIN)
     if kind in ("export", "import"):
-        from paradec_jax.convert.cli import main as convert  # here, because a load needs no converter
+        from paradec_jax.cli import main as convert  # here, because a load needs no converter
 
         places = (OWN, OTHERS) if kind == "export" else (OTHERS, AGAIN)
         with Watch() as watch:

@@ -14,8 +14,8 @@ from tokenizers import models, pre_tokenizers, processors
 
 import paradec_jax as pd
 from paradec_jax import chat, store
+from paradec_jax.cli import main
 from paradec_jax.config import TokenSpec
-from paradec_jax.convert.cli import main
 from paradec_jax.convert.engine import ConvertError
 from paradec_jax.convert.words import begin_of_text
 from paradec_jax.disk.folders import ASSETS
