@@ -165,7 +165,6 @@ def test_help(capsys):
         assert exit_info.value.code == 0
     out = capsys.readouterr().out
     for word in (
-        "compare",
         "demo",
         "export",
         "--alignment",
