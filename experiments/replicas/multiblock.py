@@ -222,7 +222,7 @@ class ReleasedMultiBlock(DecoderBase):
             fed.tokens,
             state.cached,
             Sizes(fed.count, fed.width, running, widths=(self.block,)),
-            read=lambda hidden: blocks.predict(self, params, hidden),
+            read=lambda hidden: (blocks.predict(self, params, hidden), None),
         )
         winner = jax.vmap(rules.verify_real)(state.present, fed, call.outputs)[1].winner
         return call.outputs, call.kv_of(self.network, winner, self.block), call.counts

@@ -18,6 +18,7 @@ With several blocks, drafts reach beyond the block that is verified (Jacobi Forc
 """
 
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
 import jax
@@ -149,8 +150,8 @@ class Jacobi(DecoderBase):
         draft = self._fill(uniforms, request.tokens, request.lengths)
         reader = None if self.prefill_recurrence is None else self.network.at(self.prefill_recurrence)
         rows, cache, out = self.prefill_ahead(params, request, draft, self.width, reader)
-        predicted = self.predictor(params, rows, knobs)(out.hidden[:, None])
-        tokens, log_probs, _ = jax.tree.map(lambda x: x[:, 0], predicted)
+        predicted, _ = self.predictor(params, rows, knobs)(out.hidden[:, None])
+        tokens, log_probs = jax.tree.map(lambda x: x[:, 0], predicted)
         rows = rows.spend(out.counts, request.lengths + self.width - 1)
         rows = rows.commit(tokens, jnp.ones_like(rows.length), log_probs)
         candidates = jnp.repeat(tokens[:, None, 1:], self.num_candidates, axis=1)
@@ -170,19 +171,13 @@ class Jacobi(DecoderBase):
         # since it remembers what was predicted beyond the window's end.
         count = jnp.where(jnp.any(drafts != drafts[:, :1], axis=(1, 2)), self.num_candidates, 1)
         sizes = Sizes(count, end - at, ~before.done, () if self.pool else (self.block,), self.bounded)
-        read = self.predictor(params, before, knobs, keep_logits=self.num_candidates > 1)
+        verify = functools.partial(self._verify, state, count)
+        read = self.predictor(params, before, knobs, lambda *read: self._next_best(*read, verify))
         call = forward_candidates(self.network, params, state.cache, fed, at, sizes, read)
 
-        # Verify: a guess agrees if it is what the token before it predicts, as far as the window goes.
-        inside = before.length[:, None] + jnp.arange(self.width - 1) < end[:, None]
-        computed = jnp.arange(self.num_candidates) < count[:, None]
-        agrees = (drafts == call.outputs[0][:, :, :-1]) & inside[:, None] & computed[:, :, None]
-        # The candidate of the longest leading agreement wins, the first among equals: m guesses are accepted.
-        matches = jax.vmap(select.leading_run)(agrees)
-        winner, m = jnp.argmax(matches, axis=1), jnp.max(matches, axis=1)
-        (tokens, log_probs), agrees = of_candidate((call.outputs[:2], agrees), winner)
-
-        # Commit them and the token after them, which follows from them.
+        # Verify: m guesses of the winner are accepted. Commit them and the token after them, which follows from them.
+        winner, m, agrees = verify(call.outputs[0])
+        (tokens, log_probs), agrees = of_candidate((call.outputs, agrees), winner)
         rows = before.spend(call.counts, call.positions).commit(tokens, m + 1, log_probs)
         kv = call.kv_of(self.network, winner)
         cache = self.network.write(state.cache, kv, write_after_read(at, tokens))
@@ -194,11 +189,37 @@ class Jacobi(DecoderBase):
         fill = self._fill(state.uniforms, rows.tokens, rows.length)
         draft = jnp.where(jnp.arange(self.width - 1) < known, shift(tokens, m + 1)[:, :-1], fill)
         # Recycle: a rejected iterate may hold the right tokens at the wrong place (section 4).
-        drafts = self._with_others(draft, state.pool, rows, call.outputs[2], (winner, m), known)
+        drafts = self._with_others(draft, state.pool, rows, call.kept, known)
         iterate = jnp.concatenate([before.newest[0], tokens], axis=1)
         pool = jnp.concatenate([iterate[:, None], state.pool], axis=1)[:, : self.pool]
         info = JacobiInfo(winner, m, rows.length - before.length)
         return JacobiState(rows, cache, drafts, new_end, pool, state.uniforms), info
+
+    def _verify(
+        self, state: JacobiState, count: Int[Array, "B"], tokens: Int[Array, "B r w"]
+    ) -> tuple[Int[Array, "B"], Int[Array, "B"], Bool[Array, "B r _"]]:
+        """The candidate of the longest leading agreement, the first among equals, its m guesses, and what agrees.
+
+        A guess agrees if it is what the token before it predicts, as far as the window goes.
+        """
+        candidates, width = tokens.shape[1:]
+        inside = state.rows.length[:, None] + jnp.arange(width - 1) < state.window_end[:, None]
+        computed = jnp.arange(candidates) < count[:, None]
+        guesses = state.candidates[:, :candidates, : width - 1]
+        agrees = (guesses == tokens[:, :, :-1]) & inside[:, None] & computed[:, :, None]
+        matches = jax.vmap(select.leading_run)(agrees)
+        return jnp.argmax(matches, axis=1), jnp.max(matches, axis=1), agrees
+
+    def _next_best(self, tokens: Array, logits: Array, verify: Any) -> Int[Array, "B others"] | None:
+        """The next-best tokens of the next draft's first guess, read where the winner's accepted tokens end."""
+        if self.num_candidates == 1:
+            return None
+        winner, m, _ = verify(tokens)
+        width = tokens.shape[2]
+        at = winner * width + jnp.minimum(m + 1, width - 1)
+        # One position's logits, by one slice: those of a whole candidate are large.
+        logits = window(logits.reshape(len(at), -1, logits.shape[-1]), at, 1)[:, 0]
+        return select.best(logits, self.num_candidates)[:, 1:]
 
     def drafts(self, state: JacobiState) -> Int[Array, "B drafts"]:
         """The draft of the W - 1 tokens after the committed ones, as far as the window goes."""
@@ -238,20 +259,13 @@ class Jacobi(DecoderBase):
         return jnp.take_along_axis(tokens, drawn.astype(jnp.int32), axis=1)
 
     def _with_others(
-        self, draft: Array, pool: Array, rows: Rows, logits: Array | None, won: Any, known: Array
+        self, draft: Array, pool: Array, rows: Rows, best: Array | None, known: Array
     ) -> Int[Array, "B R drafts"]:
-        """The draft, what followed the newest token in earlier iterates, and repairs of the draft's first guess.
-
-        `won` is the winner and its m; of the logits [B, R, W, V] those of the next draft's first guess are read.
-        """
-        if logits is None:
+        """The draft, what followed the newest token in earlier iterates, and repairs of the draft's first guess."""
+        if best is None:
             return draft[:, None]
         others = self.num_candidates - 1
         recycled, there = jax.vmap(jax.vmap(after_token, (0, None, None)))(pool, rows.newest[0][:, 0], draft)
-        # One position's logits, by one slice: those of a whole candidate are large.
-        at = won[0] * self.width + jnp.minimum(won[1] + 1, self.width - 1)
-        logits = window(logits.reshape(len(at), -1, logits.shape[-1]), at, 1)[:, 0]
-        best = select.best(logits, others + 1)[:, 1:]
         repairs = jnp.repeat(draft[:, None], others, axis=1).at[:, :, 0].set(best)
         valid = jnp.concatenate([there, jnp.broadcast_to(known > 0, repairs.shape[:2])], axis=1)
         return distinct(draft, jnp.concatenate([recycled, repairs], axis=1), valid, others + 1)

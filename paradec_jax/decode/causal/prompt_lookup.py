@@ -120,7 +120,7 @@ def read_prompt(
 ) -> CachedState:
     """The state after the prompt's call, which verifies the first `drafted` tokens of a draft after it."""
     rows, cache, out = decoder.prefill_ahead(params, request, draft, draft.shape[1] + 1)
-    predicted = decoder.predictor(params, rows, knobs)(out.hidden[:, None])
+    predicted, _ = decoder.predictor(params, rows, knobs)(out.hidden[:, None])
     rows = rows.spend(out.counts, request.lengths + drafted)
     rows, _, _ = commit_right(rows, predicted, draft, drafted)
     return CachedState(rows, cache)
@@ -170,7 +170,7 @@ def commit_right(
     Returns:
       Rows, the choices at all W = K + 1 positions, and how many drafted tokens were right.
     """
-    tokens, log_probs, _ = jax.tree.map(lambda x: x[:, 0], predicted)
+    tokens, log_probs = jax.tree.map(lambda x: x[:, 0], predicted)
     counts = jnp.arange(draft.shape[1]) < drafted[:, None]
     accepted = select.leading_run((draft == tokens[:, :-1]) & counts)
     return rows.commit(tokens, accepted + 1, log_probs), tokens, accepted

@@ -69,6 +69,7 @@ class CandidateCall:
 
     Attributes:
       outputs: hidden states of the candidates, or what was `read` from them, leaves [B, R, W, ...].
+      kept: what was `read` for each row as a whole, leaves [B, ...].
       following: the same of the block that follows, leaves [B, W, ...]; None where there is none.
       kv: keys and values of all candidates, one after the other; where a block follows, of its carrier alone.
       width: tokens of a candidate in `kv`.
@@ -78,6 +79,7 @@ class CandidateCall:
     """
 
     outputs: Any
+    kept: Any
     following: Any
     kv: Any
     width: Int[Array, ""]
@@ -103,7 +105,7 @@ def forward_candidates(
     fed: Shaped[Array, "B R W *rest"],
     at: Int[Array, "B"],
     sizes: Sizes,
-    read: Callable[[Any], Any] = lambda hidden: hidden,
+    read: Callable[[Any], tuple[Any, Any]] = lambda hidden: (hidden, None),
     following: Following | None = None,
 ) -> CandidateCall:
     """One call of the network on R candidates, in the smallest compiled shape that holds those of all running rows.
@@ -115,7 +117,7 @@ def forward_candidates(
       at: position of each candidate's first token.
       sizes: what each row has of them.
       read: hidden states [B, r, w, D] -> leaves [B, r, w, ...], for all r candidates and w tokens that the call
-        computes; logits are made here, so that a small call makes few.
+        computes, and leaves [B, ...] to keep; logits are made here, so that a small call makes few and keeps none.
       following: a block after one of the candidates. Then a call has all W tokens of each.
     """
     batch, most, widest = fed.shape[:3]
@@ -140,22 +142,23 @@ def forward_candidates(
         mask = _mask(network, count, width, carrier)
         out = network.forward(params, inputs, seen, Prefix(cache, at), mask)
         hidden = out.hidden[:, : count * width].reshape(batch, count, width, -1)
-        outputs = jax.tree.map(lambda x: place(x, most, widest), read(hidden))
+        outputs, kept = read(hidden)
+        outputs = jax.tree.map(lambda x: place(x, most, widest), outputs)
         if following is None:
             kv = out.kv if count * width == most * widest else network.widen(out.kv, most * widest)
-            return outputs, None, kv, jnp.int32(width), out.counts
+            return outputs, kept, None, kv, jnp.int32(width), out.counts
         kv = out.kv if inputs.shape[1] == width else network.pick(out.kv, following.carrier * width, width)
-        after = jax.tree.map(lambda x: x[:, 0], read(out.hidden[:, None, -width:]))
-        return outputs, after, kv, jnp.int32(width), out.counts
+        after = jax.tree.map(lambda x: x[:, 0], read(out.hidden[:, None, -width:])[0])
+        return outputs, kept, after, kv, jnp.int32(width), out.counts
 
     if sizes.bounded:
         result = call((most, widths[-1]))
     else:
         result = on_smallest(call, counts, widths, count, needed, sizes.running)
-    outputs, after, kv, width, amounts = result
+    outputs, kept, after, kv, width, amounts = result
     if following is not None:
         after = where_rows(following.where, after, jax.tree.map(jnp.zeros_like, after))
-    return CandidateCall(outputs, after, kv, width, amounts, positions, (most, widest))
+    return CandidateCall(outputs, kept, after, kv, width, amounts, positions, (most, widest))
 
 
 def _mask(

@@ -286,19 +286,19 @@ class DecoderBase(abc.ABC):
         return sample(logits, positions, rows.keys, knobs, uniforms, top_p_rule=self.top_p_rule, step=step)
 
     def predictor(
-        self, params: Any, rows: Rows, knobs: Any, *, keep_logits: bool = False
-    ) -> Callable[[Float[Array, "B R W D"]], tuple[Any, Any, Any]]:
+        self, params: Any, rows: Rows, knobs: Any, keep: Callable[[Any, Any], Any] = lambda *_: None
+    ) -> Callable[[Float[Array, "B R W D"]], tuple[tuple[Any, Any], Any]]:
         """What `forward_candidates` reads from hidden states of each row's newest token and guesses after it.
 
-        It gives the token that belongs after each, [B, R, W], its log-probability where they are kept, and the logits
-        where asked for. Candidates draw with the same noise, which belongs to positions.
+        It gives the token that belongs after each, [B, R, W], with its log-probability where they are kept; and what
+        `keep` makes of these tokens and their logits. Candidates draw with the same noise, that of their positions.
         """
 
-        def read(hidden: Float[Array, "B R W D"]) -> tuple[Any, Any, Any]:
+        def read(hidden: Float[Array, "B R W D"]) -> tuple[tuple[Any, Any], Any]:
             logits = self.network.logits(params, hidden)
             positions = rows.length[:, None] + jnp.arange(hidden.shape[2])
             tokens = jax.vmap(lambda logits: self.sample(logits, positions, rows, knobs), 1, 1)(logits)
-            return tokens, self.scores(logits, tokens), logits if keep_logits else None
+            return (tokens, self.scores(logits, tokens)), keep(tokens, logits)
 
         return read
 
