@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from convert import mrp, qwen2
-from convert.engine import ConvertError, parted
-from convert.fields import Fields, parse_fields
-from convert.weights import opened
 from paradec_jax.config import BlockDiffusionConfig, TokenSpec
 from paradec_jax.disk.tensors import Lazy
-from paradec_jax.store import Model
+from paradec_jax.model import Model
+
+from . import mrp, qwen2
+from .engine import ConvertError, parted
+from .fields import Fields, parse_fields
+from .weights import opened
 
 MODEL_TYPES = ("sdar",)
 FAMILY = "block_diffusion"
