@@ -15,15 +15,16 @@ from einops import rearrange
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from convert import qwen2
-from convert.engine import ConvertError, Source, note, table_shapes
-from convert.fields import present, token_ids
 from paradec_jax import chat
 from paradec_jax.config import CausalConfig, TokenSpec
 from paradec_jax.disk.tensors import Lazy
 from paradec_jax.io import one_sentence
-from paradec_jax.store import Model
+from paradec_jax.model import Model
 from paradec_jax.tokenizer import Tokenizer, from_pieces
+
+from . import qwen2
+from .engine import ConvertError, Source, note, table_shapes
+from .fields import present, token_ids
 
 FIELDS = {  # of config.json, and keys of the metadata without the architecture
     "hidden_size": "embedding_length",

@@ -1,6 +1,6 @@
 """Causal transformers (model types `qwen2`, `qwen3`, `llama`): names, layouts and config fields on both sides.
 
-`convert.sdar` has the layout of `qwen3` and reads and writes it with what is here.
+`sdar` has the layout of `qwen3` and reads and writes it with what is here.
 """
 
 import contextlib
@@ -10,8 +10,12 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from convert.engine import ConvertError, Row, Source, check_tied, export_tree, layered, read_table
-from convert.fields import (
+from paradec_jax.config import CausalConfig, ResidualHeadConfig, TokenSpec, TransformerConfig
+from paradec_jax.disk.tensors import Lazy
+from paradec_jax.model import Model
+
+from .engine import ConvertError, Row, Source, check_tied, export_tree, layered, read_table
+from .fields import (
     Fields,
     built,
     check_fixed,
@@ -22,11 +26,8 @@ from convert.fields import (
     typed,
     write_json,
 )
-from convert.weights import opened, write_weights
-from convert.words import begin_of_text, json_if_there
-from paradec_jax.config import CausalConfig, ResidualHeadConfig, TokenSpec, TransformerConfig
-from paradec_jax.disk.tensors import Lazy
-from paradec_jax.store import Model
+from .weights import opened, write_weights
+from .words import begin_of_text, json_if_there
 
 MODEL_TYPES = ("qwen2", "qwen3", "llama")
 FAMILY = "causal"

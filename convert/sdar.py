@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from convert import mrp, qwen2
-from convert.engine import ConvertError, note, parted
-from convert.fields import parse_fields
-from convert.weights import opened
 from paradec_jax.config import BlockDiffusionConfig, TokenSpec
 from paradec_jax.disk.tensors import Lazy
-from paradec_jax.store import Model
+from paradec_jax.model import Model
+
+from . import mrp, qwen2
+from .engine import ConvertError, note, parted
+from .fields import parse_fields
+from .weights import opened
 
 FAMILY = "block_diffusion"
 

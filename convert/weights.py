@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from convert.engine import ConvertError, Source, note, read_json
-from convert.torch_files import Archive, named_tensors
 from paradec_jax.disk.tensors import Lazy, open_tensors, write_tensors
+
+from .engine import ConvertError, Source, note, read_json
+from .torch_files import Archive, named_tensors
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 INDEX = f"{SAFETENSORS}.index.json"

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from convert.engine import ConvertError, read_json
-from convert.fields import write_json
 from paradec_jax.chat import special_tokens
-from paradec_jax.store import Model
+from paradec_jax.model import Model
 from paradec_jax.tokenizer import Tokenizer
+
+from .engine import ConvertError, read_json
+from .fields import write_json
 
 WORDS, CONFIG, MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

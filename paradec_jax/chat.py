@@ -17,6 +17,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+CHAT_TEMPLATE = "chat_template.jinja"  # the file
 DEFAULT = "default"
 
 

@@ -204,7 +204,7 @@ def of_converters(root: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for module in ("huginn", "qwen2", "mdlm", "mrp", "sdar"):
         try:
-            table = importlib.import_module(f"convert.{module}").table
+            table = importlib.import_module(f"paradec_jax.convert.{module}").table
         except (ImportError, AttributeError):
             continue
         for name, config in PRESETS.items():
@@ -228,7 +228,7 @@ def of_commands(root: Path) -> dict[str, Any]:
         ).stdout
 
     found: dict[str, Any] = {}
-    for program in ("paradec_jax.cli", "convert"):
+    for program in ("paradec_jax.cli",):
         first = re.search(r"\{([\w,-]+)\}", helped(program))
         for command in first[1].split(",") if first else []:
             text = helped(program, command)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from convert.engine import export_tree, in_memory, read_json
+from paradec_jax.convert.engine import export_tree, in_memory, read_json
 
 GOLDEN = Path(os.environ.get("PARADEC_GOLDEN") or Path(__file__).parent / "golden")
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from recorded import GOLDEN, arrays_in, assert_close, imported
 
-from convert import mrp, sdar
-from convert.engine import Source, parted, read_json
+from paradec_jax.convert import mrp, sdar
+from paradec_jax.convert.engine import Source, parted, read_json
 from paradec_jax.disk.tensors import open_tensors
 
 __all__ = ["FOLDER", "arrays", "assert_close", "cases", "head", "model", "positions_of"]

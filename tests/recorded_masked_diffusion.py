@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from recorded import GOLDEN, arrays_in, assert_close, imported
 
-from convert import mdlm
+from paradec_jax.convert import mdlm
 
 __all__ = ["FOLDER", "arrays", "assert_close", "model", "student"]
 FOLDER = GOLDEN / "masked_diffusion"

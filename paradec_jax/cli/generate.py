@@ -35,7 +35,8 @@ class Text:
 
     Attributes:
       prompt: the text, or - to read it from standard input; none for a decoder that can start from nothing.
-      model: a model folder, or the name of a bundled model; by default a bundled one that suits the decoder.
+      model: a model folder, the name of a bundled model, a Hugging Face folder, a .gguf file or org/name[@revision];
+        by default a bundled model that suits the decoder.
       question: put the prompt into the form of the word problems.
       gaps: "[12]" in the prompt is a gap of 12 tokens, to be filled; nothing is added after the text.
       stream: show committed tokens as they come and, on a terminal and in another colour, the candidates that
@@ -48,7 +49,7 @@ class Text:
     """
 
     prompt: Positional[Annotated[str, arg(metavar="PROMPT")]] = ""
-    model: Annotated[str | None, arg(metavar="DIR|NAME")] = None
+    model: Annotated[str | None, arg(metavar="SOURCE")] = None
     question: Flag = False
     gaps: Flag = False
     stream: Flag = False

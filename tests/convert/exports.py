@@ -12,10 +12,10 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
-from convert import weights
-from convert.cli import main
 from paradec_jax import store
+from paradec_jax.cli import main
 from paradec_jax.config import ResidualHeadConfig, TokenSpec
+from paradec_jax.convert import weights
 from paradec_jax.families import PRESETS, parameter_shapes
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -152,6 +152,6 @@ def fails(capsys, command: str, source: Path, *options: str) -> str:
     capsys.readouterr()
     assert main([command, str(source), str(target), *options]) == 1
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+    assert out == "" and err.startswith("paradec: ") and err.count("\n") == 1
     assert sorted(source.parent.iterdir()) == before
     return err

@@ -26,10 +26,10 @@ from exports import (
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file
 
-from convert import huginn, mdlm, qwen2, sdar
-from convert.cli import main
-from convert.engine import ConvertError
+from paradec_jax.cli import main
 from paradec_jax.config import TokenSpec
+from paradec_jax.convert import huginn, mdlm, qwen2, sdar
+from paradec_jax.convert.engine import ConvertError
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 ROPE = {"rope_theta": 10_000.0, "rope_type": "default"}

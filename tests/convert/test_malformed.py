@@ -30,10 +30,10 @@ from exports import (
 )
 from safetensors.numpy import load_file, save_file
 
-from convert import huginn, torch_check, weights
-from convert.cli import main
-from convert.weights import INDEX
 from paradec_jax import cli, store
+from paradec_jax.cli import main
+from paradec_jax.convert import huginn, torch_check, weights
+from paradec_jax.convert.weights import INDEX
 from paradec_jax.store import StoreError
 
 ROOT = Path(__file__).parents[2]
@@ -107,7 +107,7 @@ DAMAGE = {
     "infinite": (
         "mdlm",
         change(lambda t: next(iter(t.values())).fill(np.inf)),
-        "NaN or infinite; --allow-nonfinite",
+        "NaN or infinite; allow_nonfinite takes them",
     ),
     "a tied copy": (
         "qwen2",
@@ -149,7 +149,7 @@ DAMAGE = {
         put(WEIGHTS, b"\x80\x04\x95" + bytes(range(100, 200))),
         "not a safetensors file",
     ),
-    "no folder": ("qwen2", shutil.rmtree, "there is no folder"),
+    "no folder": ("qwen2", shutil.rmtree, "there is no model"),
     "index: a tensor": ("qwen2", index(extra="b.safetensors"), "tensor extra is listed in an index, but"),
     "index: a path": ("qwen2", index(**{EMBEDDING: "../b.safetensors"}), "which is no file name"),
     "index: a shard": ("huginn", index(**{QKV: "c.safetensors"}), "shard .*c.safetensors is missing"),
@@ -350,7 +350,7 @@ def test_the_module_is_a_program(tmp_path):
     command = [sys.executable, "-m", "convert", "import", str(tmp_path / "none"), str(tmp_path / "model")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"error: there is no folder {tmp_path / 'none'}")
+    assert done.stderr.startswith(f"paradec: there is no model {tmp_path / 'none'}")
     assert not list(tmp_path.iterdir())
 
 

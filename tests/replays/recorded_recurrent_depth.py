@@ -11,9 +11,9 @@ import pytest
 from recorded import GOLDEN, arrays_in
 from recorded import assert_close as close
 
-from convert import huginn
-from convert.engine import in_memory, read_json
 from paradec_jax import decode
+from paradec_jax.convert import huginn
+from paradec_jax.convert.engine import in_memory, read_json
 from paradec_jax.models import RecurrentDepthNetwork
 
 FOLDER = GOLDEN / "recurrent_depth"

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from recorded import GOLDEN, arrays_in, imported
 
-from convert import qwen2
-from convert.engine import read_json
 from experiments import replicas
 from paradec_jax import decode
+from paradec_jax.convert import qwen2
+from paradec_jax.convert.engine import read_json
 from paradec_jax.decode.causal.lookahead import RecordedLookahead
 from paradec_jax.decode.causal.prompt_lookup import find_draft
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from recorded_block_diffusion import FOLDER, arrays, assert_close, model, positions_of
 
-from convert.engine import read_json
+from paradec_jax.convert.engine import read_json
 from paradec_jax.decode import Prefix
 from paradec_jax.nn import masks
 

@@ -14,8 +14,8 @@ import pytest
 from recorded import assert_gradients, exported, part_of
 from recorded_block_diffusion import arrays, assert_close, head, model
 
-from convert import mrp
 from experiments.block_diffusion.magnitudes import magnitudes, read_states
+from paradec_jax.convert import mrp
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.losses import ResidualRules, residual_loss
 from paradec_jax.losses.residual import Unrolling

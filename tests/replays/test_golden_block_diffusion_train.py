@@ -12,7 +12,7 @@ import pytest
 from recorded import assert_gradients, exported, part_of
 from recorded_block_diffusion import arrays, assert_close, model
 
-from convert import qwen2
+from paradec_jax.convert import qwen2
 from paradec_jax.losses import block_diffusion_loss
 from paradec_jax.losses.block_diffusion import layout_of, masks_of, read_both
 from paradec_jax.losses.cross_entropy import token_losses

@@ -17,12 +17,12 @@ import pytest
 from recorded_jacobi import FOLDER, MODELS, folder_of
 from recorded_jacobi import arrays_if_any as arrays
 
-from convert import qwen2
-from convert.engine import in_memory, read_json
 from experiments import replicas
 from experiments.replicas.trajectories import trajectories
 from paradec_jax import decode
 from paradec_jax.config import TokenSpec
+from paradec_jax.convert import qwen2
+from paradec_jax.convert.engine import in_memory, read_json
 from paradec_jax.models import TransformerNetwork
 
 pytestmark = pytest.mark.golden

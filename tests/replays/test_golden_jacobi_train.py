@@ -17,8 +17,8 @@ from recorded import assert_close, exported, part_of
 from recorded_jacobi import FOLDER, arrays, folder_of, models
 from recorded_jacobi import model as imported
 
-from convert import qwen2
-from convert.engine import read_json
+from paradec_jax.convert import qwen2
+from paradec_jax.convert.engine import read_json
 from paradec_jax.data.noisy_iterates import Selection, noise_ratio, pack
 from paradec_jax.data.trajectories import Generation
 from paradec_jax.losses import (

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from recorded_masked_diffusion import FOLDER, arrays, assert_close, model
 
-from convert import mdlm
-from convert.engine import in_memory, read_json, table_shapes
+from paradec_jax.convert import mdlm
+from paradec_jax.convert.engine import in_memory, read_json, table_shapes
 from paradec_jax.decode.rules.subs import subs, without_mask
 from paradec_jax.models.denoiser import Denoiser, noise_map
 from paradec_jax.nn import blocks

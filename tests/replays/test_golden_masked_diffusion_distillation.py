@@ -11,7 +11,7 @@ import pytest
 from recorded import exported, part_of
 from recorded_masked_diffusion import arrays, assert_close, model, student
 
-from convert import mdlm
+from paradec_jax.convert import mdlm
 from paradec_jax.decode.rules.subs import subs
 from paradec_jax.losses.masked_diffusion import read
 from paradec_jax.losses.self_distillation import (

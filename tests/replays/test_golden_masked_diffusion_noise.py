@@ -11,7 +11,7 @@ import pytest
 from recorded import exported, part_of
 from recorded_masked_diffusion import FOLDER, arrays, assert_close, model
 
-from convert import mdlm
+from paradec_jax.convert import mdlm
 from paradec_jax.decode.rules.subs import without_mask
 from paradec_jax.losses.cross_entropy import token_losses
 from paradec_jax.losses.masked_diffusion import BoundRules, masked_diffusion_loss, noise, read

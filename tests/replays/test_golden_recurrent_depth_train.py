@@ -10,7 +10,7 @@ import pytest
 from recorded import exported
 from recorded_recurrent_depth import arrays, assert_close, model, names, network, params
 
-from convert import huginn
+from paradec_jax.convert import huginn
 from paradec_jax.losses import poisson_lognormal, recurrent_loss
 
 pytestmark = pytest.mark.golden
