@@ -37,13 +37,8 @@ FIELDS = {  # of config.json, and keys of the metadata without the architecture
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "rope_theta": "rope.freq_base",
 }
-SCALING = {
-    "rope_type": "type",
-    "factor": "factor",
-    "beta_fast": "yarn_beta_fast",
-    "beta_slow": "yarn_beta_slow",
-}
-SCALING |= {"original_max_position_embeddings": "original_context_length"}  # fields of rope_scaling
+SCALING = {"rope_type": "type", "factor": "factor", "beta_fast": "yarn_beta_fast"}  # of rope_scaling
+SCALING |= {"beta_slow": "yarn_beta_slow", "original_max_position_embeddings": "original_context_length"}
 IDLE = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
 CHANNELS = ("rope.dimension_count", "attention.value_length")  # must be those of a head
 EMBEDDING, HEAD, FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
@@ -70,7 +65,9 @@ def read(path: Path, dtype: str | None = None) -> Iterator[Model]:
     except ConvertError as error:
         raise ConvertError(str(error).replace("config.json", f"the metadata of {path}")) from error
     except Exception as error:  # what is damaged raises errors of many kinds
-        raise ConvertError(f"{path} is missing or damaged: {one_sentence(error, 99)}") from error
+        raise ConvertError(
+            f"{path} is missing, damaged or of an unknown type: {one_sentence(error, 99)}"
+        ) from error
     yield model
 
 
@@ -91,21 +88,21 @@ def _read(path: Path, dtype: str | None) -> Model:
     reader = Reader(path)
     values = {name: field.contents() for name, field in reader.fields.items()}
     stored = {tensor.name: tensor for tensor in reader.tensors}
-    for tensor in reader.tensors:
-        gguf.dequantize(tensor.data[:1], tensor.tensor_type)  # raises for a type that it does not know
+    for tensor in reader.tensors:  # of which none may be of a type that the package does not know
+        gguf.dequantize(tensor.data[:1], tensor.tensor_type)
     fields = config_fields(values, stored)
     config, kind = qwen2.parse_config(fields, CausalConfig), fields["model_type"]
     axes, rows = qwen2.table(dataclasses.replace(config, layers=min(config.layers, len(stored))))
     names = (*table_shapes(rows, axes), qwen2.HEAD)
     known = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], len(stored))
-    official = {known.get_name(name, (".weight", ".bias")): name for name in names} | {FACTORS: FACTORS}
+    official = {known.get_name(name, (".weight", ".bias")): name for name in names}
     turned = {"q_proj": config.heads, "k_proj": config.kv_heads} if kind == "llama" else {}
     tensors = {}
-    for name, tensor in stored.items():
+    for tensor in (tensor for name, tensor in stored.items() if name != FACTORS):
+        name = official.get(tensor.name, tensor.name)
+        heads = next((heads for part, heads in turned.items() if f".{part}." in name), None)
         shape = tuple(int(length) for length in reversed(tensor.shape))
-        heads = turned.get(official.get(name, name).split(".")[-2])
-        tensors[official.get(name, name)] = Lazy(shape, "float32", functools.partial(numbers, tensor, heads))
-    tensors.pop(FACTORS, None)
+        tensors[name] = Lazy(shape, "float32", functools.partial(numbers, tensor, heads))
     params, config = qwen2.read_params(Source(path, tensors), fields, config, dtype)
     spec, special = _special(values, config.vocab_size)
     if (template := values.get("tokenizer.chat_template")) is not None:
@@ -124,21 +121,21 @@ def config_fields(values: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[
     own = {key.removeprefix(f"{kind}."): value for key, value in values.items() if key.startswith(f"{kind}.")}
     scaling = {field: own.pop(f"rope.scaling.{key}", None) for field, key in SCALING.items()}
     fields = {field: own.get(key) for field, key in FIELDS.items()}
-    channels = fields["head_dim"] or fields["hidden_size"] // fields["num_attention_heads"]
+    channels = fields["head_dim"] or (fields["hidden_size"] or 0) // (fields["num_attention_heads"] or 1)
     for key, value in own.items():
         if value and key not in (*FIELDS.values(), *IDLE) and (key not in CHANNELS or value != channels):
             raise ConvertError(f"{kind}.{key} = {value!r} in config.json is not supported")
     for field in ("rms_norm_eps", "rope_theta"):  # the shortest number with these 32 bits
         fields[field] = fields[field] and float(str(np.float32(fields[field])))
     if FACTORS in stored:
-        fields["rope_scaling"] = _llama3(stored[FACTORS].data, fields["rope_theta"])
+        fields["rope_scaling"] = _llama3(stored[FACTORS].data, fields["rope_theta"] or 1e4)
     elif scaling["rope_type"] not in (None, "none"):
         fields["rope_scaling"] = present(scaling)
     return fields | {
         "model_type": kind,
         "vocab_size": int(stored[EMBEDDING].shape[-1]),
         "tie_word_embeddings": HEAD not in stored,
-        "attention_bias": "blk.0.attn_q.bias" in stored,
+        "attention_bias": kind != "qwen2" and "blk.0.attn_q.bias" in stored,
         "mlp_bias": "blk.0.ffn_up.bias" in stored,
     }
 
