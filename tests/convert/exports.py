@@ -53,6 +53,10 @@ MODELS: dict[str, tuple[Any, TokenSpec]] = {
     ),
     "sdar bfloat16": (dataclasses.replace(SDAR, **HALF), OWN),
     "sdar tied, biases": (dataclasses.replace(SDAR, tie_embeddings=True, qkv_bias=True, block=4), OWN),
+    "Fast_dLLM_Qwen": (
+        dataclasses.replace(SDAR, qk_norm=False, qkv_bias=True, block=32),
+        dataclasses.replace(OWN, alignment="next"),
+    ),
     "sdar head": (SDAR, OWN),
     "sdar head bfloat16": (dataclasses.replace(SDAR, **HALF), OWN),
     "mdlm": (PRESETS["test-mdlm"], OWN),

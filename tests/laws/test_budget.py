@@ -21,7 +21,7 @@ ROOMS = {
     ("data",): 1_200,
     ("evaluate",): 1_850,
     ("store", "model", "disk", "io"): 700,
-    ("families", "generate", "infill", "chat", "tokenizer", "facts"): 1_350,
+    ("families", "generate", "infill", "chat", "tokenizer", "facts"): 1_375,
     ("cli",): 850,
     ("__init__", "convert", "objective", "stop_strings", "timing"): 500,
 }
