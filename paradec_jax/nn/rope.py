@@ -18,7 +18,7 @@ longer prompt it turns as a whole by the frequencies of its own length, which is
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -39,10 +39,11 @@ def rotation(
 ) -> Rotation:
     """Angles `position * base^(-2i/C)`, i = 0 .. C/2-1, with inverse frequencies in float32, scaled as said above."""
     exponent = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
+    power: Any = base
     if scaling is not None and scaling.kind == "dynamic":
         beyond = jnp.maximum((positions[:, None, :, None] + 1) / scaling.original - 1, 0)
-        base = base * (1 + scaling.factor * beyond) ** (head_dim / (head_dim - 2))
-    inverse_frequency = 1.0 / (base**exponent)
+        power = base * (1 + scaling.factor * beyond) ** (head_dim / (head_dim - 2))
+    inverse_frequency = 1.0 / (power**exponent)
     if scaling is not None and scaling.kind != "dynamic":
         inverse_frequency = _scaled(inverse_frequency, base, scaling)
     angle = positions[:, None, :, None].astype(jnp.float32) * inverse_frequency
