@@ -27,7 +27,7 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file
 
 from paradec_jax.cli import main
-from paradec_jax.config import TokenSpec
+from paradec_jax.config import CausalConfig, TokenSpec
 from paradec_jax.convert import huginn, mdlm, qwen2, sdar
 from paradec_jax.convert.engine import ConvertError
 
@@ -107,6 +107,9 @@ class TestFields:
         "fields",
         [
             {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+            {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 0},
+            {"layer_types": ["full_attention"] * 2, "use_sliding_window": True},
+            {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}, "rope_theta": None},
             {"rope_scaling": {"rope_type": "default", "original_max_position_embeddings": 64}},
             {
                 "rope_theta": None,
@@ -237,8 +240,22 @@ WRONG = [
     ("huginn", {"n_layers_in_coda": 10**9, "n_layers": None}, "asks for 1000000000 layers, but .* only"),
     ("huginn", {"qk_bias": False}, r"tensor \S+qk_bias .*unknown"),
     ("huginn", {"tie_embeddings": False}, r"tensor lm_head\.weight is missing"),
-    ("qwen2", {"use_sliding_window": True}, "use_sliding_window .* must be False, not True"),
-    ("qwen2", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling .* scales .*yarn"),
+    ("llama", {"use_sliding_window": True, "max_window_layers": 1}, "sliding_window .* for model type llama"),
+    ("qwen2", {"layer_types": ["full_attention"]}, "layer_types .* for each of 2 layers"),
+    (
+        "qwen2",
+        {"layer_types": ["sliding_attention"] * 2},
+        "sliding_attention where use_sliding_window is true",
+    ),
+    ("qwen2", {"rope_scaling": 4.0}, r"rope_scaling of config.json must be one object, not \[4.0\]"),
+    ("qwen2", {"rope_scaling": {"type": "longrope"}}, "rope_type .* default, linear, .*, not 'longrope'"),
+    ("qwen2", {"rope_scaling": {"type": "linear", "m": 1}}, "field m of rotary positions .* is unknown"),
+    ("qwen2", {"rope_scaling": {"type": "yarn", "factor": "4"}}, "field factor .* of type float, not '4'"),
+    (
+        "qwen2",
+        {"rope_parameters": {"full_attention": ROPE, "sliding_attention": {**ROPE, "rope_theta": 5.0}}},
+        "rope_parameters and rope_scaling of config.json must be one object",
+    ),
     (
         "qwen2",
         {"rope_parameters": {**ROPE, "rope_theta": 5.0}},
@@ -311,6 +328,9 @@ def test_export_of_what_the_layout_cannot_hold(tmp_path):
         (sdar, make_model("sdar", qk_norm=False), "norms of queries and keys and with a mask"),
         (sdar, dataclasses.replace(head, head=other), "a residual head whose blocks have the shape"),
         (qwen2, own, "only a model of alignment 'next' has a layout of qwen2"),
+        (qwen2, make_model("qwen3", mlp_bias=True), "config.json of a qwen3 has no place for mlp_bias"),
+        (qwen2, make_model("llama", out_bias=True), "no place for out_bias without qkv_bias"),
+        (qwen2, make_model("llama", sliding_window=6), "of a llama has no place for sliding_window"),
         (mdlm, dataclasses.replace(make_model("mdlm"), token_spec=NEXT), "a mask and of alignment 'own'"),
     ):
         with pytest.raises(ConvertError, match=message):
@@ -318,9 +338,63 @@ def test_export_of_what_the_layout_cannot_hold(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_bias_of_the_output_projection_must_be_zero(capsys, tmp_path):
+def test_biases_of_the_output_projection_that_are_zero_are_none(tmp_path):
     source = exported(make_model("qwen3 biases"), tmp_path)
     name = "model.layers.0.self_attn.o_proj.bias"
-    assert not load_file(source / WEIGHTS)[name].any()
+    assert not load_file(source / WEIGHTS)[name].any() and not imported(source).config.out_bias
     rewrite(source, lambda tensors: tensors[name].__setitem__(3, 0.5))
-    assert f"tensor {name} is not zero" in fails(capsys, "import", source)
+    assert imported(source).params["layer_0"]["attention"]["out_bias"][3] == 0.5
+
+
+BANDS = {"low_freq_factor": 1, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("rope", "first", "want", "longest"),
+    [
+        ({"type": "linear", "factor": 4}, 32, {"factor": 4.0}, 128),
+        ({"rope_type": "dynamic", "factor": 1.5, "original_max_position_embeddings": 8}, 32, {}, 48),
+        (
+            {"rope_type": "llama3", "factor": 8.0, **BANDS, "original_max_position_embeddings": 16},
+            99,
+            BANDS,
+            99,
+        ),
+        (YARN, 32, {"attention_factor": None, "beta_slow": None}, 128),
+        ({**YARN, "original_max_position_embeddings": 16, "finetuned": True}, 64, {"original": 16}, 64),
+        ({**YARN, "factor": None, "original_max_position_embeddings": 16}, 64, {"factor": 4.0}, 64),
+        ({**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}, 32, {"attention_factor": 1.0}, 128),
+        ({**YARN, "mscale": 0.7}, 32, {"attention_factor": None}, 128),
+        (
+            {**YARN, "attention_factor": 1.2, "mscale": 2, "mscale_all_dim": 1},
+            32,
+            {"attention_factor": 1.2},
+            128,
+        ),
+        ({**YARN, "beta_slow": 1.0, "truncate": False}, 32, {"beta_slow": 1.0, "truncate": False}, 128),
+    ],
+)
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+def test_scaled_positions(name, rope, first, want, longest):
+    fields = qwen2.format_config(make_model("llama").config, "llama") | {"max_position_embeddings": first}
+    config = qwen2.parse_config(fields | {name: rope}, CausalConfig)
+    found = dataclasses.asdict(config.rope_scaling)
+    assert config.max_length == longest and {key: found[key] for key in want} == want
+    assert qwen2.parse_config(qwen2.format_config(config, "llama"), CausalConfig) == config
+
+
+@pytest.mark.parametrize(
+    ("fields", "want"),
+    [
+        ({"max_window_layers": 0}, (True,)),
+        ({"max_window_layers": 1}, (False, True, True, True)),
+        ({"layer_types": ["sliding_attention", "full_attention"] * 2}, (True, False)),
+    ],
+)
+def test_sliding_windows(fields, want):
+    plain = qwen2.format_config(make_model("qwen2", layers=4).config, "qwen2")
+    config = qwen2.parse_config(
+        {**plain, "use_sliding_window": True, "sliding_window": 8, **fields}, CausalConfig
+    )
+    assert (config.sliding_window, config.sliding_layers) == (8, want)

@@ -18,6 +18,7 @@ from stubs import (
     StubNetwork,
     tiny_blocks,
     tiny_blocks_params,
+    tiny_causal,
     tiny_causal_params,
     tiny_head,
     tiny_head_params,
@@ -27,7 +28,7 @@ from stubs import (
 )
 
 from paradec_jax import decode
-from paradec_jax.config import TokenSpec
+from paradec_jax.config import RopeScaling, TokenSpec
 from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
 
 
@@ -217,6 +218,24 @@ def test_drafts_of_any_origin_are_static_decoding(name, temperature):
     assert (drafted.network_calls <= static.network_calls).all()
     if temperature and kind is not decode.Jacobi:  # whose guesses know the draws of their positions
         assert (drafted.network_calls >= 0.8 * static.network_calls).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", CAUSAL)
+def test_drafts_under_sliding_windows_are_static_decoding(name, temperature):
+    """A layer that sees 6 positions below one that sees all, with positions scaled by their number."""
+    kind, options = CAUSAL[name]
+    scaling = RopeScaling(kind="dynamic", factor=4.0, original=8)
+    changes = {"sliding_window": 6, "sliding_layers": (True, False), "rope_scaling": scaling}
+    network, params = tiny_causal(**changes), tiny_causal_params(**changes)
+    request, knobs = tiny_request(30), kind.Knobs(temperature=temperature)
+    static = decode.run(decode.AutoRegressive(network, 45), params, request, knobs)
+    drafted = decode.run(kind(network, 45, **options), params, request, knobs)
+    assert drafted.completions() == static.completions()
+    if not temperature:
+        assert (drafted.network_calls < static.network_calls).all()
+        plain = decode.run(decode.AutoRegressive(tiny_causal(), 45), params, request, knobs)
+        assert plain.completions() != static.completions()
 
 
 @over(REAL, ("adaptive", "speculative", "static"))

@@ -17,6 +17,7 @@ from paradec_jax.nn import attention, backend
 
 QUERIES, WIDTH = 4, 11
 CONFIGS = {name: PRESETS[f"test-{name}"] for name in ("recurrent", "causal", "sdar", "mdlm")}
+CONFIGS["windows"] = dataclasses.replace(CONFIGS["causal"], sliding_window=3, sliding_layers=(True, False))
 CONFIGS["head"] = ResidualHeadConfig.of(CONFIGS["sdar"], layers=2)
 CACHED = [name for name in CONFIGS if name != "mdlm"]
 TOKENS = jnp.arange(2 * WIDTH, dtype=jnp.int32).reshape(2, WIDTH) % 7 + 3
@@ -91,12 +92,12 @@ def test_blocked_attention_is_dense_attention(name, split):
 
 
 @pytest.mark.parametrize("remat", ["none", "layer"])
-@pytest.mark.parametrize("name", ["causal", "mdlm", pytest.param("sdar", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["causal", "windows", "mdlm", pytest.param("sdar", marks=pytest.mark.slow)])
 def test_scanned_layers_are_layers_one_by_one(name, remat):
     same(name, remat=remat, scan_layers=True)
 
 
-@pytest.mark.parametrize("name", ["causal", "sdar"])
+@pytest.mark.parametrize("name", ["causal", "windows", "sdar"])
 def test_scanned_layers_read_a_cache(name):
     same(name, 2, remat="layer", scan_layers=True)
 

@@ -24,6 +24,8 @@ KINDS = {
     "qwen3": dataclasses.replace(BASE, qkv_bias=False, qk_norm=True, head_channels=6),
     "llama": dataclasses.replace(BASE, qkv_bias=False, kv_heads=4, tie_embeddings=False),
     "sdar": dataclasses.replace(BLOCKS, block=3, head_channels=6),
+    "llama biases": dataclasses.replace(BASE, out_bias=True, mlp_bias=True),
+    "windows": dataclasses.replace(BASE, layers=3, sliding_window=3, sliding_layers=(True, False)),
 }
 CAUSAL = [kind for kind, config in KINDS.items() if config.family == "causal"]
 TOKENS = jnp.array([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
@@ -74,10 +76,11 @@ def rotated(x, position, base):
     return np.concatenate([turned.real, turned.imag], axis=-1)
 
 
-def seen(config, position: int, length: int) -> int:
-    """How many positions of a text a position sees, from the first one."""
+def seen(config, layer: int, position: int, length: int) -> slice:
+    """Positions of a text that a position sees in a layer."""
     block = getattr(config, "block", 1)
-    return min(length, (position // block + 1) * block)
+    window = (config.windows[layer] if config.windows else None) or length
+    return slice(max(0, position + 1 - window), min(length, (position // block + 1) * block))
 
 
 def through_layers(c, p, x) -> np.ndarray:
@@ -93,14 +96,14 @@ def through_layers(c, p, x) -> np.ndarray:
             for head in range(c.heads):
                 group = head // (c.heads // c.kv_heads)
                 query = rotated(q[t, head], t, c.rope_base)
-                end = seen(c, t, len(x))
-                keys = np.stack([rotated(k[s, group], s, c.rope_base) for s in range(end)])
+                at = seen(c, i, t, len(x))
+                keys = np.stack([rotated(k[s, group], s, c.rope_base) for s in range(len(x))[at]])
                 weights = np.exp(keys @ query / math.sqrt(c.head_dim))
-                mixed[t, head] = weights / weights.sum() @ v[:end, group]
-        x = x + np.einsum("thc,hcd->td", mixed, a["out"])
-        h = norm_of(x, layer["mlp_norm"], c.norm_eps)
-        gate, up = h @ layer["mlp"]["gate"], h @ layer["mlp"]["up"]
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ layer["mlp"]["down"]
+                mixed[t, head] = weights / weights.sum() @ v[at, group]
+        x = x + np.einsum("thc,hcd->td", mixed, a["out"]) + a.get("out_bias", 0)
+        h, mlp = norm_of(x, layer["mlp_norm"], c.norm_eps), layer["mlp"]
+        gate, up = (h @ mlp[name] + mlp.get(f"{name}_bias", 0) for name in ("gate", "up"))
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ mlp["down"] + mlp.get("down_bias", 0)
     return norm_of(x, p["final_norm"], c.norm_eps)
 
 
