@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from stubs import (
     PROMPTS,
-    StubCausal,
     StubDenoiser,
     tiny_blocks,
     tiny_blocks_params,
@@ -188,51 +187,6 @@ def test_holes_are_filled_block_by_block():
         found = [row[:n] for row, n in zip(result.tokens.tolist(), result.lengths.tolist(), strict=True)]
         assert found == want
         assert result.generated.tolist() == [text.count(None) for text in texts]
-
-
-# Refusals
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: decode.BlockDenoising(rule="mood"), "rule must be one of static, dynamic, .*, not 'mood'"),
-        (lambda: refused(steps=5), "steps must be at most the block's 4, not 5"),
-        (lambda: refused(steps=0), "steps must be at least 1, not 0"),
-        (lambda: refused(threshold=0.9), "threshold needs rule dynamic or threshold, not static"),
-        (lambda: refused(entropy=0.3), "entropy needs rule entropy, not static"),
-        (lambda: refused(rule="entropy", steps=2), "steps needs rule static or .* or random, not entropy"),
-        (lambda: refused(rule="factor", factor=-1.0), "factor must be at least 0, not -1.0"),
-        (lambda: refused(spec=TokenSpec(alignment="own")), "the checkpoint's token spec has none"),
-        (lambda: refused(network=StubCausal()), "networks of visibility 'block', but this one's is 'causal'"),
-        (
-            lambda: decode.BlockDenoising().bind(StubCausal(), SIZE, SPEC),
-            "networks of visibility 'block', but this one's is 'causal'",
-        ),
-        (
-            lambda: decode.BlockDenoising().bind(StubDenoiser(), SIZE, SPEC),
-            "networks of visibility 'block', but this one's is 'full'",
-        ),
-        (
-            lambda: refused(spec=dataclasses.replace(SPEC, alignment="next"), prompts=((1,), ())),
-            "row 1 does not begin with a given token, and logits of alignment 'next'",
-        ),
-        (lambda: refused(prompts=((1, 10),)), "row 0 gives the mask token 10 at position 1"),
-        (lambda: ReleasedDenoising(program="mood"), "program must be one of generate, .*, not 'mood'"),
-        (lambda: ReleasedDenoising(rule="random"), "rule must be one of static, .*entropy, not 'random'"),
-        (lambda: ReleasedDenoising(log_probs=True), "ReleasedDenoising keeps no log-probabilities"),
-    ],
-)
-def test_bad_input_is_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def refused(
-    network: Any = STUB, spec: TokenSpec = SPEC, prompts: Any = ((1,),), rule: str = "static", **knobs: Any
-) -> Any:
-    decoder = decode.BlockDenoising(network, SIZE, spec, rule=rule)
-    return decode.run(decoder, None, tiny_request(2, prompts=prompts), decoder.Knobs(**knobs))
 
 
 # What released programs do otherwise

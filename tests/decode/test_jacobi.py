@@ -167,9 +167,7 @@ def test_an_iterate_without_the_token_gives_nothing():
 
 
 def test_when_blocks_are_spawned_is_half_a_block_by_default():
-    """It means nothing to a single block, which refuses it."""
+    """It means nothing to a single block."""
     several, one = decode.Jacobi(REPEATING, 9, blocks=2), decode.Jacobi(REPEATING, 9)
     assert several.knobs(None).spawn == several.knobs(several.Knobs(spawn=0.5)).spawn == 0.5
     assert one.knobs(None).spawn is None
-    with pytest.raises(ValueError, match="spawn needs blocks of at least 2, not 1"):
-        decode.run(one, None, tiny_request(3), one.Knobs(spawn=0.5))

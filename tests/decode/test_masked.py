@@ -300,10 +300,6 @@ def test_scores_are_taken_from_the_distribution_of_the_paper(order, options, sco
     tokens = result.tokens[:, 0].tolist()
     want = [score[token] if isinstance(score, dict) else score for token in tokens]
     np.testing.assert_allclose(info.scores[0, :, 0], want, atol=2e-6)
-    with pytest.raises(
-        ValueError, match="confidence needs order confidence or margin or entropy, not random"
-    ):
-        decode.Masked(confidence="raw")
 
 
 # What the samplers share

@@ -234,32 +234,3 @@ def test_each_step_has_its_threshold():
     later = info.where[info.reads & (info.step == 1)]
     begun = info.where[info.reads & (info.step == 0)]
     assert (begun.sum(axis=-1) <= 1).all() and not (info.reads & (info.step > 1)).any() and len(later) > 3
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: decode.SoftBlock(relaxation="mood"), "relaxation must be one of straight_through, soft"),
-        (lambda: decode.SoftBlock(rule="static"), "rule must be one of dynamic, threshold, not 'static'"),
-        (lambda: decode.SoftBlock.Knobs(token_temperature=0.0).check(), "token_temperature must be above 0"),
-        (lambda: decode.SoftBlock.Knobs(gate_temperature=-1.0).check(), "gate_temperature must be above 0"),
-        (
-            lambda: compared(decode.BlockDenoising, "own", {"threshold": np.zeros((2, 2))}),
-            r"threshold must be a number or a schedule \[K\]",
-        ),
-        (
-            lambda: compared(decode.SoftBlock, "own", {"threshold": (0.5, -1.0)}),
-            "threshold must be at least 0",
-        ),
-    ],
-)
-def test_bad_input_is_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_recorded_numbers_are_refused():
-    decoder = decode.SoftBlock(tiny_blocks(), 24, TokenSpec(mask=31, alignment="own"))
-    request = dataclasses.replace(tiny_request(3), recorded=decode.RecordedDraws(jnp.zeros(24)))
-    with pytest.raises(ValueError, match=r"SoftBlock draws by its keys, so recorded\.uniforms must be None"):
-        decode.run(decoder, tiny_blocks_params(), request)

@@ -79,14 +79,3 @@ def test_groups_share_programs():
     decode.serve(row.decoder(), None, request, row.values(), rows=4, every=2)
     with nothing_is_traced(row.kind):
         decode.serve(row.decoder(), None, request, row.values(exit_threshold=0.5), rows=4, every=5)
-
-
-@pytest.mark.parametrize("options", [{"rows": 0}, {"every": 0}])
-def test_numbers_below_one(options):
-    with pytest.raises(ValueError, match="rows and every must be at least 1"):
-        decode.serve(ROWS["wavefront"].decoder(), None, prompts(), **options)
-
-
-def test_what_run_refuses():
-    with pytest.raises(ValueError, match="call bind"):
-        decode.serve(decode.AutoRegressive(), None, prompts())

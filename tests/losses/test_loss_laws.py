@@ -134,6 +134,7 @@ REFUSED = {
     "residual_loss(blocks(), head(), TokenSpec())": "mask token",
     "block_diffusion_loss(causal(), MASKED)": "without blocks of its own needs the lengths of blocks",
     "residual_loss(causal(), head(), MASKED)": "needs the lengths of blocks",
+    "next_token_loss(blocks())": "trains networks of visibility 'causal', but this one's is 'block'",
     "BoundRules(measure='noise')": "measure must be one of time, importance, change_of_variables",
     "BoundRules(steps=0)": "steps must be at least 1, not 0",
     "BoundRules(steps=4, schedule=Schedule('cosine'))": "log-linear schedule and measure 'time' alone",

@@ -13,7 +13,6 @@ from paradec_jax import decode
 from paradec_jax.config import BLOCK_DIFFUSION_PRESETS, CAUSAL_PRESETS, TokenSpec, TransformerConfig
 from paradec_jax.decode import CachedNetwork, Prefix
 from paradec_jax.families import network_of, parameter_shapes
-from paradec_jax.losses import next_token_loss
 from paradec_jax.models import TransformerNetwork
 from paradec_jax.nn import masks
 
@@ -193,11 +192,6 @@ def test_only_whole_blocks_count_as_room():
         decode.run(decoder, None, decode.make_request([[1, 2]], max_new_tokens=27))
 
 
-def test_the_next_token_is_no_objective_where_it_is_seen():
-    with pytest.raises(ValueError, match="trains networks of visibility 'causal', but this one's is 'block'"):
-        next_token_loss(network_of(BLOCKS))
-
-
 def test_a_block_of_one_is_causal():
     single = dataclasses.replace(BLOCKS, block=1)
     fields = {name: value for name, value in BLOCKS.to_dict().items() if name not in ("block", "blocks")}
@@ -205,14 +199,3 @@ def test_a_block_of_one_is_causal():
     logits, _ = call(TransformerNetwork(single), params_of(BLOCKS), TOKENS, positions_of(TOKENS))
     want, _ = call(TransformerNetwork(causal), params_of(BLOCKS), TOKENS, positions_of(TOKENS))
     np.testing.assert_allclose(logits, want, atol=ATOL)
-
-
-@pytest.mark.parametrize(
-    ("decoder", "served"),
-    [(decode.AutoRegressive(), "causal"), (decode.Jacobi(block=4), "causal"), (decode.Masked(), "full")],
-)
-def test_decoders_of_another_visibility_refuse_it(decoder, served):
-    name = type(decoder).__name__
-    message = f"{name} decodes networks of visibility '{served}', but this one's is 'block'"
-    with pytest.raises(ValueError, match=message):
-        decoder.bind(network_of(BLOCKS), 16, TokenSpec(mask=31, alignment="own"))
