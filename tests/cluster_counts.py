@@ -16,7 +16,6 @@ COLUMNS = ("part", "what", "cases", "held")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The file."""
     parser.addoption("--counts", type=Path, default=OUT, help="where the counts go as JSON")
 
 
@@ -48,7 +47,6 @@ def joined(rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Lines of a table in Markdown."""
     lines = [f"| {' | '.join(COLUMNS)} | besides |", "|" + "---|" * (len(COLUMNS) + 1)]
     for row in rows:
         others = [f"{name} {row[name]}" for name in row if name not in (*COLUMNS, "test", "passed", "commit")]
@@ -57,7 +55,6 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Prints the table and writes the file."""
     rows = rows_of(terminalreporter)
     if not rows:
         return

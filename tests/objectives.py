@@ -33,13 +33,11 @@ MASKED = TokenSpec(mask=31, alignment="own")
 
 
 def three(key: Any, step: Any) -> Any:
-    """Recurrences of a step."""
     del key, step
     return jnp.int32(3)
 
 
 def one(key: Any, step: Any) -> Any:
-    """One recurrence."""
     return three(key, step) - 2
 
 

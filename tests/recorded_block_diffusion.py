@@ -18,13 +18,11 @@ FOLDER = GOLDEN / "block_diffusion"
 
 
 def arrays(name: str) -> dict[str, np.ndarray]:
-    """The arrays of NAME.npz."""
     return arrays_in(FOLDER / f"{name}.npz")
 
 
 @functools.cache
 def cases(name: str) -> Any:
-    """What NAME.json says."""
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 

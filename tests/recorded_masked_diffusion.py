@@ -14,7 +14,6 @@ STUDENT = np.float32(0.9)  # the student's parameters are the teacher's times th
 
 
 def arrays(name: str) -> dict[str, np.ndarray]:
-    """The arrays of NAME.npz."""
     return arrays_in(FOLDER / f"{name}.npz")
 
 
@@ -25,5 +24,4 @@ def model():
 
 @functools.cache
 def student():
-    """The student's parameters."""
     return jax.tree.map(lambda leaf: leaf * STUDENT, model()[1])

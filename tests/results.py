@@ -26,5 +26,4 @@ def rows_of(decoded: decode.Decoded, *rows: int, columns: int | None = None) -> 
 
 
 def take(request: decode.Request, *rows: int) -> decode.Request:
-    """Some rows of a request."""
     return request.take(rows)

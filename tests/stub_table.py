@@ -52,7 +52,6 @@ def strict(text):
 
 
 def zeros(config):
-    """Parameters of zero."""
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), parameter_shapes(config))
 
 

@@ -163,7 +163,6 @@ def hidden_of(network, params, tokens):
 
 
 def canvas_and_info(state, info):
-    """Records the canvas and what a call did."""
     return state.rows.tokens, info
 
 

@@ -270,7 +270,6 @@ def test_many_steps_lose_no_rare_token():
 
 
 def canvas_of(state, info):
-    """Records the tokens of the canvas."""
     return state.rows.tokens
 
 

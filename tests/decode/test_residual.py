@@ -32,7 +32,6 @@ REAL = TokenSpec(mask=31, alignment="own")
 def run(
     kind: type, head: Any, knobs: dict[str, Any] | None = None, budgets: Any = BUDGETS, **options: Any
 ) -> Any:
-    """A decode on the stub."""
     alignment = options.pop("alignment", "own")
     stub, spec = (dataclasses.replace(x, alignment=alignment) for x in (STUB, SPEC))
     if isinstance(head, StubHead):

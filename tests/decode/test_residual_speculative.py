@@ -46,7 +46,6 @@ def on(alignment: str, sharpness: float = 6.0) -> tuple[StubDenoiser, TokenSpec]
 
 @functools.cache
 def base(rule: str, alignment: str = "own", temperature: float = 0.0, **options: Any) -> Any:
-    """The base decoder's result."""
     stub, spec = on(alignment, 3.0 if temperature else 6.0)
     name, knobs = RULES[rule]
     decoder = decode.BlockDenoising(stub, SIZE, spec, rule=name, log_probs=True, **options)
@@ -58,7 +57,6 @@ def base(rule: str, alignment: str = "own", temperature: float = 0.0, **options:
 def drafted(
     rule: str, head: str, alignment: str = "own", temperature: float = 0.0, knobs: Any = (), **options: Any
 ) -> Any:
-    """The speculative decoder's."""
     stub, spec = on(alignment, 3.0 if temperature else 6.0)
     name, own = RULES[rule]
     by = HEADS[head]
@@ -69,7 +67,6 @@ def drafted(
 
 
 def assert_same(result: Any, wanted: Any) -> None:
-    """Tokens, reasons and log-probabilities."""
     assert result.completions() == wanted.completions()
     assert result.reasons.tolist() == wanted.reasons.tolist()
     np.testing.assert_allclose(result.log_probs, wanted.log_probs, atol=1e-5)

@@ -78,7 +78,6 @@ def loss(kind: type, relaxation: str, remat: bool = True, alignment: str = "own"
 
 @functools.cache
 def graded(relaxation: str, remat: bool = True, alignment: str = "own") -> Any:
-    """Value, events and gradient at `arguments()`."""
     with jax.enable_x64(True):
         function = loss(decode.SoftBlock, relaxation, remat, alignment)
         (value, events), gradient = jax.jit(jax.value_and_grad(function, has_aux=True))(arguments())

@@ -131,5 +131,4 @@ def test_a_straight_token_is_read_as_it_is_and_has_the_gradient_of_a_mixture():
 
 
 def tokens_of(state, info):
-    """Records the canvas."""
     return state.rows.tokens

@@ -94,7 +94,6 @@ class Row:
         return self.kind.Knobs(**{**self.knobs, **changes})
 
     def expected(self, prompt: Sequence[int], count: int, recurrence: int | None = None) -> list[int]:
-        """The tokens that follow a prompt."""
         stub = self.network()
         if self.net is StubDenoiser:
             return stub.expected([*prompt, *[None] * count])[len(prompt) :]

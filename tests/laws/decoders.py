@@ -227,12 +227,10 @@ CAUSAL = {
 
 
 def tiny(kind: type, cache: str, **options: Any) -> Any:
-    """A decoder of the small recurrent model."""
     return kind(tiny_network(cache), SIZE, **options)
 
 
 def causal(kind: type, size: int = SIZE, **options: Any) -> Any:
-    """A decoder of the small causal model."""
     return kind(tiny_causal(), size, log_probs=True, **options)
 
 

@@ -61,7 +61,6 @@ class AnyOrder(DecoderBase):
         return Canvas.of(self.begin(request, 0), self.spec.mask)
 
     def step(self, params: Any, state: Canvas, knobs: RevealKnobs) -> tuple[Canvas, Revealed]:
-        """One call on the canvas."""
         start = jnp.zeros_like(state.rows.length)
         tokens, positions, open_, mask = state.window(start, self.size)
         out = self.network.forward(params, tokens, positions, None, mask)

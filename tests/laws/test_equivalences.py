@@ -33,7 +33,6 @@ from paradec_jax.decode.rules.randomness import Purpose, purpose_keys
 
 @functools.cache
 def static(cache: str, temperature: float = 0.0) -> decode.Decoded:
-    """Static decoding of the small model."""
     decoder = tiny(decode.Static, cache, log_probs=True)
     knobs = decoder.Knobs(temperature=temperature)
     return decode.run(decoder, tiny_params(), tiny_request(BUDGET), knobs)

@@ -106,7 +106,6 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
-    """Dotted names of everything a file calls."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call):
             yield ast.unparse(node.func), node

@@ -81,7 +81,6 @@ def test_a_rollout_is_a_trace(name):
 
 
 def both(state, info):
-    """Records rows and info."""
     return state.rows, info
 
 

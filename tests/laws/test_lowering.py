@@ -113,7 +113,6 @@ def test_gradient_of_a_soft_sampler():
 
 
 def hidden_of(state, info):
-    """Records the head inputs of a call."""
     return info.hidden
 
 

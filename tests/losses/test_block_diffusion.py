@@ -42,7 +42,6 @@ def step_of(rules):
 
 
 def graded(batch, rules=BlockRules()):  # noqa: B008
-    """Loss, metrics and gradients."""
     (loss, metrics), grads = step_of(rules)(params_of(), None, batch, jax.random.key(0))
     return loss, metrics, grads
 

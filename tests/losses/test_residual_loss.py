@@ -59,7 +59,6 @@ def step_of(alignment, rules):
 
 
 def graded(batch=RECORDED, alignment="own", rules=ResidualRules(K), params=None):  # noqa: B008
-    """Loss, metrics and gradients."""
     params = params_of(HEAD) if params is None else params
     (loss, metrics), grads = step_of(alignment, rules)(params, backbone_params(), batch, jax.random.key(0))
     return loss, metrics, grads

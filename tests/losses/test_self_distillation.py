@@ -142,7 +142,6 @@ def step_of():
 
 
 def graded(which=0, teacher=3, batch=BATCH):
-    """Loss and metrics."""
     frozen = {"teacher": tiny_denoiser_params(teacher, **SMALL), "round": jnp.int32(which)}
     return step_of()(tiny_denoiser_params(2, **SMALL), frozen, batch, jax.random.key(0))
 

@@ -19,7 +19,6 @@ HEARTBEAT = 10
 
 
 def updates(folder):
-    """Update and loss of every line."""
     path = folder / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     found = [json.loads(line) for line in lines if line.endswith("\n")]

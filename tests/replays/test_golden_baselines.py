@@ -20,8 +20,6 @@ from paradec_jax import decode
 from paradec_jax.decode.causal.lookahead import RecordedLookahead
 from paradec_jax.decode.causal.prompt_lookup import find_draft
 
-pytestmark = pytest.mark.golden
-
 FOLDER = GOLDEN / "baselines"
 DUMMY = 100  # what the original notebook of prompt lookup drafts where it finds nothing
 

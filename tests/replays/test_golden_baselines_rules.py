@@ -18,8 +18,6 @@ from paradec_jax.decode.machine.knobs import SamplingKnobs
 from paradec_jax.decode.rules import reveal, score
 from paradec_jax.decode.rules.sampling import filtered_probabilities
 
-pytestmark = pytest.mark.golden
-
 FOLDER = GOLDEN / "baselines"
 MASKS = {
     "llada": 99,

@@ -16,8 +16,6 @@ from convert.engine import read_json
 from paradec_jax.decode import Prefix
 from paradec_jax.nn import masks
 
-pytestmark = pytest.mark.golden
-
 TOLERANCE = 2e-4
 READ = {  # arrays of forward.npz, each by the test that compares it
     *("prefix_ids", "prefix_logits", "prefix_hidden", "cache_k", "cache_v"),

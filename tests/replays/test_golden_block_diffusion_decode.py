@@ -20,8 +20,6 @@ from paradec_jax import decode
 from paradec_jax.decode.rules import score
 from paradec_jax.decode.rules.sampling import filtered_probabilities, tempered
 
-pytestmark = pytest.mark.golden
-
 LOGITS, PROBABILITIES = 2e-4, 1e-4
 RULES = {
     "sequential": "sequential",

@@ -21,8 +21,6 @@ from paradec_jax.losses import ResidualRules, residual_loss
 from paradec_jax.losses.residual import Unrolling
 from paradec_jax.models.residual_head import init_params
 
-pytestmark = pytest.mark.golden
-
 RESIDUAL, LOGITS, LOSS, GRADIENT = 5e-5, 2e-4, 1e-4, 5e-4
 CASES = sorted({key.partition(".")[0] for key in arrays("mrp_loss")})
 
@@ -116,7 +114,6 @@ def test_the_released_initialisation():
 
 @functools.cache
 def case_of(name: str) -> dict[str, np.ndarray]:
-    """The arrays of a case, by their names in it."""
     return part_of(arrays("mrp_loss"), f"{name}.")
 
 

@@ -14,8 +14,6 @@ from recorded_block_diffusion import arrays, assert_close, cases, head, model
 from experiments.replicas import LossyPositionWise, ReleasedSpeculative, ReleasedVeto
 from paradec_jax import decode
 
-pytestmark = pytest.mark.golden
-
 PROBABILITIES, LOGITS = 1e-4, 2e-4
 RULES = {"low_confidence_static": "static", "low_confidence_dynamic": "dynamic"}
 RECORDED = cases("mrp_decode_cases")

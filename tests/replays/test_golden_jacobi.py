@@ -23,8 +23,6 @@ from paradec_jax.nn import masks
 from paradec_jax.nn.blocks import PreNormBlock
 from paradec_jax.nn.rope import rotation
 
-pytestmark = pytest.mark.golden
-
 TOLERANCES = {"random": 3e-4}  # of logits; large random weights make large logits
 TOLERANCE = 1e-4
 ANGLES = 1e-6

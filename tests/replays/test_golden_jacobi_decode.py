@@ -25,8 +25,6 @@ from paradec_jax import decode
 from paradec_jax.config import TokenSpec
 from paradec_jax.models import TransformerNetwork
 
-pytestmark = pytest.mark.golden
-
 KINDS = ("jacobi_decode", "trajectories", "multiblock_main", "multiblock_promote", "running_window")
 
 

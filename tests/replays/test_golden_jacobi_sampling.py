@@ -11,8 +11,6 @@ from recorded_jacobi import arrays_if_any as arrays
 from paradec_jax.decode import SamplingKnobs
 from paradec_jax.decode.rules.sampling import filtered_probabilities
 
-pytestmark = pytest.mark.golden
-
 PROBABILITIES = 1e-6
 
 

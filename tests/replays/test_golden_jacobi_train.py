@@ -32,8 +32,6 @@ from paradec_jax.losses import (
 from paradec_jax.losses.consistency import counted_pairs, packed_positions
 from paradec_jax.nn import masks
 
-pytestmark = pytest.mark.golden
-
 LOGITS = {"random": 3e-4}  # large random weights make large logits
 LOGITS_OTHERWISE = 1e-4
 LOSS = 1e-5  # relative, as that of a global norm:

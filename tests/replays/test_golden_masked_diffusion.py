@@ -18,8 +18,6 @@ from paradec_jax.decode.rules.subs import subs, without_mask
 from paradec_jax.models.denoiser import Denoiser, noise_map
 from paradec_jax.nn import blocks
 
-pytestmark = pytest.mark.golden
-
 TOLERANCE = 1e-4
 MASKS_COLUMN = 0.13  # log-probabilities near -1e6, which float32 knows to 1/16
 READ = {  # arrays of forward.npz, each by the test that compares it

@@ -18,8 +18,6 @@ from paradec_jax import decode
 from paradec_jax.decode.rules.race import race, reverse_weights
 from paradec_jax.decode.rules.subs import subs
 
-pytestmark = pytest.mark.golden
-
 PROGRAMS = {  # name in the files: the decoder's options
     "mdlm_ddpm": {"program": "mdlm", "sampler": "ancestral"},
     "mdlm_ddpm_cache": {"program": "mdlm", "sampler": "cached"},
@@ -121,7 +119,6 @@ def test_the_final_denoise_is_an_argmax():
 
 
 def state_and_info(state, info):
-    """Records the canvas and what the step did."""
     return state.rows.tokens, info
 
 

@@ -22,8 +22,6 @@ from paradec_jax.losses.self_distillation import (
 )
 from paradec_jax.train import adamw, update_ema
 
-pytestmark = pytest.mark.golden
-
 GRIDS = {"official": "released", "paper": "paper"}
 MODES = {"kl_bwd": "kld", "kl_fwd": "forward_kl", "mse": "mse", "tvd": "tvd"}
 TOLERANCE, MASKS_COLUMN = 1e-4, 0.13

@@ -19,8 +19,6 @@ from paradec_jax.evaluate.likelihood import Span
 from paradec_jax.noise import LOGLINEAR, SDTT_TIMES, hide
 from paradec_jax.store import Model
 
-pytestmark = pytest.mark.golden
-
 READ = {  # arrays of eval.npz, each by the test that compares it or as its input
     "mdlm_gen_ppl",
     "mdlm_gen_ppl_weight",

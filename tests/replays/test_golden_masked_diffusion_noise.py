@@ -19,8 +19,6 @@ from paradec_jax.noise import LOGLINEAR, MDLM_TIMES, SDTT_TIMES, Schedule, Times
 from paradec_jax.noise.schedules import FORMULAS
 from paradec_jax.train import update_ema
 
-pytestmark = pytest.mark.golden
-
 SCHEDULE_NAMES = {"cosinesqr": "cosine_squared"}
 RULES = {
     "cont": BoundRules(),

@@ -28,8 +28,6 @@ from recorded_recurrent_depth import (
 from paradec_jax.models import RecurrentDepthNetwork
 from paradec_jax.nn.products import dense
 
-pytestmark = pytest.mark.golden
-
 
 def test_folder_holds_recorded_runs():
     assert RUNS, f"{FOLDER} has no manifest.json with runs of the kinds {', '.join(KINDS)}"

@@ -13,8 +13,6 @@ from experiments import replicas
 from paradec_jax import decode
 from paradec_jax.decode.recurrent.latents import RecordedLatents
 
-pytestmark = pytest.mark.golden
-
 
 def decoder_of(kind: type, case: dict, **options):
     """A decoder and its request; cases that differ in traced values alone share its program."""

@@ -7,8 +7,6 @@ from recorded_recurrent_depth import arrays, assert_close, cases
 from paradec_jax.decode import SamplingKnobs
 from paradec_jax.decode.rules.sampling import filtered_probabilities
 
-pytestmark = pytest.mark.golden
-
 PROBABILITIES = 2e-6
 
 

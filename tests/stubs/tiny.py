@@ -51,25 +51,21 @@ def drawn(init: Callable[[Any, Any], Any], config: Any, seed: int, gain: float =
 def tiny_network(
     cache: str = "shared", recurrence: int | None = None, **changes: Any
 ) -> RecurrentDepthNetwork:
-    """A recurrent-depth network."""
     config = dataclasses.replace(RECURRENT_PRESETS["test-recurrent"], **changes)
     return RecurrentDepthNetwork(config, cache=cache, recurrence=recurrence)
 
 
 @functools.cache
 def tiny_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
-    """Parameters of `tiny_network`."""
     return drawn(init_params, tiny_network(**changes).config, seed, gain)
 
 
 def tiny_causal(**changes: Any) -> TransformerNetwork:
-    """A causal transformer."""
     return TransformerNetwork(dataclasses.replace(CAUSAL_PRESETS["test-causal"], **changes))
 
 
 @functools.cache
 def tiny_causal_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
-    """Parameters of `tiny_causal`."""
     return drawn(init_params, tiny_causal(**changes).config, seed, gain)
 
 
@@ -80,7 +76,6 @@ def tiny_blocks(**changes: Any) -> TransformerNetwork:
 
 @functools.cache
 def tiny_blocks_params(seed: int = 0, gain: float = 1.0, **changes: Any) -> dict[str, Any]:
-    """Parameters of `tiny_blocks`."""
     return drawn(init_params, tiny_blocks(**changes).config, seed, gain)
 
 
@@ -97,7 +92,6 @@ def tiny_head_params(seed: int = 0, **changes: Any) -> dict[str, Any]:
 
 
 def tiny_denoiser(**changes: Any) -> DenoiserNetwork:
-    """A denoiser."""
     return DenoiserNetwork(dataclasses.replace(MASKED_DIFFUSION_PRESETS["test-mdlm"], **changes))
 
 

@@ -115,7 +115,6 @@ def started(folder: Path, **options: Any):
 
 
 def ended(folder: Path, **options: Any) -> int:
-    """The code with which the command ends."""
     with started(folder, **options) as process:
         return process.wait(LONG)
 
