@@ -4,7 +4,6 @@ Steps are counted by a plain simulation of each rule on a stub whose confidences
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 from typing import Any
@@ -13,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reading import read
 from stubs import (
     PROMPTS,
     StubDenoiser,
@@ -151,15 +151,9 @@ def test_a_cached_block_is_one_read_in_a_whole_text():
     for step in range(1, 6):
         start = int(info.at[step, 0])
         seen = jnp.asarray(tokens[step - 1])[:, : start + 4]
-        whole = hidden_of(network, params, seen)
+        _, whole, _ = read(network, params, seen)
         np.testing.assert_allclose(whole[:, start:], info.hidden[step], atol=2e-5)
     assert len(np.unique(np.asarray(info.at)[1:6])) > 2
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def hidden_of(network, params, tokens):
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    return network.forward(params, tokens, positions).hidden
 
 
 def canvas_and_info(state, info):

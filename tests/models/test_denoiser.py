@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reading import positions_of
 from stubs import tiny_denoiser, tiny_denoiser_params
 
 from paradec_jax.config import MASKED_DIFFUSION_PRESETS
@@ -21,10 +22,6 @@ NETWORK, PARAMS = tiny_denoiser(), tiny_denoiser_params()
 MASK = BASE.vocab_size - 1
 TOKENS = jnp.array([[3, 1, MASK, 1, 5, MASK, 2, 6], [2, 7, 1, MASK, MASK, 8, 1, 8]])
 ATOL = 2e-5
-
-
-def positions_of(tokens):
-    return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape[:2])
 
 
 @functools.partial(jax.jit, static_argnums=0)

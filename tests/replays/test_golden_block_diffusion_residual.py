@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reading import read
 from recorded import assert_gradients, exported, part_of
 from recorded_block_diffusion import arrays, assert_close, head, model
 
@@ -90,9 +91,7 @@ def test_a_block_without_its_prefix():
 def test_what_the_backbone_says_before_the_head():
     (network, params, _), want = model(), arrays("mrp_forward")
     whole = jnp.asarray(np.concatenate([want["prefix_ids"], want["block_ids_backbone"]]))[None]
-    positions = jnp.arange(whole.shape[1])[None]
-    hidden = jax.jit(lambda p: network.forward(p, whole, positions).hidden)(params)[0]
-    size = len(want["prefix_ids"])
+    hidden, size = read(network, params, whole)[1][0], len(want["prefix_ids"])
     assert_close(hidden[:size], want["prefix_hidden"], LOGITS)
     assert_close(hidden[size:], want["block_hidden"], LOGITS)
     assert_close(network.logits(params, hidden[size:]), want["block_logits"], LOGITS)

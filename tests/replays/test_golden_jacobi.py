@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reading import positions_of
 from recorded import assert_close
 from recorded_jacobi import FOLDER, arrays, model, models, recorded_rows
 
@@ -28,10 +29,6 @@ TOLERANCE = 1e-4
 ANGLES = 1e-6
 FED = (10, 6)  # tokens of the first calls that fill the cache; then one at a time
 DROPPED = 3  # cache entries that are dropped before `retrim_ids` are fed
-
-
-def positions_of(tokens, start: int = 0):
-    return jnp.broadcast_to(start + jnp.arange(tokens.shape[1]), tokens.shape)
 
 
 def test_folder_holds_recorded_arrays():

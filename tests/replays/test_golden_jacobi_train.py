@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reading import read
 from recorded import assert_close, exported, part_of
 from recorded_jacobi import FOLDER, arrays, folder_of, models
 from recorded_jacobi import model as imported
@@ -206,19 +207,14 @@ def test_masks_and_pairs(name, tag, sub):
 # Forward
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def logits_of(network, params, tokens, positions, mask):
-    return network.logits(params, network.forward(params, tokens, positions, mask=mask).hidden)
-
-
 @pytest.mark.parametrize(("name", "tag", "sub"), cases("train", "logits"))
 def test_logits(name, tag, sub):
     network, params, _ = model(name)
     case, rules = case_of(name, tag), rules_of(sub)
     ids, positions = case["ids_after_eos_flip"][None], case["position_ids"][None]
     mask = mask_of(case.prompt, case.pairs, case.block, rules.window_of(case.pairs))
-    packed = np.asarray(logits_of(network, params, ids, positions, mask))[0]
-    assert_close(packed, case[f"{sub}/logits"], LOGITS.get(name, LOGITS_OTHERWISE))
+    packed, *_ = read(network, params, ids, positions, None, mask)
+    assert_close(packed[0], case[f"{sub}/logits"], LOGITS.get(name, LOGITS_OTHERWISE))
 
 
 # Losses and gradients

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reading import positions_of, read
 from recorded_masked_diffusion import FOLDER, arrays, assert_close, model
 
 from convert import mdlm
@@ -34,10 +35,6 @@ READ = {  # arrays of forward.npz, each by the test that compares it
 
 def hidden_after() -> list[str]:
     return [f"hidden_after_block_{i}" for i in range(model()[0].config.layers)]
-
-
-def positions_of(tokens):
-    return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -105,13 +102,8 @@ def test_raw_logits():
 
 def test_logits_of_prepared_parameters():
     network, params, _ = model()
-    tokens = jnp.asarray(arrays("forward")["xt"])
-
-    @jax.jit
-    def logits(prepared):
-        return network.logits(prepared, network.forward(prepared, tokens, positions_of(tokens)).hidden)
-
-    assert_close(logits(network.prepare(params)), arrays("forward")["raw_logits"], TOLERANCE)
+    logits, *_ = read(network, network.prepare(params), jnp.asarray(arrays("forward")["xt"]))
+    assert_close(logits, arrays("forward")["raw_logits"], TOLERANCE)
 
 
 def test_log_probabilities():
