@@ -140,38 +140,31 @@ def test_direction(path):
         assert any(within(inner, allowed) for allowed in {part, *ALLOWED[part]}), f"{part} imports {name}"
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p.is_relative_to(ROOT / "convert")], ids=ids)
-def test_converters_use_models_and_config_alone(path):
+# What a folder outside of the package may import of `experiments` and of the package; None for all of it.
+OUTSIDE: dict[str, tuple[set[str], set[str] | None]] = {
+    "convert": (set(), {"chat", "config", "disk", "io", "models", "store", "tokenizer"}),
+    "experiments/replicas": ({"replicas"}, {"config", "decode", "losses", "nn", "noise"}),
+    "experiments/decoders": ({"decoders"}, None),
+    "experiments/common": ({"common", "tasks"}, None),
+}
+
+
+@pytest.mark.parametrize(
+    ("folder", "path"),
+    [
+        pytest.param(folder, path, id=ids(path))
+        for folder in OUTSIDE
+        for path in FILES
+        if path.is_relative_to(ROOT / folder)
+    ],
+)
+def test_what_stands_outside_knows_what_it_may(folder, path):
+    studies, package = OUTSIDE[folder]
     for name in imports(path):
-        assert not within(name, "experiments"), name
-        if within(name, PACKAGE):
-            inner = name.removeprefix(f"{PACKAGE}.")
-            assert any(
-                within(inner, part)
-                for part in ("chat", "config", "disk", "io", "models", "store", "tokenizer")
-            ), name
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "replicas").glob("*.py")), ids=ids)
-def test_replicas_use_decoders_and_what_those_use(path):
-    for name in imports(path):
-        assert not within(name, "experiments") or within(name, "experiments.replicas"), name
-        if within(name, PACKAGE):
-            inner = name.removeprefix(f"{PACKAGE}.")
-            assert any(within(inner, part) for part in ("config", "decode", "losses", "nn", "noise")), name
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "decoders").glob("*.py")), ids=ids)
-def test_decoders_outside_of_the_package_know_the_package_alone(path):
-    for name in imports(path):
-        assert not within(name, "experiments") or within(name, "experiments.decoders"), name
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "common").glob("*.py")), ids=ids)
-def test_what_papers_share_knows_no_paper(path):
-    shared = ("experiments.common", "experiments.tasks")
-    for name in imports(path):
-        assert not within(name, "experiments") or any(within(name, part) for part in shared), name
+        if within(name, "experiments"):
+            assert any(within(name, f"experiments.{study}") for study in studies), name
+        if within(name, PACKAGE) and package is not None:
+            assert any(within(name, f"{PACKAGE}.{part}") for part in package), name
 
 
 @pytest.mark.parametrize("path", FILES, ids=ids)
