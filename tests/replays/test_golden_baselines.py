@@ -1,7 +1,6 @@
 """Recorded runs of the original programs of baselines: prompt lookup and lookahead, call by call.
 
-The folder is `PARADEC_GOLDEN/baselines`, or `tests/golden/baselines`. Names, settings and shapes come from each
-part's traces.json and arrays.
+Names, settings and shapes come from each part's traces.json and arrays.
 """
 
 import functools

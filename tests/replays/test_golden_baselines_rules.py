@@ -1,7 +1,7 @@
 """Rules of `decode.rules` on recorded confidences of LLaDA, Fast-dLLM and Dream: who is revealed in each call.
 
-The folder is `PARADEC_GOLDEN/baselines`, or `tests/golden/baselines`; every trace that lies there is replayed, with
-the settings that its traces.json names. A setting that no replay reads is an error.
+Every trace of the folder is replayed, with the settings that its traces.json names. A setting that no replay
+reads is an error.
 """
 
 import json

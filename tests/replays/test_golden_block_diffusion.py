@@ -1,7 +1,6 @@
 """Recorded arrays of SDAR's network: prompt, cache, a block on top of it, the layout of training.
 
-The folder is `PARADEC_GOLDEN/block_diffusion`, or `tests/golden/block_diffusion`; sizes, block length and mask id are
-read from it.
+Sizes, block length and mask id are read from the arrays and the config.
 """
 
 import functools

@@ -1,7 +1,6 @@
 """Recorded decodes of SDAR's programs: every step of every block, whole texts, calls; what top-k and top-p leave.
 
-The folder is `PARADEC_GOLDEN/block_diffusion`, or `tests/golden/block_diffusion`; settings are read from its
-`decode_cases.json`, sizes from its arrays.
+Settings are read from `decode_cases.json`, sizes from the arrays.
 """
 
 import dataclasses

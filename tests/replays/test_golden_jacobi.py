@@ -1,8 +1,7 @@
 """Recorded arrays of the original causal program: forward passes, cache, rotation, greedy decoding.
 
-The folder is `PARADEC_GOLDEN/jacobi`, or `tests/golden/jacobi`. Models are named by the files `NAME_logits.npz` and
-`NAME_greedy.npz`; their weights lie in a folder of that name, or beside the files. Parallel decoders and training
-have test files of their own.
+Models are named by the files `NAME_logits.npz` and `NAME_greedy.npz`; their weights lie in a folder of that name,
+or beside the files. Parallel decoders and training have test files of their own.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """Recorded decoding of the original Jacobi Forcing programs, replayed network call by network call.
 
-The folder is `PARADEC_GOLDEN/jacobi`, or `tests/golden/jacobi`. Models, settings and prompts come from the names of
-files and arrays. Runs of equal static settings share a program, those of several models too.
+Models, settings and prompts come from the names of files and arrays. Runs of equal static settings share a program,
+those of several models too.
 """
 
 import dataclasses

@@ -1,7 +1,4 @@
-"""Recorded arrays of the original denoiser: weights, forward pass, SUBS, the noise level that is always zero.
-
-The folder is `PARADEC_GOLDEN/masked_diffusion`, or `tests/golden/masked_diffusion`; sizes are read from it.
-"""
+"""Recorded arrays of the original denoiser: weights, forward pass, SUBS, the noise level that is always zero."""
 
 import functools
 import json

@@ -1,7 +1,6 @@
 """Recorded sampling of the original programs of MDLM and SDTT: single draws, steps, whole texts, what they cost.
 
-The folder is `PARADEC_GOLDEN/masked_diffusion`, or `tests/golden/masked_diffusion`; sizes, steps and strides are read
-from its arrays.
+Sizes, steps and strides are read from the arrays.
 """
 
 import functools

@@ -1,7 +1,4 @@
-"""Recorded arrays of the original programs' judgements: generative perplexity by both, a last word's bound and fill.
-
-The folder is `PARADEC_GOLDEN/masked_diffusion`, or `tests/golden/masked_diffusion`; sizes are read from it.
-"""
+"""Recorded arrays of the original programs' judgements: generative perplexity, a last word's bound and fill."""
 
 import math
 
