@@ -2,14 +2,15 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import soft_canvas
 from results import listed
+from soft_canvas import check_differences
 from stubs import tiny_blocks, tiny_blocks_params, tiny_request
 
 from paradec_jax import decode
@@ -48,14 +49,8 @@ def seen(state: Any, info: Any) -> Any:
     return value * (1 + 0.1 * state.step[0]), (state.rows.tokens, info.where, state.offsets)
 
 
-def arguments() -> dict[str, Any]:
-    """What gradients are taken of: knobs, parameters, vectors of the given tokens."""
-    params = tiny_blocks_params(1, 2.0, **WIDE)
-    return {
-        "knobs": {k: jnp.asarray(v, jnp.float64) for k, v in KNOBS.items()},
-        "params": params,
-        "vectors": params["embedding"][jnp.asarray([TEXT])] + 0.1,
-    }
+def arguments(shift: float = 0.1) -> dict[str, Any]:
+    return soft_canvas.arguments(tiny_blocks_params(1, 2.0, **WIDE), KNOBS, TEXT, shift)
 
 
 def loss(kind: type, relaxation: str, remat: bool = True, alignment: str = "own") -> Any:
@@ -84,44 +79,13 @@ def graded(relaxation: str, remat: bool = True, alignment: str = "own") -> Any:
         return float(value), jax.tree.map(np.asarray, events), jax.tree.map(np.asarray, gradient)
 
 
-def directions(at: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """One direction for each number among the knobs, each group of parameters, the vectors of each given token."""
-    zero = jax.tree.map(jnp.zeros_like, at)
-    for name, value in at["knobs"].items():
-        for i in range(value.size):
-            one = jnp.zeros(value.size).at[i].set(1.0).reshape(value.shape)
-            yield f"{name} {i}", zero | {"knobs": zero["knobs"] | {name: one}}
-    for name in ("embedding", "head", "layer_0"):
-        some = jax.tree.map(
-            lambda x: jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), at["params"]
-        )
-        yield name, zero | {"params": zero["params"] | {name: some[name]}}
-    for i, given in enumerate(GIVEN):
-        if given:
-            wave = jnp.cos(jnp.arange(8.0))
-            yield f"given {i}", zero | {"vectors": zero["vectors"].at[0, i].set(wave)}
-
-
-def check_differences(function: Any, at: Any, gradient: Any, events: Any, h: float = 1e-6) -> None:
-    """Compares a gradient with central differences of a compiled function, at which no token may change."""
-    for name, direction in directions(at):
-        sides = [function(jax.tree.map(lambda x, d, s=s: x + s * h * d, at, direction)) for s in (1, -1)]
-        for _, (tokens, where, _) in sides:
-            np.testing.assert_array_equal(tokens, events[0], err_msg=name)
-            np.testing.assert_array_equal(where, events[1], err_msg=name)
-        difference = float(sides[0][0] - sides[1][0]) / (2 * h)
-        products = jax.tree.map(lambda g, d: float(np.sum(g * np.asarray(d))), gradient, direction)
-        assert abs(difference) > 1e-3, f"{name} does nothing"
-        assert sum(jax.tree.leaves(products)) == pytest.approx(difference, rel=1e-4, abs=1e-6), name
-
-
 @pytest.mark.parametrize("alignment", ["own", pytest.param("next", marks=pytest.mark.slow)])
 def test_soft_gradients_are_finite_differences(alignment):
     _, events, gradient = graded("soft", alignment=alignment)
     assert not gradient["vectors"][0, 1].any(), "nothing reads what stands at a hole"
     with jax.enable_x64(True):
         plain = jax.jit(loss(decode.SoftBlock, "soft", alignment=alignment))
-        check_differences(plain, arguments(), gradient, events)
+        check_differences(plain, arguments(), GIVEN, gradient, events[:2])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,8 +102,7 @@ class Constant(decode.SoftBlock):
 def test_straight_through_gradients_are_those_of_the_surrogate():
     """Of the decoder that reads `v + c`, with the constants c = E[x] - v of this very run."""
     with jax.enable_x64(True):
-        at = arguments()
-        at["vectors"] = at["params"]["embedding"][jnp.asarray([TEXT])]
+        at = arguments(shift=0.0)
         straight = jax.jit(jax.value_and_grad(loss(decode.SoftBlock, "straight_through"), has_aux=True))
         (value, events), gradient = straight(at)
         plain = jax.jit(loss(Constant, "soft"))
@@ -152,7 +115,7 @@ def test_straight_through_gradients_are_those_of_the_surrogate():
         at["params"] = at["params"] | {"constants": constants}
         gradient["params"]["constants"] = np.zeros(constants.shape)
         assert float(plain(at)[0]) == pytest.approx(float(value), rel=1e-9)
-        check_differences(plain, at, gradient, events)
+        check_differences(plain, at, GIVEN, gradient, events[:2])
 
 
 # Beside the discrete decoder
