@@ -53,7 +53,7 @@ def arguments(shift: float = 0.1) -> dict[str, Any]:
     return soft_canvas.arguments(tiny_blocks_params(1, 2.0, **WIDE), KNOBS, TEXT, shift)
 
 
-def loss(kind: type, relaxation: str, remat: bool = True, alignment: str = "own") -> Any:
+def loss(kind: type, relaxation: str, alignment: str = "own") -> Any:
     """Arguments -> a scalar of all steps, and what happened in them."""
     spec = dataclasses.replace(SPEC, alignment=alignment)
     decoder = kind(tiny_blocks(**WIDE), len(TEXT) + NEW, spec, relaxation=relaxation, fuse_prompt=False)
@@ -62,19 +62,16 @@ def loss(kind: type, relaxation: str, remat: bool = True, alignment: str = "own"
     def value(at: dict[str, Any]) -> Any:
         soft = dataclasses.replace(request, recorded=decode.SoftGiven(vectors=at["vectors"]))
         given = (at["params"], soft, decoder.Knobs(**at["knobs"]))
-        if remat:
-            _, (values, events) = decode.rollout(decoder, *given, n=STEPS, segment=4, record=seen)
-        else:
-            _, (values, events) = decode.trace(decoder.differentiable(), *given, n=STEPS, record=seen)
+        _, (values, events) = decode.rollout(decoder, *given, n=STEPS, segment=4, record=seen)
         return jnp.sum(values), events
 
     return value
 
 
 @functools.cache
-def graded(relaxation: str, remat: bool = True, alignment: str = "own") -> Any:
+def graded(relaxation: str, alignment: str = "own") -> Any:
     with jax.enable_x64(True):
-        function = loss(decode.SoftBlock, relaxation, remat, alignment)
+        function = loss(decode.SoftBlock, relaxation, alignment)
         (value, events), gradient = jax.jit(jax.value_and_grad(function, has_aux=True))(arguments())
         return float(value), jax.tree.map(np.asarray, events), jax.tree.map(np.asarray, gradient)
 

@@ -34,7 +34,7 @@ def arguments(shift: float = 0.1) -> dict[str, Any]:
 
 
 @functools.cache
-def loss(relaxation: str, top_p: float = 1.0, remat: bool = True) -> Any:
+def loss(relaxation: str, top_p: float = 1.0) -> Any:
     decoder = decode.SoftMasked(
         NETWORK, len(TEXT) + NEW, SPEC, order="single", chunk=2, relaxation=relaxation, top_p_rule="keep"
     )
@@ -47,19 +47,16 @@ def loss(relaxation: str, top_p: float = 1.0, remat: bool = True) -> Any:
             dataclasses.replace(request, recorded=soft),
             decoder.Knobs(**at["knobs"], top_p=top_p),
         )
-        if remat:
-            _, (values, tokens) = decode.rollout(decoder, *given, n=STEPS, segment=2, record=seen)
-        else:
-            _, (values, tokens) = decode.trace(decoder.differentiable(), *given, n=STEPS, record=seen)
+        _, (values, tokens) = decode.rollout(decoder, *given, n=STEPS, segment=2, record=seen)
         return jnp.sum(values * (1 + jnp.arange(STEPS))), (tokens,)
 
     return value
 
 
 @functools.cache
-def graded(relaxation: str, top_p: float = 1.0, remat: bool = True) -> Any:
+def graded(relaxation: str, top_p: float = 1.0) -> Any:
     with jax.enable_x64(True):
-        graded = jax.jit(jax.value_and_grad(loss(relaxation, top_p, remat), has_aux=True))
+        graded = jax.jit(jax.value_and_grad(loss(relaxation, top_p), has_aux=True))
         (value, (tokens,)), gradient = graded(arguments())
         return float(value), np.asarray(tokens), jax.tree.map(np.asarray, gradient)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from decoder_rows import BUDGET, REPEATING, SIZE
 from decoders import CAUSAL, REAL, ROWS, causal, over, tiny
-from results import listed, rows_of, take
+from results import listed, rows_of
 from stubs import (
     PROMPTS,
     StubCausal,
@@ -224,7 +224,7 @@ def test_rows_of_a_model_are_independent(name):
     request = tiny_request((BUDGET, 3, 6))
     knobs = kind.Knobs(temperature=1.0, **knobs)
     together = decode.run(tiny(kind, cache, **options), tiny_params(), request, knobs)
-    row, padded = 2, take(request, 2)
+    row, padded = 2, request.take([2])
     padded = dataclasses.replace(padded, tokens=jnp.pad(padded.tokens, [(0, 0), (0, 2)], constant_values=7))
     alone = decode.run(kind(tiny_network(cache), SIZE + 4, **options), tiny_params(), padded, knobs)
     assert rows_of(alone, 0, columns=SIZE) == rows_of(together, row)
@@ -235,7 +235,7 @@ def test_rows_of_a_causal_model_are_independent(name):
     kind, options = CAUSAL[name]
     request, knobs = tiny_request((BUDGET, 4, 7), stop=(2,)), kind.Knobs(temperature=1.0)
     together = rows_of(decode.run(causal(kind, **options), tiny_causal_params(), request, knobs), 2)
-    padded = take(request, 2)
+    padded = request.take([2])
     padded = dataclasses.replace(padded, tokens=jnp.pad(padded.tokens, [(0, 0), (0, 2)], constant_values=7))
     decoder = causal(kind, SIZE + 4, **options)
     alone = rows_of(decode.run(decoder, tiny_causal_params(), padded, knobs), 0, columns=SIZE)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from decoder_rows import BUDGET
 from decoders import ROWS
-from results import listed, rows_of, take
+from results import listed, rows_of
 from stubs import tiny_network, tiny_params
 from tracing import nothing_is_traced
 
@@ -45,7 +45,7 @@ def test_every_prompt_gets_what_it_gets_in_one_batch(name):
     params = decoder.prepare(row.params)
     served = decode.serve(decoder, params, request, knobs, rows=2, every=2)
     for i in range(0, COUNT, 3):
-        together = decode.run(decoder, row.params, take(request, i, i + 1, i + 2), knobs)
+        together = decode.run(decoder, row.params, request.take([i, i + 1, i + 2]), knobs)
         assert row.own(rows_of(served.decoded, i, i + 1, i + 2)) == row.own(listed(together))
     assert 0 < served.occupancy <= 1
 
@@ -67,7 +67,7 @@ def test_busy_rows_need_fewer_steps_than_fixed_batches():
     served = decode.serve(row.decoder(), None, request, row.values(), rows=4, every=1)
     fixed = 0
     for start in range(0, COUNT, 4):
-        some = take(request, *range(start, min(start + 4, COUNT)))
+        some = request.take([*range(start, min(start + 4, COUNT))])
         fixed += int(decode.run(row.decoder(), None, some, row.values()).network_calls.max()) - 1
     assert served.steps < fixed
     generated = int(served.decoded.generated.sum()) - COUNT  # the first token of each comes with its prompt

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from decoder_rows import BUDGET, SIZE, STEPS
 from decoders import CUT, EACH_CLASS, ROWS, traced
-from results import take
 from stubs import PROMPTS, StubNetwork, tiny_request
 from stubs.tiny import NEVER
 
@@ -92,7 +91,7 @@ def test_the_caller_may_interrupt(name):
         enough = rows.counts["network_calls"] >= 1 if decoder.any_order else rows.generated >= least
         return np.asarray(enough) & [True, False]
 
-    request = take(tiny_request(BUDGET), 0, 1)
+    request = tiny_request(BUDGET).take([0, 1])
     params = decoder.prepare(row.params)
     *_, (last, _) = decode.stream(decoder, params, request, row.values(), interrupt=interrupt)
     result = decoder.finish(last)
