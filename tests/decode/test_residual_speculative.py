@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from marks import slow
 from plain_canvas import drafted_block_count
 from stubs import (
     PROMPTS,
@@ -70,10 +71,6 @@ def assert_same(result: Any, wanted: Any) -> None:
     assert result.completions() == wanted.completions()
     assert result.reasons.tolist() == wanted.reasons.tolist()
     np.testing.assert_allclose(result.log_probs, wanted.log_probs, atol=1e-5)
-
-
-def slow(*values: Any) -> Any:
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 # The base decoder's text

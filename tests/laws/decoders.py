@@ -15,7 +15,6 @@ import house_decoders as house
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from decoder_rows import (
     BUDGET,
     REPEATING,
@@ -30,6 +29,7 @@ from decoder_rows import (
     wave_row,
     whole_batch_row,
 )
+from marks import over
 from plain_baselines import lookahead_count, prompt_lookup_count
 from plain_canvas import (
     dual_cache_count,
@@ -190,12 +190,6 @@ SELDOM = (
     "prompt-lookup",
     "dual-cache",
 )
-
-
-def over(rows: Any, slow: tuple[str, ...] = ()) -> Any:
-    """A test of each of these rows, some of them slow."""
-    names = [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in rows]
-    return pytest.mark.parametrize("name", names)
 
 
 EVERY = over(ROWS, (*REPLICAS, *LONG))

@@ -10,6 +10,7 @@ import pytest
 from decoder_rows import BUDGET, STEPS
 from decoders import EACH_CLASS, REAL, ROWS
 from jax import export
+from marks import over
 from stubs import (
     StubCausal,
     StubDenoiser,
@@ -181,9 +182,7 @@ def test_a_step_of_a_stream_copies_no_matrix(name):
     assert copies(params), "unprepared parameters are laid out anew, so this test can see it"
 
 
-@pytest.mark.parametrize(
-    "mode", [pytest.param(mode, marks=pytest.mark.slow) if mode != "full" else mode for mode in CACHE_MODES]
-)
+@over(CACHE_MODES, {*CACHE_MODES} - {"full"}, "mode")
 def test_a_step_of_several_rows_copies_no_cache(mode):
     """Keys and values are written where they lie, in the loop of a compiled run, whatever a position keeps."""
     decoder, params = decode.Static(tiny_network(mode), SIZE, greedy=True), tiny_params()
@@ -203,9 +202,7 @@ CAUSAL_READERS = (decode.Jacobi, decode.AutoRegressive, decode.PromptLookup, dec
 READERS = (decode.Static, *CAUSAL_READERS, decode.Wavefront, decode.Adaptive)
 
 
-@pytest.mark.parametrize(
-    "kind", [*READERS[:2], *(pytest.param(kind, marks=pytest.mark.slow) for kind in READERS[2:])]
-)
+@over(READERS, READERS[2:], "kind")
 def test_a_prompt_is_scored_at_its_end_alone(kind):
     """No program that reads prompts of 13 tokens holds scores of 37 tokens at each of them."""
     network = (tiny_causal if kind in CAUSAL_READERS else tiny_network)(vocab_size=37)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from decoder_rows import BUDGET
 from decoders import ROWS
+from marks import over
 from results import listed, rows_of
 from stubs import tiny_network, tiny_params
 from tracing import nothing_is_traced
@@ -36,9 +37,7 @@ QUICK = (
 )
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ROWS]
-)
+@over(ROWS, ROWS.keys() - QUICK)
 def test_every_prompt_gets_what_it_gets_in_one_batch(name):
     row = ROWS[name]
     decoder, knobs, request = row.decoder(), row.values(temperature=3.0), prompts()

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from marks import over
 from recorded_block_diffusion import arrays, assert_close, cases, head, model
 
 from experiments.replicas import LossyPositionWise, ReleasedSpeculative, ReleasedVeto
@@ -29,11 +30,6 @@ def named(mode: str) -> list[str]:
 
 SPECULATIVE = [name for name in named("spec") if RECORDED[name]["variant"] == "fresh"]
 OFFICIAL = [name for name in named("spec") if RECORDED[name]["variant"] == "official"]
-
-
-def first_of(names: list[str]) -> list[Any]:
-    """Names of cases; all but the first are slow, since the laws prove the same on stubs."""
-    return [names[0], *(pytest.param(name, marks=pytest.mark.slow) for name in names[1:])]
 
 
 def found(name: str, kind: str) -> np.ndarray:
@@ -171,7 +167,7 @@ def test_direct(name):
     )
 
 
-@pytest.mark.parametrize("name", first_of(named("direct")))
+@over(named("direct"), named("direct")[1:])  # the laws prove the same on stubs
 def test_fusions_repeat_the_texts(name):
     """Stores and prompts ride along, with the network and with the head."""
     decoder, knobs = direct_of(name)
@@ -248,7 +244,7 @@ def test_speculative(name):
     )
 
 
-@pytest.mark.parametrize("name", first_of(SPECULATIVE))
+@over(SPECULATIVE, SPECULATIVE[1:])  # the laws prove the same on stubs
 def test_speculation_repeats_the_base(name):
     """With all fusions, riding and not: the base decoder's text, never in more calls than without them."""
     case, (rule, knobs) = RECORDED[name], rule_of(name)

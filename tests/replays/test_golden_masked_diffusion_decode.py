@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reading import read
 from recorded_masked_diffusion import FOLDER, arrays, model
 
 from experiments.replicas import RecordedRaces, ReleasedMasked, ReleasedStrided
@@ -58,15 +59,8 @@ def probabilities() -> jax.Array:
     """Of the tokens, given the state of steps.npz."""
     network, params, spec = model()
     tokens = jnp.asarray(arrays("steps")["x"], jnp.int32)
-
-    @jax.jit
-    def call(params, tokens):
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        with jax.default_matmul_precision("highest"):
-            out = network.forward(params, tokens, positions)
-            return jnp.exp(subs(network.logits(params, out.hidden), tokens, spec.mask))
-
-    return call(params, tokens)
+    with jax.default_matmul_precision("highest"):
+        return jnp.exp(subs(read(network, params, tokens)[0], tokens, spec.mask))
 
 
 def steps_of() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, int]:
@@ -81,16 +75,16 @@ def steps_of() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, int]:
     )
 
 
+def ancestral(p, x, t, s, mask):
+    return reverse_weights(p, rules.mask_probability(t), rules.mask_probability(s), mask)
+
+
 WEIGHTS = {
-    "mdlm_ddpm": lambda p, x, t, s, m: reverse_weights(
-        p, rules.mask_probability(t), rules.mask_probability(s), m
-    ),
+    "mdlm_ddpm": ancestral,
     "mdlm_ddpm_cache": lambda p, x, t, s, m: reverse_weights(p, t, s, m),
     "mdlm_analytic": rules.analytic_weights,
     "mdlm_denoiser": lambda p, x, t, s, m: rules.analytic_weights(p, x, t, None, m),
-    "sdtt_ancestral": lambda p, x, t, s, m: reverse_weights(
-        p, rules.mask_probability(t), rules.mask_probability(s), m
-    ),
+    "sdtt_ancestral": ancestral,
     "sdtt_analytic": rules.analytic_weights,
 }
 
