@@ -1,8 +1,8 @@
 """A plugin of pytest for `make cluster`: one table of what tests count, and a JSON file with all of it.
 
-A test hands over a row with `record_property("cluster", {"part": ..., "what": ..., "cases": n, "held": m, ...})`:
-of `n` cases `m` came out as they must. Further entries of a row are its own. Rows of tests that fail are there too,
-and so are, from the file as it was, those of tests that were not run: each row says of which commit it is.
+A test hands over a row with `count`: of so many cases so many came out as they must. Further entries of a row are
+its own. Rows of tests that fail are there too, and so are, from the file as it was, those of tests that were not
+run: each row says of which commit it is.
 """
 
 import json
@@ -13,6 +13,11 @@ import pytest
 
 OUT = Path(__file__).parents[1] / "experiments" / "systems" / "results" / "cluster.json"
 COLUMNS = ("part", "what", "cases", "held")
+
+
+def count(record_property: Any, part: str, what: str, cases: int, held: int, **more: Any) -> None:
+    record_property("cluster", {"part": part, "what": what, "cases": cases, "held": held, **more})
+    assert cases == held > 0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

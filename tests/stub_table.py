@@ -68,17 +68,9 @@ def put_settings(monkeypatch, family, settings):
 
 
 def small_settings():
-    wave = pd.Wavefront.Knobs(exit_threshold=EVERY_STEP, momentum=0.0)
-    return (
-        Setting("autoregressive", pd.Static(recurrence=2)),
-        Setting(
-            "autoregressive",
-            pd.Static(recurrence=4),
-            baseline=True,
-        ),
-        Setting(
-            "wavefront",
-            pd.Wavefront(inner_recurrence=4, window=1),
-            wave,
-        ),
+    few, base = (
+        Setting("autoregressive", pd.Static(recurrence=r), baseline=baseline)
+        for r, baseline in ((2, False), (4, True))
     )
+    knobs = pd.Wavefront.Knobs(exit_threshold=EVERY_STEP, momentum=0.0)
+    return few, base, Setting("wavefront", pd.Wavefront(inner_recurrence=4, window=1), knobs)

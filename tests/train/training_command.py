@@ -141,11 +141,6 @@ def wait_for(process: subprocess.Popen, ready: Callable[[], bool]) -> bool:
     return True
 
 
-def count(record_property, what: str, cases: int, held: int, **more: Any) -> None:
-    record_property("cluster", {"part": "loop", "what": what, "cases": cases, "held": held, **more})
-    assert cases == held > 0
-
-
 def end_of(folder: Path) -> TrainState:
     """The state of the newest checkpoint of a run on several devices, on one."""
     optimizer = adamw(1e-2, STEPS, warmup=3, cooldown=4)
