@@ -30,9 +30,6 @@ STUB = StubDenoiser(block=4, sharpness=6.0)
 SPEC = TokenSpec(mask=STUB.mask, alignment="own", pad=9)
 
 
-# Who is revealed when: a plain simulation
-
-
 def confidences(stub: StubDenoiser, masked: int) -> list[float]:
     """c of the masked positions of a block, the first of which follows a revealed one: by their distance from it."""
     best = [math.exp(stub.sharpness / (1 + distance)) for distance in range(1, masked + 1)]

@@ -19,9 +19,6 @@ REPEATING = StubCausal(weights=(0, 0, 1, 0), slope=0, constant=0)  # the text ha
 LONG = 32
 
 
-# Every step is that of plain Python
-
-
 def state_and_commits(state, info):
     """Records the next call's state and how many tokens this one committed."""
     return state, info.committed

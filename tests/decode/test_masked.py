@@ -275,9 +275,6 @@ def canvas_of(state, info):
     return state.rows.tokens
 
 
-# Orders by score
-
-
 @pytest.mark.parametrize(
     ("order", "options", "score"),
     [
@@ -336,9 +333,6 @@ def test_what_is_drawn_at_a_position_does_not_depend_on_the_chunk():
         for chunk, bounded in ((1, False), (64, False), (5, True))
     ]
     assert all(result == results[0] for result in results[1:])
-
-
-# The output matrix
 
 
 READ: list[int] = []

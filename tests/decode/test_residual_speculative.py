@@ -73,9 +73,6 @@ def assert_same(result: Any, wanted: Any) -> None:
     np.testing.assert_allclose(result.log_probs, wanted.log_probs, atol=1e-5)
 
 
-# The base decoder's text
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("rule", ["quotas", "dynamic", slow("static"), slow("threshold")])
@@ -142,9 +139,6 @@ def test_stop_tokens_and_holes():
             assert result.network_calls.sum() < wanted.network_calls.sum()
 
 
-# Calls
-
-
 CASES = [
     ("right", {"candidates": 3}),
     ("right", {"candidates": 3, "ride": False}),
@@ -188,9 +182,6 @@ def test_adaptive_drafts():
     assert zero.network_calls.tolist() == wanted.network_calls.tolist(), "its next one is a position further"
 
 
-# A transformer
-
-
 PROMPTS_OF_8 = tuple(tuple(int(t) for t in np.random.default_rng(i).integers(0, 30, 3 + i)) for i in range(8))
 
 
@@ -229,9 +220,6 @@ def test_a_transformer_repeats_its_base(rule, temperature, alignment):
             }
 
 
-# What the machine sees
-
-
 @pytest.mark.slow
 def test_infos_and_drafts():
     """What is verified in a call is what the state before it showed as drafts."""
@@ -262,9 +250,6 @@ def drafts_and_info(decoder):
         return decoder.drafts(state), state.rows.length, info
 
     return record
-
-
-# Another rule, another length
 
 
 @pytest.mark.slow

@@ -178,9 +178,6 @@ def test_cold_gates_and_tokens_are_hard():
     assert np.abs(warm.hidden[hard.reads] - hard.hidden[hard.reads]).max() > 0.1
 
 
-# Thresholds by step
-
-
 def test_each_step_has_its_threshold():
     """The last one holds for all later steps; a schedule of one value is that value."""
     knobs = rules.DenoisingKnobs(threshold=np.array([0.9, 0.5, 0.1], np.float32))

@@ -43,9 +43,6 @@ class Revealed:
     where: Bool[Array, "B W"]
 
 
-# An any-order revealer
-
-
 @dataclasses.dataclass(frozen=True)
 class AnyOrder(DecoderBase):
     """Reads the whole canvas in every call and reveals its surest positions, at least one of each row."""
@@ -73,9 +70,6 @@ class AnyOrder(DecoderBase):
         where = reveal.threshold(scores, open_, knobs.threshold)
         state = state.reveal(tokens, where, start, self.scores(logits, tokens))
         return state, Revealed(start, scores, where)
-
-
-# A decoder that sees its cache through a mask
 
 
 @jax.tree_util.register_dataclass

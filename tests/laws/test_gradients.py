@@ -246,9 +246,6 @@ def test_a_committed_position_has_left_once(gate):
             assert stayed[row, done].sum() < 0.95 * steps[row, done].sum()
 
 
-# Schedules
-
-
 def test_a_schedule_of_one_value_is_that_value():
     schedules = tuple((name, (value,) * 3) for name, value in LIVELY.items())
     check_same_tokens(traced(decode.Wavefront, (), schedules), traced(decode.Wavefront))

@@ -53,6 +53,14 @@ def lowers(function, *arguments) -> None:
     assert len(exported.mlir_module_serialized) > 0
 
 
+def run_of(decoder):
+    return jax.jit(
+        lambda params, request, knobs: drive.compiled_run(
+            decoder, params, request, knobs, np.int32(drive.UNBOUNDED)
+        )
+    )
+
+
 def shapes_of(dtype: str):
     return parameter_shapes(tiny_network(dtype=dtype, param_dtype=dtype).config)
 
@@ -78,11 +86,7 @@ def test_decoder(name):
             decoder = dataclasses.replace(decoder, head=tiny_head(**HALF))
             params["head"] = parameter_shapes(decoder.head.config)
 
-    @jax.jit
-    def run(params, request, knobs):
-        return drive.compiled_run(decoder, params, request, knobs, np.int32(drive.UNBOUNDED))
-
-    lowers(run, params, tiny_request(4), decoder.knobs(row.values()))
+    lowers(run_of(decoder), params, tiny_request(4), decoder.knobs(row.values()))
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -129,11 +133,7 @@ def test_only_a_program_for_a_cpu_feeds_a_row_twice(platform):
     decoder, request = decode.AutoRegressive(network, SIZE), tiny_request(4, prompts=[[3, 1, 4]])
     params = jax.eval_shape(decoder.prepare, parameter_shapes(network.config))
 
-    @jax.jit
-    def run(params, request, knobs):
-        return drive.compiled_run(decoder, params, request, knobs, np.int32(drive.UNBOUNDED))
-
-    program = export.export(run, platforms=(platform,))(params, request, decoder.knobs(None))
+    program = export.export(run_of(decoder), platforms=(platform,))(params, request, decoder.knobs(None))
     products = re.findall(r"dot_general .*: \(tensor<(\d+)x16xbf16>", program.mlir_module())
     assert {"1", "2"} & set(products) == ({"2"} if platform == "cpu" else {"1"})
 

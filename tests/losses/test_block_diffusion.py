@@ -46,9 +46,6 @@ def graded(batch, rules=BlockRules()):  # noqa: B008
     return loss, metrics, grads
 
 
-# Where samples and blocks lie
-
-
 def test_samples_and_blocks_of_packed_rows():
     layout = jax.tree.map(np.asarray, layout_of(jnp.asarray(POSITIONS), BLOCK))
     np.testing.assert_array_equal(layout.samples, SAMPLES)
@@ -61,9 +58,6 @@ def test_samples_and_blocks_of_packed_rows():
     assert rows.samples.tolist() == [[0, 0, 0, 0], [0, 1, 1, 2]]
     empty = layout_of(jnp.zeros((1, 3), int), 2)
     assert empty.samples.tolist() == [[0, 0, 0]] and empty.positions.tolist() == [[0, 1, 2]]
-
-
-# The loss
 
 
 def test_rows_of_one_batch_have_blocks_of_several_lengths():

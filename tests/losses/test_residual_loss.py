@@ -208,9 +208,6 @@ def test_nothing_flows_into_the_backbone():
     assert not any(jnp.any(leaf) for leaf in jax.tree.leaves(gradient(backbone_params())))
 
 
-# Reveals
-
-
 def test_reveals_of_rows_and_steps_differ():
     steps, _ = unrolled()
     hidden = RECORDED["hidden"]
@@ -256,9 +253,6 @@ def test_a_step_without_masked_positions_is_none():
     same = graded(one, rules=ResidualRules(1))[0]
     assert metrics["judged"] == pytest.approx(1 / BATCH["labelled"].sum())
     assert np.isfinite(loss) and loss > 0 and same > 0
-
-
-# Other choices
 
 
 @pytest.mark.parametrize("direct", [False, True])

@@ -83,8 +83,6 @@ def test_what_is_revealed_has_the_teachers_law():
         assert np.abs(found - want[place]).max() < 0.02
 
 
-# Divergences
-
 RNG = np.random.default_rng(0)
 STUDENT, TEACHER = RNG.normal(scale=2, size=(2, 4, 3, 9)).astype(np.float32)
 MASK = 5
@@ -130,9 +128,6 @@ def test_a_token_that_the_teacher_rules_out_costs_much_and_not_infinitely_much()
     value, slope = jax.value_and_grad(divergence)(*apart, MASK, DistillationRules(divergence="chi_square"))
     np.testing.assert_allclose(value, np.exp(60), rtol=1e-3)
     assert np.isfinite(slope).all()
-
-
-# The loss
 
 
 @functools.cache

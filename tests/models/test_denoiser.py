@@ -35,9 +35,6 @@ def plain():
     return call(NETWORK, PARAMS, TOKENS)[0]
 
 
-# What it reads, raw and prepared
-
-
 def test_an_untrained_denoiser_knows_nothing():
     config = dataclasses.replace(BASE, width=64, vocab_size=256)
     params = init_params(config, jax.random.key(1))
@@ -95,9 +92,6 @@ def test_a_denoiser_keeps_no_cache():
     with pytest.raises(ValueError, match="prefix must be None"):
         NETWORK.forward(PARAMS, TOKENS, positions_of(TOKENS), Prefix(None, None))
     assert jax.eval_shape(NETWORK.forward, PARAMS, TOKENS, positions_of(TOKENS)).kv is None
-
-
-# Training
 
 
 def test_dropped_numbers_are_made_up_for():

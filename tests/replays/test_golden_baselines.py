@@ -170,9 +170,6 @@ def test_lookahead(name):
     check_result(decoder.finish(state), trace, want)
 
 
-# Both, with settings and draws of their own
-
-
 @pytest.mark.parametrize(
     ("part", "decoder"),
     [

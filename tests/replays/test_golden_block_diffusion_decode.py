@@ -241,9 +241,6 @@ def test_unequal_prompts_in_one_batch():
     assert result.network_calls.tolist() == [len(case["block"]) for case in group]
 
 
-# Truncation
-
-
 def filters() -> dict[str, decode.SamplingKnobs]:
     """Knobs of each recorded truncation, read from its name."""
     found = {}

@@ -245,9 +245,6 @@ def test_gradients(name):
     assert_gradients(exported(mrp, network.config, grads), case, GRADIENT)
 
 
-# How large residuals are
-
-
 def test_sizes_of_residuals():
     want, (network, params, _) = arrays("residual"), model()
     hidden = read_states(network, params, arrays("decode")["prompt.p_aligned"], want["states"])

@@ -179,9 +179,6 @@ def test_fusions_repeat_the_texts(name):
     assert case["mrp_forwards"] <= result.counts["head_calls"][0] <= case["mrp_forwards"] + prompts + stores
 
 
-# Speculation
-
-
 def rounds_of(records: Any, block: int) -> list[dict[str, np.ndarray]]:
     """The rounds of the fresh variant: each begins where a call ended, and the next call verifies what it drafts."""
     _, _, where, drafted, info = records
@@ -303,9 +300,6 @@ def test_judging_positions_is_lossy():
         different += int(np.sum(np.asarray(result.tokens)[0, start:whole] != found(name, "tokens")[start:]))
         total += whole - start
     assert different > total / 10
-
-
-# Veto
 
 
 @pytest.mark.parametrize("name", [*named("remask"), *named("remask_conf")])

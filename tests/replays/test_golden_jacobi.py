@@ -35,9 +35,6 @@ def test_folder_holds_recorded_arrays():
         assert models(kind), f"{FOLDER} has no file NAME_{kind}.npz"
 
 
-# Forward
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def forward(network: TransformerNetwork, params, tokens, positions, window_mask):
     """Logits, keys and values of a window, and what each block and the final norm put out."""
@@ -94,9 +91,6 @@ def test_custom_positions_and_mask(name):
     assert_close(logits[0], want["custom_logits"], TOLERANCES.get(name, TOLERANCE))
 
 
-# Cache
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def feed(network: TransformerNetwork, params, cache, tokens, at):
     """A window after `at` cached positions; it is stored at once."""
@@ -137,9 +131,6 @@ def test_fed_after_dropping_entries(name):
     assert_close(logits, want["retrim_logits"], TOLERANCES.get(name, TOLERANCE))
 
 
-# Rotation
-
-
 def rotations() -> list[tuple[str, str]]:
     """Each model with the names of its recorded cosines and sines."""
     return [(n, a) for n in models("logits") for a in arrays(n, "logits") if a.startswith("rope_")]
@@ -156,9 +147,6 @@ def test_rotation(name, array):
     else:
         got = np.tile(cos if "cos" in array else sin, 2)
     assert_close(got, arrays(name, "logits")[array], ANGLES)
-
-
-# Greedy decoding
 
 
 @pytest.mark.parametrize("name", models("greedy"))

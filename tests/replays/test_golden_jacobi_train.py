@@ -139,9 +139,6 @@ def test_folder_holds_recorded_arrays():
         assert models(kind), f"{FOLDER} has no file NAME_{kind}.npz"
 
 
-# Data
-
-
 @pytest.mark.parametrize(("name", "tag"), cases("train"))
 def test_selection_and_packing(name, tag):
     case, rng = case_of(name, tag), np.random.default_rng(0)
@@ -203,9 +200,6 @@ def test_masks_and_pairs(name, tag, sub):
     assert not pairs.keep[0][~all_offsets].any()
 
 
-# Forward
-
-
 @pytest.mark.parametrize(("name", "tag", "sub"), cases("train", "logits"))
 def test_logits(name, tag, sub):
     network, params, _ = model(name)
@@ -214,9 +208,6 @@ def test_logits(name, tag, sub):
     mask = mask_of(case.prompt, case.pairs, case.block, rules.window_of(case.pairs))
     packed, *_ = read(network, params, ids, positions, None, mask)
     assert_close(packed[0], case[f"{sub}/logits"], LOGITS.get(name, LOGITS_OTHERWISE))
-
-
-# Losses and gradients
 
 
 @functools.cache

@@ -34,9 +34,6 @@ def recorded() -> list[tuple[str, str]]:
     return [(f, name) for f in TRAJECTORIES for name in PROGRAMS if f"{name}_final" in arrays(f)]
 
 
-# A draw
-
-
 def test_categorical_draws():
     """Ties, zeros and negative weights, uniforms from 0 to the largest float below 1."""
     want = arrays("categorical")
@@ -49,9 +46,6 @@ def test_categorical_draws():
         np.testing.assert_array_equal(race(wide["probs"], wide["u"])[0], want["index_float64"])
         denominator = 1e-10 - jnp.log(wide["u"][0] + 1e-10)
         np.testing.assert_allclose(denominator, want["denom_float64"], rtol=1e-12)
-
-
-# A step
 
 
 @functools.cache
@@ -106,9 +100,6 @@ def test_the_final_denoise_is_an_argmax():
     x, *_, mask = steps_of()
     best = jnp.argmax(probabilities(), axis=-1)
     np.testing.assert_array_equal(jnp.where(x == mask, best, x), arrays("steps")["sdtt_final_denoise_x_next"])
-
-
-# Whole texts
 
 
 def state_and_info(state, info):

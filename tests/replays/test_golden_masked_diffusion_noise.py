@@ -43,9 +43,6 @@ def test_every_recorded_array_is_compared():
     assert sorted(read) == sorted([*arrays("schedule"), *arrays("nelbo"), *arrays("ema")])
 
 
-# Schedules and times
-
-
 def rate(schedule: Schedule, t):
     """The derivative of the total noise, `w (exp(sigma) - 1)`."""
     return schedule.weight(t) * jnp.expm1(schedule.sigma(t))
@@ -88,9 +85,6 @@ def test_times(name, times):
     if name.endswith("importance"):
         got = LOGLINEAR.importance(got)
     np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-4)
-
-
-# The loss
 
 
 def batch_of() -> dict:
@@ -165,9 +159,6 @@ def test_gradients():
     order = json.loads((FOLDER / "key_layout.json").read_text())["parameter_order_for_ema"]
     assert order == mdlm.parameter_order(model()[0].config)
     assert_gradients(graded("cont")[2], arrays("nelbo"))
-
-
-# The average
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,6 @@ def test_folder_holds_recorded_runs():
         assert file.is_file(), f"{file} is listed in the manifest, but missing"
 
 
-# Forward
-
-
 @pytest.mark.parametrize("name", names("forward", r"(logits|latent_lnf|head_hidden)_r\d+(_\w+_positions)?"))
 def test_forward(name):
     what, r, positions = re.fullmatch(r"(\w+)_r(\d+)(?:_(\w+)_positions)?", name).groups()
