@@ -17,9 +17,8 @@ import jax
 import numpy as np
 from jax import monitoring
 from loops import PROMPTS, bound, stop_tests  # noqa: F401
-from meshes import mesh_named
 from objectives import OBJECTIVES, difference, fitted
-from slices import weights  # noqa: F401
+from slices import mesh_named, weights  # noqa: F401
 from stubs import (
     tiny_causal,
     tiny_causal_params,
