@@ -82,14 +82,8 @@ def test_kills_of_one_of_two_change_no_bit(tmp_path, whole, record_property):
         curve, end = finished(folder)
         kills += here
         held += here if curve == whole[0] and end["params"] == whole[1]["params"] else 0
-    count(
-        record_property,
-        "processes",
-        "kill -9 of one of two, then the same command",
-        kills,
-        held,
-        in_a_save=saving,
-    )
+    what = "kill -9 of one of two, then the same command"
+    count(record_property, "processes", what, kills, held, in_a_save=saving)
 
 
 @pytest.mark.cluster
