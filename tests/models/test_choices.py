@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from marks import over
 
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.config.bounds import ATTENTIONS, REMATS
@@ -158,9 +159,7 @@ def test_every_backend_lowers(name):
 
 
 @pytest.mark.parametrize("remat", [name for name in REMATS if name != "none"])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name != "causal" else ()) for name in CONFIGS]
-)
+@over(CONFIGS, CONFIGS.keys() - {"causal"})
 def test_what_is_computed_anew_changes_no_gradient(name, remat):
     same(name, remat=remat)
 
