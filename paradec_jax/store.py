@@ -92,6 +92,11 @@ class Model:
         """The network as decoders see it."""
         return network_of(self.config)
 
+    @functools.cached_property
+    def prepared(self) -> Any:
+        """The network's parameters as decoding wants them (`Network.prepare`), laid out once and kept."""
+        return self.network.prepare(self.params)
+
 
 def save(folder: str | os.PathLike[str], model: Model, *, overwrite: bool = False) -> None:
     """Writes a model folder, whole or not at all, one file of weights at a time.
