@@ -1,5 +1,7 @@
 """The command: output, exit codes, one sentence for each user error."""
 
+import io
+
 import pytest
 from stub_table import STUB, put_settings, saved, small_settings
 
@@ -85,6 +87,29 @@ def test_question_and_standard_input(folder, capsys, monkeypatch):
     assert seen == ["Question: Who?\nAnswer:\n", "Who?"]
 
 
+TURNS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+@pytest.mark.parametrize("more", [[], ["--stream"], ["--question"]])
+def test_chat_answers_a_message_or_every_line(tmp_path, capsys, monkeypatch, more):
+    folder = saved(tmp_path / "talker", chat_template=TURNS)
+    usual = ["--model", str(folder), "--max-new-tokens", "3", "--chat", "--system", "Be brief.", *more]
+    model, wave = pd.load(folder), cli.generate._choose("recurrent_depth", None, {})
+    messages, wanted = [{"role": "system", "content": "Be brief."}], []
+    for line in ("Hi", "Why? "):
+        words = cli.generate.PROMPT.format(question=line.strip()) if "--question" in more else line
+        messages += [{"role": "user", "content": words}]
+        out = pd.generate(model, messages, wave.decoder, knobs=wave.knobs, max_new_tokens=3)
+        wanted += out.text
+        messages += [{"role": "assistant", "content": out.text[0]}]
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n\n  \nWhy? \n"))
+    assert cli.main(["generate", *usual]) == 0
+    assert capsys.readouterr().out == "".join(text + "\n" for text in wanted)
+    assert cli.main(["generate", *usual, "Hi"]) == 0
+    assert capsys.readouterr().out == wanted[0] + "\n"
+    assert wanted[0] != wanted[1]
+
+
 def test_options_of_a_decoder_appear_with_it_alone(folder, capsys, monkeypatch):
     chosen = []
 
@@ -148,6 +173,10 @@ def test_user_errors_are_one_sentence_and_exit_code_1(folder, capsys, tmp_path):
             "lookahead does not suit a model of family recurrent_depth",
         ),
         (generate_arguments(folder, "--stream", "--samples", "2"), "--stream shows one continuation"),
+        (generate_arguments(folder, "--chat"), "no chat template"),
+        (generate_arguments(folder, "--chat", "--gaps"), "give one of them"),
+        (generate_arguments(folder, "--system", "x"), "--system begins a conversation"),
+        (["generate", "--chat", "--samples", "2"], "goes on from one answer"),
         (generate_arguments(folder, "--window", "0", decoder="wavefront"), "window must be at least 1"),
         (generate_arguments(folder, "--max-new-tokens", "9999"), "more than the 256 positions"),
     ]
