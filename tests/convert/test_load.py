@@ -28,8 +28,8 @@ import paradec_jax as pd
 from paradec_jax.cli import main
 assert "paradec_jax.convert" not in sys.modules
 assert main(["export", "tiny-causal", out]) == 0
-found = pd.generate(pd.load(out), ["Question: Ana has 3 boxes"], max_new_tokens=8).text
-assert found == pd.generate(pd.load("tiny-causal"), ["Question: Ana has 3 boxes"], max_new_tokens=8).text
+found = pd.generate(pd.load(out), ["Question: Ana"], pd.AutoRegressive(), max_new_tokens=8).text
+assert found == pd.generate(pd.load("tiny-causal"), ["Question: Ana"], pd.AutoRegressive(), max_new_tokens=8).text
 print(pd.__file__, sys.modules["paradec_jax.convert.engine"].__file__, sep="\\n")
 """
 
