@@ -346,55 +346,33 @@ def test_biases_of_the_output_projection_that_are_zero_are_none(tmp_path):
     assert imported(source).params["layer_0"]["attention"]["out_bias"][3] == 0.5
 
 
-BANDS = {"low_freq_factor": 1, "high_freq_factor": 4.0}
-YARN = {"rope_type": "yarn", "factor": 4.0}
-
-
-@pytest.mark.parametrize(
-    ("rope", "first", "want", "longest"),
-    [
-        ({"type": "linear", "factor": 4}, 32, {"factor": 4.0}, 128),
-        ({"rope_type": "dynamic", "factor": 1.5, "original_max_position_embeddings": 8}, 32, {}, 48),
-        (
-            {"rope_type": "llama3", "factor": 8.0, **BANDS, "original_max_position_embeddings": 16},
-            99,
-            BANDS,
-            99,
-        ),
-        (YARN, 32, {"attention_factor": None, "beta_slow": None}, 128),
-        ({**YARN, "original_max_position_embeddings": 16, "finetuned": True}, 64, {"original": 16}, 64),
-        ({**YARN, "factor": None, "original_max_position_embeddings": 16}, 64, {"factor": 4.0}, 64),
-        ({**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}, 32, {"attention_factor": 1.0}, 128),
-        ({**YARN, "mscale": 0.7}, 32, {"attention_factor": None}, 128),
-        (
-            {**YARN, "attention_factor": 1.2, "mscale": 2, "mscale_all_dim": 1},
-            32,
-            {"attention_factor": 1.2},
-            128,
-        ),
-        ({**YARN, "beta_slow": 1.0, "truncate": False}, 32, {"beta_slow": 1.0, "truncate": False}, 128),
-    ],
-)
-@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
-def test_scaled_positions(name, rope, first, want, longest):
-    fields = qwen2.format_config(make_model("llama").config, "llama") | {"max_position_embeddings": first}
-    config = qwen2.parse_config(fields | {name: rope}, CausalConfig)
-    found = dataclasses.asdict(config.rope_scaling)
-    assert config.max_length == longest and {key: found[key] for key in want} == want
-    assert qwen2.parse_config(qwen2.format_config(config, "llama"), CausalConfig) == config
+YARN = {"type": "yarn", "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4.0}
+ORIGINAL = "original_max_position_embeddings"
+SLIDING = {"use_sliding_window": True, "sliding_window": 8}
+ALTERNATING = ["sliding_attention", "full_attention"] * 2
 
 
 @pytest.mark.parametrize(
     ("fields", "want"),
     [
-        ({"max_window_layers": 0}, (True,)),
-        ({"max_window_layers": 1}, (False, True, True, True)),
-        ({"layer_types": ["sliding_attention", "full_attention"] * 2}, (True, False)),
+        ({"rope_scaling": {"type": "linear", "factor": 4}}, {"factor": 4.0, "max_length": 512}),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 1.5, ORIGINAL: 8}}, {"max_length": 192}),
+        ({"rope_parameters": LLAMA3, ORIGINAL: 16}, {"original": 16, "low_freq_factor": 1.0}),
+        ({"rope_scaling": YARN}, {"original": 128, "max_length": 512, "attention_factor": None}),
+        ({"rope_scaling": {**YARN, ORIGINAL: 16, "finetuned": True}}, {"original": 16, "max_length": 128}),
+        ({"rope_parameters": {"rope_type": "yarn", ORIGINAL: 16}}, {"factor": 8.0}),
+        ({"rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}}, {"attention_factor": 1.0}),
+        ({"rope_scaling": {**YARN, "mscale": 0.7}}, {"attention_factor": None, "truncate": None}),
+        ({"rope_scaling": {**YARN, "attention_factor": 2, "truncate": False}}, {"attention_factor": 2.0}),
+        ({**SLIDING, "max_window_layers": 0}, {"sliding_window": 8, "sliding_layers": (True,)}),
+        ({**SLIDING, "max_window_layers": 1}, {"sliding_layers": (False, True, True, True)}),
+        ({**SLIDING, "layer_types": ALTERNATING}, {"sliding_layers": (True, False)}),
     ],
 )
-def test_sliding_windows(fields, want):
+def test_fields_of_long_texts(fields, want):
     plain = qwen2.format_config(make_model("qwen2", layers=4).config, "qwen2")
-    config = qwen2.parse_config(
-        {**plain, "use_sliding_window": True, "sliding_window": 8, **fields}, CausalConfig
-    )
-    assert (config.sliding_window, config.sliding_layers) == (8, want)
+    config = qwen2.parse_config(plain | fields, CausalConfig)
+    assert qwen2.parse_config(qwen2.format_config(config, "qwen2"), CausalConfig) == config
+    found = config.to_dict() | (config.to_dict()["rope_scaling"] or {})
+    assert {name: found[name] for name in want} == want
