@@ -44,14 +44,12 @@ CHANNELS = ("rope.dimension_count", "attention.value_length")  # must be those o
 EMBEDDING, HEAD, FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 
 # Tokenizers: `tokenizer.ggml.pre`, and how a text is split before bytes are merged.
-SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
+SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
+SPLIT += r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3 = "llama-bpe"  # where what is a token is not merged, and texts have a beginning
 DIGITS = {LLAMA3: "{1,3}", "qwen2": "", "deepseek-r1-qwen": ""}  # that stay together
 PLAIN = ("gpt-2", "default", "smollm")  # split by GPT-2's rule
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)  # kinds of tokens
+NORMAL, UNKNOWN, _, USER_DEFINED, UNUSED = range(1, 6)  # kinds of tokens; control ones are between
 NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # in templates, and in the metadata
 
 
@@ -65,9 +63,7 @@ def read(path: Path, dtype: str | None = None) -> Iterator[Model]:
     except ConvertError as error:
         raise ConvertError(str(error).replace("config.json", f"the metadata of {path}")) from error
     except Exception as error:  # what is damaged raises errors of many kinds
-        raise ConvertError(
-            f"{path} is missing, damaged or of an unknown type: {one_sentence(error, 99)}"
-        ) from error
+        raise ConvertError(f"{path} is missing, damaged or unknown: {one_sentence(error, 99)}") from error
     yield model
 
 
@@ -101,8 +97,8 @@ def _read(path: Path, dtype: str | None) -> Model:
     for tensor in (tensor for name, tensor in stored.items() if name != FACTORS):
         name = official.get(tensor.name, tensor.name)
         heads = next((heads for part, heads in turned.items() if f".{part}." in name), None)
-        shape = tuple(int(length) for length in reversed(tensor.shape))
-        tensors[name] = Lazy(shape, "float32", functools.partial(numbers, tensor, heads))
+        shape, read = tuple(tensor.shape[::-1].tolist()), functools.partial(numbers, tensor, heads)
+        tensors[name] = Lazy(shape, "float32", read)
     params, config = qwen2.read_params(Source(path, tensors), fields, config, dtype)
     spec, special = _special(values, config.vocab_size)
     if (template := values.get("tokenizer.chat_template")) is not None:
@@ -114,10 +110,9 @@ def _read(path: Path, dtype: str | None) -> Model:
 
 def config_fields(values: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of config.json that stand for the metadata and the tensors. Raises ConvertError where none does."""
-    kind, files = values.get("general.architecture"), values.get("split.count", 1)
-    if kind not in qwen2.MODEL_TYPES or files > 1:
-        known = ", ".join(qwen2.MODEL_TYPES)
-        raise ConvertError(f"general.architecture must be of {known}, in one file; not {kind!r} in {files}")
+    kind, known = values.get("general.architecture"), ", ".join(qwen2.MODEL_TYPES)
+    if kind not in qwen2.MODEL_TYPES:
+        raise ConvertError(f"general.architecture in config.json must be one of {known}, not {kind!r}")
     own = {key.removeprefix(f"{kind}."): value for key, value in values.items() if key.startswith(f"{kind}.")}
     scaling = {field: own.pop(f"rope.scaling.{key}", None) for field, key in SCALING.items()}
     fields = {field: own.get(key) for field, key in FIELDS.items()}
@@ -172,10 +167,8 @@ def _tokenizer(values: Mapping[str, Any], path: Path) -> Tokenizer | None:
         split.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre in PLAIN))
         backend.pre_tokenizer, backend.decoder = pre_tokenizers.Sequence(split), decoders.ByteLevel()
         backend.normalizer = normalizers.NFC() if pre == "qwen2" else None
-    marked = ((text, kinds[i]) for text, i in ids.items() if kinds[i] in (UNKNOWN, CONTROL, USER_DEFINED))
-    backend.add_tokens(
-        [AddedToken(text, normalized=False, special=kind != USER_DEFINED) for text, kind in marked]
-    )
+    added = {text: kinds[i] != USER_DEFINED for text, i in ids.items() if UNKNOWN <= kinds[i] <= USER_DEFINED}
+    backend.add_tokens([AddedToken(text, normalized=False, special=added[text]) for text in added])
     return Tokenizer(backend, str(path))
 
 

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from paradec_jax.config import BlockDiffusionConfig, TokenSpec
 from paradec_jax.disk.tensors import Lazy
@@ -20,22 +20,11 @@ from .fields import parse_fields
 from .weights import opened
 
 FAMILY = "block_diffusion"
-
-
-class Release(NamedTuple):
-    """A model type: whose layout it has, its field of the block length, and what holds where no field says it."""
-
-    layout: str
-    block_field: str
-    block: int
-    mask: int
-    alignment: str = "own"
-
-
-RELEASES = {
-    "sdar": Release("sdar", "block_size", 4, 151_669),
-    "a2d-qwen3": Release("qwen3", "block_size", 32, 151_669),
-    "Fast_dLLM_Qwen": Release("qwen2", "bd_size", 32, 151_665, "next"),
+# By model type: whose layout, the field of the block length; block length, mask and alignment where none says them.
+RELEASES: dict[str, tuple[str, str, int, int, str]] = {
+    "sdar": ("sdar", "block_size", 4, 151_669, "own"),
+    "a2d-qwen3": ("qwen3", "block_size", 32, 151_669, "own"),
+    "Fast_dLLM_Qwen": ("qwen2", "bd_size", 32, 151_665, "next"),
 }
 SDAR, A2D, FAST = MODEL_TYPES = tuple(RELEASES)
 ALIGNMENT = "alignment"  # a field of our own, written where it is not that of the model type
@@ -60,7 +49,7 @@ def read(
       mask: id of the mask token; that of config.json by default, or else of `RELEASES`.
       alignment: which token logits are about, "own" or "next"; by default as the block length.
     """
-    layout = {"model_type": RELEASES[fields["model_type"]].layout}
+    layout = {"model_type": RELEASES[fields["model_type"]][0]}
     if fields["model_type"] == A2D and block is None:
         note(f"{folder} is read as trained on blocks (bd3lm); config.json would say the same of a mdlm model")
     config = parse_config(fields, block)
@@ -76,14 +65,14 @@ def write(folder: Path, model: Model) -> None:
     """Writes the weights and the JSON files of a Hugging Face folder, without those of the tokenizer."""
     config, alignment = cast(BlockDiffusionConfig, model.config), model.token_spec.alignment
     kind = SDAR if config.qk_norm else FAST
-    release = RELEASES[kind]
+    layout, of_block, _, _, usual = RELEASES[kind]
     if model.token_spec.mask is None or (kind == FAST and (not config.qkv_bias or model.head is not None)):
         raise ConvertError(
             f"only a model with norms of queries and keys and with a mask has the {SDAR} layout, or without a head, "
             f"with biases in place of norms, that of {FAST}"
         )
-    more: dict[str, Any] = {release.block_field: config.block}
-    if alignment != release.alignment:
+    more: dict[str, Any] = {of_block: config.block}
+    if alignment != usual:
         more[ALIGNMENT] = alignment
     if kind == FAST:
         more |= {"model_type": FAST, "architectures": [f"{FAST}ForCausalLM"]}
@@ -93,7 +82,7 @@ def write(folder: Path, model: Model) -> None:
     if model.head is not None:
         further, of_head = mrp.export(model.head, config)
         more |= of_head
-    qwen2.write_layout(folder, model, release.layout, more, further)
+    qwen2.write_layout(folder, model, layout, more, further)
 
 
 def parse_config(fields: Mapping[str, Any], block: int | None = None) -> BlockDiffusionConfig:
@@ -102,15 +91,15 @@ def parse_config(fields: Mapping[str, Any], block: int | None = None) -> BlockDi
     Raises:
       ConvertError: as `qwen2.parse_config`, and for a block length that cannot be.
     """
-    release = RELEASES[fields["model_type"]]
-    named = parse_fields(fields, {"block": ((release.block_field,), int, release.block)})
+    layout, of_block, usual, _, _ = RELEASES[fields["model_type"]]
+    named = parse_fields(fields, {"block": ((of_block,), int, usual)})
     more: dict[str, Any] = named if block is None else {"block": block}
     lengths = fields.get(LENGTHS)
     if lengths is not None:
         if not isinstance(lengths, list) or not all(type(length) is int for length in lengths):
             raise ConvertError(f"field {LENGTHS} of config.json must hold whole numbers, not {lengths!r}")
         more["blocks"] = tuple(lengths)
-    return qwen2.parse_config({**fields, "model_type": release.layout}, BlockDiffusionConfig, **more)
+    return qwen2.parse_config({**fields, "model_type": layout}, BlockDiffusionConfig, **more)
 
 
 def parse_tokens(
@@ -127,13 +116,13 @@ def parse_tokens(
       ConvertError: as `qwen2.parse_tokens`, and for a mask or an alignment that cannot be.
     """
     found = qwen2.parse_tokens(folder, fields, vocab_size, words)
-    release = RELEASES[fields["model_type"]]
-    mask = next(token for token in (mask, found.mask, release.mask) if token is not None)
+    *_, usual_mask, usual_alignment = RELEASES[fields["model_type"]]
+    mask = next(token for token in (mask, found.mask, usual_mask) if token is not None)
     if not 0 <= mask < vocab_size:
         raise ConvertError(
             f"the mask token must be an id of the vocabulary of {vocab_size}, not {mask}: name it with --mask"
         )
-    alignment = fields.get(ALIGNMENT, release.alignment) if alignment is None else alignment
+    alignment = fields.get(ALIGNMENT, usual_alignment) if alignment is None else alignment
     if alignment not in ("own", "next"):
         raise ConvertError(f"field {ALIGNMENT} of config.json must be 'own' or 'next', not {alignment!r}")
     return dataclasses.replace(found, mask=mask, alignment=alignment)

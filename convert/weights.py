@@ -45,7 +45,7 @@ def opened(folder: Path, rename: Rename = plain_name, prefix: str = "") -> Itera
     """
     files = _files(folder)
     tensors: dict[str, Lazy] = {}
-    others: dict[str, str] = {}  # names that are not the layout's, and what they are read as
+    other = None  # a name that is not the layout's
     with contextlib.ExitStack() as archives:
         for path, promised in files.items():
             if path.suffix == ".safetensors":
@@ -61,10 +61,9 @@ def opened(folder: Path, rename: Rename = plain_name, prefix: str = "") -> Itera
                     raise ConvertError(f"tensor {plain} occurs twice in {folder}")
                 tensors[plain] = tensor
                 if name not in (plain, prefix + plain):
-                    others[name] = plain
-        if others:
-            name, plain = next(iter(others.items()))
-            note(f"{folder}: prefixes of names that carry nothing are passed over; {name} is read as {plain}")
+                    other = name
+        if other is not None:
+            note(f"{folder}: prefixes that carry nothing are passed over; {other} is read as {rename(other)}")
         yield Source(folder, tensors)
 
 

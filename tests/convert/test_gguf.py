@@ -111,14 +111,13 @@ def test_rotary_positions_that_are_scaled():
 
 
 REFUSED = [
-    ({"general.architecture": "bert"}, "must be of qwen2, qwen3, llama, in one file; not 'bert' in 1"),
-    ({"split.count": 2}, "in one file; not 'llama' in 2"),
+    ({"general.architecture": "bert"}, "must be one of qwen2, qwen3, llama, not 'bert'"),
     ({"llama.expert_count": 8}, r"llama\.expert_count = 8 in the metadata of .*gguf is not supported"),
     ({"llama.rope.dimension_count": 2}, r"llama\.rope\.dimension_count = 2 in the metadata"),
     ({"llama.attention.sliding_window": 4}, r"llama\.attention\.sliding_window = 4"),
     ({"llama.block_count": 10**9}, "asks for 1000000000 layers, but"),
     ({"llama.block_count": 1}, r"tensor blk\.1\.\S+ in .* is unknown: the metadata of"),
-    ({"llama.rope.scaling.type": "longrope"}, "rope_scaling of the metadata of"),
+    ({"llama.rope.scaling.type": "longrope"}, "longrope"),
     ({"tokenizer.ggml.eos_token_id": 32}, "eos_token_id of the metadata .* holds 32"),
     ({"tokenizer.chat_template": "{% for"}, "template"),
 ]
