@@ -11,6 +11,7 @@ What a position sees is the network's affair, by its config: the positions befor
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar
 
@@ -25,9 +26,11 @@ from paradec_jax.nn.blocks import PreNormBlock, parameter, rms_norm, truncated_n
 from paradec_jax.nn.cache import Layers
 from paradec_jax.nn.products import dense
 from paradec_jax.nn.remat import rematerialised
-from paradec_jax.nn.scan import in_turn, reading, scanned
+from paradec_jax.nn.scan import in_turn, reading, scanned, traced_once
 from paradec_jax.nn.visibility import Seen, View, whole_text
 from paradec_jax.sharding import axes
+
+DEEP = 16  # layers from which on decoding traces one of them alone
 
 
 class Transformer(nn.Module):
@@ -69,11 +72,13 @@ class Transformer(nn.Module):
         vectors = self.embedding[tokens] if tokens.ndim == 2 else tokens
         x = vectors.astype(jnp.dtype(c.dtype))
         # A decoding loop would copy its caches to stack them in every step; whoever has one prepares parameters.
-        if c.scan_layers and not self.is_initializing() and (cache is None or not self.prepared):
-            layers = [self.variables["params"][f"layer_{i}"] for i in range(c.layers)]
-            x, kv = scanned(reading(view), x, self.block(c, parent=None), layers, c.dtype, cache)
-        else:
+        scan = c.scan_layers and (cache is None or not self.prepared)
+        if self.is_initializing() or not (scan or (self.prepared and c.layers >= DEEP)):
             x, kv = in_turn(reading(view), x, self.layer, cache)
+        else:
+            layers = [self.variables["params"][f"layer_{i}"] for i in range(c.layers)]
+            through = functools.partial(scanned, dtype=c.dtype) if scan else traced_once
+            x, kv = through(reading(view), x, self.block(c, parent=None), layers, own=cache)
         return rms_norm(x, self.final_norm, c.norm_eps), kv
 
     def logits(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
