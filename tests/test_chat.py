@@ -1,6 +1,5 @@
 """Chat templates: what those of releases need, one clear error for each failure, and a sandbox that holds."""
 
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -220,32 +219,25 @@ class TestAnswers:
     def test_a_conversation_is_the_template_s_text_to_the_token(self, begin):
         model, decoder = speaker(begin + TURNS, "ab ba")
         task = continuation_task(model, [USER], decoder, max_new_tokens=8)
-        text = begin.replace("{{ bos_token }}", "<s>") + "user: Two and two?<|im_end|>\nassistant: "
+        out, text = (
+            task.run(),
+            begin.replace("{{ bos_token }}", "<s>") + "user: Two and two?<|im_end|>\nassistant: ",
+        )
         assert task.prompts == [model.tokenizer.encode(text)]
         assert task.prompts[0].count(BOS) == bool(begin)
-        out = task.run()
         assert (out.text, out.reasons, out.tokens[0][-1]) == (["ab ba"], [pd.Reason.STOP], END)
         both = pd.generate(model, [[USER], [USER]], decoder, max_new_tokens=8, stop_strings=["ba"])
         assert both.text == ["ab "] * 2
-        as_text = pd.generate(model, [text], decoder, max_new_tokens=8)
-        assert as_text.reasons == [pd.Reason.BUDGET]
+        assert pd.generate(model, [text], decoder, max_new_tokens=8).reasons == [pd.Reason.BUDGET]
 
     def test_a_growing_conversation_meets_few_sizes(self):
         model, decoder = speaker(TURNS)
-        sizes = []
-        for count in range(1, 9):
-            messages = [USER, {"role": "assistant", "content": "4"}] * count
-            task = continuation_task(model, messages[:-1], decoder, max_new_tokens=1)
-            sizes.append(task.request.tokens.shape[1])
-        assert set(sizes) == {64, 128, 256} and sizes == sorted(sizes)
+        talk = [USER, {"role": "assistant", "content": "4"}] * 7
+        tasks = [continuation_task(model, talk[:n], decoder, max_new_tokens=1) for n in range(1, 14, 2)]
+        assert [task.request.tokens.shape[1] for task in tasks] == [32, 64, 128, 256, 256, 256, 256]
 
-    @pytest.mark.parametrize(
-        ("messages", "message"),
-        [([[]], "at least one message"), ([USER, "x"], "message 1 must"), ([[USER], "x"], "not 'x'")],
-    )
-    def test_errors(self, messages, message):
+    @pytest.mark.parametrize("messages", [[[]], [USER, "x"], [[USER], "x"]])
+    def test_other_things_than_messages(self, messages):
         model, decoder = speaker(TURNS)
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match="message"):
             pd.generate(model, messages, decoder)
-        with pytest.raises(ValueError, match="no chat template"):
-            pd.generate(dataclasses.replace(model, chat_template=None), messages[:1] and [USER], decoder)

@@ -93,21 +93,19 @@ TURNS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 @pytest.mark.parametrize("more", [[], ["--stream"], ["--question"]])
 def test_chat_answers_a_message_or_every_line(tmp_path, capsys, monkeypatch, more):
     folder = saved(tmp_path / "talker", chat_template=TURNS)
-    usual = ["--model", str(folder), "--max-new-tokens", "3", "--chat", "--system", "Be brief.", *more]
+    options = f"--model {folder} --max-new-tokens 3 --chat --system Briefly.".split() + more
     model, wave = pd.load(folder), cli.generate._choose("recurrent_depth", None, {})
-    messages, wanted = [{"role": "system", "content": "Be brief."}], []
+    messages, wanted = [{"role": "system", "content": "Briefly."}], []
     for line in ("Hi", "Why? "):
         words = cli.generate.PROMPT.format(question=line.strip()) if "--question" in more else line
-        messages += [{"role": "user", "content": words}]
-        out = pd.generate(model, messages, wave.decoder, knobs=wave.knobs, max_new_tokens=3)
-        wanted += out.text
-        messages += [{"role": "assistant", "content": out.text[0]}]
-    monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n\n  \nWhy? \n"))
-    assert cli.main(["generate", *usual]) == 0
-    assert capsys.readouterr().out == "".join(text + "\n" for text in wanted)
-    assert cli.main(["generate", *usual, "Hi"]) == 0
-    assert capsys.readouterr().out == wanted[0] + "\n"
+        messages.append({"role": "user", "content": words})
+        wanted += pd.generate(model, messages, wave.decoder, knobs=wave.knobs, max_new_tokens=3).text
+        messages.append({"role": "assistant", "content": wanted[-1]})
     assert wanted[0] != wanted[1]
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n\n  \nWhy? \n"))
+    for last, texts in (([], wanted), (["Hi"], wanted[:1])):
+        assert cli.main(["generate", *options, *last]) == 0
+        assert capsys.readouterr().out == "".join(text + "\n" for text in texts)
 
 
 def test_options_of_a_decoder_appear_with_it_alone(folder, capsys, monkeypatch):
