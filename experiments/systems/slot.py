@@ -4,9 +4,10 @@
     python -m experiments.systems.slot decoders --out slot --minutes 2 --real SmolLM2-135M.gguf
 
 `laws`: on a bundled model of each family parallel decoding of a batch gives the tokens of plain decoding of each
-prompt alone, and those recorded on a CPU. `decoders`: SmolLM2-135M in bfloat16, whole texts less their prompts. Real
-weights are measured. Random ones accept few drafts: seconds of a call are measured, and tokens a second are
-batch x tokens a call / seconds a call, with the tokens a call of the real model at batch 1 on a CPU (`TABLE`).
+prompt alone, and those recorded on a CPU. `decoders`: SmolLM2-135M in bfloat16, seconds of a call, prompts left out.
+With real weights tokens are those it writes. Random ones accept few drafts: tokens a second are then
+batch x tokens a call / seconds a call, with the tokens a call of the real model at batch 1 on a CPU (`TABLE`; one
+where there is no table). `share` is that of the read rate, of decoding one by one.
 """
 
 import argparse
@@ -21,13 +22,16 @@ import jax
 import numpy as np
 
 import paradec_jax as pd
+from experiments.common.ratios import quicker
 from experiments.common.record import write_record
 from experiments.real.settings import SETTINGS, chats
 from experiments.systems import report
 from paradec_jax.config import TokenSpec
-from paradec_jax.decode.machine.rows import POSITIONS
+from paradec_jax.decode.machine.rows import NETWORK_CALLS, POSITIONS
 from paradec_jax.evaluate.cases import Prompts, case_of, prompts_of
+from paradec_jax.evaluate.intervals import ends
 from paradec_jax.evaluate.setting import Setting
+from paradec_jax.timing import Speed, compile_all, measure
 
 BLOCKS, ALONE = pd.BlockDenoising(rule="factor"), {"fuse_store": False, "fuse_prompt": False}
 LAWS = {  # plain decoding, parallel decoding, knobs, digest of the tokens; a masked canvas has no plain decoding
@@ -36,7 +40,7 @@ LAWS = {  # plain decoding, parallel decoding, knobs, digest of the tokens; a ma
     "tiny-sdar": (dataclasses.replace(BLOCKS, **ALONE), BLOCKS, None, ""),
     "tiny-mdlm-distilled": (pd.Masked(), pd.Masked(), pd.Masked.Knobs(steps=16), ""),
 }
-TOKENS, BATCHES = 64, (1, 8, 64)  # new tokens of a text, and prompt tokens of a random one
+TOKENS, BATCHES, PASSES = 64, (1, 8, 64), 3  # new tokens of a text, and prompt tokens of a random one
 TABLE = Path(__file__).parents[1] / "real" / "results" / "smollm2-135m.json"
 
 
@@ -47,7 +51,8 @@ def answers(name: str, parallel: bool) -> list[list[int]]:
     case = case_of(Setting(name, LAWS[name][parallel], knobs), model, prompts.size)
     requests = [prompts.request(rows) for rows in ([range(4)] if parallel else [[0], [1], [2], [3]])]
     with jax.default_matmul_precision("highest"):
-        return [ids for one in decode(case, requests) for ids in one.completions()]
+        done = [pd.run(case.decoder, case.params, one, case.knobs) for one in requests]
+    return [ids for one in done for ids in one.completions()]
 
 
 def laws(out: Path, clock: report.Clock) -> None:
@@ -57,9 +62,9 @@ def laws(out: Path, clock: report.Clock) -> None:
     for name, (*_, recorded) in LAWS.items():
         plain, parallel = (done.get(f"{name} {way}") for way in (0, 1))
         digest = hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:16]
-        found = {"equal": plain is not None and plain == parallel, "recorded": digest == recorded}
-        rows.append({"model": name, "digest": digest, **found})
-        print(rows[-1], flush=True)
+        equal = plain is not None and plain == parallel
+        rows.append({"model": name, "digest": digest, "equal": equal, "recorded": digest == recorded})
+        print(rows[-1], left, flush=True)
     write_record(out / "laws.json", {}, {"rows": rows, "left_out": left})
 
 
@@ -82,74 +87,57 @@ def prompts_here(model: Any, count: int) -> Prompts:
     return Prompts(drawn.astype(np.int32), np.full(count, TOKENS, np.int32), keys, TOKENS)
 
 
-def decode(case: Any, requests: Any, most: int | None = None) -> Any:
-    """The results of all requests, one after the other."""
-    done = [pd.run(case.decoder, case.params, one, case.knobs, max_steps=most) for one in requests]
-    return jax.block_until_ready(done)
-
-
 def decoders(out: Path, clock: report.Clock, real: Path | None, toy: bool) -> None:
     """A row for every decoder at every batch; all programs are compiled first, several at once."""
-    model = model_here(real, toy)
-    found = report.Report(out, {"real": real is not None, "toy": toy, "tokens": TOKENS})
-    params, jobs = model.network.prepare(model.params), {}
+    model, rows, groups, jobs = model_here(real, toy), [], {}, {}
+    params = model.network.prepare(model.params)
     for batch in BATCHES[: 2 if toy else None]:
-        prompts = prompts_here(model, batch if real is None else max(batch, 5))
+        prompts = prompts_here(model, batch if real is None else max(batch, 4))
         requests = [prompts.request(range(at, at + batch)) for at in range(0, len(prompts.lengths), batch)]
-        for setting in SETTINGS:
-            case = case_of(setting, model, prompts.size, params)
-            jobs[f"batch {batch}, {setting.name}"] = functools.partial(decode, case, requests)
-    reading = {name: functools.partial(job, 0) for name, job in jobs.items()}
-    prompt, left = report.compiled(reading, report.Clock(0.6 * clock.left()))
-    for name, why in left.items():
-        found.leave("decoders", name, why)
-    for batch in BATCHES:
-        here = [name for name in prompt if name.startswith(f"batch {batch},")]
-        whole = {name: jobs[name]() for name in here}
-        timings = report.in_turns(
-            {(name, of[name]): of[name] for name in here for of in (jobs, reading)}, clock
-        )
-        times = {name: (timings[name, jobs[name]], timings[name, reading[name]]) for name in here}
-        rows_of(found, model, batch, {name: (whole[name], prompt[name], *times[name]) for name in here})
-        found.write()
-    print((out / "report.md").read_text(encoding="utf-8"))
+        cases = {one.name: case_of(one, model, prompts.size, params) for one in SETTINGS}
+        groups[batch] = cases, requests
+        for name, case in cases.items():
+            jobs[f"{name}, batch {batch}"] = functools.partial(compile_all, [(case, requests[0])])
+    _, left = report.compiled(jobs, report.Clock(0.6 * clock.left()))
+    for batch, (cases, requests) in groups.items():
+        ready = [name for name in cases if f"{name}, batch {batch}" not in left]
+        speeds = measure([cases[name] for name in ready], requests, passes=PASSES)
+        for name, speed in zip(ready, speeds, strict=True):
+            rows.append({"decoder": name, "batch": batch} | row_of(model, name, batch, speed, speeds[0]))
+            told = {key: rows[-1][key] for key in ("milliseconds", "tokens_per_second", "speedup", "share")}
+            print(f"{name}, batch {batch}:", told, flush=True)
+        options = {"real": real, "toy": toy, "tokens": TOKENS, "passes": PASSES}
+        write_record(out / "decoders.json", options, {"rows": rows, "left_out": left}, dtypes=["bfloat16"])
+    print("left out:", left)
 
 
-def rows_of(found: report.Report, model: Any, batch: int, made: Any) -> None:
-    """Rows of one batch: `made` are the results of each decoder, whole and of the prompt alone, and their timings."""
-    known, real, first = {}, model.tokenizer is not None, next(iter(made), "")
-    if not real and TABLE.exists():
-        rows = json.loads(TABLE.read_text(encoding="utf-8"))["rows"]
+def row_of(model: Any, name: str, batch: int, speed: Speed, base: Speed) -> dict[str, Any]:
+    """Seconds and tokens of a call, tokens a second, and the ratio to one by one at the same batch."""
+    reading = [np.sum(of.each_reading, axis=1) for of in (speed, base)]
+    call, base_call = (
+        np.maximum(of.passes - read, 1e-6) / of.calls for of, read in zip((speed, base), reading, strict=True)
+    )
+    tokens = (speed.tokens - batch * len(speed.decoded)) / (batch * speed.calls)
+    if model.tokenizer is None:
+        rows = json.loads(TABLE.read_text(encoding="utf-8"))["rows"] if TABLE.exists() else []
         known = {row["decoder"]: row["tokens_per_network_call"] for row in rows if row["dtype"] == "bfloat16"}
-    one_by_one: Any = None
-    for name, (whole, prompt, timing, reading) in made.items():
-        steps = sum(
-            int(np.max(one.network_calls)) - 1 for one in whole
-        )  # a batch calls as its slowest row does
-        sums = [sum(int(np.sum(one.counts[POSITIONS])) for one in of) for of in (whole, prompt)]
-        here = sum(int(np.sum(one.generated - 1)) for one in whole) / (batch * steps)
-        call, tokens = timing.each(steps, reading), here if real else known.get(name.split(", ", 1)[1])
-        more: dict[str, Any] = {"tokens_per_call_here": here, "tokens_per_call": tokens, "calls": steps}
-        more["positions_per_call"] = (sums[0] - sums[1]) / (batch * steps)
-        figures = (
-            [f"{tokens:.2f} tokens a call, {batch * tokens / call.seconds:,.0f} tokens/s"] if tokens else []
-        )
-        if one_by_one is None:
-            one_by_one = call
-            moved = model.network.work(batch, 1, int(np.max(whole[0].lengths))).bytes
-            more["share"] = moved / report.rates("bfloat16").read / call.seconds
-            figures.append(f"{100 * more['share']:.0f}% of the read rate")
-        else:
-            more["costs"] = call.seconds / one_by_one.seconds
-            figures.append(f"a call costs {more['costs']:.2f}")
-        if real:
-            pairs = zip(whole, made[first][0], strict=True)
-            same = [a == b for x, y in pairs for a, b in zip(x.completions(), y.completions(), strict=True)]
-            more["equals_one_by_one"] = float(np.mean(same))
-            figures.append(f"{100 * more['equals_one_by_one']:.0f}% equal")
-        base = (first, one_by_one, tokens, 1.0) if tokens and name != first else None
-        what, setting = name.split(", ", 1)
-        found.add(("decoders", what, setting), call, ", ".join(figures), base, **more)
+        tokens = known.get(name, 1.0)
+    ratio, interval = quicker(call, base_call, tokens, 1.0)
+    same = [a.completions() == b.completions() for a, b in zip(speed.decoded, base.decoded, strict=True)]
+    seconds, moved = float(np.median(call)), model.network.work(batch, 1, int(speed.decoded[0].lengths.max()))
+    return {
+        "milliseconds": 1e3 * seconds,
+        "milliseconds_of_passes": (1e3 * call).tolist(),
+        "calls": speed.calls,
+        "positions_per_call": speed.counts[POSITIONS]
+        / speed.counts[NETWORK_CALLS],  # the prompt's among them
+        "tokens_per_call": tokens,
+        "tokens_per_second": batch * tokens / seconds,
+        "speedup": ratio,
+        "speedup_interval": ends(interval),
+        "equal_requests": sum(same) / len(same),
+        "share": moved.bytes / report.rates("bfloat16").read / seconds if speed is base else None,
+    }
 
 
 def main() -> None:
@@ -165,7 +153,7 @@ def main() -> None:
     if options.part == "laws":
         laws(options.out, clock)
     else:
-        decoders(options.out / "decoders", clock, options.real, options.toy)
+        decoders(options.out, clock, options.real, options.toy)
     report.leave(f"written: {options.out}")
 
 
