@@ -12,6 +12,8 @@ from tyro.extras import SubcommandApp
 
 from paradec_jax import store
 from paradec_jax.cli.options import NAMES, options_of, rows_of, summary
+from paradec_jax.cli.output import check_place
+from paradec_jax.cli.replay import second_decoder, write_replay
 from paradec_jax.cli.watch import show
 from paradec_jax.data.problems import PROMPT
 from paradec_jax.evaluate.setting import Setting
@@ -45,6 +47,8 @@ class Text:
       stop: text that ends the continuation; may be given several times.
       seed: of all draws.
       delay: seconds between two pictures of --stream on a terminal.
+      html: file for a page that plays how the text is written, call by call.
+      beside: second decoder of that page, with its options: "jacobi --block 8".
     """
 
     prompt: Positional[Annotated[str, arg(metavar="PROMPT")]] = ""
@@ -57,6 +61,8 @@ class Text:
     stop: UseAppendAction[tuple[str, ...]] = ()
     seed: int = 0
     delay: float = 0.02
+    html: Annotated[str | None, arg(metavar="FILE")] = None
+    beside: Annotated[str | None, arg(metavar="DECODER")] = None
 
     def read(self) -> str:
         """The prompt, as the model is to see it."""
@@ -85,16 +91,22 @@ def with_decoder(words: Sequence[str]) -> list[str]:
 
 def generate_text(name: str | None, text: Text, options: dict[str, Any]) -> int:
     """Continues a text with the decoder of that name, or the default one of the model's family."""
-    if text.stream and text.samples != 1:
-        raise ValueError(f"--stream shows one continuation, but --samples is {text.samples}")
+    for option in ("stream", "html"):
+        if getattr(text, option) and text.samples != 1:
+            raise ValueError(f"--{option} shows one continuation, but --samples is {text.samples}")
+    if (text.html and text.stream) or (text.beside and not text.html):
+        raise ValueError("--html is no option beside --stream, and --beside needs --html")
+    check_place("html", text.html)
     prompt = text.read()
     model = store.load(_model_for(name) if text.model is None else text.model)
     setting = _choose(model.family, name, options)
-    task = _task(model, setting.decoder, prompt, text)
+    settings = [setting, *(_choose(model.family, *second_decoder(one)) for one in (text.beside,) if one)]
+    tasks = [_task(model, one.decoder, prompt, text) for one in settings]
     if text.stream:
-        result = show(task, setting.knobs, "" if text.gaps else prompt, text.delay)
+        result = show(tasks[0], setting.knobs, "" if text.gaps else prompt, text.delay)
     else:
-        result = task.run(setting.knobs)
+        plays = list(zip(settings, tasks, strict=True))
+        result = write_replay(text.html, plays) if text.html else tasks[0].run(setting.knobs)
         for i, continuation in enumerate(result.text):
             if text.samples > 1:
                 print(f"--- sample {i}", file=sys.stderr)
@@ -105,7 +117,7 @@ def generate_text(name: str | None, text: Text, options: dict[str, Any]) -> int:
 
 def _task(model: store.Model, decoder: Any, prompt: str, text: Text) -> Task:
     """The prompt to be continued, or its gaps to be filled."""
-    options: dict[str, Any] = {"seed": text.seed, "samples": text.samples}
+    options: dict[str, Any] = {"seed": text.seed, "samples": text.samples, "log_probs": bool(text.html)}
     if not text.gaps:
         budget = NEW_TOKENS if text.max_new_tokens is None else text.max_new_tokens
         return continuation_task(
