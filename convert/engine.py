@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,11 @@ class Source:
         return ConvertError(
             f"tensor {name} is missing from {self.folder}, although config.json asks for it{held}"
         )
+
+
+def note(sentence: str) -> None:
+    """Tells the user what was read otherwise than it is written."""
+    print(f"note: {sentence}", file=sys.stderr)
 
 
 def parted(source: Source, prefix: str) -> tuple[Source, Source]:

@@ -73,7 +73,7 @@ TOKENS = {
 @contextlib.contextmanager
 def read(folder: Path, fields: Mapping[str, Any], dtype: str | None = None) -> Iterator[Model]:
     """A Hugging Face folder, its config.json flat or nested, as a model; arguments and errors as of `qwen2.read`."""
-    with opened(folder, plain_name) as source:
+    with opened(folder, plain_name, PREFIX) as source:
         yield read_tensors(source, fields, dtype)
 
 

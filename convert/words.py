@@ -20,6 +20,7 @@ from .fields import write_json
 
 WORDS, CONFIG, MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+SLOW = ("tokenizer.model", "vocab.json")  # other forms of a tokenizer
 FRAMING = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")  # post-processors that add tokens
 
 
@@ -84,6 +85,11 @@ def begin_of_text(folder: Path, named: Mapping[str, int], words: Path | None = N
       ConvertError: files that contradict each other, naming both.
     """
     path = folder / WORDS if words is None else words
+    slow = next((folder / name for name in SLOW if (folder / name).is_file()), None)
+    if slow is not None and not path.is_file():
+        raise ConvertError(
+            f"{slow} is not read: save a {WORDS} with transformers (`save_pretrained`) and name it with --tokenizer"
+        )
     tokenizer, config = _tokenizer(path), json_if_there(folder / CONFIG)
     told, before = config.get("add_bos_token"), [] if tokenizer is None else tokenizer.framing()[0]
     if before and told is not None and not told:
