@@ -150,7 +150,7 @@ def _tokenizer(values: Mapping[str, Any], path: Path) -> Tokenizer | None:
     """The tokenizer; None, of which a line tells the user, where it is of a kind that is not read."""
     model, pre = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre", "default")
     if model != "llama" and (model != "gpt2" or pre not in (*DIGITS, *PLAIN)):
-        note(f"{path} has no tokenizer of a kind that is read, but {model} {pre}: name one with --tokenizer")
+        note(f"{path} has no tokenizer that is read (model {model}, pre {pre}): name one with --tokenizer")
         return None
     texts, kinds = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
     ids = {text: i for i, (text, kind) in enumerate(zip(texts, kinds, strict=True)) if kind != UNUSED}

@@ -160,7 +160,7 @@ def _write(model: store.Model, settings: Sequence[Setting], prompt: Any, text: T
         for i, continuation in enumerate(result.text):
             if text.samples > 1:
                 print(f"--- sample {i}", file=sys.stderr)
-            print(continuation)
+            print(continuation, flush=True)
     _print_counts(result)
     return result
 

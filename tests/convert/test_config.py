@@ -215,7 +215,7 @@ class TestTokens:
         assert (model.config.block, model.token_spec) == (32, TokenSpec(None, (1,), 1, 150, "own"))
         assert "is read as trained on blocks (bd3lm)" in capsys.readouterr().err
         edit(source / CONFIG, rope_scaling={"rope_type": "longrope"})
-        assert "rope_scaling" in fails(capsys, "import", source, "--mask", "150", "--block", "32")
+        assert "longrope" in fails(capsys, "import", source, "--mask", "150", "--block", "32")
 
     def test_of_block_diffusion_with_shifted_logits(self, tmp_path, capsys):
         source = exported(make_model("Fast_dLLM_Qwen"), tmp_path)

@@ -155,7 +155,7 @@ SPLITS = {"default": "1234", "smollm": "1 2 3 4", "llama-bpe": "123 4", "qwen2":
 
 @pytest.mark.parametrize("pre", SPLITS)
 def test_tokenizers_of_bytes(pre, tmp_path):
-    merges = ["1 2", "12 3", "123 4", "Ġ b", "b 1", "e Ì", "eÌ ģ"]
+    merges = ["1 2", "12 3", "123 4", "Ġ b", "b 1"]
     words = ["<t>", "</s>", "<u>", "<s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     words += [merge.replace(" ", "") for merge in merges] + ["two words", "[PAD]"]
     kinds = [3, 3, 3, 3, *[1] * (len(words) - 6), 4, 5]
@@ -166,7 +166,7 @@ def test_tokenizers_of_bytes(pre, tmp_path):
     ids = found.encode(text)
     assert (ids[:2], ids[-1]) == ([3, len(words) - 2], 0) and found.decode(ids) == text
     assert found.decode(ids, skip_special=True) == text[3:-3] and found.id_of("[PAD]") is None
-    assert (words.index("eÌģ") in found.encode("e\N{COMBINING ACUTE ACCENT}")) == (pre != "qwen2")
+    assert (found.decode(found.encode("\u212b")) == "\u00c5") == (pre == "qwen2")  # one letter, of two codes
     assert model.token_spec.bos == (3 if pre == "llama-bpe" else None)
     texts = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": words[4], "unk_token": "<u>"}
     assert model.special_tokens == texts
@@ -189,4 +189,4 @@ def test_a_tokenizer_of_sentencepiece(blank, tmp_path):
 
 def test_a_tokenizer_of_another_kind_is_left_out(tmp_path, capsys):
     assert with_words(tmp_path, "gpt2", "abcdef", [1] * 6, pre="poro-chat").tokenizer is None
-    assert "has no tokenizer of a kind that is read, but gpt2 poro-chat" in capsys.readouterr().err
+    assert "has no tokenizer that is read (model gpt2, pre poro-chat)" in capsys.readouterr().err
