@@ -58,7 +58,7 @@ def _scaled(w: Float[Array, "half"], base: float, scaling: RopeScaling) -> Float
     if scaling.kind == "linear":
         return slow
     if scaling.kind == "llama3":
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        low, high = float(scaling.low_freq_factor or 0), float(scaling.high_freq_factor or 0)
         kept = jnp.clip((length * w / (2 * math.pi) - low) / (high - low), 0, 1)
         return (1 - kept) * slow + kept * w
 

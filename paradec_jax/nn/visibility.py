@@ -73,14 +73,14 @@ class View:
 
     def within(self, window: int | Int[Array, ""] | None) -> "View":
         """The view of a layer with that sliding window; itself for None."""
-        if window is None:
+        if window is None or self.positions is None:
             return self
         seen, prefix = self.seen, self.prefix_mask
-        if isinstance(seen, Rule):  # that of causal networks
+        if isinstance(seen, Rule) or seen is None:  # that of causal networks
             seen = Rule("sliding", self.positions, window)
         else:
             seen = seen & masks.sliding(self.positions, window)
-        if prefix is not None:
+        if prefix is not None:  # a cache is addressed by absolute position
             near = masks.sliding(self.positions, window, jnp.arange(prefix.shape[-1])[None])
             prefix = near & (prefix if prefix.ndim == 3 else prefix[:, None])
         return dataclasses.replace(self, seen=seen, prefix_mask=prefix)

@@ -233,7 +233,7 @@ def test_drafts_under_sliding_windows_are_static_decoding(name, temperature):
     drafted = decode.run(kind(network, 45, **options), params, request, knobs)
     assert drafted.completions() == static.completions()
     if not temperature:
-        assert (drafted.network_calls < static.network_calls).all()
+        assert drafted.network_calls.sum() < static.network_calls.sum()
         plain = decode.run(decode.AutoRegressive(tiny_causal(), 45), params, request, knobs)
         assert plain.completions() != static.completions()
 
