@@ -1,6 +1,6 @@
 """Causal transformers (model types `qwen2`, `qwen3`, `llama`): names, layouts and config fields on both sides.
 
-`convert.sdar` has the layout of `qwen3` and reads and writes it with what is here. Fields mean what they mean in
+`sdar` has the layout of `qwen3` and reads and writes it with what is here. Fields mean what they mean in
 transformers 5; those of version 4 are written, which both read.
 """
 
@@ -13,8 +13,13 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from convert.engine import ConvertError, Row, Source, check_tied, export_tree, layered, read_table
-from convert.fields import (
+from paradec_jax.config import CausalConfig, ResidualHeadConfig, RopeScaling, TokenSpec, TransformerConfig
+from paradec_jax.config.rotary import KINDS
+from paradec_jax.disk.tensors import Lazy
+from paradec_jax.model import Model
+
+from .engine import ConvertError, Row, Source, check_tied, export_tree, layered, read_table
+from .fields import (
     Fields,
     built,
     check_fixed,
@@ -25,12 +30,8 @@ from convert.fields import (
     typed,
     write_json,
 )
-from convert.weights import opened, write_weights
-from convert.words import begin_of_text, json_if_there
-from paradec_jax.config import CausalConfig, ResidualHeadConfig, RopeScaling, TokenSpec, TransformerConfig
-from paradec_jax.config.rotary import KINDS
-from paradec_jax.disk.tensors import Lazy
-from paradec_jax.store import Model
+from .weights import opened, write_weights
+from .words import begin_of_text, json_if_there
 
 MODEL_TYPES = ("qwen2", "qwen3", "llama")
 WINDOWED = ("qwen2", "qwen3")  # those that may have sliding windows

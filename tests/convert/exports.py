@@ -12,10 +12,10 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
-from convert import weights
-from convert.cli import main
 from paradec_jax import store
+from paradec_jax.cli import main
 from paradec_jax.config import ResidualHeadConfig, RopeScaling, TokenSpec
+from paradec_jax.convert import weights
 from paradec_jax.families import PRESETS, parameter_shapes
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -71,6 +71,10 @@ MODELS: dict[str, tuple[Any, TokenSpec]] = {
     ),
     "sdar bfloat16": (dataclasses.replace(SDAR, **HALF), OWN),
     "sdar tied, biases": (dataclasses.replace(SDAR, tie_embeddings=True, qkv_bias=True, block=4), OWN),
+    "Fast_dLLM_Qwen": (
+        dataclasses.replace(SDAR, qk_norm=False, qkv_bias=True, block=32),
+        dataclasses.replace(OWN, alignment="next"),
+    ),
     "sdar head": (SDAR, OWN),
     "sdar head bfloat16": (dataclasses.replace(SDAR, **HALF), OWN),
     "mdlm": (PRESETS["test-mdlm"], OWN),
@@ -170,6 +174,6 @@ def fails(capsys, command: str, source: Path, *options: str) -> str:
     capsys.readouterr()
     assert main([command, str(source), str(target), *options]) == 1
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+    assert out == "" and err.startswith("paradec: ") and err.count("\n") == 1
     assert sorted(source.parent.iterdir()) == before
     return err

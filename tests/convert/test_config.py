@@ -26,10 +26,10 @@ from exports import (
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file
 
-from convert import huginn, mdlm, qwen2, sdar
-from convert.cli import main
-from convert.engine import ConvertError
+from paradec_jax.cli import main
 from paradec_jax.config import CausalConfig, TokenSpec
+from paradec_jax.convert import huginn, mdlm, qwen2, sdar
+from paradec_jax.convert.engine import ConvertError
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 ROPE = {"rope_theta": 10_000.0, "rope_type": "default"}
@@ -209,6 +209,22 @@ class TestTokens:
         assert "vocabulary of 160, not 151669: name it with --mask" in fails(capsys, "import", source)
         model = imported(source, "--mask", "150")
         assert (model.config.block, model.token_spec) == (4, TokenSpec(None, (1,), 1, 150, "own"))
+        edit(source / CONFIG, model_type="a2d-qwen3")
+        capsys.readouterr()
+        model = imported(source, "--mask", "150")
+        assert (model.config.block, model.token_spec) == (32, TokenSpec(None, (1,), 1, 150, "own"))
+        assert "is read as trained on blocks (bd3lm)" in capsys.readouterr().err
+        edit(source / CONFIG, rope_scaling={"rope_type": "longrope"})
+        assert "longrope" in fails(capsys, "import", source, "--mask", "150", "--block", "32")
+
+    def test_of_block_diffusion_with_shifted_logits(self, tmp_path, capsys):
+        source = exported(make_model("Fast_dLLM_Qwen"), tmp_path)
+        fields = json.loads((source / CONFIG).read_text())
+        assert fields["bd_size"] == 32 and fields["architectures"] == ["Fast_dLLM_QwenForCausalLM"]
+        edit(source / CONFIG, bd_size=None, mask_token_id=None)
+        edit(source / "generation_config.json", mask_token_id=None)
+        assert "vocabulary of 32, not 151665: name it with --mask" in fails(capsys, "import", source)
+        assert_same(imported(source, "--mask", "31"), make_model("Fast_dLLM_Qwen"))
 
 
 # Layout, fields, options, a part of the sentence.
