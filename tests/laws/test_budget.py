@@ -14,7 +14,7 @@ import paradec_jax
 ROOT = Path(__file__).parents[2]
 # Rooms of the package, which hold all of its files, and their lines.
 ROOMS = {
-    ("config", "nn", "models", "noise", "sharding"): 4_350,
+    ("config", "nn", "models", "noise", "sharding"): 4_620,
     ("decode",): 6_950,
     ("losses",): 1_900,
     ("train",): 1_400,
