@@ -92,9 +92,8 @@ def _read(
     module = architecture("model_type", fields.get("model_type"), "MODEL_TYPES")
     if module is not sdar:
         _refuse(of_blocks, path)
-    more = (
-        {"words": tokenizer} if module in (qwen2, sdar) else {}
-    )  # the others' configs say what texts begin with
+    # The others' configs say what texts begin with.
+    more = {"words": tokenizer} if module in (qwen2, sdar) else {}
     with module.read(path, fields, dtype, **of_blocks, **more) as model:
         template, special = _read_chat_template(path), read_special(path)
         yield dataclasses.replace(model, chat_template=template, special_tokens=special)

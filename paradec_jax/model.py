@@ -63,3 +63,8 @@ class Model:
     def network(self) -> Any:
         """The network as decoders see it."""
         return network_of(self.config)
+
+    @functools.cached_property
+    def prepared(self) -> Any:
+        """The network's parameters as decoding wants them (`Network.prepare`), laid out once and kept."""
+        return self.network.prepare(self.params)

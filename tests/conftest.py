@@ -53,8 +53,10 @@ if os.environ.get("TYPES"):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """One worker runs all laws of a row, or all of another file's tests: they share programs, which a process
-    compiles once."""
+    compiles once. What replays recorded arrays is marked."""
     for item in items:
+        if item.path.name.startswith("test_golden_"):
+            item.add_marker(pytest.mark.golden)
         of_row = item.path.parent.name == "laws" and getattr(item, "callspec", None)
         row = of_row and item.callspec.params.get("name")
         item.add_marker(pytest.mark.xdist_group(row or item.nodeid.partition("::")[0]))

@@ -16,7 +16,6 @@ GOLDEN = Path(os.environ.get("PARADEC_GOLDEN") or Path(__file__).parent / "golde
 
 @functools.cache
 def arrays_in(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file."""
     with np.load(path, allow_pickle=False) as file:
         return dict(file)
 

@@ -9,9 +9,10 @@ steps, and n segments of one step (the state of every step is kept). `XLA_FLAGS=
 compiles sooner; memory is planned before that level counts.
 
 *Weights*: export to a Hugging Face folder, import of that folder, `load` of that folder, of a model folder, and of
-that on four simulated devices. A process is compared with itself while it is idle, everything imported: `above_idle` is
-the peak of all pages in memory (VmHWM), `anonymous_above_idle` that of pages that belong to no file (RssAnon, read every
-5 ms), `kept` the bytes of JAX's arrays afterwards. Weights are random and lie in a temporary folder, which is removed.
+that on four simulated devices. A process is compared with itself while it is idle, everything imported: `above_idle`
+is the peak of all pages in memory (VmHWM), `anonymous_above_idle` that of pages that belong to no file (RssAnon, read
+every 5 ms), `kept` the bytes of JAX's arrays afterwards. Weights are random and lie in a temporary folder, which is
+removed.
 """
 
 import dataclasses

@@ -27,7 +27,7 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file
 
 from paradec_jax.cli import main
-from paradec_jax.config import TokenSpec
+from paradec_jax.config import CausalConfig, TokenSpec
 from paradec_jax.convert import huginn, mdlm, qwen2, sdar
 from paradec_jax.convert.engine import ConvertError
 
@@ -107,6 +107,9 @@ class TestFields:
         "fields",
         [
             {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+            {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 0},
+            {"layer_types": ["full_attention"] * 2, "use_sliding_window": True},
+            {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}, "rope_theta": None},
             {"rope_scaling": {"rope_type": "default", "original_max_position_embeddings": 64}},
             {
                 "rope_theta": None,
@@ -237,8 +240,22 @@ WRONG = [
     ("huginn", {"n_layers_in_coda": 10**9, "n_layers": None}, "asks for 1000000000 layers, but .* only"),
     ("huginn", {"qk_bias": False}, r"tensor \S+qk_bias .*unknown"),
     ("huginn", {"tie_embeddings": False}, r"tensor lm_head\.weight is missing"),
-    ("qwen2", {"use_sliding_window": True}, "use_sliding_window .* must be False, not True"),
-    ("qwen2", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling .* scales .*yarn"),
+    ("llama", {"use_sliding_window": True, "max_window_layers": 1}, "sliding_window .* for model type llama"),
+    ("qwen2", {"layer_types": ["full_attention"]}, "layer_types .* for each of 2 layers"),
+    (
+        "qwen2",
+        {"layer_types": ["sliding_attention"] * 2},
+        "sliding_attention where use_sliding_window is true",
+    ),
+    ("qwen2", {"rope_scaling": 4.0}, r"rope_scaling of config.json must be one object, not \[4.0\]"),
+    ("qwen2", {"rope_scaling": {"type": "longrope"}}, "rope_type .* default, linear, .*, not 'longrope'"),
+    ("qwen2", {"rope_scaling": {"type": "linear", "m": 1}}, "field m of rotary positions .* is unknown"),
+    ("qwen2", {"rope_scaling": {"type": "yarn", "factor": "4"}}, "field factor .* of type float, not '4'"),
+    (
+        "qwen2",
+        {"rope_parameters": {"full_attention": ROPE, "sliding_attention": {**ROPE, "rope_theta": 5.0}}},
+        "rope_parameters and rope_scaling of config.json must be one object",
+    ),
     (
         "qwen2",
         {"rope_parameters": {**ROPE, "rope_theta": 5.0}},
@@ -311,6 +328,9 @@ def test_export_of_what_the_layout_cannot_hold(tmp_path):
         (sdar, make_model("sdar", qk_norm=False), "norms of queries and keys and with a mask"),
         (sdar, dataclasses.replace(head, head=other), "a residual head whose blocks have the shape"),
         (qwen2, own, "only a model of alignment 'next' has a layout of qwen2"),
+        (qwen2, make_model("qwen3", mlp_bias=True), "config.json of a qwen3 has no place for mlp_bias"),
+        (qwen2, make_model("llama", out_bias=True), "no place for out_bias without qkv_bias"),
+        (qwen2, make_model("llama", sliding_window=6), "of a llama has no place for sliding_window"),
         (mdlm, dataclasses.replace(make_model("mdlm"), token_spec=NEXT), "a mask and of alignment 'own'"),
     ):
         with pytest.raises(ConvertError, match=message):
@@ -318,9 +338,41 @@ def test_export_of_what_the_layout_cannot_hold(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_bias_of_the_output_projection_must_be_zero(capsys, tmp_path):
+def test_biases_of_the_output_projection_that_are_zero_are_none(tmp_path):
     source = exported(make_model("qwen3 biases"), tmp_path)
     name = "model.layers.0.self_attn.o_proj.bias"
-    assert not load_file(source / WEIGHTS)[name].any()
+    assert not load_file(source / WEIGHTS)[name].any() and not imported(source).config.out_bias
     rewrite(source, lambda tensors: tensors[name].__setitem__(3, 0.5))
-    assert f"tensor {name} is not zero" in fails(capsys, "import", source)
+    assert imported(source).params["layer_0"]["attention"]["out_bias"][3] == 0.5
+
+
+YARN = {"type": "yarn", "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4.0}
+ORIGINAL = "original_max_position_embeddings"
+SLIDING = {"use_sliding_window": True, "sliding_window": 8}
+ALTERNATING = ["sliding_attention", "full_attention"] * 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "want"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 4}}, {"factor": 4.0, "max_length": 512}),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 1.5, ORIGINAL: 8}}, {"max_length": 192}),
+        ({"rope_parameters": LLAMA3, ORIGINAL: 16}, {"original": 16, "low_freq_factor": 1.0}),
+        ({"rope_scaling": YARN}, {"original": 128, "max_length": 512, "attention_factor": None}),
+        ({"rope_scaling": {**YARN, ORIGINAL: 16, "finetuned": True}}, {"original": 16, "max_length": 128}),
+        ({"rope_parameters": {"rope_type": "yarn", ORIGINAL: 16}}, {"factor": 8.0}),
+        ({"rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}}, {"attention_factor": 1.0}),
+        ({"rope_scaling": {**YARN, "mscale": 0.7}}, {"attention_factor": None, "truncate": None}),
+        ({"rope_scaling": {**YARN, "attention_factor": 2, "truncate": False}}, {"attention_factor": 2.0}),
+        ({**SLIDING, "max_window_layers": 0}, {"sliding_window": 8, "sliding_layers": (True,)}),
+        ({**SLIDING, "max_window_layers": 1}, {"sliding_layers": (False, True, True, True)}),
+        ({**SLIDING, "layer_types": ALTERNATING}, {"sliding_layers": (True, False)}),
+    ],
+)
+def test_fields_of_long_texts(fields, want):
+    plain = qwen2.format_config(make_model("qwen2", layers=4).config, "qwen2")
+    config = qwen2.parse_config(plain | fields, CausalConfig)
+    assert qwen2.parse_config(qwen2.format_config(config, "qwen2"), CausalConfig) == config
+    found = config.to_dict() | (config.to_dict()["rope_scaling"] or {})
+    assert {name: found[name] for name in want} == want

@@ -21,8 +21,8 @@ ROOMS = {
     ("data",): 1_200,
     ("evaluate",): 1_850,
     ("store", "model", "disk", "io"): 700,
-    ("families", "generate", "infill", "chat", "tokenizer", "facts"): 1_375,
-    ("cli",): 850,
+    ("families", "generate", "infill", "chat", "tokenizer", "facts"): 1_400,
+    ("cli",): 1_100,
     ("__init__", "convert", "objective", "stop_strings", "timing"): 500,
 }
 FOLDERS = {"paradec_jax": 22_500, "convert": 2_700, "experiments": 17_500, "tests": 28_000}

@@ -8,15 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from marks import over
 
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.config.bounds import ATTENTIONS, REMATS
 from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.families import PRESETS, network_of, parameter_shapes
+from paradec_jax.models import transformer
 from paradec_jax.nn import attention, backend
 
 QUERIES, WIDTH = 4, 11
 CONFIGS = {name: PRESETS[f"test-{name}"] for name in ("recurrent", "causal", "sdar", "mdlm")}
+CONFIGS["windows"] = dataclasses.replace(CONFIGS["causal"], sliding_window=3, sliding_layers=(True, False))
 CONFIGS["head"] = ResidualHeadConfig.of(CONFIGS["sdar"], layers=2)
 CACHED = [name for name in CONFIGS if name != "mdlm"]
 TOKENS = jnp.arange(2 * WIDTH, dtype=jnp.int32).reshape(2, WIDTH) % 7 + 3
@@ -91,12 +94,12 @@ def test_blocked_attention_is_dense_attention(name, split):
 
 
 @pytest.mark.parametrize("remat", ["none", "layer"])
-@pytest.mark.parametrize("name", ["causal", "mdlm", pytest.param("sdar", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["causal", "windows", "mdlm", pytest.param("sdar", marks=pytest.mark.slow)])
 def test_scanned_layers_are_layers_one_by_one(name, remat):
     same(name, remat=remat, scan_layers=True)
 
 
-@pytest.mark.parametrize("name", ["causal", "sdar"])
+@pytest.mark.parametrize("name", ["causal", "windows", "sdar"])
 def test_scanned_layers_read_a_cache(name):
     same(name, 2, remat="layer", scan_layers=True)
 
@@ -113,6 +116,22 @@ def test_a_decoding_loop_stacks_no_caches(scan):
         return network.forward(params, TOKENS[:, :1], positions, Prefix(cache, jnp.zeros(2, jnp.int32)))
 
     assert ("scan[" in str(jax.make_jaxpr(step)(params))) == scan
+
+
+@pytest.mark.parametrize("name", ["causal", "sdar"])
+def test_decoding_traces_one_layer_of_a_deep_network(name, monkeypatch):
+    """Its program has the same bits; raw parameters, those of training, are read layer by layer."""
+    network, params, results = changed(name), params_of(name), []
+    cache = network.init_cache(jax.random.split(jax.random.key(0), 2), WIDTH)
+    positions = jnp.broadcast_to(jnp.arange(WIDTH), TOKENS.shape)
+    for deep, given in ((99, network.prepare(params)), (1, network.prepare(params)), (1, params)):
+        monkeypatch.setattr(transformer, "DEEP", deep)
+        prefix = Prefix(cache, jnp.asarray([2, 1]))
+        lowered = jax.jit(lambda p, seen: network.forward(p, TOKENS, positions, seen)).lower(given, prefix)
+        shared = deep == 1 and given is not params
+        assert lowered.as_text().count("func.func private @turn") == shared
+        results.append(lowered.compile()(given, prefix))
+    jax.tree.map(np.testing.assert_array_equal, results[0], results[1])
 
 
 @pytest.mark.parametrize("name", ["causal", "mdlm", pytest.param("recurrent", marks=pytest.mark.slow)])
@@ -157,9 +176,7 @@ def test_every_backend_lowers(name):
 
 
 @pytest.mark.parametrize("remat", [name for name in REMATS if name != "none"])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name != "causal" else ()) for name in CONFIGS]
-)
+@over(CONFIGS, CONFIGS.keys() - {"causal"})
 def test_what_is_computed_anew_changes_no_gradient(name, remat):
     same(name, remat=remat)
 
