@@ -26,9 +26,9 @@ IDS = {"eos": 1, "eot": 2, "bos": 3, "padding": 4}
 KINDS = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
 
 
-def metadata(model, kind, **more):
+def metadata(network, kind, **more):
     """What a file says of a model, and `more` of its tokenizer."""
-    c = model.config
+    c = network.config
     values = (c.width, c.layers, c.max_length, c.feed_forward, c.heads, c.kv_heads, *[c.head_dim] * 3)
     own = dict(zip(KEYS.split(), (*values, c.rope_base, 0, c.norm_eps), strict=True))
     words = {f"{name}_token_id": token for name, token in IDS.items()} | more
