@@ -41,3 +41,30 @@ def test_sizes_are_of_32_bits(name, value, message):
 def test_recurrences_have_an_end():
     with pytest.raises(ValueError, match="mean_recurrence must be at most 4096"):
         dataclasses.replace(PRESETS["test-recurrent"], mean_recurrence=10**9)
+
+
+SCALING = {"kind": "linear", "factor": 2.0, "original": 8}
+WINDOW = "sliding_layers says which layers have the window"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"rope_scaling": {**SCALING, "kind": "ntk"}},
+            "kind must be one of linear, dynamic, llama3, yarn, not",
+        ),
+        ({"rope_scaling": {**SCALING, "factor": 0.0}}, "factor must be a positive number of float32"),
+        (
+            {"rope_scaling": {**SCALING, "beta_fast": 4.0}},
+            "beta_fast must be None where .* are scaled as linear",
+        ),
+        ({"rope_scaling": {**SCALING, "kind": "llama3"}}, "low_freq_factor must be below high_freq_factor"),
+        ({"sliding_window": 0}, "sliding_window must be at least 1"),
+        ({"sliding_window": 6, "sliding_layers": (False,)}, f"{WINDOW} 6"),
+        ({"sliding_layers": (True, False)}, f"{WINDOW} None"),
+    ],
+)
+def test_scalings_and_windows_that_cannot_be(fields, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(PRESETS["test-causal"], **fields)

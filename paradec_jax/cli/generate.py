@@ -12,6 +12,8 @@ from tyro.extras import SubcommandApp
 
 from paradec_jax import store
 from paradec_jax.cli.options import NAMES, options_of, rows_of, summary
+from paradec_jax.cli.output import check_place
+from paradec_jax.cli.replay import second_decoder, write_replay
 from paradec_jax.cli.watch import show
 from paradec_jax.data.problems import PROMPT
 from paradec_jax.evaluate.setting import Setting
@@ -38,7 +40,8 @@ class Text:
     Attributes:
       prompt: the text, or - to read it from standard input; none for a decoder that can start from nothing, or for a
         conversation.
-      model: a model folder, or the name of a bundled model; by default a bundled one that suits the decoder.
+      model: a model folder, the name of a bundled model, a Hugging Face folder, a .gguf file or org/name[@revision];
+        by default a bundled model that suits the decoder.
       question: put the prompt into the form of the word problems.
       chat: answer the prompt as a message, or hold a conversation where there is none.
       system: what the model is told before the first message of --chat.
@@ -50,10 +53,12 @@ class Text:
       stop: text that ends the continuation; may be given several times.
       seed: of all draws.
       delay: seconds between two pictures of --stream on a terminal.
+      html: file for a page that plays how the text is written, call by call.
+      beside: second decoder of that page, with its options: "jacobi --block 8".
     """
 
     prompt: Positional[Annotated[str, arg(metavar="PROMPT")]] = ""
-    model: Annotated[str | None, arg(metavar="DIR|NAME")] = None
+    model: Annotated[str | None, arg(metavar="SOURCE")] = None
     question: Flag = False
     chat: Flag = False
     system: str | None = None
@@ -64,17 +69,23 @@ class Text:
     stop: UseAppendAction[tuple[str, ...]] = ()
     seed: int = 0
     delay: float = 0.02
+    html: Annotated[str | None, arg(metavar="FILE")] = None
+    beside: Annotated[str | None, arg(metavar="DECODER")] = None
 
     def check(self) -> None:
         """Refuses options that do not go together. Raises ValueError."""
-        if self.stream and self.samples != 1:
-            raise ValueError(f"--stream shows one continuation, but --samples is {self.samples}")
+        for option in ("stream", "html"):
+            if getattr(self, option) and self.samples != 1:
+                raise ValueError(f"--{option} shows one continuation, but --samples is {self.samples}")
+        if (self.html and self.stream) or (self.beside and not self.html):
+            raise ValueError("--html is no option beside --stream, and --beside needs --html")
+        check_place("html", self.html)
         if self.chat and self.gaps:
             raise ValueError("--gaps fills a text, and --chat answers one: give one of them")
         if self.system is not None and not self.chat:
             raise ValueError("--system begins a conversation, so it needs --chat")
-        if self.chat and not self.prompt and self.samples != 1:
-            raise ValueError(f"a conversation goes on from one answer, but --samples is {self.samples}")
+        if self.chat and not self.prompt and (self.html or self.samples != 1):
+            raise ValueError("a conversation goes on from one answer: it has no --html and one of --samples")
 
     def read(self) -> str:
         """The prompt, as the model is to see it."""
@@ -110,16 +121,20 @@ def generate_text(name: str | None, text: Text, options: dict[str, Any]) -> int:
     talk = text.chat and not text.prompt
     prompt = "" if talk else text.read()
     model = store.load(_model_for(name) if text.model is None else text.model)
-    setting = _choose(model.family, name, options)
+    settings = [_choose(model.family, name, options)]
+    if text.beside:
+        settings.append(_choose(model.family, *second_decoder(text.beside)))
     told = [] if text.system is None else [{"role": "system", "content": text.system}]
     if talk:
-        _converse(model, setting, told, text)
+        _converse(model, settings, told, text)
     else:
-        _write(model, setting, [*told, {"role": "user", "content": prompt}] if text.chat else prompt, text)
+        _write(model, settings, [*told, {"role": "user", "content": prompt}] if text.chat else prompt, text)
     return 0
 
 
-def _converse(model: store.Model, setting: Setting, messages: list[dict[str, str]], text: Text) -> None:
+def _converse(
+    model: store.Model, settings: Sequence[Setting], messages: list[dict[str, str]], text: Text
+) -> None:
     """Answers lines of standard input, each after all that was said before it."""
     mark = "> " if sys.stdin.isatty() else ""
     while True:
@@ -130,17 +145,18 @@ def _converse(model: store.Model, setting: Setting, messages: list[dict[str, str
             return
         if line.strip():
             messages = [*messages, {"role": "user", "content": text.framed(line)}]
-            answer = _write(model, setting, messages, text).text[0]
+            answer = _write(model, settings, messages, text).text[0]
             messages = [*messages, {"role": "assistant", "content": answer}]
 
 
-def _write(model: store.Model, setting: Setting, prompt: Any, text: Text) -> Generation:
+def _write(model: store.Model, settings: Sequence[Setting], prompt: Any, text: Text) -> Generation:
     """Prints what follows a text or a list of messages, and what it cost."""
-    task = _task(model, setting.decoder, prompt, text)
+    tasks = [_task(model, setting.decoder, prompt, text) for setting in settings]
     if text.stream:
-        result = show(task, setting.knobs, "" if text.gaps or text.chat else prompt, text.delay)
+        result = show(tasks[0], settings[0].knobs, "" if text.gaps or text.chat else prompt, text.delay)
     else:
-        result = task.run(setting.knobs)
+        plays = list(zip(settings, tasks, strict=True))
+        result = write_replay(text.html, plays) if text.html else tasks[0].run(settings[0].knobs)
         for i, continuation in enumerate(result.text):
             if text.samples > 1:
                 print(f"--- sample {i}", file=sys.stderr)
@@ -151,7 +167,7 @@ def _write(model: store.Model, setting: Setting, prompt: Any, text: Text) -> Gen
 
 def _task(model: store.Model, decoder: Any, prompt: Any, text: Text) -> Task:
     """A text to be continued, or its gaps to be filled, or messages to be answered."""
-    options: dict[str, Any] = {"seed": text.seed, "samples": text.samples}
+    options: dict[str, Any] = {"seed": text.seed, "samples": text.samples, "log_probs": bool(text.html)}
     if not text.gaps:
         budget = NEW_TOKENS if text.max_new_tokens is None else text.max_new_tokens
         return continuation_task(

@@ -90,6 +90,11 @@ def scanned(
 
 
 def reading(view: View) -> Call:
-    """How a block with a cache reads a window: what is its own are its cached keys and values, it leaves new ones."""
+    """How a block with a cache reads a window: what is its own are its cached keys and values, it leaves new ones.
+
+    Where layers have sliding windows, what is its own are cached keys and values, and its window.
+    """
     seen = dataclasses.replace(view, cache=None)  # each block is handed its part
-    return lambda block, x, prefix: block(x, seen, prefix)
+    if view.positions is None:
+        return lambda block, x, prefix: block(x, seen, prefix)
+    return lambda block, x, own: block(x, seen.within(own[1]), own[0])

@@ -151,11 +151,11 @@ def test_json_takes_a_path_of_its_kind_alone():
 def test_user_errors_are_one_sentence_and_exit_code_1(folder, capsys, tmp_path):
     foreign = tmp_path / "foreign"
     foreign.mkdir()
-    (foreign / "config.json").write_text('{"model_type": "huginn_raven"}')
+    (foreign / "config.json").write_text('{"model_type": "gpt2"}')
     cases = [
-        (["compare", str(foreign)], "python -m convert import"),
-        (["generate", "hi", "--model", str(foreign)], "python -m convert import"),
-        (["generate", "hi", "--model", str(tmp_path / "nowhere")], "there is no model folder"),
+        (["compare", str(foreign)], "model_type must be one of"),
+        (["generate", "hi", "--model", str(foreign)], "mdlm, not 'gpt2'"),
+        (["generate", "hi", "--model", str(tmp_path / "nowhere")], "there is no model"),
         (["compare", str(folder), "--problems", "0"], "problems must be at least 1, not 0"),
         (["compare", str(folder), "--timed", "0"], "timed must be at least 1, not 0"),
         (["compare", str(folder), "--data", "nowhere.jsonl"], "nowhere.jsonl"),
@@ -186,10 +186,18 @@ def test_user_errors_are_one_sentence_and_exit_code_1(folder, capsys, tmp_path):
 
 
 def test_help(capsys):
-    for arguments in ([], ["compare"], ["demo"], ["generate"], ["generate", "wavefront"]):
+    for arguments in ([], ["compare"], ["demo"], ["generate"], ["generate", "wavefront"], ["import"]):
         with pytest.raises(SystemExit) as exit_info:
             cli.main([*arguments, "--help"])
         assert exit_info.value.code == 0
     out = capsys.readouterr().out
-    for word in ("compare", "demo", "generate", "--json", "prompt-lookup", "--stream", "--inner-recurrence"):
+    for word in (
+        "demo",
+        "export",
+        "--alignment",
+        "--json",
+        "prompt-lookup",
+        "--stream",
+        "--inner-recurrence",
+    ):
         assert word in out

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from marks import over
 
 from paradec_jax.config import ResidualHeadConfig
 from paradec_jax.config.bounds import ATTENTIONS, REMATS
@@ -20,6 +21,7 @@ from paradec_jax.nn.scan import in_turn
 
 QUERIES, WIDTH = 4, 11
 CONFIGS = {name: PRESETS[f"test-{name}"] for name in ("recurrent", "causal", "sdar", "mdlm")}
+CONFIGS["windows"] = dataclasses.replace(CONFIGS["causal"], sliding_window=3, sliding_layers=(True, False))
 CONFIGS["head"] = ResidualHeadConfig.of(CONFIGS["sdar"], layers=2)
 CACHED = [name for name in CONFIGS if name != "mdlm"]
 TOKENS = jnp.arange(2 * WIDTH, dtype=jnp.int32).reshape(2, WIDTH) % 7 + 3
@@ -94,12 +96,12 @@ def test_blocked_attention_is_dense_attention(name, split):
 
 
 @pytest.mark.parametrize("remat", ["none", "layer"])
-@pytest.mark.parametrize("name", ["causal", "mdlm", pytest.param("sdar", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["causal", "windows", "mdlm", pytest.param("sdar", marks=pytest.mark.slow)])
 def test_scanned_layers_are_layers_one_by_one(name, remat):
     same(name, remat=remat, scan_layers=True)
 
 
-@pytest.mark.parametrize("name", ["causal", "sdar"])
+@pytest.mark.parametrize("name", ["causal", "windows", "sdar"])
 def test_scanned_layers_read_a_cache(name):
     same(name, 2, remat="layer", scan_layers=True)
 
@@ -181,9 +183,7 @@ def test_every_backend_lowers(name):
 
 
 @pytest.mark.parametrize("remat", [name for name in REMATS if name != "none"])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name != "causal" else ()) for name in CONFIGS]
-)
+@over(CONFIGS, CONFIGS.keys() - {"causal"})
 def test_what_is_computed_anew_changes_no_gradient(name, remat):
     same(name, remat=remat)
 

@@ -36,9 +36,6 @@ TOKENS = jnp.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
 STATE = normal(2, 5, RECURRENT_PRESETS["test-recurrent"].width)
 
 
-# Options and initial values
-
-
 @pytest.mark.parametrize(
     ("options", "message"), [({"cache": "ring"}, "cache"), ({"recurrence": -1}, "recurrence")]
 )
@@ -54,9 +51,6 @@ def test_initial_states_do_not_depend_on_the_width(width):
     assert float(jnp.std(states)) == pytest.approx(0.5 * 0.6240, rel=0.03)
     assert 0.85 < float(jnp.max(jnp.abs(states))) <= 0.5 * 1.898
     assert not tiny_network(width=width).initial_state(keys, 0.0).any()
-
-
-# Pieces
 
 
 def test_rotation_turns_pairs():
@@ -114,9 +108,6 @@ def test_cache_writes_each_row_at_its_own_position(batch, slots):
         np.testing.assert_array_equal(new.k[row, ..., p : p + 2], window.k[row])
     assert jnp.count_nonzero(new.v) == jnp.count_nonzero(window.v)
     assert jnp.count_nonzero(new.k) == jnp.count_nonzero(window.k)
-
-
-# The whole network
 
 
 def test_a_token_changes_nothing_before_it():
