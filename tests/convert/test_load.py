@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import site, sys
 kind, place, packages, out = sys.argv[1:]
-sys.path.append(packages)
 site.addsitedir(place) if kind == "editable" else sys.path.insert(0, place)
+sys.path.append(packages)
 import paradec_jax as pd
 from paradec_jax.cli import main
 assert "paradec_jax.convert" not in sys.modules
