@@ -41,3 +41,21 @@ def test_sizes_are_of_32_bits(name, value, message):
 def test_recurrences_have_an_end():
     with pytest.raises(ValueError, match="mean_recurrence must be at most 4096"):
         dataclasses.replace(PRESETS["test-recurrent"], mean_recurrence=10**9)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "ntk"}, "kind must be one of linear, dynamic, llama3, yarn, not 'ntk'"),
+        ({"beta_fast": 4.0}, "beta_fast must be None where rotary positions are scaled as linear"),
+        ({"kind": "llama3"}, "low_freq_factor must be below high_freq_factor"),
+        ({"sliding_window": 0}, "sliding_window must be at least 1"),
+        ({"sliding_window": 6, "sliding_layers": (False,)}, "sliding_layers says .* have the window 6"),
+        ({"sliding_layers": (True, False)}, "sliding_layers says .* have the window None"),
+    ],
+)
+def test_scalings_and_windows_that_cannot_be(fields, message):
+    if "sliding" not in message:
+        fields = {"rope_scaling": {"kind": "linear", "factor": 2.0, "original": 8, **fields}}
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(PRESETS["test-causal"], **fields)

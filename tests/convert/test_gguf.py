@@ -1,0 +1,192 @@
+"""GGUF files, written by the package gguf: the same models as from folders, tokenizers, and what is refused."""
+
+import re
+import sys
+
+import numpy as np
+import pytest
+import small_tokenizers as small
+from exports import WEIGHTS, assert_same, exported, imported, make_model, rewrite
+from safetensors.numpy import load_file
+from tokenizers import pre_tokenizers
+
+import paradec_jax as pd
+from paradec_jax.convert.engine import ConvertError
+from paradec_jax.convert.gguf import config_fields, read
+
+gguf = pytest.importorskip("gguf")
+NAMES = {"embed_tokens": "token_embd", "lm_head": "output", "norm": "output_norm", "o_proj": "attn_output"}
+NAMES |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+NAMES |= {"q_norm": "attn_q_norm", "k_norm": "attn_k_norm", **{f"{x}_proj": f"attn_{x}" for x in "qkv"}}
+NAMES |= {f"{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")}
+KEYS = "embedding_length block_count context_length feed_forward_length attention.head_count attention.head_count_kv "
+KEYS += "attention.key_length attention.value_length rope.dimension_count rope.freq_base expert_count "
+KEYS += "attention.layer_norm_rms_epsilon"
+IDS = {"eos": 1, "eot": 2, "bos": 3, "padding": 4}
+KINDS = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
+
+
+def metadata(network, kind, **more):
+    """What a file says of a model, and `more` of its tokenizer."""
+    c = network.config
+    values = (c.width, c.layers, c.max_length, c.feed_forward, c.heads, c.kv_heads, *[c.head_dim] * 3)
+    own = dict(zip(KEYS.split(), (*values, c.rope_base, 0, c.norm_eps), strict=True))
+    words = {f"{name}_token_id": token for name, token in IDS.items()} | more
+    own = {f"{kind}.{name}": value for name, value in own.items()}
+    return {"general.architecture": kind, **own, **{f"tokenizer.ggml.{k}": v for k, v in words.items()}}
+
+
+def written(path, values, tensors, types=("F32",)):
+    """The numbers in a file of tensors in the names of transformers, whose matrices are of those types in turns."""
+    writer = gguf.GGUFWriter(path, values["general.architecture"])
+    for name, value in list(values.items())[1:]:
+        getattr(writer, f"add_{KINDS[type(value)]}")(name, value)
+    numbers = {}
+    for i, (name, array) in enumerate(tensors.items()):
+        kind = gguf.GGMLQuantizationType[types[i % len(types)] if array.ndim > 1 else "F32"]
+        data, (part, ending) = gguf.quantize(array, kind), name.split(".")[-2:]
+        layer = "".join(f"blk.{i}." for i in re.findall(r"layers\.(\d+)", name))
+        writer.add_tensor(f"{layer}{NAMES[part]}.{ending}", data, raw_dtype=kind)
+        numbers[name] = gguf.dequantize(data, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return numbers
+
+
+@pytest.mark.parametrize("name", ["llama", "llama tied", "qwen2", "qwen2 untied", "qwen3"])
+def test_a_file_is_the_model_of_a_folder_with_the_same_numbers(name, tmp_path, capsys):
+    kind, tied = name.split()[0], name not in ("llama", "qwen2 untied")
+    sizes = {"width": 32, "feed_forward": 64, "head_channels": 16, "norm_eps": 1e-5}
+    folder = exported(model := make_model(kind, tie_embeddings=tied, **sizes), tmp_path)
+    heads = {"q_proj": 4, "k_proj": model.config.kv_heads} if kind == "llama" else {}
+
+    def turned(
+        tensors, *lengths
+    ):  # queries and keys of `llama`: channels i and i + C/2 are beside each other
+        count = {name: next((n for part, n in heads.items() if part in name), None) for name in tensors}
+        shapes = {name: [count[name], *lengths, x.shape[-1]] for name, x in tensors.items()}
+        return {
+            n: x.reshape(shapes[n]).swapaxes(1, 2).reshape(x.shape) if count[n] else x
+            for n, x in tensors.items()
+        }
+
+    path, types = tmp_path / "a.gguf", ("F32", "F16", "BF16", "Q8_0", "Q4_0")
+    values = metadata(model, kind, add_bos_token=True)
+    numbers = written(path, values, turned(load_file(folder / WEIGHTS), 2, -1), types)
+    rewrite(folder, lambda stored: stored.update(turned(numbers, -1, 2)))
+    capsys.readouterr()
+    found = pd.load(path)
+    assert "is quantised (Q4_0, Q8_0): its numbers are rounded" in capsys.readouterr().err
+    assert_same(found, imported(folder))
+    assert (found.config.rope_base, found.token_spec) == (model.config.rope_base, model.token_spec)
+    assert_same(pd.load(path, dtype="bfloat16"), pd.load(folder, dtype="bfloat16"))
+
+
+def test_rotary_positions_that_are_scaled():
+    values = metadata(make_model("llama"), "llama") | {"llama.rope.freq_base": 5e5}
+    factors = np.ones(32, np.float32)
+    for i in range(32):
+        length = 2 * np.pi * 5e5 ** (i / 32)  # of a wave
+        smooth = (8192 / length - 1) / 3
+        factors[i] = 1 if length < 2048 else 32 if length > 8192 else 1 / ((1 - smooth) / 32 + smooth)
+    stored = {"token_embd.weight": factors, "rope_freqs.weight": type("Tensor", (), {"data": factors})}
+    want = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    assert config_fields(values, stored)["rope_scaling"] == {"rope_type": "llama3", "factor": 32.0, **want}
+    factors[7] = 2
+    with pytest.raises(ConvertError, match=r"rope_freqs\.weight does not scale rotary positions as Llama 3"):
+        config_fields(values, stored)
+    del stored["rope_freqs.weight"]
+    yarn = {
+        "type": "yarn",
+        "factor": 4.0,
+        "original_context_length": 64,
+        "yarn_beta_fast": 16.0,
+        "finetuned": True,
+    }
+    values |= {f"llama.rope.scaling.{name}": value for name, value in yarn.items()}
+    want = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0, "original_max_position_embeddings": 64}
+    assert config_fields(values, stored)["rope_scaling"] == want
+
+
+REFUSED = [
+    ({"general.architecture": "bert"}, "must be one of qwen2, qwen3, llama, not 'bert'"),
+    ({"llama.expert_count": 8}, r"llama\.expert_count = 8 in the metadata of .*gguf is not supported"),
+    ({"llama.rope.dimension_count": 2}, r"llama\.rope\.dimension_count = 2 in the metadata"),
+    ({"llama.attention.sliding_window": 4}, r"llama\.attention\.sliding_window = 4"),
+    ({"llama.block_count": 10**9}, "asks for 1000000000 layers, but"),
+    ({"llama.block_count": 1}, r"tensor blk\.1\.\S+ in .* is unknown: the metadata of"),
+    ({"llama.rope.scaling.type": "longrope"}, "longrope"),
+    ({"tokenizer.ggml.eos_token_id": 32}, "eos_token_id of the metadata .* holds 32"),
+    ({"tokenizer.chat_template": "{% for"}, "template"),
+]
+
+
+def test_what_is_refused_or_damaged_is_named(tmp_path, monkeypatch):
+    path, tensors = tmp_path / "a.gguf", load_file(exported(make_model("llama"), tmp_path) / WEIGHTS)
+    for change, message in REFUSED:
+        written(path, metadata(make_model("llama"), "llama") | change, tensors)
+        with pytest.raises(ConvertError, match=message), read(path):
+            pass
+    written(path, metadata(make_model("llama"), "llama"), tensors)
+    whole = path.read_bytes()
+    for content in (whole[:-500], whole[:300], b"GGUF", b"", whole.replace(b"token_embd", b"token_empt")):
+        path.write_bytes(content)
+        with pytest.raises(ConvertError, match=r"a\.gguf is missing, damaged"), read(path):
+            pass
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ConvertError, match=r"pip install 'paradec-jax\[gguf\]'"), read(path):
+        pass
+
+
+def with_words(root, model, words, kinds, **more):
+    """What is read of a file with a tokenizer of these tokens."""
+    llama = make_model("llama", vocab_size=512)
+    values = metadata(llama, "llama", model=model, tokens=[*words], token_type=[*kinds], **more)
+    written(root / "a.gguf", values, load_file(exported(llama, root) / WEIGHTS))
+    with read(root / "a.gguf") as found:
+        return found
+
+
+# By `pre`: how "a1234's b" is split, where digits would melt into one token.
+SPLITS = {"default": "1234", "smollm": "1 2 3 4", "llama-bpe": "123 4", "qwen2": "1 2 3 4"}
+
+
+@pytest.mark.parametrize("pre", SPLITS)
+def test_tokenizers_of_bytes(pre, tmp_path):
+    merges = ["1 2", "12 3", "123 4", "Ġ b", "b 1"]
+    words = ["<t>", "</s>", "<u>", "<s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    words += [merge.replace(" ", "") for merge in merges] + ["two words", "[PAD]"]
+    kinds = [3, 3, 3, 3, *[1] * (len(words) - 6), 4, 5]
+    model = with_words(tmp_path, "gpt2", words, kinds, pre=pre, merges=merges, unknown_token_id=2)
+    found = model.tokenizer
+    assert [found.token_text(i) for i in found.encode("a1234's b")] == f"a {SPLITS[pre]} ' s Ġb".split()
+    text = "<s>two words\n  é日 <t>"
+    ids = found.encode(text)
+    assert (ids[:2], ids[-1]) == ([3, len(words) - 2], 0) and found.decode(ids) == text
+    assert found.decode(ids, skip_special=True) == text[3:-3] and found.id_of("[PAD]") is None
+    assert (found.decode(found.encode("\u212b")) == "\u00c5") == (pre == "qwen2")  # one letter, of two codes
+    assert model.token_spec.bos == (3 if pre == "llama-bpe" else None)
+    texts = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": words[4], "unk_token": "<u>"}
+    assert model.special_tokens == texts
+
+
+@pytest.mark.parametrize("blank", [True, False])
+def test_a_tokenizer_of_sentencepiece(blank, tmp_path):
+    own = small.llama() if blank else small.byte_fallback()
+    words, made = [*small.SPECIAL, *small.BYTES, *small.WORDS], ["".join(pair) for pair in small.MERGES]
+    kinds = [2, 3, 3, 3, *[6] * 256, *[1] * len(small.WORDS)]
+    scores = [-float(made.index(word)) if word in made else -99.0 for word in words]
+    model = with_words(tmp_path, "llama", words, kinds, scores=scores, add_space_prefix=blank)
+    assert model.token_spec.bos == 3
+    for text in ("a b", "ab   c\n return H.", "<s>a</s> b x", "é日😀", ""):
+        ids = own.encode(text)
+        assert model.tokenizer.encode(text) == ids
+        for skip in (True, False):
+            assert model.tokenizer.decode(ids, skip_special=skip) == own.decode(ids, skip_special=skip)
+
+
+def test_a_tokenizer_of_another_kind_is_left_out(tmp_path, capsys):
+    assert with_words(tmp_path, "gpt2", "abcdef", [1] * 6, pre="poro-chat").tokenizer is None
+    assert "has no tokenizer that is read (model gpt2, pre poro-chat)" in capsys.readouterr().err
