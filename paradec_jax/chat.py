@@ -18,8 +18,6 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from paradec_jax.config import TokenSpec
-
 CHAT_TEMPLATE = "chat_template.jinja"  # the file
 DEFAULT = "default"
 ANSWER = "Two and two are 4."  # stands for an assistant's words where only what follows them is read
@@ -80,8 +78,8 @@ def conversation(model: Any, messages: Messages, add_generation_prompt: bool = T
     return render(model.chat_template, messages, add_generation_prompt, **special_tokens(model) | variables)
 
 
-def as_prompts(model: Any, conversations: Sequence[Messages]) -> tuple[list[str], TokenSpec]:
-    """Texts that an assistant's answers follow, and the special tokens of such texts.
+def as_prompts(model: Any, conversations: Sequence[Messages]) -> tuple[list[str], Any]:
+    """Texts that an assistant's answers follow, and the `TokenSpec` of such texts.
 
     A template alone says where begin-of-text stands, so `bos` is None. `stop` holds, beside the checkpoint's own stop
     tokens, what ends a turn (`turn_end`).

@@ -31,8 +31,6 @@ from paradec_jax.nn.scan import in_turn, reading, scanned, traced_once
 from paradec_jax.nn.visibility import Seen, View, whole_text
 from paradec_jax.sharding import axes
 
-DEEP = 16  # layers from which on decoding traces one of them alone
-
 
 class Transformer(nn.Module):
     """Names the parameters.
@@ -74,12 +72,11 @@ class Transformer(nn.Module):
         x = vectors.astype(jnp.dtype(c.dtype))
         # A decoding loop would copy its caches to stack them in every step; whoever has one prepares parameters.
         scan = c.scan_layers and (own is None or not self.prepared)
-        if (
-            view.positions is not None
-        ):  # a loop has one program for all layers, so each of them needs a number
+        if view.positions is not None:
+            # A loop has one program for all layers, so each of them needs a number.
             windows = [(window or MOST) if scan else window for window in c.windows]
             own = list(zip(own or [None] * c.layers, windows, strict=True))
-        if self.is_initializing() or not (scan or (self.prepared and c.layers >= DEEP)):
+        if self.is_initializing() or not (scan or self.prepared):
             x, kv = in_turn(reading(view), x, self.layer, own)
         else:
             layers = [self.variables["params"][f"layer_{i}"] for i in range(c.layers)]

@@ -16,6 +16,8 @@ from paradec_jax.decode.machine.network import Prefix
 from paradec_jax.families import PRESETS, network_of, parameter_shapes
 from paradec_jax.models import transformer
 from paradec_jax.nn import attention, backend
+from paradec_jax.nn.blocks import PreNormBlock
+from paradec_jax.nn.scan import in_turn
 
 QUERIES, WIDTH = 4, 11
 CONFIGS = {name: PRESETS[f"test-{name}"] for name in ("recurrent", "causal", "sdar", "mdlm")}
@@ -119,19 +121,24 @@ def test_a_decoding_loop_stacks_no_caches(scan):
 
 
 @pytest.mark.parametrize("name", ["causal", "sdar"])
-def test_decoding_traces_one_layer_of_a_deep_network(name, monkeypatch):
-    """Its program has the same bits; raw parameters, those of training, are read layer by layer."""
-    network, params, results = changed(name), params_of(name), []
-    cache = network.init_cache(jax.random.split(jax.random.key(0), 2), WIDTH)
+def test_decoding_traces_one_layer_for_all(name, monkeypatch):
+    """Its program is that of layers one by one, operation for operation."""
+    network, calls, usual = changed(name, attention="dense"), [], PreNormBlock.__call__
+    params, cache = network.prepare(params_of(name)), network.init_cache(jnp.zeros(2), WIDTH)
     positions = jnp.broadcast_to(jnp.arange(WIDTH), TOKENS.shape)
-    for deep, given in ((99, network.prepare(params)), (1, network.prepare(params)), (1, params)):
-        monkeypatch.setattr(transformer, "DEEP", deep)
+
+    def program() -> str:
         prefix = Prefix(cache, jnp.asarray([2, 1]))
-        lowered = jax.jit(lambda p, seen: network.forward(p, TOKENS, positions, seen)).lower(given, prefix)
-        shared = deep == 1 and given is not params
-        assert lowered.as_text().count("func.func private @turn") == shared
-        results.append(lowered.compile()(given, prefix))
-    jax.tree.map(np.testing.assert_array_equal, results[0], results[1])
+        return jax.jit(lambda p: network.forward(p, TOKENS, positions, prefix)).lower(params).as_text()
+
+    monkeypatch.setattr(PreNormBlock, "__call__", lambda *args: calls.append(1) or usual(*args))
+    shared = program()
+    assert len(calls) == 1 < network.config.layers
+    one_by_one = lambda call, x, block, layers, own: in_turn(  # noqa: E731
+        call, x, [functools.partial(block.apply, {"params": params}) for params in layers], own
+    )
+    monkeypatch.setattr(transformer, "traced_once", one_by_one)
+    assert program() == shared and len(calls) == 1 + network.config.layers
 
 
 @pytest.mark.parametrize("name", ["causal", "mdlm", pytest.param("recurrent", marks=pytest.mark.slow)])
