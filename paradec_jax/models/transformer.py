@@ -74,9 +74,8 @@ class Transformer(nn.Module):
         x = vectors.astype(jnp.dtype(c.dtype))
         # A decoding loop would copy its caches to stack them in every step; whoever has one prepares parameters.
         scan = c.scan_layers and (own is None or not self.prepared)
-        if (
-            view.positions is not None
-        ):  # a loop has one program for all layers, so each of them needs a number
+        if view.positions is not None:
+            # A loop has one program for all layers, so each of them needs a number.
             windows = [(window or MOST) if scan else window for window in c.windows]
             own = list(zip(own or [None] * c.layers, windows, strict=True))
         if self.is_initializing() or not (scan or (self.prepared and c.layers >= DEEP)):

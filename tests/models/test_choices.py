@@ -118,7 +118,7 @@ def test_a_decoding_loop_stacks_no_caches(scan):
     assert ("scan[" in str(jax.make_jaxpr(step)(params))) == scan
 
 
-@pytest.mark.parametrize("name", ["causal", "sdar"])
+@pytest.mark.parametrize("name", ["causal", "windows", "sdar"])
 def test_decoding_traces_one_layer_of_a_deep_network(name, monkeypatch):
     """Its program has the same bits; raw parameters, those of training, are read layer by layer."""
     network, params, results = changed(name), params_of(name), []
