@@ -15,7 +15,7 @@ from paradec_jax.disk.tensors import finite
 from paradec_jax.model import Model
 from paradec_jax.tokenizer import Tokenizer
 
-from . import huginn, mdlm, qwen2, sdar
+from . import gguf, huginn, mdlm, qwen2, sdar
 from .engine import ConvertError, read_json
 from .fields import check_plain
 from .words import WORDS, check_words, json_if_there, read_special
@@ -48,7 +48,11 @@ def opened(
       ConvertError: when the checkpoint is not that of one complete, supported model.
     """
     words = path / WORDS if tokenizer is None and (path / WORDS).is_file() else tokenizer
-    with _read(path, dtype, tokenizer, weights, of_blocks or {}) as model:
+    given = {name: value for name, value in (of_blocks or {}).items() if value is not None}
+    with _reading(path, dtype, tokenizer, weights, given) as model:
+        if path.is_dir():
+            template, special = _read_chat_template(path), read_special(path)
+            model = dataclasses.replace(model, chat_template=template, special_tokens=special)
         if words is not None:
             model = dataclasses.replace(model, tokenizer=Tokenizer.from_file(words))
             check_words(path, words, model.tokenizer)
@@ -66,43 +70,28 @@ def architecture(field: str, value: object, names: str) -> ModuleType:
     return known[str(value)]
 
 
-@contextlib.contextmanager
-def _read(
+def _reading(
     path: Path, dtype: str | None, tokenizer: Path | None, weights: str | None, of_blocks: Mapping[str, Any]
-) -> Iterator[Model]:
-    """As `opened`, without the tokenizer of a folder; `of_blocks` is told to block diffusion alone."""
-    if path.suffix == LIGHTNING and path.is_file():
-        _refuse(of_blocks, path)
-        with mdlm.read_checkpoint(path, weights or "raw", dtype) as model:
-            yield model
-        return
-    if weights is not None:
-        raise ConvertError(f"--weights chooses those of a {LIGHTNING} file, but {path} is none")
-    if path.suffix == GGUF and path.is_file():
-        from . import gguf
-
-        _refuse(of_blocks, path)
-        with gguf.read(path, dtype) as model:
-            yield model
-        return
-    if not path.is_dir():
-        raise ConvertError(f"{path} is neither a folder nor a file that ends in {GGUF} or {LIGHTNING}")
-    fields = mdlm.flat(read_json(path / "config.json"))
-    check_plain(fields)
-    module = architecture("model_type", fields.get("model_type"), "MODEL_TYPES")
-    if module is not sdar:
-        _refuse(of_blocks, path)
-    # The others' configs say what texts begin with.
-    more = {"words": tokenizer} if module in (qwen2, sdar) else {}
-    with module.read(path, fields, dtype, **of_blocks, **more) as model:
-        template, special = _read_chat_template(path), read_special(path)
-        yield dataclasses.replace(model, chat_template=template, special_tokens=special)
-
-
-def _refuse(of_blocks: Mapping[str, Any], path: Path) -> None:
-    """Refuses options of block diffusion."""
-    for name in of_blocks:
+) -> contextlib.AbstractContextManager[Model]:
+    """What a converter reads; `of_blocks` is told to block diffusion alone."""
+    module: ModuleType | None = None
+    if path.is_dir():
+        fields = mdlm.flat(read_json(path / "config.json"))
+        check_plain(fields)
+        module = architecture("model_type", fields.get("model_type"), "MODEL_TYPES")
+    for name in of_blocks if module is not sdar else ():
         raise ConvertError(f"--{name} is for models of block diffusion, but {path} holds another")
+    if weights is not None and (module or path.suffix != LIGHTNING):
+        raise ConvertError(f"--weights chooses those of a {LIGHTNING} file, but {path} is none")
+    if module is not None:
+        # The others' configs say what texts begin with.
+        more = {"words": tokenizer} if module in (qwen2, sdar) else {}
+        return module.read(path, fields, dtype, **of_blocks, **more)
+    if path.suffix == LIGHTNING:
+        return mdlm.read_checkpoint(path, weights or "raw", dtype)
+    if path.suffix != GGUF:
+        raise ConvertError(f"{path} is neither a folder nor a file that ends in {GGUF} or {LIGHTNING}")
+    return gguf.read(path, dtype)
 
 
 def _read_chat_template(folder: Path) -> str | None:

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from flax.traverse_util import flatten_dict
@@ -52,27 +52,14 @@ def import_model(
       allow_nonfinite: take weights that are NaN or infinite.
       overwrite: replace a model folder at DST.
     """
-    given = {"block": block, "mask": mask, "alignment": alignment}
-    of_blocks = {name: value for name, value in given.items() if value is not None}
-    reading = opened(
-        locate(src),
-        dtype,
-        tokenizer=tokenizer,
-        weights=weights,
-        of_blocks=of_blocks,
-        allow_nonfinite=allow_nonfinite,
-    )
-    with reading as model:
+    of_blocks = {"block": block, "mask": mask, "alignment": alignment}
+    options: dict[str, Any] = {"tokenizer": tokenizer, "weights": weights, "of_blocks": of_blocks}
+    with opened(locate(src), dtype, allow_nonfinite=allow_nonfinite, **options) as model:
         store.save(dst, model, overwrite=overwrite)
         return _report("imported", model, dst)
 
 
-def export_model(
-    src: Source,
-    dst: Target,
-    allow_nonfinite: bool = False,
-    overwrite: bool = False,
-) -> int:
+def export_model(src: Source, dst: Target, allow_nonfinite: bool = False, overwrite: bool = False) -> int:
     """Converts a model folder to a Hugging Face folder, whole or not at all.
 
     Args:

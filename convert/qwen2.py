@@ -137,11 +137,7 @@ def write_layout(
     more: Mapping[str, Any],
     further: Mapping[str, Lazy],
 ) -> None:
-    """Writes a model in the layout of that type, with `more` fields in its config.json and `further` tensors.
-
-    Raises:
-      ConvertError: naming what the layout has no place for.
-    """
+    """Writes a model in the layout of that type, with `more` fields in its config.json and `further` tensors."""
     config = cast(TransformerConfig, model.config)
     check_layout(config, kind)
     axes, rows = table(config)
@@ -214,11 +210,7 @@ def model_type(config: CausalConfig) -> str:
 
 
 def check_layout(config: TransformerConfig, kind: str) -> None:
-    """Refuses a model that has what no config.json of that type can say.
-
-    Raises:
-      ConvertError: naming the field.
-    """
+    """Refuses a model that has what no config.json of that type can say, with a ConvertError that names it."""
     wrong = {
         "mlp_bias": config.mlp_bias and kind != "llama",
         "out_bias without qkv_bias": config.out_bias and not config.qkv_bias,
@@ -244,12 +236,13 @@ def parse_config(fields: Mapping[str, Any], cls: type[AnyTransformer], **more: A
     rope = _rope(fields)
     ours = parse_fields({**fields, "rope_theta in rope_parameters": rope.get("rope_theta")}, FIELDS)
     ours["rope_scaling"] = scaling = _scaling(rope, fields)
-    if scaling is not None:
-        ours["max_length"] = _longest(ours["max_length"], scaling)
-    sliding = _sliding(fields, ours["layers"])
+    if (
+        scaling is not None and ours["max_length"] <= scaling.original
+    ):  # some files give the length before scaling
+        ours["max_length"] = math.floor(scaling.factor * scaling.original)
+    ours |= (sliding := _sliding(fields, ours["layers"]))
     if sliding and not (kind in WINDOWED and issubclass(cls, CausalConfig)):
         raise ConvertError(f"field sliding_window of config.json is not supported for model type {kind}")
-    ours |= sliding
     ours["out_bias"] = ours["qkv_bias"] and kind != "qwen2"
     ours["qkv_bias"] |= kind == "qwen2"
     ours["qk_norm"] = kind in NORMED
@@ -261,11 +254,7 @@ def parse_config(fields: Mapping[str, Any], cls: type[AnyTransformer], **more: A
 
 
 def _sliding(fields: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Our fields of the sliding windows that layers have; none where no layer has one.
-
-    Raises:
-      ConvertError: naming the field.
-    """
+    """Our fields of the sliding windows that layers have, none where no layer has one. Raises ConvertError."""
     given, full, sliding = parse_fields(fields, SLIDING), *LAYER_TYPES
     on = given["on"] and fields.get("sliding_window", ...) is not None
     types = fields.get("layer_types")
@@ -285,11 +274,7 @@ def _sliding(fields: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 
 def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What older files call `rope_scaling` and newer ones `rope_parameters`, where each layer type may have its own.
-
-    Raises:
-      ConvertError: where they say several things.
-    """
+    """What is said of rotary positions, perhaps for each layer type. Raises ConvertError for several things."""
     found = [fields[name] for name in ("rope_parameters", "rope_scaling") if fields.get(name) is not None]
     if all(isinstance(one, dict) for one in found):
         found = [part for one in found for part in ([one[k] for k in LAYER_TYPES if one.get(k)] or [one])]
@@ -299,19 +284,13 @@ def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scaling(rope: Mapping[str, Any], fields: Mapping[str, Any]) -> RopeScaling | None:
-    """The scaling of rotary positions that `rope` names, None for none.
-
-    Raises:
-      ConvertError: naming the field.
-    """
+    """The scaling of rotary positions that `rope` names, None for none. Raises ConvertError naming the field."""
     check_fixed(rope, {"partial_rotary_factor": FIXED["partial_rotary_factor"]})
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":  # which reads no other key
         return None
     if kind not in tuple(KINDS):
-        raise ConvertError(
-            f"field rope_type of config.json must be default, {', '.join(KINDS)}, not {kind!r}"
-        )
+        raise ConvertError(f"rope_type in config.json must be default, {', '.join(KINDS)}, not {kind!r}")
     for key in sorted(rope.keys() - ROPE - {names[0] for names, _, _ in SCALING.values()}):
         raise ConvertError(f"field {key} of rotary positions in config.json is unknown: {dict(rope)!r}")
     given = parse_fields({**rope, SCALING["original"][0][1]: fields.get(ORIGINAL)}, SCALING)
@@ -327,11 +306,6 @@ def _scaling(rope: Mapping[str, Any], fields: Mapping[str, Any]) -> RopeScaling 
     return built(RopeScaling, {"kind": kind, "factor": given["factor"], "original": given["original"], **own})
 
 
-def _longest(first: int, scaling: RopeScaling) -> int:
-    """Length of the longest text of a scaled model; files may give that before scaling as max_position_embeddings."""
-    return first if first > scaling.original else math.floor(scaling.factor * scaling.original)
-
-
 def format_config(config: TransformerConfig, kind: str) -> dict[str, Any]:
     """The official config fields of a model type, without special tokens."""
     fields = {names[0]: getattr(config, field) for field, (names, _, _) in FIELDS.items()}
@@ -345,10 +319,10 @@ def format_config(config: TransformerConfig, kind: str) -> dict[str, Any]:
         fields["sliding_window"] = max(window or 0 for window in config.windows)
     if config.rope_scaling is not None:
         given = present(dataclasses.asdict(config.rope_scaling))
-        original, scaled = given.pop("original"), {"rope_type": given.pop("kind"), **given}
+        scaled = {"rope_type": given.pop("kind"), ORIGINAL: given.pop("original"), **given}
         if scaled["rope_type"] in UNSCALED:
-            fields["max_position_embeddings"] = original
-        fields["rope_scaling"] = scaled if scaled["rope_type"] in UNSCALED else {**scaled, ORIGINAL: original}
+            fields["max_position_embeddings"] = scaled.pop(ORIGINAL)
+        fields["rope_scaling"] = scaled
     return fields | {
         "architectures": [ARCHITECTURES[kind]],
         "hidden_act": FIXED["hidden_act"],

@@ -43,14 +43,8 @@ def record(folder: Path) -> dict[str, np.ndarray]:
         )
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "logits.npz"
-        command = [
-            sys.executable,
-            "-m",
-            "paradec_jax.convert.torch_check",
-            str(folder.resolve()),
-            str(out),
-            str(known),
-        ]
+        words = ["-m", "paradec_jax.convert.torch_check", str(folder.resolve()), str(out), str(known)]
+        command = [sys.executable, *words]
         child = subprocess.run(command, cwd=ASSETS.parents[1], stderr=subprocess.PIPE, text=True, check=False)
         if child.returncode or not out.is_file():
             reason = (child.stderr.strip() or "no message").splitlines()[-1]

@@ -86,7 +86,7 @@ def begin_of_text(folder: Path, named: Mapping[str, int], words: Path | None = N
     """
     path = folder / WORDS if words is None else words
     slow = next((folder / name for name in SLOW if (folder / name).is_file()), None)
-    if slow is not None and not path.is_file():
+    if slow is not None and words is None and not path.is_file():
         raise ConvertError(
             f"{slow} is not read: save a {WORDS} with transformers (`save_pretrained`) and name it with --tokenizer"
         )

@@ -12,9 +12,9 @@ yarn     `r w / s + (1 - r) w`, r rising linearly in i from 0, at the pair that 
          positions, to 1, at that of `beta_slow`; cosines and sines are multiplied by a number (arXiv 2309.00071)
 =======  ===================================================================================================
 
-With "dynamic" position p turns by the frequencies of a text of n = p + 1 positions, whatever follows it. So decoding
-one by one with a cache equals transformers, whose n grows with the text, where the prompt has at most L positions; a
-longer prompt it turns as a whole by the frequencies of its own length, which is not done here.
+With "dynamic" position p turns by the frequencies of a text of n = p + 1 positions, whatever follows it. Where a
+prompt has at most L positions, this is what transformers does one by one with a cache. It turns all positions of a
+call that reads beyond L, such as a longer prompt, by the frequencies of the last: such texts have other scores there.
 """
 
 import math
@@ -58,7 +58,7 @@ def _scaled(w: Float[Array, "half"], base: float, scaling: RopeScaling) -> Float
     if scaling.kind == "linear":
         return slow
     if scaling.kind == "llama3":
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        low, high = float(scaling.low_freq_factor or 0), float(scaling.high_freq_factor or 0)
         kept = jnp.clip((length * w / (2 * math.pi) - low) / (high - low), 0, 1)
         return (1 - kept) * slow + kept * w
 

@@ -75,13 +75,13 @@ class View:
         """The view of a layer with that sliding window; itself for None."""
         if window is None:
             return self
-        seen, prefix = self.seen, self.prefix_mask
-        if isinstance(seen, Rule):  # that of causal networks
-            seen = Rule("sliding", self.positions, window)
-        else:
-            seen = seen & masks.sliding(self.positions, window)
-        if prefix is not None:
-            near = masks.sliding(self.positions, window, jnp.arange(prefix.shape[-1])[None])
+        at: Any = self.positions
+        seen: Any = self.seen
+        prefix = self.prefix_mask
+        # A rule is that of causal networks: only they have sliding windows.
+        seen = Rule("sliding", at, window) if isinstance(seen, Rule) else seen & masks.sliding(at, window)
+        if prefix is not None:  # a cache is addressed by absolute position
+            near = masks.sliding(at, window, jnp.arange(prefix.shape[-1])[None])
             prefix = near & (prefix if prefix.ndim == 3 else prefix[:, None])
         return dataclasses.replace(self, seen=seen, prefix_mask=prefix)
 

@@ -24,6 +24,7 @@ NEXT = TokenSpec(bos=3, stop=(1, 2), pad=4)
 OWN = TokenSpec(bos=3, stop=(1, 2), pad=4, mask=31, alignment="own")
 RECURRENT, CAUSAL = PRESETS["test-recurrent"], PRESETS["test-causal"]
 SDAR = dataclasses.replace(PRESETS["test-sdar"], head_channels=6, block=8)
+DYNAMIC = RopeScaling(kind="dynamic", factor=4.0, original=32)
 LLAMA3 = RopeScaling(kind="llama3", factor=8.0, original=16, low_freq_factor=1.0, high_freq_factor=4.0)
 YARN = RopeScaling(kind="yarn", factor=8.0, original=16, beta_slow=1.0, attention_factor=1.3, truncate=False)
 WINDOWS: dict[str, Any] = {"layers": 5, "sliding_window": 6, "sliding_layers": (True, False)}
@@ -49,21 +50,13 @@ MODELS: dict[str, tuple[Any, TokenSpec]] = {
         dataclasses.replace(CAUSAL, qkv_bias=False, tie_embeddings=False, rope_base=1234.5, kv_heads=4),
         NEXT,
     ),
-    "llama every bias, dynamic": (
-        dataclasses.replace(
-            CAUSAL,
-            out_bias=True,
-            mlp_bias=True,
-            rope_scaling=RopeScaling(kind="dynamic", factor=4.0, original=32),
-        ),
+    "llama every bias": (
+        dataclasses.replace(CAUSAL, out_bias=True, mlp_bias=True, rope_scaling=DYNAMIC),
         NEXT,
     ),
     "llama llama3": (dataclasses.replace(CAUSAL, qkv_bias=False, rope_scaling=LLAMA3), NEXT),
     "qwen2 windows, yarn": (dataclasses.replace(CAUSAL, **WINDOWS, rope_scaling=YARN), NEXT),
-    "qwen3 windows, biases": (
-        dataclasses.replace(CAUSAL, **WINDOWS, qk_norm=True, out_bias=True, tie_embeddings=False),
-        NEXT,
-    ),
+    "qwen3 every bias": (dataclasses.replace(CAUSAL, qk_norm=True, out_bias=True), NEXT),
     "sdar": (SDAR, OWN),
     "sdar next, several lengths": (
         dataclasses.replace(SDAR, blocks=(4, 8)),

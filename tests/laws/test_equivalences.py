@@ -220,20 +220,17 @@ def test_drafts_of_any_origin_are_static_decoding(name, temperature):
         assert (drafted.network_calls >= 0.8 * static.network_calls).all()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", CAUSAL)
-def test_drafts_under_sliding_windows_are_static_decoding(name, temperature):
+@pytest.mark.parametrize("name", ["prompt-lookup", "jacobi", slow("lookahead"), slow("jacobi-blocks")])
+def test_drafts_under_sliding_windows_are_static_decoding(name):
     """A layer that sees 6 positions below one that sees all, with positions scaled by their number."""
     kind, options = CAUSAL[name]
     scaling = RopeScaling(kind="dynamic", factor=4.0, original=8)
-    changes = {"sliding_window": 6, "sliding_layers": (True, False), "rope_scaling": scaling}
-    network, params = tiny_causal(**changes), tiny_causal_params(**changes)
-    request, knobs = tiny_request(30), kind.Knobs(temperature=temperature)
-    static = decode.run(decode.AutoRegressive(network, 45), params, request, knobs)
-    drafted = decode.run(kind(network, 45, **options), params, request, knobs)
-    assert drafted.completions() == static.completions()
-    if not temperature:
-        assert (drafted.network_calls < static.network_calls).all()
+    network = tiny_causal(sliding_window=6, sliding_layers=(True, False), rope_scaling=scaling)
+    params, request = tiny_causal_params(), tiny_request(30)
+    for knobs in (kind.Knobs(), kind.Knobs(temperature=1.0)):
+        static = decode.run(decode.AutoRegressive(network, 45), params, request, knobs)
+        drafted = decode.run(kind(network, 45, **options), params, request, knobs)
+        assert drafted.completions() == static.completions()
         plain = decode.run(decode.AutoRegressive(tiny_causal(), 45), params, request, knobs)
         assert plain.completions() != static.completions()
 
